@@ -1,0 +1,33 @@
+# make demo     watch a shop's changes go from MongoDB to gold tables
+# make test     run every test
+# make journeys the long ones: kills, spark-submit, the demo played twice
+# make bench    measure it on this machine
+# make clean    remove what the above left, but the demo's own data
+#
+# Each makes its environment in .venv first. PYTHON=… names another Python than python3.
+
+.PHONY: help demo test journeys bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+demo:
+	@PYTHON="$(PYTHON)" .ci/environment demo
+	@.venv/bin/medallion demo $(ARGS)
+
+test:
+	@PYTHON="$(PYTHON)" .ci/environment test
+	@.venv/bin/python -m pytest $(ARGS)
+
+journeys:
+	@PYTHON="$(PYTHON)" .ci/environment test
+	@.venv/bin/python -m pytest -p tests.conftest journeys $(ARGS)
+
+bench:
+	@PYTHON="$(PYTHON)" .ci/environment test
+	@.venv/bin/python -m bench $(ARGS)
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .hypothesis spark-warehouse
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

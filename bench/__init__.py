@@ -1,0 +1,1 @@
+"""Benchmarks: one module a hop, each rate beside a baseline measured in the same run."""

@@ -1,0 +1,102 @@
+"""What the benchmarks stand on: a server, documents of a size, a lakehouse, settings, and a table at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import random
+import string
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bson.int64 import Int64
+from rich.console import Console
+from rich.table import Table
+
+from cdc_core import settings
+from pipelines import embedded_mongodb, mongodb
+
+SIZES = {"400 B": 400, "1 KB": 1000, "3.6 KB": 3600, "20 KB": 20000}
+
+
+@contextlib.contextmanager
+def server(**options: Any) -> Iterator[str]:
+    """The connection string of a replica set of one, with room for the documents of a benchmark."""
+    with tempfile.TemporaryDirectory(prefix="medallion-bench-") as folder:
+        chosen = embedded_mongodb.Options(cache_gb=1.0, oplog_mb=4096, **options)
+        running = embedded_mongodb.EmbeddedMongoDB(Path(folder) / "mongodb", chosen).start()
+        try:
+            yield running.uri
+        finally:
+            running.stop()
+
+
+@contextlib.contextmanager
+def lakehouse() -> Iterator[Path]:
+    """A folder for tables, gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="medallion-bench-") as folder:
+        yield Path(folder)
+
+
+def document(size: int, *, rng: random.Random) -> dict[str, Any]:
+    """A document of about `size` bytes of BSON, of the shape of an order: strings, numbers, a date, nesting, an array."""
+    text = size - 260
+
+    def letters(count: int) -> str:
+        return "".join(rng.choices(string.ascii_letters, k=max(1, count)))
+
+    return {
+        "number": rng.randrange(1_000_000),
+        "total": rng.random() * 100,
+        "placed": datetime.datetime(2024, 1, 1, tzinfo=datetime.timezone.utc),
+        "points": Int64(rng.randrange(2**40)),
+        "paid": True,
+        "customer": {"name": letters(text // 4), "city": letters(20)},
+        "lines": [{"sku": letters(8), "quantity": line} for line in range(2)],
+        "note": letters(text // 2),
+        "comment": letters(text // 4),
+    }
+
+
+def insert(uri: str, namespace: tuple[str, str], *, count: int, size: int) -> None:
+    """Insert so many documents of a size, in large batches."""
+    rng = random.Random(size)
+    batch = min(1000, max(1, 8_000_000 // size))
+    templates = [document(size, rng=rng) for _ in range(min(batch, count))]
+    client = mongodb.client(uri)
+    try:
+        collection = client[namespace[0]][namespace[1]]
+        for start in range(0, count, batch):
+            some = [dict(template) for template in templates[: count - start]]
+            collection.insert_many(some, ordered=False)
+    finally:
+        client.close()
+
+
+def pipeline(uri: str, root: Path, *, name: str = "bench", **source: Any) -> settings.Settings:
+    """Settings of a pipeline from `uri` into `root`."""
+    return settings.parse(
+        {
+            "name": name,
+            "lakehouse": {"root": str(root)},
+            "source": {"mongodb.connection.string": uri, **source},
+        }
+    )
+
+
+def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """One table at the end of a benchmark."""
+    table = Table(title=title, title_justify="left")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 else "right")
+    for row in rows:
+        table.add_row(*map(_text, row))
+    Console(width=140).print(table)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.2f}" if value < 100 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,208 @@
+"""Silver: events from bronze to the merged table, beside a plain append and a plain MERGE of the same rows.
+
+    python -m bench.silver [--rows 1000000] [--events 200000]
+
+A table of documents of 1 KB gets updates of the whole document, over uniform and over recent-heavy keys. The baselines,
+in the same run: parsing the same events and appending them to a Delta table; and `MERGE … UPDATE SET * … INSERT *` of the
+same rows, parsed and reduced to one a key before the clock starts, into a plain Delta table of the same documents.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import string
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from bench import ground
+from cdc_core import bronze as columns
+from cdc_core import resume_token
+from pipelines import bronze, delta, mongodb, silver, snapshot
+from pipelines import spark as sparks
+
+DB, COLLECTION = "bench", "orders"
+CHUNK = 50_000
+BASE_SECONDS = 1_700_000_000
+PLAIN_SCHEMA = (
+    "_id STRUCT<`$oid`: STRING>, number INT, total DOUBLE, placed STRUCT<`$date`: STRUCT<`$numberLong`: STRING>>, "
+    "points STRUCT<`$numberLong`: STRING>, paid BOOLEAN, customer STRUCT<name: STRING, city: STRING>, "
+    "lines ARRAY<STRUCT<sku: STRING, quantity: INT>>, note STRING, comment STRING"
+)
+PLAIN_COLUMNS = """
+    d._id.`$oid` AS _id, d.number, d.total, timestamp_millis(CAST(d.placed.`$date`.`$numberLong` AS BIGINT)) AS placed,
+    CAST(d.points.`$numberLong` AS BIGINT) AS points, d.paid, d.customer, d.lines, d.note, d.comment
+"""
+
+
+class Documents:
+    """Documents of 1 KB as text, by number; the text of a version differs from that of another."""
+
+    def __init__(self, seed: int = 1) -> None:
+        rng = random.Random(seed)
+        self._texts = ["".join(rng.choices(string.ascii_letters, k=700)) for _ in range(500)]
+
+    def key(self, number: int) -> str:
+        return f'{{"$oid":"{BASE_SECONDS + number // 1000:08x}{number:016x}"}}'
+
+    def text(self, number: int, version: int) -> str:
+        letters = self._texts[(number * 7 + version * 13) % len(self._texts)]
+        return (
+            f'{{"_id":{self.key(number)},"number":{number},"total":{number % 977}.25,'
+            f'"placed":{{"$date":{{"$numberLong":"{1_700_000_000_000 + number}"}}}},'
+            f'"points":{{"$numberLong":"{number * 3}"}},"paid":{"true" if version % 2 else "false"},'
+            f'"customer":{{"name":"{letters[:160]}","city":"{letters[160:180]}"}},'
+            f'"lines":[{{"sku":"{letters[200:208]}","quantity":{version}}},{{"sku":"{letters[208:216]}","quantity":2}}],'
+            f'"note":"{letters[220:540]}","comment":"{letters[540:700]}{version}"}}'
+        )
+
+
+def fill(log: bronze.Log, documents: Documents, *, rows: int) -> None:
+    """Commit a finished snapshot of so many documents."""
+    collection = mongodb.Collection(DB, COLLECTION, None)
+    state = snapshot.State("bench", (f"{DB}.{COLLECTION}",))
+    log.heartbeat(state.begun(), token=token(0), ts_ms=0)
+    for start in range(0, rows, CHUNK):
+        numbers = range(start, min(start + CHUNK, rows))
+        chunk = pa.table(
+            {"key": [documents.key(n) for n in numbers], "after": [documents.text(n, 0) for n in numbers]},
+            schema=snapshot.ROWS,
+        )
+
+        def numbered(batch: int, first: int, chunk: pa.Table = chunk) -> pa.Table:
+            found = snapshot.snapshot_rows(
+                chunk, name="bench", collection=collection, at=(BASE_SECONDS, 1), label="snapshot:bench:1",
+                batch=batch, first_offset=first, ts_ms=0,
+            )  # fmt: skip
+            beat = bronze.heartbeat_row({}, token=token(0), batch=batch, offset=first + len(found), ts_ms=0)
+            return pa.concat_tables([found, beat])
+
+        log.append(numbered)
+
+
+def update(log: bronze.Log, documents: Documents, numbers: Sequence[int], *, version: int) -> None:
+    """Commit updates with the whole document, in order."""
+    for start in range(0, len(numbers), CHUNK):
+        some = numbers[start : start + CHUNK]
+
+        def numbered(batch: int, first: int, some: Sequence[int] = some, start: int = start) -> pa.Table:
+            count = len(some)
+            values: dict[str, Any] = {
+                "resume_token": [token(version * 10_000_000 + start + i) for i in range(count)],
+                "offset": range(first, first + count),
+                "batch": [batch] * count,
+                "kind": [columns.Kind.CHANGE.value] * count,
+                "op": [columns.Op.UPDATE.value] * count,
+                "db": [DB] * count,
+                "collection": [COLLECTION] * count,
+                "key": [documents.key(n) for n in some],
+                "sequence": [
+                    resume_token.sequence(resume_token.Position(BASE_SECONDS + version, start + i, 0)) for i in range(count)
+                ],
+                "after": [documents.text(n, version) for n in some],
+                "ts_ms": [0] * count,
+            }
+            arrays = [pa.array(values[f.name], f.type) if f.name in values else pa.nulls(count, f.type) for f in columns.SCHEMA]
+            return pa.Table.from_arrays(arrays, schema=columns.SCHEMA)
+
+        log.append(numbered)
+
+
+def token(number: int) -> str:
+    """A token that sorts by its number."""
+    return f"82{BASE_SECONDS + number // 1_000_000:08X}{number % 1_000_000:08X}2B022C0100296E04"
+
+
+def chosen(kind: str, *, rows: int, events: int) -> list[int]:
+    """The documents that are updated: any of them, or mostly those that were made last."""
+    rng = random.Random(kind)
+    if kind == "uniform":
+        return [rng.randrange(rows) for _ in range(events)]
+    return [max(0, rows - 1 - int(rng.expovariate(1 / (rows / 20)))) for _ in range(events)]
+
+
+def events_of(spark: Any, table: Any, batches: tuple[int, int]) -> Any:
+    """The updates of bronze batches (a, b], parsed, as plain columns with key and sequence."""
+    spark.sql(
+        f"SELECT key, sequence, from_json(after, '{PLAIN_SCHEMA}') AS d FROM {table} "
+        f"WHERE batch > {batches[0]} AND batch <= {batches[1]} AND op = 'u'"
+    ).createOrReplaceTempView("bench_events")
+    return spark.sql(f"SELECT key, sequence, {PLAIN_COLUMNS} FROM bench_events")
+
+
+def timed(action: Any) -> float:
+    began = time.perf_counter()
+    action()
+    return time.perf_counter() - began
+
+
+def measured(spark: Any, root: Path, *, rows: int, events: int) -> Iterator[tuple[object, ...]]:
+    """Rows of the result's table: kind of keys, keys, rates of append, plain MERGE and ours, and ours over MERGE."""
+    documents = Documents()
+    settings = ground.pipeline("mongodb://127.0.0.1", root, **{"collection.include.list": f"{DB}.{COLLECTION}"})
+    layout = delta.layout(settings.lakehouse)
+    log = bronze.Log.open(spark, layout.bronze("bench"))
+    fill(log, documents, rows=rows)
+    loaded = timed(lambda: silver.run(spark, settings, sessions=sparks.sessions(spark)))
+    yield (f"first load of {rows:,}", rows, "", "", rows / loaded, "")
+    plain = f"delta.`{root}/plain`"
+    spark.sql(
+        f"SELECT key, from_json(after, '{PLAIN_SCHEMA}') AS d FROM {log.table} WHERE kind = 'snapshot'"
+    ).selectExpr(*_expressions()).write.format("delta").save(f"{root}/plain")
+    for version, kind in enumerate(("uniform", "recent-heavy"), start=1):
+        before = bronze.last_batch(spark, log.table)
+        update(log, documents, chosen(kind, rows=rows, events=events), version=version)
+        batches = (before, bronze.last_batch(spark, log.table))
+        parsed = events_of(spark, log.table, batches)
+        appended = timed(lambda parsed=parsed, v=version: parsed.write.format("delta").save(f"{root}/appended{v}"))
+        reduced = f"{root}/reduced{version}"
+        spark.sql(
+            f"SELECT last.* FROM (SELECT max_by(struct(*), sequence) AS last FROM delta.`{root}/appended{version}` GROUP BY key)"
+        ).drop("key", "sequence").write.format("delta").save(reduced)
+        keys = spark.table(f"delta.`{reduced}`").count()
+        ours = timed(lambda: silver.run(spark, settings, sessions=sparks.sessions(spark)))
+        merged = timed(
+            lambda reduced=reduced: spark.sql(
+                f"MERGE INTO {plain} t USING delta.`{reduced}` s ON t._id = s._id "
+                "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+            ).collect()
+        )
+        yield (f"{kind} updates", keys, events / appended, events / merged, events / ours, merged / ours)
+    log.close()
+
+
+def _expressions() -> list[str]:
+    found, depth, current = [], 0, ""
+    for sign in PLAIN_COLUMNS.replace("\n", " "):
+        depth += (sign == "(") - (sign == ")")
+        if sign == "," and depth == 0:
+            found.append(current.strip())
+            current = ""
+        else:
+            current += sign
+    return [*found, current.strip()]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--events", type=int, default=200_000)
+    arguments = parser.parse_args(argv)
+    spark = sparks.session("bench", conf={"spark.driver.memory": "4g"})
+    with ground.lakehouse() as root:
+        rows = list(measured(spark, root, rows=arguments.rows, events=arguments.events))
+    sparks.stop()
+    ground.show(
+        "Bronze to silver, documents of 1 KB, events/s",
+        ("work", "keys", "parse and append", "plain MERGE", "ours", "ours / MERGE"),
+        rows,
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,117 @@
+"""The bronze table's columns: one row an event, in stream order, in Debezium's envelope.
+
+    resume_token STRING   the change stream's `_id._data`; `snapshot:<id>:<chunk>` for snapshot rows
+    offset BIGINT         unique and increasing in commit order
+    batch BIGINT          the number of the commit, dense and increasing; the table is clustered by it
+    kind STRING           one of `Kind`
+    op STRING             one of `Op`; null where the kind has none
+    db, collection STRING the namespace
+    key STRING            canonical JSON of `_id` (`cdc_core.keys`)
+    documentKey STRING    `_id` with the shard key's fields, where there are any
+    sequence STRING       24 hex digits that sort as the events must apply to a key (`cdc_core.resume_token`)
+    before, after STRING  the document as type-exact Extended JSON v2 (`cdc_core.extended_json`)
+    updateDescription     updatedFields STRING, removedFields, truncatedArrays, disambiguatedPaths STRING
+    source                Debezium's source block
+    transaction           id STRING, total_order BIGINT, data_collection_order BIGINT
+    payload STRING        JSON of the kinds that are not about a document
+    ts_ms BIGINT          the capture service's clock, milliseconds since 1970
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import pyarrow as pa
+
+
+class Kind(str, Enum):
+    """What a row is about."""
+
+    CHANGE = "change"
+    SNAPSHOT = "snapshot"
+    HEARTBEAT = "heartbeat"
+    TRANSACTION = "transaction"
+    SCHEMA_CHANGE = "schema_change"
+    SIGNAL = "signal"
+    NOTIFICATION = "notification"
+
+
+class Op(str, Enum):
+    """Debezium's `op`."""
+
+    CREATE = "c"
+    UPDATE = "u"
+    DELETE = "d"
+    READ = "r"
+
+
+UPDATE_DESCRIPTION = pa.struct(
+    [
+        ("updatedFields", pa.string()),
+        ("removedFields", pa.list_(pa.string())),
+        ("truncatedArrays", pa.list_(pa.struct([("field", pa.string()), ("size", pa.int32())]))),
+        ("disambiguatedPaths", pa.string()),
+    ]
+)
+
+SOURCE = pa.struct(
+    [
+        ("version", pa.string()),
+        ("connector", pa.string()),
+        ("name", pa.string()),
+        ("ts_ms", pa.int64()),
+        ("ts_us", pa.int64()),
+        ("ts_ns", pa.int64()),
+        ("snapshot", pa.string()),
+        ("db", pa.string()),
+        ("collection", pa.string()),
+        ("ord", pa.int32()),
+        ("lsid", pa.string()),
+        ("txnNumber", pa.int64()),
+        ("wallTime", pa.int64()),
+    ]
+)
+
+TRANSACTION = pa.struct(
+    [("id", pa.string()), ("total_order", pa.int64()), ("data_collection_order", pa.int64())]
+)
+
+SCHEMA = pa.schema(
+    [
+        ("resume_token", pa.string()),
+        ("offset", pa.int64()),
+        ("batch", pa.int64()),
+        ("kind", pa.string()),
+        ("op", pa.string()),
+        ("db", pa.string()),
+        ("collection", pa.string()),
+        ("key", pa.string()),
+        ("documentKey", pa.string()),
+        ("sequence", pa.string()),
+        ("before", pa.string()),
+        ("after", pa.string()),
+        ("updateDescription", UPDATE_DESCRIPTION),
+        ("source", SOURCE),
+        ("transaction", TRANSACTION),
+        ("payload", pa.string()),
+        ("ts_ms", pa.int64()),
+    ]
+)
+
+STATISTICS = ("offset", "batch", "kind", "db", "collection", "sequence")
+"""The columns whose minimum and maximum Delta keeps; the documents are left out, they are large."""
+
+_SPARK_TYPES = {pa.string(): "STRING", pa.int64(): "BIGINT", pa.int32(): "INT"}
+
+
+def spark_type(type_: pa.DataType) -> str:
+    """The Spark SQL name of one of the Arrow types above."""
+    if pa.types.is_list(type_):
+        return f"ARRAY<{spark_type(type_.value_type)}>"
+    if pa.types.is_struct(type_):
+        return f"STRUCT<{', '.join(f'{field.name}: {spark_type(field.type)}' for field in type_)}>"
+    return _SPARK_TYPES[type_]
+
+
+COLUMNS_DDL = ", ".join(f"`{field.name}` {spark_type(field.type)}" for field in SCHEMA)
+"""The same columns as Spark SQL writes them in CREATE TABLE."""

@@ -1,0 +1,90 @@
+"""A Debezium change event, in each of the forms in which people have it, as one value.
+
+    {"key": {"id": "1"}, "value": {"op": "c", "after": "…", "source": {…}}}     a record, schemas disabled
+    {"key": {"schema": …, "payload": …}, "value": {"schema": …, "payload": …}}  a record, schemas enabled
+    {"schema": …, "payload": {"op": …}}                                         a value, schemas enabled
+    {"op": "c", "after": "…", "source": {…}}                                    a value
+    {"key": "<JSON text>", "value": "<JSON text>"}                              a record as Kafka's bytes hold it
+
+With a schema its name decides, as in the SMT (`….Key`, `….Envelope`); without one the shape does: a value is an
+envelope when it has an `op` and something that an event is about. Everything else (heartbeats, transaction metadata,
+notifications, other people's messages) is no change event, and `read` answers None.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+Json = dict | list | str | int | float | bool | None
+
+_ENVELOPE_FIELDS = frozenset({"after", "before", "updateDescription", "source", "patch", "filter"})
+_RECORD_FIELDS = frozenset({"key", "value"})
+
+
+@dataclass(frozen=True)
+class ChangeEvent:
+    """The key (`None` where the event came without one) and the envelope; a tombstone has none."""
+
+    key: Json
+    envelope: Mapping[str, Json] | None
+
+    @property
+    def collection(self) -> str:
+        """`db.collection` as `source` names it; empty where it does not."""
+        source = self.part("source")
+        names = (source.get("db"), source.get("collection"))
+        return ".".join(name for name in names if isinstance(name, str))
+
+    def part(self, name: str) -> Mapping[str, Json]:
+        """A struct of the envelope; empty where it is null or absent."""
+        value = (self.envelope or {}).get(name)
+        return value if isinstance(value, dict) else {}
+
+
+def read(event: Json) -> ChangeEvent | None:
+    """The change event that a decoded JSON value is, or None where it is something else."""
+    key, value = _key_and_value(event)
+    key_name, key = _without_schema(key)
+    value_name, value = _without_schema(value)
+    if key_name is not None and not key_name.endswith(".Key"):
+        return None
+    if value is None:
+        return ChangeEvent(key, None) if key_name is not None or key is None or _is_key(key) else None
+    if value_name is not None and not value_name.endswith(".Envelope"):
+        return None
+    return ChangeEvent(key, value) if _is_envelope(value) else None
+
+
+def _key_and_value(event: Json) -> tuple[Json, Json]:
+    is_record = isinstance(event, dict) and not _RECORD_FIELDS.isdisjoint(event) and "op" not in event
+    return (event.get("key"), event.get("value")) if is_record else (None, event)
+
+
+def _without_schema(part: Json) -> tuple[str | None, Json]:
+    """The name of the schema (empty where it has none, None without a schema), and the payload."""
+    decoded = _decoded(part)
+    if isinstance(decoded, dict) and set(decoded) == {"schema", "payload"}:
+        schema = decoded["schema"]
+        if isinstance(schema, dict):
+            return str(schema.get("name") or ""), decoded["payload"]
+        return (None, decoded["payload"])
+    return None, decoded
+
+
+def _decoded(part: Json) -> Json:
+    if not isinstance(part, str):
+        return part
+    try:
+        return json.loads(part)
+    except ValueError:
+        return part
+
+
+def _is_key(key: Json) -> bool:
+    return isinstance(key, dict) and set(key) == {"id"}
+
+
+def _is_envelope(value: Json) -> bool:
+    return isinstance(value, dict) and "op" in value and not _ENVELOPE_FIELDS.isdisjoint(value)

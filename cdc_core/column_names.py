@@ -1,0 +1,125 @@
+"""The names that a document's fields have as columns: adjusted, fit for Delta, and never two alike.
+
+A name passes through these steps, and keeps what it can of itself:
+
+    unescaped     a user's key that looks like a wrapper lost the `$` that its Extended JSON carries
+    adjusted      `field.name.adjustment.mode` (Debezium's rules)
+    fit           characters that Delta refuses without column mapping (`` ,;{}()\\n\\t=``, other control characters)
+                  become `_`; an empty name becomes `_`; more than 200 characters become 191 and a digest
+    unique        Spark compares names without case: the later of two that meet gets `_2`, `_3`, …; a top-level
+                  name that one of the engine's columns has is taken
+
+Dots stay. Which name a path got is kept in the document schema, so that it is the same for ever.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from cdc_core import unwrap_options
+
+ENGINE = frozenset(
+    {"__key", "__sequence", "__batch", "__document", "__rescued", "__deleted", "__incomplete", "__known"}
+)
+"""The engine's own columns of a silver or gold table."""
+
+MAX_LENGTH = 200
+"""Characters of a column's name; a longer one is cut and told apart by a digest."""
+
+_REFUSED = re.compile(r"[ ,;{}()=\x00-\x1f\x7f]")
+_ESCAPED = re.compile(
+    r"\$(\$+(?:oid|symbol|numberInt|numberLong|numberDouble|numberDecimal|binary|uuid|code|timestamp"
+    r"|regularExpression|regex|dbPointer|date|minKey|maxKey|undefined|ref))"
+)
+
+
+@dataclass(frozen=True)
+class Naming:
+    """How the columns of one collection are named and laid out."""
+
+    flatten: bool = False
+    delimiter: str = "_"
+    adjustment: unwrap_options.FieldNameAdjustment = unwrap_options.FieldNameAdjustment.NONE
+    arrays_as_documents: bool = False
+    reserved: frozenset[str] = ENGINE
+
+    @staticmethod
+    def of(options: unwrap_options.UnwrapOptions) -> Naming:
+        """What the options of the unwrap say about names; the names of `add.fields` are taken."""
+        return Naming(
+            flatten=options.flatten_struct,
+            delimiter=options.flatten_struct_delimiter,
+            adjustment=options.field_name_adjustment_mode,
+            arrays_as_documents=options.array_encoding is unwrap_options.ArrayEncoding.DOCUMENT,
+            reserved=ENGINE | {added.name for added in options.add_fields},
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """Plain JSON values; what is reserved is not kept, it only matters when a name is given."""
+        return {
+            "flatten": self.flatten,
+            "delimiter": self.delimiter,
+            "adjustment": self.adjustment.value,
+            "arrays_as_documents": self.arrays_as_documents,
+        }
+
+    @staticmethod
+    def from_json(fields: Mapping[str, object]) -> Naming:
+        """The inverse of `to_json`."""
+        return Naming(
+            flatten=bool(fields["flatten"]),
+            delimiter=str(fields["delimiter"]),
+            adjustment=unwrap_options.FieldNameAdjustment(fields["adjustment"]),
+            arrays_as_documents=bool(fields["arrays_as_documents"]),
+        )
+
+    def lays_out_as(self, other: Naming) -> bool:
+        """Whether both give the same columns to the same documents."""
+        return self.to_json() == other.to_json()
+
+
+def unescaped(key: str) -> str:
+    """The field's own name: a key of Extended JSON without the `$` that kept it from being read as a
+    wrapper.
+    """
+    if not key.startswith("$$"):
+        return key
+    match = _ESCAPED.fullmatch(key)
+    return match[1] if match else key
+
+
+def fit(name: str) -> str:
+    """The name without what Delta refuses; never empty, never longer than `MAX_LENGTH`."""
+    cleaned = _REFUSED.sub("_", name).encode("utf-8", "replace").decode() or "_"
+    if len(cleaned) <= MAX_LENGTH:
+        return cleaned
+    return f"{cleaned[: MAX_LENGTH - 9]}_{hashlib.sha256(name.encode('utf-8', 'replace')).hexdigest()[:8]}"
+
+
+class Taken:
+    """The names that are given already, compared without case."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._names = {name.lower() for name in names}
+
+    def unique(self, name: str) -> str:
+        """The name itself, or with the first of `_2`, `_3`, … that nobody has; taken from now on."""
+        candidate, number = name, 1
+        while candidate.lower() in self._names:
+            number += 1
+            candidate = f"{name}_{number}"
+        self._names.add(candidate.lower())
+        return candidate
+
+
+def nested(name: str, *, taken: Taken, naming: Naming) -> str:
+    """The name of a field inside a struct whose other fields have taken theirs."""
+    return taken.unique(fit(naming.adjustment.adjusted(name)))
+
+
+def top_level(path: Collection[str], *, taken: Taken, naming: Naming) -> str:
+    """The name of a column of the table: of a top-level field, or of a leaf where documents are flattened."""
+    return taken.unique(fit(naming.delimiter.join(naming.adjustment.adjusted(part) for part in path)))

@@ -1,0 +1,113 @@
+"""Documents as Kafka's JsonConverter prints them, typed by the schema of their table.
+
+Dates and timestamps are milliseconds since 1970, binary is base64, `NaN` and the infinities are strings, and fields
+that are null are left out. A BSON timestamp has signed 32-bit seconds here, as in the SMT (its increment is lost).
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+
+from cdc_core import debezium_json, document_schema
+from cdc_core.change_event import Json
+from cdc_core.debezium_json import Parsed
+from cdc_core.document_schema import Array, ColumnType, Map, Scalar, Struct
+
+
+def document(value: Mapping[str, Parsed], type_: Struct, rescued: dict[str, str], *, path: str = "") -> dict[str, Json]:
+    """The fields of a document that are not null. What its type cannot hold goes to `rescued`, by dotted path."""
+    types = {field.name: field.type for field in type_.fields}
+    printed: dict[str, Json] = {}
+    for stored_name, item in value.items():
+        name = debezium_json.unescaped(stored_name)
+        below = f"{path}.{name}" if path else name
+        result = _printed(item, types.get(name), below, rescued)
+        if result is not None:
+            printed[name] = result
+    return printed
+
+
+def untyped(value: Parsed) -> Json:
+    """A value by its own type alone."""
+    if isinstance(value, list):
+        return [untyped(item) for item in value]
+    if debezium_json.is_document(value):
+        return {debezium_json.unescaped(name): untyped(item) for name, item in value.items() if item is not None}
+    shape = document_schema.observe({"value": value})
+    schema, _ = document_schema.join(document_schema.EMPTY, shape)
+    return document({"value": value}, schema.struct, {}).get("value")
+
+
+def _printed(value: Parsed, type_: ColumnType | None, path: str, rescued: dict[str, str]) -> Json:
+    if value is None:
+        return None
+    match type_:
+        case None:
+            return _without_type(value, path, rescued)
+        case Struct() if debezium_json.is_document(value):
+            return document(value, type_, rescued, path=path)
+        case Map(item_type) if debezium_json.is_document(value):
+            return {
+                debezium_json.unescaped(name): _printed(item, item_type, f"{path}.{name}", rescued)
+                for name, item in value.items()
+            }
+        case Array(element) if isinstance(value, list):
+            items = (_printed(item, element, f"{path}.{index}", rescued) for index, item in enumerate(value))
+            return [_ordered(item, element) for item in items]
+        case Scalar.TIMESTAMP if (milliseconds := _milliseconds(value)) is not None:
+            return milliseconds
+        case _:
+            held, misfits = document_schema.cast(value, type_, path=path)
+            rescued.update(misfits)
+            return _plain(held)
+
+
+def _ordered(printed: Json, type_: ColumnType) -> Json:
+    """A document of an array in the order of the array's type, which its elements share."""
+    if not isinstance(printed, dict) or not isinstance(type_, Struct):
+        return printed
+    known = [field.name for field in type_.fields if field.name in printed]
+    return {**{name: printed[name] for name in known}, **printed}
+
+
+def _without_type(value: Parsed, path: str, rescued: dict[str, str]) -> Json:
+    """A value for which the table has no type: empty arrays and documents, and documents of them, as they are."""
+    if _is_hollow(value):
+        return untyped(value)
+    rescued[path] = document_schema.ejson(value)
+    return None
+
+
+def _is_hollow(value: Parsed) -> bool:
+    if isinstance(value, list):
+        return all(map(_is_hollow, value))
+    if debezium_json.is_document(value):
+        return all(map(_is_hollow, value.values()))
+    return value is None
+
+
+def _milliseconds(value: Parsed) -> int | None:
+    match value:
+        case {"$date": {"$numberLong": str(milliseconds)}}:
+            return int(milliseconds)
+        case {"$timestamp": {"t": int(seconds)}}:
+            return (seconds - 2**32 if seconds >= 2**31 else seconds) * 1000
+        case _:
+            return None
+
+
+def _plain(held: object) -> Json:
+    match held:
+        case bytes():
+            return base64.b64encode(held).decode()
+        case float() if held != held:
+            return "NaN"
+        case float() if held in (float("inf"), float("-inf")):
+            return "Infinity" if held > 0 else "-Infinity"
+        case None | bool() | int() | float() | str():
+            return held
+        case dict():
+            return {name: item for name, item in held.items() if item is not None}
+        case _:
+            return str(held)

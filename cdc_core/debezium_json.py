@@ -1,0 +1,390 @@
+"""Debezium's JSON dialects on one side, parsed type-exact Extended JSON on the other.
+
+A Debezium event mixes dialects: `before` and `after` are STRICT, `updatedFields` and the key RELAXED (the default,
+`legacy`), or all of them are STRICT, RELAXED or EXTENDED. `parse` reads any of them, mixed in one text or not, as the
+SMT does (`BsonDocument.parse`): an integer without a wrapper is an int32 where it fits, else an int64; a number with a
+point or an exponent is a double; bare `NaN` and `Infinity` are doubles; of a repeated field the last one counts.
+
+What the dialects cannot tell apart stays undecided: a sub-document `{"$numberLong": "5"}` that a user stored prints
+exactly as the int64 5 does, and reads as one. What no dialect prints (`{"$oid": "x"}`, `{"$date": "soon"}`) is a
+document of the user, and comes out with its key escaped, as type-exact JSON demands.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import datetime
+import enum
+import json
+import re
+import unicodedata
+import uuid
+from collections.abc import Mapping
+from decimal import DecimalException
+
+from bson import decimal128
+
+Parsed = dict | list | str | int | float | bool | None
+Pairs = list[tuple[str, Parsed]]
+
+INT32 = range(-(2**31), 2**31)
+INT64 = range(-(2**63), 2**63)
+
+_WRAPPER_KEY = re.compile(
+    r"\$+(?:oid|symbol|numberInt|numberLong|numberDouble|numberDecimal|binary|uuid|code|timestamp|regularExpression"
+    r"|regex|dbPointer|date|minKey|maxKey|undefined|ref)"
+)
+_OBJECT_ID = re.compile(r"[0-9a-fA-F]{24}")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
+_ISO_DATE = re.compile(
+    r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d|[+-]\d\d)", re.ASCII
+)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_NOT_FINITE = {"NaN": "NaN", "Infinity": "Infinity", "-Infinity": "-Infinity", "+Infinity": "Infinity"}
+
+
+class Dialect(enum.Enum):
+    """Debezium's `json.serialization.mode`, but for `legacy`, which mixes STRICT and RELAXED."""
+
+    STRICT = "strict"
+    RELAXED = "relaxed"
+    EXTENDED = "extended"
+
+
+def parse(text: str) -> Parsed:
+    """The value that a text in any of the dialects holds, as parsed type-exact JSON.
+
+    Raises `ValueError` where the text is not JSON at all, or an integer is beyond int64. Lone surrogates become U+FFFD.
+    """
+    value = _DECODER.decode(text)
+    return _without_surrogates(value) if "\\u" in text or _SURROGATE.search(text) else value
+
+
+def escaped(name: str) -> str:
+    """The name of a user's field in type-exact JSON: one more `$` where it could be taken for a wrapper."""
+    return "$" + name if name[:1] == "$" and _WRAPPER_KEY.fullmatch(name) else name
+
+
+def unescaped(name: str) -> str:
+    """The user's own name of a field of type-exact JSON."""
+    return name[1:] if name[:2] == "$$" and _WRAPPER_KEY.fullmatch(name) else name
+
+
+def is_document(value: object) -> bool:
+    """Whether a parsed value is a document of the user, and not a wrapper of a scalar."""
+    if not isinstance(value, dict):
+        return False
+    first = next(iter(value), "")
+    return first[:1] != "$" or first not in WRAPPERS
+
+
+WRAPPERS = frozenset(
+    "$oid $symbol $numberLong $numberDouble $numberDecimal $binary $code $timestamp $regularExpression $dbPointer"
+    " $date $minKey $maxKey $undefined".split()
+)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def _integer(text: str) -> Parsed:
+    number = int(text)
+    if number in INT32:
+        return number
+    if number in INT64:
+        return {"$numberLong": text}
+    raise ValueError("an integer beyond 64 bits")
+
+
+def _double(text: str) -> Parsed:
+    return _of_double(float(text))
+
+
+def _of_double(number: float) -> Parsed:
+    if number != number:
+        return {"$numberDouble": "NaN"}
+    if number in (float("inf"), float("-inf")):
+        return {"$numberDouble": "Infinity" if number > 0 else "-Infinity"}
+    return number
+
+
+def _constant(name: str) -> Parsed:
+    return {"$numberDouble": name}
+
+
+def _object(pairs: Pairs) -> Parsed:
+    if pairs and pairs[0][0][:1] == "$":
+        wrapper = _wrapper(pairs)
+        if wrapper is not _NO_WRAPPER:
+            return wrapper
+    return {escaped(name): value for name, value in pairs}
+
+
+_NO_WRAPPER = object()
+
+
+def _wrapper(pairs: Pairs) -> object:
+    """What the pairs wrap, or `_NO_WRAPPER`: a user's document that only begins like a wrapper."""
+    if len(pairs) == 1:
+        return _single(*pairs[0])
+    if len(pairs) == 2:
+        return _double_key(dict(pairs))
+    return _NO_WRAPPER
+
+
+def _single(name: str, value: Parsed) -> object:
+    match (name, value):
+        case ("$oid", str()) if _OBJECT_ID.fullmatch(value):
+            return {"$oid": value.lower()}
+        case ("$numberInt", str()) if _INTEGER.fullmatch(value) and int(value) in INT32:
+            return int(value)
+        case ("$numberLong", str()) if _INTEGER.fullmatch(value) and int(value) in INT64:
+            return {"$numberLong": str(int(value))}
+        case ("$numberDouble", str()):
+            return _wrapped_double(value)
+        case ("$numberDecimal", str()):
+            return _wrapped_decimal(value)
+        case ("$date", _):
+            return _wrapped_date(value)
+        case ("$binary", {"base64": str(data), "subType": str(subtype)}) if len(value) == 2:
+            return _wrapped_binary(data, subtype)
+        case ("$uuid", str()):
+            return _wrapped_uuid(value)
+        case ("$timestamp", {"t": seconds, "i": increment}) if len(value) == 2:
+            return _wrapped_timestamp(seconds, increment)
+        case ("$regularExpression", {"pattern": str(), "options": str()}) if len(value) == 2:
+            return {name: value}
+        case ("$symbol" | "$code", str()) | ("$minKey" | "$maxKey", int()) | ("$undefined", True):
+            return {name: value}
+        case ("$dbPointer", {"$$ref": str(namespace), "$id": {"$oid": str()} as pointer}) if len(value) == 2:
+            return {name: {"$ref": namespace, "$id": pointer}}
+        case _:
+            return _NO_WRAPPER
+
+
+def _double_key(value: Mapping[str, Parsed]) -> object:
+    match value:
+        case {"$binary": str(data), "$type": str(subtype)}:
+            return _wrapped_binary(data, subtype)
+        case {"$regex": str(pattern), "$options": str(options)}:
+            return {"$regularExpression": {"pattern": pattern, "options": options}}
+        case {"$code": str(code), "$scope": dict(scope)}:
+            return {"$code": code, "$scope": scope}
+        case _:
+            return _NO_WRAPPER
+
+
+def _wrapped_double(text: str) -> object:
+    if text in _NOT_FINITE:
+        return {"$numberDouble": _NOT_FINITE[text]}
+    try:
+        return _of_double(float(text))
+    except ValueError:
+        return _NO_WRAPPER
+
+
+def _wrapped_decimal(text: str) -> object:
+    try:
+        return {"$numberDecimal": str(decimal128.Decimal128(text))}
+    except (DecimalException, ValueError):
+        return _NO_WRAPPER
+
+
+def _wrapped_date(value: Parsed) -> object:
+    match value:
+        case bool():
+            return _NO_WRAPPER
+        case int():
+            return {"$date": {"$numberLong": str(value)}}
+        case {"$numberLong": str()}:
+            return {"$date": value}
+        case str():
+            milliseconds = _milliseconds(value)
+            return _NO_WRAPPER if milliseconds is None else {"$date": {"$numberLong": str(milliseconds)}}
+        case _:
+            return _NO_WRAPPER
+
+
+def _milliseconds(text: str) -> int | None:
+    """Milliseconds since 1970 of an ISO 8601 date; fractions of a millisecond are cut, as the driver does."""
+    found = _ISO_DATE.fullmatch(text)
+    if not found:
+        return None
+    *numbers, fraction, zone = found.groups()
+    try:
+        seconds = datetime.datetime(*map(int, numbers), tzinfo=datetime.timezone.utc)
+    except ValueError:
+        return None
+    offset = 0 if zone == "Z" else _offset_minutes(zone)
+    elapsed = seconds - datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+    whole = elapsed.days * 86_400 + elapsed.seconds - offset * 60
+    return whole * 1000 + int((fraction or "0").ljust(3, "0")[:3])
+
+
+def _offset_minutes(zone: str) -> int:
+    digits = zone[1:].replace(":", "").ljust(4, "0")
+    minutes = int(digits[:2]) * 60 + int(digits[2:])
+    return -minutes if zone[0] == "-" else minutes
+
+
+def _wrapped_binary(data: str, subtype: str) -> object:
+    if not re.fullmatch(r"[0-9a-fA-F]{1,2}", subtype):
+        return _NO_WRAPPER
+    try:
+        base64.b64decode(data, validate=True)
+    except binascii.Error:
+        return _NO_WRAPPER
+    return {"$binary": {"base64": data, "subType": f"{int(subtype, 16):02x}"}}
+
+
+def _wrapped_uuid(text: str) -> object:
+    try:
+        data = uuid.UUID(text).bytes
+    except ValueError:
+        return _NO_WRAPPER
+    return {"$binary": {"base64": base64.b64encode(data).decode(), "subType": "04"}}
+
+
+def _wrapped_timestamp(seconds: Parsed, increment: Parsed) -> object:
+    parts = [int(part["$numberLong"]) if isinstance(part, dict) else part for part in (seconds, increment)]
+    if not all(isinstance(part, int) and not isinstance(part, bool) and 0 <= part < 2**32 for part in parts):
+        return _NO_WRAPPER
+    return {"$timestamp": {"t": parts[0], "i": parts[1]}}
+
+
+def _without_surrogates(value: Parsed) -> Parsed:
+    match value:
+        case str():
+            return _SURROGATE.sub("\ufffd", value)
+        case list():
+            return [_without_surrogates(item) for item in value]
+        case dict():
+            return {_SURROGATE.sub("\ufffd", name): _without_surrogates(item) for name, item in value.items()}
+        case _:
+            return value
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_object, parse_int=_integer, parse_float=_double, parse_constant=_constant, strict=False
+)
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def render(value: Parsed, dialect: Dialect, *, comma: str = ",") -> str:
+    """The text that Debezium 3.3 writes for a parsed value, byte for byte but for its JDK's longer doubles.
+
+    A colon is followed by a space and a comma by nothing (`legacy` writes `updatedFields` with `comma=", "`). Small
+    int64 lose their type in RELAXED, and a user's document that looks like a wrapper in all of them, as in Debezium.
+    """
+    match value:
+        case None | bool():
+            return json.dumps(value)
+        case str():
+            return _quoted(value)
+        case int():
+            return f'{{"$numberInt": "{value}"}}' if dialect is Dialect.EXTENDED else str(value)
+        case float():
+            text = _java_double(value)
+            return f'{{"$numberDouble": "{text}"}}' if dialect is Dialect.EXTENDED else text
+        case list():
+            return "[" + comma.join(render(item, dialect, comma=comma) for item in value) + "]"
+        case dict() if is_document(value):
+            return _rendered_document({unescaped(name): item for name, item in value.items()}, dialect, comma)
+        case _:
+            return _rendered_wrapper(value, dialect, comma)
+
+
+def _rendered_document(document: Mapping[str, Parsed], dialect: Dialect, comma: str) -> str:
+    fields = (f"{_quoted(name)}: {render(item, dialect, comma=comma)}" for name, item in document.items())
+    return "{" + comma.join(fields) + "}"
+
+
+def _rendered_wrapper(value: Mapping[str, Parsed], dialect: Dialect, comma: str) -> str:
+    strict, relaxed = dialect is Dialect.STRICT, dialect is Dialect.RELAXED
+    match value:
+        case {"$numberLong": str(number)} if relaxed:
+            return number
+        case {"$numberDouble": str(name)} if strict:
+            return name
+        case {"$date": {"$numberLong": str(number)}} if strict:
+            return f'{{"$date": {number}}}'
+        case {"$date": {"$numberLong": str(number)}} if relaxed and 0 <= int(number) < 253_402_300_800_000:
+            return f'{{"$date": "{_iso_date(int(number))}"}}'
+        case {"$binary": {"base64": data, "subType": subtype}} if strict:
+            return f'{{"$binary": "{data}"{comma}"$type": "{subtype.upper()}"}}'
+        case {"$binary": {"base64": data, "subType": subtype}}:
+            return f'{{"$binary": {{"base64": "{data}"{comma}"subType": "{subtype.upper()}"}}}}'
+        case {"$regularExpression": {"pattern": pattern, "options": options}} if strict:
+            return f'{{"$regex": {_quoted(pattern)}{comma}"$options": {_quoted(options)}}}'
+        case {"$dbPointer": {"$ref": namespace, "$id": pointer}} if dialect is not Dialect.EXTENDED:
+            return _rendered_document({"$ref": namespace, "$id": pointer}, dialect, comma)
+        case {"$code": code, "$scope": scope}:
+            return f'{{"$code": {_quoted(code)}{comma}"$scope": {render(scope, dialect, comma=comma)}}}'
+        case _:
+            return _as_written(value, comma)
+
+
+def _as_written(value: Parsed, comma: str) -> str:
+    """The inside of a wrapper, in which numbers are plain in every dialect."""
+    if isinstance(value, dict):
+        return "{" + comma.join(f"{_quoted(name)}: {_as_written(item, comma)}" for name, item in value.items()) + "}"
+    return _quoted(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _iso_date(milliseconds: int) -> str:
+    moment = datetime.datetime(1970, 1, 1) + datetime.timedelta(milliseconds=milliseconds)
+    fraction = f".{milliseconds % 1000:03d}".rstrip("0") if milliseconds % 1000 else ""
+    return moment.strftime("%Y-%m-%dT%H:%M:%S").rjust(19, "0") + fraction + "Z"
+
+
+def _java_double(number: float) -> str:
+    """`Double.toString`: plain from 10⁻³ up to 10⁷, else one digit before the point and an exponent."""
+    sign, digits, exponent = _decimal_parts(number)
+    if not digits.strip("0"):
+        return sign + "0.0"
+    point = len(digits) + exponent
+    if -3 < point <= 7:
+        return sign + _plain(digits, point)
+    return f"{sign}{digits[0]}.{digits[1:] or '0'}E{point - 1}"
+
+
+def _plain(digits: str, point: int) -> str:
+    if point <= 0:
+        return "0." + "0" * -point + digits
+    whole = digits[:point].ljust(point, "0")
+    return f"{whole}.{digits[point:] or '0'}"
+
+
+def _decimal_parts(number: float) -> tuple[str, str, int]:
+    """Sign, shortest digits without zeros around them, and the power of ten of the last digit."""
+    mantissa, _, power = repr(abs(number)).partition("e")
+    whole, _, fraction = mantissa.partition(".")
+    exponent = int(power or "0") - len(fraction)
+    digits = (whole + fraction).lstrip("0")
+    shortened = digits.rstrip("0")
+    sign = "-" if str(number)[0] == "-" else ""
+    return sign, shortened, exponent + len(digits) - len(shortened)
+
+
+_ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_RAW_CATEGORIES = frozenset("Lu Ll Lt Lo Nd Nl No Zs Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So".split())
+_SIMPLE = re.compile(r'[ !#-\[\]-~]*')
+
+
+def _quoted(text: str) -> str:
+    if _SIMPLE.fullmatch(text):
+        return f'"{text}"'
+    return '"' + "".join(map(_escaped_character, text)) + '"'
+
+
+def _escaped_character(character: str) -> str:
+    if character in _ESCAPES:
+        return _ESCAPES[character]
+    code = ord(character)
+    if code > 0xFFFF:
+        code -= 0x10000
+        return f"\\u{0xD800 + (code >> 10):04x}\\u{0xDC00 + (code & 0x3FF):04x}"
+    return character if unicodedata.category(character) in _RAW_CATEGORIES else f"\\u{code:04x}"

@@ -1,0 +1,115 @@
+"""The errors of the project, and what a scheduler should do about each.
+
+    MedallionError                      1   a bug, unless a subclass says otherwise
+    ├── SettingsError                   2   settings or arguments are wrong: every mistake at once
+    ├── DecisionNeeded                  3   a person must decide
+    │   ├── AccessRefused                   wrong password, missing right
+    │   ├── SourceUnsuitable                no replica set, too old, a view, a time-series collection
+    │   ├── PositionLost                    the oplog no longer holds the position
+    │   ├── TableNotOurs                    a table lies there that this pipeline did not write
+    │   ├── TableOwned                      a live writer on this host holds the claim
+    │   ├── OwnershipLost                   another writer took the claim over
+    │   └── GateFailed                      expectations refused a version
+    └── Temporary                       75  try again
+        ├── SourceUnreachable               no server, no network, an election that lasts
+        ├── LeaseHeld                       a writer on another host holds a lease that is not over
+        ├── StorageExhausted                no space left
+        └── CommitConflict                  Delta's conflicts after the retries
+
+A message says what, where (collection, position, path of a setting) and what to do next. It never holds a document's
+content, a password, or a whole settings object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class MedallionError(Exception):
+    """The root of the tree; `exit_code` is what a command ends with."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One mistake in settings or arguments: where it stands, what is wrong, and the nearest right thing."""
+
+    path: str
+    message: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.path}: {self.message}" if self.path else self.message
+        return f"{text} ({self.hint})" if self.hint else text
+
+
+class SettingsError(MedallionError):
+    """Settings or arguments are wrong; `problems` holds all of them."""
+
+    exit_code = 2
+
+    def __init__(self, problems: Sequence[Problem] | Problem | str) -> None:
+        if isinstance(problems, str):
+            problems = Problem("", problems)
+        if isinstance(problems, Problem):
+            problems = (problems,)
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class DecisionNeeded(MedallionError):
+    """Trying again changes nothing: a person must decide."""
+
+    exit_code = 3
+
+
+class AccessRefused(DecisionNeeded):
+    """The server refused the credentials, or the user lacks a right."""
+
+
+class SourceUnsuitable(DecisionNeeded):
+    """The source can be reached, but has no change streams to offer."""
+
+
+class PositionLost(DecisionNeeded):
+    """The position lies before the oldest entry of the oplog, or the server refuses its token."""
+
+
+class TableNotOurs(DecisionNeeded):
+    """A table lies where one of ours should, and its layout is not ours."""
+
+
+class TableOwned(DecisionNeeded):
+    """A live process on this host holds the claim of the table."""
+
+
+class OwnershipLost(DecisionNeeded):
+    """Another writer took the claim over; nothing was committed after that."""
+
+
+class GateFailed(DecisionNeeded):
+    """Expectations refused a version; the last good one stays published."""
+
+
+class Temporary(MedallionError):
+    """The same command may succeed later."""
+
+    exit_code = 75
+
+
+class SourceUnreachable(Temporary):
+    """No server answered within its time."""
+
+
+class LeaseHeld(Temporary):
+    """A writer on another host holds a lease that is not over."""
+
+
+class StorageExhausted(Temporary):
+    """The disk, or the quota, is full; nothing was committed."""
+
+
+class CommitConflict(Temporary):
+    """Other commits kept winning until the retries were used up."""

@@ -1,0 +1,476 @@
+"""Change events as bronze rows: Debezium's envelope, in columns.
+
+`Rows` takes raw change-stream documents in stream order and becomes an Arrow table of `bronze.SCHEMA`. It is the hottest
+loop of the capture service, so it fills one list a column and leaves the rest to Arrow.
+
+Sources: Debezium "MongoDB connector", section "Change events" (op, before, after, updateDescription, source);
+MongoDB "Change Events" (operation types, lsid, txnNumber, wallTime).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import pyarrow as pa
+from bson import decode
+from bson.codec_options import CodecOptions
+from bson.errors import InvalidBSON, InvalidStringData
+from bson.objectid import ObjectId
+
+from cdc_core import bronze, debezium_json, extended_json, field_filters, keys, resume_token, transactions
+
+VERSION = "0.1.0"
+"""`source.version`: the version of this project, as Debezium gives its own there."""
+
+CONNECTOR = "mongodb"
+
+SKIPPED = "medallionSkipped"
+"""The field of an event whose documents the server took out because they are too large: their size in bytes."""
+
+_OPS = {"insert": "c", "update": "u", "replace": "u", "delete": "d"}
+
+_EXACT = extended_json.CODEC_OPTIONS
+_LENIENT = CodecOptions(
+    datetime_conversion=_EXACT.datetime_conversion, unicode_decode_error_handler="replace"
+)
+
+
+FieldsOf = Callable[[str, str], "field_filters.Fields | None"]
+"""``(db, collection) -> what happens to its documents' fields``."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A row that is not about an event of the stream: a heartbeat, a notification, a signal."""
+
+    token: str
+    kind: bronze.Kind
+    payload: Mapping[str, object]
+    db: str | None = None
+    collection: str | None = None
+
+
+class Rows:
+    """Rows in the making: events are added, then they are numbered and become a table.
+
+    `lossy` counts the documents whose text was not valid UTF-8 and was repaired, `skipped` the events that were too large.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.bytes = 0
+        self.lossy = 0
+        self.skipped = 0
+        self.changes = 0
+        self._tokens: list[str] = []
+        self._kinds: list[str] = []
+        self._ops: list[str | None] = []
+        self._dbs: list[str | None] = []
+        self._collections: list[str | None] = []
+        self._keys: list[str | None] = []
+        self._document_keys: list[bytes | None] = []
+        self._sequences: list[str | None] = []
+        self._befores: list[bytes | None] = []
+        self._afters: list[bytes | None] = []
+        self._descriptions: list[dict[str, Any] | None] = []
+        self._has_descriptions = False
+        self._payloads: list[bytes | None] = []
+        self._seconds: list[int | None] = []
+        self._ords: list[int | None] = []
+        self._lsids: list[str | None] = []
+        self._txn_numbers: list[int | None] = []
+        self._wall_times: list[int | None] = []
+        self._transactions: list[dict[str, Any] | None] = []
+        self._has_transactions = False
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @property
+    def token(self) -> str | None:
+        """The resume token of the last row."""
+        return self._tokens[-1] if self._tokens else None
+
+    @property
+    def newest_seconds(self) -> int | None:
+        """The cluster time of the last event, in seconds since 1970."""
+        return next((seconds for seconds in reversed(self._seconds) if seconds is not None), None)
+
+    def add(
+        self,
+        raw: bytes,
+        *,
+        includes: Callable[[str, str], bool] | None = None,
+        fields: FieldsOf | None = None,
+        tracker: transactions.Tracker | None = None,
+        ts_ms: int = 0,
+    ) -> None:
+        """Add one change-stream document as it came from the server.
+
+        `includes` decides on documents' namespaces where the server could not decide by itself; `fields` tells what is
+        taken out or renamed in a collection's documents; `tracker` counts transactions, whose BEGIN and END become rows.
+        """
+        event, is_exact = _decoded(raw)
+        operation = event["operationType"]
+        op = _OPS.get(operation)
+        if op is None:
+            self._add_schema_change(event, operation, len(raw))
+            return
+        text = _Text(raw, is_exact)
+        document_key = event["documentKey"]
+        token = event["_id"]["_data"]
+        cluster_time = event["clusterTime"]
+        namespace = event["ns"]
+        if includes is not None and not includes(namespace["db"], namespace["coll"]):
+            return
+        if SKIPPED in event:
+            self._add_skipped(event, token)
+            return
+        after = event.get("fullDocument")
+        before = event.get("fullDocumentBeforeChange")
+        description = event.get("updateDescription")
+        after_text = None if after is None else text.of(after, b"fullDocument")
+        before_text = None if before is None else text.of(before, b"fullDocumentBeforeChange")
+        lsid = _lsid(event, raw if is_exact else None)
+        block = None
+        if tracker is not None:
+            block = self._seen(tracker, lsid, event.get("txnNumber"), namespace, token=token, ts_ms=ts_ms)
+        self._transactions.append(block)
+        self._tokens.append(token)
+        self._kinds.append("change")
+        self._ops.append(op)
+        self._dbs.append(namespace["db"])
+        self._collections.append(namespace["coll"])
+        description_row = None if description is None else self._description(description, text)
+        changed = None if fields is None else fields(namespace["db"], namespace["coll"])
+        if changed is not None:
+            after_text = None if after_text is None else filtered(after_text, fields=changed)
+            before_text = None if before_text is None else filtered(before_text, fields=changed)
+            description_row = None if description_row is None else _filtered_update(description_row, fields=changed)
+        key = keys.canonical(document_key["_id"]) if is_exact else keys.canonical_raw(_part(raw, (b"documentKey",)))
+        self._keys.append(key)
+        self._document_keys.append(_document_key(document_key, key) or text.of(document_key, b"documentKey"))
+        self._sequences.append(resume_token.sequence_of(token))
+        self._befores.append(before_text)
+        self._afters.append(after_text)
+        self._descriptions.append(description_row)
+        self._payloads.append(None)
+        self._seconds.append(cluster_time.time)
+        self._ords.append(cluster_time.inc)
+        self._lsids.append(lsid)
+        self._txn_numbers.append(event.get("txnNumber"))
+        wall_time = event.get("wallTime")
+        self._wall_times.append(None if wall_time is None else int(wall_time))
+        self.changes += 1
+        self.lossy += text.lossy
+        self.bytes += len(after_text or b"") + len(before_text or b"") + 300
+
+    def end_transaction(self, tracker: transactions.Tracker, *, ts_ms: int) -> None:
+        """Add the END of the open transaction, when the stream is past it."""
+        ended = tracker.end()
+        if ended is not None:
+            self._add_transaction(transactions.end_payload(ended, ts_ms=ts_ms), tracker.token)
+
+    def _seen(
+        self,
+        tracker: transactions.Tracker,
+        lsid: str | None,
+        txn_number: int | None,
+        namespace: Mapping[str, str],
+        *,
+        token: str,
+        ts_ms: int,
+    ) -> dict[str, Any] | None:
+        seen = tracker.see(transactions.identifier(lsid, txn_number), f"{namespace['db']}.{namespace['coll']}")
+        before = tracker.token or token
+        if seen.ended is not None:
+            self._add_transaction(transactions.end_payload(seen.ended, ts_ms=ts_ms), before)
+        if seen.began is not None:
+            self._add_transaction(transactions.begin_payload(seen.began, ts_ms=ts_ms), before)
+        tracker.token = token
+        self._has_transactions = self._has_transactions or seen.block is not None
+        return seen.block
+
+    def _add_transaction(self, payload: Mapping[str, Any], token: str) -> None:
+        """A BEGIN or END row; its token is that of the event before it, for a restart must not pass what follows."""
+        self._other(token, bronze.Kind.TRANSACTION.value, None, None, orjson.dumps(payload))
+
+    def mark(self, mark: Mark) -> None:
+        """Add a row of another kind, with a JSON payload."""
+        self._other(
+            mark.token, mark.kind.value, mark.db, mark.collection, orjson.dumps(mark.payload, default=str)
+        )
+
+    def table(self, *, batch: int, first_offset: int, ts_ms: int) -> pa.Table:
+        """The rows as a table of `bronze.SCHEMA`, numbered from `first_offset` on within one batch."""
+        rows = len(self)
+        columns = {
+            "resume_token": pa.array(self._tokens, pa.string()),
+            "offset": pa.array(range(first_offset, first_offset + rows), pa.int64()),
+            "batch": pa.repeat(pa.scalar(batch, pa.int64()), rows),
+            "kind": pa.array(self._kinds, pa.string()),
+            "op": pa.array(self._ops, pa.string()),
+            "db": pa.array(self._dbs, pa.string()),
+            "collection": pa.array(self._collections, pa.string()),
+            "key": pa.array(self._keys, pa.string()),
+            "documentKey": pa.array(self._document_keys, pa.string()),
+            "sequence": pa.array(self._sequences, pa.string()),
+            "before": pa.array(self._befores, pa.string()),
+            "after": pa.array(self._afters, pa.string()),
+            "updateDescription": self._description_column(),
+            "source": self._source_column(),
+            "transaction": pa.array(self._transactions, bronze.TRANSACTION)
+            if self._has_transactions
+            else pa.nulls(rows, bronze.TRANSACTION),
+            "payload": pa.array(self._payloads, pa.string()),
+            "ts_ms": pa.repeat(pa.scalar(ts_ms, pa.int64()), rows),
+        }
+        return pa.table(columns, schema=bronze.SCHEMA)
+
+    def _add_schema_change(self, event: Mapping[str, Any], operation: str, size: int) -> None:
+        namespace = event.get("ns") or {}
+        payload = {"operation": operation}
+        target = event.get("to")
+        if target is not None:
+            payload["to"] = {"db": target.get("db"), "collection": target.get("coll")}
+        if event.get("operationDescription") is not None:
+            payload["description"] = orjson.loads(extended_json.dumps_value(event["operationDescription"]))
+        cluster_time = event["clusterTime"]
+        token = event["_id"]["_data"]
+        self._other(
+            token,
+            "schema_change",
+            namespace.get("db"),
+            namespace.get("coll"),
+            orjson.dumps(payload),
+            sequence=resume_token.sequence_of(token),
+            time=(cluster_time.time, cluster_time.inc),
+            wall_time=event.get("wallTime"),
+        )
+        self.changes += 1
+        self.bytes += size
+
+    def _other(
+        self,
+        token: str,
+        kind: str,
+        db: str | None,
+        collection: str | None,
+        payload: bytes,
+        *,
+        sequence: str | None = None,
+        time: tuple[int | None, int | None] = (None, None),
+        wall_time: object = None,
+    ) -> None:
+        self._tokens.append(token)
+        self._kinds.append(kind)
+        self._ops.append(None)
+        self._dbs.append(db)
+        self._collections.append(collection)
+        self._keys.append(None)
+        self._document_keys.append(None)
+        self._sequences.append(sequence)
+        self._befores.append(None)
+        self._afters.append(None)
+        self._descriptions.append(None)
+        self._payloads.append(payload)
+        self._seconds.append(time[0])
+        self._ords.append(time[1])
+        self._lsids.append(None)
+        self._txn_numbers.append(None)
+        self._wall_times.append(None if wall_time is None else int(wall_time))  # type: ignore[call-overload]
+        self._transactions.append(None)
+        self.bytes += len(payload) + 200
+
+    def _add_skipped(self, event: Mapping[str, Any], token: str) -> None:
+        """An event that is too large leaves a notification, so that it is counted and can be looked for."""
+        namespace = event["ns"]
+        payload = {
+            "aggregate_type": "Oversize Event",
+            "type": "SKIPPED",
+            "additional_data": {
+                "operation": event["operationType"],
+                "key": keys.canonical(event["documentKey"]["_id"]),
+                "size": int(event[SKIPPED]),
+            },
+        }
+        self._other(token, bronze.Kind.NOTIFICATION.value, namespace["db"], namespace["coll"], orjson.dumps(payload))
+        self.skipped += 1
+
+    def _description(self, description: Mapping[str, Any], text: _Text) -> dict[str, Any]:
+        self._has_descriptions = True
+        updated = description.get("updatedFields")
+        ambiguous = description.get("disambiguatedPaths")
+        updated_text = None
+        if updated is not None:
+            updated_text = text.of(updated, b"updateDescription", b"updatedFields")
+            self.bytes += len(updated_text)
+        return {
+            "updatedFields": updated_text,
+            "removedFields": description.get("removedFields") or None,
+            "truncatedArrays": [
+                {"field": entry["field"], "size": entry["newSize"]}
+                for entry in description.get("truncatedArrays") or ()
+            ]
+            or None,
+            "disambiguatedPaths": None if ambiguous is None else extended_json.dumps_value(ambiguous),
+        }
+
+    def _description_column(self) -> pa.Array:
+        if not self._has_descriptions:
+            return pa.nulls(len(self), bronze.UPDATE_DESCRIPTION)
+        given = self._descriptions
+        fields = [
+            pa.array([None if one is None else one[field.name] for one in given], field.type)
+            for field in bronze.UPDATE_DESCRIPTION
+        ]
+        mask = pa.array([one is None for one in given], pa.bool_())
+        return pa.StructArray.from_arrays(fields, fields=list(bronze.UPDATE_DESCRIPTION), mask=mask)
+
+    def _source_column(self) -> pa.Array:
+        return source_column(
+            name=self.name,
+            dbs=pa.array(self._dbs, pa.string()),
+            collections=pa.array(self._collections, pa.string()),
+            seconds=pa.array(self._seconds, pa.int64()),
+            ords=pa.array(self._ords, pa.int32()),
+            lsids=pa.array(self._lsids, pa.string()),
+            txn_numbers=pa.array(self._txn_numbers, pa.int64()),
+            wall_times=pa.array(self._wall_times, pa.int64()),
+        )
+
+
+def source_column(
+    *,
+    name: str,
+    dbs: pa.Array,
+    collections: pa.Array,
+    seconds: pa.Array,
+    ords: pa.Array,
+    lsids: pa.Array | None = None,
+    txn_numbers: pa.Array | None = None,
+    wall_times: pa.Array | None = None,
+    snapshot: str | None = None,
+    last_snapshot: str | None = None,
+) -> pa.Array:
+    """Debezium's `source` block as a struct column; null for rows that have no cluster time.
+
+    `ts_ms`, `ts_us` and `ts_ns` are the cluster time in whole seconds, as the connector gives it; `wallTime` has the
+    milliseconds. `snapshot` is the same on every row, but for `last_snapshot` on the last one.
+    """
+    import pyarrow.compute as pc
+
+    rows = len(dbs)
+
+    def constant(value: str | None) -> pa.Array:
+        return pa.repeat(pa.scalar(value, pa.string()), rows)
+
+    columns = [
+        constant(VERSION),
+        constant(CONNECTOR),
+        constant(name),
+        pc.multiply(seconds, 1_000),
+        pc.multiply(seconds, 1_000_000),
+        pc.multiply(seconds, 1_000_000_000),
+        _marks(snapshot, last_snapshot, rows),
+        dbs,
+        collections,
+        ords,
+        lsids if lsids is not None else pa.nulls(rows, pa.string()),
+        txn_numbers if txn_numbers is not None else pa.nulls(rows, pa.int64()),
+        wall_times if wall_times is not None else pa.nulls(rows, pa.int64()),
+    ]
+    return pa.StructArray.from_arrays(columns, fields=list(bronze.SOURCE), mask=pc.is_null(seconds))
+
+
+def _marks(snapshot: str | None, last: str | None, rows: int) -> pa.Array:
+    marks = pa.repeat(pa.scalar(snapshot, pa.string()), rows)
+    if last is None or rows == 0:
+        return marks
+    return pa.concat_arrays([marks.slice(0, rows - 1), pa.array([last], pa.string())])
+
+
+def filtered(text: bytes, *, fields: field_filters.Fields) -> bytes:
+    """A document's text with its fields taken out or renamed (`field.exclude.list`, `field.renames`)."""
+    document, _ = field_filters.document(orjson.loads(text), fields=fields)
+    return orjson.dumps(document)
+
+
+def _filtered_update(row: Mapping[str, Any], *, fields: field_filters.Fields) -> dict[str, Any]:
+    """The same for an `updateDescription`."""
+    update, _ = field_filters.update(
+        field_filters.Update(
+            updated=orjson.loads(row["updatedFields"] or b"{}"),
+            removed=tuple(row["removedFields"] or ()),
+            truncated=tuple((entry["field"], entry["size"]) for entry in row["truncatedArrays"] or ()),
+            disambiguated=None if row["disambiguatedPaths"] is None else orjson.loads(row["disambiguatedPaths"]),
+        ),
+        fields=fields,
+    )
+    return {
+        "updatedFields": None if row["updatedFields"] is None else orjson.dumps(update.updated),
+        "removedFields": list(update.removed) or None,
+        "truncatedArrays": [{"field": path, "size": size} for path, size in update.truncated] or None,
+        "disambiguatedPaths": None if update.disambiguated is None else orjson.dumps(update.disambiguated),
+    }
+
+
+def _lsid(event: Mapping[str, Any], proven: bytes | None) -> str | None:
+    lsid = event.get("lsid")
+    return None if lsid is None else _strict(extended_json.dumps_value(lsid, proven=proven))
+
+
+@functools.lru_cache(maxsize=10_000)
+def _strict(text: bytes) -> str:
+    """`source.lsid` in the JSON that Debezium writes there."""
+    return debezium_json.render(orjson.loads(text), debezium_json.Dialect.STRICT)
+
+
+_SAME_IN_KEY = (ObjectId, str, int)
+"""Types of `_id` whose canonical key is their Extended JSON too."""
+
+
+def _document_key(document_key: Mapping[str, Any], key: str) -> bytes | None:
+    """The text of an ordinary document key, which is the key with its name before it."""
+    if len(document_key) == 1 and type(document_key["_id"]) in _SAME_IN_KEY:
+        return f'{{"_id":{key}}}'.encode()
+    return None
+
+
+class _Text:
+    """The Extended JSON of a raw event's documents: from the decoded ones where decoding lost nothing."""
+
+    __slots__ = ("_is_exact", "_raw", "lossy")
+
+    def __init__(self, raw: bytes, is_exact: bool) -> None:
+        self._raw = raw
+        self._is_exact = is_exact
+        self.lossy = 0
+
+    def of(self, document: Mapping[str, Any], *path: bytes) -> bytes:
+        if self._is_exact:
+            return extended_json.dumps_value(document, proven=self._raw)
+        encoded = extended_json.encode(_part(self._raw, path))
+        self.lossy += encoded.lossy
+        return encoded.text
+
+
+def _decoded(raw: bytes) -> tuple[dict[str, Any], bool]:
+    """The event, and whether encoding it again gives the same bytes."""
+    try:
+        event = decode(raw, _EXACT)
+        return event, extended_json.is_exact(event, raw)
+    except (InvalidBSON, InvalidStringData):
+        return decode(raw, _LENIENT), False
+
+
+def _part(raw: bytes, path: Sequence[bytes]) -> bytes:
+    """The raw bytes of an embedded document."""
+    part = raw
+    for name in path:
+        part = extended_json.fields(part)[name.decode()][1]
+    return bytes(part)

@@ -1,0 +1,255 @@
+"""Fields that are taken out of events (`field.exclude.list`) or get another name in them (`field.renames`).
+
+An entry is `database.collection.path`, or `database.collection.path:name`. `*` stands for any characters in
+the database's and the collection's name, and for any one field as a step of the path; case counts in fields
+alone. A dot that belongs to a name is written with a backslash before it. Paths lead through arrays, also
+through arrays in arrays, without an index. Exclusions come first, then the renames one after the other, each
+on the result of the one before.
+
+Documents are what `bson.decode` or parsed Extended JSON give, and are never changed in place. Keys of events
+are left alone. What differs from Debezium on purpose: a truncated array below or above an excluded field is
+no error; `$unset` of a document is kept where only a field of it is excluded; a rename onto a name that is
+taken leaves the field as it was, and says so, instead of ending the capture.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cdc_core import values
+
+Path = tuple[str, ...]
+Document = Mapping[str, Any]
+
+ANY = "*"
+"""A step that stands for any one field."""
+
+
+@dataclass(frozen=True)
+class Rename:
+    """The field at `path` is called `name`."""
+
+    path: Path
+    name: str
+
+
+@dataclass(frozen=True)
+class Fields:
+    """What happens to the fields of one collection."""
+
+    excluded: tuple[Path, ...] = ()
+    renamed: tuple[Rename, ...] = ()
+
+
+@dataclass(frozen=True)
+class Update:
+    """A change event's `updateDescription`.
+
+    `truncated` are (path, new size) pairs; `disambiguated` tells steps that are indexes (numbers) from names
+    (texts), and is None where the server sent none.
+    """
+
+    updated: Document = field(default_factory=dict)
+    removed: tuple[str, ...] = ()
+    truncated: tuple[tuple[str, int], ...] = ()
+    disambiguated: Mapping[str, Sequence[str | int]] | None = None
+
+
+@dataclass(frozen=True)
+class _Entry:
+    namespace: re.Pattern[str]
+    path: Path
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class FieldFilter:
+    """The entries of both lists."""
+
+    entries: tuple[_Entry, ...] = ()
+
+    def of(self, db: str, collection: str) -> Fields | None:
+        """What happens to the fields of one collection; None for nothing."""
+        mine = [entry for entry in self.entries if entry.namespace.fullmatch(f"{db}.{collection}")]
+        if not mine:
+            return None
+        return Fields(
+            tuple(entry.path for entry in mine if entry.name is None),
+            tuple(Rename(entry.path, entry.name) for entry in mine if entry.name is not None),
+        )
+
+
+def read(exclude: Sequence[str], renames: Sequence[str]) -> FieldFilter:
+    """`field.exclude.list` and `field.renames` as entries; raises `values.Refused` for one that is none."""
+    return FieldFilter((*map(_exclusion, exclude), *map(_rename, renames)))
+
+
+def document(before: Document, *, fields: Fields) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The document, fields excluded and renamed, and the names onto which no field could be renamed."""
+    kept = _excluded(before, fields.excluded)
+    taken: list[str] = []
+    for rename in fields.renamed:
+        kept = _renamed(kept, rename.path, rename.name, taken)
+    return kept, tuple(taken)
+
+
+def update(before: Update, *, fields: Fields) -> tuple[Update, tuple[str, ...]]:
+    """The same for an update description: in its keys, its values, and its removed and truncated paths.
+
+    An update in which nothing is left is still an update.
+    """
+    after = _excluded_update(before, fields.excluded)
+    taken: list[str] = []
+    for rename in fields.renamed:
+        after = _renamed_update(after, rename, taken)
+    return after, tuple(taken)
+
+
+def _exclusion(entry: str) -> _Entry:
+    return _entry(entry, "database.collection.field")
+
+
+def _rename(entry: str) -> _Entry:
+    path, colon, name = entry.rpartition(":")
+    if not colon or not name.strip() or "." in name:
+        raise values.Refused(f"database.collection.field:name is expected, found {entry}")
+    return replace(_entry(path, "database.collection.field:name"), name=name.strip())
+
+
+def _entry(entry: str, expected: str) -> _Entry:
+    steps = [_ESCAPED_DOT.sub(".", step) for step in _DOT.split(entry.strip())]
+    if len(steps) < 3 or not all(steps):
+        raise values.Refused(f"{expected} is expected, found {entry}")
+    namespace = r"\.".join(".*".join(map(re.escape, step.split("*"))) for step in steps[:2])
+    return _Entry(re.compile(namespace, re.IGNORECASE | re.DOTALL), tuple(steps[2:]))
+
+
+def _is_step(step: str, name: str) -> bool:
+    """Whether a step of a path means this field; `*` means no wrapper of Extended JSON."""
+    return step == name or (step == ANY and not name.startswith("$"))
+
+
+def _excluded(node: Any, paths: Sequence[Path]) -> Any:
+    if not paths:
+        return node
+    if isinstance(node, list):
+        return [_excluded(element, paths) for element in node]
+    if not isinstance(node, Mapping):
+        return node
+    kept = {}
+    for name, value in node.items():
+        rests = [path[1:] for path in paths if _is_step(path[0], name)]
+        if () not in rests:
+            kept[name] = _excluded(value, rests)
+    return kept
+
+
+def _renamed(node: Any, path: Path, name: str, taken: list[str]) -> Any:
+    if isinstance(node, list):
+        return [_renamed(element, path, name, taken) for element in node]
+    if not isinstance(node, Mapping):
+        return node
+    if len(path) > 1:
+        return {
+            each: _renamed(value, path[1:], name, taken) if _is_step(path[0], each) else value
+            for each, value in node.items()
+        }
+    old = [each for each in node if _is_step(path[0], each) and each != name]
+    if not old:
+        return dict(node)
+    if name in node or len(old) > 1:
+        taken.append(name)
+        return dict(node)
+    return {**{each: value for each, value in node.items() if each != old[0]}, name: node[old[0]]}
+
+
+def _excluded_update(before: Update, paths: Sequence[Path]) -> Update:
+    rests = {key: _rests(_steps(key, before), paths) for key in _keys(before)}
+    kept = {key for key in rests if () not in rests[key]}
+    return Update(
+        updated={key: _excluded(value, rests[key]) for key, value in before.updated.items() if key in kept},
+        removed=tuple(key for key in before.removed if key in kept),
+        truncated=tuple((key, size) for key, size in before.truncated if key in kept),
+        disambiguated=_disambiguated(before, {key: (key, None) for key in kept}),
+    )
+
+
+def _renamed_update(before: Update, rename: Rename, taken: list[str]) -> Update:
+    new = {key: _renamed_steps(_steps(key, before), rename) for key in _keys(before)}
+    named = {key: key if steps is None else ".".join(map(str, steps)) for key, steps in new.items()}
+    for key, name in named.items():
+        if name != key and name in named:
+            taken.append(name)
+            named[key] = key
+    same = {
+        key: _renamed_below(value, _steps(key, before), rename, taken)
+        for key, value in before.updated.items()
+        if named[key] == key
+    }
+    moved = {named[key]: value for key, value in before.updated.items() if named[key] != key}
+    return Update(
+        updated={**same, **moved},
+        removed=tuple(named[key] for key in before.removed),
+        truncated=tuple((named[key], size) for key, size in before.truncated),
+        disambiguated=_disambiguated(before, {key: (named[key], new[key]) for key in named}),
+    )
+
+
+def _disambiguated(
+    before: Update, keys: Mapping[str, tuple[str, Sequence[str | int] | None]]
+) -> Mapping[str, Sequence[str | int]] | None:
+    """The steps of the keys that are left, under their new names."""
+    if before.disambiguated is None:
+        return None
+    left = ((keys[key], steps) for key, steps in before.disambiguated.items() if key in keys)
+    return {name: new or steps for (name, new), steps in left}
+
+
+def _renamed_below(value: Any, steps: Sequence[str | int], rename: Rename, taken: list[str]) -> Any:
+    for rest in _rests(steps, [rename.path]):
+        if rest:
+            return _renamed(value, rest, rename.name, taken)
+    return value
+
+
+def _keys(before: Update) -> dict[str, None]:
+    truncated = (key for key, _ in before.truncated)
+    return dict.fromkeys((*before.updated, *before.removed, *truncated, *(before.disambiguated or ())))
+
+
+def _steps(key: str, before: Update) -> Sequence[str | int]:
+    return (before.disambiguated or {}).get(key) or key.split(".")
+
+
+def _rests(steps: Sequence[str | int], paths: Sequence[Path]) -> list[Path]:
+    """What is left of each path below a dotted key; ``()`` where the key is what the path means, or in it."""
+    return [rest for path in paths for rest, _ in _walks(path, steps)]
+
+
+def _walks(path: Path, steps: Sequence[str | int], at: int = 0) -> Iterator[tuple[Path, int]]:
+    """Every way along the key, as (rest of the path, where its last step met it): an index may be passed
+    over.
+    """
+    if not path or at == len(steps):
+        yield path, at - 1
+        return
+    step = steps[at]
+    if isinstance(step, str) and _is_step(path[0], step):
+        yield from _walks(path[1:], steps, at + 1)
+    if at > 0 and (isinstance(step, int) or step.isdecimal()):
+        yield from _walks(path, steps, at + 1)
+
+
+def _renamed_steps(steps: Sequence[str | int], rename: Rename) -> list[str | int] | None:
+    """The key with its step renamed; None where the path does not end in it."""
+    for rest, met in _walks(rename.path, steps):
+        if not rest:
+            return [*steps[:met], rename.name, *steps[met + 1 :]]
+    return None
+
+
+_DOT = re.compile(r"(?<!\\)\.")
+_ESCAPED_DOT = re.compile(r"\\\.")

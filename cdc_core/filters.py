@@ -1,0 +1,367 @@
+"""Which namespaces a pipeline captures: as a predicate, as stages for the server, and how wide a stream.
+
+Debezium's rules: an entry matches the whole `db` or `db.coll`, in any case; an include list wins over an
+exclude list; databases and collections must both be let in; `admin`, `config`, `local` and `system.*`
+collections never are, for no change stream has them.
+
+The stages let through at least what the predicate does, and the events without which a stream would go wrong:
+`invalidate`, `dropDatabase`, a rename onto a captured collection (`$out` and `dropTarget` replace its whole
+content with no other event), every change of a captured collection that is not a document's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bson import json_util
+
+from cdc_core import patterns
+from cdc_core.patterns import Pattern
+from cdc_core.properties import (
+    CaptureScope,
+    FullUpdateType,
+    MatchMode,
+    Operation,
+    OversizeMode,
+    PipelineOrder,
+    Source,
+)
+
+Stage = Mapping[str, Any]
+
+BUILT_IN = frozenset({"admin", "config", "local"})
+"""Databases that are never captured."""
+
+OPERATIONS = frozenset({"insert", "update", "replace", "delete"})
+"""The operation types of documents."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """An include and an exclude list over one kind of name; the include list wins."""
+
+    include: tuple[Pattern, ...] = ()
+    exclude: tuple[Pattern, ...] = ()
+
+    def includes(self, name: str) -> bool:
+        """Whether the lists let the name in; without lists everything is."""
+        if self.include:
+            return any(pattern.matches(name) for pattern in self.include)
+        return not any(pattern.matches(name) for pattern in self.exclude)
+
+
+@dataclass(frozen=True)
+class Filter:
+    """The lists of one pipeline; `signals` is the collection that is read for signals, captured or not."""
+
+    databases: Names = Names()
+    collections: Names = Names()
+    snapshots: Names = Names()
+    signals: str | None = None
+
+    def includes(self, db: str, collection: str) -> bool:
+        """Whether events of this collection are captured."""
+        if db in BUILT_IN or collection.startswith("system."):
+            return False
+        return self.databases.includes(db) and self.collections.includes(f"{db}.{collection}")
+
+    def includes_database(self, db: str) -> bool:
+        """Whether any collection of this database may be captured."""
+        return db not in BUILT_IN and self.databases.includes(db)
+
+    def is_snapshotted(self, db: str, collection: str) -> bool:
+        """Whether a snapshot reads this collection: captured, and let in by
+        `snapshot.include.collection.list`.
+        """
+        return self.includes(db, collection) and self.snapshots.includes(f"{db}.{collection}")
+
+    def is_signals(self, db: str, collection: str) -> bool:
+        """Whether this is the collection that is read for signals."""
+        return self.signals == f"{db}.{collection}"
+
+    def named(self) -> tuple[tuple[str, str], ...]:
+        """The collections that the include list names outright, as it writes them: they ought to exist."""
+        pairs = itertools.chain.from_iterable(
+            pattern.by_database() or () for pattern in self.collections.include
+        )
+        return tuple((db, collection.literal) for db, collection in pairs if collection.literal is not None)
+
+    def left_to_client(self) -> tuple[str, ...]:
+        """Entries that the server cannot be asked about: it sends more, which is dropped here."""
+        lists = (
+            self.databases.include,
+            self.databases.exclude,
+            self.collections.include,
+            self.collections.exclude,
+        )
+        return tuple(each.text for each in itertools.chain(*lists) if each.server_text is None)
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What a change stream is opened on: a deployment, the database `db`, or the collection
+    `db`.`collection`.
+    """
+
+    kind: CaptureScope
+    db: str | None = None
+    collection: str | None = None
+
+    def __str__(self) -> str:
+        return ".".join(filter(None, (self.db, self.collection))) or self.kind.value
+
+
+def of(source: Source) -> Filter:
+    """The filter of the settings; they were validated, so every entry is readable."""
+    read = patterns.regex if source.filters_match_mode is MatchMode.REGEX else patterns.literal
+
+    def names(include: Iterable[str], exclude: Iterable[str] = ()) -> Names:
+        return Names(tuple(map(read, include)), tuple(map(read, exclude)))
+
+    return Filter(
+        databases=names(source.database_include_list, source.database_exclude_list),
+        collections=names(source.collection_include_list, source.collection_exclude_list),
+        snapshots=names(source.snapshot_include_collection_list),
+        signals=source.signal_data_collection,
+    )
+
+
+def operations(source: Source) -> frozenset[str]:
+    """The operation types of documents that are captured: all but `skipped.operations`."""
+    skipped: set[str] = set()
+    for operation in source.skipped_operations:
+        match operation:
+            case Operation.CREATE:
+                skipped |= {"insert"}
+            case Operation.UPDATE:
+                skipped |= {"update", "replace"}
+            case Operation.DELETE:
+                skipped |= {"delete"}
+            case Operation.TRUNCATE | Operation.READ | Operation.NONE:
+                pass
+    return OPERATIONS - skipped
+
+
+def server_stages(filter_: Filter, *, operations: Collection[str] = OPERATIONS) -> list[dict[str, Any]]:
+    """The `$match` that the server evaluates; no stage where everything is captured."""
+    conditions: list[dict[str, Any]] = []
+    skipped = sorted(OPERATIONS - set(operations))
+    if skipped:
+        conditions.append({"operationType": {"$nin": skipped}})
+    captured = _captured(filter_, "ns")
+    if captured is not None:
+        renamed = _captured(filter_, "to") or {}
+        always = {"operationType": {"$in": ["invalidate", "dropDatabase"]}}
+        conditions.append({"$or": [always, captured, {"operationType": "rename", **renamed}]})
+    return [{"$match": _all(conditions)}] if conditions else []
+
+
+def pipeline(source: Source) -> list[dict[str, Any]]:
+    """Every stage of the change stream: filters and `cursor.pipeline` in their order, splitting last."""
+    internal = server_stages(of(source), operations=operations(source))
+    user = (
+        []
+        if source.cursor_pipeline is None
+        else json_util.loads(source.cursor_pipeline, json_options=_RELAXED)
+    )
+    split: list[dict[str, Any]] = (
+        [{"$changeStreamSplitLargeEvent": {}}]
+        if source.cursor_oversize_handling_mode is OversizeMode.SPLIT
+        else []
+    )
+    match source.cursor_pipeline_order:
+        case PipelineOrder.INTERNAL_FIRST:
+            return [*internal, *user, *split]
+        case PipelineOrder.USER_FIRST:
+            return [*user, *internal, *split]
+        case PipelineOrder.USER_ONLY:
+            return [*user, *split]
+
+
+def full_document(source: Source) -> str | None:
+    """The stream's `fullDocument`; post-images are asked for where available, as a missing one must not end a
+    stream.
+    """
+    if not source.capture_mode.has_full_updates:
+        return None
+    match source.capture_mode_full_update_type:
+        case FullUpdateType.LOOKUP:
+            return "updateLookup"
+        case FullUpdateType.POST_IMAGE:
+            return "whenAvailable"
+
+
+def full_document_before_change(source: Source) -> str | None:
+    """The stream's `fullDocumentBeforeChange`."""
+    return "whenAvailable" if source.capture_mode.has_pre_images else None
+
+
+def stream_scope(source: Source, *, databases: Sequence[str] = ()) -> Scope:
+    """What to open the stream on: `capture.scope`, or without it one database where the include lists leave
+    one.
+
+    A database stream needs no more than `read` on it. `databases` are the names that the server knows: lists
+    are blind to case and streams are not, so a name of theirs is preferred to the list's spelling.
+    """
+    match source.capture_scope:
+        case CaptureScope.DEPLOYMENT:
+            return Scope(CaptureScope.DEPLOYMENT)
+        case CaptureScope.DATABASE:
+            return Scope(CaptureScope.DATABASE, source.capture_target)
+        case CaptureScope.COLLECTION:
+            db, _, collection = (source.capture_target or "").partition(".")
+            return Scope(CaptureScope.COLLECTION, db, collection)
+        case None:
+            return _narrowest(of(source), databases)
+
+
+def fingerprint(source: Source) -> str:
+    """32 hex digits that change with everything that decides which events a stream carries, and with nothing
+    else.
+
+    A position belongs to a stream; after a change it is resumed by time and not by its token. The spelling of
+    lists, their order, connections, bounds and what is done with an event afterwards do not count.
+    """
+    stream = {
+        "scope": str(stream_scope(source)),
+        "pipeline": pipeline(source),
+        "fullDocument": full_document(source),
+        "fullDocumentBeforeChange": full_document_before_change(source),
+        "showExpandedEvents": True,
+        "skip": _skip_threshold(source),
+    }
+    text = json_util.dumps(stream, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+_RELAXED = json_util.JSONOptions(tz_aware=False)
+_REGEX_LIMIT = 16_000  # the server refuses regular expressions above 32764 bytes
+
+
+def _captured(filter_: Filter, field: str) -> dict[str, Any] | None:
+    """The condition on the namespace in `field` (`ns`, or the `to` of a rename); None where all namespaces
+    pass.
+    """
+    conditions = [
+        *_database_conditions(filter_.databases, field),
+        *_collection_conditions(filter_.collections, field),
+    ]
+    if not conditions:
+        return None
+    if filter_.signals is None:
+        return _all(conditions)
+    db, _, collection = filter_.signals.partition(".")
+    return {"$or": [_all(conditions), {f"{field}.db": db, f"{field}.coll": collection}]}
+
+
+def _database_conditions(names: Names, field: str) -> list[dict[str, Any]]:
+    included = _server_texts(names.include)
+    if included is not None:
+        return [_matching(f"{field}.db", included)] if included else _excluded_databases(names, field)
+    return []
+
+
+def _excluded_databases(names: Names, field: str) -> list[dict[str, Any]]:
+    known = [text for pattern in names.exclude if (text := pattern.server_text) is not None]
+    return [{"$nor": [_matching(f"{field}.db", known)]}] if known else []
+
+
+def _collection_conditions(names: Names, field: str) -> list[dict[str, Any]]:
+    if names.include:
+        return (
+            [_any(_namespace_clauses(names.include, field))]
+            if _server_texts(names.include) is not None
+            else []
+        )
+    known = tuple(pattern for pattern in names.exclude if pattern.server_text is not None)
+    return [{"$nor": _namespace_clauses(known, field)}] if known else []
+
+
+def _namespace_clauses(entries: Sequence[Pattern], field: str) -> list[dict[str, Any]]:
+    """One clause a database whose name is plain: the server can look for it in the oplog; one over all the
+    others.
+    """
+    by_database: dict[str, list[str]] = {}
+    others: list[str] = []
+    for entry in entries:
+        pairs = entry.by_database()
+        if pairs is None:
+            others.append(entry.server_text or "")
+        for db, collection in pairs or ():
+            by_database.setdefault(db.lower(), []).append(collection.text)
+    clauses = [
+        {**_matching(f"{field}.db", [patterns.literal(db).text]), **_matching(f"{field}.coll", collections)}
+        for db, collections in sorted(by_database.items())
+    ]
+    name = {"$concat": [f"${field}.db", ".", f"${field}.coll"]}
+    whole = [
+        {"$expr": {"$regexMatch": {"input": name, "regex": regex, "options": "i"}}}
+        for regex in _anchored(others)
+    ]
+    return [*clauses, *whole]
+
+
+def _matching(field: str, texts: Sequence[str]) -> dict[str, Any]:
+    regexes = [{"$regex": regex, "$options": "i"} for regex in _anchored(texts)]
+    return {field: regexes[0]} if len(regexes) == 1 else {"$or": [{field: regex} for regex in regexes]}
+
+
+def _anchored(texts: Iterable[str]) -> list[str]:
+    """As few regular expressions as the server's limit allows, each over the whole name; sorted, so that
+    order is none.
+    """
+    groups: list[list[str]] = []
+    size = _REGEX_LIMIT
+    for text in sorted(set(texts)):
+        size += len(text.encode()) + 1
+        if size > _REGEX_LIMIT:
+            groups.append([])
+            size = len(text.encode())
+        groups[-1].append(text)
+    return [rf"^(?:{'|'.join(group)})\z" for group in groups]
+
+
+def _server_texts(entries: Iterable[Pattern]) -> list[str] | None:
+    """The entries in the server's dialect; None where one of them is not certain, for then the list says
+    nothing.
+    """
+    texts = [entry.server_text for entry in entries]
+    return None if None in texts else [text for text in texts if text is not None]
+
+
+def _all(conditions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return conditions[0] if len(conditions) == 1 else {"$and": list(conditions)}
+
+
+def _any(conditions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return conditions[0] if len(conditions) == 1 else {"$or": list(conditions)}
+
+
+def _narrowest(filter_: Filter, databases: Sequence[str]) -> Scope:
+    written = _pinned_databases(filter_)
+    if filter_.signals is not None:
+        written = [*written, filter_.signals.partition(".")[0]] if written else []
+    if len({name.casefold() for name in written}) != 1:
+        return Scope(CaptureScope.DEPLOYMENT)
+    known = [name for name in databases if name.casefold() == written[0].casefold()]
+    return Scope(CaptureScope.DATABASE, known[0] if len(known) == 1 else written[0])
+
+
+def _pinned_databases(filter_: Filter) -> list[str]:
+    """The databases to which the include lists confine a pipeline; empty where they leave them open."""
+    names = [pattern.literal for pattern in filter_.databases.include]
+    if names and None not in names:
+        return [name for name in names if name is not None]
+    pairs = [pattern.by_database() for pattern in filter_.collections.include]
+    if not pairs or None in pairs:
+        return []
+    return [db for db, _ in itertools.chain.from_iterable(pair for pair in pairs if pair is not None)]
+
+
+def _skip_threshold(source: Source) -> int | None:
+    skips = source.cursor_oversize_handling_mode is OversizeMode.SKIP
+    return source.cursor_oversize_skip_threshold if skips else None

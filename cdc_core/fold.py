@@ -1,0 +1,398 @@
+"""Partial updates applied to documents as the server applied them: `updateDescription` onto what is stored.
+
+Everything here works on parsed type-exact Extended JSON (`orjson.loads` of what `cdc_core.extended_json`
+writes), and nothing here raises on data: a base that is newer than the update, a path that leads nowhere and
+a text that cannot be read are answers, not errors.
+
+How a path is read:
+
+* every path of an update is resolved against the document before any of them is applied; then
+  truncatedArrays, updatedFields, removedFields;
+* where the server says how (`disambiguatedPaths`, MongoDB 6.1 with `showExpandedEvents`), that decides, and a
+  path that it does not list has no names with dots;
+* otherwise a numeric component is an index in an array and a name in a document, and a *name that holds dots*
+  that takes part in any reading of the path leaves it undecided: nothing is applied there, the document is
+  incomplete;
+* a path through something that is no container is what a base looks like that is newer than the update:
+  nothing is applied there, because what made the base so is a later update of the same history. It counts as
+  undecided until that later update comes, since a new field with dots in its name looks the same.
+
+Applying a whole history, or the rest of one, to any later state of the document gives its end.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc_core import bronze, extended_json
+
+Document = dict[str, Any]
+Container = dict[str, Any] | list[Any]
+
+PADDING_LIMIT = 1_500_000
+"""How far past its end the server extends an array; a greater index is no index."""
+OUTPUT_BYTES = 64 * 1024 * 1024
+"""A batch of results is closed at this size, so that no Arrow string column overflows."""
+
+_INDEX = re.compile(r"(?:0|[1-9][0-9]{0,9})\Z", re.ASCII)
+
+
+class Update(NamedTuple):
+    """One update event's description: immutable (a tuple, because millions are made).
+
+    Paths are the server's, with the fields' real names; values are parsed type-exact Extended JSON.
+    `disambiguated_paths` is None where the server did not send any, which is not the same as an empty one.
+    """
+
+    sequence: str
+    updated_fields: Mapping[str, Any]
+    removed_fields: Sequence[str] = ()
+    truncated_arrays: Sequence[tuple[str, int]] = ()
+    disambiguated_paths: Mapping[str, Sequence[str | int]] | None = None
+    is_readable: bool = True
+
+    @classmethod
+    def from_bronze(cls, struct: Mapping[str, Any]) -> Update:
+        """The update of a bronze row's `sequence` and `updateDescription`; an unreadable one does nothing."""
+        description = struct["updateDescription"]
+        if description is None:
+            return cls.unreadable(struct["sequence"])
+        return _update(struct["sequence"], *(description[field.name] for field in bronze.UPDATE_DESCRIPTION))
+
+    @classmethod
+    def unreadable(cls, sequence: str) -> Update:
+        """An update of which nothing is known but its place in the order."""
+        return cls(sequence, {}, is_readable=False)
+
+
+class Applied(NamedTuple):
+    """A document after one update, and the paths of the update that could not be decided."""
+
+    document: Document
+    undecided: tuple[str, ...]
+
+
+class Folded(NamedTuple):
+    """A document after many updates; None where nothing of it is known."""
+
+    document: Document | None
+    incomplete: bool
+
+
+class _Undecided(NamedTuple):
+    """A path left out. `blocked`: where the plain way ends; None where only a whole document can decide."""
+
+    path: str
+    blocked: str | None
+
+
+class _Place(NamedTuple):
+    """A field of a document (container and stored name) or an element of an array (container and index)."""
+
+    container: Any
+    step: Any
+
+
+def apply(document: Document, update: Update) -> Applied:
+    """The document after the update; the arguments stay as they are."""
+    changed = _copied(document)
+    undecided = _apply_in_place(changed, _owned(update))
+    return Applied(changed, tuple(item.path for item in undecided))
+
+
+def fold(base: Document | None, updates: Sequence[Update]) -> Folded:
+    """The document after the updates, in their `sequence`'s order, whatever order they come in.
+
+    Without a base the result holds what the updates tell for certain (whole top-level fields) and is
+    incomplete. An update that was applied already may come again together with those that follow it.
+    """
+    ordered = sorted(map(_owned, updates), key=_sequence)
+    return _fold_in_place(None if base is None else _copied(base), ordered)
+
+
+def fold_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """One row `__key, document, incomplete` for each row `__key, base, updates`, in order; for `mapInArrow`.
+
+    `base` STRING is the stored document or null, `updates` ARRAY<STRUCT<sequence, updateDescription>> in any
+    order, `document` STRING the folded document as type-exact Extended JSON, null where nothing is known.
+    """
+    for batch in batches:
+        yield from _folded_batch(batch)
+
+
+def _fold_in_place(base: Document | None, updates: Sequence[Update]) -> Folded:
+    """The fold over values that it may keep and change; the updates are in order."""
+    if base is None and not updates:
+        return Folded(None, True)
+    document: Document = {} if base is None else base
+    is_lost = base is None
+    blocked: list[str] = []
+    for update in updates:
+        if blocked:
+            blocked = [path for path in blocked if not _explains(update, path)]
+        for undecided in _apply_in_place(document, update):
+            is_lost = is_lost or undecided.blocked is None
+            blocked += () if undecided.blocked is None else (undecided.blocked,)
+    return Folded(document, is_lost or bool(blocked))
+
+
+def _apply_in_place(document: Document, update: Update) -> Sequence[_Undecided]:
+    """Applies what can be decided and returns the rest; the document takes the update's own values."""
+    if not update.is_readable:
+        return (_Undecided("", None),)
+    edits: list[tuple[Callable[[_Place, Any], None], str, Any]]
+    edits = [(_set, path, value) for path, value in update.updated_fields.items()]
+    if update.truncated_arrays or update.removed_fields:
+        cuts = ((_truncate, path, size) for path, size in update.truncated_arrays)
+        edits = [*cuts, *edits, *((_remove, path, None) for path in update.removed_fields)]
+    readings = [_reading(document, path, update, is_set=edit is _set) for edit, path, _ in edits]
+    for (edit, _, argument), reading in zip(edits, readings, strict=True):
+        if isinstance(reading, _Place):
+            edit(reading, argument)
+    return [reading for reading in readings if isinstance(reading, _Undecided)]
+
+
+def _reading(document: Document, path: str, update: Update, *, is_set: bool) -> _Place | _Undecided | None:
+    """Where the path leads in the document; None where there is nothing to do."""
+    if "." not in path:
+        return _Place(document, _stored(path))
+    named = update.disambiguated_paths
+    components = (
+        path.split(".") if named is None or path not in named else [str(part) for part in named[path]]
+    )
+    walk = _walk(document, components)
+    if named is None and (
+        _is_within(components, update) or _has_dotted_reading(walk, components, is_set=is_set)
+    ):
+        return _Undecided(path, None)
+    if len(walk) == len(components) and (step := _step(walk[-1], components[-1])) is not None:
+        return _Place(walk[-1], step)
+    return _Undecided(path, ".".join(components[: len(walk)])) if is_set and named is None else None
+
+
+def _walk(document: Document, components: Sequence[str]) -> list[Container]:
+    """The containers that the components lead through; fewer than these where the way ends early."""
+    walk: list[Container] = [document]
+    for component in components[:-1]:
+        child = _child(walk[-1], component)
+        if not _is_container(child):
+            break
+        walk.append(child)
+    return walk
+
+
+def _has_dotted_reading(walk: Sequence[Container], components: Sequence[str], *, is_set: bool) -> bool:
+    """Whether a name with dots takes part: one that is there, or a new one whose neighbours have dots too."""
+    documents = walk[: len(components) - 1]
+    for depth, here in enumerate(documents):
+        if isinstance(here, dict) and any(name in here for name in _dotted_names(components, depth)):
+            return True
+    if not is_set or (len(walk) == len(components) and _has(walk[-1], components[-1])):
+        return False
+    return any("." in name for here in documents if isinstance(here, dict) for name in here)
+
+
+def _is_within(components: Sequence[str], update: Update) -> bool:
+    """Whether the update sets what the path lies in, too: then one of the two has a name with dots."""
+    fields = update.updated_fields
+    return len(fields) > 1 and any(".".join(components[:end]) in fields for end in range(1, len(components)))
+
+
+def _dotted_names(components: Sequence[str], start: int) -> list[str]:
+    """The names, as stored, that two or more of the components can be from `start` on."""
+    return [_stored(".".join(components[start:end])) for end in range(start + 2, len(components) + 1)]
+
+
+def _is_container(value: object) -> bool:
+    """A document or an array, and not the wrapper of a scalar."""
+    if isinstance(value, dict):
+        return not extended_json.is_wrapper(value)
+    return isinstance(value, list)
+
+
+def _child(container: Container, component: str) -> Any:
+    """What the component names in the container; None where that is nothing."""
+    step = _step(container, component)
+    if isinstance(container, dict):
+        return container.get(step)
+    return container[step] if step is not None and step < len(container) else None
+
+
+def _has(container: Container, component: str) -> bool:
+    step = _step(container, component)
+    return step in container if isinstance(container, dict) else step is not None and step < len(container)
+
+
+def _step(container: Container, component: str) -> Any:
+    """The stored name in a document, the index in an array; None for what no array has as an index."""
+    if isinstance(container, dict):
+        return _stored(component)
+    if not _INDEX.match(component):
+        return None
+    index = int(component)
+    return index if index <= len(container) + PADDING_LIMIT else None
+
+
+def _stored(name: str) -> str:
+    return extended_json.escape_key(name) if name[:1] == "$" else name
+
+
+def _set(place: _Place, value: Any) -> None:
+    container, step = place
+    if isinstance(container, list) and step >= len(container):
+        container.extend([None] * (step + 1 - len(container)))
+    container[step] = value
+
+
+def _remove(place: _Place, _: None) -> None:
+    """Removes a field. The server removes no elements: an array here is newer than the update, and stays."""
+    if isinstance(place.container, dict):
+        place.container.pop(place.step, None)
+
+
+def _truncate(place: _Place, size: int) -> None:
+    """Cuts an array; what is no array, or shorter, is newer than the update, and stays."""
+    array = _element(place)
+    if isinstance(array, list):
+        del array[size:]
+
+
+def _element(place: _Place) -> object:
+    container, step = place
+    if isinstance(container, dict):
+        return container.get(step)
+    return container[step] if step < len(container) else None
+
+
+def _explains(update: Update, blocked: str) -> bool:
+    """Whether the update changes the path or what it lies in as a whole: what a newer base must have seen."""
+    changed = {
+        *update.updated_fields,
+        *update.removed_fields,
+        *(field for field, _ in update.truncated_arrays),
+    }
+    components = blocked.split(".")
+    return any(".".join(components[:end]) in changed for end in range(1, len(components) + 1))
+
+
+def _sequence(update: Update) -> str:
+    return update.sequence
+
+
+def _owned(update: Update) -> Update:
+    """The update with values of its own, so that applying later ones to them changes no argument."""
+    return update._replace(updated_fields=_copied(update.updated_fields))
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _copied(item) for name, item in value.items()}
+    return [_copied(item) for item in value] if isinstance(value, list) else value
+
+
+# Arrow
+
+
+def _folded_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    text = batch.schema.field("base").type
+    schema = pa.schema(
+        [("__key", batch.schema.field("__key").type), ("document", text), ("incomplete", pa.bool_())]
+    )
+    documents: list[bytes | None] = []
+    incomplete: list[bool] = []
+    start, size = 0, 0
+    for base, updates in zip(
+        batch.column("base").to_pylist(), _updates(batch.column("updates")), strict=True
+    ):
+        document, is_incomplete = _folded(base, updates)
+        documents.append(document)
+        incomplete.append(is_incomplete)
+        size += len(document or b"")
+        if size >= OUTPUT_BYTES:
+            yield _results(batch.column("__key").slice(start, len(documents)), documents, incomplete, schema)
+            start, size, documents, incomplete = start + len(documents), 0, [], []
+    yield _results(batch.column("__key").slice(start), documents, incomplete, schema)
+
+
+def _results(
+    keys: pa.Array, documents: Sequence[bytes | None], incomplete: Sequence[bool], schema: pa.Schema
+) -> pa.RecordBatch:
+    columns = [keys, pa.array(documents, schema.field("document").type), pa.array(incomplete, pa.bool_())]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _folded(base: str | None, updates: list[Update]) -> tuple[bytes | None, bool]:
+    """One row's result; a stored document that cannot be read counts as unknown."""
+    if len(updates) > 1:
+        updates.sort(key=_sequence)
+    folded = _fold_in_place(_read(base), updates)
+    return None if folded.document is None else _written(folded.document), folded.incomplete
+
+
+def _read(text: str | None) -> Any:
+    """The parsed document, None where there is none or the text is not a document."""
+    if text is None:
+        return None
+    try:
+        document = orjson.loads(text)
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _written(document: Document) -> bytes:
+    try:
+        return orjson.dumps(document)
+    except orjson.JSONEncodeError:  # deeper than its 254 levels
+        return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _update(
+    sequence: str,
+    updated_fields: str | None,
+    removed_fields: Sequence[str] | None,
+    truncated_arrays: Sequence[Mapping[str, Any]] | None,
+    disambiguated_paths: str | None,
+) -> Update:
+    """An update of the texts of a bronze row."""
+    updated = _paths(updated_fields)
+    named = None if disambiguated_paths is None else _paths(disambiguated_paths)
+    if updated is None or (named is None and disambiguated_paths is not None):
+        return Update.unreadable(sequence)
+    cuts = [(cut["field"], cut["size"]) for cut in truncated_arrays] if truncated_arrays else ()
+    return Update(sequence, updated, removed_fields or (), cuts, named)
+
+
+def _paths(text: str | None) -> Any:
+    """A document whose names are paths, with their real names; None where the text is not a document."""
+    if text is None:
+        return {}
+    parsed = _read(text)
+    if parsed and '"$$' in text:
+        return {extended_json.unescape_key(path): value for path, value in parsed.items()}
+    return parsed
+
+
+def _updates(column: pa.Array) -> Iterator[list[Update]]:
+    """The updates of each row, read column by column, which is several times as fast as row by row."""
+    sequences, descriptions = column.flatten().flatten()
+    rows = zip(sequences.to_pylist(), *map(_values, descriptions.flatten()), strict=True)
+    described = descriptions.is_valid().to_pylist()
+    updates = (
+        _update(*row) if is_described else Update.unreadable(row[0])
+        for is_described, row in zip(described, rows, strict=True)
+    )
+    for count in pc.fill_null(pc.list_value_length(column), 0).to_pylist():
+        yield list(itertools.islice(updates, count))
+
+
+def _values(column: pa.Array) -> Sequence[Any]:
+    return [None] * len(column) if column.null_count == len(column) else column.to_pylist()

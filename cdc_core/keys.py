@@ -1,0 +1,141 @@
+"""The `key` of a document: one text for all the values of `_id` that MongoDB's unique index holds equal.
+
+Extended JSON with the numbers made alike at every depth: int32 5, int64 5, double 5.0 and decimal 5.00 are
+all `5`. Zero of any kind is `0`; every NaN is one value, and so is each infinity. Other numbers stand for
+their exact value: an integer of 64 bits in plain digits, the rest as
+`{"$numberDecimal":"<digits>E<exponent>"}` without trailing zeros; a double whose exact value has more than 34
+digits equals no decimal and stays `{"$numberDouble":"<shortest>"}`, so that double 0.1 and decimal 0.1 are
+two keys, as they are two documents. A symbol is a string; documents keep the order of their fields; booleans
+are no numbers, subtypes of binaries differ, and text is neither folded nor normalised.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+
+import orjson
+from bson.code import Code
+from bson.dbref import DBRef
+from bson.decimal128 import Decimal128
+from bson.int64 import Int64
+from bson.objectid import ObjectId
+
+from cdc_core import extended_json
+
+_DECIMAL_DIGITS = 34
+_INT64 = range(-(1 << 63), 1 << 63)
+_int32 = struct.Struct("<i").unpack
+_int64 = struct.Struct("<q").unpack
+
+
+def canonical(value: object) -> str:
+    """The key of a Python or bson value of `_id`; ValueError for what has no BSON type."""
+    kind = type(value)
+    if kind is ObjectId:
+        return f'{{"$oid":"{value}"}}'
+    if kind is str:
+        return orjson.dumps(value).decode()
+    if kind is int or kind is Int64:
+        return str(value)
+    return _text(value)
+
+
+def canonical_raw(raw_document: bytes, field: str = "_id") -> str:
+    """The key of a field of a raw BSON document, exact where decoding is not (undefined, repeated fields).
+
+    KeyError where the document has no such field, ValueError where the bytes are no BSON.
+    """
+    name = field.encode()
+    for element in extended_json.elements(raw_document):
+        if element.name == name:
+            return _canonical_bytes(element.kind, raw_document[element.start : element.end])
+    raise KeyError(field)
+
+
+def _canonical_bytes(kind: int, raw: bytes) -> str:
+    if kind == 0x07:
+        return f'{{"$oid":"{raw.hex()}"}}'
+    if kind == 0x10:
+        return str(_int32(raw)[0])
+    if kind == 0x12:
+        return str(_int64(raw)[0])
+    return canonical(extended_json.decoded(kind, raw))
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(int(value))
+    if isinstance(value, float):
+        return _double(value)
+    if isinstance(value, Decimal128):
+        return _decimal(value)
+    if isinstance(value, extended_json.Symbol):
+        return orjson.dumps(value.text).decode()
+    if isinstance(value, Mapping):
+        return _document(value.items())
+    if isinstance(value, extended_json.RepeatedFields):
+        return _document(value.items)
+    if isinstance(value, DBRef):
+        return _document(value.as_doc().items())
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(_text, value))}]"
+    if isinstance(value, extended_json.ScopedCode):
+        return _scoped(value.code, _document(value.scope.items))
+    if isinstance(value, Code) and value.scope is not None:
+        return _scoped(str(value), _document(value.scope.items()))
+    return extended_json.dumps_value(value).decode()
+
+
+def _document(items: Iterable[tuple[str, object]]) -> str:
+    fields = (
+        f"{orjson.dumps(extended_json.escape_key(name)).decode()}:{_text(item)}" for name, item in items
+    )
+    return f"{{{','.join(fields)}}}"
+
+
+def _scoped(code: str, scope: str) -> str:
+    return f'{{"$code":{orjson.dumps(code).decode()},"$scope":{scope}}}'
+
+
+def _double(value: float) -> str:
+    if value != value or value in (float("inf"), float("-inf")):
+        return _special(value)
+    if value.is_integer() and int(value) in _INT64:
+        return str(int(value))
+    sign, digits, exponent = Decimal(value).as_tuple()
+    stripped = _stripped(digits)
+    if len(stripped) > _DECIMAL_DIGITS:
+        return f'{{"$numberDouble":"{value!r}"}}'
+    return _number(sign, stripped, int(exponent) + len(digits) - len(stripped))
+
+
+def _decimal(value: Decimal128) -> str:
+    number = value.to_decimal()
+    if not number.is_finite():
+        return _special(float("nan") if number.is_nan() else float(number))
+    sign, digits, exponent = number.as_tuple()
+    stripped = _stripped(digits)
+    return _number(sign, stripped, int(exponent) + len(digits) - len(stripped))
+
+
+def _special(value: float) -> str:
+    name = "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+    return f'{{"$numberDecimal":"{name}"}}'
+
+
+def _stripped(digits: tuple[int, ...]) -> str:
+    return "".join(map(str, digits)).rstrip("0")
+
+
+def _number(sign: int, digits: str, exponent: int) -> str:
+    """The text of ±digits × 10^exponent."""
+    if not digits:
+        return "0"
+    minus = "-" if sign else ""
+    if 0 <= exponent < 20 and int(minus + digits) * 10**exponent in _INT64:
+        return f"{minus}{digits}{'0' * exponent}"
+    return f'{{"$numberDecimal":"{minus}{digits}E{exponent}"}}'

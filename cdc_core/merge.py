@@ -1,0 +1,177 @@
+"""The SQL that brings reduced, typed rows into a collection's table, and the ALTERs that make room for them.
+
+A source row has the table's columns, `__guard` and `__action` (`cdc_core.reduce`). Every clause is guarded by sequence: a
+row that holds a later document, or knows of a later event, keeps it, so that a statement may be run again, and ranges
+in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import types as T
+
+from cdc_core import reduce
+
+def quoted(name: str) -> str:
+    """The name as one part of a Spark SQL identifier."""
+    return f"`{name.replace('`', '``')}`"
+
+
+def literal(text: str) -> str:
+    """The text as a Spark SQL string literal."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return "'" + "".join(c if c >= " " else f"\\u{ord(c):04x}" for c in escaped) + "'"
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One MERGE, as text.
+
+    `columns` are the table's, in the source too; `added` those of them that `add.fields` asked for. `removes`,
+    `marks_deleted` and `has_incomplete` say what may be among the rows, beside documents.
+    """
+
+    target: str
+    source: str
+    columns: Sequence[str]
+    added: Sequence[str] = ()
+    removes: bool = False
+    marks_deleted: bool = False
+    has_incomplete: bool = False
+    is_late: bool = False
+    keys: Sequence[tuple[str, str]] = ()
+    hint: str = ""
+
+    def render(self) -> str:
+        """The statement; `keys` become literal ranges over the target, which skip files."""
+        source = f"(SELECT {self.hint} * FROM {quoted(self.source)})" if self.hint else quoted(self.source)
+        condition = f"t.`__key` = s.`__key`{self._pruning()}"
+        clauses = "\n".join(self._clauses())
+        return f"MERGE INTO {self.target} AS t USING {source} AS s ON {condition}\n{clauses}"
+
+    def _pruning(self) -> str:
+        if not self.keys:
+            return ""
+        spans = (f"t.`__key` BETWEEN {literal(low)} AND {literal(high)}" for low, high in self.keys)
+        return f" AND ({' OR '.join(spans)})"
+
+    def _clauses(self) -> Iterator[str]:
+        is_newer = "s.`__sequence` > t.`__sequence`"
+        is_document = f"s.`__action` = {literal(reduce.Action.DOCUMENT.value)} AND "
+        only_documents = not (self.removes or self.has_incomplete)
+        if self.removes:
+            yield f"WHEN MATCHED AND s.`__action` = {literal(reduce.Action.REMOVE.value)} AND {is_newer} THEN DELETE"
+        holds_older = "s.`__guard` > coalesce(t.`__known`, t.`__sequence`)"
+        yield f"WHEN MATCHED AND {'' if only_documents else is_document}{holds_older} THEN UPDATE SET {self._document()}"
+        if self.marks_deleted:
+            marks = self._assigned((*self.added, "__sequence", "__batch"))
+            undoubted = "t.`__deleted` = true, t.`__incomplete` = false, t.`__known` = NULL"
+            yield f"WHEN MATCHED AND s.`__deleted` AND {is_newer} THEN UPDATE SET {undoubted}, {marks}"
+        if self.has_incomplete:
+            marks = self._assigned(("__sequence", "__batch"))
+            doubted = "t.`__incomplete` = true, t.`__known` = coalesce(t.`__known`, t.`__sequence`)"
+            yield f"WHEN MATCHED AND s.`__incomplete` AND {is_newer} THEN UPDATE SET {doubted}, {marks}"
+        is_kept = f" AND s.`__action` <> {literal(reduce.Action.REMOVE.value)}" if self.removes else ""
+        names = ", ".join(map(quoted, self.columns))
+        values = ", ".join(f"s.{quoted(name)}" for name in self.columns)
+        yield f"WHEN NOT MATCHED{is_kept} THEN INSERT ({names}) VALUES ({values})"
+
+    def _document(self) -> str:
+        """A newer document; a row that knows of an event after it stays incomplete, with that event's sequence."""
+        if not self.is_late:
+            return self._assigned(self.columns)
+        doubted = "s.`__incomplete` OR s.`__sequence` < t.`__sequence`"
+        plain = [name for name in self.columns if name not in ("__sequence", "__incomplete", "__known")]
+        return (
+            f"{self._assigned(plain)}, t.`__sequence` = greatest(s.`__sequence`, t.`__sequence`), "
+            f"t.`__incomplete` = ({doubted}), t.`__known` = CASE WHEN {doubted} THEN s.`__guard` END"
+        )
+
+    def _assigned(self, names: Sequence[str]) -> str:
+        return ", ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in names)
+
+
+HAS_NO_BASE = "(coalesce(`__incomplete`, false) AND coalesce(`__known`, '') = '')"
+"""SQL over a silver table: no document of the row was ever known."""
+
+
+@dataclass(frozen=True)
+class Alteration:
+    """What a table's columns lack: ALTER TABLE statements without their table, and what no statement can do."""
+
+    added: tuple[str, ...] = ()
+    widened: tuple[str, ...] = ()
+    impossible: tuple[str, ...] = ()
+
+    @property
+    def statements(self) -> tuple[str, ...]:
+        """All of them, in an order that works."""
+        return (*self.added, *self.widened)
+
+
+def alterations(current: T.StructType, wanted: T.StructType) -> Alteration:
+    """The statements that bring the columns of `current` to hold those of `wanted`; none where they do already.
+
+    New columns stand after their neighbour in `wanted`, new fields at the end of their struct; a type only changes to
+    one that Delta widens to in place. Columns that `wanted` has not are left alone.
+    """
+    added: list[str] = []
+    widened: list[str] = []
+    impossible: list[str] = []
+    previous: str | None = None
+    for field in wanted.fields:
+        if field.name in current.names:
+            _compare(current[field.name].dataType, field.dataType, quoted(field.name), added, widened, impossible)
+        else:
+            place = "FIRST" if previous is None else f"AFTER {quoted(previous)}"
+            added.append(f"{quoted(field.name)} {ddl(field.dataType)} {place}")
+        previous = field.name
+    adding = (f"ADD COLUMNS ({', '.join(added)})",) if added else ()
+    return Alteration(adding, tuple(f"ALTER COLUMN {change}" for change in widened), tuple(impossible))
+
+
+def _compare(
+    current: T.DataType, wanted: T.DataType, path: str, added: list[str], widened: list[str], impossible: list[str]
+) -> None:
+    if isinstance(current, T.StructType) and isinstance(wanted, T.StructType):
+        for field in wanted.fields:
+            below = f"{path}.{quoted(field.name)}"
+            if field.name in current.names:
+                _compare(current[field.name].dataType, field.dataType, below, added, widened, impossible)
+            else:
+                added.append(f"{below} {ddl(field.dataType)}")
+    elif isinstance(current, T.ArrayType) and isinstance(wanted, T.ArrayType):
+        _compare(current.elementType, wanted.elementType, f"{path}.element", added, widened, impossible)
+    elif isinstance(current, T.MapType) and isinstance(wanted, T.MapType):
+        _compare(current.valueType, wanted.valueType, f"{path}.value", added, widened, impossible)
+    elif current != wanted:
+        if _widens(current, wanted):
+            widened.append(f"{path} TYPE {ddl(wanted)}")
+        elif not _widens(wanted, current):
+            impossible.append(f"{path}: {current.simpleString()} to {wanted.simpleString()}")
+
+
+def _widens(current: T.DataType, wanted: T.DataType) -> bool:
+    """Whether Delta changes the type in place (`reference`: INT to BIGINT, DOUBLE, DECIMAL; BIGINT to DECIMAL; wider DECIMAL)."""
+    digits = {T.IntegerType: 10, T.LongType: 20}.get(type(current))
+    if isinstance(wanted, T.DecimalType):
+        if isinstance(current, T.DecimalType):
+            grown = wanted.scale - current.scale
+            return grown >= 0 and wanted.precision - current.precision >= grown
+        return digits is not None and wanted.precision - wanted.scale >= digits
+    return isinstance(current, T.IntegerType) and isinstance(wanted, (T.LongType, T.DoubleType))
+
+
+def ddl(type_: T.DataType) -> str:
+    """The type as Spark SQL writes it, names quoted."""
+    match type_:
+        case T.StructType():
+            return f"STRUCT<{', '.join(f'{quoted(field.name)}: {ddl(field.dataType)}' for field in type_.fields)}>"
+        case T.ArrayType():
+            return f"ARRAY<{ddl(type_.elementType)}>"
+        case T.MapType():
+            return f"MAP<{ddl(type_.keyType)}, {ddl(type_.valueType)}>"
+        case _:
+            return type_.simpleString().upper()

@@ -1,0 +1,124 @@
+"""One entry of an include or exclude list: what it matches here, and how the server can be asked the same.
+
+Debezium's rules: an entry is a regular expression that matches the whole name, upper and lower case alike; in
+literal mode it is the name. Three dialects meet: Java's, in which lists are written, Python's, which decides
+here, and PCRE, in which the server filters. ``\\Q…\\E`` and ``\\uXXXX`` of Java are translated; what else
+Python cannot read is refused when settings are. What Python and PCRE might read differently is never sent to
+the server, which then lets everything pass, and the predicate here decides alone.
+
+Case is folded for all letters in entries that are names, for ASCII letters in the other ones; ``\\w``,
+``\\d``, ``\\s`` and ``\\b`` mean ASCII, as in Java and PCRE.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import warnings
+from dataclasses import dataclass
+
+from cdc_core import values
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """One entry; `text` is a regular expression in Python's dialect."""
+
+    text: str
+
+    def matches(self, name: str) -> bool:
+        """Whether the whole name is meant."""
+        return self._regex.fullmatch(name) is not None
+
+    @functools.cached_property
+    def literal(self) -> str | None:
+        """The one name that is meant, in whatever case; None for a real regular expression."""
+        return _ESCAPED.sub(r"\1", self.text) if _PLAIN.fullmatch(self.text) else None
+
+    @property
+    def server_text(self) -> str | None:
+        """The same in PCRE, with the option ``i``, neither anchored nor grouped; None where that is not
+        certain.
+        """
+        return self.text if _is_name(self.text) or _PORTABLE.fullmatch(self.text) else None
+
+    def by_database(self) -> tuple[tuple[str, Pattern], ...] | None:
+        """An entry over ``database.collection`` as databases, each with the collections in it.
+
+        None where an entry leaves the database open, as ``shop.*`` does: it matches ``shopping.orders``.
+        """
+        if self.server_text is None:
+            return None
+        pairs = [_pinned(alternative) for alternative in values.split_top_level(self.text, "|")]
+        known = tuple(pair for pair in pairs if pair is not None)
+        return known if len(known) == len(pairs) else None
+
+    @functools.cached_property
+    def _regex(self) -> re.Pattern[str]:
+        return re.compile(self.text, re.IGNORECASE if _is_name(self.text) else re.IGNORECASE | re.ASCII)
+
+
+def regex(entry: str) -> Pattern:
+    """An entry of Debezium's lists in regex mode; raises `values.Refused` where Python cannot read it."""
+    pattern = Pattern(_JAVA.sub(_translated, entry))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            pattern._regex  # noqa: B018 - compiled once, here, so that a mistake shows when settings are read
+        except (re.error, FutureWarning, DeprecationWarning) as error:
+            raise values.Refused("a regular expression", str(error)) from None
+    return pattern
+
+
+def literal(entry: str) -> Pattern:
+    """The entry of a list in literal mode."""
+    return Pattern(_escaped(entry))
+
+
+def _is_name(text: str) -> bool:
+    """Whether a regular expression is a name in which a dot may stand for any sign."""
+    return _NAME.fullmatch(text) is not None
+
+
+def _escaped(name: str) -> str:
+    return "".join(f"\\{sign}" if sign in _META else sign for sign in name)
+
+
+def _translated(match: re.Match[str]) -> str:
+    quoted, code, most, other = match.groups()
+    if quoted is not None:
+        return _escaped(quoted)
+    if code is not None:
+        return _escaped(chr(int(code, 16)))
+    return f"{{0,{most}}}" if most is not None else other
+
+
+def _pinned(alternative: str) -> tuple[str, Pattern] | None:
+    match = _DATABASE.fullmatch(alternative)
+    if not match:
+        return None
+    db, dot, rest = match.groups()
+    if dot == "." and not _PLAIN_WITHOUT_DOTS.fullmatch(rest):
+        return None
+    return _ESCAPED.sub(r"\1", db), Pattern(rest)
+
+
+_META = frozenset("\\^$.|?*+()[]{}")
+_JAVA = re.compile(r"\\Q(.*?)(?:\\E|\Z)|\\u([0-9a-fA-F]{4})|\{,([0-9]+)\}|(\\.|.)", re.DOTALL)
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+_PLAIN_SIGN = r"[^\\^$.|?*+()\[\]{}]"
+_PLAIN = re.compile(rf"(?:{_PLAIN_SIGN}|\\[^0-9A-Za-z])*")
+_NAME = re.compile(rf"(?:{_PLAIN_SIGN}|\\[^0-9A-Za-z]|\.)*")
+_PLAIN_WITHOUT_DOTS = re.compile(rf"(?:{_PLAIN_SIGN}|\\[^0-9A-Za-z.])+")
+_DATABASE = re.compile(
+    rf"\^?((?:{_PLAIN_SIGN}|\\[^0-9A-Za-z.])+)(\\\.|\[\.\]|\.)((?![?*+{{]).+?)(?:(?<!\\)\$)?", re.DOTALL
+)
+_PORTABLE = re.compile(
+    r"""(?: [^\\\[\](){}?*+\x00-\x1f\x7f-\U0010ffff]        # a sign that is no operator, or one of . ^ $ |
+          | \\[dDwWsSbB] | \\[^0-9A-Za-z]                   # a class, or an escaped sign
+          | \[\^?(?:[^\[\]\\^&~|\x00-\x1f\x7f-\U0010ffff] | \\[dDwWsS] | \\[^0-9A-Za-z])+\]
+          | \((?!\?) | \(\?: | \(\?<?[=!] | \)
+          | (?:[*+?] | \{[0-9]+(?:,[0-9]*)?\}) \?? (?![*+?{])
+        )*""",
+    re.VERBOSE,
+)

@@ -1,0 +1,707 @@
+"""Every property of `source`, once: its name, type, default, meaning, and whether it is supported yet.
+
+The parser, the defaults and the table in the documents are made from `PROPERTIES`; the attributes of `Source`
+are the same names with dots as underscores. Properties that only make sense for Kafka Connect are in
+`FOREIGN`, each with the reason, so that a pasted or imported connector gets an answer for every line.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any
+
+from cdc_core import values
+
+
+class CaptureMode(enum.Enum):
+    """`capture.mode`: what an update carries."""
+
+    CHANGE_STREAMS = "change_streams"
+    UPDATE_FULL = "change_streams_update_full"
+    WITH_PRE_IMAGE = "change_streams_with_pre_image"
+    UPDATE_FULL_WITH_PRE_IMAGE = "change_streams_update_full_with_pre_image"
+
+    @property
+    def has_full_updates(self) -> bool:
+        """Updates come with the whole document, looked up or from its post-image."""
+        return self in (CaptureMode.UPDATE_FULL, CaptureMode.UPDATE_FULL_WITH_PRE_IMAGE)
+
+    @property
+    def has_pre_images(self) -> bool:
+        """Updates, replaces and deletes come with the document before them, where the collection keeps
+        pre-images.
+        """
+        return self in (CaptureMode.WITH_PRE_IMAGE, CaptureMode.UPDATE_FULL_WITH_PRE_IMAGE)
+
+
+class FullUpdateType(enum.Enum):
+    """`capture.mode.full.update.type`: where the whole document of an update comes from."""
+
+    LOOKUP = "lookup"
+    POST_IMAGE = "post_image"
+
+
+class CaptureScope(enum.Enum):
+    """`capture.scope`: what the change stream is opened on."""
+
+    DEPLOYMENT = "deployment"
+    DATABASE = "database"
+    COLLECTION = "collection"
+
+
+class MatchMode(enum.Enum):
+    """`filters.match.mode`: how entries of include and exclude lists are read."""
+
+    REGEX = "regex"
+    LITERAL = "literal"
+
+
+class SnapshotMode(enum.Enum):
+    """`snapshot.mode`: when a start takes a snapshot. `never`, the older name of `no_data`, reads as
+    `NO_DATA`.
+    """
+
+    ALWAYS = "always"
+    INITIAL = "initial"
+    INITIAL_ONLY = "initial_only"
+    NO_DATA = "no_data"
+    WHEN_NEEDED = "when_needed"
+    CONFIGURATION_BASED = "configuration_based"
+    CUSTOM = "custom"
+
+
+class PipelineOrder(enum.Enum):
+    """`cursor.pipeline.order`: the stages of the settings after, before, or instead of the filters."""
+
+    INTERNAL_FIRST = "internal_first"
+    USER_FIRST = "user_first"
+    USER_ONLY = "user_only"
+
+
+class OversizeMode(enum.Enum):
+    """`cursor.oversize.handling.mode`: what becomes of an event of more than 16 MB."""
+
+    FAIL = "fail"
+    SKIP = "skip"
+    SPLIT = "split"
+
+
+class LimitAction(enum.Enum):
+    """`guardrail.collections.limit.action`."""
+
+    WARN = "warn"
+    FAIL = "fail"
+
+
+class Operation(enum.Enum):
+    """An entry of `skipped.operations`."""
+
+    CREATE = "c"
+    UPDATE = "u"
+    DELETE = "d"
+    TRUNCATE = "t"
+    READ = "r"
+    NONE = "none"
+
+
+class SignalChannel(enum.Enum):
+    """An entry of `signal.enabled.channels`."""
+
+    SOURCE = "source"
+    FILE = "file"
+    TABLE = "table"
+    KAFKA = "kafka"
+
+
+class NotificationChannel(enum.Enum):
+    """An entry of `notification.enabled.channels`; `sink` is a Kafka topic."""
+
+    LOG = "log"
+    TABLE = "table"
+    SINK = "sink"
+
+
+MEBIBYTE = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Property:
+    """One line of the table.
+
+    `supported` is True (every value), False (its default alone) or the tuple of the values that are.
+    `debezium` is the default of the connector where ours differs, and None for a property that is ours.
+    """
+
+    name: str
+    type: values.Type
+    default: Any
+    doc: str
+    supported: bool | tuple[object, ...] = True
+    ours: bool = False
+    debezium_default: str = ""
+
+    @property
+    def attribute(self) -> str:
+        """The attribute of `Source`."""
+        return self.name.replace(".", "_").lower()
+
+    @property
+    def is_required(self) -> bool:
+        """Whether a settings file must have it."""
+        return self.default is MISSING
+
+    @property
+    def default_text(self) -> str:
+        """The default as a settings file would write it; empty for none."""
+        return "" if self.is_required else values.written(self.default)
+
+    def is_supported(self, value: object) -> bool:
+        """Whether this value can be used today."""
+        if value == self.default or self.supported is True:
+            return True
+        return isinstance(self.supported, tuple) and value in self.supported
+
+
+def _property(name: str, type_: values.Type, default: Any, doc: str, **more: Any) -> Any:
+    described = Property(name, type_, default, doc, **more)
+    return field(default=default, metadata={"property": described})
+
+
+_MILLISECONDS = values.Integer(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The validated `source` section: one attribute a property."""
+
+    # Connection
+    mongodb_connection_string: values.Reference = _property(
+        "mongodb.connection.string",
+        values.ConnectionString(),
+        MISSING,
+        "Where the replica set or the mongos routers are; what it says wins over the properties below.",
+    )
+    mongodb_user: values.Reference | None = _property(
+        "mongodb.user", values.Referable(), None, "The user name, or a reference to it.",
+    )
+    mongodb_password: values.Reference | None = _property(
+        "mongodb.password", values.Secret(), None, "A reference to the password, never the password.",
+    )
+    mongodb_authsource: str = _property(
+        "mongodb.authsource", values.Text(), "admin", "The database that holds the user.",
+    )
+    mongodb_ssl_enabled: bool = _property(
+        "mongodb.ssl.enabled", values.Boolean(), False, "Whether connections use TLS.",
+    )
+    mongodb_ssl_invalid_hostname_allowed: bool = _property(
+        "mongodb.ssl.invalid.hostname.allowed",
+        values.Boolean(),
+        False,
+        "Whether the server's certificate may name another host.",
+    )
+    mongodb_ssl_ca_file: str | None = _property(
+        "mongodb.ssl.ca.file",
+        values.Text(),
+        None,
+        "A PEM file with the authorities to trust (the driver's tlsCAFile).",
+        ours=True,
+    )
+    mongodb_ssl_certificate_key_file: str | None = _property(
+        "mongodb.ssl.certificate.key.file",
+        values.Text(),
+        None,
+        "A PEM file with the client's certificate and key (the driver's tlsCertificateKeyFile).",
+        ours=True,
+    )
+    mongodb_ssl_certificate_key_file_password: values.Reference | None = _property(
+        "mongodb.ssl.certificate.key.file.password",
+        values.Secret(),
+        None,
+        "A reference to the password of that key.",
+        ours=True,
+    )
+    mongodb_connect_timeout_ms: int = _property(
+        "mongodb.connect.timeout.ms",
+        _MILLISECONDS,
+        10_000,
+        "How long opening a connection may take; 0 for ever.",
+    )
+    mongodb_server_selection_timeout_ms: int = _property(
+        "mongodb.server.selection.timeout.ms",
+        values.Integer(1),
+        30_000,
+        "How long to wait for a server that can answer, elections included.",
+    )
+    mongodb_socket_timeout_ms: int = _property(
+        "mongodb.socket.timeout.ms", _MILLISECONDS, 0, "How long one answer may take; 0 for ever.",
+    )
+    mongodb_heartbeat_frequency_ms: int = _property(
+        "mongodb.heartbeat.frequency.ms",
+        values.Integer(500),
+        10_000,
+        "How often the driver looks at each server.",
+    )
+
+    # What is captured
+    database_include_list: tuple[str, ...] = _property(
+        "database.include.list", values.Patterns(), (), "The databases to capture; all when empty.",
+    )
+    database_exclude_list: tuple[str, ...] = _property(
+        "database.exclude.list",
+        values.Patterns(),
+        (),
+        "The databases to leave out; not together with the include list.",
+    )
+    collection_include_list: tuple[str, ...] = _property(
+        "collection.include.list",
+        values.Patterns(),
+        (),
+        "The collections to capture, as database.collection; all when empty.",
+    )
+    collection_exclude_list: tuple[str, ...] = _property(
+        "collection.exclude.list",
+        values.Patterns(),
+        (),
+        "The collections to leave out, as database.collection; not together with the include list.",
+    )
+    filters_match_mode: MatchMode = _property(
+        "filters.match.mode",
+        values.Choice(MatchMode),
+        MatchMode.REGEX,
+        "Whether the entries of these lists are regular expressions over the whole name or names; "
+        "upper and lower case are one either way.",
+    )
+    field_exclude_list: tuple[str, ...] = _property(
+        "field.exclude.list",
+        values.Names(),
+        (),
+        "Fields taken out of every event, as database.collection.field.nested; * stands for any signs.",
+    )
+    field_renames: tuple[str, ...] = _property(
+        "field.renames",
+        values.Names(),
+        (),
+        "New names for fields, as database.collection.field.nested:name; applied in the order of the list.",
+    )
+    skipped_operations: tuple[Operation, ...] = _property(
+        "skipped.operations",
+        values.Choices(Operation),
+        (Operation.TRUNCATE,),
+        "Operations that are not captured: c, u, d, r (rows of snapshots), t (MongoDB has none), or none.",
+    )
+
+    # How it is captured
+    capture_mode: CaptureMode = _property(
+        "capture.mode",
+        values.Choice(
+            CaptureMode, {"change_streams_update_full_with_pre-image": CaptureMode.UPDATE_FULL_WITH_PRE_IMAGE}
+        ),
+        CaptureMode.UPDATE_FULL,
+        "Whether updates come with the whole document, and whether with the document before them.",
+        supported=(CaptureMode.UPDATE_FULL_WITH_PRE_IMAGE,),
+    )
+    capture_mode_full_update_type: FullUpdateType = _property(
+        "capture.mode.full.update.type",
+        values.Choice(FullUpdateType),
+        FullUpdateType.LOOKUP,
+        "Whether the whole document is looked up (it may be newer than its event) or the post-image.",
+    )
+    capture_scope: CaptureScope | None = _property(
+        "capture.scope",
+        values.Choice(CaptureScope),
+        None,
+        "What the stream is opened on; left out: the deployment, or the one database that the lists name.",
+        debezium_default="deployment",
+    )
+    capture_target: str | None = _property(
+        "capture.target",
+        values.Text(),
+        None,
+        "The database, or database.collection, of the two narrower scopes.",
+    )
+    capture_start_op_time: int = _property(
+        "capture.start.op.time",
+        values.Integer(-1, 2**64 - 1),
+        -1,
+        "The operation time (seconds * 2^32 + increment) at which a new stream starts; -1 for now.",
+    )
+    cursor_pipeline: str | None = _property(
+        "cursor.pipeline",
+        values.Stages(),
+        None,
+        "Aggregation stages for the change stream, as a JSON array (Extended JSON).",
+    )
+    cursor_pipeline_order: PipelineOrder = _property(
+        "cursor.pipeline.order",
+        values.Choice(PipelineOrder),
+        PipelineOrder.INTERNAL_FIRST,
+        "Whether these stages come after, before, or instead of the filters.",
+    )
+    cursor_max_await_time_ms: int = _property(
+        "cursor.max.await.time.ms",
+        _MILLISECONDS,
+        0,
+        "How long the server may wait for an event before it answers empty; 0 for the server's default.",
+    )
+    cursor_oversize_handling_mode: OversizeMode = _property(
+        "cursor.oversize.handling.mode",
+        values.Choice(OversizeMode),
+        OversizeMode.FAIL,
+        "Whether an event above 16 MB stops the capture, is skipped and counted, or comes in fragments.",
+    )
+    cursor_oversize_skip_threshold: int = _property(
+        "cursor.oversize.skip.threshold",
+        values.Integer(0),
+        0,
+        "The size of a document in bytes above which skip leaves the event out.",
+    )
+    provide_transaction_metadata: bool = _property(
+        "provide.transaction.metadata",
+        values.Boolean(),
+        False,
+        "Whether events carry their transaction, with rows for its beginning and end.",
+    )
+    tombstones_on_delete: bool = _property(
+        "tombstones.on.delete",
+        values.Boolean(),
+        True,
+        "Accepted with either value: tombstones compact a Kafka topic, and tables need none.",
+    )
+
+    # Snapshots
+    snapshot_mode: SnapshotMode = _property(
+        "snapshot.mode",
+        values.Choice(SnapshotMode, {"never": SnapshotMode.NO_DATA}),
+        SnapshotMode.INITIAL,
+        "When a start takes a snapshot: always, initial, initial_only, no_data (once: never), when_needed, "
+        "configuration_based or custom.",
+    )
+    snapshot_mode_configuration_based_snapshot_data: bool = _property(
+        "snapshot.mode.configuration.based.snapshot.data",
+        values.Boolean(),
+        False,
+        "configuration_based: whether a start without a position takes a snapshot.",
+    )
+    snapshot_mode_configuration_based_snapshot_schema: bool = _property(
+        "snapshot.mode.configuration.based.snapshot.schema",
+        values.Boolean(),
+        False,
+        "configuration_based: accepted; MongoDB has no schema to read.",
+    )
+    snapshot_mode_configuration_based_start_stream: bool = _property(
+        "snapshot.mode.configuration.based.start.stream",
+        values.Boolean(),
+        False,
+        "configuration_based: whether streaming follows.",
+    )
+    snapshot_mode_configuration_based_snapshot_on_schema_error: bool = _property(
+        "snapshot.mode.configuration.based.snapshot.on.schema.error",
+        values.Boolean(),
+        False,
+        "configuration_based: accepted; MongoDB has no schema history to lose.",
+    )
+    snapshot_mode_configuration_based_snapshot_on_data_error: bool = _property(
+        "snapshot.mode.configuration.based.snapshot.on.data.error",
+        values.Boolean(),
+        False,
+        "configuration_based: whether a position that the oplog no longer holds leads to a snapshot.",
+    )
+    snapshot_mode_custom_name: str | None = _property(
+        "snapshot.mode.custom.name",
+        values.Text(),
+        None,
+        "custom: the import path of the class that decides, as package.module:Class.",
+    )
+    snapshot_delay_ms: int = _property(
+        "snapshot.delay.ms",
+        _MILLISECONDS,
+        0,
+        "How long to wait before the first snapshot read.",
+    )
+    snapshot_fetch_size: int = _property(
+        "snapshot.fetch.size",
+        values.Integer(0),
+        0,
+        "Documents in one answer of a snapshot read; 0 for the server's default.",
+    )
+    snapshot_max_threads: int | None = _property(
+        "snapshot.max.threads", values.Integer(1, 1024), None,
+        "How many chunks of a snapshot are read at once; left out, as many as Spark has cores.", debezium_default="1")
+    snapshot_include_collection_list: tuple[str, ...] = _property(
+        "snapshot.include.collection.list",
+        values.Patterns(),
+        (),
+        "Which of the captured collections a snapshot reads; all when empty.",
+    )
+    snapshot_collection_filter_overrides: Mapping[str, str] = field(
+        default_factory=dict,
+        metadata={
+            "property": Property(
+                "snapshot.collection.filter.overrides",
+                values.Names(),
+                (),
+                "Collections of which a snapshot reads only what the find filter in "
+                "snapshot.collection.filter.overrides.<database>.<collection> matches."
+            )
+        },
+    )
+    incremental_snapshot_chunk_size: int = _property(
+        "incremental.snapshot.chunk.size",
+        values.Integer(1),
+        1024,
+        "Documents in one chunk of an incremental snapshot.",
+    )
+
+    # Commits and bounds
+    max_batch_size: int = _property(
+        "max.batch.size",
+        values.Integer(1),
+        100_000,
+        "Events in one commit, at most.",
+        debezium_default="2048",
+    )
+    commit_max_bytes: int = _property(
+        "commit.max.bytes",
+        values.Integer(1),
+        64 * MEBIBYTE,
+        "Bytes of events in one commit, about, at most.",
+        ours=True,
+    )
+    commit_interval_ms: int = _property(
+        "commit.interval.ms",
+        values.Integer(1),
+        1_000,
+        "How long an event may wait for its commit.",
+        ours=True,
+    )
+    max_queue_size_in_bytes: int = _property(
+        "max.queue.size.in.bytes",
+        values.Integer(1),
+        256 * MEBIBYTE,
+        "Bytes of events that are read ahead of their commit, at most.",
+        debezium_default="0",
+    )
+    heartbeat_interval_ms: int = _property(
+        "heartbeat.interval.ms",
+        _MILLISECONDS,
+        60_000,
+        "How often an idle stream's position is committed; 0 for never: it may fall out of the oplog.",
+        debezium_default="0",
+    )
+    poll_interval_ms: int = _property(
+        "poll.interval.ms",
+        values.Integer(1),
+        500,
+        "How long to wait when there is nothing to do.",
+        supported=False,
+    )
+
+    # Signals and notifications
+    signal_data_collection: str | None = _property(
+        "signal.data.collection",
+        values.Namespace(),
+        None,
+        "A collection of the source, as database.collection, whose inserts are signals.",
+        supported=False,
+    )
+    signal_enabled_channels: tuple[SignalChannel, ...] = _property(
+        "signal.enabled.channels",
+        values.Choices(SignalChannel),
+        (SignalChannel.SOURCE,),
+        "Where signals come from: source, file, table, kafka.",
+        supported=False,
+    )
+    signal_poll_interval_ms: int = _property(
+        "signal.poll.interval.ms",
+        values.Integer(1),
+        5_000,
+        "How often a channel is asked for signals.",
+        supported=False,
+    )
+    signal_file: str = _property(
+        "signal.file",
+        values.Text(),
+        "file-signals.txt",
+        "The file of the channel file: one JSON signal a line.",
+        supported=False,
+    )
+    signal_kafka_topic: str | None = _property(
+        "signal.kafka.topic",
+        values.Text(),
+        None,
+        "The topic of the channel kafka; <name>-signal when left out.",
+        supported=False,
+    )
+    signal_kafka_bootstrap_servers: str | None = _property(
+        "signal.kafka.bootstrap.servers",
+        values.Text(),
+        None,
+        "The brokers of that topic, as host:port, host:port.",
+        supported=False,
+    )
+    signal_kafka_groupid: str = _property(
+        "signal.kafka.groupId",
+        values.Text(),
+        "kafka-signal",
+        "The consumer group that reads that topic.",
+        supported=False,
+    )
+    notification_enabled_channels: tuple[NotificationChannel, ...] = _property(
+        "notification.enabled.channels",
+        values.Choices(NotificationChannel),
+        (),
+        "Where notifications go: log, table, sink (a Kafka topic).",
+        supported=False,
+    )
+    notification_sink_topic_name: str | None = _property(
+        "notification.sink.topic.name", values.Text(), None, "The topic of the channel sink.", supported=False
+    )
+
+    # Guards and retries
+    guardrail_collections_max: int = _property(
+        "guardrail.collections.max",
+        values.Integer(0),
+        0,
+        "Captured collections, at most; 0 for any number.",
+    )
+    guardrail_collections_limit_action: LimitAction = _property(
+        "guardrail.collections.limit.action",
+        values.Choice(LimitAction),
+        LimitAction.WARN,
+        "What passing that number leads to.",
+    )
+    errors_max_retries: int = _property(
+        "errors.max.retries",
+        values.Integer(-1),
+        -1,
+        "How often in a row a temporary error is tried again; -1 for ever, 0 never.",
+    )
+    errors_retry_delay_initial_ms: int = _property(
+        "errors.retry.delay.initial.ms",
+        values.Integer(1),
+        300,
+        "The wait before the first retry; it doubles with each.",
+    )
+    errors_retry_delay_max_ms: int = _property(
+        "errors.retry.delay.max.ms", values.Integer(1), 10_000, "The longest wait between two retries.",
+    )
+    retriable_restart_connector_wait_ms: int = _property(
+        "retriable.restart.connector.wait.ms",
+        _MILLISECONDS,
+        10_000,
+        "The wait before the capture starts over after a temporary error that retries did not outlast.",
+        supported=False,
+    )
+    topic_prefix: str | None = _property(
+        "topic.prefix",
+        values.Text(),
+        None,
+        "The pipeline's name, where a pasted connector has it; equal to `name`.",
+    )
+
+
+PROPERTIES: tuple[Property, ...] = tuple(each.metadata["property"] for each in fields(Source))
+
+FILTER_OVERRIDE = "snapshot.collection.filter.overrides."
+"""What the names of properties that hold one collection's snapshot filter begin with."""
+
+_KAFKA = "it configures Kafka Connect, and there is no Kafka here"
+_TOPIC = "it names Kafka topics; tables are named after databases and collections"
+_SCHEMA = "it shapes Kafka Connect's schemas; column names follow silver's field.name.adjustment.mode"
+_PEM = "Java key stores are not read; give PEM files: mongodb.ssl.ca.file, mongodb.ssl.certificate.key.file"
+_QUEUE = "events read ahead are bounded by bytes here: max.queue.size.in.bytes"
+_JAVA = "it names a Java class"
+_RETIRED = "the connector itself no longer reads it; see errors.max.retries and errors.retry.delay.*"
+_METRICS = "it configures Java's metrics"
+_RELATIONAL = "it has no effect for MongoDB in the connector either"
+_BAD_EVENTS = "an event that cannot be applied goes to the quarantine table"
+
+FOREIGN: Mapping[str, str] = {
+    "connector.class": _KAFKA,
+    "connector.client.config.override.policy": _KAFKA,
+    "tasks.max": _KAFKA,
+    "tasks.max.enforce": _KAFKA,
+    "name": "the pipeline is named at the top of the file, by `name`",
+    "plugin.version": _KAFKA,
+    "config.action.reload": _KAFKA,
+    "config.providers*": _KAFKA,
+    "key.converter*": _KAFKA,
+    "value.converter*": _KAFKA,
+    "header.converter*": _KAFKA,
+    "converters*": _KAFKA,
+    "transforms": "the options of ExtractNewDocumentState go under silver.defaults or silver.collections",
+    "transforms.*": "the options of ExtractNewDocumentState go under silver.defaults or silver.collections",
+    "predicates*": _KAFKA,
+    "errors.tolerance": _BAD_EVENTS,
+    "errors.log.enable": _BAD_EVENTS,
+    "errors.log.include.messages": _BAD_EVENTS,
+    "errors.retry.timeout": _KAFKA,
+    "errors.deadletterqueue.*": _BAD_EVENTS,
+    "exactly.once.support": "every layer is exactly once",
+    "transaction.boundary*": _KAFKA,
+    "offset.*": "the position is in the bronze table",
+    "offsets.storage.topic": "the position is in the bronze table",
+    "producer.*": _KAFKA,
+    "consumer.*": _KAFKA,
+    "admin.*": _KAFKA,
+    "signal.consumer.*": _KAFKA,
+    "signal.kafka.poll.timeout.ms": _KAFKA,
+    "signal.emit.failure.*": _RELATIONAL,
+    "topic.*": _TOPIC,
+    "extended.headers.enabled": _KAFKA,
+    "json.serialization.mode": "bronze holds type-exact Extended JSON v2",
+    "schema.name.adjustment.mode": _SCHEMA,
+    "field.name.adjustment.mode": "give it under silver.defaults",
+    "schema.history.*": _RELATIONAL,
+    "sanitize.field.names": "give it under silver.defaults",
+    "skip.messages.without.change": _RELATIONAL,
+    "max.queue.size": _QUEUE,
+    "queue.provider.type": _QUEUE,
+    "poll.dispatch.interval.ms": _QUEUE,
+    "streaming.delay.ms": "the stream opens before the snapshot and does not wait for it",
+    "incremental.snapshot.watermarking.strategy": "snapshots read at a cluster time and write no watermarks",
+    "incremental.snapshot.allow.schema.changes": _RELATIONAL,
+    "event.processing.failure.handling.mode": _BAD_EVENTS,
+    "event.converting.failure.handling.mode": _BAD_EVENTS,
+    "transaction.metadata.factory": _JAVA,
+    "mongodb.authentication.class": "mechanisms are named in the connection string, as authMechanism",
+    "mongodb.ssl.keystore*": _PEM,
+    "mongodb.ssl.truststore*": _PEM,
+    "mongodb.poll.interval.ms": "the driver watches the servers: mongodb.heartbeat.frequency.ms",
+    "mongodb.task.id": _KAFKA,
+    "mongodb.hosts": "give the hosts in mongodb.connection.string",
+    "mongodb.name": "the pipeline is named at the top of the file, by `name`",
+    "mongodb.members.auto.discover": "the driver discovers the members by itself",
+    "mongodb.connection.mode": "the driver tells replica sets and mongos apart by itself",
+    "connect.max.attempts": _RETIRED,
+    "connect.backoff.initial.delay.ms": _RETIRED,
+    "connect.backoff.max.delay.ms": _RETIRED,
+    "initial.sync.max.threads": "its name is snapshot.max.threads now",
+    "source.struct.version": _RETIRED,
+    "statistics.metrics.enabled": _METRICS,
+    "custom.metric.tags": _METRICS,
+    "custom.sanitize.pattern": "no value of a setting that holds a secret is logged here",
+    "connection.validation.timeout.ms": "`medallion check` obeys mongodb.server.selection.timeout.ms",
+    "executor.shutdown.timeout.ms": _KAFKA,
+    "openlineage.*": "Spark's own OpenLineage listener sees every table that is written",
+    "internal.*": "it is internal to the connector",
+}
+"""Properties of a connector without a meaning here (a name that ends in ``*`` stands for all that begin so),
+and why.
+"""
+
+
+def describe_foreign(name: str) -> str | None:
+    """Why a property of a connector has no meaning here; None for a name that is ours or unknown."""
+    if name in BY_NAME:
+        return None
+    if name in FOREIGN:
+        return FOREIGN[name]
+    return next(
+        (why for known, why in FOREIGN.items() if known.endswith("*") and name.startswith(known[:-1])), None
+    )
+
+
+BY_NAME: Mapping[str, Property] = {each.name: each for each in PROPERTIES}

@@ -1,0 +1,238 @@
+"""Events that cannot be read: what is kept of them, what they hold back, and when they are done with.
+
+An event that cannot be read is kept whole, with its reason. Until it comes again, what silver shows of its
+document stays what it was before the event, marked incomplete:
+
+* a partial update that comes later follows it into the quarantine, because it says nothing without what it
+  changes;
+* a full document or a delete that comes later supersedes it, and all that followed it;
+* the event itself, when it comes again and can be read, takes its own place in the order, by `sequence`. What
+  followed it has to come again with it (`pipelines.quarantine.replay` sees to that).
+
+The quarantine's rows are facts, which are only ever appended: bronze's columns, `reason` and `to`, the last
+batch of the range in which the fact was found. The newest fact of an event counts, and one that ends its stay
+counts before others of the same range, so that a range that is applied again changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+
+from cdc_core import bronze, reduce
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+COLUMNS_DDL = f"{bronze.COLUMNS_DDL}, `reason` STRING, `to` BIGINT"
+
+IDENTITY = ("resume_token", "kind", "key")
+"""What an event is known by, however often it comes."""
+
+
+class Reason(str, Enum):
+    """Why an event is in the quarantine, or, for the last three, why it no longer is held there."""
+
+    NO_KEY = "it has no key"
+    NO_SEQUENCE = "it has no place in the order"
+    UNKNOWN_OPERATION = "op is not one of c, u, d, r"
+    NO_DOCUMENT = "it has no document"
+    UNREADABLE_AFTER = "after is not a JSON document"
+    UNREADABLE_UPDATE = "updatedFields is not a JSON document"
+    UNREADABLE_PATHS = "disambiguatedPaths is not a JSON document"
+    FOLLOWS = "it follows an event that could not be read"
+    UNREADABLE_BEFORE = "before is not a JSON document; it was applied without"
+    SUPERSEDED = "superseded by a later document or delete"
+    REPLAYED = "applied when it came again"
+
+
+ENDINGS = (Reason.UNREADABLE_BEFORE, Reason.SUPERSEDED, Reason.REPLAYED)
+"""The reasons that hold nothing back."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """A range's events, parted.
+
+    `events` has the columns of bronze and is what silver applies: where a document waits for an event in the
+    quarantine, an update of which nothing is known (`op` u, without `after` or `updateDescription`) stands
+    just before that event's place and leaves the document incomplete. `facts` are the quarantine's new rows.
+    """
+
+    events: DataFrame
+    facts: DataFrame
+
+
+# What can be read
+
+
+def reason() -> Column:
+    """Why an event cannot be read, as a `Reason`'s text; null where it can."""
+    op, after = F.col("op"), F.col("after")
+    update = F.col("updateDescription")
+    problems = (
+        (Reason.NO_KEY, F.col("key").isNull()),
+        (Reason.NO_SEQUENCE, ~F.coalesce(F.col("sequence").rlike("^[0-9a-f]{24}$"), F.lit(False))),
+        (Reason.UNKNOWN_OPERATION, ~F.coalesce(op.isin([each.value for each in bronze.Op]), F.lit(False))),
+        (Reason.NO_DOCUMENT, op.isin(bronze.Op.CREATE.value, bronze.Op.READ.value) & after.isNull()),
+        (Reason.UNREADABLE_AFTER, (op != bronze.Op.DELETE.value) & _is_unreadable(after)),
+        (Reason.UNREADABLE_UPDATE, reduce.is_partial() & _is_unreadable(update["updatedFields"])),
+        (Reason.UNREADABLE_PATHS, reduce.is_partial() & _is_unreadable(update["disambiguatedPaths"])),
+    )
+    return F.coalesce(*(F.when(is_so, F.lit(each.value)) for each, is_so in problems))
+
+
+def is_suspect() -> Column:
+    """Whether `split` has anything to say about an event by itself: one cheap look at each of its texts."""
+    return reason().isNotNull() | _is_unreadable(F.col("before"))
+
+
+def _is_unreadable(text: Column) -> Column:
+    """Whether a text is there that is not one JSON document; every token of it is looked at."""
+    return text.isNotNull() & (F.json_object_keys(text).isNull() | ~text.endswith("}"))
+
+
+# What is held
+
+
+def held(facts: DataFrame, *, before: int | None = None) -> DataFrame:
+    """The newest fact of each event that is in the quarantine, as of the ranges up to batch `before`."""
+    return current(facts, before=before).where(~_is_ending())
+
+
+def current(facts: DataFrame, *, before: int | None = None) -> DataFrame:
+    """The newest fact of each event, as of the ranges up to batch `before`."""
+    known = facts if before is None else facts.where(F.col("to") <= before)
+    order = Window.partitionBy(*IDENTITY).orderBy(
+        F.col("to").desc(), _is_ending().desc(), F.col("batch").desc()
+    )
+    ranked = known.withColumn("_place", F.row_number().over(order))
+    return ranked.where("_place = 1").drop("_place")
+
+
+def _is_ending() -> Column:
+    return F.col("reason").isin([each.value for each in ENDINGS])
+
+
+# What becomes of a range
+
+
+def split(events: DataFrame, *, waiting: DataFrame, to: int, keys: Collection[str] | None = None) -> Split:
+    """The events of a range that ends with batch `to`, and the facts about it.
+
+    `events` are bronze's rows of one collection (without its deletes where the delete mode keeps rows),
+    `waiting` is what `held` says of the ranges before. `keys`, where it is given, holds at least every key of
+    `waiting` and of the unreadable events, and saves looking at the others. A function of its arguments: the
+    same range gives the same result.
+    """
+    is_concerned = F.lit(True) if keys is None else F.col("key").isNull() | F.col("key").isin(list(keys))
+    placed = _placed(events.where(is_concerned), waiting)
+    untouched = events.where(~is_concerned)
+    applied = untouched.select(*map(_readable, bronze.SCHEMA.names)).unionByName(_given(placed))
+    bare = untouched.where(_is_unreadable(F.col("before")))
+    without = bare.withColumn("reason", F.lit(Reason.UNREADABLE_BEFORE.value)).select(*_fact_columns(to))
+    return Split(applied, _facts(placed, to).unionByName(without))
+
+
+_APPLIED, _WAITS, _PASSED = "applied", "waits", "passed"
+_NOWHERE = (Reason.NO_KEY.value, Reason.NO_SEQUENCE.value)
+"""The reasons of events that are no document's, or have no place in its history."""
+
+
+def _placed(events: DataFrame, waiting: DataFrame) -> DataFrame:
+    """The events, and what waited for them and did not come again, each with its `_fate`.
+
+    `_is_old` marks what waited and `_is_again` what waited and came; `_first` is the first event that its
+    document still waits for, where the range holds any event of the document.
+    """
+    fresh = events.withColumn("_reason", reason()).withColumn("_is_old", F.lit(False))
+    old = waiting.withColumnRenamed("reason", "_reason").withColumn("_is_old", F.lit(True))
+    columns = (*bronze.SCHEMA.names, "_reason", "_is_old")
+    event, document = Window.partitionBy(*IDENTITY), Window.partitionBy("key")
+    so_far = document.orderBy("sequence", "offset").rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    both = fresh.select(*columns).unionByName(old.select(*columns))
+    came = both.withColumns(
+        {"_is_again": F.max("_is_old").over(event), "_has_come": ~F.min("_is_old").over(event)}
+    ).where("NOT (_is_old AND _has_come)")
+    sequence, is_whole = F.col("sequence"), F.col("_reason").isNull() & ~reduce.is_partial()
+    judged = came.withColumns(
+        {
+            "_hole": F.max(F.when(_is_hole(), sequence)).over(so_far),
+            "_whole": F.max(F.when(is_whole, sequence)).over(so_far),
+            "_last": F.max(F.when(is_whole, sequence)).over(document),
+        }
+    ).withColumn("_fate", _fate())
+    is_awaited = (F.col("_fate") == _WAITS) & ~_is_nowhere()
+    first = F.when(~F.min("_is_old").over(document), F.min(F.when(is_awaited, sequence)).over(document))
+    return judged.withColumn("_first", F.when(is_awaited, first))
+
+
+def _is_nowhere() -> Column:
+    return F.coalesce(F.col("_reason").isin(*_NOWHERE), F.lit(False))
+
+
+def _is_hole() -> Column:
+    return F.col("_reason").isNotNull() & ~_is_nowhere()
+
+
+def _fate() -> Column:
+    """What becomes of a placed event: it is applied, it waits, or a whole document made it needless."""
+    follows = reduce.is_partial() & (F.col("_hole") > F.coalesce(F.col("_whole"), F.lit("")))
+    is_out = F.coalesce(F.col("_reason").isNotNull() | follows, F.lit(False))
+    is_passed = F.coalesce((F.col("_last") > F.col("sequence")) & ~_is_nowhere(), F.lit(False))
+    return F.when(~is_out, _APPLIED).when(is_passed, _PASSED).otherwise(_WAITS)
+
+
+def _given(placed: DataFrame) -> DataFrame:
+    """What silver applies: the events that are applied, and a mark where the first one stands that is waited
+    for.
+
+    A mark is an update of which nothing is known, just before that event.
+    """
+    is_mark = F.coalesce(F.col("_first") == F.col("sequence"), F.lit(False))
+    blank = {
+        "op": F.lit(bronze.Op.UPDATE.value),
+        "sequence": _just_before(F.col("sequence")),
+        **dict.fromkeys(("before", "after", "updateDescription"), F.lit(None)),
+    }
+    columns = [
+        F.when(is_mark, blank[name]).otherwise(_readable(name)).alias(name) if name in blank else F.col(name)
+        for name in bronze.SCHEMA.names
+    ]
+    return placed.where((F.col("_fate") == _APPLIED) | is_mark).select(*columns)
+
+
+def _facts(placed: DataFrame, to: int) -> DataFrame:
+    """New facts: what is to be held, and the end of what was, or would have been."""
+    is_new, is_applied = ~F.col("_is_old"), F.col("_fate") == _APPLIED
+    found = (
+        (is_new & ~is_applied, F.coalesce("_reason", F.lit(Reason.FOLLOWS.value))),
+        (F.col("_fate") == _PASSED, F.lit(Reason.SUPERSEDED.value)),
+        (is_new & is_applied & F.col("_is_again"), F.lit(Reason.REPLAYED.value)),
+        (is_new & is_applied & _is_unreadable(F.col("before")), F.lit(Reason.UNREADABLE_BEFORE.value)),
+    )
+    reasons = F.array_compact(F.array(*(F.when(is_so, text) for is_so, text in found)))
+    return placed.withColumn("reason", F.explode(reasons)).select(*_fact_columns(to))
+
+
+def _fact_columns(to: int) -> tuple[Column, ...]:
+    return (*map(F.col, bronze.SCHEMA.names), F.col("reason"), F.lit(to).cast("bigint").alias("to"))
+
+
+def _readable(name: str) -> Column:
+    """A column of bronze, null where it is a pre-image that cannot be read."""
+    if name != "before":
+        return F.col(name)
+    return F.when(~_is_unreadable(F.col("before")), F.col("before")).alias("before")
+
+
+def _just_before(sequence: Column) -> Column:
+    """A text that sorts after every sequence that is less than this one, and before this one."""
+    time, index = F.substring(sequence, 1, 16), F.conv(F.substring(sequence, 17, 8), 16, 10).cast("bigint")
+    previous = F.lower(F.lpad(F.hex(index - 1), 8, "0"))
+    return F.when(index > 0, F.concat(time, previous, F.lit("~"))).otherwise(time)

@@ -1,0 +1,314 @@
+"""The events of a range as one row a key: what a merge into a collection's table must do about it.
+
+A key's events are *decisive* (a full document, or a delete) or *partial* (an update whose document is not there). The
+last decisive event wins, by `sequence` and then by `offset`, so that order of arrival and repetition do not count.
+Partial updates after it are folded where the stored document is kept; elsewhere they only mark the row incomplete.
+
+A reduced row:
+
+    __key STRING, __action STRING (`Action`)
+    __sequence STRING   the last event that the row knows of
+    __guard STRING      the event whose document it holds; only rows that hold an older one take the document
+    __known STRING      the same where the row is incomplete: what came after it is not known; empty: neither is it
+    __incomplete, __deleted BOOLEAN
+    after STRING        the document as type-exact Extended JSON, null where the action needs none
+    and the bronze columns of `needed`
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+from cdc_core import bronze, fold, unwrap_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+DELETED = ("before", "documentKey")
+"""The bronze columns that a delete's row is made of, where the delete mode keeps one."""
+
+KINDS = (bronze.Kind.CHANGE.value, bronze.Kind.SNAPSHOT.value)
+"""The kinds of rows that are about one document."""
+
+
+class Action(str, Enum):
+    """What a merge does with a reduced row."""
+
+    DOCUMENT = "document"
+    REMOVE = "remove"
+    MARK = "mark"
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bronze batches after `after`, up to and including `to`."""
+
+    after: int
+    to: int
+
+    @property
+    def predicate(self) -> str:
+        """The range as SQL over bronze, with literals, so that Delta skips files."""
+        return f"batch > {self.after} AND batch <= {self.to}"
+
+
+def ranges(batches: Iterable[tuple[int, int]], *, span: Range, limit: int) -> tuple[Range, ...]:
+    """The span cut between batches so that each range holds at most `limit` events, or one batch.
+
+    `batches` are pairs of batch and count of events, in order; batches without events may be left out. The ranges
+    cover the whole span; there is none for an empty span.
+    """
+    cuts: list[int] = []
+    held = 0
+    previous = span.after
+    for batch, events in batches:
+        if held and held + events > limit:
+            cuts.append(previous)
+            held = 0
+        held += events
+        previous = batch
+    edges = [span.after, *cuts, span.to]
+    return tuple(Range(low, high) for low, high in zip(edges, edges[1:]) if low < high)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A finished snapshot of a whole collection: rows older than `first` are documents that are gone."""
+
+    db_collection: str
+    batch: int
+    first: str
+
+
+def sweeps(heartbeats: Iterable[tuple[int, str]]) -> tuple[Sweep, ...]:
+    """The sweeps that heartbeat rows, as pairs of batch and payload, call for.
+
+    Payloads repeat a finished collection until the snapshot ends: the first that names it counts, and one that
+    cannot be read, or says nothing of a snapshot, counts for nothing.
+    """
+    found: dict[tuple[str, str], Sweep] = {}
+    for batch, payload in heartbeats:
+        for namespace, state in _collections(payload):
+            first = state.get("first")
+            if state.get("completed") is True and state.get("sweep") is True and isinstance(first, str):
+                found.setdefault((namespace, first), Sweep(namespace, batch, first))
+    return tuple(found.values())
+
+
+def _collections(payload: str) -> Iterator[tuple[str, dict[str, object]]]:
+    try:
+        parsed = json.loads(payload)
+    except ValueError:
+        return
+    snapshot = parsed.get("snapshot") if isinstance(parsed, dict) else None
+    collections = snapshot.get("collections") if isinstance(snapshot, dict) else None
+    if isinstance(collections, dict):
+        yield from ((name, state) for name, state in collections.items() if isinstance(state, dict))
+
+
+def is_partial() -> Column:
+    """Whether an event is an update without its document."""
+    return (F.col("op") == bronze.Op.UPDATE.value) & F.col("after").isNull()
+
+
+def latest(
+    events: DataFrame, *, has_partial: bool = True, columns: Sequence[str] = ("op",), keeps_last: bool = False
+) -> DataFrame:
+    """The last decisive event of each key, with the partial updates after it noted.
+
+    `events` are bronze rows with kinds of `KINDS`. Result: key, sequence and offset of the decisive event (null where the
+    key has none), `after`, `columns` (of the last event where there is no decisive one), and `partial_sequence`: the last
+    partial update's sequence where it is later, else null. `keeps_last` adds `last`, the last full document with its
+    sequence, which a delete may need. `has_partial` false promises that there is no partial update, and saves looking
+    for them.
+    """
+    order = F.struct("sequence", "offset")
+    payload = F.struct("sequence", "offset", "after", *columns)
+    is_full = F.col("after").isNotNull()
+    last = [F.max_by(F.when(is_full, F.struct("sequence", "after")), F.when(is_full, order)).alias("last")]
+    kept = last if keeps_last else []
+    names = ["last"] if keeps_last else []
+    if not has_partial:
+        reduced = events.groupBy("key").agg(F.max_by(payload, order).alias("event"), *kept)
+        return reduced.select("key", "event.*", F.lit(None).cast("string").alias("partial_sequence"), *names)
+    partial = is_partial()
+    reduced = events.groupBy("key").agg(
+        F.max_by(F.when(~partial, payload), F.when(~partial, order)).alias("event"),
+        F.max(F.when(partial, F.col("sequence"))).alias("partial"),
+        F.max_by(F.struct(*columns), order).alias("envelope"),
+        *kept,
+    )
+    is_decided = F.col("event").isNotNull()
+    later = F.col("partial") > F.coalesce(F.col("event.sequence"), F.lit(""))
+    return reduced.select(
+        "key",
+        "event.sequence",
+        "event.offset",
+        "event.after",
+        *(
+            F.when(is_decided, F.col(f"event.{name}")).otherwise(F.col(f"envelope.{name}")).alias(name)
+            for name in columns
+        ),
+        F.when(later, F.col("partial")).alias("partial_sequence"),
+        *names,
+    )
+
+
+def histories(events: DataFrame, *, columns: Sequence[str] = ("op",), keeps_last: bool = False) -> DataFrame:
+    """The last decisive event of each key as in `latest`, with the partial updates after it, for a fold.
+
+    `updates` ARRAY<STRUCT<sequence, updateDescription>> is in no order; where there are any, `columns` are the last
+    update's. `is_delete` tells what the decisive event was, null where there is none.
+    """
+    partial = is_partial()
+    reduced = latest(events.where(~partial), has_partial=False, columns=columns, keeps_last=keeps_last)
+    gathered = (
+        events.where(partial)
+        .groupBy(F.col("key").alias("partial_key"))
+        .agg(
+            F.collect_list(F.struct("sequence", "updateDescription")).alias("all_updates"),
+            F.max_by(F.struct("sequence", *columns), F.struct("sequence", "offset")).alias("update"),
+        )
+    )
+    both = reduced.join(gathered, F.col("key") == F.col("partial_key"), "full").withColumn(
+        "updates",
+        F.filter("all_updates", lambda update: update["sequence"] > F.coalesce(F.col("sequence"), F.lit(""))),
+    )
+    is_updated = F.coalesce(F.size("updates") > 0, F.lit(False))
+    return both.select(
+        F.coalesce("key", "partial_key").alias("key"),
+        "sequence",
+        "offset",
+        "after",
+        (F.col("op") == bronze.Op.DELETE.value).alias("is_delete"),
+        F.when(is_updated, F.col("updates")).alias("updates"),
+        F.when(is_updated, F.col("update.sequence")).alias("partial_sequence"),
+        *(F.when(is_updated, F.col(f"update.{name}")).otherwise(F.col(name)).alias(name) for name in columns),
+        *(["last"] if keeps_last else []),
+    )
+
+
+FOLDED_DDL = "`document` STRING, `incomplete` BOOLEAN"
+
+
+def fold_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Rows with `__key, base, updates` and others beside them, as `document, incomplete` and the others; for `mapInArrow`."""
+    for batch in batches:
+        others = [name for name in batch.schema.names if name not in ("base", "updates")]
+        start = 0
+        for folded in fold.fold_batches(iter([batch.select(["__key", "base", "updates"])])):
+            rest = batch.select(others).slice(start, folded.num_rows)
+            start += folded.num_rows
+            yield pa.RecordBatch.from_arrays(
+                [*rest.columns, folded.column("document"), folded.column("incomplete")],
+                names=[*others, "document", "incomplete"],
+            )
+
+
+def decided(
+    latest_events: DataFrame, *, mode: unwrap_options.DeleteMode, columns: Sequence[str] = ("op",)
+) -> DataFrame:
+    """Reduced rows of `latest` under a delete mode.
+
+    Deletes must have been left out of `latest` where the mode keeps rows; where it marks them, a delete's row is its
+    pre-image, else the last document of the range (`last`, where `latest` kept it), else its key. `columns` stay.
+    """
+    is_known = F.col("sequence").isNotNull()
+    is_delete = is_known & (F.col("op") == bronze.Op.DELETE.value)
+    guard = F.coalesce("sequence", F.lit(""))
+    if mode.marks_deleted:
+        action = F.when(is_known, Action.DOCUMENT.value).otherwise(Action.MARK.value)
+        is_bare = is_delete & F.col("before").isNull()
+        nothing = F.lit(None).cast("STRUCT<sequence: STRING, after: STRING>")
+        last = F.col("last") if "last" in latest_events.columns else nothing
+        document = F.when(is_bare, F.coalesce(last["after"], deleted_document())).when(is_delete, F.col("before"))
+        document, guard = document.otherwise(F.col("after")), F.when(is_bare, F.coalesce(last["sequence"], F.lit(""))).otherwise(guard)
+    else:
+        action = F.when(is_delete, Action.REMOVE.value).when(is_known, Action.DOCUMENT.value).otherwise(Action.MARK.value)
+        document = F.when(~is_delete, F.col("after"))
+    is_incomplete = F.col("partial_sequence").isNotNull() & ~is_delete
+    return latest_events.select(
+        F.col("key").alias("__key"),
+        action.alias("__action"),
+        F.coalesce("partial_sequence", "sequence").alias("__sequence"),
+        guard.alias("__guard"),
+        F.when(is_incomplete, guard).alias("__known"),
+        is_incomplete.alias("__incomplete"),
+        is_delete.alias("__deleted"),
+        document.alias("after"),
+        *columns,
+    )
+
+
+def deleted_document() -> Column:
+    """What is known of a deleted document: its pre-image, else the fields of its key."""
+    return F.coalesce("before", "documentKey", F.concat(F.lit('{"_id":'), F.col("key"), F.lit("}")))
+
+
+def swept(mark: str, *, keys: DataFrame, columns: Sequence[str] = ("op",)) -> DataFrame:
+    """Delete events, in the shape of `latest`, at sequence `mark` for the column `__key` of `keys`."""
+    values = {"op": F.lit(bronze.Op.DELETE.value), "key": F.col("__key"), "sequence": F.lit(mark)}
+    names = ("key", "sequence", "offset", "after", *columns)
+    return keys.select(
+        *(
+            values.get(name, F.lit(None)).cast(bronze.spark_type(bronze.SCHEMA.field(name).type)).alias(name)
+            for name in names
+        ),
+        F.lit(None).cast("string").alias("partial_sequence"),
+    )
+
+
+def needed(options: unwrap_options.UnwrapOptions) -> tuple[str, ...]:
+    """The bronze columns that reduced rows have to keep, beside key, order and document: no more, they are carried far."""
+    names = ["op"]
+    if options.delete_tombstone_handling_mode.marks_deleted:
+        names += DELETED
+    for field in (*options.add_fields, *options.add_headers):
+        names += [name for name in (field.struct, field.field) if name in _BARE and name != "after"]
+    return tuple(dict.fromkeys(names))
+
+
+@dataclass(frozen=True)
+class Added:
+    """A column of `add.fields` or `add.headers`: its name, Spark type and value over bronze columns."""
+
+    name: str
+    type: str
+    value: Column
+
+
+def added(options: unwrap_options.UnwrapOptions) -> tuple[Added, ...]:
+    """The columns that `add.fields` and then `add.headers` ask for, each name once.
+
+    A field that neither its struct nor the envelope has is a null STRING; a whole struct is its JSON text.
+    """
+    by_name: dict[str, Added] = {}
+    for field in (*options.add_fields, *options.add_headers):
+        by_name.setdefault(field.name.lower(), _added(field))
+    return tuple(by_name.values())
+
+
+_STRUCTS = {name: bronze.SCHEMA.field(name).type for name in ("source", "transaction", "updateDescription")}
+_BARE = ("op", "ts_ms", "before", "after", "source", "transaction", "updateDescription")
+
+
+def _added(field: unwrap_options.AddedField) -> Added:
+    struct = _STRUCTS.get(field.struct)
+    if struct is not None and struct.get_field_index(field.field) >= 0:
+        type_ = bronze.spark_type(struct.field(field.field).type)
+        return _rendered(field.name, type_, F.col(f"{field.struct}.{field.field}"))
+    if field.field in _BARE:
+        return _rendered(field.name, bronze.spark_type(bronze.SCHEMA.field(field.field).type), F.col(field.field))
+    return Added(field.name, "STRING", F.lit(None).cast("string"))
+
+
+def _rendered(name: str, type_: str, value: Column) -> Added:
+    is_struct = type_.startswith("STRUCT") or type_.startswith("ARRAY<STRUCT")
+    return Added(name, "STRING", F.to_json(value)) if is_struct else Added(name, type_, value)

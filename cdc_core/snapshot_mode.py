@@ -1,0 +1,73 @@
+"""When a start takes a snapshot, and whether a stream follows: Debezium's `snapshot.mode`.
+
+Source: Debezium "MongoDB connector", property `snapshot.mode` and `snapshot.mode.configuration.based.*`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from cdc_core.properties import SnapshotMode, Source
+
+
+class Snapshotter(Protocol):
+    """What a class that `snapshot.mode.custom.name` names has to answer; it is made without arguments."""
+
+    def should_snapshot_data(self, has_position: bool, is_snapshot_unfinished: bool) -> bool:
+        """Whether this start takes a snapshot."""
+
+    def should_stream(self) -> bool:
+        """Whether a stream follows."""
+
+    def should_snapshot_on_data_error(self) -> bool:
+        """Whether a position that the oplog no longer holds leads to a new snapshot."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a start does: take a new snapshot, go on with an unfinished one, stream afterwards."""
+
+    takes: bool
+    resumes: bool
+    streams: bool
+
+
+def decided(
+    source: Source,
+    *,
+    has_position: bool,
+    is_unfinished: bool,
+    custom: Snapshotter | None = None,
+) -> Decision:
+    """The decision for a start whose position, if it has one, can be gone on from."""
+    match source.snapshot_mode:
+        case SnapshotMode.INITIAL | SnapshotMode.WHEN_NEEDED:
+            return Decision(not has_position, is_unfinished, True)
+        case SnapshotMode.ALWAYS:
+            return Decision(not is_unfinished, is_unfinished, True)
+        case SnapshotMode.INITIAL_ONLY:
+            return Decision(not has_position, is_unfinished, False)
+        case SnapshotMode.NO_DATA:
+            return Decision(False, False, True)
+        case SnapshotMode.CONFIGURATION_BASED:
+            wanted = source.snapshot_mode_configuration_based_snapshot_data
+            streams = source.snapshot_mode_configuration_based_start_stream
+            return Decision(wanted and not has_position, wanted and is_unfinished, streams)
+        case SnapshotMode.CUSTOM:
+            assert custom is not None
+            wanted = custom.should_snapshot_data(has_position, is_unfinished)
+            return Decision(wanted and not is_unfinished, wanted and is_unfinished, custom.should_stream())
+
+
+def replaces_lost_position(source: Source, *, custom: Snapshotter | None = None) -> bool:
+    """Whether a position that the oplog no longer holds leads to a new snapshot, and not to a person."""
+    match source.snapshot_mode:
+        case SnapshotMode.WHEN_NEEDED:
+            return True
+        case SnapshotMode.CONFIGURATION_BASED:
+            return source.snapshot_mode_configuration_based_snapshot_on_data_error
+        case SnapshotMode.CUSTOM:
+            return custom is not None and custom.should_snapshot_on_data_error()
+        case _:
+            return False

@@ -1,0 +1,76 @@
+"""Events above 16 MB that the server sent in fragments (`$changeStreamSplitLargeEvent`), put together again.
+
+Each fragment holds some of the event's top-level fields whole, its own resume token, and `splitEvent` with its number
+and how many there are. The token of the last fragment is the event's.
+
+Source: MongoDB manual, "Large Change Stream Events"; Debezium `cursor.oversize.handling.mode=split`.
+"""
+
+from __future__ import annotations
+
+from bson import decode
+
+from cdc_core import extended_json
+
+_NAME = b"splitEvent"
+
+
+class MissingFragment(ValueError):
+    """Fragments did not come in order: the stream must be opened again behind the last whole event."""
+
+
+class Fragments:
+    """The fragments of the one event that is being received."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._parts)
+
+    def whole(self, raw: bytes) -> bytes | None:
+        """The event, when `raw` is one or completes one; None while fragments are missing.
+
+        Raises `MissingFragment` where one was left out.
+        """
+        split = _split(raw)
+        if split is None:
+            if self._parts:
+                raise MissingFragment("a fragment of a large event is missing")
+            return raw
+        number, count = split
+        if number != len(self._parts) + 1:
+            raise MissingFragment(f"fragment {number} of {count} came after {len(self._parts)}")
+        self._parts.append(raw)
+        if number < count:
+            return None
+        parts, self._parts = self._parts, []
+        return _joined(parts)
+
+
+def _split(raw: bytes) -> tuple[int, int] | None:
+    if _NAME not in raw:
+        return None
+    for element in extended_json.elements(raw):
+        if element.name == _NAME and element.kind == 0x03:
+            found = decode(raw[element.start : element.end])
+            return found["fragment"], found["of"]
+    return None
+
+
+def _joined(parts: list[bytes]) -> bytes:
+    """One document of all fields: the first that has a field gives it, but the token is the last one's."""
+    found: dict[bytes, bytes] = {}
+    for raw in parts:
+        for element in extended_json.elements(raw):
+            if element.name in (_NAME, b"_id"):
+                continue
+            found.setdefault(element.name, _element(raw, element))
+    token = next(element for element in extended_json.elements(parts[-1]) if element.name == b"_id")
+    body = _element(parts[-1], token) + b"".join(found.values())
+    return (len(body) + 5).to_bytes(4, "little") + body + b"\0"
+
+
+def _element(raw: bytes, element: extended_json.Element) -> bytes:
+    return bytes((element.kind,)) + element.name + b"\0" + raw[element.start : element.end]

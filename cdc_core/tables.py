@@ -1,0 +1,120 @@
+"""Where the tables of a lakehouse lie, and the one value that names each of them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from urllib.parse import quote
+
+_PLAIN = re.compile(r"[A-Za-z0-9_-]*")
+_NOT_PLAIN = re.compile(r"[^A-Za-z0-9_-]")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+
+
+@dataclass(frozen=True)
+class TableRef:
+    """The name of one table, as name-based APIs take it.
+
+    `identifier` is one SQL identifier: ``delta.`/root/silver/shop/orders` `` or ``catalog.schema.table`` with each
+    part quoted. `path` is the folder of a path-based table, None in a catalog.
+    """
+
+    identifier: str
+    path: str | None = None
+
+    def __str__(self) -> str:
+        return self.identifier
+
+    @property
+    def label(self) -> str:
+        """The name as messages show it: the path, or the catalog name without quotes."""
+        return self.path if self.path is not None else self.identifier.replace("`", "")
+
+    @staticmethod
+    def at(path: str) -> TableRef:
+        """The path-based table in the folder `path`."""
+        return TableRef(f"delta.`{path.replace('`', '``')}`", path)
+
+    @staticmethod
+    def named(*parts: str) -> TableRef:
+        """The catalog table `parts[0].parts[1]…`."""
+        return TableRef(".".join(f"`{part.replace('`', '``')}`" for part in parts))
+
+
+def path_name(name: str) -> str:
+    """A database's or collection's name as a folder: bytes outside ``[A-Za-z0-9_-]`` percent-encoded."""
+    if _PLAIN.fullmatch(name):
+        return name
+    return quote(name, safe="").replace(".", "%2E").replace("~", "%7E")
+
+
+def catalog_name(name: str) -> str:
+    """A database's or collection's name in a catalog: characters outside ``[A-Za-z0-9_-]`` become ``_``."""
+    return _NOT_PLAIN.sub("_", name)
+
+
+def is_relative(root: str) -> bool:
+    """Whether a root needs the working directory to be found."""
+    return not (root.startswith("/") or _SCHEME.match(root))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The tables of one lakehouse: below a root folder, or in a catalog as ``<prefix><layer>.<db>__<collection>``."""
+
+    root: str | None = None
+    catalog: str | None = None
+    schema_prefix: str = ""
+
+    def under(self, directory: str) -> Layout:
+        """The same layout with a relative root made absolute below `directory`."""
+        if self.root is None or not is_relative(self.root):
+            return self
+        relative = self.root[2:] if self.root.startswith("./") else self.root
+        joined = directory.rstrip("/") if relative in ("", ".") else f"{directory.rstrip('/')}/{relative}"
+        return replace(self, root=joined)
+
+    def bronze(self, name: str) -> TableRef:
+        """The log of every event of the pipeline `name`."""
+        return self._table("bronze", name)
+
+    def silver(self, db: str, collection: str) -> TableRef:
+        """The documents of one collection, with the engine's columns."""
+        return self._table("silver", db, collection)
+
+    def gold(self, db: str, collection: str) -> TableRef:
+        """The current documents of one collection, for analysts."""
+        return self._table("gold", db, collection)
+
+    def quarantine(self, db: str, collection: str) -> TableRef:
+        """The events of one collection that could not be read."""
+        return self._table("quarantine", db, collection)
+
+    def deletes(self, db: str, collection: str) -> TableRef:
+        """The remembered deletes of one collection."""
+        if self.root is None:
+            return self._table("ops", f"deletes__{catalog_name(db)}__{catalog_name(collection)}")
+        return self._table("ops", "deletes", db, collection)
+
+    def ops(self, name: str) -> TableRef:
+        """One of the tables about the pipeline itself: schemas, expectations, notifications, signals."""
+        return self._table("ops", name)
+
+    def _table(self, layer: str, *names: str) -> TableRef:
+        if self.root is not None:
+            return TableRef.at("/".join((self.root.rstrip("/"), layer, *map(path_name, names))))
+        table = "__".join(map(catalog_name, names))
+        return TableRef.named(*filter(None, (self.catalog, f"{self.schema_prefix}{layer}", table)))
+
+
+def collisions(namespaces: list[tuple[str, str]]) -> list[tuple[str, str, str]]:
+    """Pairs of collections that meet in one catalog name: ``(first, second, the name)``, in the order given."""
+    seen: dict[str, str] = {}
+    met = []
+    for db, collection in namespaces:
+        name = f"{catalog_name(db)}__{catalog_name(collection)}".lower()
+        namespace = f"{db}.{collection}"
+        if name in seen and seen[name] != namespace:
+            met.append((seen[name], namespace, name))
+        seen.setdefault(name, namespace)
+    return met

@@ -1,0 +1,197 @@
+"""The unwrap over Spark DataFrames: for those who have Debezium's events in Kafka or in files, and want no more.
+
+    events = spark.read.format("kafka")…            # columns key and value, text or bytes
+    rows = unwrap_frames.unwrapped(events, options=unwrap_options.parse({"delete.tombstone.handling.mode": "rewrite"}))
+
+One DataFrame is one table: events of several collections are filtered apart before. The rows come from
+`cdc_core.unwrap`, record by record, in Arrow batches (a Python pass, some ten thousand events a second and core).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pyarrow as pa
+
+from cdc_core import column_names, document_schema, unwrap
+from cdc_core.document_schema import ColumnType, DocumentSchema, Scalar
+from cdc_core.unwrap import Extracted, Unchanged
+from cdc_core.unwrap_options import UnwrapOptions
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_NAMING = column_names.Naming(reserved=frozenset({unwrap.RESCUED}))
+_HEADERS = pa.list_(pa.struct([("name", pa.string()), ("value", pa.string())]))
+
+
+def unwrapped(df: DataFrame, *, options: UnwrapOptions, schema: DocumentSchema | None = None) -> DataFrame:
+    """The events as rows, dropped ones left out; order and partitions stay.
+
+    In: `value` (text or bytes), and `key` where there is one. Out:
+
+        key         STRING, the key's JSON with its `id` typed
+        value       STRUCT of the document's columns and `__rescued` MAP<STRING, STRING>; null for a delete
+        deleted     BOOLEAN, whether the event is a delete or a tombstone
+        headers     ARRAY<STRUCT<name, value>>, values that are no text as JSON
+        collection  STRING, `db.collection`
+        passed      STRING, the value of a record that is no change event, as it came; the columns above are null
+        error       STRING, why an event could not be read; `passed` holds its value then
+
+    Without a `schema` the events are read once to find it (`schema_of`), as a Spark job, at the call; after that
+    everything is lazy. Values that do not fit a given schema are rescued.
+    """
+    table = schema_of(df, options=options) if schema is None else schema
+
+    def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        arrow = _arrow_schema(table)
+        for batch in batches:
+            found = [_row(result, value, table) for result, value in _results(batch, options)]
+            kept = [row for row in found if row is not None]
+            yield pa.RecordBatch.from_pylist(kept, schema=arrow)
+
+    return _texts(df).mapInArrow(rows, _ddl(table))
+
+
+def schema_of(df: DataFrame, *, options: UnwrapOptions) -> DocumentSchema:
+    """The schema that the documents of the events make: the first type seen of a column counts, by partition."""
+
+    def shapes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        partition = context.partitionId() if context else 0
+        shape = document_schema.Shape()
+        for number, document in enumerate(_documents(batches, options)):
+            shape.see(document, f"{partition:06d}.{number:012d}")
+        yield pa.RecordBatch.from_pydict({"shape": [json.dumps(shape.to_json())]})
+
+    whole = document_schema.Shape()
+    for row in _texts(df).mapInArrow(shapes, "shape STRING").collect():
+        whole.add(document_schema.Shape.from_json(json.loads(row["shape"])))
+    joined, _ = document_schema.join(document_schema.EMPTY, whole, naming=_NAMING)
+    return joined
+
+
+def _texts(df: DataFrame) -> DataFrame:
+    key = "CAST(key AS STRING)" if "key" in df.columns else "CAST(NULL AS STRING)"
+    return df.selectExpr(f"{key} AS key", "CAST(value AS STRING) AS value")
+
+
+def _documents(batches: Iterable[pa.RecordBatch], options: UnwrapOptions) -> Iterator[dict[str, Any]]:
+    for batch in batches:
+        for result, _ in _results(batch, options):
+            if isinstance(result, Extracted) and result.document is not None:
+                yield result.document
+
+
+def _results(batch: pa.RecordBatch, options: UnwrapOptions) -> Iterator[tuple[object, str | None]]:
+    """What becomes of each event, or the `ValueError` of one that cannot be read; and its value as it came."""
+    for key, value in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist()):
+        try:
+            yield unwrap.extracted(_event(key, value), options=options), value
+        except ValueError as error:
+            yield error, value
+
+
+def _event(key: str | None, value: str | None) -> unwrap.Json:
+    decoded = None if value is None else orjson.loads(value)
+    return {"key": key, "value": decoded} if key is not None or value is None else decoded
+
+
+def _row(result: object, value: str | None, schema: DocumentSchema) -> dict[str, Any] | None:
+    match result:
+        case Extracted():
+            return _typed(result, schema)
+        case Unchanged():
+            return {"passed": value}
+        case ValueError():
+            return {"passed": value, "error": str(result)}
+        case _:
+            return None
+
+
+def _typed(result: Extracted, schema: DocumentSchema) -> dict[str, Any]:
+    return {
+        "key": None if result.key is None else orjson.dumps(unwrap.printed_key(result.key)).decode(),
+        "value": None if result.document is None else _value(result, schema),
+        "deleted": result.is_delete,
+        "headers": [{"name": name, "value": _header(value)} for name, value in result.headers],
+        "collection": result.collection or None,
+    }
+
+
+def _value(result: Extracted, schema: DocumentSchema) -> dict[str, Any]:
+    values, rescued = document_schema.row(result.document, schema)
+    kept = {name: _for_arrow(values[name], type_) for name, type_ in schema.table()}
+    everything = {**result.displaced, **rescued}
+    return {**kept, unwrap.RESCUED: list(everything.items()) if everything else None}
+
+
+def _header(value: object) -> str | None:
+    return value if value is None or isinstance(value, str) else orjson.dumps(value).decode()
+
+
+def _for_arrow(value: Any, type_: ColumnType) -> Any:
+    """Maps as lists of pairs, at every depth."""
+    match type_:
+        case _ if value is None:
+            return None
+        case document_schema.Struct(fields):
+            return {item.column: _for_arrow(value.get(item.column), item.type) for item in fields}
+        case document_schema.Array(element):
+            return [_for_arrow(item, element) for item in value]
+        case document_schema.Map(item_type):
+            return [(name, _for_arrow(item, item_type)) for name, item in value.items()]
+        case _:
+            return value
+
+
+# --- schemas ---------------------------------------------------------------------------------------------------------
+
+
+def _ddl(schema: DocumentSchema) -> str:
+    rescued = f"{unwrap.RESCUED}: MAP<STRING, STRING>"
+    columns = [f"{document_schema.quoted(name)}: {document_schema.ddl(type_)}" for name, type_ in schema.table()]
+    return (
+        f"key STRING, value STRUCT<{', '.join([*columns, rescued])}>, deleted BOOLEAN, "
+        "headers ARRAY<STRUCT<name: STRING, value: STRING>>, collection STRING, passed STRING, error STRING"
+    )
+
+
+def _arrow_schema(schema: DocumentSchema) -> pa.Schema:
+    columns = [(name, _arrow(type_)) for name, type_ in schema.table()]
+    value = pa.struct([*columns, (unwrap.RESCUED, pa.map_(pa.string(), pa.string()))])
+    texts = [(name, pa.string()) for name in ("collection", "passed", "error")]
+    return pa.schema([("key", pa.string()), ("value", value), ("deleted", pa.bool_()), ("headers", _HEADERS), *texts])
+
+
+def _arrow(type_: ColumnType) -> pa.DataType:
+    match type_:
+        case document_schema.Struct(fields):
+            return pa.struct([(item.column, _arrow(item.type)) for item in fields])
+        case document_schema.Array(element):
+            return pa.list_(_arrow(element))
+        case document_schema.Map(value):
+            return pa.map_(pa.string(), _arrow(value))
+        case document_schema.Decimal(precision, scale):
+            return pa.decimal128(precision, scale)
+        case Scalar() if type_ in document_schema.PARTS:
+            return pa.struct([(part, pa.string()) for part in document_schema.PARTS[type_]])
+        case _:
+            return _ARROW[type_]
+
+
+_ARROW: dict[ColumnType, pa.DataType] = {
+    Scalar.INT: pa.int32(),
+    Scalar.BIGINT: pa.int64(),
+    Scalar.DOUBLE: pa.float64(),
+    Scalar.STRING: pa.string(),
+    Scalar.TEXT: pa.string(),
+    Scalar.BOOLEAN: pa.bool_(),
+    Scalar.TIMESTAMP: pa.timestamp("us", tz="UTC"),
+    Scalar.BINARY: pa.binary(),
+}

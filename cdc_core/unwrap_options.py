@@ -1,0 +1,418 @@
+"""The options of `ExtractNewDocumentState` as one value: Debezium's names and strings in, enums and tuples out.
+
+Every option of the SMT is here under its own name, the ones of older versions too:
+
+    delete.tombstone.handling.mode    wins where it is given; otherwise `drop.tombstones` and `delete.handling.mode`
+                                      (defaults `true` and `drop`, as when they were current) decide together;
+                                      with none of the three it is `tombstone`
+    operation.header                  a header `__op`, as `add.headers=op`
+    add.source.fields                 fields of `source`, as `add.fields=source.<f>:<f>` with the prefix `__`
+    sanitize.field.names              `true` is `field.name.adjustment.mode=avro`, unless that one is given
+
+Options that Kafka or the relational SMT read and this one never does are accepted and ignored (`IGNORED`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from cdc_core import errors
+
+
+class ArrayEncoding(enum.Enum):
+    """`array.encoding`: arrays stay arrays, or become documents of `_0`, `_1`, …"""
+
+    ARRAY = "array"
+    DOCUMENT = "document"
+
+
+class FieldNameAdjustment(enum.Enum):
+    """`field.name.adjustment.mode`: names as they are, or made fit for Avro."""
+
+    NONE = "none"
+    AVRO = "avro"
+    AVRO_UNICODE = "avro_unicode"
+
+    def adjusted(self, name: str) -> str:
+        """The name of a field under this mode (Debezium works on UTF-16 units: an emoji is two of them)."""
+        match self:
+            case FieldNameAdjustment.NONE:
+                return name
+            case FieldNameAdjustment.AVRO:
+                return _avro(name)
+            case FieldNameAdjustment.AVRO_UNICODE:
+                return _avro_unicode(name)
+
+
+class DeleteMode(enum.Enum):
+    """`delete.tombstone.handling.mode`, and the two mixtures that only the older options can ask for.
+
+    For a table exactly one of `removes_row`, `marks_deleted` and `keeps_row` holds; for records
+    `nulls_delete`, `rewrites_delete`, `drops_delete` (exactly one) and `keeps_tombstone`.
+    """
+
+    DROP = "drop"
+    TOMBSTONE = "tombstone"
+    REWRITE = "rewrite"
+    REWRITE_WITH_TOMBSTONE = "rewrite-with-tombstone"
+    DELETE_TO_TOMBSTONE = "delete-to-tombstone"
+    OLDER_NONE_WITH_TOMBSTONE = "delete.handling.mode=none, drop.tombstones=false"
+    OLDER_DROP_WITH_TOMBSTONE = "delete.handling.mode=drop, drop.tombstones=false"
+
+    @property
+    def removes_row(self) -> bool:
+        """A delete takes the row out of silver; its key is remembered."""
+        return not self.marks_deleted and not self.keeps_row
+
+    @property
+    def marks_deleted(self) -> bool:
+        """A delete leaves the row in silver with `__deleted` true."""
+        return self is DeleteMode.REWRITE
+
+    @property
+    def keeps_row(self) -> bool:
+        """A delete leaves the row in silver as it was."""
+        return self is DeleteMode.DROP
+
+    @property
+    def adds_deleted(self) -> bool:
+        """Every record, and every row of silver, carries `__deleted`."""
+        return self.rewrites_delete
+
+    @property
+    def rewrites_delete(self) -> bool:
+        """A delete record becomes the pre-image with `__deleted` true."""
+        return self in (DeleteMode.REWRITE, DeleteMode.REWRITE_WITH_TOMBSTONE)
+
+    @property
+    def drops_delete(self) -> bool:
+        """A delete record is dropped."""
+        return self in (DeleteMode.DROP, DeleteMode.OLDER_DROP_WITH_TOMBSTONE)
+
+    @property
+    def nulls_delete(self) -> bool:
+        """A delete record becomes its key with a null value."""
+        return not self.rewrites_delete and not self.drops_delete
+
+    @property
+    def keeps_tombstone(self) -> bool:
+        """A tombstone record passes, its key rebuilt; otherwise it is dropped."""
+        return self in (
+            DeleteMode.REWRITE_WITH_TOMBSTONE,
+            DeleteMode.OLDER_NONE_WITH_TOMBSTONE,
+            DeleteMode.OLDER_DROP_WITH_TOMBSTONE,
+        )
+
+
+DELETE_MODES = (
+    DeleteMode.DROP,
+    DeleteMode.TOMBSTONE,
+    DeleteMode.REWRITE,
+    DeleteMode.REWRITE_WITH_TOMBSTONE,
+    DeleteMode.DELETE_TO_TOMBSTONE,
+)
+
+
+@dataclass(frozen=True)
+class AddedField:
+    """One entry of `add.fields` or `add.headers`: where it comes from, and its whole name (prefix included).
+
+    `struct` is `""` for the envelope itself, else `source`, `transaction`, `updateDescription` or what was written.
+    A field that the struct has not is looked up in the envelope.
+    """
+
+    struct: str
+    field: str
+    name: str
+
+
+@dataclass(frozen=True)
+class UnwrapOptions:
+    """The options of one collection, or of one run of the function; the defaults are the SMT's."""
+
+    array_encoding: ArrayEncoding = ArrayEncoding.ARRAY
+    flatten_struct: bool = False
+    flatten_struct_delimiter: str = "_"
+    delete_tombstone_handling_mode: DeleteMode = DeleteMode.TOMBSTONE
+    rewrite_with_id: bool = False
+    add_fields: tuple[AddedField, ...] = ()
+    add_fields_prefix: str = "__"
+    add_headers: tuple[AddedField, ...] = ()
+    add_headers_prefix: str = "__"
+    field_name_adjustment_mode: FieldNameAdjustment = FieldNameAdjustment.NONE
+
+
+class OlderDelete(enum.Enum):
+    """`delete.handling.mode`, the option that `delete.tombstone.handling.mode` replaced."""
+
+    DROP = "drop"
+    NONE = "none"
+    REWRITE = "rewrite"
+
+
+IGNORED: Mapping[str, str] = {
+    "type": "the class of the transformation: Kafka Connect reads it",
+    "predicate": "Kafka Connect reads it",
+    "negate": "Kafka Connect reads it",
+    "route.by.field": "only the SMT for relational databases reads it",
+    "replace.null.with.default": "documents are JSON strings, and have no defaults",
+    "drop.fields.header.name": "only the SMT for relational databases reads it",
+    "drop.fields.from.key": "only the SMT for relational databases reads it",
+    "drop.fields.keep.schema.compatible": "only the SMT for relational databases reads it",
+}
+
+_BOOLEANS = ("negate", "replace.null.with.default", "drop.fields.from.key", "drop.fields.keep.schema.compatible")
+
+NAMES: tuple[str, ...] = (
+    "array.encoding",
+    "flatten.struct",
+    "flatten.struct.delimiter",
+    "delete.tombstone.handling.mode",
+    "delete.tombstone.handling.mode.rewrite-with-id",
+    "add.fields",
+    "add.fields.prefix",
+    "add.headers",
+    "add.headers.prefix",
+    "field.name.adjustment.mode",
+    "drop.tombstones",
+    "delete.handling.mode",
+    "operation.header",
+    "sanitize.field.names",
+    "add.source.fields",
+    *IGNORED,
+)
+
+_MISSING = object()
+_Choice = TypeVar("_Choice", bound=enum.Enum)
+
+
+def parse(options: Mapping[str, object], *, where: str = "") -> UnwrapOptions:
+    """The options under their Debezium names, `transforms.<alias>.` in front or not, as one value.
+
+    Values are strings as in a connector's JSON; booleans and lists of strings, as YAML has them, do as well.
+    Raises `SettingsError` with every mistake at once: each names the option (below `where`), the closed set it
+    left, or the nearest right name.
+    """
+    reader = _Reader(_without_alias(options), where)
+    parsed = _options(reader)
+    reader.refuse_unknown()
+    if reader.problems:
+        raise errors.SettingsError(reader.problems)
+    return parsed
+
+
+def ignored(options: Mapping[str, object]) -> tuple[str, ...]:
+    """The given options that mean nothing here, each with its reason, for a warning."""
+    return tuple(f"{name}: {IGNORED[name]}" for name in _without_alias(options) if name in IGNORED and name != "type")
+
+
+def _options(reader: _Reader) -> UnwrapOptions:
+    fields_prefix = reader.text("add.fields.prefix", "__")
+    headers_prefix = reader.text("add.headers.prefix", "__")
+    older_fields = [AddedField("source", name, f"__{name}") for name in reader.items("add.source.fields")]
+    older_header = [AddedField("", "op", "__op")] if reader.boolean("operation.header", False) else []
+    for name in _BOOLEANS:
+        reader.boolean(name, False)
+    return UnwrapOptions(
+        array_encoding=reader.choice("array.encoding", tuple(ArrayEncoding), ArrayEncoding.ARRAY),
+        flatten_struct=reader.boolean("flatten.struct", False),
+        flatten_struct_delimiter=reader.text("flatten.struct.delimiter", "_"),
+        delete_tombstone_handling_mode=_delete_mode(reader),
+        rewrite_with_id=reader.boolean("delete.tombstone.handling.mode.rewrite-with-id", False),
+        add_fields=_unique([*reader.added("add.fields", fields_prefix), *older_fields]),
+        add_fields_prefix=fields_prefix,
+        add_headers=_unique([*reader.added("add.headers", headers_prefix), *older_header]),
+        add_headers_prefix=headers_prefix,
+        field_name_adjustment_mode=_adjustment(reader),
+    )
+
+
+def _delete_mode(reader: _Reader) -> DeleteMode:
+    older_given = reader.is_given("drop.tombstones") or reader.is_given("delete.handling.mode")
+    drop_tombstones = reader.boolean("drop.tombstones", True)
+    older = reader.choice("delete.handling.mode", tuple(OlderDelete), OlderDelete.DROP)
+    if reader.is_given("delete.tombstone.handling.mode") or not older_given:
+        return reader.choice("delete.tombstone.handling.mode", DELETE_MODES, DeleteMode.TOMBSTONE)
+    match (older, drop_tombstones):
+        case (OlderDelete.DROP, True):
+            return DeleteMode.DROP
+        case (OlderDelete.DROP, False):
+            return DeleteMode.OLDER_DROP_WITH_TOMBSTONE
+        case (OlderDelete.NONE, True):
+            return DeleteMode.TOMBSTONE
+        case (OlderDelete.NONE, False):
+            return DeleteMode.OLDER_NONE_WITH_TOMBSTONE
+        case (OlderDelete.REWRITE, True):
+            return DeleteMode.REWRITE
+        case _:
+            return DeleteMode.REWRITE_WITH_TOMBSTONE
+
+
+def _adjustment(reader: _Reader) -> FieldNameAdjustment:
+    older = FieldNameAdjustment.AVRO if reader.boolean("sanitize.field.names", False) else FieldNameAdjustment.NONE
+    return reader.choice("field.name.adjustment.mode", tuple(FieldNameAdjustment), older)
+
+
+def _unique(added: Iterable[AddedField]) -> tuple[AddedField, ...]:
+    """Without repetitions: a name is added once, from where it was asked for first."""
+    by_name: dict[str, AddedField] = {}
+    for field in added:
+        by_name.setdefault(field.name, field)
+    return tuple(by_name.values())
+
+
+def _without_alias(options: Mapping[str, object]) -> dict[str, object]:
+    return {_bare(name): value for name, value in options.items()}
+
+
+def _bare(name: str) -> str:
+    parts = name.split(".", 2)
+    return parts[2] if len(parts) == 3 and parts[0] == "transforms" else name
+
+
+class _Reader:
+    """Reads options one by one and keeps every problem; unreadable ones read as their default."""
+
+    def __init__(self, options: Mapping[str, object], where: str) -> None:
+        self.options = options
+        self.where = where
+        self.problems: list[errors.Problem] = []
+
+    def is_given(self, name: str) -> bool:
+        value = self.options.get(name)
+        return value is not None and (not isinstance(value, str) or value.strip() != "")
+
+    def text(self, name: str, default: str) -> str:
+        value = self.options.get(name, _MISSING)
+        if value is _MISSING or value is None:
+            return default
+        if isinstance(value, str):
+            return value
+        self._refuse(name, "a string is expected", _shown(value))
+        return default
+
+    def boolean(self, name: str, default: bool) -> bool:
+        if not self.is_given(name):
+            return default
+        value = self.options[name]
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.strip().lower() in ("true", "false"):
+            return value.strip().lower() == "true"
+        self._refuse(name, "one of true, false is expected", _shown(value))
+        return default
+
+    def choice(self, name: str, members: tuple[_Choice, ...], default: _Choice) -> _Choice:
+        if not self.is_given(name):
+            return default
+        value = self.options[name]
+        wanted = value.strip().lower() if isinstance(value, str) else None
+        for member in members:
+            if member.value == wanted:
+                return member
+        names = [member.value for member in members]
+        nearest = difflib.get_close_matches(str(value).lower(), names, n=1)
+        hint = f"did you mean {nearest[0]}?" if nearest else ""
+        self._refuse(name, f"one of {', '.join(names)} is expected", _shown(value), hint)
+        return default
+
+    def items(self, name: str) -> list[str]:
+        """The entries of a comma-separated list, spaces around them and blank ones left out."""
+        value = self.options.get(name)
+        if value is None:
+            return []
+        parts = value.split(",") if isinstance(value, str) else value
+        if isinstance(parts, (list, tuple)) and all(isinstance(part, str) for part in parts):
+            return [part.strip() for part in parts if part.strip()]
+        self._refuse(name, "a comma-separated list of field names is expected", _shown(value))
+        return []
+
+    def added(self, name: str, prefix: str) -> list[AddedField]:
+        fields = (self._added(name, item, prefix) for item in self.items(name))
+        return [field for field in fields if field is not None]
+
+    def _added(self, name: str, item: str, prefix: str) -> AddedField | None:
+        reference, *new_names = (part.strip() for part in item.split(":"))
+        if len(new_names) > 1 or not reference or "" in new_names:
+            self._refuse(name, "each entry is expected as [struct.]field[:new_name]", f"found {item}")
+            return None
+        struct, _, rest = reference.partition(".")
+        field = rest.partition(".")[0]
+        if not field:
+            return AddedField(_struct_of(struct), struct, prefix + (new_names or [struct])[0])
+        return AddedField(struct, field, prefix + (new_names or [f"{struct}_{field}"])[0])
+
+    def refuse_unknown(self) -> None:
+        for name in self.options:
+            if name not in NAMES:
+                nearest = difflib.get_close_matches(name, NAMES, n=1)
+                self._refuse(name, "there is no such option", hint=f"did you mean {nearest[0]}?" if nearest else "")
+
+    def _refuse(self, name: str, message: str, found: str = "", hint: str = "") -> None:
+        path = f"{self.where}.{name}" if self.where else name
+        self.problems.append(errors.Problem(path, f"{message}, {found}" if found else message, hint))
+
+
+def _shown(value: object) -> str:
+    return f"found {value}" if isinstance(value, (str, int, float, bool)) else f"found a {type(value).__name__}"
+
+
+def _struct_of(field: str) -> str:
+    """Where the SMT looks for a field that was written without a struct."""
+    match field:
+        case "id" | "total_order" | "data_collection_order":
+            return "transaction"
+        case "op" | "ts_ms" | "ts_us" | "ts_ns":
+            return ""
+        case "updateDescription":
+            return "updateDescription"
+        case _:
+            return "source"
+
+
+def _units(name: str) -> list[int]:
+    data = name.encode("utf-16-be", "surrogatepass")
+    return [int.from_bytes(data[at : at + 2], "big") for at in range(0, len(data), 2)]
+
+
+def _is_letter(unit: int) -> bool:
+    return 0x41 <= unit <= 0x5A or 0x61 <= unit <= 0x7A
+
+
+def _is_digit(unit: int) -> bool:
+    return 0x30 <= unit <= 0x39
+
+
+def _adjusted(name: str, first: Callable[[int], str], other: Callable[[int], str]) -> str:
+    units = _units(name)
+    return "".join([*map(first, units[:1]), *map(other, units[1:])])
+
+
+def _avro(name: str) -> str:
+    def other(unit: int) -> str:
+        return chr(unit) if _is_letter(unit) or _is_digit(unit) or unit == 0x5F else "_"
+
+    def first(unit: int) -> str:
+        return "_" + chr(unit) if _is_digit(unit) else other(unit)
+
+    return _adjusted(name, first, other)
+
+
+def _avro_unicode(name: str) -> str:
+    def first(unit: int) -> str:
+        return chr(unit) if _is_letter(unit) else _escaped(unit)
+
+    def other(unit: int) -> str:
+        return chr(unit) if _is_digit(unit) else first(unit)
+
+    return _adjusted(name, first, other)
+
+
+def _escaped(unit: int) -> str:
+    """`_u` and the code; Debezium pads codes of one or two hex digits with `00`, and longer ones not at all."""
+    digits = f"{unit:x}"
+    return "_u" + ("00" + digits if len(digits) <= 2 else digits)

@@ -1,0 +1,416 @@
+"""The types that a setting's value can have: what each reads, what it refuses, and how it says what it
+expected.
+
+Values come from YAML or from a connector's JSON, where everything is a string: `true`, `"true"`, `5` and
+`"5"` are read alike, and so are a list and its entries with commas between them. `read` raises `Refused`,
+never anything else.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+class Refused(Exception):
+    """A value that its type does not hold: what was expected, and the nearest right thing."""
+
+    def __init__(self, expected: str, hint: str = "") -> None:
+        super().__init__(expected)
+        self.expected = expected
+        self.hint = hint
+
+
+_REFERENCE = re.compile(r"\$\{(env|secret):([^{}]*)\}")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET_NAME = re.compile(r"[^/\s]+/[^/\s]+")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A text with references in it, kept unresolved: whatever prints one shows ``${env:NAME}`` and never a
+    secret.
+    """
+
+    template: str
+
+    def __str__(self) -> str:
+        return self.template
+
+    def __repr__(self) -> str:
+        return f"Reference({self.template!r})"
+
+    @property
+    def is_literal(self) -> bool:
+        """Whether there is nothing in it to resolve."""
+        return not _REFERENCE.search(self.template)
+
+    def parts(self) -> list[tuple[str, str]]:
+        """The text in order: ``("", text)``, ``("env", NAME)`` and ``("secret", "scope/key")``."""
+        found: list[tuple[str, str]] = []
+        at = 0
+        for match in _REFERENCE.finditer(self.template):
+            if match.start() > at:
+                found.append(("", self.template[at : match.start()]))
+            found.append((match[1], match[2]))
+            at = match.end()
+        if at < len(self.template):
+            found.append(("", self.template[at:]))
+        return found
+
+
+class Type(Protocol):
+    """What one setting may be."""
+
+    @property
+    def expected(self) -> str:
+        """The values that it holds, in a few words."""
+
+    def read(self, value: object) -> Any:
+        """The value; raises `Refused`."""
+
+
+@dataclass(frozen=True)
+class Text:
+    expected: str = "a text"
+
+    def read(self, value: object) -> str:
+        if isinstance(value, str) and "${" in value:
+            raise Refused(f"{self.expected} without a reference")
+        if isinstance(value, str) and value.strip():
+            return value.strip()
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            raise Refused(self.expected, f'put it in quotes: "{value}"')
+        raise Refused(self.expected)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A text that may hold variables: where tables lie is no secret, and differs from machine to machine."""
+
+    expected: str
+
+    def read(self, value: object) -> str:
+        if not isinstance(value, str) or "${" not in value:
+            return Text(self.expected).read(value)
+        reference = Referable(self.expected).read(value)
+        if any(kind == "secret" for kind, _ in reference.parts()):
+            raise Refused(f"{self.expected}, literally or as ${{env:NAME}}")
+        return reference.template
+
+
+@dataclass(frozen=True)
+class Boolean:
+    expected: str = "true or false"
+
+    def read(self, value: object) -> bool:
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.strip().lower() in ("true", "false"):
+            return value.strip().lower() == "true"
+        raise Refused(self.expected)
+
+
+@dataclass(frozen=True)
+class Integer:
+    minimum: int
+    maximum: int | None = 2**63 - 1
+
+    @property
+    def expected(self) -> str:
+        if self.maximum is None or self.maximum >= 2**63 - 1:
+            return f"a whole number, {self.minimum} or more"
+        return f"a whole number from {self.minimum} to {self.maximum}"
+
+    def read(self, value: object) -> int:
+        number = self._number(value)
+        if number < self.minimum or (self.maximum is not None and number > self.maximum):
+            raise Refused(self.expected)
+        return number
+
+    def _number(self, value: object) -> int:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        if isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]{1,20}", value.strip()):
+            return int(value)
+        raise Refused(self.expected)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One member of a closed set, in any case; `older` holds names that the set once had."""
+
+    members: type[enum.Enum]
+    older: Mapping[str, enum.Enum] = field(default_factory=dict)
+
+    @property
+    def expected(self) -> str:
+        return f"one of {', '.join(self._names())}"
+
+    def read(self, value: object) -> enum.Enum:
+        name = ("true" if value else "false") if isinstance(value, bool) else str(value).strip().lower()
+        known = self._names()
+        if name in known:
+            return known[name]
+        if name in self.older:
+            return self.older[name]
+        raise Refused(self.expected, did_you_mean(name, known))
+
+    def _names(self) -> dict[str, enum.Enum]:
+        return {str(member.value): member for member in self.members}
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Members of a closed set, each once, in the order given."""
+
+    members: type[enum.Enum]
+
+    @property
+    def expected(self) -> str:
+        return f"a comma-separated list of {', '.join(str(member.value) for member in self.members)}"
+
+    def read(self, value: object) -> tuple[enum.Enum, ...]:
+        choice = Choice(self.members)
+        try:
+            return tuple(dict.fromkeys(choice.read(name) for name in Names().read(value)))
+        except Refused as refused:
+            raise Refused(self.expected, refused.hint) from None
+
+
+@dataclass(frozen=True)
+class Names:
+    """A list, or its entries with commas between them; spaces around entries and empty ones do not count."""
+
+    expected: str = "a comma-separated list"
+
+    def read(self, value: object) -> tuple[str, ...]:
+        return tuple(entry.strip() for entry in self._entries(value) if entry.strip())
+
+    def _entries(self, value: object) -> Sequence[str]:
+        if isinstance(value, str):
+            return self._split(value)
+        if isinstance(value, (list, tuple)) and all(isinstance(entry, str) for entry in value):
+            return value
+        raise Refused(self.expected)
+
+    def _split(self, text: str) -> Sequence[str]:
+        return text.split(",")
+
+
+@dataclass(frozen=True)
+class Patterns(Names):
+    """Regular expressions: a comma inside a group, a set or a quantifier, or after a backslash, divides
+    nothing.
+    """
+
+    expected: str = "a comma-separated list of regular expressions"
+
+    def _split(self, text: str) -> Sequence[str]:
+        return split_top_level(text, ",")
+
+
+@dataclass(frozen=True)
+class Namespace:
+    expected: str = "a collection, as database.collection"
+
+    def read(self, value: object) -> str:
+        db, dot, collection = value.strip().partition(".") if isinstance(value, str) else ("", "", "")
+        if not (db and dot and collection):
+            raise Refused(self.expected)
+        return f"{db}.{collection}"
+
+
+@dataclass(frozen=True)
+class Referable:
+    """A text that may hold references."""
+
+    expected: str = "a text, ${env:NAME} or ${secret:scope/key}"
+
+    def read(self, value: object) -> Reference:
+        if not isinstance(value, str) or not value.strip():
+            raise Refused(self.expected)
+        reference = Reference(value.strip())
+        _check_references(reference)
+        return reference
+
+
+@dataclass(frozen=True)
+class Secret:
+    """A text that holds references and nothing else."""
+
+    expected: str = "a reference: ${env:NAME} or ${secret:scope/key}"
+
+    def read(self, value: object) -> Reference:
+        reference = Referable(self.expected).read(value)
+        if not _is_reference(reference.template):
+            raise Refused(self.expected, "the value itself never stands in a settings file")
+        return reference
+
+
+@dataclass(frozen=True)
+class ConnectionString:
+    """A connection string in which a reference stands for the password, or for the whole."""
+
+    expected: str = "a connection string such as mongodb://host:27017/?replicaSet=rs0, or a reference to one"
+
+    def read(self, value: object) -> Reference:
+        reference = Referable(self.expected).read(value)
+        text = _REFERENCE.sub(_PLACEHOLDER, reference.template)
+        if not text.startswith((_PLACEHOLDER, "mongodb://", "mongodb+srv://")):
+            raise Refused(self.expected, "it starts with mongodb:// or mongodb+srv://")
+        if _has_literal_password(text):
+            raise Refused(
+                "a connection string without a literal password",
+                "write ${env:NAME} or ${secret:scope/key} in the password's place, or for the whole string",
+            )
+        return reference
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Aggregation stages, as JSON text or as a list of mappings; kept as JSON text."""
+
+    expected: str = "a JSON array of aggregation stages"
+
+    def read(self, value: object) -> str:
+        stages = _parsed(value, self.expected)
+        if not isinstance(stages, list) or not all(_is_stage(stage) for stage in stages):
+            raise Refused(self.expected, "each stage is a document with one field, whose name starts with $")
+        return json.dumps(stages)
+
+
+@dataclass(frozen=True)
+class FindFilter:
+    """A find filter, as JSON text or as a mapping; kept as JSON text."""
+
+    expected: str = "a find filter as a JSON document"
+
+    def read(self, value: object) -> str:
+        document = _parsed(value, self.expected)
+        if not isinstance(document, dict):
+            raise Refused(self.expected)
+        return json.dumps(document)
+
+
+def did_you_mean(name: str, known: Mapping[str, object] | Sequence[str]) -> str:
+    """The hint with the nearest of the known names; empty where none is near."""
+    lowered = {each.lower(): each for each in known}
+    nearest = difflib.get_close_matches(name.lower(), list(lowered), n=1, cutoff=0.6)
+    return f"did you mean {lowered[nearest[0]]}?" if nearest else ""
+
+
+def shown(value: object) -> str:
+    """What was found, short; the caller knows that it is no secret."""
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return (value if len(value) <= 60 else f"{value[:59]}…") or "an empty text"
+        case int() | float():
+            return str(value)
+        case Mapping():
+            return "a mapping"
+        case list() | tuple():
+            return "a list"
+        case _:
+            return f"a {type(value).__name__}"
+
+
+def written(value: object) -> str:
+    """A value as a settings file would write it; empty for none."""
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "true" if value else "false"
+        case enum.Enum():
+            return str(value.value)
+        case tuple():
+            return ", ".join(written(each) for each in value)
+        case _:
+            return str(value)
+
+
+def split_top_level(text: str, separator: str) -> list[str]:
+    """The parts of a regular expression between separators (one sign, ``,`` or ``|``).
+
+    A separator divides unless it is escaped, quoted by ``\\Q…\\E``, inside ``(…)`` or ``[…]``, or part of
+    ``{m,n}``.
+    """
+    entries = [""]
+    depth = 0
+    for token in _PATTERN_TOKEN.findall(text):
+        if token == separator and depth == 0:
+            entries.append("")
+            continue
+        depth = max(0, depth + (token == "(") - (token == ")"))
+        entries[-1] += token
+    return entries
+
+
+_PATTERN_TOKEN = re.compile(
+    r"""\\Q.*?(?:\\E|\Z)              # quoted
+      | \\.                           # escaped
+      | \[\^?\]?(?:\\.|[^\]\\])*\]    # a set
+      | \{[0-9]*,[0-9]*\}             # a quantifier
+      | .""",
+    re.VERBOSE | re.DOTALL,
+)
+_PLACEHOLDER = "\0"
+_SECRET_OPTIONS = re.compile(r"[?&](tlsCertificateKeyFilePassword|proxyPassword)=([^&]*)", re.IGNORECASE)
+_SESSION_TOKEN = re.compile(r"AWS_SESSION_TOKEN(?::|%3A)([^&,]*)", re.IGNORECASE)
+
+
+def without_references(text: str) -> str:
+    """What is left of a text when its references are taken out."""
+    return _REFERENCE.sub("", text)
+
+
+def _is_reference(text: str) -> bool:
+    return bool(text) and not without_references(text)
+
+
+def _has_literal_password(text: str) -> bool:
+    """Whether a connection string, its references replaced by placeholders, spells a secret out."""
+    rest = text.partition("://")[2]
+    authority = rest.partition("/")[0]
+    if "@" not in authority:
+        authority = rest.partition("?")[0]
+    password = authority.rpartition("@")[0].partition(":")[2]
+    secrets = [
+        password,
+        *(match[2] for match in _SECRET_OPTIONS.finditer(text)),
+        *_SESSION_TOKEN.findall(text),
+    ]
+    return any(secret.replace(_PLACEHOLDER, "") for secret in secrets)
+
+
+def _check_references(reference: Reference) -> None:
+    for kind, name in reference.parts():
+        if kind == "env" and not _ENV_NAME.fullmatch(name):
+            raise Refused("a reference such as ${env:MONGODB_URI}", "letters, digits and _ name a variable")
+        if kind == "secret" and not _SECRET_NAME.fullmatch(name):
+            raise Refused("a reference such as ${secret:scope/key}")
+        if kind == "" and "${" in name:
+            raise Refused("references of the form ${env:NAME} or ${secret:scope/key}")
+
+
+def _parsed(value: object, expected: str) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise Refused(expected, f"not JSON: {error}") from None
+
+
+def _is_stage(stage: object) -> bool:
+    return isinstance(stage, dict) and len(stage) == 1 and next(iter(stage)).startswith("$")

@@ -1,0 +1,94 @@
+"""The tables of the documents that come from the code: `python docs/render.py` writes them between their markers.
+
+A test holds what the documents contain to what this renders.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(FOLDER.parent))
+
+from cdc_core import errors  # noqa: E402
+from cdc_core.settings import PROPERTIES, Property  # noqa: E402
+
+
+def properties() -> str:
+    """Every property of `source` that does something today."""
+    used = [each for each in PROPERTIES if each.supported is not False]
+    rows = [(f"`{each.name}`", _values(each), _default(each), _doc(each)) for each in used]
+    return _table(("property", "values", "default", "what it is"), rows)
+
+
+def reserved_properties() -> str:
+    """Every property that is known and can only be left at its default."""
+    unused = [each for each in PROPERTIES if each.supported is False]
+    rows = [(f"`{each.name}`", _default(each), _doc(each)) for each in unused]
+    return _table(("property", "default", "what it will be"), rows)
+
+
+def error_classes() -> str:
+    """The classes of errors, with their exit codes."""
+    rows = [
+        (f"{kind.exit_code}", f"`{kind.__name__}`", (kind.__doc__ or "").strip().splitlines()[0])
+        for kind in _leaves(errors.MedallionError)
+    ]
+    return _table(("exit code", "error", "what happened"), sorted(rows, key=lambda row: int(row[0])))
+
+
+BLOCKS: Mapping[str, Callable[[], str]] = {
+    "properties": properties,
+    "reserved properties": reserved_properties,
+    "errors": error_classes,
+}
+
+_BLOCK = re.compile(r"(<!-- begin: ([a-z ]+) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)
+
+
+def rendered(document: str) -> str:
+    """The document with every block as the code has it."""
+    return _BLOCK.sub(lambda found: f"{found[1]}\n{BLOCKS[found[2]]()}\n\n{found[3]}", document)
+
+
+def _values(each: Property) -> str:
+    if not isinstance(each.supported, tuple):
+        return each.type.expected.replace("|", "\\|")
+    told = [each.default_text] if each.default_text else []
+    return "one of " + ", ".join([*told, *(str(getattr(value, "value", value)) for value in each.supported)])
+
+
+def _default(each: Property) -> str:
+    if each.is_required:
+        return "must be given"
+    default = f"`{each.default_text}`" if each.default_text else ""
+    theirs = f" (Debezium: `{each.debezium_default}`)" if each.debezium_default else ""
+    return f"{default}{theirs}"
+
+
+def _doc(each: Property) -> str:
+    return f"{each.doc}{' Not one of Debezium’s.' if each.ours else ''}".replace("|", "\\|")
+
+
+def _leaves(kind: type[errors.MedallionError]) -> Iterator[type[errors.MedallionError]]:
+    below = kind.__subclasses__()
+    if not below:
+        yield kind
+    for each in below:
+        yield from _leaves(each)
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+if __name__ == "__main__":
+    for path in sorted(FOLDER.glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        path.write_text(rendered(text), encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Entry points: arguments, then settings, then one pipeline, then an exit code."""

@@ -1,0 +1,406 @@
+"""The command `medallion`: arguments, then settings, then one pipeline, then an exit code.
+
+    0   done
+    2   settings or arguments are wrong
+    3   a person must decide
+    75  temporary, try again
+    1   a bug
+
+What a command needs is imported when it runs, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cdc_core import errors
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cdc_core.settings import Settings
+
+BUG, WRONG, INTERRUPTED = 1, 2, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the result is its exit code. Raises nothing."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return medallion.main(given, prog_name="medallion", standalone_mode=False) or 0
+    except click.ClickException as error:
+        error.show()
+        return WRONG
+    except errors.MedallionError as error:
+        _say(str(error))
+        return _debugged(given, error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        _say("stopped at once; what was committed stays, the rest is read again at the next start")
+        return INTERRUPTED
+    except Exception as error:
+        _say(f"this is a bug: {type(error).__name__} {_place(error)}; --debug shows the traceback")
+        return _debugged(given, BUG)
+
+
+def job(verb: str) -> None:
+    """What a file under `jobs/` does: the command `verb` with the file's own arguments, and its exit code."""
+    code = main([verb, *sys.argv[1:]])
+    if code:
+        sys.exit(code)
+
+
+EXAMPLES = """\b
+Examples:
+  medallion demo                                see it work, with a MongoDB of its own
+  medallion check   --config conf/shop.yml      is everything there that the pipeline needs?
+  medallion run     --config conf/shop.yml      capture, silver and gold, until Ctrl-C
+  medallion status  --config conf/shop.yml      where each layer stands, and how far behind
+
+\b
+Exit codes: 0 done, 2 settings or arguments are wrong, 3 a person must decide,
+75 temporary (try again), 1 a bug.
+"""
+
+
+class _InOrder(click.Group):
+    """Commands in the order in which a person meets them, with their first sentence whole."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        told = [(name, command.get_short_help_str(limit=200)) for name, command in self.commands.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl(told)
+
+
+def _show_version(ctx: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    from importlib import metadata
+
+    if wanted:
+        try:
+            click.echo(f"mongo-medallion {metadata.version('mongo-medallion')}")
+        except metadata.PackageNotFoundError:
+            click.echo("mongo-medallion, from a checkout that is not installed")
+        ctx.exit()
+
+
+@click.group(
+    cls=_InOrder,
+    help="MongoDB change data capture into a Delta Lake medallion.\n\n"
+    "A capture service lands every change event in one bronze table; silver applies them to one table a collection; "
+    "gold holds the current documents for analysts. Each table carries its own position: every command may be killed "
+    "and started again.",
+    epilog=EXAMPLES,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and exit.",
+)
+def medallion() -> None:
+    pass
+
+
+_config = click.option(
+    "--config",
+    required=True,
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The pipeline's settings, for example conf/shop.yml.",
+)
+_debug = click.option(
+    "--debug", is_flag=True, expose_value=False, help="Show tracebacks. They may hold data of documents."
+)
+_take_over = click.option(
+    "--take-over", is_flag=True, help="Claim a table whose owner you know to be gone (or stopped for good)."
+)
+_catalog = click.option("--catalog", metavar="NAME", help="Keep the tables in this catalog, whatever the file says.")
+_schema_prefix = click.option("--schema-prefix", metavar="TEXT", help="What the names of its schemas begin with.")
+_root = click.option("--root", metavar="FOLDER", help="Keep the tables below this folder or URL, whatever the file says.")
+
+
+@dataclass(frozen=True)
+class _File:
+    """A settings file, and where the deployment keeps its tables, which wins over what the file says."""
+
+    path: Path
+    catalog: str | None
+    schema_prefix: str | None
+    root: str | None
+
+    def load(self) -> Settings:
+        from cdc_core.settings import Lakehouse
+        from pipelines import settings_file
+
+        if self.root and self.catalog or self.schema_prefix and not self.catalog:
+            raise click.UsageError("the tables lie below --root, or in --catalog with --schema-prefix")
+        settings = settings_file.load(self.path)
+        if self.catalog:
+            return replace(settings, lakehouse=Lakehouse(None, self.catalog, self.schema_prefix or ""))
+        return replace(settings, lakehouse=Lakehouse(self.root)) if self.root else settings
+
+
+def _settings(*own: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The options of a command that reads a settings file, given to it as one `_File`, with its `own` among them."""
+
+    def decorated(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def with_file(
+            *, config: Path, catalog: str | None, schema_prefix: str | None, root: str | None, **given: Any
+        ) -> Any:
+            return command(_File(config, catalog, schema_prefix, root), **given)
+
+        options = (_config, *own, _catalog, _schema_prefix, _root, _debug)
+        return functools.reduce(lambda command, option: option(command), reversed(options), with_file)
+
+    return decorated
+
+
+def _once(*, default: bool) -> Callable[[Any], Any]:
+    usual = "--once" if default else "--continuous"
+    return click.option(
+        "--once/--continuous",
+        default=default,
+        help=f"Stop when all that was there at the start is done, or go on until stopped. [default: {usual}]",
+    )
+
+
+@medallion.command()
+@click.option(
+    "--directory",
+    default="demo",
+    show_default=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where the demo keeps its MongoDB and its lakehouse. Run again, it goes on from there.",
+)
+@click.option("--mongodb-uri", metavar="URI", help="Use this server instead of the embedded one (a replica set).")
+@click.option(
+    "--seconds",
+    default=20,
+    show_default=True,
+    type=click.IntRange(1, 3600),
+    help="How long the shop is open.",
+)
+@_debug
+def demo(directory: Path, mongodb_uri: str | None, seconds: int) -> None:
+    """Watch a shop's changes go from MongoDB to gold tables.
+
+    Starts an embedded MongoDB, plays a shop's life against it while the pipeline runs, and shows the tables, what
+    changed, how far behind each layer was, and how to query the result.
+    """
+    from pipelines import demo as pipeline
+
+    _quiet_log()
+    with _stopping() as stop:
+        pipeline.run(directory, mongodb_uri=mongodb_uri, seconds=seconds, stop=stop)
+
+
+@medallion.command()
+@_settings()
+def check(file: _File) -> None:
+    """Is everything there that the pipeline needs?
+
+    Reads the settings, then asks the source: reachable, a replica set, new enough, rights, oplog window, pre-images.
+    Says what to mend. Changes nothing.
+    """
+    from pipelines import check as pipeline
+    from pipelines import report
+
+    _quiet_log()
+    findings = pipeline.run(file.load())
+    report.findings(findings)
+    pipeline.refuse(findings)
+
+
+@medallion.command()
+@_settings(_once(default=False), _take_over)
+def capture(file: _File, once: bool, take_over: bool) -> None:
+    """Land every change event in the bronze table.
+
+    The first start takes a snapshot of the collections while the stream is already open. SIGTERM commits what was read
+    and ends within seconds. There can be one capture a table; a second one stops and has changed nothing.
+    """
+    from pipelines import capture as pipeline
+    from pipelines import report
+    from pipelines import spark as sparks
+
+    with _stopping() as stop, report.progress() as progress:
+        settings, spark = _opened(file, "capture")
+        result = pipeline.run(
+            spark,
+            settings,
+            once=once,
+            take_over=take_over,
+            stop=stop,
+            progress=progress,
+            sessions=sparks.sessions(spark),
+        )
+    report.result("capture", result)
+
+
+@medallion.command()
+@_settings(_once(default=True), _take_over)
+def silver(file: _File, once: bool, take_over: bool) -> None:
+    """Apply captured events to the silver tables, one a collection."""
+    from pipelines import report
+    from pipelines import silver as pipeline
+    from pipelines import spark as sparks
+
+    with _stopping() as stop:
+        settings, spark = _opened(file, "silver")
+        result = pipeline.run(
+            spark, settings, once=once, take_over=take_over, sessions=sparks.sessions(spark), stop=stop
+        )
+    report.result("silver", result)
+
+
+@medallion.command()
+@_settings(_once(default=True), _take_over)
+def gold(file: _File, once: bool, take_over: bool) -> None:
+    """Bring the gold tables up to date: current documents, for analysts."""
+    from pipelines import gold as pipeline
+    from pipelines import report
+    from pipelines import spark as sparks
+
+    with _stopping() as stop:
+        settings, spark = _opened(file, "gold")
+        result = pipeline.run(
+            spark, settings, once=once, take_over=take_over, sessions=sparks.sessions(spark), stop=stop
+        )
+    report.result("gold", result)
+
+
+@medallion.command()
+@_settings(_once(default=False), _take_over)
+def run(file: _File, once: bool, take_over: bool) -> None:
+    """Capture, silver and gold in one Spark application, until stopped.
+
+    With --once: each layer in turn, up to what was there at the start.
+    """
+    from pipelines import report
+    from pipelines import run as pipeline
+
+    with _stopping() as stop, report.progress() as progress:
+        settings, spark = _opened(file, "run")
+        results = pipeline.run(spark, settings, once=once, take_over=take_over, stop=stop, progress=progress)
+    for layer, result in results.items():
+        report.result(layer, result)
+
+
+@medallion.command()
+@_settings(click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, for machines."))
+def status(file: _File, as_json: bool) -> None:
+    """Where each layer stands: position, lag, rows, rates, what was rescued, who writes.
+
+    Reads tables and asks the source for its oplog; claims nothing, changes nothing.
+    """
+    from pipelines import report
+    from pipelines import status as pipeline
+
+    settings, spark = _opened(file, "status", quiet=True)
+    found = pipeline.read(spark, settings)
+    click.echo(pipeline.to_json(found)) if as_json else report.status(found)
+
+
+@medallion.command()
+@click.option(
+    "--options",
+    required=True,
+    metavar="FILE",
+    help="A JSON object of ExtractNewDocumentState's options, or a connector's whole JSON.",
+)
+@click.option("--in", "source", required=True, metavar="FILE", help="Debezium change events, one a line; - for stdin.")
+@click.option("--out", "target", required=True, metavar="FILE", help="The rows, one a line; - for stdout.")
+@_debug
+def unwrap(options: str, source: str, target: str) -> None:
+    """Try unwrap options on Debezium change events in a file, before a deployment.
+
+    \b
+    In:  {"key": …, "value": …}
+    Out: {"key": …, "value": …, "headers": …}  or  {"dropped": true}
+    """
+    from pipelines import unwrap_files
+
+    click.echo(str(unwrap_files.run(options, source, target)), err=True)
+
+
+def _opened(file: _File, verb: str, *, quiet: bool = False) -> tuple[Settings, SparkSession]:
+    """The settings and a session for one command, with the log configured."""
+    import logging
+
+    from jobs import log_lines
+    from pipelines import spark as sparks
+
+    _quiet_log() if quiet else log_lines.configure()
+    settings = file.load()
+    for warning in settings.warnings:
+        logging.getLogger(__name__).warning(warning)
+    return settings, sparks.session(f"medallion {verb} {settings.name}")
+
+
+def _quiet_log() -> None:
+    import logging
+
+    from jobs import log_lines
+
+    log_lines.configure(level=logging.ERROR)
+
+
+@contextmanager
+def _stopping() -> Iterator[threading.Event]:
+    """An event that SIGTERM or Ctrl-C sets; a second one interrupts at once."""
+    stop = threading.Event()
+
+    def ask(number: int, frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _say(message: str) -> None:
+    click.echo(f"medallion: {message}", err=True)
+
+
+def _place(error: BaseException) -> str:
+    """Where the project's own code raised, as `at silver.py:123`. The message stays out: it may hold a document."""
+    packages = {str(Path(__file__).resolve().parents[1] / name) for name in ("cdc_core", "pipelines", "jobs")}
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if str(Path(frame.filename).resolve().parent) in packages]
+    last = (ours or frames)[-1]
+    return f"at {Path(last.filename).name}:{last.lineno}"
+
+
+def _debugged(arguments: Sequence[str], code: int) -> int:
+    if "--debug" in arguments:
+        traceback.print_exc()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""The log of a command: one line an event, on stderr. Only entry points configure it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+_LIBRARIES = ("py4j", "pymongo", "pyspark")
+
+
+def configure(*, level: int = logging.INFO) -> None:
+    """Send every event of this process to stderr, one line each; libraries speak from warnings on."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(Line())
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    for name in _LIBRARIES:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.captureWarnings(True)
+
+
+class Line(logging.Formatter):
+    """`<UTC time> <level> <module> <event> key=value …`: what `extra` held comes as the pairs.
+
+    A traceback is left to `--debug`; of an exception the line names the class.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        event = _on_one_line(record.getMessage())
+        pairs = {name: value for name, value in vars(record).items() if name not in _STANDARD}
+        if record.exc_info and record.exc_info[0]:
+            pairs["error"] = record.exc_info[0].__name__
+        told = [f"{name}={_value(value)}" for name, value in pairs.items()]
+        level = record.levelname.lower()
+        return " ".join([f"{moment}.{int(record.msecs):03d}Z", level, record.name, event, *told])
+
+
+def _value(value: object) -> str:
+    text = _on_one_line(str(value))
+    return f'"{text}"' if " " in text or text == "" else text
+
+
+def _on_one_line(text: str) -> str:
+    return text.replace("\r", "\\r").replace("\n", "\\n")

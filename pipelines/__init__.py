@@ -1,0 +1,1 @@
+"""One module a hop: capture, bronze, silver, gold. Layers meet in tables."""

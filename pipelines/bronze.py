@@ -1,0 +1,214 @@
+"""The bronze table: an append-only log of every event, which carries its own position.
+
+`Log` is the one writer of one pipeline's bronze table. Rows are numbered and committed under one lock, so that `batch`
+is dense and in commit order, whoever brings them: the stream or a snapshot. Recovery reads the table and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from cdc_core import bronze, errors, tables, transactions
+from pipelines import delta
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PROPERTIES = {
+    "delta.appendOnly": "true",
+    "delta.checkpointInterval": "100",
+    "delta.dataSkippingStatsColumns": ",".join(f"`{name}`" for name in bronze.STATISTICS),
+    "delta.logRetentionDuration": "interval 30 days",
+    "delta.deletedFileRetentionDuration": "interval 7 days",
+    "delta.enableDeletionVectors": "false",
+}
+
+COMPACT_EVERY = 400
+"""Commits between two clustered compactions: the log's state stays small, and so does the price of a commit."""
+
+Numbered = Callable[[int, int], pa.Table]
+"""``(batch, first offset) -> rows``: called under the commit lock, once a commit."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """Up to where bronze is complete: the token of its last row, and the numbers of that row."""
+
+    token: str
+    batch: int
+    offset: int
+
+
+@dataclass
+class Log:
+    """The bronze table of one pipeline, claimed; `position` is None while it is empty."""
+
+    spark: SparkSession
+    table: tables.TableRef
+    writer: delta.Writer
+    position: Position | None
+    extra: Mapping[str, object] = field(default_factory=dict)
+    commits: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _compaction: threading.Thread | None = None
+    _is_closed: bool = False
+
+    @staticmethod
+    def open(
+        spark: SparkSession,
+        table: tables.TableRef,
+        *,
+        take_over: bool = False,
+        extra: Mapping[str, object] | None = None,
+    ) -> Log:
+        """Make the table if there is none, claim it, and read its position from its rows.
+
+        Raises `TableOwned`, `LeaseHeld` or `TableNotOurs`; a refused capture has changed nothing.
+        """
+        delta.create(
+            spark, table, columns=bronze.COLUMNS_DDL, properties=PROPERTIES, cluster_by=("batch",)
+        )
+        _check_columns(spark, table)
+        writer = delta.Writer.claim(spark, table, take_over=take_over)
+        return Log(spark, table, writer, read_position(spark, table), extra or {})
+
+    def append(self, numbered: Numbered, *, token: str | None = None) -> Position:
+        """Number the rows and commit them; the new position.
+
+        The rows end with one that carries the stream's token, which is `token` where the caller knows better than the
+        last row's own. Exactly once: the commit holds rows and position, or neither.
+        """
+        with self._lock:
+            before = self.position
+            batch = before.batch + 1 if before else 1
+            first = before.offset + 1 if before else 0
+            rows = numbered(batch, first)
+            last = token or rows.column("resume_token")[-1].as_py()
+            self.writer.append_arrow(
+                rows, to=last, statistics=bronze.STATISTICS, extra={**self.extra, "batch": batch}
+            )
+            self.position = Position(last, batch, rows.column("offset")[-1].as_py())
+            self.commits += 1
+        return self.position
+
+    def heartbeat(self, payload: Mapping[str, Any], *, token: str, ts_ms: int) -> Position:
+        """Commit one heartbeat row that carries `token`."""
+        return self.append(
+            lambda batch, first: heartbeat_row(payload, token=token, batch=batch, offset=first, ts_ms=ts_ms)
+        )
+
+    def renew(self) -> None:
+        """Renew the lease by an empty commit, where nothing else is committed for long."""
+        with self._lock:
+            self.writer.append(
+                self.spark.createDataFrame([], self.spark.table(str(self.table)).schema),
+                to=self.position.token if self.position else None,
+                extra={"batch": self.position.batch if self.position else 0},
+            )
+
+    def compact(self, session: SparkSession) -> None:
+        """Cluster the new files by `batch`, in the background and in a session of its own; commits go on meanwhile."""
+        if self._compaction is not None and self._compaction.is_alive():
+            return
+        metadata = self.writer._metadata(
+            self.position.token if self.position else None, {"batch": self.position.batch if self.position else 0}
+        )
+        self._compaction = threading.Thread(
+            target=_optimize, args=(session, self.table, metadata), name="bronze-compaction", daemon=True
+        )
+        self._compaction.start()
+
+    def close(self) -> None:
+        """Wait for a compaction that runs, and give the claim back; nothing the second time."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._compaction is not None:
+            self._compaction.join(timeout=60)
+        with self._lock:
+            self.writer.release()
+
+
+def read_position(spark: SparkSession, table: tables.TableRef) -> Position | None:
+    """The position that the rows carry: the token of the last row of the last batch; None for an empty table."""
+    batch = spark.sql(f"SELECT max(batch) AS batch FROM {table}").collect()[0].batch
+    if batch is None:
+        return None
+    last = spark.sql(
+        f"SELECT max_by(resume_token, `offset`) AS token, max(`offset`) AS last FROM {table} WHERE batch = {batch}"
+    ).collect()[0]
+    return Position(last.token, batch, last.last)
+
+
+def last_batch(spark: SparkSession, table: tables.TableRef) -> int:
+    """The number of the newest batch; 0 for an empty table."""
+    return spark.sql(f"SELECT max(batch) AS batch FROM {table}").collect()[0].batch or 0
+
+
+def snapshot_heartbeats(spark: SparkSession, table: tables.TableRef) -> list[dict[str, Any]]:
+    """The payloads of all heartbeats that hold a snapshot's progress, in order."""
+    rows = spark.sql(
+        f"SELECT payload FROM {table} WHERE kind = 'heartbeat' AND payload LIKE '{{\"snapshot\"%' ORDER BY `offset`"
+    ).collect()
+    return [json.loads(row.payload) for row in rows]
+
+
+def open_transaction(spark: SparkSession, table: tables.TableRef) -> transactions.Open | None:
+    """The transaction whose BEGIN is in bronze and whose END is not, with its events counted."""
+    newest = spark.sql(
+        f"SELECT payload, `offset` FROM {table} WHERE kind = 'transaction' ORDER BY `offset` DESC LIMIT 1"
+    ).collect()
+    if not newest:
+        return None
+    payload = json.loads(newest[0].payload)
+    if payload["status"] == transactions.END:
+        return None
+    counted = spark.sql(
+        f"SELECT db, collection, count(*) AS events FROM {table} WHERE `offset` > {newest[0].offset} "
+        "AND transaction IS NOT NULL GROUP BY db, collection"
+    ).collect()
+    return transactions.Open(payload["id"], {f"{row.db}.{row.collection}": row.events for row in counted})
+
+
+def heartbeat_row(
+    payload: Mapping[str, Any], *, token: str, batch: int, offset: int, ts_ms: int
+) -> pa.Table:
+    """One heartbeat row as a table of `bronze.SCHEMA`."""
+    values: dict[str, Any] = dict.fromkeys(bronze.SCHEMA.names)
+    values |= {
+        "resume_token": token,
+        "offset": offset,
+        "batch": batch,
+        "kind": bronze.Kind.HEARTBEAT.value,
+        "payload": json.dumps(payload, separators=(",", ":")),
+        "ts_ms": ts_ms,
+    }
+    return pa.Table.from_pylist([values], schema=bronze.SCHEMA)
+
+
+def now_ms() -> int:
+    """The capture service's clock."""
+    return int(time.time() * 1000)
+
+
+def _check_columns(spark: SparkSession, table: tables.TableRef) -> None:
+    found = set(spark.table(str(table)).columns)
+    missing = [name for name in bronze.SCHEMA.names if name not in found]
+    if missing:
+        raise errors.TableNotOurs(
+            f"{table.label}: it is no bronze table, {', '.join(missing)} missing; choose another lakehouse root or name"
+        )
+
+
+def _optimize(session: SparkSession, table: tables.TableRef, metadata: str) -> None:
+    """A compaction that fails is tried again by the next one: nothing depends on it but the price of a commit."""
+    with contextlib.suppress(Exception):
+        delta.optimize(session, table, metadata=metadata)

@@ -1,0 +1,630 @@
+"""The capture service: every change event of the source lands in bronze, once, in order.
+
+    reader thread     change stream ─→ raw batches ─→ bounded queue
+    main thread       queue ─→ rows (decode, number, encode) ─→ at most one full commit waiting
+    committer thread  rows ─→ Parquet ─→ one Delta commit
+    snapshot thread   chunks from executors ─→ commits in between (`pipelines.snapshot`)
+
+The position is in the table (`pipelines.bronze`): after `kill -9` at any instant the next start reads it there and goes
+on behind it. A first start commits the stream's token before anything is read, so that a snapshot's stream begins
+before its first chunk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import logging
+import os
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from bson.timestamp import Timestamp
+
+from cdc_core import errors, events, field_filters, filters, resume_token, snapshot_mode, split_events, transactions
+from cdc_core.properties import LimitAction, OversizeMode, PipelineOrder
+from pipelines import bronze, delta, mongodb, snapshot, source
+from pipelines import spark as sparks
+
+if TYPE_CHECKING:
+    from cdc_core.settings import Settings
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+IDLE_WAIT = 0.2
+HEARTBEAT_FLOOR_MS = 60_000
+"""The lease is renewed at least this often, whatever `heartbeat.interval.ms` says."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a person wants to see of a running capture; `lag_seconds` is the age of the newest committed event."""
+
+    events: int = 0
+    batches: int = 0
+    rate: float = 0.0
+    lag_seconds: float | None = None
+    reconnects: int = 0
+    snapshot: snapshot.Progress | None = None
+
+
+@dataclass(frozen=True)
+class CaptureResult:
+    """What one run did: events and snapshot rows committed, commits made, and the position at the end.
+
+    `seconds` is the time from the opened stream to the last commit, without the start and the end of the service.
+    """
+
+    events: int
+    snapshot_documents: int
+    commits: int
+    token: str | None
+    lossy_documents: int = 0
+    skipped_events: int = 0
+    seconds: float = 0.0
+
+
+def run(
+    spark: SparkSession,
+    settings: Settings,
+    *,
+    once: bool = False,
+    take_over: bool = False,
+    stop: threading.Event | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    sessions: Callable[[], SparkSession] | None = None,
+) -> CaptureResult:
+    """Capture until `stop` is set, or with `once` until everything up to the start of the run is in bronze.
+
+    Safe to repeat and to kill: the table carries the position. Raises one of `errors`, and has then committed all that
+    it had read in order up to the error.
+    """
+    connection = source.connection(settings.source)
+    client = connection.client()
+    capture = None
+    try:
+        info = mongodb.server_info(client)
+        mongodb.check_suitable(info)
+        source.check_oversize(settings.source, info)
+        capture = _Capture(spark, settings, connection, client, stop or threading.Event(), progress, sessions)
+        return capture.run(once=once, take_over=take_over)
+    finally:
+        if capture is not None:
+            capture.close()
+        client.close()
+
+
+@dataclass
+class _Capture:
+    """One run of the service: the threads and what they share."""
+
+    spark: SparkSession
+    settings: Settings
+    connection: source.Connection
+    client: mongodb.Client
+    stop: threading.Event
+    report: Callable[[Progress], None] | None
+    sessions: Callable[[], SparkSession] | None
+
+    def __post_init__(self) -> None:
+        self._source = self.settings.source
+        self._failure: BaseException | None = None
+        self._halt = threading.Event()
+        self._queue = ByteQueue(self._source.max_queue_size_in_bytes)
+        self._commits: queue.Queue[events.Rows | None] = queue.Queue(maxsize=1)
+        self._progress = Progress()
+        self._events = self._documents = self._lossy = self._skipped = 0
+        chosen = filters.of(self._source)
+        is_alone = PipelineOrder.USER_ONLY is self._source.cursor_pipeline_order
+        self._includes = chosen.includes if is_alone or chosen.left_to_client() else None
+        listed = field_filters.read(self._source.field_exclude_list, self._source.field_renames)
+        self._fields = functools.lru_cache(maxsize=10_000)(listed.of) if listed.entries else None
+        self._custom = _snapshotter(self._source.snapshot_mode_custom_name)
+        self._fingerprint = filters.fingerprint(self._source)
+        self._is_other_stream = False
+        self._tracker: transactions.Tracker | None = None
+        is_split = self._source.cursor_oversize_handling_mode is OversizeMode.SPLIT
+        self._fragments = split_events.Fragments() if is_split else None
+        self._log: bronze.Log | None = None
+        self._threads: list[threading.Thread] = []
+        self._snapshot_done = threading.Event()
+        self._parent = sparks.submitter()
+
+    def run(self, *, once: bool, take_over: bool) -> CaptureResult:
+        self._check_guardrail()
+        options = source.stream_options(self._source, self.client)
+        table = delta.layout(self.settings.lakehouse).bronze(self.settings.name)
+        until = mongodb.operation_time(self.client) if once else None
+        found = self._found_position(table)
+        stream, gap = self._opened_or_restarted(options, found)
+        self._log = bronze.Log.open(self.spark, table, take_over=take_over, extra={"stream": self._fingerprint})
+        if self._log.position != found:
+            stream.close()
+            stream, gap = self._opened_or_restarted(options, self._log.position)
+        decision, state = self._begun(stream, gap)
+        if self._source.provide_transaction_metadata:
+            found_open = bronze.open_transaction(self.spark, table)
+            self._tracker = transactions.Tracker(found_open, token=self._position_token())
+        if decision.streams:
+            self._start("capture-reader", lambda: self._read(stream))
+        self._start("capture-committer", self._commit_all)
+        self._start_snapshot(state)
+        began = time.monotonic()
+        self._encode(until, ends_with_snapshot=not decision.streams)
+        seconds = time.monotonic() - began
+        self._log.close()
+        return self._result(seconds)
+
+    def close(self) -> None:
+        """End every thread; nothing that was not committed is committed after this."""
+        self._halt.set()
+        self._queue.close()
+        for thread in self._threads:
+            thread.join(timeout=30)
+        if self._log is not None and not isinstance(self._failure, errors.OwnershipLost):
+            with contextlib.suppress(Exception):  # the error that ended the run is the one to tell of
+                self._log.close()
+
+    # --- where to begin ---
+
+    def _found_position(self, table: bronze.tables.TableRef) -> bronze.Position | None:
+        """The position that is there before anything is claimed: a stream that cannot go on must change nothing."""
+        if not delta.exists(self.spark, table):
+            return None
+        delta.check_ours(self.spark, table)
+        last = delta.last_commit(self.spark, table)
+        before = last.metadata.get("stream") if last is not None and last.metadata else None
+        self._is_other_stream = before is not None and before != self._fingerprint
+        return bronze.read_position(self.spark, table)
+
+    def _opened_or_restarted(
+        self, options: mongodb.StreamOptions, position: bronze.Position | None
+    ) -> tuple[mongodb.ChangeStream, dict[str, object] | None]:
+        """The stream, and the gap before it where the position was lost and the snapshot mode says to start over."""
+        try:
+            return self._opened(options, position), None
+        except errors.PositionLost:
+            if position is None or not snapshot_mode.replaces_lost_position(self._source, custom=self._custom):
+                raise
+            stream = self._opened(options, None)
+            log.warning("the oplog no longer holds the position of %s: a new snapshot begins", _utc(position.token))
+            gap = {"from": position.token, "to": stream.token, "since": _utc(position.token)}
+            return stream, {"gap": gap}
+
+    def _opened(
+        self, options: mongodb.StreamOptions, position: bronze.Position | None
+    ) -> mongodb.ChangeStream:
+        """A stream that continues behind the position, or begins now.
+
+        A token of a stream with another filter, or one that the server refuses, is replaced by its cluster time; what
+        comes again is dropped by its token (`_is_landed`). Raises `PositionLost` where the oplog no longer reaches back.
+        """
+        self._landed = position.token if position else None
+        starts = [self._first_start()]
+        if position is not None:
+            by_time = mongodb.Start(at=_cluster_time(position.token))
+            starts = [by_time] if self._is_other_stream else [mongodb.Start(position.token), by_time]
+        lost: mongodb.HistoryLost | None = None
+        for start in starts:
+            stream = self._stream(options, start)
+            try:
+                with mongodb.translating("opening the change stream"):
+                    stream.open()
+                    stream.probe()
+                return stream
+            except mongodb.HistoryLost as error:
+                stream.close()
+                lost = error
+                if error.code == mongodb.CHANGE_STREAM_HISTORY_LOST:
+                    break
+        raise _position_lost(position, lost)
+
+    def _stream(self, options: mongodb.StreamOptions, start: mongodb.Start) -> mongodb.ChangeStream:
+        return mongodb.ChangeStream(
+            self.client,
+            options,
+            start,
+            retries=self._source.errors_max_retries,
+            initial_delay=self._source.errors_retry_delay_initial_ms / 1000,
+            max_delay=self._source.errors_retry_delay_max_ms / 1000,
+            stopped=self._halt,
+        )
+
+    def _first_start(self) -> mongodb.Start:
+        """Where a stream without a position begins: `capture.start.op.time`, or now."""
+        at = self._source.capture_start_op_time
+        return mongodb.Start() if at < 0 else mongodb.Start(at=Timestamp(at >> 32, at & 0xFFFFFFFF))
+
+    def _begun(
+        self, stream: mongodb.ChangeStream, gap: Mapping[str, object] | None
+    ) -> tuple[snapshot_mode.Decision, snapshot.State | None]:
+        """Commit the first position of a new stream; the snapshot that is to be taken or to be gone on with."""
+        assert self._log is not None
+        has_position = self._log.position is not None and gap is None
+        unfinished = self._unfinished() if has_position else None
+        decision = snapshot_mode.decided(
+            self._source, has_position=has_position, is_unfinished=unfinished is not None, custom=self._custom
+        )
+        if has_position and not decision.takes:
+            return decision, unfinished if decision.resumes else None
+        token = stream.token
+        if token is None:
+            raise errors.SourceUnsuitable("opening the change stream: the server gave no resume token")
+        if gap is not None:
+            self._log.heartbeat(gap, token=token, ts_ms=bronze.now_ms())
+        takes = decision.takes or (gap is not None)
+        state = self._planned() if takes else None
+        payload = {"start": token} if state is None else state.begun()
+        position_token = self._position_token() if has_position else token
+        self._log.heartbeat(payload, token=position_token, ts_ms=bronze.now_ms())
+        return decision, state
+
+    def _unfinished(self) -> snapshot.State | None:
+        assert self._log is not None
+        state = snapshot.State.from_heartbeats(bronze.snapshot_heartbeats(self.spark, self._log.table))
+        return None if state is None or state.is_done else state
+
+    def _planned(self) -> snapshot.State:
+        chosen = filters.of(self._source)
+        found = source.captured(self._source, self.client)
+        planned = tuple(each.namespace for each in found if chosen.is_snapshotted(each.db, each.name))
+        return snapshot.State(uuid.uuid4().hex[:12], planned)
+
+    def _check_guardrail(self) -> None:
+        """`guardrail.collections.max`: warn or stop where more collections are captured."""
+        limit = self._source.guardrail_collections_max
+        if limit <= 0:
+            return
+        captured = len(source.captured(self._source, self.client))
+        if captured <= limit:
+            return
+        message = (
+            f"source.guardrail.collections.max: {captured} collections are captured, the limit is {limit}; "
+            "narrow collection.include.list or raise the limit"
+        )
+        match self._source.guardrail_collections_limit_action:
+            case LimitAction.WARN:
+                log.warning(message)
+            case LimitAction.FAIL:
+                raise errors.SourceUnsuitable(message)
+
+    # --- the threads ---
+
+    def _start(self, name: str, target: Callable[[], None]) -> None:
+        def guarded() -> None:
+            try:
+                target()
+            except BaseException as error:  # the main thread raises it
+                self._failure = self._failure or error
+                self._halt.set()
+                self._queue.close()
+
+        thread = threading.Thread(target=guarded, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _read(self, stream: mongodb.ChangeStream) -> None:
+        try:
+            while not self._halt.is_set():
+                try:
+                    batch = stream.next()
+                except mongodb.HistoryLost as error:
+                    raise _position_lost(self._position(), error) from error
+                self._progress = replace(self._progress, reconnects=stream.reconnects)
+                self._queue.put(batch)
+        finally:
+            stream.close()
+
+    def _start_snapshot(self, state: snapshot.State | None) -> None:
+        if state is None:
+            self._snapshot_done.set()
+            return
+        self._start("capture-snapshot", lambda: self._take_snapshot(state))
+
+    def _take_snapshot(self, state: snapshot.State) -> None:
+        assert self._log is not None
+        position = self._position()
+        assert position is not None
+        if self._halt.wait(self._source.snapshot_delay_ms / 1000):
+            return
+        spark = self.sessions() if self.sessions else self.spark
+        taken = snapshot.Snapshot(
+            spark=spark,
+            log=self._log,
+            name=self.settings.name,
+            connection=self.connection,
+            collections=source.captured(self._source, self.client),
+            state=state,
+            after=min(_cluster_time(position.token), mongodb.operation_time(self.client)),
+            chunk_bytes=self._source.commit_max_bytes,
+            threads=_snapshot_threads(spark, self._source.snapshot_max_threads),
+            fetch_size=self._source.snapshot_fetch_size,
+            filters=self._source.snapshot_collection_filter_overrides,
+            fields=self._fields,
+            stopped=self._halt,
+            report=self._snapshot_progress,
+        )
+        taken.run()
+        self._snapshot_done.set()
+
+    def _snapshot_progress(self, found: snapshot.Progress) -> None:
+        self._documents = found.total_documents
+        self._progress = replace(self._progress, snapshot=found)
+
+    def _commit_all(self) -> None:
+        while (rows := self._commits.get()) is not None:
+            self._commit(rows)
+
+    def _commit(self, rows: events.Rows) -> None:
+        assert self._log is not None
+        ts_ms = bronze.now_ms()
+        self._log.append(lambda batch, first: rows.table(batch=batch, first_offset=first, ts_ms=ts_ms))
+        self._events += rows.changes
+        self._lossy += rows.lossy
+        self._skipped += rows.skipped
+        newest = rows.newest_seconds
+        self._progress = replace(
+            self._progress,
+            events=self._events,
+            batches=self._log.commits,
+            lag_seconds=None if newest is None else max(0.0, time.time() - newest),
+        )
+        if self._log.commits % bronze.COMPACT_EVERY == 0 and self.sessions is not None:
+            self._log.compact(self.sessions())
+
+    # --- the main thread ---
+
+    def _encode(self, until: Timestamp | None, *, ends_with_snapshot: bool) -> None:
+        """Turn what the reader read into commits, by size or time, until the end of the run."""
+        rows = events.Rows(self.settings.name)
+        first_at = idle_since = time.monotonic()
+        token, is_drained = self._position_token(), False
+        while True:
+            batch = self._queue.get(timeout=self._wait(rows, first_at))
+            if batch is not None:
+                for rows_done in self._added(rows, batch):
+                    rows, first_at = self._handed_over(rows_done), time.monotonic()
+                if is_drained_now := not batch.events:
+                    self._end_transaction(rows, batch.token)
+                if len(rows) == 0:
+                    first_at = time.monotonic()
+                token, is_drained = max(token, batch.token), is_drained_now
+            if len(rows) and self._is_due(first_at):
+                rows, first_at = self._handed_over(rows), time.monotonic()
+                idle_since = first_at
+            if self._ended():
+                break
+            if until is not None and self._is_caught_up(token, until, is_drained=is_drained):
+                break
+            if ends_with_snapshot and self._snapshot_done.is_set():
+                break
+            if len(rows) == 0 and time.monotonic() - idle_since >= self._heartbeat_seconds():
+                self._idle_heartbeat(token)
+                idle_since = time.monotonic()
+            self._tell()
+        self._finish(rows, token)
+
+    def _added(self, rows: events.Rows, batch: mongodb.Batch) -> Iterator[events.Rows]:
+        """Add a batch's events; yields the rows each time they are as many as one commit holds."""
+        max_rows, max_bytes = self._source.max_batch_size, self._source.commit_max_bytes
+        landed = self._landed
+        for raw in batch.events:
+            if landed is not None:
+                if _is_landed(raw, landed):
+                    continue
+                self._landed = landed = None
+            event = raw if self._fragments is None else self._fragments.whole(raw)
+            if event is None:
+                continue
+            rows.add(event, includes=self._includes, fields=self._fields, tracker=self._tracker, ts_ms=self._ts_ms())
+            if len(rows) >= max_rows or rows.bytes >= max_bytes:
+                yield rows
+                rows = self._fresh
+
+    def _end_transaction(self, rows: events.Rows, token: str) -> None:
+        """A transaction's events share one cluster time: when the stream is past it, the transaction is over."""
+        tracker = self._tracker
+        if tracker is None or tracker.current is None or not tracker.token:
+            return
+        if _cluster_time(token) > _cluster_time(tracker.token):
+            rows.end_transaction(tracker, ts_ms=bronze.now_ms())
+
+    def _ts_ms(self) -> int:
+        return bronze.now_ms() if self._tracker is not None else 0
+
+    def _handed_over(self, rows: events.Rows) -> events.Rows:
+        """Give full rows to the committer, and fresh ones back."""
+        self._submit(rows)
+        self._fresh = events.Rows(self.settings.name)
+        return self._fresh
+
+    def _submit(self, rows: events.Rows | None) -> None:
+        """Wait for the committer's turn; a failure of any thread ends the wait."""
+        while self._failure is None:
+            try:
+                return self._commits.put(rows, timeout=IDLE_WAIT)
+            except queue.Full:
+                self._tell()
+
+    def _wait(self, rows: events.Rows, first_at: float) -> float:
+        if len(rows) == 0:
+            return IDLE_WAIT
+        due = first_at + self._source.commit_interval_ms / 1000
+        return min(IDLE_WAIT, max(0.0, due - time.monotonic()))
+
+    def _is_due(self, first_at: float) -> bool:
+        is_waiting = time.monotonic() - first_at >= self._source.commit_interval_ms / 1000
+        return is_waiting and self._commits.empty()
+
+    def _ended(self) -> bool:
+        if self._parent is not None and os.getppid() != self._parent:
+            self._halt.set()
+        return self.stop.is_set() or self._halt.is_set()
+
+    def _is_caught_up(self, token: str, until: Timestamp, *, is_drained: bool) -> bool:
+        """Whether all events up to `until` were read. A high-water mark at a time does not hold that time's events yet."""
+        if not self._snapshot_done.is_set() or not self._queue.is_empty():
+            return False
+        at = _cluster_time(token)
+        return at > until or (at == until and is_drained)
+
+    def _heartbeat_seconds(self) -> float:
+        configured = self._source.heartbeat_interval_ms or HEARTBEAT_FLOOR_MS
+        return min(configured, HEARTBEAT_FLOOR_MS) / 1000
+
+    def _idle_heartbeat(self, token: str) -> None:
+        """Commit the position of a quiet stream, so that it does not age out of the oplog; renews the lease."""
+        assert self._log is not None
+        if self._commits.empty() and token > self._position_token():
+            self._log.heartbeat({}, token=token, ts_ms=bronze.now_ms())
+        else:
+            self._log.renew()
+
+    def _finish(self, rows: events.Rows, token: str) -> None:
+        """Commit what was read in order, end the threads, and raise what one of them met."""
+        if self._failure is None:
+            if len(rows):
+                self._submit(rows)
+            self._submit(None)
+            self._join("capture-committer")
+        self._halt.set()
+        self._queue.close()
+        self._join("capture-snapshot")
+        self._join("capture-reader")
+        if self._failure is not None:
+            raise self._failure
+        if self._is_far_behind(token):
+            assert self._log is not None
+            self._log.heartbeat({}, token=token, ts_ms=bronze.now_ms())
+
+    def _is_far_behind(self, token: str) -> bool:
+        committed = self._position_token()
+        gap = _cluster_time(token).time - _cluster_time(committed).time
+        return token > committed and gap >= self._heartbeat_seconds()
+
+    def _join(self, name: str) -> None:
+        for thread in self._threads:
+            if thread.name == name:
+                thread.join()
+
+    def _tell(self) -> None:
+        if self.report is not None:
+            self.report(self._progress)
+
+    def _position(self) -> bronze.Position | None:
+        return self._log.position if self._log is not None else None
+
+    def _position_token(self) -> str:
+        position = self._position()
+        return position.token if position is not None else ""
+
+    def _result(self, seconds: float) -> CaptureResult:
+        assert self._log is not None
+        return CaptureResult(
+            events=self._events,
+            snapshot_documents=self._documents,
+            commits=self._log.commits,
+            token=self._position_token() or None,
+            lossy_documents=self._lossy,
+            skipped_events=self._skipped,
+            seconds=seconds,
+        )
+
+
+@dataclass
+class ByteQueue:
+    """Batches between two threads, at most so many bytes of them; one batch always fits."""
+
+    max_bytes: int
+    _batches: list[mongodb.Batch] = field(default_factory=list)
+    _bytes: int = 0
+    _closed: bool = False
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def put(self, batch: mongodb.Batch) -> None:
+        """Add a batch, when there is room for it; nothing once the queue is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or not self._batches or self._bytes < self.max_bytes)
+            if not self._closed:
+                self._batches.append(batch)
+                self._bytes += batch.bytes
+                self._changed.notify_all()
+
+    def get(self, *, timeout: float) -> mongodb.Batch | None:
+        """The next batch, or None after `timeout` seconds without one."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._closed or self._batches, timeout) or not self._batches:
+                return None
+            batch = self._batches.pop(0)
+            self._bytes -= batch.bytes
+            self._changed.notify_all()
+            return batch
+
+    def is_empty(self) -> bool:
+        with self._changed:
+            return not self._batches
+
+    def close(self) -> None:
+        """Let every waiting thread go."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+def _snapshotter(name: str | None) -> snapshot_mode.Snapshotter | None:
+    """The class of `snapshot.mode.custom.name`, `package.module:Class`, made."""
+    if name is None:
+        return None
+    where = "source.snapshot.mode.custom.name"
+    module, _, attribute = name.replace(":", ".").rpartition(".")
+    try:
+        made: snapshot_mode.Snapshotter = getattr(importlib.import_module(module), attribute)()
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise errors.SettingsError(
+            errors.Problem(where, f"{name} is no class that can be imported and made without arguments: {error}")
+        ) from error
+    return made
+
+
+def _cluster_time(token: str) -> Timestamp:
+    position = resume_token.position(token)
+    return Timestamp(position.seconds, position.increment)
+
+
+def _is_landed(raw: bytes, landed: str) -> bool:
+    """Whether an event is in bronze already: tokens sort in stream order."""
+    token = mongodb._token(raw)
+    return resume_token.without_fragment(token) <= resume_token.without_fragment(landed)
+
+
+def _position_lost(
+    position: bronze.Position | None, error: mongodb.HistoryLost | None
+) -> errors.PositionLost:
+    code = error.code if error else mongodb.CHANGE_STREAM_HISTORY_LOST
+    at = "" if position is None else f" of {_utc(position.token)}"
+    return errors.PositionLost(
+        f"source: the oplog no longer holds the position{at} (error {code}); changes since then cannot be read. "
+        "Nothing was changed. To go on, start over with a new snapshot into a new bronze table "
+        "(another `name` or lakehouse root), and make the oplog larger if the capture was down for longer than it holds"
+    )
+
+
+def _utc(token: str) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(_cluster_time(token).time))
+
+
+def _snapshot_threads(spark: SparkSession, configured: int | None) -> int:
+    """`snapshot.max.threads`, or as many chunks at a time as Spark has cores."""
+    if configured:
+        return configured
+    try:
+        return max(1, spark.sparkContext.defaultParallelism)
+    except Exception:  # Spark Connect has no context to ask
+        return 2

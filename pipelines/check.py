@@ -1,0 +1,244 @@
+"""Is everything there that a pipeline needs? Questions to the source, each with what to mend. Changes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cdc_core import errors, filters, tables
+from cdc_core.settings import Settings
+from pipelines import delta, mongodb, report, source
+
+SHORT_WINDOW_SECONDS = 24 * 3600
+"""An oplog that holds less than a day makes a weekend's outage a lost position."""
+
+
+class Verdict(enum.Enum):
+    """What an answer means."""
+
+    FINE = "fine"
+    WARNING = "warning"
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One answer: about what, what was found, what to do, and the error that a run would end with."""
+
+    about: str
+    verdict: Verdict
+    found: str
+    mend: str = ""
+    error: errors.MedallionError | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """What the questions are asked of."""
+
+    settings: Settings
+    client: mongodb.Client
+    collections: Sequence[mongodb.Collection]
+
+
+Question = Callable[[Source], Iterator[Finding]]
+
+
+def run(settings: Settings) -> tuple[Finding, ...]:
+    """All findings, in the order of a run. Raises `SettingsError` where a secret cannot be resolved.
+
+    A server that cannot be used ends the questions: the findings before it, and that one.
+    """
+    findings = [*_settings(settings), *_lakehouse(settings)]
+    client = source.connection(settings.source).client()
+    try:
+        findings.append(_server(client))
+        if findings[-1].error is None:
+            asked = Source(settings, client, _listed(settings, client))
+            findings.extend(finding for question in QUESTIONS for finding in question(asked))
+    finally:
+        client.close()
+    return tuple(findings)
+
+
+def refuse(findings: Sequence[Finding]) -> None:
+    """Raises the error of the first finding that is wrong; nothing where none is."""
+    wrong = [finding for finding in findings if finding.error is not None]
+    if wrong:
+        kind = type(wrong[0].error)
+        what = "one thing is" if len(wrong) == 1 else f"{len(wrong)} things are"
+        raise kind(f"{what} to be mended before this pipeline runs: {', '.join(each.about for each in wrong)}")
+
+
+def _settings(settings: Settings) -> Iterator[Finding]:
+    yield Finding("settings", Verdict.FINE, f"pipeline {settings.name}, {settings.source.capture_mode.value}")
+    for warning in settings.warnings:
+        yield Finding("settings", Verdict.WARNING, warning)
+
+
+def _lakehouse(settings: Settings) -> Iterator[Finding]:
+    layout = delta.layout(settings.lakehouse)
+    folder = delta.local_folder(layout.bronze(settings.name))
+    if folder is None:
+        yield Finding("lakehouse", Verdict.FINE, layout.bronze(settings.name).label)
+        return
+    there = next(parent for parent in (Path(layout.root or ""), *Path(layout.root or "").parents) if parent.exists())
+    if os.access(there, os.W_OK):
+        yield Finding("lakehouse", Verdict.FINE, str(layout.root))
+    else:
+        mend = f"give this user the right to write in {there}, or choose another lakehouse.root"
+        yield Finding("lakehouse", Verdict.WRONG, f"{there} cannot be written", mend, errors.DecisionNeeded())
+
+
+def _server(client: mongodb.Client) -> Finding:
+    try:
+        info = mongodb.server_info(client)
+        mongodb.check_suitable(info)
+    except errors.MedallionError as error:
+        return _wrong("server", error)
+    kind = "a sharded cluster" if info.is_sharded else "a replica set"
+    return Finding("server", Verdict.FINE, f"MongoDB {info.text}, {kind}")
+
+
+def _listed(settings: Settings, client: mongodb.Client) -> Sequence[mongodb.Collection]:
+    """Everything in the databases that may be captured; those are all that the lists name where listing is refused."""
+    chosen = filters.of(settings.source)
+    names = {*mongodb.database_names(client), *(db for db, _ in chosen.named())}
+    found: list[mongodb.Collection] = []
+    for db in sorted(name for name in names if chosen.includes_database(name)):
+        with contextlib.suppress(errors.AccessRefused):
+            found.extend(mongodb.collections(client, [db]))
+    return found
+
+
+def _captured(asked: Source) -> list[mongodb.Collection]:
+    chosen = filters.of(asked.settings.source)
+    return [each for each in asked.collections if chosen.includes(each.db, each.name)]
+
+
+def _collections(asked: Source) -> Iterator[Finding]:
+    """Views and time-series collections have no change stream; a collection that is named ought to exist."""
+    named = set(filters.of(asked.settings.source).named())
+    captured = _captured(asked)
+    for each in captured:
+        if each.kind != "collection":
+            yield _unwatchable(each, is_named=(each.db, each.name) in named)
+    known = {(each.db, each.name) for each in asked.collections}
+    for db, name in sorted(named - known):
+        mend = "upper and lower case count for MongoDB; a collection that is made later is captured from then on"
+        yield Finding("collections", Verdict.WARNING, f"{db}.{name} does not exist", mend)
+    watched = [each.namespace for each in captured if each.kind == "collection"]
+    if watched:
+        shown = ", ".join(watched[:8]) + (f" and {len(watched) - 8} more" if len(watched) > 8 else "")
+        yield Finding("collections", Verdict.FINE, f"{len(watched)} to capture: {shown}")
+    else:
+        mend = "look at source.collection.include.list and database.include.list: they hold regular expressions"
+        yield Finding("collections", Verdict.WARNING, "the lists let no collection in that exists", mend)
+
+
+def _unwatchable(collection: mongodb.Collection, *, is_named: bool) -> Finding:
+    kind = "time-series collection" if collection.kind == "timeseries" else collection.kind
+    found = f"{collection.namespace} is a {kind}, which has no change stream"
+    if not is_named:
+        return Finding("collections", Verdict.WARNING, f"{found}: it is not captured")
+    mend = "take it out of source.collection.include.list"
+    return Finding("collections", Verdict.WRONG, found, mend, errors.SourceUnsuitable())
+
+
+def _names_meet(asked: Source) -> Iterator[Finding]:
+    if asked.settings.lakehouse.catalog is None:
+        return
+    for first, second, name in tables.collisions([(each.db, each.name) for each in _captured(asked)]):
+        found = f"{first} and {second} would both be the table {name}"
+        mend = "take one of them out of the include list, or give it a pipeline with another schema_prefix"
+        yield Finding("names", Verdict.WRONG, found, mend, errors.SourceUnsuitable())
+
+
+def _stream(asked: Source) -> Iterator[Finding]:
+    """The change stream is opened as a capture would, and closed."""
+    options = source.stream_options(asked.settings.source, asked.client)
+    stream = mongodb.ChangeStream(asked.client, options, mongodb.Start())
+    where = f"the database {options.db}" if options.db else "the whole deployment"
+    try:
+        with mongodb.translating("opening the change stream"):
+            stream.open()
+    except errors.AccessRefused as error:
+        role = f"read on {options.db}" if options.db else "readAnyDatabase"
+        yield _wrong("change stream", error, f"db.grantRolesToUser(<user>, [{_role(options.db)}]): it needs {role}")
+    except errors.MedallionError as error:
+        yield _wrong("change stream", error)
+    else:
+        yield Finding("change stream", Verdict.FINE, f"can be opened on {where}")
+    finally:
+        stream.close()
+
+
+def _snapshot_reads(asked: Source) -> Iterator[Finding]:
+    """One document of each collection is read as a snapshot would."""
+    watched = [each for each in _captured(asked) if each.kind == "collection"]
+    refused = [(each, error) for each in watched if (error := _refusal(asked.client, each)) is not None]
+    for collection, error in refused:
+        yield _wrong(
+            f"snapshot of {collection.namespace}", error, f"db.grantRolesToUser(<user>, [{_role(collection.db)}])"
+        )
+    if watched and not refused:
+        yield Finding("snapshot reads", Verdict.FINE, "allowed on each of them")
+
+
+def _refusal(client: mongodb.Client, collection: mongodb.Collection) -> errors.MedallionError | None:
+    after = mongodb.operation_time(client)
+    try:
+        with contextlib.closing(
+            mongodb.read_chunk(client, collection, mongodb.Range(), after=after, fetch_size=1)
+        ) as read:
+            next(read, None)
+    except errors.MedallionError as error:
+        return error
+    return None
+
+
+def _oplog(asked: Source) -> Iterator[Finding]:
+    window = mongodb.oplog_window(asked.client)
+    if window is None:
+        mend = "grant clusterMonitor to see it here and in status; the pipeline runs without"
+        yield Finding("oplog", Verdict.WARNING, "its window is unknown to this user", mend)
+        return
+    seconds = window.last - window.first
+    found = f"reaches back {report.duration(seconds)}"
+    if seconds >= SHORT_WINDOW_SECONDS:
+        yield Finding("oplog", Verdict.FINE, found)
+        return
+    mend = (
+        "a capture that is down for longer loses its position: make it larger "
+        "(replSetResizeOplog with minRetentionHours), unless this server is young"
+    )
+    yield Finding("oplog", Verdict.WARNING, found, mend)
+
+
+def _pre_images(asked: Source) -> Iterator[Finding]:
+    if not asked.settings.source.capture_mode.has_pre_images:
+        return
+    without = [each for each in _captured(asked) if each.kind == "collection" and not each.has_images]
+    for each in without:
+        mend = (
+            f"use {each.db}; db.runCommand({{collMod: '{each.name}', changeStreamPreAndPostImages: {{enabled: true}}}})"
+        )
+        found = f"{each.namespace} keeps none, and the capture mode asks for them"
+        yield Finding("pre-images", Verdict.WRONG, found, mend, errors.SourceUnsuitable())
+    if not without:
+        yield Finding("pre-images", Verdict.FINE, "kept by every collection")
+
+
+QUESTIONS: tuple[Question, ...] = (_collections, _names_meet, _stream, _snapshot_reads, _oplog, _pre_images)
+
+
+def _wrong(about: str, error: errors.MedallionError, mend: str = "") -> Finding:
+    return Finding(about, Verdict.WRONG, str(error), mend, error)
+
+
+def _role(db: str | None) -> str:
+    return f"{{role: 'read', db: '{db}'}}" if db else "'readAnyDatabase'"

@@ -1,0 +1,769 @@
+"""Delta tables: the only module that knows how they are made, claimed, written and read back.
+
+Every commit of ours carries the table's position and its writer's claim as `userMetadata`, and is fenced: one constant
+`txnAppId` a table, `txnVersion` = the version that was read + 1. Delta skips a transaction version that it has already
+seen without a word, so each commit is looked up afterwards; one that is not there was fenced off, and the writer stops.
+
+Statements are SQL or name-based DataFrame calls, which work over Spark Connect too. The one exception is
+`Writer.append_arrow`, which the capture service needs to be fast on a local or shared file system: it writes the Parquet
+file itself and commits it through Delta's own transaction, a compare-and-set on the version. Where that is not to be
+had (object stores, catalogs, Connect) it is an ordinary append.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import json
+import os
+import platform
+import re
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+
+from cdc_core import claims, errors, tables
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_COMMIT_FILE = re.compile(r"[0-9]{20}\.json")
+
+APP_ID = "mongo-medallion"
+"""The one `txnAppId` of every table's commits: a fence, never a position."""
+
+FORMAT_PROPERTY = "medallion.format"
+FORMAT = "1"
+
+COMMIT_ATTEMPTS = 8
+
+SPARK_ERRORS = (PySparkException, Py4JJavaError)
+"""What a statement may raise. Delta's conflicts are among the first only where its Python package is imported."""
+
+_MISSING = (
+    "DELTA_TABLE_NOT_FOUND",
+    "DELTA_MISSING_DELTA_TABLE",
+    "DELTA_PATH_DOES_NOT_EXIST",
+    "DELTA_TABLE_ONLY_OPERATION",
+    "DELTA_MISSING_TABLE",
+    "TABLE_OR_VIEW_NOT_FOUND",
+    "SCHEMA_NOT_FOUND",
+    "PATH_NOT_FOUND",
+)
+_CONFLICTS = (
+    "DELTA_CONCURRENT_",
+    "DELTA_METADATA_CHANGED",
+    "DELTA_PROTOCOL_CHANGED",
+    "DELTA_MAX_COMMIT_RETRIES_EXCEEDED",
+)
+_CONFLICT_CLASSES = (
+    "ConcurrentAppendException",
+    "ConcurrentDeleteReadException",
+    "ConcurrentDeleteDeleteException",
+    "ConcurrentTransactionException",
+    "ConcurrentWriteException",
+    "MetadataChangedException",
+    "ProtocolChangedException",
+)
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One entry of a table's history: version, milliseconds since 1970, and our metadata where it is ours.
+
+    `restored` is the version that the commit brought back, for a RESTORE; None for every other operation.
+    """
+
+    version: int
+    timestamp_ms: int
+    metadata: dict[str, Any] | None
+    restored: int | None = None
+
+
+def layout(lakehouse: Any) -> tables.Layout:
+    """The layout of the settings' lakehouse; a relative root is relative to the working directory."""
+    return tables.Layout(lakehouse.root, lakehouse.catalog, lakehouse.schema_prefix).under(os.getcwd())
+
+
+def exists(spark: SparkSession, table: tables.TableRef) -> bool:
+    """Whether a Delta table lies there."""
+    local = local_folder(table)
+    if local is not None:
+        log = local / "_delta_log"
+        return log.is_dir() and any(log.glob("[0-9]*.json"))
+    try:
+        spark.sql(f"DESCRIBE HISTORY {table} LIMIT 1").collect()
+    except SPARK_ERRORS as error:
+        if _condition(error).startswith(_MISSING):
+            return False
+        raise translated(error, table) from error
+    return True
+
+
+def create(
+    spark: SparkSession,
+    table: tables.TableRef,
+    *,
+    columns: str,
+    properties: Mapping[str, str] | None = None,
+    cluster_by: Sequence[str] = (),
+) -> None:
+    """Make the table where there is none. Safe to repeat.
+
+    Raises `TableNotOurs` where a table lies that this project did not make.
+    """
+    all_properties = {FORMAT_PROPERTY: FORMAT, **(properties or {})}
+    rendered = ", ".join(f"'{name}' = '{value}'" for name, value in all_properties.items())
+    clustering = f" CLUSTER BY ({', '.join(cluster_by)})" if cluster_by else ""
+    sql = f"CREATE TABLE IF NOT EXISTS {table} ({columns}) USING DELTA{clustering} TBLPROPERTIES ({rendered})"
+    with _creating:
+        for attempt in range(COMMIT_ATTEMPTS):
+            if exists(spark, table):
+                return check_ours(spark, table)
+            if table.path is None:
+                spark.sql(f"CREATE SCHEMA IF NOT EXISTS {str(table).rpartition('.')[0]}")
+            try:
+                spark.sql(sql)
+                return None
+            except SPARK_ERRORS as error:
+                is_being_made = _condition(error).startswith("DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION")
+                if not (is_conflict(error) or is_being_made):
+                    raise translated(error, table) from error
+            time.sleep(0.2 * (attempt + 1))
+            if attempt >= UNBORN_AFTER and not exists(spark, table):
+                _remove_unborn(table)
+    raise _conflict(table)
+
+
+_creating = threading.Lock()
+"""Threads of one process make tables one after the other; other processes are waited for."""
+
+UNBORN_AFTER = 3
+
+
+def _remove_unborn(table: tables.TableRef) -> None:
+    """What a process that was killed while it made the table left in its log: hidden files, and no commit."""
+    folder = local_folder(table)
+    if folder is None:
+        return
+    log = folder / "_delta_log"
+    for left in log.glob(".*"):
+        left.unlink(missing_ok=True)
+    for empty in (*log.glob("*"), log, folder):
+        with contextlib.suppress(OSError):
+            empty.rmdir()
+
+
+def check_ours(spark: SparkSession, table: tables.TableRef) -> None:
+    """Raise `TableNotOurs` unless the table was made by this project in a format that it knows."""
+    with _translating(table):
+        found = {row.key: row.value for row in spark.sql(f"SHOW TBLPROPERTIES {table}").collect()}
+    if FORMAT_PROPERTY not in found:
+        raise errors.TableNotOurs(
+            f"{table.label}: a Delta table lies there that this pipeline did not make; "
+            "choose another lakehouse root or name, or move that table away"
+        )
+    if found[FORMAT_PROPERTY] != FORMAT:
+        raise errors.TableNotOurs(
+            f"{table.label}: its format is {found[FORMAT_PROPERTY]}, this version writes {FORMAT}; "
+            "use the version of mongo-medallion that made it"
+        )
+
+
+def history(spark: SparkSession, table: tables.TableRef, *, limit: int | None = None) -> list[Commit]:
+    """The newest commits, newest first; on a local file system from the log itself, which takes no Spark job."""
+    folder = local_folder(table)
+    if folder is not None and (folder / "_delta_log").is_dir():
+        return list(itertools.islice(_logged_commits(folder), limit))
+    suffix = "" if limit is None else f" LIMIT {limit}"
+    with _translating(table):
+        rows = (
+            spark.sql(f"DESCRIBE HISTORY {table}{suffix}")
+            .selectExpr("version", "timestamp", "userMetadata", "operation", "operationParameters.version AS restored")
+            .collect()
+        )
+    return [
+        Commit(
+            row.version,
+            int(row.timestamp.timestamp() * 1000),
+            claims.parsed(row.userMetadata),
+            int(row.restored) if row.operation == "RESTORE" and row.restored is not None else None,
+        )
+        for row in rows
+    ]
+
+
+def _logged_commits(folder: Path) -> Iterator[Commit]:
+    """The commits that a table's log holds as JSON, newest first."""
+    names = (entry.name for entry in os.scandir(folder / "_delta_log"))
+    for name in sorted((name for name in names if _COMMIT_FILE.fullmatch(name)), reverse=True):
+        try:
+            with open(folder / "_delta_log" / name, encoding="utf-8") as lines:
+                info = next((json.loads(line)["commitInfo"] for line in lines if line.startswith('{"commitInfo"')), {})
+        except FileNotFoundError:  # cleaned up meanwhile: the log goes back no further
+            return
+        restored = info.get("operationParameters", {}).get("version") if info.get("operation") == "RESTORE" else None
+        yield Commit(
+            int(name[:20]),
+            info.get("timestamp", 0),
+            claims.parsed(info.get("userMetadata")),
+            None if restored is None else int(restored),
+        )
+
+
+def version(spark: SparkSession, table: tables.TableRef) -> int:
+    """The table's newest version."""
+    return history(spark, table, limit=1)[0].version
+
+
+def last_commit(spark: SparkSession, table: tables.TableRef) -> Commit | None:
+    """The newest commit of ours: the table's position and its writer; None where history has none."""
+    for limit in (1, 30, None):
+        for commit in history(spark, table, limit=limit):
+            if commit.metadata is not None:
+                return commit
+    return None
+
+
+def position(spark: SparkSession, table: tables.TableRef) -> Commit | None:
+    """The commit of ours that the table's rows are at: the newest one, or, after a RESTORE, that of the restored version.
+
+    None where history has none, or no longer reaches back to the restored version.
+    """
+    for limit in (1, 30, None):
+        reached: int | None = None
+        for commit in history(spark, table, limit=limit):
+            if reached is not None and commit.version > reached:
+                continue
+            if commit.restored is not None:
+                reached = commit.restored
+            elif commit.metadata is not None:
+                return commit
+    return None
+
+
+def last_metadata(spark: SparkSession, table: tables.TableRef) -> tuple[int, dict[str, Any]] | None:
+    """The same as a pair of version and metadata."""
+    commit = last_commit(spark, table)
+    return None if commit is None or commit.metadata is None else (commit.version, commit.metadata)
+
+
+class Writer:
+    """A held claim on one table: the only way to commit to it.
+
+    Made by `Writer.claim`; every commit renews the lease. A commit that was fenced off, or that finds another writer's
+    claim, raises `OwnershipLost`, and nothing of it is in the table.
+    """
+
+    def __init__(
+        self, spark: SparkSession, table: tables.TableRef, *, identity: claims.Writer, base: Commit | None
+    ) -> None:
+        self.spark = spark
+        self.table = table
+        self.identity = identity
+        self.version = base.version if base else 0
+        self.metadata: dict[str, Any] = dict(base.metadata or {}) if base else {}
+        self._log: Any = None
+
+    @staticmethod
+    def claim(spark: SparkSession, table: tables.TableRef, *, take_over: bool = False) -> Writer:
+        """Claim the table by an empty commit that names this process, with a lease.
+
+        Raises `TableOwned` where a live process of this host holds it, `LeaseHeld` where another host's lease is not
+        over, `TableNotOurs`; with `take_over` neither of the first two. A refused writer has committed nothing.
+        """
+        check_ours(spark, table)
+        last = last_commit(spark, table)
+        if not take_over:
+            _refuse_second(table, last)
+        writer = Writer(spark, table, identity=_identity(), base=position(spark, table))
+        writer.version = version(spark, table)
+        writer.mark(to=writer.metadata.get("to"), extra=_carried(writer.metadata))
+        return writer
+
+    def mark(self, *, to: object, extra: Mapping[str, object] | None = None) -> int:
+        """One fenced commit without rows, for what its metadata says; the new version."""
+        if self._has_direct_log():
+            return self._commit_file(None, self._metadata(to, extra))
+        return self.append(self.spark.createDataFrame([], self.spark.table(str(self.table)).schema), to=to, extra=extra)
+
+    def append(self, df: DataFrame, *, to: object, extra: Mapping[str, object] | None = None) -> int:
+        """Append the rows of `df` as one fenced commit; the new version."""
+        return self._write(df, mode="append", to=to, extra=extra)
+
+    def overwrite(
+        self,
+        df: DataFrame,
+        *,
+        to: object,
+        extra: Mapping[str, object] | None = None,
+        overwrite_schema: bool = False,
+    ) -> int:
+        """Replace the table's rows by those of `df` in one fenced commit; the new version."""
+        options = {"overwriteSchema": "true"} if overwrite_schema else {}
+        return self._write(df, mode="overwrite", to=to, extra=extra, options=options)
+
+    def merge(
+        self,
+        sql: str,
+        *,
+        to: object,
+        extra: Mapping[str, object] | None = None,
+        confs: Mapping[str, str] | None = None,
+    ) -> int:
+        """Run one MERGE statement as a fenced commit; the new version.
+
+        Retried on Delta's conflicts, each time with ownership checked and the fence set anew: the statement must be a
+        function of its source and of the table as it is. Raises `CommitConflict` when the retries are used up.
+        """
+        for attempt in range(COMMIT_ATTEMPTS):
+            metadata = self._metadata(to, extra)
+            settings = {
+                "spark.databricks.delta.write.txnAppId": APP_ID,
+                "spark.databricks.delta.write.txnVersion": str(self.version + 1),
+                "spark.databricks.delta.write.txnVersion.autoReset.enabled": "true",
+                "spark.databricks.delta.commitInfo.userMetadata": metadata,
+                **(confs or {}),
+            }
+            try:
+                with session_confs(self.spark, settings):
+                    self.spark.sql(sql).collect()
+            except SPARK_ERRORS as error:
+                if not is_conflict(error):
+                    raise translated(error, self.table) from error
+                self._after_conflict(attempt, error)
+                continue
+            return self._verified(metadata)
+        raise _conflict(self.table)
+
+    def alter(self, sql: str) -> None:
+        """Run one ALTER TABLE after ownership was checked; the next commit is fenced on top of it."""
+        self.check_ownership()
+        with session_confs(
+            self.spark,
+            {
+                "spark.databricks.delta.commitInfo.userMetadata": self._metadata(
+                    self.metadata.get("to"), _carried(self.metadata)
+                )
+            },
+        ), _translating(self.table):
+            self.spark.sql(sql).collect()
+        self.version = version(self.spark, self.table)
+
+    def append_arrow(
+        self,
+        rows: pa.Table,
+        *,
+        to: object,
+        statistics: Sequence[str] = (),
+        extra: Mapping[str, object] | None = None,
+    ) -> int:
+        """Append Arrow rows as one fenced commit; the new version.
+
+        `statistics` names the columns whose minimum and maximum are kept for skipping. On a local file system the
+        Parquet file is written here and committed through Delta's transaction; elsewhere Spark appends the rows.
+        """
+        if not self._has_direct_log():
+            return self.append(self.spark.createDataFrame(rows), to=to, extra=extra)
+        file = _ParquetFile.write(self._folder(), rows, statistics=statistics, table=self.table)
+        try:
+            return self._commit_file(file, self._metadata(to, extra))
+        except BaseException:
+            file.discard()
+            raise
+
+    def check_ownership(self) -> None:
+        """Raise `OwnershipLost` if a claim of another writer is newer than this writer's last commit."""
+        newest = history(self.spark, self.table, limit=1)[0]
+        if newest.version > self.version:
+            self._accept_foreign_commits()
+
+    def release(self) -> None:
+        """Say that the owner left cleanly, so that a successor on another host need not wait for the lease."""
+        self.mark(to=self.metadata.get("to"), extra={**_carried(self.metadata), "released": True})
+
+    def _write(
+        self,
+        df: DataFrame,
+        *,
+        mode: str,
+        to: object,
+        extra: Mapping[str, object] | None,
+        options: Mapping[str, str] | None = None,
+    ) -> int:
+        for attempt in range(COMMIT_ATTEMPTS):
+            metadata = self._metadata(to, extra)
+            writer = df.write.format("delta").mode(mode).option("userMetadata", metadata)
+            writer = writer.option("txnAppId", APP_ID).option("txnVersion", str(self.version + 1))
+            try:
+                writer.options(**(options or {})).saveAsTable(str(self.table))
+            except SPARK_ERRORS as error:
+                if not is_conflict(error):
+                    raise translated(error, self.table) from error
+                self._after_conflict(attempt, error)
+                continue
+            return self._verified(metadata)
+        raise _conflict(self.table)
+
+    def _metadata(self, to: object, extra: Mapping[str, object] | None) -> str:
+        now_ms = int(time.time() * 1000)
+        return self.identity.metadata(now_ms=now_ms, to=to, extra={**(extra or {}), "commit": uuid.uuid4().hex[:12]})
+
+    def _verified(self, metadata: str) -> int:
+        expected = claims.parsed(metadata) or {}
+        base = self.version
+        for commit in history(self.spark, self.table, limit=1):
+            if commit.metadata == expected:
+                return self._committed(commit.version, expected)
+        for commit in history(self.spark, self.table):
+            if commit.version <= base:
+                break
+            if commit.metadata == expected:
+                return self._committed(commit.version, expected)
+        raise self._lost()
+
+    def _committed(self, new_version: int, metadata: Mapping[str, Any]) -> int:
+        self.version = new_version
+        self.metadata = dict(metadata)
+        return new_version
+
+    def _after_conflict(self, attempt: int, error: BaseException) -> None:
+        if attempt + 1 == COMMIT_ATTEMPTS:
+            raise _conflict(self.table) from error
+        time.sleep(min(0.1 * 2**attempt, 5.0))
+        self._accept_foreign_commits()
+
+    def _accept_foreign_commits(self) -> None:
+        """Move on to the newest version, unless another writer claimed the table in between."""
+        found = history(self.spark, self.table)
+        for commit in found:
+            if commit.version <= self.version:
+                break
+            if commit.metadata is not None and commit.metadata.get("writer") != self.identity.writer:
+                raise self._lost()
+        self.version = max(self.version, found[0].version)
+
+    def _lost(self) -> errors.OwnershipLost:
+        return errors.OwnershipLost(
+            f"{self.table.label}: another writer took this table over; this one stopped and committed nothing more. "
+            "If it should run instead, stop the other and start again with --take-over"
+        )
+
+    def _folder(self) -> Path:
+        folder = local_folder(self.table)
+        assert folder is not None
+        return folder
+
+    def _has_direct_log(self) -> bool:
+        if self._log is None:
+            self._log = _direct_log(self.spark, self.table) or False
+        return bool(self._log)
+
+    def _commit_file(self, file: _ParquetFile | None, metadata: str) -> int:
+        for attempt in range(COMMIT_ATTEMPTS):
+            try:
+                return self._committed(
+                    self._log.commit(file, base=self.version, metadata=metadata), claims.parsed(metadata) or {}
+                )
+            except _VersionTaken as error:
+                self._after_conflict(attempt, error)
+        raise _conflict(self.table)
+
+
+class _VersionTaken(Exception):
+    """Somebody committed the version that this writer wanted."""
+
+
+@dataclass(frozen=True)
+class _ParquetFile:
+    """A Parquet file inside the table's folder that no commit names yet."""
+
+    path: Path
+    rows: int
+    stats: str
+
+    @staticmethod
+    def write(
+        folder: Path, rows: pa.Table, *, statistics: Sequence[str], table: tables.TableRef
+    ) -> _ParquetFile:
+        path = folder / f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
+        repeated = [name for name in rows.column_names if name in _REPEATED]
+        try:
+            pq.write_table(rows, path, compression="snappy", use_dictionary=repeated)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise disk_error(error, table) from error
+        return _ParquetFile(path, rows.num_rows, json.dumps(_statistics(rows, statistics)))
+
+    def discard(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+_REPEATED = ("batch", "kind", "op", "db", "collection", "source", "ts_ms")
+"""Columns that repeat within a commit: dictionary-encoded. The others would only fill a dictionary in vain."""
+
+
+def _statistics(rows: pa.Table, columns: Sequence[str]) -> dict[str, Any]:
+    import pyarrow.compute as pc
+
+    low, high, nulls = {}, {}, {}
+    for name in columns:
+        column = rows.column(name)
+        bounds = pc.min_max(column).as_py()
+        nulls[name] = column.null_count
+        if bounds["min"] is not None and not _is_long(bounds):
+            low[name], high[name] = bounds["min"], bounds["max"]
+    return {"numRecords": rows.num_rows, "minValues": low, "maxValues": high, "nullCount": nulls}
+
+
+def _is_long(bounds: Mapping[str, Any]) -> bool:
+    """Delta cuts string statistics at 32 characters; longer ones are left out, which only skips less."""
+    return any(isinstance(bound, str) and len(bound) > 32 for bound in bounds.values())
+
+
+class _DirectLog:
+    """Delta's own transaction log of one path table, by way of the JVM of a classic Spark session."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self._spark = spark
+        self._jvm = spark._jvm
+        package = self._jvm.org.apache.spark.sql.delta
+        self._log = package.DeltaLog.forTable(spark._jsparkSession, str(folder))
+        self._write = getattr(package, "DeltaOperations$Write")
+        self._action = package.actions.Action
+        self._none = self._jvm.scala.Option.empty
+        self._operation("{}")
+
+    def commit(self, file: _ParquetFile | None, *, base: int, metadata: str) -> int:
+        """Commit the file, or nothing but the fence, as version `base` + 1, or raise `_VersionTaken` and change nothing."""
+        with session_confs(self._spark, {"spark.databricks.delta.maxCommitAttempts": "0"}):
+            self._log.update(False, self._none(), self._none())
+            transaction = self._log.startTransaction(self._none(), self._none())
+            if transaction.readVersion() != base:
+                raise _VersionTaken
+            try:
+                return int(transaction.commit(self._actions(file, base + 1), self._operation(metadata)))
+            except Exception as error:
+                raise self._translated(error, base) from error
+
+    def _operation(self, metadata: str) -> Any:
+        mode = self._jvm.org.apache.spark.sql.SaveMode.Append
+        none = self._none
+        return self._write(
+            mode, none(), none(), self._jvm.scala.Option.apply(metadata), none(), none(), none(), none(), none()
+        )
+
+    def _actions(self, file: _ParquetFile | None, txn_version: int) -> Any:
+        now_ms = int(time.time() * 1000)
+        found: list[dict[str, Any]] = [{"txn": {"appId": APP_ID, "version": txn_version, "lastUpdated": now_ms}}]
+        if file is not None:
+            added = {
+                "path": file.path.name,
+                "partitionValues": {},
+                "size": file.path.stat().st_size,
+                "modificationTime": now_ms,
+                "dataChange": True,
+                "stats": file.stats,
+            }
+            found.append({"add": added})
+        actions = self._jvm.java.util.ArrayList()
+        for action in found:
+            actions.add(self._action.fromJson(json.dumps(action)))
+        return self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(actions).toSeq()
+
+    def _translated(self, error: Exception, base: int) -> Exception:
+        if not hasattr(error, "java_exception"):
+            return error
+        self._log.update(False, self._none(), self._none())
+        if self._log.unsafeVolatileSnapshot().version() > base:
+            return _VersionTaken()
+        return error
+
+
+def _direct_log(spark: SparkSession, table: tables.TableRef) -> _DirectLog | None:
+    folder = local_folder(table)
+    if folder is None:
+        return None
+    try:
+        return _DirectLog(spark, folder)
+    except Exception:  # another Delta, another runtime, Connect: whatever is missing, Spark's append is there
+        return None
+
+
+def local_folder(table: tables.TableRef) -> Path | None:
+    """The folder of a path table on a file system that this process sees, or None."""
+    if table.path is None:
+        return None
+    if table.path.startswith("file:"):
+        return Path("/" + table.path[len("file:") :].lstrip("/"))
+    return Path(table.path) if table.path.startswith("/") and not table.path.startswith("/Volumes/") else None
+
+
+@contextmanager
+def session_confs(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """The session's settings for the time of a block; what was there before comes back."""
+    before = {name: spark.conf.get(name, None) for name in settings}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, previous in before.items():
+            if previous is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, previous)
+
+
+def optimize(spark: SparkSession, table: tables.TableRef, *, metadata: str) -> None:
+    """Compact a clustered table; its commit carries `metadata`, so that it hides no position."""
+    with session_confs(spark, {"spark.databricks.delta.commitInfo.userMetadata": metadata}):
+        spark.sql(f"OPTIMIZE {table}").collect()
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Whether Delta refused a commit because another one came first."""
+    java = getattr(error, "java_exception", None)
+    name = type(error).__name__ if java is None else str(java.getClass().getSimpleName())
+    return name in _CONFLICT_CLASSES or _condition(error).startswith(_CONFLICTS)
+
+
+def translated(error: BaseException, table: tables.TableRef) -> BaseException:
+    """A Spark or Delta error as one of ours where it has a meaning for the user; itself otherwise."""
+    if is_conflict(error):
+        return _conflict(table)
+    condition = _condition(error)
+    if condition.startswith(("DELTA_TABLE_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND")):
+        return errors.TableNotOurs(f"{table.label}: there is no such table; was the layer before it run?")
+    if "No space left on device" in str(error) or "Disk quota exceeded" in str(error):
+        return _storage_exhausted(table)
+    return error
+
+
+def disk_error(error: OSError, table: tables.TableRef) -> BaseException:
+    """A full disk as `StorageExhausted`; any other operating system error as it is."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
+    return _storage_exhausted(table) if full else error
+
+
+def _storage_exhausted(table: tables.TableRef) -> errors.StorageExhausted:
+    return errors.StorageExhausted(
+        f"{table.label}: no space left; nothing of this commit is in the table. Free some space and start again"
+    )
+
+
+def _conflict(table: tables.TableRef) -> errors.CommitConflict:
+    return errors.CommitConflict(
+        f"{table.label}: other commits came first {COMMIT_ATTEMPTS} times; try again when maintenance is over"
+    )
+
+
+@contextmanager
+def _translating(table: tables.TableRef) -> Iterator[None]:
+    try:
+        yield
+    except SPARK_ERRORS as error:
+        ours = translated(error, table)
+        if ours is error:
+            raise
+        raise ours from error
+
+
+def _condition(error: BaseException) -> str:
+    for found in (error, getattr(error, "java_exception", None)):
+        get = found is not None and (getattr(found, "getCondition", None) or getattr(found, "getErrorClass", None))
+        if get:
+            return _called(get)
+    return ""
+
+
+def _called(get: Any) -> str:
+    """What the method says, or nothing where the Java exception has no such method."""
+    try:
+        return str(get() or "")
+    except Exception:
+        return ""
+
+
+def _carried(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """What a layer added to the metadata, which a claim or a release hands on."""
+    own = {"to", "writer", "host", "process", "started", "lease", "commit", "released"}
+    return {name: value for name, value in metadata.items() if name not in own}
+
+
+def _refuse_second(table: tables.TableRef, last: Commit | None) -> None:
+    if last is None or last.metadata is None:
+        return
+    claim = last.metadata
+    match claims.verdict(
+        claim,
+        host=platform.node(),
+        now_ms=int(time.time() * 1000),
+        is_alive=_is_alive(claim.get("process"), claim.get("started")),
+        committed_ms=last.timestamp_ms,
+    ):
+        case claims.Verdict.FREE:
+            return
+        case claims.Verdict.OWNER_ALIVE:
+            raise errors.TableOwned(
+                f"{table.label}: process {claim.get('process')} on this host writes it; "
+                "stop that one first, or start with --take-over if you know that it is gone"
+            )
+        case claims.Verdict.LEASE_RUNNING:
+            end = claims.lease_end(claim, committed_ms=last.timestamp_ms)
+            seconds = max(1, (end - int(time.time() * 1000)) // 1000)
+            raise errors.LeaseHeld(
+                f"{table.label}: a writer on host {claim.get('host')} holds it for {seconds} s more; "
+                "try again then, or start with --take-over if you know that it is gone"
+            )
+
+
+def _identity() -> claims.Writer:
+    return claims.Writer(uuid.uuid4().hex, platform.node(), os.getpid(), _started(os.getpid()) or "")
+
+
+@lru_cache(maxsize=1)
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> str | None:
+    """When a process began, in the operating system's own count; None when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None if not _signalable(pid) else ""
+    is_gone = fields[0] in ("Z", "X")
+    return None if is_gone else f"{_boot()}:{fields[19]}"
+
+
+def _signalable(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _is_alive(pid: object, started: object) -> bool:
+    if not isinstance(pid, int) or pid == os.getpid() and started == _started(pid):
+        return isinstance(pid, int)
+    now = _started(pid)
+    return now is not None and (not started or now == started)

@@ -1,0 +1,226 @@
+"""The demo: a shop in MongoDB lives its life while the pipeline runs, and its tables are shown.
+
+MongoDB's data, the settings and the lakehouse lie together in one folder; run again, everything goes on from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+
+from cdc_core import tables
+from cdc_core.settings import Reference, Settings
+from pipelines import delta, demo_report, embedded_mongodb, mongodb, report, settings_file, shop
+from pipelines import run as layers
+from pipelines import spark as sparks
+from pipelines.capture import Progress
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SETTINGS = """\
+# The demo's settings, written by `medallion demo`. Try:  medallion status --config {directory}/shop.yml
+name: shop
+
+lakehouse:
+  root: {root}
+
+source:
+  mongodb.connection.string: ${{env:MONGODB_URI}}
+  collection.include.list: shop\\..*
+  snapshot.mode: initial
+  commit.interval.ms: 1000
+
+silver:
+  defaults:
+    add.fields: op,source.ts_ms
+  collections:
+    shop.customers: {{flatten.struct: true}}
+    shop.orders: {{schema: {{total: "decimal(18,2)"}}}}
+    shop.products: {{schema: {{price: "decimal(12,2)"}}}}
+"""
+
+
+def run(directory: Path, *, mongodb_uri: str | None, seconds: int, stop: threading.Event) -> None:
+    """Plays, captures and shows; ends early and cleanly when `stop` is set.
+
+    The settings are those of the file that it writes, with the server in the place of its reference.
+    """
+    screen = report.console()
+    folder = directory.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        stage = _opened(folder, mongodb_uri=mongodb_uri, screen=screen, stack=stack)
+        played = _played(stage, seconds=seconds, stop=stop, screen=screen)
+        if stop.is_set():
+            screen.print("Stopped. Run it again, and it goes on from here.")
+            return
+        demo_report.show(stage, played, screen=screen)
+    screen.print(f"[dim]Done in {time.monotonic() - began:.0f} s. Run it again, and the shop goes on from here.[/]")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What the demo plays on."""
+
+    folder: Path
+    settings: Settings
+    layout: tables.Layout
+    spark: SparkSession
+    client: mongodb.Client
+
+    def gold(self, collection: str) -> tables.TableRef:
+        return self.layout.gold(shop.DATABASE, collection)
+
+    def silver(self, collection: str) -> tables.TableRef:
+        return self.layout.silver(shop.DATABASE, collection)
+
+    @property
+    def bronze(self) -> tables.TableRef:
+        return self.layout.bronze(self.settings.name)
+
+
+@dataclass
+class Played:
+    """What has happened so far: the shop's steps by name, and what the capture says of itself."""
+
+    steps: Counter[str] = field(default_factory=Counter)
+    capture: Progress = field(default_factory=Progress)
+    began_ms: int = field(default_factory=lambda: int(time.time() * 1000))
+    ended_ms: int = 0
+    rate: report.Rate = field(default_factory=report.Rate)
+    published: int = 0
+
+
+def _opened(
+    folder: Path, *, mongodb_uri: str | None, screen: Console, stack: contextlib.ExitStack
+) -> Stage:
+    """MongoDB and Spark, started side by side; the server ends with `stack`, Spark with the process."""
+    is_first = not (folder / "lakehouse").exists()
+    screen.print(f"[bold]mongo-medallion demo[/]  in {demo_report.near(str(folder))}" + ("" if is_first else "  [dim](goes on from last time)[/]"))
+    with screen.status("Starting MongoDB and Spark (Spark's first start downloads Delta's jars)") as status:
+        with ThreadPoolExecutor(1) as pool:
+            server = pool.submit(_server, folder / "mongodb", mongodb_uri, stack)
+            spark = sparks.session("medallion demo")
+            uri = server.result()
+        client = mongodb.client(uri)
+        stack.callback(client.close)
+        mongodb.check_suitable(mongodb.server_info(client))
+        status.update("Stocking the shop")
+        shop.stock(client)
+
+    (folder / "shop.yml").write_text(SETTINGS.format(directory=folder, root=json.dumps(str(folder / "lakehouse"))), encoding="utf-8")
+    settings = _connected(settings_file.load(folder / "shop.yml"), uri)
+    return Stage(folder, settings, delta.layout(settings.lakehouse), spark, client)
+
+
+def _connected(settings: Settings, uri: str) -> Settings:
+    return replace(settings, source=replace(settings.source, mongodb_connection_string=Reference(uri)))
+
+
+def _server(data: Path, mongodb_uri: str | None, stack: contextlib.ExitStack) -> str:
+    if mongodb_uri is not None:
+        return mongodb_uri
+    return stack.enter_context(embedded_mongodb.EmbeddedMongoDB(data)).uri
+
+
+def _played(stage: Stage, *, seconds: int, stop: threading.Event, screen: Console) -> Played:
+    """The shop trades while the pipeline runs: until the snapshot is in gold, for `seconds` more, and until all is there."""
+    played = Played()
+    ended, shut = threading.Event(), threading.Event()
+
+    def hear(now: Progress) -> None:
+        played.capture = now
+
+    def capture() -> None:
+        layers.run(stage.spark, stage.settings, once=False, stop=ended, progress=hear)
+
+    def trade() -> None:
+        shop.open_for_business(stage.client, stop=shut, each=lambda step: played.steps.update([step]))
+
+    with Live(console=screen, refresh_per_second=4, transient=True) as live, ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(capture), pool.submit(trade)]
+
+        def wait(doing: Callable[[], str], *, until: Callable[[], bool]) -> None:
+            while not (stop.is_set() or any(each.done() for each in running[:1]) or until()):
+                live.update(_picture(played, doing()))
+                time.sleep(0.25)
+
+        try:
+            wait(lambda: "The shop has opened; what was there before is on its way to gold", until=_Published(stage, played))
+            played.began_ms = int(time.time() * 1000)
+            end = time.monotonic() + seconds
+            wait(lambda: f"The shop is open for {end - time.monotonic():.0f} s more", until=lambda: time.monotonic() >= end)
+            shut.set()
+            running[1].result()
+            played.ended_ms = int(time.time() * 1000)
+            caught_up = _Published(stage, played, sequence=shop.close(stage.client))
+            wait(lambda: "The shop has closed; its last changes are on their way to gold", until=caught_up)
+        finally:
+            shut.set()
+            ended.set()
+        live.update(_picture(played, "The pipeline ends"))
+        running[0].result()
+    return played
+
+
+@dataclass
+class _Published:
+    """Whether gold holds what bronze held when every collection was in it, and everything up to `sequence`."""
+
+    stage: Stage
+    played: Played
+    sequence: str = ""
+    wanted: Mapping[str, int] = field(default_factory=dict)
+    asked_at: float = 0.0
+
+    def __call__(self) -> bool:
+        if time.monotonic() - self.asked_at < 1 or not delta.exists(self.stage.spark, self.stage.bronze):
+            return False
+        self.wanted = self.wanted or self._landed()
+        self.played.published = sum(self._is_published(name, batch) for name, batch in self.wanted.items())
+        self.asked_at = time.monotonic()
+        return bool(self.wanted) and self.played.published == len(self.wanted)
+
+    def _is_published(self, collection: str, batch: int) -> bool:
+        gold = self.stage.gold(collection)
+        return delta.exists(self.stage.spark, gold) and self._batch(gold) >= batch
+
+    def _landed(self) -> Mapping[str, int]:
+        """The last batch of each collection; nothing as long as one is missing, or the sequence."""
+        rows = self.stage.spark.sql(
+            f"SELECT collection, max(batch) AS batch, max(sequence) AS sequence FROM {self.stage.bronze} "
+            "WHERE kind IN ('change', 'snapshot') GROUP BY collection"
+        ).collect()
+        is_all = {row.collection for row in rows} >= set(shop.COLLECTIONS)
+        is_there = is_all and max(row.sequence for row in rows) >= self.sequence
+        return {row.collection: row.batch for row in rows} if is_there else {}
+
+    def _batch(self, table: tables.TableRef) -> int:
+        commit = delta.last_commit(self.stage.spark, table)
+        to = commit.metadata.get("to") if commit is not None and commit.metadata is not None else None
+        return to if isinstance(to, int) else 0
+
+
+def _picture(played: Played, doing: str) -> Group:
+    """The demo as it runs: the shop, what is captured, and how many collections have come to gold."""
+    last = next(reversed(played.steps), "")
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row("MongoDB", f"{played.steps.total():,} steps of the shop's life  [dim]{last}[/]")
+    grid.add_row("bronze", report.described(played.capture, rate=played.rate.of(played.capture.events)))
+    grid.add_row("gold", f"{played.published} of {len(shop.COLLECTIONS)} collections")
+    return Group(Spinner("dots", doing), grid)

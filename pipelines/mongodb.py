@@ -1,0 +1,699 @@
+"""MongoDB: the only module that uses pymongo's client.
+
+It opens clients, change streams and snapshot reads, and turns the driver's errors into ours. Change streams and chunks
+are read with raw commands, because a batch that stays bytes costs a tenth of one that becomes objects; what the driver's
+own change stream decides (which errors are resumable, where to resume) is decided here by the same rules
+(MongoDB specification "Change Streams", section "Resumable Error").
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pymongo
+from bson import decode, encode
+from bson.codec_options import CodecOptions, DatetimeConversion
+from bson.int64 import Int64
+from bson.raw_bson import DEFAULT_RAW_BSON_OPTIONS, RawBSONDocument
+from bson.timestamp import Timestamp
+from pymongo import errors as driver
+from pymongo.read_preferences import ReadPreference
+
+from cdc_core import errors, resume_token
+
+Client = pymongo.MongoClient[dict[str, Any]]
+
+APP_NAME = "mongo-medallion"
+EXACT = CodecOptions(datetime_conversion=DatetimeConversion.DATETIME_MS)
+
+_int32 = struct.Struct("<i").unpack_from
+
+AUTHENTICATION_FAILED = 18
+UNAUTHORIZED = 13
+CURSOR_NOT_FOUND = 43
+CHANGE_STREAM_FATAL = 280
+CHANGE_STREAM_HISTORY_LOST = 286
+INVALID_RESUME_TOKEN = 260
+OVERSIZE = 10334
+ONLY_ON_REPLICA_SETS = 40573
+SNAPSHOT_TOO_OLD = 239
+SNAPSHOT_UNAVAILABLE = 246
+NAMESPACE_UUID_MISMATCH = 361
+
+
+class HistoryLost(Exception):
+    """The oplog no longer holds the position (286), or the server refuses its token (280, 260)."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class SnapshotExpired(Exception):
+    """A chunk outlived the server's window of snapshot reads, or began before it (239, 246): read it again, smaller."""
+
+
+class CollectionChanged(Exception):
+    """The collection that a chunk was planned for was renamed, dropped or made anew in between."""
+
+
+def client(uri: str, **options: Any) -> pymongo.MongoClient[dict[str, Any]]:
+    """A client for a connection string; raises `SettingsError` for one that cannot be used."""
+    try:
+        return pymongo.MongoClient(uri, **{"appname": APP_NAME, **options})
+    except (driver.ConfigurationError, driver.InvalidURI, ValueError, TypeError) as error:
+        raise errors.SettingsError(
+            errors.Problem("source.mongodb.connection.string", f"cannot be used: {_safe(error)}")
+        ) from None
+
+
+@contextmanager
+def translating(what: str = "MongoDB") -> Iterator[None]:
+    """Driver errors inside the block leave it as ours; `what` says what was being done."""
+    try:
+        yield
+    except driver.PyMongoError as error:
+        raise translated(error, what) from error
+
+
+def translated(error: driver.PyMongoError, what: str) -> BaseException:
+    """One driver error as one of ours, by class and code."""
+    code = getattr(error, "code", None)
+    match code:
+        case 18:
+            return errors.AccessRefused(
+                f"{what}: the server refused user name or password (error 18); "
+                "check the connection string's secret and authSource"
+            )
+        case 13:
+            return errors.AccessRefused(
+                f"{what}: the user lacks a right (error 13: {_first_line(error)}); "
+                "`medallion check` lists each missing right"
+            )
+        case 40573:
+            return errors.SourceUnsuitable(
+                f"{what}: this server is no replica set, and change streams need one; "
+                "start mongod with --replSet and initiate it, or connect to the replica set"
+            )
+        case 10334:
+            return errors.SourceUnsuitable(
+                f"{what}: an event is larger than 16 MB (error 10334); nothing is lost. Set "
+                "source.cursor.oversize.handling.mode to split (server 6.0.9 or later) or skip, and start again"
+            )
+        case 286 | 280 | 260:
+            return HistoryLost(code)
+        case 239 | 246:
+            return SnapshotExpired()
+        case 361 | 26:
+            return CollectionChanged()
+    if isinstance(error, driver.ServerSelectionTimeoutError):
+        if _refused_at_handshake(error):
+            return errors.AccessRefused(f"{what}: the server refused user name or password; check the secret")
+        return errors.SourceUnreachable(f"{what}: no server answered in time: {_first_line(error)}")
+    if isinstance(error, (driver.ConnectionFailure, driver.WaitQueueTimeoutError)):
+        return errors.SourceUnreachable(f"{what}: the connection failed: {_first_line(error)}")
+    if isinstance(error, driver.ConfigurationError):
+        return errors.SettingsError(errors.Problem("source.mongodb.connection.string", _safe(error)))
+    return error
+
+
+def is_resumable(error: BaseException) -> bool:
+    """Whether a change stream goes on after this error: by the driver's labels, a lost cursor, or the network."""
+    if isinstance(error, (driver.ConnectionFailure, driver.CursorNotFound)):
+        return True
+    return isinstance(error, driver.OperationFailure) and (
+        error.has_error_label("ResumableChangeStreamError") or error.code == CURSOR_NOT_FOUND
+    )
+
+
+class ServerInfo(NamedTuple):
+    """What `hello` and `buildInfo` say of the server."""
+
+    version: tuple[int, ...]
+    is_replica_set: bool
+    is_sharded: bool
+
+    @property
+    def text(self) -> str:
+        return ".".join(map(str, self.version[:3]))
+
+
+def server_info(connection: pymongo.MongoClient[Any]) -> ServerInfo:
+    """Ask the server what it is; raises `SourceUnreachable` or `AccessRefused`."""
+    with translating("connecting to MongoDB"):
+        hello = connection.admin.command("hello")
+        build = connection.admin.command("buildInfo")
+    return ServerInfo(
+        tuple(int(part) for part in build["versionArray"]),
+        "setName" in hello,
+        hello.get("msg") == "isdbgrid",
+    )
+
+
+def check_suitable(info: ServerInfo) -> None:
+    """Raise `SourceUnsuitable` for a standalone server or one before 6.0."""
+    if not (info.is_replica_set or info.is_sharded):
+        raise errors.SourceUnsuitable(
+            "connecting to MongoDB: this server is no replica set, and change streams need one; "
+            "start mongod with --replSet and run rs.initiate(), or connect to the replica set"
+        )
+    if info.version < (6, 0):
+        raise errors.SourceUnsuitable(
+            f"connecting to MongoDB: the server is version {info.text}; mongo-medallion needs 6.0 or later"
+        )
+
+
+def operation_time(connection: pymongo.MongoClient[Any]) -> Timestamp:
+    """The cluster time of the newest operation that the server has applied."""
+    with translating("reading the operation time"):
+        reply = connection.admin.command("ping")
+    return reply["operationTime"]
+
+
+def database_names(connection: pymongo.MongoClient[Any]) -> list[str]:
+    """The databases that the user may see, without the server's own; none where that right is missing."""
+    try:
+        names = connection.list_database_names()
+    except driver.OperationFailure as error:
+        if error.code == UNAUTHORIZED:
+            return []
+        raise translated(error, "listing the databases") from error
+    except driver.PyMongoError as error:
+        raise translated(error, "listing the databases") from error
+    return [name for name in names if name not in ("admin", "config", "local")]
+
+
+class OplogWindow(NamedTuple):
+    """The cluster times, in seconds, between which the oplog holds entries."""
+
+    first: int
+    last: int
+
+
+def oplog_window(connection: pymongo.MongoClient[Any]) -> OplogWindow | None:
+    """How far back the oplog reaches, or None where the user may not know (it needs clusterMonitor)."""
+    try:
+        status = connection.admin.command({"serverStatus": 1, "oplog": 1, "metrics": 0})
+        oplog = status.get("oplog")
+        return OplogWindow(oplog["earliestOptime"].time, oplog["latestOptime"].time) if oplog else None
+    except (driver.OperationFailure, KeyError):
+        return None
+
+
+@dataclass(frozen=True)
+class Collection:
+    """One collection of the source: what a snapshot and the filters need to know of it."""
+
+    db: str
+    name: str
+    uuid: Any
+    is_capped: bool = False
+    kind: str = "collection"
+    has_images: bool = False
+
+    @property
+    def namespace(self) -> str:
+        return f"{self.db}.{self.name}"
+
+
+def collections(connection: pymongo.MongoClient[Any], databases: Sequence[str] | None = None) -> list[Collection]:
+    """All collections, views and time-series of the given databases (None: of all but the server's own)."""
+    with translating("listing the collections"):
+        names = list(databases) if databases is not None else connection.list_database_names()
+        return [
+            _collection(db, entry)
+            for db in sorted(names)
+            if db not in ("admin", "config", "local")
+            for entry in sorted(connection[db].list_collections(), key=lambda entry: entry["name"])
+            if not entry["name"].startswith("system.")
+        ]
+
+
+def _collection(db: str, entry: Mapping[str, Any]) -> Collection:
+    options = entry.get("options", {})
+    return Collection(
+        db,
+        entry["name"],
+        entry.get("info", {}).get("uuid"),
+        bool(options.get("capped")),
+        entry.get("type", "collection"),
+        bool(options.get("changeStreamPreAndPostImages", {}).get("enabled")),
+    )
+
+
+@dataclass(frozen=True)
+class Size:
+    """About how many documents a collection holds, and how long one is on average, in bytes."""
+
+    documents: int
+    average: int
+
+
+def size(connection: pymongo.MongoClient[Any], collection: Collection) -> Size:
+    """The server's own estimate; an unknown average counts as 1 KiB."""
+    with translating(f"measuring {collection.namespace}"):
+        pipeline = [{"$collStats": {"storageStats": {}}}]
+        stats = list(connection[collection.db][collection.name].aggregate(pipeline))
+    documents = sum(int(shard["storageStats"].get("count", 0)) for shard in stats)
+    total = sum(int(shard["storageStats"].get("size", 0)) for shard in stats)
+    return Size(documents, max(1, total // documents) if documents else 1024)
+
+
+# --- change streams ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """What the change stream is opened with; `stages` follow `$changeStream` on the server."""
+
+    db: str | None = None
+    collection: str | None = None
+    stages: Sequence[Mapping[str, Any]] = ()
+    full_document: str | None = None
+    full_document_before_change: str | None = None
+    max_await_ms: int = 500
+    show_expanded_events: bool = True
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a stream begins: after a token, at a cluster time (inclusive), or now."""
+
+    token: str | None = None
+    at: Timestamp | None = None
+
+
+class Batch(NamedTuple):
+    """One reply: raw events in stream order, and the token up to which the stream is read."""
+
+    events: list[bytes]
+    token: str
+    bytes: int
+
+
+@dataclass
+class ChangeStream:
+    """A change stream that is read batch by batch and goes on after elections and lost connections by itself.
+
+    Behind an event it is opened at the event's cluster time, and what comes again is dropped: `resume_token.resumes_alone`
+    says why. Where the event itself does not come again, its position is lost.
+
+    `retry_delays` yields the seconds to wait before each further attempt in a row; when it ends, the error is raised.
+    """
+
+    connection: pymongo.MongoClient[Any]
+    options: StreamOptions
+    start: Start
+    retries: int = -1
+    initial_delay: float = 0.3
+    max_delay: float = 10.0
+    stopped: threading.Event = field(default_factory=threading.Event)
+    reconnects: int = 0
+
+    def __post_init__(self) -> None:
+        self.token: str | None = self.start.token
+        self._behind: str | None = None
+        self._has_met = False
+        self._probed: Batch | None = None
+        self._session: Any = None
+        self._cursor = 0
+        self._pinned: pymongo.MongoClient[Any] | None = None
+
+    def open(self) -> str | None:
+        """Open the cursor; the token of its position (the server gives one from the first reply on)."""
+        database = self._server()[self.options.db or "admin"]
+        self._session = self._server().start_session()
+        reply = database.command(
+            {
+                "aggregate": self.options.collection or 1,
+                "pipeline": [{"$changeStream": self._stage()}, *self.options.stages],
+                "cursor": {"batchSize": 0},
+            },
+            session=self._session,
+            read_preference=self._read_preference(),
+        )
+        self._cursor = reply["cursor"]["id"]
+        token = reply["cursor"].get("postBatchResumeToken")
+        if token:
+            self._move_to(token["_data"])
+        return self.token
+
+    def next(self) -> Batch:
+        """The next batch, empty after `max_await_ms` without an event; reopened after a resumable error.
+
+        Raises `HistoryLost`, or one of our errors when the retries are used up.
+        """
+        if self._probed is not None:
+            probed, self._probed = self._probed, None
+            return probed
+        attempt = 0
+        while True:
+            try:
+                if not self._cursor:
+                    self.open()
+                return self._more()
+            except driver.PyMongoError as error:
+                self._forget_cursor()
+                if not is_resumable(error) or self._is_last(attempt):
+                    raise translated(error, "reading the change stream") from error
+                attempt += 1
+                self.reconnects += 1
+                self.stopped.wait(min(self.initial_delay * 2 ** (attempt - 1), self.max_delay))
+
+    def probe(self) -> None:
+        """Read a first batch without waiting for events: a position that is lost shows only then. `next` gives it."""
+        self._probed = self._more(max_await_ms=1)
+
+    def close(self) -> None:
+        """Give the cursor back to the server, if it still listens."""
+        cursor, session = self._cursor, self._session
+        self._cursor, self._session = 0, None
+        try:
+            if cursor:
+                self._server()[self.options.db or "admin"].command(
+                    {"killCursors": self.options.collection or "$cmd.aggregate", "cursors": [Int64(cursor)]},
+                    session=session,
+                )
+            if session:
+                session.end_session()
+        except driver.PyMongoError:
+            pass
+        if self._pinned is not None:
+            self._pinned.close()
+            self._pinned = None
+
+    def _is_last(self, attempt: int) -> bool:
+        return self.stopped.is_set() or 0 <= self.retries <= attempt
+
+    def _forget_cursor(self) -> None:
+        if self._session is not None:
+            try:
+                self._session.end_session()
+            except driver.PyMongoError:
+                pass
+        self._cursor, self._session = 0, None
+        if self._pinned is not None:
+            self._pinned.close()
+            self._pinned = None
+
+    def _more(self, *, max_await_ms: int | None = None) -> Batch:
+        reply = self._server()[self.options.db or "admin"].command(
+            {
+                "getMore": Int64(self._cursor),
+                "collection": self.options.collection or "$cmd.aggregate",
+                "maxTimeMS": max_await_ms or self.options.max_await_ms,
+            },
+            session=self._session,
+            codec_options=DEFAULT_RAW_BSON_OPTIONS,
+            read_preference=self._read_preference(),
+        )
+        raw = reply.raw
+        events, rest = split_batch(raw, b"nextBatch")
+        self._cursor = rest["id"]
+        token = rest.get("postBatchResumeToken")
+        unseen = self._unseen(events)
+        self._move_to(token["_data"] if token else _token(events[-1]) if events else self.token or "")
+        if not self._cursor and not events:
+            raise driver.CursorNotFound("the server closed the change stream", CURSOR_NOT_FOUND)
+        return Batch(unseen, self.token or "", len(raw))
+
+    def _unseen(self, events: list[bytes]) -> list[bytes]:
+        """The events without those up to the token that the stream was opened behind by its time."""
+        if self._behind is None:
+            return events
+        for number, event in enumerate(events):
+            token = _token(event)
+            if self._is_past(token):
+                self._pass()
+                return events[number:]
+            self._has_met = self._has_met or not self._is_past(token, backwards=True)
+        return []
+
+    def _move_to(self, token: str) -> None:
+        if self._behind is None:
+            self.token = token
+        elif self._is_past(token):
+            self._pass()
+            self.token = token
+
+    def _pass(self) -> None:
+        """The event that the stream was opened behind must have come again, or the oplog is another one."""
+        if not self._has_met:
+            raise HistoryLost(CHANGE_STREAM_FATAL)
+        self._behind = None
+
+    def _is_past(self, token: str, *, backwards: bool = False) -> bool:
+        assert self._behind is not None
+        this, behind = resume_token.without_fragment(token), resume_token.without_fragment(self._behind)
+        return this < behind if backwards else this > behind
+
+    def _stage(self) -> dict[str, Any]:
+        stage: dict[str, Any] = {}
+        if self.options.db is None:
+            stage["allChangesForCluster"] = True
+        if self.options.full_document:
+            stage["fullDocument"] = self.options.full_document
+        if self.options.full_document_before_change:
+            stage["fullDocumentBeforeChange"] = self.options.full_document_before_change
+        if self.options.show_expanded_events:
+            stage["showExpandedEvents"] = True
+        self._behind, self._has_met = None, False
+        if self.token and resume_token.resumes_alone(self.token):
+            stage["startAfter"] = {"_data": self.token}
+        elif self.token:
+            position = resume_token.position(self.token)
+            stage["startAtOperationTime"] = Timestamp(position.seconds, position.increment)
+            self._behind = self.token
+        elif self.start.at is not None:
+            stage["startAtOperationTime"] = self.start.at
+        return stage
+
+    def _server(self) -> pymongo.MongoClient[Any]:
+        """The client to read with. A cursor lives on one server: with several to choose from, one is pinned."""
+        if self._pinned is not None:
+            return self._pinned
+        preference = self.connection.read_preference
+        if preference == ReadPreference.PRIMARY and len(self.connection.nodes) < 2:
+            return self.connection
+        hello = self.connection.admin.command("hello", read_preference=preference)
+        if preference == ReadPreference.PRIMARY and hello.get("setName"):
+            return self.connection
+        host = hello.get("me") or "{}:{}".format(*sorted(self.connection.nodes)[0])
+        self._pinned = _direct(self.connection, host)
+        return self._pinned
+
+    def _read_preference(self) -> Any:
+        return ReadPreference.PRIMARY_PREFERRED if self._pinned is not None else self.connection.read_preference
+
+
+def _direct(connection: pymongo.MongoClient[Any], host: str) -> pymongo.MongoClient[Any]:
+    """A client of one server with the other's options (credentials, TLS, timeouts)."""
+    options = {
+        name: value
+        for name, value in connection._init_kwargs.items()
+        if name not in ("host", "port", "directConnection", "replicaSet")
+    }
+    name, _, port = host.rpartition(":")
+    return pymongo.MongoClient(name, int(port), directConnection=True, **options)
+
+
+def _token(event: bytes) -> str:
+    """An event's token; its documents are not looked into, as not every one can be decoded."""
+    return str(RawBSONDocument(event)["_id"]["_data"])
+
+
+def split_batch(reply: bytes, name: bytes) -> tuple[list[bytes], dict[str, Any]]:
+    """The raw documents of a cursor reply's batch, and the rest of its `cursor` document, decoded."""
+    start, end = _element(reply, 4, len(reply), b"cursor")
+    first, last = _element(reply, start + 4, end, name)
+    documents: list[bytes] = []
+    append, index = documents.append, reply.index
+    at, stop = first + 4, last - 1
+    while at < stop:
+        at = index(b"\0", at + 1) + 1
+        following = at + _int32(reply, at)[0]
+        append(reply[at:following])
+        at = following
+    before = first - len(name) - 2
+    rest = reply[start + 4 : before] + reply[last:end]
+    return documents, decode((len(rest) + 4).to_bytes(4, "little") + rest, EXACT)
+
+
+_FIXED = {0x01: 8, 0x07: 12, 0x08: 1, 0x09: 8, 0x0A: 0, 0x10: 4, 0x11: 8, 0x12: 8, 0x13: 16}
+
+
+def _element(raw: bytes, at: int, end: int, name: bytes) -> tuple[int, int]:
+    """Where the value of one field of a document begins and ends."""
+    while at < end - 1:
+        kind = raw[at]
+        zero = raw.index(b"\0", at + 1)
+        value = zero + 1
+        if kind in (0x03, 0x04):
+            after = value + _int32(raw, value)[0]
+        elif kind == 0x02:
+            after = value + 4 + _int32(raw, value)[0]
+        elif kind == 0x05:
+            after = value + 5 + _int32(raw, value)[0]
+        else:
+            after = value + _FIXED[kind]
+        if raw[at + 1 : zero] == name:
+            return value, after
+        at = after
+    raise KeyError(name.decode())
+
+
+# --- snapshot reads ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Range:
+    """A half-open range of `_id`, as BSON of ``{"lo": …}`` and ``{"hi": …}``: bytes travel to executors as they are."""
+
+    lo: bytes | None = None
+    hi: bytes | None = None
+
+    def condition(self) -> dict[str, Any]:
+        """The filter of `find`: `$expr` compares across all BSON types, where a plain range would lose rows."""
+        bounds = []
+        if self.lo is not None:
+            bounds.append({"$gte": ["$_id", {"$literal": decode(self.lo, EXACT)["lo"]}]})
+        if self.hi is not None:
+            bounds.append({"$lt": ["$_id", {"$literal": decode(self.hi, EXACT)["hi"]}]})
+        return {"$expr": {"$and": bounds}} if bounds else {}
+
+
+def boundary(
+    connection: pymongo.MongoClient[Any], collection: Collection, *, lo: bytes | None, documents: int
+) -> bytes | None:
+    """The `_id` that stands `documents` places after `lo` in index order, as BSON ``{"hi": _id}``; None past the end."""
+    command = {
+        "find": collection.name,
+        "filter": Range(lo=lo).condition(),
+        "projection": {"_id": 1},
+        "sort": {"_id": 1},
+        "hint": {"_id": 1},
+        "skip": documents,
+        "limit": 1,
+        "singleBatch": True,
+    }
+    with translating(f"planning the snapshot of {collection.namespace}"):
+        reply = connection[collection.db].command(
+            command, codec_options=EXACT, read_preference=connection.read_preference
+        )
+    found = reply["cursor"]["firstBatch"]
+    return encode({"hi": found[0]["_id"]}, codec_options=EXACT) if found else None
+
+
+def hi_as_lo(hi: bytes) -> bytes:
+    """The end of one range as the beginning of the next."""
+    return encode({"lo": decode(hi, EXACT)["hi"]}, codec_options=EXACT)
+
+
+def id_as_hi(raw: bytes) -> bytes:
+    """The `_id` of a raw document as the end of the range before it."""
+    start, end = _element(raw, 4, len(raw), b"_id")
+    body = raw[start - 5 : start - 4] + b"hi\0" + raw[start:end]
+    return (len(body) + 5).to_bytes(4, "little") + body + b"\0"
+
+
+class Chunk(NamedTuple):
+    """One batch of a chunk: raw documents, and the cluster time at which the whole chunk is read."""
+
+    documents: list[bytes]
+    at: Timestamp
+
+
+def read_chunk(
+    connection: pymongo.MongoClient[Any],
+    collection: Collection,
+    bounds: Range,
+    *,
+    after: Timestamp,
+    fetch_size: int = 0,
+    condition: Mapping[str, Any] | None = None,
+) -> Iterator[Chunk]:
+    """Drain the documents of a range, all at one cluster time that is known and at or after `after`.
+
+    Raises `SnapshotExpired` (read it again, smaller), `CollectionChanged`, or one of our errors. Capped collections have
+    no snapshot reads: there the time is the one from just before, and replaying the changes after it converges.
+    """
+    with translating(f"reading a chunk of {collection.namespace}"), connection.start_session() as session:
+        database = connection[collection.db]
+        preference = connection.read_preference
+        at = operation_time(connection) if collection.is_capped else None
+        reply = database.command(
+            _find(collection, bounds, after=after, fetch_size=fetch_size, condition=condition),
+            session=session,
+            codec_options=DEFAULT_RAW_BSON_OPTIONS,
+            read_preference=preference,
+        )
+        name = b"firstBatch"
+        while True:
+            documents, rest = split_batch(reply.raw, name)
+            at = at or rest["atClusterTime"]
+            yield Chunk(documents, at)
+            if not rest["id"]:
+                return
+            name = b"nextBatch"
+            reply = database.command(
+                {"getMore": Int64(rest["id"]), "collection": collection.name}
+                | ({"batchSize": fetch_size} if fetch_size else {}),
+                session=session,
+                codec_options=DEFAULT_RAW_BSON_OPTIONS,
+                read_preference=preference,
+            )
+
+
+def _find(
+    collection: Collection,
+    bounds: Range,
+    *,
+    after: Timestamp,
+    fetch_size: int,
+    condition: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    conditions = [part for part in (bounds.condition(), dict(condition or {})) if part]
+    command: dict[str, Any] = {
+        "find": collection.name,
+        "filter": {"$and": conditions} if len(conditions) > 1 else (conditions or [{}])[0],
+        "batchSize": fetch_size or 10_000,
+        "noCursorTimeout": False,
+    }
+    if collection.uuid is not None:
+        command["collectionUUID"] = collection.uuid
+    command["sort"] = command["hint"] = {"_id": 1}
+    if not collection.is_capped:
+        command["readConcern"] = {"level": "snapshot", "afterClusterTime": after}
+    return command
+
+
+def wait_until(connection: pymongo.MongoClient[Any], predicate: Any, *, seconds: float) -> bool:
+    """Ask again until `predicate(connection)` holds, at most so long."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if predicate(connection):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def _refused_at_handshake(error: driver.ServerSelectionTimeoutError) -> bool:
+    details = getattr(error, "details", None)
+    return bool(isinstance(details, Mapping) and details.get("code") == AUTHENTICATION_FAILED)
+
+
+def _first_line(error: BaseException) -> str:
+    return _safe(error).splitlines()[0][:300]
+
+
+def _safe(error: BaseException) -> str:
+    """The error's text without a user name or password of a connection string."""
+    import re
+
+    return re.sub(r"//[^/@\s]+@", "//***@", str(error))

@@ -1,0 +1,78 @@
+"""Several tables at the same time, each in a thread with a session of its own."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Item = TypeVar("Item")
+Outcome = TypeVar("Outcome")
+Sessions = Callable[[], "SparkSession"]
+
+THREADS = 4
+
+
+@dataclass
+class Pool:
+    """Sessions for threads; one that is free again is used again, because a session's first statement takes long.
+
+    Delta reads a commit's fence from its session's settings, so no two threads share one. Without a factory, or where
+    it hands out `spark` itself (Spark Connect), everything is done one by one, in `spark`.
+    """
+
+    spark: SparkSession
+    sessions: Sessions | None
+    _idle: queue.SimpleQueue[SparkSession] = field(default_factory=queue.SimpleQueue)
+
+    def each(
+        self, items: Sequence[Item], act: Callable[[SparkSession, Item], Outcome], *, stop: threading.Event
+    ) -> list[Outcome]:
+        """The outcomes in the items' order; those not begun when `stop` was set, or another one failed, are left out.
+
+        The first error is raised, when the items that had begun have ended.
+        """
+        if len(items) < 2 or self.sessions is None:
+            return [act(self.spark, item) for item in items if not stop.is_set()]
+        first = self._session(self.sessions)
+        if first is self.spark:
+            return [act(self.spark, item) for item in items if not stop.is_set()]
+        self._idle.put(first)
+        return self._in_threads(items, act, stop, self.sessions)
+
+    def _in_threads(
+        self,
+        items: Sequence[Item],
+        act: Callable[[SparkSession, Item], Outcome],
+        stop: threading.Event,
+        sessions: Sessions,
+    ) -> list[Outcome]:
+        failed = threading.Event()
+
+        def one(item: Item) -> list[Outcome]:
+            if stop.is_set() or failed.is_set():
+                return []
+            session = self._session(sessions)
+            try:
+                return [act(session, item)]
+            except BaseException:
+                failed.set()
+                raise
+            finally:
+                self._idle.put(session)
+
+        with ThreadPoolExecutor(THREADS, thread_name_prefix="medallion") as pool:
+            futures = [pool.submit(one, item) for item in items]
+        return [outcome for future in futures for outcome in future.result()]
+
+    def _session(self, sessions: Sessions) -> SparkSession:
+        try:
+            return self._idle.get_nowait()
+        except queue.Empty:
+            return sessions()

@@ -1,0 +1,258 @@
+"""The quarantine tables: what silver found unreadable, listed, and brought back through bronze.
+
+    parted    a range's events without those that cannot be read; what is found is noted first listed    what
+    is in a collection's quarantine, and what became of it replay    events appended to bronze again, with
+    their own place in the order
+
+Silver notes facts before it applies the range that they are of. A range that is applied again notes them
+again, which says nothing new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+from cdc_core import bronze, errors, quarantine, reduce, tables
+from pipelines import bronze as bronze_table
+from pipelines import delta
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "50"}
+
+FEW = 1000
+"""So many keys are named in a query; with more of them all events of a range are looked at."""
+
+CORRECTABLE = ("before", "after", "updatedFields", "disambiguatedPaths")
+"""The texts of an event that a replay may bring anew."""
+
+
+class State(str, Enum):
+    """What became of an event."""
+
+    HELD = "held"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event of a quarantine: what it is, why it is there, and whether it still is. Never its content."""
+
+    resume_token: str
+    kind: str
+    op: str | None
+    key: str | None
+    sequence: str | None
+    batch: int
+    reason: str
+    state: State
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """Events that bronze holds again, in one batch; None where there was nothing to bring back."""
+
+    events: int
+    batch: int | None
+
+
+def parted(
+    spark: SparkSession, table: tables.TableRef, *, events: DataFrame, span: reduce.Range, has_suspects: bool
+) -> DataFrame | None:
+    """The events of `span` as silver may apply them; None where they are as they are, as nearly always.
+
+    `has_suspects` says whether `quarantine.is_suspect` holds for any of them. Facts are appended to `table`,
+    which is made where it is needed. The result may hold updates of which nothing is known
+    (`cdc_core.quarantine.Split`).
+    """
+    waiting = _waiting(spark, table, before=span.after)
+    if not has_suspects and (waiting is None or _of_same_keys(events, waiting).isEmpty()):
+        return None
+    delta.create(spark, table, columns=quarantine.COLUMNS_DDL, properties=PROPERTIES)
+    known = spark.table(str(table)).limit(0) if waiting is None else waiting
+    split = quarantine.split(events, waiting=known, to=span.to, keys=_concerned(events, known))
+    split.facts.write.format("delta").mode("append").saveAsTable(str(table))
+    return split.events
+
+
+def listed(spark: SparkSession, table: tables.TableRef, *, all_states: bool = False) -> list[Event]:
+    """The events that are held, in the order of their sequence; with `all_states` those that were, too."""
+    if not delta.exists(spark, table):
+        return []
+    facts = spark.table(str(table))
+    chosen = quarantine.current(facts) if all_states else quarantine.held(facts)
+    columns = ("resume_token", "kind", "op", "key", "sequence", "batch", "reason")
+    return [_event(row) for row in chosen.select(*columns).orderBy("sequence", "batch").collect()]
+
+
+def count(spark: SparkSession, table: tables.TableRef) -> int:
+    """How many events a collection's quarantine holds."""
+    return quarantine.held(spark.table(str(table))).count() if delta.exists(spark, table) else 0
+
+
+def replay(
+    spark: SparkSession,
+    layout: tables.Layout,
+    *,
+    name: str,
+    namespace: tuple[str, str],
+    tokens: Collection[str] | None = None,
+    corrections: Mapping[str, Mapping[str, str]] | None = None,
+    now_ms: int,
+    take_over: bool = False,
+) -> Replayed:
+    """Append events that are held to the bronze table of pipeline `name` again; silver then puts each in its
+    place.
+
+    `tokens` chooses events by their resume token (all by default); whatever else is held of the same
+    documents comes along, because later updates only make sense with the ones before them. `corrections`
+    gives new texts, by token and by name (one of `CORRECTABLE`). An event that still cannot be read is held
+    again, and one that is superseded by now changes nothing. Running it again before silver has run appends
+    nothing.
+
+    It writes bronze, so it needs bronze's claim: raises `TableOwned` or `LeaseHeld` while a capture service
+    runs, and `SettingsError` for tokens that are not held and corrections that cannot be read.
+    """
+    table = layout.quarantine(*namespace)
+    rows = _held_rows(spark, table)
+    chosen = _chosen(rows, tokens)
+    _check(chosen, tokens, corrections or {})
+    corrected = [_corrected(row, (corrections or {}).get(row["resume_token"], {})) for row in chosen]
+    waiting = _not_yet_again(spark, layout.bronze(name), corrected)
+    if not waiting:
+        return Replayed(0, None)
+    log = bronze_table.Log.open(spark, layout.bronze(name), take_over=take_over)
+    log.extra = {"stream": log.writer.metadata.get("stream")}
+    try:
+        return _appended(log, waiting, now_ms)
+    finally:
+        log.close()
+
+
+def _waiting(spark: SparkSession, table: tables.TableRef, *, before: int) -> DataFrame | None:
+    if not delta.exists(spark, table):
+        return None
+    return quarantine.held(spark.table(str(table)), before=before)
+
+
+def _of_same_keys(events: DataFrame, waiting: DataFrame) -> DataFrame:
+    keys = F.broadcast(waiting.select(F.col("key").alias("_key")).distinct())
+    return events.select("key").join(keys, F.col("key") == F.col("_key"), "left_semi")
+
+
+def _concerned(events: DataFrame, waiting: DataFrame) -> list[str] | None:
+    """The keys that the quarantine has anything to do with; None where there are too many to name."""
+    broken = events.where(quarantine.reason().isNotNull()).select("key")
+    keys = broken.union(waiting.select("key")).where("key IS NOT NULL").distinct().limit(FEW + 1).collect()
+    return [row.key for row in keys] if len(keys) <= FEW else None
+
+
+def _event(row: Any) -> Event:
+    ending = {each.value for each in quarantine.ENDINGS}
+    return Event(**row.asDict(), state=State.ENDED if row.reason in ending else State.HELD)
+
+
+def _held_rows(spark: SparkSession, table: tables.TableRef) -> list[dict[str, Any]]:
+    """The events that are held, as bronze's rows, each with `to`, in the order that they must apply in."""
+    if not delta.exists(spark, table):
+        return []
+    held = quarantine.held(spark.table(str(table))).orderBy("sequence", "batch", "offset")
+    return [row.asDict(recursive=True) for row in held.drop("reason").collect()]
+
+
+def _chosen(rows: Sequence[dict[str, Any]], tokens: Collection[str] | None) -> list[dict[str, Any]]:
+    if tokens is None:
+        return list(rows)
+    keys = {row["key"] for row in rows if row["resume_token"] in tokens and row["key"] is not None}
+    return [row for row in rows if row["resume_token"] in tokens or row["key"] in keys]
+
+
+def _check(
+    chosen: Sequence[Mapping[str, Any]],
+    tokens: Collection[str] | None,
+    corrections: Mapping[str, Mapping[str, str]],
+) -> None:
+    """Raise `SettingsError` with every token that is not held and every text that is no JSON document."""
+    held = {row["resume_token"] for row in chosen}
+    unknown = sorted({*(tokens or ()), *corrections} - held)
+    problems = [errors.Problem(token, "no event with this resume token is held") for token in unknown]
+    for token, texts in corrections.items():
+        for field, text in texts.items():
+            if field not in CORRECTABLE:
+                problems.append(
+                    errors.Problem(f"{token}.{field}", f"one of {', '.join(CORRECTABLE)} is expected")
+                )
+            elif not _is_document(text):
+                problems.append(errors.Problem(f"{token}.{field}", "the text is not a JSON document"))
+    if problems:
+        raise errors.SettingsError(problems)
+
+
+def _is_document(text: str) -> bool:
+    try:
+        return isinstance(orjson.loads(text), dict)
+    except ValueError:
+        return False
+
+
+def _corrected(row: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:
+    whole = {name: text for name, text in texts.items() if name in ("before", "after")}
+    parts = {name: text for name, text in texts.items() if name not in whole}
+    description = row["updateDescription"]
+    if parts:
+        nothing = dict.fromkeys(field.name for field in bronze.UPDATE_DESCRIPTION)
+        description = {**nothing, **(description or {}), **parts}
+    return {**row, **whole, "updateDescription": description}
+
+
+def _not_yet_again(
+    spark: SparkSession, table: tables.TableRef, rows: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The rows of which bronze holds no copy after the range in which they were found."""
+    if not rows:
+        return []
+    since = min(row["to"] for row in rows)
+    tokens = sorted({row["resume_token"] for row in rows})
+    again = (
+        spark.table(str(table))
+        .where(F.col("batch") > since)
+        .where(F.col("resume_token").isin(tokens))
+        .select("resume_token", "kind", "key", "batch")
+        .collect()
+    )
+    newest: dict[tuple[str, str, str | None], int] = {}
+    for row in again:
+        identity = (row.resume_token, row.kind, row.key)
+        newest[identity] = max(row.batch, newest.get(identity, 0))
+    return [row for row in rows if newest.get((row["resume_token"], row["kind"], row["key"]), 0) <= row["to"]]
+
+
+def _appended(log: bronze_table.Log, rows: Sequence[dict[str, Any]], now_ms: int) -> Replayed:
+    """One commit: the events, then a heartbeat that keeps the capture service's position."""
+    if log.position is None:
+        raise errors.DecisionNeeded(f"{log.table.label}: bronze is empty, there is nothing to replay onto")
+    token = log.position.token
+
+    def numbered(batch: int, first: int) -> pa.Table:
+        again = [
+            {name: row[name] for name in bronze.SCHEMA.names} | {"batch": batch, "offset": first + number}
+            for number, row in enumerate(rows)
+        ]
+        heartbeat = bronze_table.heartbeat_row(
+            {"replay": {"events": len(rows)}},
+            token=token,
+            batch=batch,
+            offset=first + len(rows),
+            ts_ms=now_ms,
+        )
+        return pa.concat_tables([pa.Table.from_pylist(again, schema=bronze.SCHEMA), heartbeat])
+
+    return Replayed(len(rows), log.append(numbered, token=token).batch)

@@ -1,0 +1,100 @@
+"""The captured collections: which there are, and where silver stands with each.
+
+`ops/collections` notes every collection before its silver table is touched, with the bronze batch up to which no other
+collection has events: so a run finds new collections without reading bronze from its start. It holds facts of
+bronze: noting one twice changes nothing, and a lost table is found again from batch 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cdc_core import merge, tables
+from pipelines import delta
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+COLUMNS_DDL = "`db` STRING, `collection` STRING, `batch` BIGINT"
+PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "50"}
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """One captured collection."""
+
+    db: str
+    collection: str
+
+    def __str__(self) -> str:
+        return f"{self.db}.{self.collection}"
+
+    @property
+    def predicate(self) -> str:
+        """The collection's rows, as SQL over bronze."""
+        return f"db = {merge.literal(self.db)} AND collection = {merge.literal(self.collection)}"
+
+
+@dataclass(frozen=True)
+class Known:
+    """The collections that have events in bronze batches up to `discovered`, in the order of their names."""
+
+    discovered: int = 0
+    namespaces: tuple[Namespace, ...] = ()
+
+
+def read(spark: SparkSession, table: tables.TableRef) -> Known:
+    """What is noted; nothing where there is no table yet."""
+    if not delta.exists(spark, table):
+        return Known()
+    delta.check_ours(spark, table)
+    rows = spark.sql(f"SELECT db, collection, max(batch) AS batch FROM {table} GROUP BY 1, 2 ORDER BY 1, 2").collect()
+    found = tuple(Namespace(row.db, row.collection) for row in rows if row.db is not None)
+    return Known(max((row.batch for row in rows), default=0), found)
+
+
+def note(spark: SparkSession, table: tables.TableRef, *, new: Sequence[Namespace], discovered: int) -> None:
+    """Note new collections, and that there is no other up to the batch `discovered`."""
+    rows = [(namespace.db, namespace.collection, discovered) for namespace in new] or [(None, None, discovered)]
+    delta.create(spark, table, columns=COLUMNS_DDL, properties=PROPERTIES)
+    spark.createDataFrame(rows, COLUMNS_DDL).coalesce(1).writeTo(str(table)).append()
+
+
+@dataclass(frozen=True)
+class SilverPosition:
+    """Where a silver table stands, at its `version`.
+
+    `to` is the bronze batch up to which it is applied, `high` the greatest sequence that it has seen (None where its
+    history no longer says), `swept` the mark of its last sweep, `generation` what a rebuild called its rows.
+    """
+
+    to: int = 0
+    high: str | None = None
+    swept: str = ""
+    generation: str = ""
+    version: int = -1
+
+    @property
+    def extra(self) -> dict[str, object]:
+        """What a commit says beside `to`."""
+        return {"high": self.high, "swept": self.swept, "generation": self.generation}
+
+
+def silver_position(spark: SparkSession, table: tables.TableRef) -> SilverPosition:
+    """Where a silver table stands: its last commit's metadata, or the greatest batch of its rows as a lower bound."""
+    if not delta.exists(spark, table):
+        return SilverPosition()
+    commit = delta.position(spark, table)
+    metadata = {} if commit is None or commit.metadata is None else commit.metadata
+    if commit is not None and metadata.get("to") is not None:
+        return SilverPosition(
+            metadata["to"],
+            metadata.get("high"),
+            metadata.get("swept") or "",
+            metadata.get("generation") or "",
+            commit.version,
+        )
+    row = spark.sql(f"SELECT max(`__batch`) AS batch FROM {table}").first()
+    return SilverPosition(row.batch or 0, version=delta.version(spark, table))

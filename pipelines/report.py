@@ -1,0 +1,227 @@
+"""What the commands show: tables and progress on a terminal, log lines elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from pipelines.capture import Progress
+    from pipelines.check import Finding
+    from pipelines.snapshot import Progress as SnapshotProgress
+    from pipelines.status import Collection, Layer, Status
+
+log = logging.getLogger(__name__)
+
+LOG_EVERY_SECONDS = 30.0
+
+
+def console() -> Console:
+    """Where results go: stdout, as wide as the terminal, and wide enough for a table where it is none."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+
+
+def findings(found: Sequence[Finding]) -> None:
+    """The answers of `medallion check`, one a line, with what to mend beneath."""
+    signs = {"fine": "[green]ok[/]", "warning": "[yellow]look[/]", "wrong": "[red]mend[/]"}
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for each in found:
+        text = Text(each.found)
+        if each.mend:
+            text.append(f"\n→ {each.mend}", style="dim")
+        table.add_row(signs[each.verdict.value], each.about, text)
+    console().print(table)
+
+
+def result(layer: str, outcome: object) -> None:
+    """One log line at the end of a run: what the layer did."""
+    log.info("%s done", layer, extra=_pairs(outcome))
+
+
+def _pairs(outcome: object) -> dict[str, object]:
+    """The plain fields of a result, for a log line."""
+    if not dataclasses.is_dataclass(outcome):
+        return {}
+    found = {each.name: getattr(outcome, each.name) for each in dataclasses.fields(outcome)}
+    plain = (int, float, str, bool)
+    taken = {"name", "module", "args", "msg", "message", "created", "process", "thread"}
+    return {
+        (f"{name}_" if name in taken else name): value.value if isinstance(value, enum.Enum) else value
+        for name, value in found.items()
+        if isinstance(value, (*plain, enum.Enum))
+    }
+
+
+def duration(seconds: float) -> str:
+    """A length of time in its two largest units, as `3 d 4 h`."""
+    left, told = int(seconds), []
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, left = divmod(left, length)
+        if count:
+            told.append(f"{count} {unit}")
+    return " ".join(told[:2]) or "0 s"
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[Progress], None]]:
+    """Hears a capture's progress: one live line where stderr is a terminal, a log line every 30 seconds elsewhere."""
+    if not sys.stderr.isatty():
+        yield _Logged().hear
+        return
+    screen = Console(stderr=True, highlight=False)
+    with screen.status("capture: connecting") as live:
+        rate = Rate()
+        yield lambda now: live.update(described(now, rate=rate.of(now.events)))
+
+
+class Rate:
+    """Events a second over the last ten seconds, from a count that grows."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: list[tuple[float, int]] = []
+
+    def of(self, count: int) -> float:
+        now = self._clock()
+        self._seen = [(at, seen) for at, seen in self._seen if now - at <= 10] + [(now, count)]
+        first_at, first = self._seen[0]
+        return (count - first) / (now - first_at) if now > first_at else 0.0
+
+
+def described(now: Progress, *, rate: float) -> str:
+    """A capture's progress as one line: the snapshot where one runs, then the stream."""
+    told = []
+    if now.snapshot is not None and now.snapshot.seconds_left != 0:
+        told.append(snapshot_line(now.snapshot))
+    lag = "" if now.lag_seconds is None else f", {now.lag_seconds:.0f} s behind"
+    told.append(f"stream: {now.events:,} events, {rate:,.0f}/s{lag}")
+    if now.reconnects:
+        told.append(f"{now.reconnects} reconnects")
+    return " · ".join(told)
+
+
+def snapshot_line(now: SnapshotProgress) -> str:
+    """A snapshot's progress: documents done of about how many, rate, time left."""
+    from pipelines import snapshot
+    assert isinstance(now, snapshot.Progress)
+    left = "" if now.seconds_left is None else f", {duration(now.seconds_left)} left"
+    return (
+        f"snapshot of {now.collection}: {now.total_documents:,} of about {max(now.total_about, now.total_documents):,} "
+        f"documents, {now.rate:,.0f}/s{left}"
+    )
+
+
+class _Logged:
+    """A log line every so often, and none while nothing happens."""
+
+    def __init__(self) -> None:
+        self._last_at = time.monotonic()
+        self._told: object = None
+        self._rate = Rate()
+
+    def hear(self, now: Progress) -> None:
+        rate = self._rate.of(now.events)
+        if time.monotonic() - self._last_at < LOG_EVERY_SECONDS or now == self._told:
+            return
+        self._last_at, self._told = time.monotonic(), now
+        log.info("progress: %s", described(now, rate=rate))
+
+
+def status(found: Status) -> None:
+    """What `medallion status` shows: the source, the log, and a line for each collection."""
+    screen = console()
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row("pipeline", found.name)
+    grid.add_row("source", _source_line(found))
+    grid.add_row("bronze", _bronze_line(found))
+    screen.print(grid)
+    if found.collections:
+        screen.print(_collections_table(found))
+
+
+def _source_line(found: Status) -> Text:
+    asked = found.source
+    if asked.problem is not None:
+        return Text(asked.problem, style="yellow")
+    if asked.now is None or asked.oplog_first is None:
+        return Text(f"{asked.server}, oplog unknown (the user lacks clusterMonitor)")
+    return Text(f"{asked.server}, its oplog reaches back {duration(asked.now - asked.oplog_first)}")
+
+
+def _bronze_line(found: Status) -> Text:
+    log = found.bronze
+    if log is None:
+        return Text("nothing captured yet: medallion capture begins it", style="yellow")
+    at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(log.position))
+    told = [f"{log.events:,} rows in {log.batch:,} batches, complete up to {at}"]
+    if log.lag_seconds is not None:
+        told.append(f"{duration(log.lag_seconds)} behind")
+    if log.headroom_seconds is not None:
+        lost = " (the position is lost)" if log.headroom_seconds < 0 else ""
+        told.append(f"headroom {duration(max(0, log.headroom_seconds))}{lost}")
+    if log.rate is not None:
+        told.append(f"{log.rate:,.0f} events/s")
+    told.append(_writer(log.writer))
+    return Text(", ".join(filter(None, told)))
+
+
+def _writer(writer: object) -> str:
+    from pipelines.status import Writer
+
+    if not isinstance(writer, Writer) or writer.has_left:
+        return "no writer"
+    lease = f"lease {writer.lease_seconds} s" if writer.lease_seconds else "lease over"
+    return f"written by process {writer.process} on {writer.host} ({lease})"
+
+
+TROUBLES = ("rescued", "incomplete", "quarantined")
+
+
+def _collections_table(found: Status) -> Table:
+    """A line for each collection; what is nowhere to be told has no column."""
+    is_snapshot = any(each.snapshot is not None and not each.snapshot.is_done for each in found.collections)
+    troubles = [name for name in TROUBLES if any(_trouble(each, name) for each in found.collections)]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("collection", overflow="fold")
+    for name in (*(["snapshot"] if is_snapshot else []), *("silver", "waits", "/s", "gold", "waits", "/s"), *troubles):
+        table.add_column(name, justify="right", no_wrap=True)
+    for each in found.collections:
+        table.add_row(
+            each.collection,
+            *([_snapshot_cell(each)] if is_snapshot else []),
+            *_layer_cells(each.silver),
+            *_layer_cells(each.gold),
+            *(f"{_trouble(each, name):,}" for name in troubles),
+        )
+    return table
+
+
+def _trouble(each: Collection, name: str) -> int:
+    if name == "quarantined":
+        return each.quarantined
+    return int(getattr(each.silver, name)) if each.silver is not None else 0
+
+
+def _snapshot_cell(each: Collection) -> str:
+    if each.snapshot is None:
+        return ""
+    return "done" if each.snapshot.is_done else f"{each.snapshot.documents:,} so far"
+
+
+def _layer_cells(layer: Layer | None) -> tuple[str, str, str]:
+    """Rows, what waits for the layer and since when, events a second."""
+    if layer is None:
+        return "–", "", ""
+    waits = f"{layer.lag_events:,} ({duration(layer.lag_seconds)})" if layer.lag_events else "0"
+    return f"{layer.rows:,}", waits, "" if layer.rate is None else f"{layer.rate:,.0f}"

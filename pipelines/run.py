@@ -1,0 +1,83 @@
+"""Capture, silver and gold in one Spark application."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from pipelines import capture, gold, silver
+from pipelines import spark as sparks
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cdc_core.settings import Settings
+
+Layer = Callable[[threading.Event], object]
+
+
+def run(
+    spark: SparkSession,
+    settings: Settings,
+    *,
+    once: bool,
+    take_over: bool = False,
+    stop: threading.Event,
+    progress: Callable[[capture.Progress], None] | None = None,
+) -> dict[str, object]:
+    """The result of each layer by its name, when all have ended.
+
+    With `once` one layer after the other, each up to what was there when it began; otherwise all of them at the same
+    time, until `stop` is set. A layer that fails stops the others cleanly, and its error is raised: every table carries
+    its own position, so that the next run goes on from there.
+    """
+    sessions = sparks.sessions(spark)
+
+    def capturing(stop: threading.Event) -> object:
+        return capture.run(
+            sessions(),
+            settings,
+            once=once,
+            take_over=take_over,
+            stop=stop,
+            progress=progress,
+            sessions=sessions,
+        )
+
+    def merging(stop: threading.Event) -> object:
+        return silver.run(sessions(), settings, once=once, take_over=take_over, sessions=sessions, stop=stop)
+
+    def publishing(stop: threading.Event) -> object:
+        return gold.run(sessions(), settings, once=once, take_over=take_over, sessions=sessions, stop=stop)
+
+    layers: Mapping[str, Layer] = {"capture": capturing, "silver": merging, "gold": publishing}
+    return _in_turn(layers, stop=stop) if once else _together(layers, stop=stop)
+
+
+def _in_turn(layers: Mapping[str, Layer], *, stop: threading.Event) -> dict[str, object]:
+    return {name: layer(stop) for name, layer in layers.items() if not stop.is_set()}
+
+
+def _together(layers: Mapping[str, Layer], *, stop: threading.Event) -> dict[str, object]:
+    """Each layer in a thread of its own. The first error sets `stop` and is raised when all threads have ended."""
+    results: dict[str, object] = {}
+    failures: list[BaseException] = []
+
+    def body(name: str, layer: Layer) -> None:
+        try:
+            results[name] = layer(stop)
+        except BaseException as error:
+            failures.append(error)
+            stop.set()
+
+    threads = [
+        threading.Thread(target=body, args=(name, layer), name=name, daemon=True) for name, layer in layers.items()
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return results

@@ -1,0 +1,177 @@
+"""A batch of documents and its collection's schema: what the batch adds, how it is typed, and the record of
+both.
+
+`evolve` runs Spark's own inference over the batch (`schema_of_variant_agg`: one pass, no Python) and looks
+closer only where that shows a mix whose order matters for a column's type. `append` and `latest` keep a
+collection's schema with its evolution in the table `ops/schemas`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from cdc_core import (
+    column_names,
+    document_schema,
+    tables,
+    typed,
+    typed_values,
+    unwrap_options,
+    variant_shapes,
+)
+from cdc_core.document_schema import DocumentSchema, Shape
+from pipelines import closer_look, delta
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+COLUMNS = (
+    "collection STRING, version BIGINT, batch BIGINT, path STRING, change STRING, "
+    "`from` STRING, `to` STRING, seen_at STRING, schema STRING"
+)
+"""Columns of `ops/schemas`: a row a change; the first row of a version holds the whole schema as JSON."""
+
+_MARKS = ("sequence", "__sequence", "offset")
+
+
+@dataclass(frozen=True)
+class Evolution:
+    """What a batch did to its collection's schema, and how it is typed.
+
+    `refused` counts documents that `try_parse_json` does not take: they go through the exact path, and come
+    out typed or unreadable. `seen_at` is the mark of the batch's first event. `also` has the counts that
+    `evolve` was asked for.
+    """
+
+    schema: DocumentSchema
+    changes: tuple[document_schema.Change, ...]
+    plan: typed.Plan
+    refused: int = 0
+    seen_at: str | None = None
+    also: Mapping[str, int] = field(default_factory=dict)
+
+
+def evolve(
+    df: DataFrame,
+    *,
+    current: DocumentSchema = document_schema.EMPTY,
+    column: str = "after",
+    options: unwrap_options.UnwrapOptions | None = None,
+    pins: document_schema.Pins | None = None,
+    mark: str | None = None,
+    also: Mapping[str, str] | None = None,
+) -> Evolution:
+    """The schema after the batch `df`, its changes, and the plan for `typed.documents` over the same rows
+    (or fewer).
+
+    Reads `df` once, and once or twice more where a mix has to be looked into: persist what is dear to
+    compute. `mark` is a column that sorts as the events do (`sequence`, `__sequence` or `offset` by
+    default): where one path shows values of several kinds, the first one gives the column its type, so that
+    the result depends on the documents and the current schema alone, and is the same for any partitioning
+    and any cut into batches. `also` are conditions over `df`, as SQL by name, whose rows are counted on the
+    way.
+    """
+    mark = mark or next((name for name in _MARKS if name in df.columns), None)
+    naming = column_names.Naming.of(options or unwrap_options.UnwrapOptions())
+    sight = _seen(df, column, mark, also or {})
+    shape = sight.shape
+    marked = closer_look.marked(df, column, mark)
+    if naming.arrays_as_documents:
+        shape = closer_look.in_python(marked, arrays_as_documents=True)
+    else:
+        shape = closer_look.settled(marked, shape, schema=current, pins=pins)
+        if sight.refused:
+            shape.add(closer_look.in_python(marked.where("try_parse_json(text) IS NULL")))
+    schema, changes = document_schema.join(current, shape.ordered(sight.first), pins=pins, naming=naming)
+    plan = typed.plan(schema, shape, column=column, refused=sight.refused)
+    return Evolution(schema, changes, plan, sight.refused, sight.first_mark, sight.also)
+
+
+@dataclass(frozen=True)
+class _Sight:
+    shape: Shape
+    refused: int
+    first: Any
+    first_mark: str | None
+    also: Mapping[str, int]
+
+
+def _quoted(column: str) -> str:
+    return document_schema.quoted(column)
+
+
+def _seen(df: DataFrame, column: str, mark: str | None, also: Mapping[str, str]) -> _Sight:
+    """Spark's inference over the batch, and its first document, which gives new columns their order."""
+    text = _quoted(column)
+    order = _quoted(mark) if mark else text
+    conditions = [f"({condition}) AS also_{number}" for number, condition in enumerate(also.values())]
+    row = df.selectExpr(
+        f"{text} AS text", f"CAST({order} AS STRING) AS mark", f"try_parse_json({text}) AS v", *conditions
+    ).selectExpr(
+        "schema_of_variant_agg(v) AS schema",
+        "count_if(text IS NOT NULL AND v IS NULL) AS refused",
+        "min_by(text, struct(mark, text)) FILTER (WHERE v IS NOT NULL) AS first",
+        "min(mark) AS first_mark",
+        *(f"count_if(also_{number}) AS also_{number}" for number in range(len(also))),
+    ).first()
+    first: Any = None
+    if row.first is not None:
+        first = json.loads(row.first)
+    counted = {name: row[f"also_{number}"] for number, name in enumerate(also)}
+    shape = variant_shapes.shape(row.schema or "VOID")
+    return _Sight(shape, row.refused, first, row.first_mark if mark else None, counted)
+
+
+def latest(spark: SparkSession, table: tables.TableRef, *, collection: str) -> tuple[int, DocumentSchema]:
+    """The number and the schema that the collection has now; 0 and the empty schema where nothing is kept
+    of it.
+    """
+    if not delta.exists(spark, table):
+        return 0, document_schema.EMPTY
+    rows = (
+        spark.table(str(table))
+        .where(f"collection = {typed_values.quote(collection)} AND schema IS NOT NULL")
+        .selectExpr("max_by(struct(version, schema), version) AS last")
+        .collect()
+    )
+    last = rows[0].last
+    if last is None:
+        return 0, document_schema.EMPTY
+    return last.version, DocumentSchema.from_json(last.schema)
+
+
+def append(
+    spark: SparkSession,
+    table: tables.TableRef,
+    *,
+    collection: str,
+    version: int,
+    batch: int,
+    evolution: Evolution,
+) -> None:
+    """Keeps the schema as the collection's number `version`, with its changes; nothing where there are none.
+
+    Appended before the table is written: run again after a crash, the same batch finds its schema and
+    changes nothing.
+    """
+    if not evolution.changes:
+        return
+    delta.create(spark, table, columns=COLUMNS)
+    rows = [
+        (
+            collection,
+            version,
+            batch,
+            change.path,
+            change.what.value,
+            change.from_type,
+            change.to_type,
+            evolution.seen_at,
+            evolution.schema.to_json() if number == 0 else None,
+        )
+        for number, change in enumerate(evolution.changes)
+    ]
+    spark.createDataFrame(rows, COLUMNS).coalesce(1).writeTo(str(table)).append()

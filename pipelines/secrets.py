@@ -1,0 +1,119 @@
+"""Resolves references, at the last moment, and keeps what they hide out of every text. The only module that
+does.
+
+`${env:NAME}` is a variable of the environment; `${secret:scope/key}` is a secret of Databricks, or of
+whatever reader the caller passes. What comes back is for the driver of the database and for nothing that
+prints.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from urllib.parse import quote
+
+from cdc_core import errors, values
+
+ReadSecret = Callable[[str, str], str]
+
+
+def resolve(
+    reference: values.Reference | str,
+    *,
+    environment: Mapping[str, str] | None = None,
+    read_secret: ReadSecret | None = None,
+) -> str:
+    """The text with every reference in it replaced.
+
+    Where one stands for the user or the password in a connection string and its value holds a sign that
+    cannot stand there (`p@ss`), the value is percent-encoded; a value that was encoded already stays. Raises
+    `SettingsError` for variables that are not set and secrets that this machine cannot read, all at once, and
+    `AccessRefused` for a secret that Databricks refuses.
+    """
+    template = reference if isinstance(reference, values.Reference) else values.Reference(reference)
+    variables = os.environ if environment is None else environment
+    credentials = _credentials(template.parts())
+    resolved: list[str] = []
+    problems: list[errors.Problem] = []
+    for at, (kind, text) in enumerate(template.parts()):
+        try:
+            value = _part(kind, text, variables, read_secret)
+            resolved.append(_percent_encoded(value) if at in credentials else value)
+        except errors.SettingsError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise errors.SettingsError(problems)
+    return "".join(resolved)
+
+
+def redact(text: str) -> str:
+    """The text with `***` for every password and other secret of a connection string."""
+    return _OPTION.sub(r"\1***", _PASSWORD.sub(r"\1***@", text))
+
+
+def _part(kind: str, text: str, variables: Mapping[str, str], read_secret: ReadSecret | None) -> str:
+    match kind:
+        case "":
+            return text
+        case "env":
+            return _variable(text, variables)
+        case _:
+            scope, _, key = text.partition("/")
+            return (read_secret or _databricks)(scope, key)
+
+
+def _variable(name: str, variables: Mapping[str, str]) -> str:
+    value = variables.get(name, "")
+    if not value.strip():
+        state = "empty" if name in variables else "not set"
+        hint = f"export {name}=…"
+        raise errors.SettingsError(
+            errors.Problem(f"${{env:{name}}}", f"the variable {name} is {state}", hint)
+        )
+    return value.strip()
+
+
+def _databricks(scope: str, key: str) -> str:
+    """The secret from Databricks' `dbutils`, which is imported only here."""
+    try:
+        from databricks.sdk.runtime import dbutils  # noqa: PLC0415 - only where a secret asks for it
+    except (
+        Exception
+    ) as error:  # outside the platform this import fails in many ways, and none of them matters
+        raise _no_secrets(scope, key) from error
+    try:
+        return str(dbutils.secrets.get(scope=scope, key=key))
+    except Exception as error:  # py4j's and the SDK's errors share no class
+        message = f"${{secret:{scope}/{key}}}: Databricks does not give this secret to the job"
+        raise errors.AccessRefused(
+            f"{message}: the scope or the key is missing, or READ on the scope"
+        ) from error
+
+
+def _no_secrets(scope: str, key: str) -> errors.SettingsError:
+    message = "secret scopes are Databricks', and this is another machine"
+    hint = "write ${env:NAME} in a settings file for this machine"
+    return errors.SettingsError(errors.Problem(f"${{secret:{scope}/{key}}}", message, hint))
+
+
+def _credentials(parts: Sequence[tuple[str, str]]) -> frozenset[int]:
+    """Which parts of a connection string are references for its user or password: those before its `@`."""
+    if not parts or not parts[0][1].startswith(("mongodb://", "mongodb+srv://")):
+        return frozenset()
+    end = max(
+        (at for at, (kind, text) in enumerate(parts) if not kind and "@" in text.partition("?")[0]), default=0
+    )
+    return frozenset(at for at in range(end) if parts[at][0])
+
+
+def _percent_encoded(text: str) -> str:
+    return quote(text, safe="") if _UNFIT.search(text) else text
+
+
+_UNFIT = re.compile(r"[^A-Za-z0-9._~!$&'()*+,;=%-]|%(?![0-9A-Fa-f]{2})")
+_PASSWORD = re.compile(r"(mongodb(?:\+srv)?://[^\s:@/?]*:)[^\s\"'<>]*@", re.IGNORECASE)
+_OPTION = re.compile(
+    r"((?:tlsCertificateKeyFilePassword|sslPEMKeyPassword|proxyPassword)=|AWS_SESSION_TOKEN(?::|%3A))[^\s&,\"'<>]+",
+    re.IGNORECASE,
+)

@@ -1,0 +1,162 @@
+"""Reads a settings file. The only module that knows YAML.
+
+A settings file is YAML 1.2 in its plain core: `true` and `false` are booleans (`yes`, `no`, `on`, `off` are
+texts), and there are no dates and no numbers to the base 60.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cdc_core import errors, settings
+from pipelines import secrets
+
+
+def load(path: str | Path) -> settings.Settings:
+    """The validated settings in the file at `path`.
+
+    Raises `SettingsError` for a file that is missing or not YAML (with line and column), for a key that is
+    there twice, and with all mistakes of its content, each with its line. Variables in `lakehouse` are
+    resolved here, so that one file serves a machine, a test and a production catalog; everything else stays a
+    reference.
+    """
+    where = str(path)
+    text = _text(Path(path), where)
+    lines, repeated = _keys(text, where)
+    if repeated:
+        raise errors.SettingsError(repeated)
+    try:
+        return _placed(settings.parse(_document(text, where), where=where))
+    except errors.SettingsError as error:
+        problems = sorted(error.problems, key=lambda problem: _line(problem.path, lines))
+        raise errors.SettingsError([_located(problem, where, lines) for problem in problems]) from None
+
+
+def _placed(parsed: settings.Settings) -> settings.Settings:
+    """The settings with the variables in `lakehouse` resolved."""
+    problems: list[errors.Problem] = []
+
+    def resolved(name: str, text: str | None) -> str | None:
+        try:
+            return None if text is None else secrets.resolve(text)
+        except errors.SettingsError as error:
+            problems.extend(
+                errors.Problem(f"lakehouse.{name}", each.message, each.hint) for each in error.problems
+            )
+            return text
+
+    places: dict[str, Any] = {
+        name: resolved(name, text) for name, text in dataclasses.asdict(parsed.lakehouse).items()
+    }
+    if problems:
+        raise errors.SettingsError(problems)
+    return dataclasses.replace(parsed, lakehouse=settings.Lakehouse(**places))
+
+
+def _text(path: Path, where: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        hint = "--config names it; conf/shop.yml is an example"
+        raise errors.SettingsError(errors.Problem(where, "there is no such file", hint)) from None
+    except UnicodeDecodeError as error:
+        raise errors.SettingsError(errors.Problem(where, f"not UTF-8 at byte {error.start}")) from None
+    except OSError as error:
+        raise errors.SettingsError(errors.Problem(where, f"it cannot be read: {error.strerror}")) from None
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain YAML: mappings, lists, texts, booleans, integers, floats, null."""
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _tag, _regex, _first in (
+    ("tag:yaml.org,2002:bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("tag:yaml.org,2002:int", r"[-+]?[0-9]+", "-+0123456789"),
+    ("tag:yaml.org,2002:float", r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?", "-+.0123456789"),
+    ("tag:yaml.org,2002:null", r"~|null|Null|NULL|", "~nN"),
+    ("tag:yaml.org,2002:merge", r"<<", "<"),
+):
+    _Loader.add_implicit_resolver(
+        _tag, re.compile(f"^(?:{_regex})$"), [*_first, *([""] if "null" in _tag else [])]
+    )
+
+
+def _document(text: str, where: str) -> object:
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader with fewer types
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise _not_yaml(error, where) from None
+
+
+def _keys(text: str, where: str) -> tuple[dict[str, int], list[errors.Problem]]:
+    """The line of every key by its path, and the keys that one mapping holds twice."""
+    try:
+        root = yaml.compose(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise _not_yaml(error, where) from None
+    lines: dict[str, int] = {}
+    repeated: list[errors.Problem] = []
+    for path, line, is_repeated in _walk(root, "", ()):
+        if is_repeated:
+            message = "the key is there twice"
+            repeated.append(
+                errors.Problem(f"{where}:{line}: {path}", message, f"first in line {lines[path]}")
+            )
+        lines.setdefault(path, line)
+    return lines, repeated
+
+
+def _walk(node: yaml.Node | None, path: str, above: tuple[int, ...]) -> Iterator[tuple[str, int, bool]]:
+    if not isinstance(node, yaml.MappingNode) or id(node) in above:
+        return
+    seen: set[str] = set()
+    for key, value in node.value:
+        name = f"{path}.{key.value}" if path else str(key.value)
+        yield name, key.start_mark.line + 1, key.value in seen if isinstance(key.value, str) else False
+        if isinstance(key.value, str):
+            seen.add(key.value)
+        yield from _walk(value, name, (*above, id(node)))
+
+
+def _line(path: str, lines: dict[str, int]) -> int:
+    """The line of a key, or of what the key would stand in; 0 for the file as a whole."""
+    while path and path not in lines:
+        path = path.rpartition(".")[0]
+    return lines.get(path, 0)
+
+
+def _located(problem: errors.Problem, where: str, lines: dict[str, int]) -> errors.Problem:
+    if problem.path in ("", where):
+        return errors.Problem(where, problem.message, problem.hint)
+    line = _line(problem.path, lines)
+    place = f"{where}:{line}" if line else where
+    return errors.Problem(f"{place}: {problem.path}", problem.message, problem.hint)
+
+
+def _not_yaml(error: Exception, where: str) -> errors.SettingsError:
+    """The place and the reason, without the text that stands there: it may be a password."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return errors.SettingsError(errors.Problem(where, "not YAML"))
+    mark = error.problem_mark
+    reason = str(error.problem)
+    if any(word in reason for word in ("alias", "anchor", "tag", "handle", "directive")):
+        reason = re.sub(r"'.*'", "'…'", reason)
+    hint = next((hint for sign, hint in _HINTS.items() if sign in reason), "")
+    return errors.SettingsError(
+        errors.Problem(f"{where}:{mark.line + 1}:{mark.column + 1}", f"not YAML: {reason}", hint)
+    )
+
+
+_HINTS = {
+    "'\\t'": "a tab cannot indent",
+    "escape": "in double quotes a backslash is written twice; in single quotes once",
+    "cannot start any token": "put the value in quotes",
+    "mapping values are not allowed": "put the value in quotes",
+}

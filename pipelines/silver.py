@@ -1,0 +1,267 @@
+"""Silver: the events of bronze, applied to one table of documents a collection.
+
+For each collection, over its events in bronze batches (a, b]:
+
+    known       which collections there are, and where each table stands
+    evolved     the document schema that holds the range's documents; appended to the schemas before it is used
+    reduced     one row a key: the last event wins, deletes by their mode, partial updates noted or folded
+    remembered  deletes that take rows away, so that nothing that comes late brings them back
+    merged      one MERGE, guarded by `sequence`; its commit carries b, the table's new position
+    swept       rows that a finished snapshot of the whole collection did not hold
+
+Exactly once: a range is a function of (a, b] and of nothing else, and the position moves in the commit that holds the
+range's rows. What comes before it may be repeated after a crash: a schema that is there already is not appended
+again, a new column is only added where it is missing, a delete remembered twice is remembered, and the guard refuses an
+event that the row holds already.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from cdc_core import errors, reduce, tables
+from pipelines import delta, parallel, registry, silver_collection
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cdc_core.settings import Settings
+
+IDLE_BATCHES = 10_000
+"""A collection without events moves its position when it is this many batches behind."""
+
+
+@dataclass(frozen=True)
+class CollectionResult:
+    """What one run did to one collection: `events` of bronze batches (`after`, `to`] are in silver's `version`."""
+
+    namespace: str
+    after: int
+    to: int
+    events: int
+    version: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one run did; `batch` is how far bronze went, and silver now goes."""
+
+    batch: int
+    events: int
+    seconds: float
+    collections: tuple[CollectionResult, ...] = ()
+
+
+def run(
+    spark: SparkSession,
+    settings: Settings,
+    *,
+    once: bool = True,
+    take_over: bool = False,
+    sessions: parallel.Sessions | None = None,
+    stop: threading.Event | None = None,
+    pause_seconds: float = 1.0,
+) -> Result:
+    """Apply every event that bronze held at the start; without `once`, go on until `stop` is set.
+
+    `sessions` makes a session with settings of its own for each thread; without it collections go one by one. A killed
+    run leaves every table at a position of its own, and the next one goes on from there. Raises `TableOwned`,
+    `LeaseHeld`, `OwnershipLost`, `CommitConflict`; a refused run has committed nothing.
+    """
+    ended = stop or threading.Event()
+    silver = _Silver(spark, settings, take_over, parallel.Pool(spark, sessions), ended)
+    started = time.monotonic()
+    total = Result(0, 0, 0.0)
+    try:
+        while True:
+            found = silver.caught_up()
+            total = _together(total, found)
+            if once or ended.is_set():
+                break
+            if not found.events:
+                ended.wait(pause_seconds)
+    finally:
+        silver.close()
+    return replace(total, seconds=time.monotonic() - started)
+
+
+def _together(total: Result, found: Result) -> Result:
+    by_name = {each.namespace: each for each in total.collections}
+    for each in found.collections:
+        before = by_name.get(each.namespace, replace(each, events=0, seconds=0.0))
+        by_name[each.namespace] = replace(
+            each, after=before.after, events=before.events + each.events, seconds=before.seconds + each.seconds
+        )
+    return Result(found.batch, total.events + found.events, 0.0, tuple(by_name.values()))
+
+
+@dataclass
+class _Silver:
+    """The tables of one pipeline's silver, with the claims that are held while it runs."""
+
+    spark: SparkSession
+    settings: Settings
+    take_over: bool
+    pool: parallel.Pool
+    stop: threading.Event
+    known: dict[registry.Namespace, registry.SilverPosition] = field(default_factory=dict)
+    scanned: dict[registry.Namespace, int] = field(default_factory=dict)
+    collections: dict[registry.Namespace, silver_collection.Collection] = field(default_factory=dict)
+    discovered: int | None = None
+    noted: int = 0
+
+    def __post_init__(self) -> None:
+        self.layout = delta.layout(self.settings.lakehouse)
+        self.bronze = self.layout.bronze(self.settings.name)
+
+    def close(self) -> None:
+        """Release what is held; a claim that was lost already is nobody's to release."""
+        for collection in self.collections.values():
+            with suppress(errors.MedallionError):
+                collection.writer.release()
+        self.collections.clear()
+
+    def caught_up(self) -> Result:
+        """Apply what bronze holds now."""
+        started = time.monotonic()
+        if not delta.exists(self.spark, self.bronze):
+            return Result(0, 0, 0.0)
+        to = self.spark.sql(f"SELECT max(batch) AS batch FROM {self.bronze}").first().batch or 0
+        found = [work for work in self._works(to) if self._is_due(work)]
+        results = self.pool.each(found, self._applied, stop=self.stop)
+        events = sum(result.events for result in results)
+        return Result(to, events, time.monotonic() - started, tuple(results))
+
+    # --- what there is to do
+
+    def _is_due(self, work: silver_collection.Work) -> bool:
+        is_far = work.to - self.known[work.namespace].to >= IDLE_BATCHES
+        return bool(work.counts.events or work.sweeps or is_far)
+
+    def _works(self, to: int) -> list[silver_collection.Work]:
+        """One `Work` a collection; two queries over bronze, however many collections there are."""
+        if self.discovered is None:
+            self._read_known()
+        discovered = self.discovered or 0
+        start = min([discovered, *map(self._start, self.known)])
+        if start >= to:
+            return []
+        span = reduce.Range(start, to)
+        counts = self._counts(span)
+        self._note([namespace for namespace in counts if namespace not in self.known], to)
+        sweeps = self._sweeps(span)
+        works = [
+            silver_collection.Work(
+                namespace,
+                replace(position, to=self._start(namespace)),
+                to,
+                counts.get(namespace, silver_collection.Counts()),
+                _due_sweeps(sweeps, namespace, position),
+            )
+            for namespace, position in self.known.items()
+        ]
+        # Bronze only grows: a collection without events in the span need not be looked at there again.
+        self.scanned |= {work.namespace: to for work in works if not work.counts.events and not work.sweeps}
+        return works
+
+    def _start(self, namespace: registry.Namespace) -> int:
+        """From where on a collection may have events that its table has not."""
+        return max(self.known[namespace].to, self.scanned.get(namespace, 0))
+
+    def _read_known(self) -> None:
+        found = registry.read(self.spark, self.layout.ops("collections"))
+        self.discovered = self.noted = found.discovered
+        with ThreadPoolExecutor(parallel.THREADS) as pool:
+            self.known = dict(zip(found.namespaces, pool.map(self._position, found.namespaces)))
+
+    def _note(self, new: Sequence[registry.Namespace], to: int) -> None:
+        """Note new collections before any of them is touched: a crash after the first one's commit loses none of the others."""
+        if new or to - self.noted >= IDLE_BATCHES:
+            registry.note(self.spark, self.layout.ops("collections"), new=new, discovered=to)
+            self.noted = to
+        self.known |= {namespace: self._position(namespace) for namespace in new}
+        self.discovered = to
+
+    def _sweeps(self, span: reduce.Range) -> tuple[reduce.Sweep, ...]:
+        heartbeats = f"{span.predicate} AND kind = 'heartbeat' AND payload LIKE '%\"completed\"%'"
+        rows = self.spark.table(str(self.bronze)).where(heartbeats).select("batch", "payload").collect()
+        return reduce.sweeps((row.batch, row.payload) for row in sorted(rows))
+
+    def _position(self, namespace: registry.Namespace) -> registry.SilverPosition:
+        return registry.silver_position(self.spark, self._table(namespace))
+
+    def _counts(self, span: reduce.Range) -> dict[registry.Namespace, silver_collection.Counts]:
+        """What each collection has in the span, each from its own position on."""
+        starts = {namespace: self._start(namespace) for namespace in self.known}
+        ahead = {namespace: start for namespace, start in starts.items() if start > span.after}
+        start = " ".join(f"WHEN {namespace.predicate} THEN {to}" for namespace, to in ahead.items())
+        own = f" AND batch > CASE {start} ELSE {span.after} END" if ahead else ""
+        events = self.spark.table(str(self.bronze)).where(f"{span.predicate} AND {silver_collection.ABOUT}{own}")
+        return silver_collection.counted(events)
+
+    def _table(self, namespace: registry.Namespace) -> tables.TableRef:
+        return self.layout.silver(namespace.db, namespace.collection)
+
+    # --- doing it
+
+    def _applied(self, spark: SparkSession, work: silver_collection.Work) -> CollectionResult:
+        started = time.monotonic()
+        collection = self._collection(spark, work)
+        self.known[work.namespace] = reached = collection.applied(work, stop=self.stop)
+        return CollectionResult(
+            str(work.namespace),
+            work.position.to,
+            reached.to,
+            work.counts.events,
+            collection.writer.version,
+            time.monotonic() - started,
+        )
+
+    def _collection(self, spark: SparkSession, work: silver_collection.Work) -> silver_collection.Collection:
+        """The collection's table, made where there is none, and claimed; from now on in the session `spark`."""
+        collection = self.collections.get(work.namespace)
+        if collection is None:
+            collection = self.collections[work.namespace] = silver_collection.Collection(
+                spark=spark,
+                namespace=work.namespace,
+                options=self.settings.silver.for_collection(str(work.namespace)),
+                keeps_document=_keeps_document(self.settings, work.namespace),
+                layout=self.layout,
+                bronze=self.bronze,
+                writer=self._claimed(spark, work.namespace),
+            )
+        collection.spark = collection.writer.spark = spark
+        return collection
+
+    def _claimed(self, spark: SparkSession, namespace: registry.Namespace) -> delta.Writer:
+        table = self._table(namespace)
+        silver_collection.create(spark, table)
+        writer = delta.Writer.claim(spark, table, take_over=self.take_over)
+        if writer.metadata.get("to") not in (None, self.known[namespace].to):
+            writer.release()
+            raise errors.CommitConflict(f"{table.label}: another run moved this table meanwhile; start again")
+        return writer
+
+
+def _due_sweeps(
+    sweeps: Iterable[reduce.Sweep], namespace: registry.Namespace, position: registry.SilverPosition
+) -> tuple[reduce.Sweep, ...]:
+    return tuple(
+        sweep
+        for sweep in sweeps
+        if sweep.db_collection == str(namespace) and sweep.batch > position.to and sweep.first > position.swept
+    )
+
+
+def _keeps_document(settings: Settings, namespace: registry.Namespace) -> bool:
+    kept = settings.silver.for_collection(str(namespace)).keep_document
+    return not settings.source.capture_mode.has_full_updates if kept is None else kept
+
+

@@ -1,0 +1,536 @@
+"""One collection's silver table, while ranges of bronze are applied to it. The steps are those of `pipelines.silver`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+
+from cdc_core import bronze, document_schema, errors, merge, reduce, tables, typed, unwrap_options
+from cdc_core import quarantine as unreadable
+from pipelines import delta, quarantine, registry, schemas
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from cdc_core.settings import CollectionSettings
+
+PROPERTIES = {
+    "delta.enableDeletionVectors": "true",
+    "delta.enableTypeWidening": "true",
+    "delta.dataSkippingStatsColumns": "`__key`,`__sequence`,`__batch`",
+    "delta.checkpointInterval": "50",
+    "delta.logRetentionDuration": "interval 30 days",
+    "delta.deletedFileRetentionDuration": "interval 7 days",
+}
+ENGINE_DDL = (
+    "`__incomplete` BOOLEAN, `__known` STRING, `__rescued` MAP<STRING, STRING>, "
+    "`__key` STRING, `__sequence` STRING, `__batch` BIGINT"
+)
+"""The columns that a new table has; the documents' come with the documents."""
+
+DELETES_DDL = "`__key` STRING, `__sequence` STRING, `__batch` BIGINT"
+DELETES_PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "50"}
+
+MERGE_CONFS = {"spark.databricks.delta.merge.materializeSource": "none"}
+"""The source is a function of fixed bronze batches: reading it twice is cheaper than writing it down once."""
+
+ABOUT = f"kind IN ({', '.join(merge.literal(kind) for kind in reduce.KINDS)})"
+"""The rows of bronze that are about one document, as SQL."""
+
+_PARTIAL = "(op = 'u' AND `after` IS NULL)"
+_LOOKED_FOR = {
+    "partial": _PARTIAL,
+    "suspect": (
+        "key IS NULL OR sequence IS NULL OR length(sequence) <> 24 OR op IS NULL OR op NOT IN ('c', 'u', 'd', 'r') "
+        "OR (op IN ('c', 'r') AND `after` IS NULL) OR (op <> 'd' AND `after` NOT LIKE '{%}')"
+    ),
+}
+"""What is counted while the documents are looked at for their schema."""
+_LOOKED_FOR_IN_UPDATES = (
+    f"({_PARTIAL} AND (updateDescription.updatedFields NOT LIKE '{{%}}' OR updateDescription.disambiguatedPaths NOT LIKE '{{%}}' "
+    "OR (updateDescription.updatedFields IS NOT NULL AND json_object_keys(updateDescription.updatedFields) IS NULL)))"
+)
+
+
+def create(spark: SparkSession, table: tables.TableRef) -> None:
+    """Make a collection's table where there is none, without any column of documents."""
+    delta.create(spark, table, columns=ENGINE_DDL, properties=PROPERTIES, cluster_by=("__key",))
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What bronze holds of one collection in a range, from its narrow columns."""
+
+    events: int = 0
+    deletes: int = 0
+    low: str = ""
+    high: str = ""
+    first_key: str = ""
+    last_key: str = ""
+
+
+def counted(events: DataFrame) -> dict[registry.Namespace, Counts]:
+    """The counts of each collection among bronze's rows."""
+    rows = (
+        events.groupBy("db", "collection")
+        .agg(
+            F.count("*").alias("events"),
+            F.count_if(F.col("op") == bronze.Op.DELETE.value).alias("deletes"),
+            F.min("sequence").alias("low"),
+            F.max("sequence").alias("high"),
+            F.min("key").alias("first_key"),
+            F.max("key").alias("last_key"),
+        )
+        .collect()
+    )
+    return {registry.Namespace(row.db, row.collection): _counts(row.asDict()) for row in rows}
+
+
+def _counts(row: dict[str, Any]) -> Counts:
+    return Counts(row["events"], row["deletes"], *(row[name] or "" for name in ("low", "high", "first_key", "last_key")))
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is to be done for one collection, up to the batch `to`."""
+
+    namespace: registry.Namespace
+    position: registry.SilverPosition
+    to: int
+    counts: Counts
+    sweeps: tuple[reduce.Sweep, ...] = ()
+
+    @property
+    def span(self) -> reduce.Range:
+        """The batches to apply."""
+        return reduce.Range(self.position.to, self.to)
+
+
+@dataclass(frozen=True)
+class _Schema:
+    """A collection's schema as `ops/schemas` keeps it, with its number there."""
+
+    version: int
+    schema: document_schema.DocumentSchema
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Reduced rows, and what is known about them without looking at them again."""
+
+    rows: DataFrame
+    plan: typed.Plan
+    number: int
+    keys: tuple[str, str] | None = None
+    has_deletes: bool = False
+    has_incomplete: bool = False
+    is_late: bool = False
+
+
+@dataclass
+class Collection:
+    """One collection's table, claimed by `writer`; `schema` is read when it is needed first."""
+
+    spark: SparkSession
+    namespace: registry.Namespace
+    options: CollectionSettings
+    keeps_document: bool
+    layout: tables.Layout
+    bronze: tables.TableRef
+    writer: delta.Writer
+    schema: _Schema | None = None
+    columns: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.columns = reduce.needed(self.options.unwrap)
+
+    @property
+    def mode(self) -> unwrap_options.DeleteMode:
+        """What a delete does."""
+        return self.options.unwrap.delete_tombstone_handling_mode
+
+    def applied(self, work: Work, *, stop: threading.Event) -> registry.SilverPosition:
+        """Apply the work range by range, then its sweeps; the position reached. Between ranges `stop` is obeyed."""
+        reached = work.position
+        ranges = self._ranges(work)
+        for range_ in ranges:
+            if stop.is_set():
+                return reached
+            counts = work.counts if len(ranges) == 1 else self._counted(range_)
+            # While sweeps are to come, the position stays: a crash in between repeats the last range.
+            to = reached.to if work.sweeps and range_ is ranges[-1] else range_.to
+            reached = self._range(range_, counts, reached, to=to)
+        for sweep in work.sweeps:
+            to = work.to if sweep is work.sweeps[-1] else reached.to
+            reached = self._sweep(sweep, replace(reached, to=to, swept=sweep.first), number=work.to)
+        return reached
+
+    # --- ranges
+
+    def _ranges(self, work: Work) -> tuple[reduce.Range, ...]:
+        limit = self.options.max_batch_events
+        if work.counts.events <= limit:
+            return (work.span,)
+        batches = self._events(work.span).groupBy("batch").count().orderBy("batch").collect()
+        return reduce.ranges(((row.batch, row["count"]) for row in batches), span=work.span, limit=limit)
+
+    def _counted(self, range_: reduce.Range) -> Counts:
+        return counted(self._events(range_)).get(self.namespace, Counts())
+
+    def _events(self, range_: reduce.Range) -> DataFrame:
+        """The collection's events in a range, in no order."""
+        return self.spark.table(str(self.bronze)).where(
+            f"{range_.predicate} AND {ABOUT} AND {self.namespace.predicate}"
+        )
+
+    def _range(
+        self, range_: reduce.Range, counts: Counts, reached: registry.SilverPosition, *, to: int
+    ) -> registry.SilverPosition:
+        after = replace(reached, to=to, high=max(reached.high or "", counts.high))
+        if not counts.events:
+            self._move(after)
+            return after
+        is_late = reached.to > 0 and (reached.high is None or counts.low <= reached.high)
+        evolution, events = self._readable(self._wanted(self._events(range_), counts), range_, counts)
+        if is_late:
+            events = self._not_resurrected(events)
+        has_partial = evolution.also["partial"] > 0
+        batch = _Batch(
+            rows=events,
+            plan=evolution.plan,
+            number=range_.to,
+            keys=(counts.first_key, counts.last_key) if counts.first_key else None,
+            has_deletes=counts.deletes > 0 and not self.mode.keeps_row,
+            has_incomplete=has_partial,
+            is_late=is_late,
+        )
+        if has_partial and self.keeps_document:
+            with self._folded(events, range_, batch) as rows:
+                folded = rows.select("after", F.col("__sequence").alias("sequence"))
+                texts = self._looked_at(events, counts).select("after", "sequence").unionByName(folded)
+                self._apply(replace(batch, rows=rows, plan=self._evolved(texts, range_.to).plan), after)
+        else:
+            latest = reduce.latest(
+                events, has_partial=has_partial, columns=self.columns, keeps_last=self._keeps_last(batch)
+            )
+            self._apply(replace(batch, rows=reduce.decided(latest, mode=self.mode, columns=self.columns)), after)
+        return after
+
+    def _keeps_last(self, batch: _Batch) -> bool:
+        """Whether a delete may have to show the document that it deleted."""
+        return batch.has_deletes and self.mode.marks_deleted
+
+    def _wanted(self, events: DataFrame, counts: Counts) -> DataFrame:
+        """The events without deletes, where they do nothing."""
+        if self.mode.keeps_row and counts.deletes:
+            return events.where(f"op <> '{bronze.Op.DELETE.value}'")
+        return events
+
+    def _readable(
+        self, events: DataFrame, range_: reduce.Range, counts: Counts
+    ) -> tuple[schemas.Evolution, DataFrame]:
+        """The schema after the events' documents, and the events that can be read; the others are in quarantine."""
+        evolution = self._evolved(self._looked_at(events, counts), range_.to, keep=False)
+        suspects = evolution.refused + evolution.also["suspect"] + evolution.also.get("updates", 0)
+        parted = quarantine.parted(
+            self.spark,
+            self.layout.quarantine(self.namespace.db, self.namespace.collection),
+            events=events,
+            span=range_,
+            has_suspects=suspects > 0 and not events.where(unreadable.is_suspect()).isEmpty(),
+        )
+        if parted is None:
+            self._keep(evolution, range_.to)
+            return evolution, events
+        return self._evolved(self._looked_at(parted, counts), range_.to), parted
+
+    def _looked_at(self, events: DataFrame, counts: Counts) -> DataFrame:
+        """The events with, in `after`, every document that the schema must hold: of those that lost, too."""
+        return events if not (counts.deletes and self.mode.marks_deleted) else _with_deleted(events)
+
+    # --- schema
+
+    def _evolved(self, texts: DataFrame, number: int, *, keep: bool = True) -> schemas.Evolution:
+        looked_for = {} if "op" not in texts.columns else dict(_LOOKED_FOR)
+        if looked_for and self.keeps_document:
+            looked_for["updates"] = _LOOKED_FOR_IN_UPDATES
+        evolution = schemas.evolve(
+            texts,
+            current=self._schema().schema,
+            options=self.options.unwrap,
+            pins=_pins(self.options),
+            mark="sequence",
+            also=looked_for,
+        )
+        if keep:
+            self._keep(evolution, number)
+        return evolution
+
+    def _keep(self, evolution: schemas.Evolution, number: int) -> None:
+        """Append what changed to the schemas, before the table holds it."""
+        if not evolution.changes:
+            return
+        version = self._schema().version + 1
+        schemas.append(
+            self.spark,
+            self.layout.ops("schemas"),
+            collection=str(self.namespace),
+            version=version,
+            batch=number,
+            evolution=evolution,
+        )
+        self.schema = _Schema(version, evolution.schema)
+
+    def _schema(self) -> _Schema:
+        if self.schema is None:
+            self.schema = _Schema(
+                *schemas.latest(self.spark, self.layout.ops("schemas"), collection=str(self.namespace))
+            )
+        return self.schema
+
+    # --- what was deleted
+
+    def _deletes(self) -> tables.TableRef:
+        return self.layout.deletes(self.namespace.db, self.namespace.collection)
+
+    def _remember(self, batch: _Batch) -> None:
+        """Append the deletes that take rows away; before the MERGE, so that a crash in between forgets none."""
+        delta.create(self.spark, self._deletes(), columns=DELETES_DDL, properties=DELETES_PROPERTIES)
+        removed = batch.rows.where(f"`__action` = '{reduce.Action.REMOVE.value}'")
+        number = F.lit(batch.number).cast("bigint").alias("__batch")
+        facts = removed.select("__key", F.col("__guard").alias("__sequence"), number)
+        facts.writeTo(str(self._deletes())).append()
+
+    def _not_resurrected(self, events: DataFrame) -> DataFrame:
+        """The events that are later than their key's remembered delete. Deletes stay: they may be remembered and not yet applied."""
+        if not delta.exists(self.spark, self._deletes()):
+            return events
+        remembered = self.spark.table(str(self._deletes())).groupBy("__key").agg(F.max("__sequence").alias("__deleted_at"))
+        joined = events.join(remembered, F.col("key") == F.col("__key"), "left")
+        is_delete = F.col("op") == bronze.Op.DELETE.value
+        is_alive = F.col("__deleted_at").isNull() | (F.col("sequence") > F.col("__deleted_at"))
+        return joined.where(is_delete | is_alive).drop("__key", "__deleted_at")
+
+    # --- partial updates
+
+    @contextmanager
+    def _folded(self, events: DataFrame, range_: reduce.Range, batch: _Batch) -> Iterator[DataFrame]:
+        """Reduced rows whose partial updates are folded onto the stored documents; held in memory for the time of a block."""
+        whole = self._with_awaited(events, range_) if batch.is_late else events
+        histories = reduce.histories(whole, columns=self.columns, keeps_last=self._keeps_last(batch))
+        rows = _with_stored(histories, self._stored(batch)).persist()
+        try:
+            nothing = F.lit(None).cast("string")
+            plain = rows.where("coalesce(size(updates), 0) <= 0 AND sequence IS NOT NULL")
+            doubted = rows.where("size(updates) > 0 AND NOT is_foldable")
+            unfolded = plain.withColumn("partial_sequence", nothing).unionByName(
+                doubted.withColumns({"sequence": nothing, "after": nothing})
+            )
+            folded = _fold(rows.where("size(updates) > 0 AND is_foldable"), columns=self.columns)
+            both = reduce.decided(unfolded, mode=self.mode, columns=self.columns).unionByName(folded).persist()
+            try:
+                yield both
+            finally:
+                both.unpersist()
+        finally:
+            rows.unpersist()
+
+    def _stored(self, batch: _Batch) -> DataFrame:
+        """What the table holds of the batch's keys: the documents, and how far each is known."""
+        table = self.spark.table(str(self.writer.table))
+        if batch.keys is not None:
+            table = table.where(F.col("__key").between(*batch.keys))
+        if "__document" not in table.columns:
+            table = table.withColumn("__document", F.lit(None).cast("string"))
+        deleted = F.coalesce("__deleted", F.lit(False)) if "__deleted" in table.columns else F.lit(False)
+        return table.select(
+            F.col("__key").alias("key"),
+            F.col("__sequence").alias("stored_sequence"),
+            F.coalesce("__known", "__sequence").alias("stored_known"),
+            F.when(~deleted, F.col("__document")).alias("stored_document"),
+            deleted.alias("stored_is_deleted"),
+            F.coalesce("__incomplete", F.lit(False)).alias("stored_incomplete"),
+        )
+
+    def _with_awaited(self, events: DataFrame, range_: reduce.Range) -> DataFrame:
+        """The events and, for late documents of incomplete rows, the updates that such rows have seen since."""
+        table = self.spark.table(str(self.writer.table)).where("`__incomplete`")
+        waiting = table.select(F.col("__key").alias("key"), "__sequence", "__known")
+        late = (
+            events.where("after IS NOT NULL")
+            .join(waiting, "key")
+            .where("sequence < `__sequence` AND sequence > coalesce(`__known`, '')")
+            .groupBy("key")
+            .agg(F.min("sequence").alias("__since"))
+        )
+        first = late.agg(F.min("__since")).first()[0]
+        if first is None:
+            return events
+        earlier = self._events(reduce.Range(0, range_.after)).where(reduce.is_partial())
+        updates = earlier.where(F.col("sequence") > first).join(F.broadcast(late), "key").where("sequence > `__since`")
+        return events.unionByName(updates.select(*events.columns))
+
+    # --- sweeps
+
+    def _sweep(self, sweep: reduce.Sweep, after: registry.SilverPosition, *, number: int) -> registry.SilverPosition:
+        """Delete, at the sequence of the snapshot's first chunk, the rows that are older than it."""
+        gone = self.spark.table(str(self.writer.table)).where(f"`__sequence` < {merge.literal(sweep.first)}")
+        if self.mode.marks_deleted:
+            gone = gone.where("NOT coalesce(`__deleted`, false)")
+        edge = gone.agg(F.min("__key").alias("low"), F.max("__key").alias("high")).first()
+        if self.mode.keeps_row or edge.low is None:
+            self._move(after)
+            return after
+        latest = reduce.swept(sweep.first, keys=gone, columns=self.columns)
+        batch = _Batch(
+            rows=reduce.decided(latest, mode=self.mode, columns=self.columns),
+            plan=typed.plan(self._schema().schema, document_schema.Shape()),
+            number=number,
+            keys=(edge.low, edge.high),
+            has_deletes=True,
+        )
+        self._apply(batch, after)
+        return after
+
+    # --- the table
+
+    def _move(self, after: registry.SilverPosition) -> None:
+        """Only the position moves: an empty commit."""
+        self.writer.mark(to=after.to, extra=after.extra)
+
+    def _apply(self, batch: _Batch, after: registry.SilverPosition) -> None:
+        if batch.has_deletes and self.mode.removes_row:
+            self._remember(batch)
+        source = self._typed(batch)
+        columns = self._made_room(source)
+        if self._is_empty():
+            first = source.where(f"`__action` <> '{reduce.Action.REMOVE.value}'").drop("__guard", "__action")
+            self.writer.append(first, to=after.to, extra=after.extra)
+            return
+        view = f"silver_{threading.get_ident()}"
+        source.createOrReplaceTempView(view)
+        try:
+            sql = self._statement(view, batch, columns).render()
+            self.writer.merge(sql, to=after.to, extra=after.extra, confs=MERGE_CONFS)
+        finally:
+            self.spark.catalog.dropTempView(view)
+
+    def _is_empty(self) -> bool:
+        """Whether the table never held a row: then its first rows are appended, there is nothing to merge with."""
+        return self.writer.metadata.get("to") is None and self.spark.table(str(self.writer.table)).isEmpty()
+
+    def _typed(self, batch: _Batch) -> DataFrame:
+        """Rows of the table's columns, with `__guard` and `__action`."""
+        documents = typed.documents(batch.rows, plan=batch.plan)
+        return documents.select(
+            "document.*",
+            *(each.value.alias(each.name) for each in self._added()),
+            *(["__deleted"] if self.mode.adds_deleted else []),
+            "__incomplete",
+            "__known",
+            F.col("rescued").alias("__rescued"),
+            *([F.col("after").alias("__document")] if self.keeps_document else []),
+            "__key",
+            "__sequence",
+            F.lit(batch.number).cast("bigint").alias("__batch"),
+            "__guard",
+            "__action",
+        )
+
+    def _added(self) -> tuple[reduce.Added, ...]:
+        return reduce.added(self.options.unwrap)
+
+    def _made_room(self, source: DataFrame) -> list[str]:
+        """The table's columns for the source, added or widened where they are missing; their names."""
+        wanted = source.drop("__guard", "__action").schema
+        changes = merge.alterations(self.spark.table(str(self.writer.table)).schema, wanted)
+        if changes.impossible:
+            raise errors.DecisionNeeded(
+                f"{self.writer.table.label}: columns cannot change in place ({'; '.join(changes.impossible)}); "
+                "run medallion rebuild for this table, or take the pin back"
+            )
+        for statement in changes.statements:
+            self.writer.alter(f"ALTER TABLE {self.writer.table} {statement}")
+        return wanted.names
+
+    def _statement(self, view: str, batch: _Batch, columns: Sequence[str]) -> merge.Statement:
+        return merge.Statement(
+            target=str(self.writer.table),
+            source=view,
+            columns=columns,
+            added=[each.name for each in self._added()],
+            removes=batch.has_deletes and self.mode.removes_row,
+            marks_deleted=batch.has_deletes and self.mode.marks_deleted,
+            has_incomplete=batch.has_incomplete,
+            is_late=batch.is_late,
+            keys=() if batch.keys is None else (batch.keys,),
+        )
+
+
+def _with_deleted(events: DataFrame) -> DataFrame:
+    """The events with what is known of deleted documents in `after`."""
+    is_delete = F.col("op") == bronze.Op.DELETE.value
+    return events.withColumn("after", F.when(is_delete, reduce.deleted_document()).otherwise(F.col("after")))
+
+
+def _with_stored(histories: DataFrame, stored: DataFrame) -> DataFrame:
+    """Histories with what each one's updates build on, and only the updates that are not in it yet.
+
+    `base` is the later of the stored document and the range's own, `base_known` its sequence, `is_doubtful` whether
+    the stored one was incomplete. A row whose document was not kept (the setting is younger than the row) is not
+    `is_foldable`: it can only be marked.
+    """
+    known = F.coalesce("sequence", F.lit(""))
+    is_whole = F.col("sequence").isNotNull() & ~F.coalesce("is_delete", F.lit(False))
+    on_stored = F.coalesce(F.col("stored_known") > known, F.lit(False)) | (
+        F.col("stored_sequence").isNotNull() & F.col("sequence").isNull()
+    )
+    since = F.when(on_stored, F.col("stored_sequence")).otherwise(known)
+    placed = histories.join(stored, "key", "left").withColumns(
+        {
+            "since": since,
+            "base": F.when(on_stored, F.col("stored_document")).when(is_whole, F.col("after")),
+            "base_known": F.when(on_stored & ~F.col("stored_is_deleted"), F.col("stored_known"))
+            .when(~on_stored & is_whole, known)
+            .otherwise(F.lit("")),
+            "is_doubtful": on_stored & F.col("stored_incomplete"),
+            "is_foldable": ~on_stored
+            | F.col("stored_is_deleted")
+            | F.col("stored_document").isNotNull()
+            | (F.col("stored_known") == ""),
+        }
+    )
+    later = F.filter("updates", lambda update: update["sequence"] > F.col("since"))
+    return placed.withColumn("updates", later)
+
+
+def _fold(rows: DataFrame, *, columns: Sequence[str]) -> DataFrame:
+    """Rows with a base and updates as reduced rows with the folded document."""
+    beside = [F.col("key").alias("__key"), "partial_sequence", "base_known", "is_doubtful", *columns]
+    prepared = rows.select(*beside, "base", "updates")
+    kept = prepared.drop("base", "updates").schema
+    ddl = ", ".join(f"{merge.quoted(each.name)} {merge.ddl(each.dataType)}" for each in kept)
+    folded = prepared.mapInArrow(reduce.fold_rows, f"{ddl}, {reduce.FOLDED_DDL}")
+    has_document = F.col("document").isNotNull()
+    is_incomplete = F.col("incomplete") | F.col("is_doubtful") | ~has_document
+    action = F.when(has_document, reduce.Action.DOCUMENT.value).otherwise(reduce.Action.MARK.value)
+    return folded.select(
+        "__key",
+        action.alias("__action"),
+        F.col("partial_sequence").alias("__sequence"),
+        F.when(has_document, F.col("partial_sequence")).otherwise("").alias("__guard"),
+        F.when(is_incomplete, F.col("base_known")).alias("__known"),
+        is_incomplete.alias("__incomplete"),
+        F.lit(False).alias("__deleted"),
+        F.col("document").alias("after"),
+        *columns,
+    )
+
+
+def _pins(options: CollectionSettings) -> document_schema.Pins:
+    return document_schema.parse_pins({**options.schema, **dict.fromkeys(options.map_fields, "map")})

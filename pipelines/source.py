@@ -1,0 +1,156 @@
+"""The source as the settings describe it: a connection that can travel to executors, and the collections to capture."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from cdc_core import errors, events, filters
+from cdc_core.properties import OversizeMode
+from pipelines import mongodb, secrets
+
+if TYPE_CHECKING:
+    from cdc_core.settings import Source
+
+
+@dataclass(frozen=True)
+class Connection:
+    """Where to connect, with every secret resolved: it lives in memory only, and shows nothing when it is printed."""
+
+    uri: str = field(repr=False)
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def client(self, **more: Any) -> mongodb.Client:
+        """A client of its own; close it."""
+        return mongodb.client(self.uri, **{**self.options, **more})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Connection, (self.uri, dict(self.options))
+
+
+def connection(source: Source) -> Connection:
+    """The connection that the settings describe; what the connection string says wins over the properties.
+
+    Raises `SettingsError` where a secret cannot be resolved.
+    """
+    uri = secrets.resolve(source.mongodb_connection_string)
+    given = _given(uri)
+    options: dict[str, Any] = {
+        "connectTimeoutMS": source.mongodb_connect_timeout_ms or None,
+        "serverSelectionTimeoutMS": source.mongodb_server_selection_timeout_ms,
+        "socketTimeoutMS": source.mongodb_socket_timeout_ms or None,
+        "heartbeatFrequencyMS": source.mongodb_heartbeat_frequency_ms,
+    }
+    has_credentials = "@" in uri.partition("://")[2].partition("/")[0]
+    if not has_credentials:
+        options |= _credentials(source)
+    if source.mongodb_ssl_enabled or given & {"tls", "ssl"}:
+        options |= _tls(source, is_given=bool(given & {"tls", "ssl"}))
+    return Connection(
+        uri, {name: value for name, value in options.items() if value is not None and name.lower() not in given}
+    )
+
+
+def _given(uri: str) -> set[str]:
+    """The names of the connection string's options, in lower case."""
+    return {part.partition("=")[0].lower() for part in uri.partition("?")[2].split("&") if part}
+
+
+def _credentials(source: Source) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if source.mongodb_user is not None:
+        options["username"] = secrets.resolve(source.mongodb_user)
+        options["authSource"] = source.mongodb_authsource
+    if source.mongodb_password is not None:
+        options["password"] = secrets.resolve(source.mongodb_password)
+    return options
+
+
+def _tls(source: Source, *, is_given: bool) -> dict[str, Any]:
+    options: dict[str, Any] = {} if is_given else {"tls": True}
+    if source.mongodb_ssl_invalid_hostname_allowed:
+        options["tlsAllowInvalidHostnames"] = True
+    if source.mongodb_ssl_ca_file is not None:
+        options["tlsCAFile"] = source.mongodb_ssl_ca_file
+    if source.mongodb_ssl_certificate_key_file is not None:
+        options["tlsCertificateKeyFile"] = source.mongodb_ssl_certificate_key_file
+    if source.mongodb_ssl_certificate_key_file_password is not None:
+        options["tlsCertificateKeyFilePassword"] = secrets.resolve(source.mongodb_ssl_certificate_key_file_password)
+    return options
+
+
+def stream_options(source: Source, client: mongodb.Client) -> mongodb.StreamOptions:
+    """What the change stream is opened with."""
+    scope = filters.stream_scope(source, databases=mongodb.database_names(client))
+    return mongodb.StreamOptions(
+        db=scope.db,
+        collection=scope.collection,
+        stages=[*filters.pipeline(source), *_skipping(source)],
+        full_document=filters.full_document(source),
+        full_document_before_change=filters.full_document_before_change(source),
+        max_await_ms=source.cursor_max_await_time_ms or 1000,
+    )
+
+
+SKIPPED = events.SKIPPED
+
+
+def _skipping(source: Source) -> list[dict[str, Any]]:
+    """`cursor.oversize.handling.mode=skip`: the server takes the documents out of an event that is too large.
+
+    What is left of it still comes, so that it is counted and reported, where the connector's filter loses it in silence.
+    """
+    if source.cursor_oversize_handling_mode is not OversizeMode.SKIP:
+        return []
+
+    def size(field: str) -> dict[str, Any]:
+        return {"$cond": [{"$eq": [{"$type": f"${field}"}, "object"]}, {"$bsonSize": f"${field}"}, 0]}
+
+    largest = {"$max": [size("fullDocument"), size("fullDocumentBeforeChange")]}
+    kept = ("_id", "operationType", "clusterTime", "wallTime", "ns", "documentKey", "lsid", "txnNumber")
+    rest = {name: f"${name}" for name in kept}
+    is_large = {"$gt": [largest, source.cursor_oversize_skip_threshold]}
+    return [{"$replaceWith": {"$cond": [is_large, {**rest, SKIPPED: largest}, "$$ROOT"]}}]
+
+
+def check_oversize(source: Source, info: mongodb.ServerInfo) -> None:
+    """Raise `SourceUnsuitable` where the server cannot split events."""
+    if source.cursor_oversize_handling_mode is OversizeMode.SPLIT and info.version < (6, 0, 9):
+        raise errors.SourceUnsuitable(
+            f"source.cursor.oversize.handling.mode: split needs MongoDB 6.0.9 or later, the server is {info.text}; "
+            "use skip, or a newer server"
+        )
+
+
+def captured(source: Source, client: mongodb.Client) -> list[mongodb.Collection]:
+    """The collections that the settings capture and that exist now, in order of their names.
+
+    Raises `SourceUnsuitable` for a view or a time-series collection that the settings name: they have no change stream.
+    """
+    chosen = filters.of(source)
+    databases = [db for db in mongodb.database_names(client) if chosen.includes_database(db)]
+    found = [
+        collection
+        for collection in mongodb.collections(client, databases)
+        if chosen.includes(collection.db, collection.name)
+    ]
+    named = {(db.lower(), name.lower()) for db, name in chosen.named()}
+    for collection in found:
+        if collection.kind != "collection" and (collection.db.lower(), collection.name.lower()) in named:
+            kind = "time-series collection" if collection.kind == "timeseries" else collection.kind
+            raise errors.SourceUnsuitable(
+                f"{collection.namespace} is a {kind}, which has no change stream; take it out of the include list"
+            )
+    return [collection for collection in found if collection.kind == "collection"]
+
+
+@functools.lru_cache(maxsize=4)
+def _worker_client(uri: str, options: tuple[tuple[str, Any], ...]) -> mongodb.Client:
+    return mongodb.client(uri, **dict(options))
+
+
+def worker_client(connection: Connection) -> mongodb.Client:
+    """The one client of an executor's process for this connection, kept from chunk to chunk."""
+    return _worker_client(connection.uri, tuple(sorted(connection.options.items())))

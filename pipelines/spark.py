@@ -1,0 +1,349 @@
+"""The Spark session: taken where a platform gives one, built quietly where none does.
+
+The only module that starts Spark. Where `spark-submit`, Databricks or Spark Connect gives a session, that one
+is used as it is; on a plain machine a small local one is built, with Delta's jars resolved by Delta's own pip
+support. Spark's log goes to a file (`log_file()`), so that a terminal shows what the commands say and nothing
+else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cdc_core import errors
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).resolve().parents[1]
+JAVA_NEEDED = 17
+EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+
+# What a session must say for its tables to be right, wherever it came from.
+MEANING: Mapping[str, str] = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+}
+# What makes a session of one machine quick.
+LOCAL: Mapping[str, str] = {
+    "spark.sql.extensions": EXTENSION,
+    "spark.sql.catalog.spark_catalog": CATALOG,
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
+    "spark.sql.shuffle.partitions": str(max(2, min(8, os.cpu_count() or 2))),
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.memory": "2g",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.extraJavaOptions": "-Xss4m -XX:-UsePerfData",
+}
+# For a run of a minute or two: half the CPU time at the start (13 s, not 26, to the second commit), slower after.
+BRIEF: Mapping[str, str] = {
+    "spark.driver.extraJavaOptions": f"{LOCAL['spark.driver.extraJavaOptions']} -XX:TieredStopAtLevel=1"
+}
+
+
+def session(name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None) -> SparkSession:
+    """A session with Delta for the application `name`.
+
+    A session that is there already, or that the platform gives, is taken; `master` and what of `conf` belongs
+    to the start of an application then have no effect. Otherwise one is built for `master` (all cores of this
+    machine by default), with `conf` over this module's defaults. Times are UTC in either case.
+
+    Raises SettingsError where Spark is not installed or a given one lacks Delta, DecisionNeeded where Java is
+    missing or too old, Temporary where Delta's jars could not be downloaded.
+    """
+    wanted = dict(conf or {})
+    spark = _active() or (_given(name) if _is_given() else _local(name, master=master, conf=wanted))
+    _apply(spark, {**MEANING, **wanted})
+    return spark
+
+
+def sessions(spark: SparkSession) -> Callable[[], SparkSession]:
+    """A factory of sessions of `spark`'s application, each with settings of its own.
+
+    Spark Connect offers no second session there: its factory returns `spark` itself.
+    """
+    if not is_classic(spark):
+        return lambda: spark
+
+    def fresh() -> SparkSession:
+        new = spark.newSession()
+        _apply(new, {key: spark.conf.get(key) for key in MEANING})
+        return new
+
+    return fresh
+
+
+def is_classic(spark: SparkSession) -> bool:
+    """Whether the session runs in this application's own JVM, not over Spark Connect."""
+    from pyspark.sql.utils import is_remote
+
+    return not is_remote() and hasattr(spark, "_jsparkSession")
+
+
+def stop() -> None:
+    """Stops the session of this process and its JVM; nothing where there is none or a platform gave it."""
+    spark = _active()
+    if spark is None or _is_given():
+        return
+    gateway = getattr(spark.sparkContext, "_gateway", None)
+    spark.stop()
+    process = getattr(gateway, "proc", None)
+    if gateway is None or process is None:
+        return
+    from pyspark import SparkContext
+
+    gateway.shutdown()
+    process.stdin.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=10)
+    SparkContext._gateway = None
+    SparkContext._jvm = None
+
+
+def submitter() -> int | None:
+    """The process of the spark-submit that started this one and holds its session, if there is one."""
+    return os.getppid() if os.environ.get("PYSPARK_GATEWAY_PORT") else None
+
+
+def log_file() -> Path:
+    """The file that holds the log of the Spark that this process starts."""
+    return _scratch() / f"spark-{os.getpid()}.log"
+
+
+def _active() -> SparkSession | None:
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise errors.SettingsError(
+            "Spark is not installed here: pip install 'mongo-medallion[spark]' (on Databricks it is there)"
+        ) from None
+    return SparkSession.getActiveSession()
+
+
+def _is_given() -> bool:
+    """Whether spark-submit, Databricks or a Spark Connect server holds the session for us."""
+    return any(
+        os.environ.get(name)
+        for name in (
+            "PYSPARK_GATEWAY_PORT",
+            "DATABRICKS_RUNTIME_VERSION",
+            "SPARK_REMOTE",
+            "SPARK_CONNECT_MODE_ENABLED",
+        )
+    )
+
+
+def _given(name: str) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    spark = SparkSession.builder.appName(name).getOrCreate()
+    if is_classic(spark) and "DATABRICKS_RUNTIME_VERSION" not in os.environ:
+        _check_delta(spark)
+        spark.sparkContext.setLogLevel("ERROR")
+        _ship_packages(spark)
+    return spark
+
+
+def _ship_packages(spark: SparkSession) -> None:
+    """Gives the executors the packages of a plain checkout; those of an installed wheel they have."""
+    if _is_installed():
+        return
+    archive = _scratch() / f"packages-{os.getpid()}.zip"
+    with zipfile.ZipFile(archive, "w") as packages:
+        for package in ("cdc_core", "pipelines"):
+            for file in sorted((ROOT / package).rglob("*.py")):
+                packages.write(file, file.relative_to(ROOT))
+    spark.sparkContext.addPyFile(str(archive))
+
+
+def _is_installed() -> bool:
+    return not {"site-packages", "dist-packages"}.isdisjoint(ROOT.parts)
+
+
+def _check_delta(spark: SparkSession) -> None:
+    jvm: Any = spark.sparkContext._jvm
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    try:
+        jvm.java.lang.Class.forName(EXTENSION, False, loader)
+    except Exception:
+        present = False
+    else:
+        present = True
+    if not present or EXTENSION not in (spark.conf.get("spark.sql.extensions", "") or ""):
+        missing = "jar" if not present else "session extension"
+        raise errors.SettingsError(
+            f"this Spark has no Delta ({missing} missing): "
+            "spark-submit --properties-file conf/spark-defaults.conf names what it needs"
+        )
+
+
+def _local(name: str, *, master: str | None, conf: Mapping[str, str]) -> SparkSession:
+    from pyspark import SparkConf, SparkContext
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+
+    settings = {
+        **LOCAL,
+        **MEANING,
+        "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir(), "medallion-no-warehouse")),
+        **_delta_jars(),
+        **conf,
+        "spark.master": master or conf.get("spark.master", "local[*]"),
+        "spark.app.name": name,
+    }
+    spark_conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if not _is_installed():
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with log_file().open("wb") as log:
+        try:
+            gateway = launch_gateway(spark_conf, _Launch(stdout=log, stderr=log))
+        except (PySparkRuntimeError, OSError) as error:
+            raise _why_not() from error
+    with _interrupts_as_they_are():
+        SparkContext(conf=SparkConf(loadDefaults=False).setAll(list(settings.items())), gateway=gateway)
+    spark = SparkSession.builder.getOrCreate()
+    _remember_jars(spark)
+    return spark
+
+
+@contextlib.contextmanager
+def _interrupts_as_they_are() -> Iterator[None]:
+    """Takes back PySpark's own handler of Ctrl-C, which cancels every job: what an interrupt means, commands say."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _apply(spark: SparkSession, conf: Mapping[str, str]) -> None:
+    """Sets what a running session lets one set, and leaves what it already says."""
+    for key, value in conf.items():
+        if spark.conf.get(key, None) == value:
+            continue
+        if spark.conf.isModifiable(key):
+            spark.conf.set(key, value)
+
+
+class _Launch(dict[str, Any]):
+    """Options of the JVM's start. The JVM ignores SIGINT, as PySpark wants, and SIGTERM.
+
+    A signal to the whole process group or service is then handled by the Python side, which ends the JVM by
+    closing its input when the last commit is through; so does the end of the Python side, however it comes.
+    """
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, _ignoring_sigterm(value) if key == "preexec_fn" else value)
+
+
+def _ignoring_sigterm(first: Callable[[], None]) -> Callable[[], None]:
+    def prepare() -> None:
+        first()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    return prepare
+
+
+def _scratch() -> Path:
+    """A folder of this user's for what lives as long as a process; what gone ones left is removed."""
+    folder = Path(tempfile.gettempdir(), f"medallion-{os.getuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for old in folder.glob("*-*.*"):
+        number = old.stem.rpartition("-")[2]
+        if number.isdigit() and not Path("/proc", number).exists():
+            old.unlink(missing_ok=True)
+    return folder
+
+
+def _why_not() -> errors.MedallionError:
+    """Why the JVM did not start, in one line: no Java, an old one, no jars; else the end of its log."""
+    how = "install one (Debian, Ubuntu: sudo apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
+    version = _java_version()
+    if version is None:
+        return errors.DecisionNeeded(f"Spark needs Java {JAVA_NEEDED}, and there is none: {how}")
+    if version < JAVA_NEEDED:
+        return errors.DecisionNeeded(
+            f"Spark needs Java {JAVA_NEEDED} or later, and this is Java {version}: {how}"
+        )
+    log = log_file().read_text(errors="replace") if log_file().exists() else ""
+    if "unresolved dependenc" in log:
+        return errors.Temporary(
+            "Delta's jars could not be downloaded from Maven Central: the first start needs the network "
+            f"(log: {log_file()})"
+        )
+    last = next((line.strip() for line in reversed(log.splitlines()) if line.strip()), "no output")
+    return errors.DecisionNeeded(f"Spark did not start: {last} (log: {log_file()})")
+
+
+def _java_version() -> int | None:
+    """The feature version of the Java that Spark would take, None where there is none."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    if java is None:
+        return None
+    try:
+        shown = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=30, check=False
+        ).stderr
+    except OSError:
+        return None
+    found = re.search(r'version "(?:1\.)?(\d+)', shown)
+    return int(found.group(1)) if found else None
+
+
+def _delta_jars() -> dict[str, str]:
+    """Delta's jars as this machine resolved them last, or the package to resolve (some seconds more)."""
+    remembered = _remembered_jars()
+    if remembered.exists():
+        jars = remembered.read_text().splitlines()
+        if jars and all(Path(jar).exists() for jar in jars):
+            return {"spark.jars": ",".join(jars)}
+    from delta import configure_spark_with_delta_pip
+    from pyspark.sql import SparkSession
+
+    options = configure_spark_with_delta_pip(SparkSession.Builder())._options
+    return {"spark.jars.packages": options["spark.jars.packages"]}
+
+
+def _remembered_jars() -> Path:
+    from importlib import metadata
+
+    versions = f"{metadata.version('pyspark')}-{metadata.version('delta-spark')}"
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache, "mongo-medallion", f"delta-jars-{versions}.txt")
+
+
+def _remember_jars(spark: SparkSession) -> None:
+    conf = spark.sparkContext.getConf()
+    if conf.get("spark.jars.packages") is None:
+        return
+    jars = [jar.removeprefix("file://") for jar in (conf.get("spark.jars") or "").split(",") if jar]
+    with contextlib.suppress(OSError):
+        path = _remembered_jars()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(f".{os.getpid()}")
+        draft.write_text("\n".join(jars))
+        draft.replace(path)

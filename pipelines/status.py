@@ -1,0 +1,342 @@
+"""Where each layer stands, read from the tables themselves and from the source. Claims nothing, changes nothing.
+
+Lag counts what waits: a collection without new events is not behind, however many batches others have written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cdc_core import claims, errors, merge, resume_token, tables
+from cdc_core.settings import Settings
+from pipelines import bronze, delta, mongodb, registry, snapshot, source
+
+if TYPE_CHECKING:
+    from pyspark.sql import Row, SparkSession
+
+THREADS = 4
+RATE_SECONDS = 600
+"""A rate is that of the last ten minutes before the layer's last commit."""
+PATIENCE_MS = 3000
+"""How long the source may take to answer: status is also for when it does not."""
+COMMITS = 1000
+
+
+@dataclass(frozen=True)
+class Source:
+    """The server: what it is and how far its oplog reaches back; `problem` where it does not say."""
+
+    server: str | None = None
+    now: int | None = None
+    oplog_first: int | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Writer:
+    """The last writer of a table; `lease_seconds` is 0 where it left or its lease is over."""
+
+    host: str
+    process: int
+    has_left: bool
+    lease_seconds: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A collection's snapshot."""
+
+    documents: int
+    is_done: bool
+
+
+@dataclass(frozen=True)
+class Bronze:
+    """The log: `position` is the cluster time in seconds up to which it is complete."""
+
+    table: str
+    batch: int
+    events: int
+    position: int
+    lag_seconds: int | None
+    headroom_seconds: int | None
+    rate: float | None
+    writer: Writer | None
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One collection's table in silver or gold.
+
+    `batch` is the bronze batch up to which it is applied; `lag_batches` and `lag_events` are what waits for it, the
+    oldest of it since `lag_seconds`; `rate` is in events a second.
+    """
+
+    table: str
+    version: int
+    batch: int
+    rows: int
+    deleted: int
+    incomplete: int
+    rescued: int
+    lag_batches: int
+    lag_events: int
+    lag_seconds: int
+    rate: float | None
+    writer: Writer | None
+
+
+@dataclass(frozen=True)
+class Collection:
+    """One captured collection through the layers; None where a layer has no table of it yet."""
+
+    collection: str
+    snapshot: Snapshot | None
+    silver: Layer | None
+    gold: Layer | None
+    waiting_events: int
+    quarantined: int
+
+
+@dataclass(frozen=True)
+class Status:
+    """A pipeline at `at_ms`, milliseconds since 1970."""
+
+    name: str
+    at_ms: int
+    source: Source
+    bronze: Bronze | None
+    collections: tuple[Collection, ...]
+
+
+def read(spark: SparkSession, settings: Settings) -> Status:
+    """The status of a pipeline, also where it never ran or the source does not answer."""
+    now_ms = int(time.time() * 1000)
+    layout = delta.layout(settings.lakehouse)
+    asked = _asked(settings)
+    log = layout.bronze(settings.name)
+    if not delta.exists(spark, log):
+        return Status(settings.name, now_ms, asked, None, ())
+    delta.check_ours(spark, log)
+    reading = _Reading(spark, layout, log, now_ms)
+    return Status(settings.name, now_ms, asked, reading.bronze(asked), reading.collections())
+
+
+def to_json(status: Status) -> str:
+    """The status as one JSON object, with the names of the dataclasses' fields."""
+    return json.dumps(dataclasses.asdict(status), indent=2)
+
+
+def _asked(settings: Settings) -> Source:
+    try:
+        client = source.connection(settings.source).client(serverSelectionTimeoutMS=PATIENCE_MS)
+    except errors.MedallionError as error:
+        return Source(problem=str(error))
+    with contextlib.closing(client):
+        try:
+            info = mongodb.server_info(client)
+            window = mongodb.oplog_window(client)
+            now = mongodb.operation_time(client).time
+        except errors.MedallionError as error:
+            return Source(problem=str(error))
+    return Source(f"MongoDB {info.text}", now, window.first if window else None)
+
+
+@dataclass(frozen=True)
+class _Progress:
+    """A table of silver or gold: the batch that it is at, and the one that it was at `seconds` before its last commit."""
+
+    table: tables.TableRef
+    version: int
+    batch: int
+    before: int
+    seconds: float
+    writer: Writer | None
+
+
+@dataclass(frozen=True)
+class _Both:
+    """One collection's tables."""
+
+    namespace: registry.Namespace
+    silver: _Progress | None
+    gold: _Progress | None
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """One look at the tables of a pipeline."""
+
+    spark: SparkSession
+    layout: tables.Layout
+    log: tables.TableRef
+    now_ms: int
+
+    def bronze(self, asked: Source) -> Bronze | None:
+        position = bronze.read_position(self.spark, self.log)
+        if position is None:
+            return None
+        at = resume_token.position(position.token).seconds
+        commit = delta.last_commit(self.spark, self.log)
+        return Bronze(
+            table=self.log.label,
+            batch=position.batch,
+            events=position.offset + 1,
+            position=at,
+            lag_seconds=None if asked.now is None else max(0, asked.now - at),
+            headroom_seconds=None if asked.oplog_first is None else at - asked.oplog_first,
+            rate=self._captured_rate(position.batch),
+            writer=self._writer(commit),
+        )
+
+    def collections(self) -> tuple[Collection, ...]:
+        snapshots = self._snapshots()
+        met = registry.read(self.spark, self.layout.ops("collections")).namespaces
+        planned = (registry.Namespace(*name.split(".", 1)) for name in snapshots)
+        with ThreadPoolExecutor(THREADS) as pool:
+            found = list(pool.map(self._both, sorted({*met, *planned}, key=str)))
+            waiting = self._waiting(found)
+            return tuple(pool.map(lambda each: self._collection(each, snapshots, waiting), found))
+
+    def _captured_rate(self, batch: int) -> float | None:
+        row = self.spark.sql(
+            f"""SELECT count(*) AS events, min(ts_ms) AS first, max(ts_ms) AS last FROM {self.log}
+                WHERE kind IN ('change', 'snapshot') AND batch > {batch - COMMITS}
+                  AND ts_ms >= (SELECT max(ts_ms) FROM {self.log} WHERE batch = {batch}) - {RATE_SECONDS * 1000}"""
+        ).collect()[0]
+        return row.events / ((row.last - row.first) / 1000) if row.events and row.last > row.first else None
+
+    def _snapshots(self) -> Mapping[str, Snapshot]:
+        state = snapshot.State.from_heartbeats(bronze.snapshot_heartbeats(self.spark, self.log))
+        if state is None:
+            return {}
+        names = {*state.planned, *state.collections}
+        return {name: Snapshot(state.of(name).documents, state.of(name).completed) for name in names}
+
+    def _both(self, namespace: registry.Namespace) -> _Both:
+        db, collection = namespace.db, namespace.collection
+        return _Both(
+            namespace,
+            self._progress(self.layout.silver(db, collection)),
+            self._progress(self.layout.gold(db, collection)),
+        )
+
+    def _progress(self, table: tables.TableRef) -> _Progress | None:
+        """Where a table stands, and where it stood ten minutes before its last commit; None where there is none."""
+        if not delta.exists(self.spark, table):
+            return None
+        commits = list(_with_position(delta.history(self.spark, table, limit=COMMITS)))
+        if not commits:
+            return None
+        last, batch = commits[0]
+        first, before = next(
+            each for each in reversed(commits) if last.timestamp_ms - each[0].timestamp_ms <= RATE_SECONDS * 1000
+        )
+        seconds = (last.timestamp_ms - first.timestamp_ms) / 1000
+        return _Progress(table, last.version, batch, before, seconds, self._writer(last))
+
+    def _waiting(self, found: Sequence[_Both]) -> Mapping[registry.Namespace, Row]:
+        """For each collection what waits for silver and for gold, and what each took in lately: one query over bronze."""
+        if not found:
+            return {}
+        bounds = [_bounds(each) for each in found]
+        values = ", ".join(
+            f"({merge.literal(each.namespace.db)}, {merge.literal(each.namespace.collection)}, "
+            f"{', '.join(map(str, bound))})"
+            for each, bound in zip(found, bounds, strict=True)
+        )
+        rows = self.spark.sql(
+            f"""SELECT db, collection,
+                       count_if(batch > silver_to) AS silver_events,
+                       count(DISTINCT IF(batch > silver_to, batch, NULL)) AS silver_batches,
+                       min(IF(batch > silver_to, ts_ms, NULL)) AS silver_since,
+                       count_if(batch > silver_from AND batch <= silver_to) AS silver_done,
+                       count_if(batch > gold_to) AS gold_events,
+                       count(DISTINCT IF(batch > gold_to, batch, NULL)) AS gold_batches,
+                       min(IF(batch > gold_to, ts_ms, NULL)) AS gold_since,
+                       count_if(batch > gold_from AND batch <= gold_to) AS gold_done
+                FROM {self.log} JOIN (SELECT * FROM VALUES {values}
+                     AS bounds(db, collection, silver_from, silver_to, gold_from, gold_to)) USING (db, collection)
+                WHERE kind IN ('change', 'snapshot') AND batch > {min(min(bound) for bound in bounds)}
+                GROUP BY db, collection"""
+        ).collect()
+        return {registry.Namespace(row.db, row.collection): row for row in rows}
+
+    def _collection(
+        self, each: _Both, snapshots: Mapping[str, Snapshot], waiting: Mapping[registry.Namespace, Row]
+    ) -> Collection:
+        name = str(each.namespace)
+        row = waiting.get(each.namespace)
+        quarantine = self.layout.quarantine(each.namespace.db, each.namespace.collection)
+        return Collection(
+            collection=name,
+            snapshot=snapshots.get(name),
+            silver=self._layer(each.silver, row, "silver"),
+            gold=self._layer(each.gold, row, "gold"),
+            waiting_events=row.silver_events if row else 0,
+            quarantined=self.spark.table(str(quarantine)).count() if delta.exists(self.spark, quarantine) else 0,
+        )
+
+    def _layer(self, progress: _Progress | None, row: Row | None, layer: str) -> Layer | None:
+        if progress is None:
+            return None
+        since = row[f"{layer}_since"] if row else None
+        done = row[f"{layer}_done"] if row else 0
+        return Layer(
+            table=progress.table.label,
+            version=progress.version,
+            batch=progress.batch,
+            lag_batches=row[f"{layer}_batches"] if row else 0,
+            lag_events=row[f"{layer}_events"] if row else 0,
+            lag_seconds=0 if since is None else max(0, self.now_ms - since) // 1000,
+            rate=done / progress.seconds if progress.seconds > 0 else None,
+            writer=progress.writer,
+            **self._counts(progress.table),
+        )
+
+    def _counts(self, table: tables.TableRef) -> dict[str, int]:
+        columns = self.spark.table(str(table)).columns
+        counted = {"deleted": "__deleted", "incomplete": "__incomplete", "rescued": "__rescued"}
+        wanted = ["count(*) AS rows"]
+        for name, column in counted.items():
+            is_one = f"size(`{column}`) > 0" if name == "rescued" else f"coalesce(`{column}`, false)"
+            wanted.append(f"{f'count_if({is_one})' if column in columns else '0'} AS {name}")
+        return self.spark.sql(f"SELECT {', '.join(wanted)} FROM {table}").collect()[0].asDict()
+
+    def _writer(self, commit: delta.Commit | None) -> Writer | None:
+        if commit is None or commit.metadata is None:
+            return None
+        claim = commit.metadata
+        left = bool(claim.get("released"))
+        end = claims.lease_end(claim, committed_ms=commit.timestamp_ms)
+        return Writer(
+            str(claim.get("host", "")),
+            int(claim.get("process") or 0),
+            left,
+            0 if left else max(0, end - self.now_ms) // 1000,
+        )
+
+
+def _with_position(commits: Sequence[delta.Commit]) -> Iterator[tuple[delta.Commit, int]]:
+    for commit in commits:
+        to: Any = (commit.metadata or {}).get("to")
+        if isinstance(to, int):
+            yield commit, to
+
+
+def _bounds(each: _Both) -> tuple[int, int, int, int]:
+    silver, gold = each.silver, each.gold
+    return (
+        silver.before if silver else 0,
+        silver.batch if silver else 0,
+        gold.before if gold else 0,
+        gold.batch if gold else 0,
+    )
+

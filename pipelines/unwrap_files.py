@@ -1,0 +1,204 @@
+"""Change events in a file, rows in another: `medallion unwrap`, to try options in a second, without Spark or a server.
+
+One line in, one line out. In: whatever `cdc_core.change_event` reads, as a line of JSON. Out: `{"key": …, "value": …,
+"headers": [[name, value], …]}`, `{"dropped": true}`, or the line's own record where it is no change event. The lines
+of one collection are one table: the file is read twice, for the schema and for the rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+import pathlib
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import IO
+
+import orjson
+
+from cdc_core import errors, unwrap, unwrap_options
+from cdc_core.unwrap import Dropped, Extracted, Unchanged
+from cdc_core.unwrap_options import UnwrapOptions
+
+STANDARD_STREAM = "-"
+Name = str | os.PathLike[str]
+_SMT = "ExtractNewDocumentState"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What became of the lines."""
+
+    lines: int = 0
+    rows: int = 0
+    deletes: int = 0
+    dropped: int = 0
+    unchanged: int = 0
+    rescued: int = 0
+    collections: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return (
+            f"{self.lines} lines: {self.rows} rows, {self.deletes} deletes, {self.dropped} dropped, "
+            f"{self.unchanged} unchanged; {self.rescued} rows with rescued values"
+        )
+
+
+def run(options_path: Name, in_path: Name, out_path: Name) -> Summary:
+    """Writes the rows of the events in `in_path` to `out_path`; `-` is standard input or output, `.gz` is compressed.
+
+    The options are a JSON object of the SMT's options, or a connector's whole JSON. The output appears whole or not
+    at all, so running it again is safe. Raises `SettingsError` where the options are wrong, a file cannot be opened, or
+    a line is not JSON (it names the file and the line).
+    """
+    options = load_options(options_path)
+    events = os.fspath(in_path)
+    with _readable(events) as path, _writable(os.fspath(out_path)) as out:
+        tables = unwrap.Tables()
+        for _, result in _results(path, events, options):
+            tables.see(result)
+        return _written(_results(path, events, options), tables, out)
+
+
+def load_options(path: Name) -> UnwrapOptions:
+    """The options in a file: an object of options, or a connector's JSON, whose unwrap transformation counts."""
+    name = os.fspath(path)
+    found = _json(_read(name), name)
+    if not isinstance(found, dict):
+        raise errors.SettingsError(errors.Problem(name, "a JSON object with the options is expected"))
+    return unwrap_options.parse(_of_connector(found), where=name)
+
+
+def _of_connector(found: Mapping[str, object]) -> Mapping[str, object]:
+    config = found.get("config")
+    properties = config if isinstance(config, dict) else found
+    aliases = {name.split(".")[1] for name in properties if name.startswith("transforms.") and name.count(".") > 1}
+    types = {alias: str(properties.get(f"transforms.{alias}.type", _SMT)) for alias in sorted(aliases)}
+    chosen = [alias for alias, type_ in types.items() if type_.endswith(_SMT)]
+    if not chosen:
+        return {} if aliases or "connector.class" in properties else properties
+    starts = tuple(f"transforms.{alias}." for alias in chosen)
+    return {name: value for name, value in properties.items() if name.startswith(starts)}
+
+
+def _written(results: Iterator[tuple[bytes, object]], tables: unwrap.Tables, out: IO[bytes]) -> Summary:
+    counts = dict.fromkeys(("lines", "rows", "deletes", "dropped", "unchanged", "rescued"), 0)
+    collections: dict[str, None] = {}
+    for line, result in results:
+        counts["lines"] += 1
+        match result:
+            case Extracted():
+                row = tables.row(result)
+                collections.setdefault(result.collection)
+                counts["deletes" if result.is_delete else "rows"] += 1
+                counts["rescued"] += int(unwrap.RESCUED in (row.value or {}))
+                out.write(orjson.dumps(row.to_json()) + b"\n")
+            case Dropped():
+                counts["dropped"] += 1
+                out.write(b'{"dropped":true}\n')
+            case _:
+                counts["unchanged"] += 1
+                out.write(orjson.dumps(unwrap.passed(orjson.loads(line))) + b"\n")
+    return Summary(**counts, collections=tuple(name for name in collections if name))
+
+
+def _results(path: pathlib.Path, shown: str, options: UnwrapOptions) -> Iterator[tuple[bytes, object]]:
+    """Each line that is not blank, with what becomes of it."""
+    with _opened(path) as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield line, _result(line, f"{shown}:{number}", options)
+
+
+def _result(line: bytes, where: str, options: UnwrapOptions) -> Extracted | Unchanged | Dropped:
+    event = _json(line, where)
+    try:
+        return unwrap.extracted(event, options=options)
+    except ValueError as error:
+        raise errors.SettingsError(errors.Problem(where, f"the event cannot be read: {error}")) from error
+
+
+def _json(text: bytes, where: str) -> object:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise errors.SettingsError(errors.Problem(where, f"this is not JSON: {error}")) from error
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def _read(path: str) -> bytes:
+    with _readable(path) as real, _opened(real) as file:
+        return file.read()
+
+
+def _opened(path: pathlib.Path) -> IO[bytes]:
+    """The file, whether it is compressed or not: its first bytes say so."""
+    with open(path, "rb") as file:
+        is_compressed = file.read(2) == b"\x1f\x8b"
+    return gzip.open(path, "rb") if is_compressed else open(path, "rb")
+
+
+@contextlib.contextmanager
+def _readable(path: str) -> Iterator[pathlib.Path]:
+    """A path that can be read twice; standard input is copied to a temporary file."""
+    if path != STANDARD_STREAM:
+        with _foreign_errors(path):
+            open(path, "rb").close()
+        yield pathlib.Path(path)
+        return
+    with tempfile.NamedTemporaryFile(prefix="medallion-unwrap-") as copy:
+        shutil.copyfileobj(sys.stdin.buffer, copy)
+        copy.flush()
+        yield pathlib.Path(copy.name)
+
+
+@contextlib.contextmanager
+def _writable(path: str) -> Iterator[IO[bytes]]:
+    """A file that takes its name when all went well, and leaves nothing behind when not."""
+    if path == STANDARD_STREAM:
+        with tempfile.TemporaryFile(prefix="medallion-unwrap-") as file:
+            yield file
+            file.seek(0)
+            shutil.copyfileobj(file, sys.stdout.buffer)
+            sys.stdout.buffer.flush()
+        return
+    target = pathlib.Path(path)
+    with _foreign_errors(path):
+        descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as raw, _compressing(raw, target) as file:
+            yield file
+        os.chmod(name, 0o666 & ~_umask())
+        os.replace(name, target)
+    except BaseException:
+        pathlib.Path(name).unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def _compressing(raw: IO[bytes], target: pathlib.Path) -> Iterator[IO[bytes]]:
+    if target.suffix != ".gz":
+        yield raw
+        return
+    with gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as file:
+        yield file
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+@contextlib.contextmanager
+def _foreign_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise errors.SettingsError(errors.Problem(path, f"{error.strerror or error}")) from error

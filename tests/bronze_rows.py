@@ -1,0 +1,106 @@
+"""Bronze written by hand: events as short mappings, for tests of what comes after bronze."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pyarrow as pa
+
+from cdc_core import bronze, keys
+from pipelines import delta
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cdc_core import tables
+
+DB = "cases"
+
+
+def sequence(at: int, *, is_snapshot: bool = False) -> str:
+    """The sequence of an event at second `at`, or of a snapshot row read there."""
+    return f"{at:08x}{1:08x}" + ("ffffffff" if is_snapshot else "00000000")
+
+
+def second(text: str) -> int:
+    """The second that a sequence was made of."""
+    return int(text[:8], 16)
+
+
+@dataclass
+class Log:
+    """A bronze table that tests append batches to."""
+
+    spark: SparkSession
+    table: tables.TableRef
+    batch: int = 0
+    offset: int = 0
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        delta.create(self.spark, self.table, columns=bronze.COLUMNS_DDL, cluster_by=("batch",))
+
+    def append(self, events: Mapping[str, Sequence[Mapping[str, Any]]], *, batches: int = 1) -> None:
+        """Append events by collection as the next batch, or as so many batches, cut where they fall."""
+        flat = [(collection, event) for collection, some in events.items() for event in some]
+        size = max(1, -(-len(flat) // batches))
+        rows = []
+        for start in range(0, max(1, len(flat)), size):
+            self.batch += 1
+            rows += [self._row(collection, event) for collection, event in flat[start : start + size]]
+        self._write(rows)
+
+    def repeat(self) -> None:
+        """Append everything again, as one batch: what a stream does that starts over."""
+        self.batch += 1
+        again = [row | {"batch": self.batch, "offset": self.offset + number} for number, row in enumerate(self.rows, 1)]
+        self.offset += len(again)
+        self._write(again, remember=False)
+
+    def _write(self, rows: Iterable[dict[str, Any]], *, remember: bool = True) -> None:
+        found = list(rows)
+        if remember:
+            self.rows += found
+        frame = self.spark.createDataFrame(pa.Table.from_pylist(found, schema=bronze.SCHEMA)).coalesce(1)
+        frame.write.format("delta").mode("append").saveAsTable(str(self.table))
+
+    def _row(self, collection: str, event: Mapping[str, Any]) -> dict[str, Any]:
+        self.offset += 1
+        common = {"resume_token": f"token-{self.offset}", "offset": self.offset, "batch": self.batch, "ts_ms": 5}
+        if "sweep" in event:
+            first = sequence(event["sweep"], is_snapshot=True)
+            state = {"chunks": 1, "completed": True, "first": first, "sweep": True}
+            payload = {"snapshot": {"id": "s", "collections": {f"{DB}.{collection}": state}}}
+            return common | {"kind": "heartbeat", "payload": text(payload)}
+        is_snapshot = event["op"] == "r"
+        return common | {
+            "kind": "snapshot" if is_snapshot else "change",
+            "op": event["op"],
+            "db": DB,
+            "collection": collection,
+            "key": keys.canonical(event["key"]),
+            "sequence": sequence(event["at"], is_snapshot=is_snapshot),
+            "before": text(event.get("before")),
+            "after": event.get("text") or text(event.get("after")),
+            "updateDescription": _description(event),
+            "source": {"db": DB, "collection": collection, "ts_ms": event["at"] * 1000},
+        }
+
+
+def _description(event: Mapping[str, Any]) -> dict[str, Any] | None:
+    if not {"update", "removed", "truncated"} & event.keys():
+        return None
+    return {
+        "updatedFields": text(event.get("update", {})),
+        "removedFields": event.get("removed", []),
+        "truncatedArrays": event.get("truncated", []),
+        "disambiguatedPaths": None,
+    }
+
+
+def text(document: object) -> str | None:
+    """A document as bronze holds it."""
+    return None if document is None else orjson.dumps(document).decode()

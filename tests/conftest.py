@@ -1,0 +1,83 @@
+"""What the tests stand on: one Spark and one MongoDB a run, and names that no two tests or runs share."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pipelines import embedded_mongodb, mongodb
+
+if TYPE_CHECKING:
+    from pymongo import MongoClient
+    from pymongo.database import Database
+    from pyspark.sql import SparkSession
+
+NAMED_SERVER = "MEDALLION_TEST_MONGODB_URI"
+
+StartServer = Callable[[embedded_mongodb.Options], embedded_mongodb.EmbeddedMongoDB]
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """The run's Spark session, started by the first test that asks."""
+    from pipelines import spark as spark_sessions
+
+    session = spark_sessions.session(
+        "mongo-medallion tests",
+        master="local[2]",
+        conf={**spark_sessions.BRIEF, "spark.sql.shuffle.partitions": "2", "spark.default.parallelism": "2"},
+    )
+    yield session
+    spark_sessions.stop()
+
+
+@pytest.fixture(scope="session")
+def mongodb_uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The run's MongoDB: the server that MEDALLION_TEST_MONGODB_URI names, else an embedded one."""
+    named = os.environ.get(NAMED_SERVER)
+    if named:
+        with contextlib.closing(mongodb.client(named)) as client:
+            mongodb.check_suitable(mongodb.server_info(client))
+        yield named
+        return
+    with embedded_mongodb.EmbeddedMongoDB(tmp_path_factory.mktemp("mongodb")) as server:
+        yield server.uri
+
+
+@pytest.fixture(scope="session")
+def mongo(mongodb_uri: str) -> Iterator[MongoClient[dict[str, Any]]]:
+    """A client of the run's MongoDB."""
+    with contextlib.closing(mongodb.client(mongodb_uri)) as client:
+        yield client
+
+
+@pytest.fixture
+def database(mongo: MongoClient[dict[str, Any]]) -> Iterator[Database[dict[str, Any]]]:
+    """A database of the test's own, dropped after it."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    yield mongo[name]
+    mongo.drop_database(name)
+
+
+@pytest.fixture
+def start_mongodb(tmp_path: Path) -> Iterator[StartServer]:
+    """Starts servers of the test's own, with the options it asks for, and stops them after it."""
+    with contextlib.ExitStack() as stack:
+
+        def start(options: embedded_mongodb.Options) -> embedded_mongodb.EmbeddedMongoDB:
+            folder = tmp_path / f"mongodb-{uuid.uuid4().hex[:8]}"
+            return stack.enter_context(embedded_mongodb.EmbeddedMongoDB(folder, options))
+
+        yield start
+
+
+@pytest.fixture
+def lakehouse(tmp_path: Path) -> Path:
+    """The root of a lakehouse of the test's own."""
+    return tmp_path / "lakehouse"

@@ -1,0 +1,364 @@
+"""Capture against a real server and real tables: what lands, what is refused, and what a restart makes of it."""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import bson
+import pyarrow.parquet as pq
+import pytest
+from bson.decimal128 import Decimal128
+from bson.int64 import Int64
+from bson.raw_bson import RawBSONDocument
+
+from cdc_core import bronze as columns
+from cdc_core import errors, settings
+from pipelines import bronze, capture, delta, embedded_mongodb, mongodb
+from pipelines import spark as sparks
+
+
+def pipeline(uri: str, root: Path, db: str, **source: Any) -> settings.Settings:
+    """Settings that capture all of one database."""
+    chosen = {"database.include.list": db} if "collection.include.list" not in source else {}
+    return settings.parse(
+        {"name": "shop", "lakehouse": {"root": str(root)}, "source": {"mongodb.connection.string": uri, **chosen, **source}}
+    )
+
+
+def rows(spark: Any, found: settings.Settings) -> list[Any]:
+    """All bronze rows in order."""
+    return spark.table(str(table(found))).orderBy("offset").collect()
+
+
+def table(found: settings.Settings) -> Any:
+    return delta.layout(found.lakehouse).bronze(found.name)
+
+
+def once(spark: Any, found: settings.Settings, **more: Any) -> capture.CaptureResult:
+    return capture.run(spark, found, once=True, sessions=sparks.sessions(spark), **more)
+
+
+def check_numbers(found: list[Any]) -> None:
+    """Offsets and batches are dense and in order, and every batch ends with a token of the stream."""
+    assert [row.offset for row in found] == list(range(len(found)))
+    batches = [row.batch for row in found]
+    assert batches == sorted(batches)
+    assert sorted(set(batches)) == list(range(1, batches[-1] + 1))
+    last = {row.batch: row for row in found}
+    assert all(row.resume_token.startswith("82") for row in last.values())
+
+
+class Running:
+    """A capture in a thread, stopped at the end of a block; its error is raised there."""
+
+    def __init__(self, spark: Any, found: settings.Settings) -> None:
+        self.stop = threading.Event()
+        self.error: BaseException | None = None
+        self.result: capture.CaptureResult | None = None
+        self._thread = threading.Thread(target=self._run, args=(spark, found))
+
+    def _run(self, spark: Any, found: settings.Settings) -> None:
+        try:
+            self.result = capture.run(spark, found, stop=self.stop, sessions=sparks.sessions(spark))
+        except BaseException as error:
+            self.error = error
+
+    def __enter__(self) -> Running:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop.set()
+        self._thread.join(60)
+        if self.error is not None:
+            raise self.error
+
+
+def until(predicate: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not predicate():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.2)
+
+
+def test_snapshot_and_stream_land_in_order(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
+    """A first run lands the documents that are there, a second the changes since, each row once and in order."""
+    database.orders.insert_many([{"_id": number, "total": number * 1.5} for number in range(300)])
+    found = pipeline(mongodb_uri, lakehouse, database.name)
+    assert once(spark, found).snapshot_documents == 300
+    database.orders.update_one({"_id": 5}, {"$set": {"total": 70.5}, "$unset": {"gone": 1}})
+    database.orders.replace_one({"_id": 6}, {"total": Decimal128("1.50")})
+    database.orders.delete_one({"_id": 7})
+    database.orders.insert_one({"_id": "x", "at": datetime.datetime(2024, 5, 6)})
+    result = once(spark, found)
+    landed = rows(spark, found)
+    check_numbers(landed)
+    assert result.events == 4
+    snapshot = [row for row in landed if row.kind == "snapshot"]
+    assert sorted(json.loads(row.key) for row in snapshot) == list(range(300))
+    assert {row.source.snapshot for row in snapshot} == {"true", "last"}
+    assert all(row.sequence.endswith("ffffffff") and row.op == "r" for row in snapshot)
+    changes = [row for row in landed if row.kind == "change"]
+    assert [row.op for row in changes] == ["u", "u", "d", "c"]
+    assert [row.key for row in changes] == ["5", "6", "7", '"x"']
+    assert json.loads(changes[0].after) == {"_id": 5, "total": 70.5}
+    assert json.loads(changes[0].updateDescription.updatedFields) == {"total": 70.5}
+    assert json.loads(changes[1].after)["total"] == {"$numberDecimal": "1.50"}
+    assert changes[1].updateDescription is None
+    assert changes[2].after is None
+    assert json.loads(changes[2].documentKey) == {"_id": 7}
+    assert changes[3].source.db == database.name and changes[3].source.collection == "orders"
+    assert [row.sequence for row in changes] == sorted(row.sequence for row in changes)
+    assert max(row.sequence for row in snapshot) < changes[0].sequence
+
+
+def test_chunks_hold_ids_of_all_types(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
+    """A snapshot in many small chunks holds every document once, whatever the types of the ids."""
+    ids: list[Any] = [
+        bson.ObjectId(), "text", 5, Int64(2**40), 1.5, float("nan"), True, None, datetime.datetime(2024, 1, 1),
+        {"a": 1}, Decimal128("7.5"), bson.Binary(b"12345678" * 2, 4), bson.MinKey(), bson.MaxKey(), bson.Timestamp(1, 2), b"raw",
+    ]  # fmt: skip
+    database.mixed.insert_many([{"_id": each, "pad": "x" * 300} for each in [*ids, *range(100, 300)]])
+    found = pipeline(mongodb_uri, lakehouse, database.name, **{"commit.max.bytes": 10_000})
+    assert once(spark, found).snapshot_documents == len(ids) + 200
+    landed = [row for row in rows(spark, found) if row.kind == "snapshot"]
+    assert len(landed) == len({row.key for row in landed}) == len(ids) + 200
+    assert len({row.resume_token for row in landed}) > 3
+
+
+def test_stopped_snapshot_goes_on(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
+    """A snapshot that was stopped half way goes on behind its last chunk, and reads nothing twice."""
+    database.orders.insert_many([{"_id": number, "pad": "x" * 1000} for number in range(2000)])
+    found = pipeline(mongodb_uri, lakehouse, database.name, **{"commit.max.bytes": 50_000, "snapshot.max.threads": 1})
+    stop = threading.Event()
+
+    def stop_early(progress: capture.Progress) -> None:
+        if progress.snapshot is not None and progress.snapshot.documents > 100:
+            stop.set()
+
+    first = capture.run(spark, found, stop=stop, progress=stop_early)
+    assert 0 < first.snapshot_documents < 2000
+    once(spark, found)
+    landed = [row for row in rows(spark, found) if row.kind == "snapshot"]
+    assert sorted(json.loads(row.key) for row in landed) == list(range(2000))
+    check_numbers(rows(spark, found))
+
+
+def test_second_capture_is_refused(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
+    """While a capture runs, a second one on its table ends at once, and has committed nothing."""
+    found = pipeline(mongodb_uri, lakehouse, database.name)
+    with Running(spark, found) as running:
+        until(lambda: delta.exists(spark, table(found)) and bronze.last_batch(spark, table(found)) > 0)
+        before = delta.version(spark, table(found))
+        with pytest.raises(errors.TableOwned) as refused:
+            once(spark, found)
+        assert refused.value.exit_code == 3
+        assert delta.version(spark, table(found)) == before
+        del running
+
+
+def test_replaced_capture_stops(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
+    """A capture whose table was taken over stops at its next commit, and nothing of it is in the table."""
+    found = pipeline(mongodb_uri, lakehouse, database.name)
+    with pytest.raises(errors.OwnershipLost), Running(spark, found):
+        until(lambda: delta.exists(spark, table(found)) and bronze.last_batch(spark, table(found)) > 0)
+        database.orders.insert_one({"_id": 0})
+        once(spark, found, take_over=True)
+        for number in range(1, 20):
+            database.orders.insert_one({"_id": number})
+            time.sleep(0.1)
+        time.sleep(2)
+    once(spark, found)
+    landed = rows(spark, found)
+    check_numbers(landed)
+    assert sorted(json.loads(row.key) for row in landed if row.kind == "change") == list(range(20))
+
+
+def test_changed_filter_loses_and_doubles_nothing(
+    spark: Any, mongodb_uri: str, database: Any, lakehouse: Path
+) -> None:
+    """A position goes on under another filter, also where the server refuses its token."""
+    name = database.name
+    wide = pipeline(mongodb_uri, lakehouse, name, **{"snapshot.mode": "no_data"})
+    narrow = pipeline(
+        mongodb_uri, lakehouse, name, **{"snapshot.mode": "no_data", "collection.include.list": f"{name}.b"}
+    )
+    once(spark, wide)
+    database.b.insert_one({"_id": 1})
+    database.a.insert_one({"_id": 1})
+    once(spark, wide)
+    database.b.insert_one({"_id": 2})
+    once(spark, narrow)
+    database.b.insert_one({"_id": 3})
+    once(spark, wide)
+    landed = [(row.collection, row.key) for row in rows(spark, wide) if row.kind == "change"]
+    assert landed == [("b", "1"), ("a", "1"), ("b", "2"), ("b", "3")]
+
+
+def test_lost_position_changes_nothing(
+    spark: Any, start_mongodb: Any, lakehouse: Path
+) -> None:
+    """A position that the oplog no longer holds is for a person to decide, and the table stays as it is."""
+    server = start_mongodb(embedded_mongodb.Options(oplog_mb=4, arguments=("--syncdelay", "2")))
+    found = pipeline(server.uri, lakehouse, "shop")
+    client = mongodb.client(server.uri)
+    client.shop.orders.insert_one({"_id": 1})
+    once(spark, found)
+    before = delta.version(spark, table(found))
+    first = mongodb.oplog_window(client)
+    assert first is not None
+
+    def rolled() -> bool:
+        client.other.bulk.insert_many([{"pad": "x" * 100_000} for _ in range(50)])
+        window = mongodb.oplog_window(client)
+        return window is not None and window.first > first.last + 1
+
+    until(rolled, 90)
+    with pytest.raises(errors.PositionLost) as lost:
+        once(spark, found)
+    client.close()
+    assert lost.value.exit_code == 3
+    assert "new snapshot" in str(lost.value)
+    assert delta.version(spark, table(found)) == before
+
+
+def test_full_disk_commits_nothing(
+    spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk is a reason to try again: nothing of the commit is in the table, and the next run has it all."""
+    found = pipeline(mongodb_uri, lakehouse, database.name)
+    once(spark, found)
+    before = rows(spark, found)
+    database.orders.insert_one({"_id": 1})
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(pq, "write_table", full)
+        with pytest.raises(errors.StorageExhausted) as exhausted:
+            once(spark, found)
+    assert exhausted.value.exit_code == 75
+    assert rows(spark, found) == before
+    once(spark, found)
+    assert [row.key for row in rows(spark, found) if row.kind == "change"] == ["1"]
+
+
+def test_election_is_survived(spark: Any, start_mongodb: Any, lakehouse: Path) -> None:
+    """A primary that steps down in the middle of the stream costs no event."""
+    server = start_mongodb(embedded_mongodb.Options())
+    found = pipeline(server.uri, lakehouse, "shop")
+    client = mongodb.client(server.uri)
+    with Running(spark, found):
+        until(lambda: delta.exists(spark, table(found)) and bronze.last_batch(spark, table(found)) > 0)
+        client.shop.orders.insert_one({"_id": 0})
+        client.admin.command({"replSetStepDown": 2, "force": True})
+        for number in range(1, 50):
+            client.shop.orders.insert_one({"_id": number})
+        time.sleep(2)
+    once(spark, found)
+    client.close()
+    landed = rows(spark, found)
+    check_numbers(landed)
+    assert [json.loads(row.key) for row in landed if row.kind == "change"] == list(range(50))
+
+
+def test_unusual_documents_land(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
+    """Repeated fields, invalid UTF-8 and keys that look like wrappers stop nothing and are in bronze."""
+    found = pipeline(mongodb_uri, lakehouse, database.name, **{"snapshot.mode": "no_data"})
+    once(spark, found)
+    repeated = b"\x10_id\x00\x01\x00\x00\x00\x10a\x00\x01\x00\x00\x00\x10a\x00\x02\x00\x00\x00"
+    broken = b"\x10_id\x00\x02\x00\x00\x00\x02t\x00\x03\x00\x00\x00\xff\xfe\x00"
+    for body in (repeated, broken):
+        raw = (len(body) + 5).to_bytes(4, "little") + body + b"\0"
+        database.orders.insert_one(RawBSONDocument(raw))
+    database.orders.insert_one({"_id": 3, "w": {"$numberLong": "5"}})
+    result = once(spark, found)
+    assert result.lossy_documents == 1
+    after = {row.key: row.after for row in rows(spark, found) if row.kind == "change"}
+    assert set(after) == {"1", "2", "3"}
+    assert '"$$numberLong"' in after["3"]
+
+
+def test_quiet_stream_moves_on(spark: Any, mongodb_uri: str, database: Any, mongo: Any, lakehouse: Path) -> None:
+    """The position of a quiet collection moves with the server's clock, by heartbeats."""
+    found = pipeline(mongodb_uri, lakehouse, database.name, **{"heartbeat.interval.ms": 1000})
+    with Running(spark, found):
+        until(lambda: delta.exists(spark, table(found)) and bronze.last_batch(spark, table(found)) > 0)
+        first = bronze.read_position(spark, table(found))
+        assert first is not None
+        mongo[f"{database.name}_other"].noise.insert_one({})
+        until(lambda: (bronze.read_position(spark, table(found)) or first).token > first.token, 30)
+    mongo.drop_database(f"{database.name}_other")
+    assert {row.kind for row in rows(spark, found)} == {"heartbeat"}
+
+
+def test_capped_collections_are_snapshotted_and_views_are_refused(
+    spark: Any, mongodb_uri: str, database: Any, lakehouse: Path
+) -> None:
+    """A capped collection is read at its operation time; a view that is named is refused by its name."""
+    database.create_collection("ring", capped=True, size=100_000)
+    database.ring.insert_many([{"_id": number} for number in range(20)])
+    database.create_collection("seen", viewOn="ring", pipeline=[])
+    found = pipeline(mongodb_uri, lakehouse, database.name)
+    assert once(spark, found).snapshot_documents == 20
+    named = pipeline(
+        mongodb_uri, lakehouse / "two", database.name, **{"collection.include.list": f"{database.name}.seen"}
+    )
+    with pytest.raises(errors.SourceUnsuitable, match="seen is a view"):
+        once(spark, named)
+
+
+def test_table_of_somebody_else_is_refused(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
+    """A Delta table that lies where bronze should is left alone."""
+    found = pipeline(mongodb_uri, lakehouse, database.name)
+    spark.sql("SELECT 1 AS one").write.format("delta").save(table(found).path)
+    with pytest.raises(errors.TableNotOurs) as refused:
+        once(spark, found)
+    assert refused.value.exit_code == 3
+    assert delta.version(spark, table(found)) == 0
+
+
+@pytest.mark.parametrize(
+    ("uri", "expected"),
+    [
+        ("mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=300", errors.SourceUnreachable),
+        ("mongodb://127.0.0.1:notaport/", errors.SettingsError),
+    ],
+)
+def test_source_that_cannot_be_reached(
+    spark: Any, lakehouse: Path, uri: str, expected: type[errors.MedallionError]
+) -> None:
+    """An unreachable server is temporary, an unreadable connection string a mistake; neither makes a table."""
+    with pytest.raises(expected):
+        once(spark, pipeline(uri, lakehouse, "shop"))
+    assert not delta.exists(spark, table(pipeline(uri, lakehouse, "shop")))
+
+
+def test_wrong_password_is_refused(spark: Any, start_mongodb: Any, lakehouse: Path) -> None:
+    """A wrong password is for a person to mend, and is not shown."""
+    server = start_mongodb(embedded_mongodb.Options(auth=True))
+    found = pipeline(f"mongodb://{server.address}/", lakehouse, "shop")
+    client = mongodb.client(f"mongodb://someone:hunter2@{server.address}/?authSource=admin")
+    with pytest.raises(errors.AccessRefused) as refused:
+        mongodb.server_info(client)
+    client.close()
+    assert "hunter2" not in str(refused.value)
+    with pytest.raises(errors.AccessRefused):
+        once(spark, found)
+
+
+def test_columns_are_the_contract(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
+    """The bronze table has the columns of the design, in their order, and is clustered by batch."""
+    found = pipeline(mongodb_uri, lakehouse, database.name)
+    once(spark, found)
+    assert spark.table(str(table(found))).columns == columns.SCHEMA.names
+    detail = spark.sql(f"DESCRIBE DETAIL {table(found)}").collect()[0]
+    assert detail.clusteringColumns == ["batch"]

@@ -1,0 +1,181 @@
+"""`medallion check` against real servers: each thing that may be wrong, and what it says to mend."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cdc_core import errors, settings
+from pipelines import check, embedded_mongodb, mongodb
+from pipelines.check import Finding, Verdict
+
+if TYPE_CHECKING:
+    from pymongo import MongoClient
+    from pymongo.database import Database
+
+    from tests.conftest import StartServer
+
+Checked = Callable[..., dict[str, list[Finding]]]
+
+
+@pytest.fixture
+def checked(tmp_path: Path) -> Checked:
+    """Runs the check of a pipeline; its findings by what they are about."""
+
+    def run(uri: str, **source: str) -> dict[str, list[Finding]]:
+        document = {
+            "name": "checked",
+            "lakehouse": {"root": str(tmp_path / "lakehouse")},
+            "source": {
+                "mongodb.connection.string": uri,
+                "mongodb.server.selection.timeout.ms": "2000",
+                **{name.replace("_", "."): value for name, value in source.items()},
+            },
+        }
+        found: dict[str, list[Finding]] = {}
+        for finding in check.run(settings.parse(document)):
+            found.setdefault(finding.about, []).append(finding)
+        return found
+
+    return run
+
+
+def _wrong(found: dict[str, list[Finding]]) -> list[Finding]:
+    return [each for findings in found.values() for each in findings if each.verdict is Verdict.WRONG]
+
+
+def test_a_good_source_has_nothing_to_mend(
+    checked: Checked, database: Database[dict[str, Any]], mongodb_uri: str, tmp_path: Path
+) -> None:
+    """A replica set with a collection to capture: every question is answered, nothing is wrong, nothing was made."""
+    database["orders"].insert_one({"_id": 1})
+    found = checked(mongodb_uri, database_include_list=database.name)
+    assert _wrong(found) == []
+    assert {"server", "collections", "change stream", "snapshot reads", "oplog"} <= set(found)
+    assert found["collections"][-1].found == f"1 to capture: {database.name}.orders"
+    assert not (tmp_path / "lakehouse").exists()
+    check.refuse([each for findings in found.values() for each in findings])
+
+
+def test_a_view_that_is_named_is_refused_by_name(
+    checked: Checked, database: Database[dict[str, Any]], mongodb_uri: str
+) -> None:
+    """A view in the include list is wrong; one that a pattern happens to meet is only mentioned."""
+    database["orders"].insert_one({"_id": 1})
+    database.create_collection("recent", viewOn="orders", pipeline=[])
+    named = checked(mongodb_uri, collection_include_list=f"{database.name}.recent")
+    (finding,) = _wrong(named)
+    assert f"{database.name}.recent is a view" in finding.found and isinstance(finding.error, errors.SourceUnsuitable)
+    met = checked(mongodb_uri, database_include_list=database.name)
+    assert _wrong(met) == []
+    assert [each.verdict for each in met["collections"]] == [Verdict.WARNING, Verdict.FINE]
+
+
+def test_a_time_series_collection_is_refused_by_name(
+    checked: Checked, database: Database[dict[str, Any]], mongodb_uri: str
+) -> None:
+    """A time-series collection has no change stream."""
+    database.create_collection("readings", timeseries={"timeField": "at"})
+    (finding,) = _wrong(checked(mongodb_uri, collection_include_list=f"{database.name}.readings"))
+    assert "time-series collection" in finding.found and finding.mend
+
+
+def test_a_collection_that_does_not_exist_is_mentioned(
+    checked: Checked, database: Database[dict[str, Any]], mongodb_uri: str
+) -> None:
+    """A name that nothing has is a warning: the collection may come later."""
+    database["orders"].insert_one({"_id": 1})
+    found = checked(mongodb_uri, collection_include_list=f"{database.name}.orders, {database.name}.Order")
+    assert [each.found for each in found["collections"]] == [
+        f"{database.name}.Order does not exist",
+        f"1 to capture: {database.name}.orders",
+    ]
+
+
+def test_missing_pre_images_come_with_the_command_that_turns_them_on(
+    checked: Checked, database: Database[dict[str, Any]], mongodb_uri: str
+) -> None:
+    """The capture mode with pre-images wants them on each collection, and the command that is shown is the right one."""
+    database["orders"].insert_one({"_id": 1})
+    source = {
+        "database_include_list": database.name,
+        "capture_mode": "change_streams_update_full_with_pre_image",
+    }
+    (finding,) = _wrong(checked(mongodb_uri, **source))
+    assert "collMod: 'orders', changeStreamPreAndPostImages: {enabled: true}" in finding.mend
+    database.command({"collMod": "orders", "changeStreamPreAndPostImages": {"enabled": True}})
+    assert _wrong(checked(mongodb_uri, **source)) == []
+
+
+def test_an_unreachable_server_is_temporary(checked: Checked) -> None:
+    """Nobody listens: one finding, exit code 75, and no password in it."""
+    with contextlib.closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    found = checked(f"mongodb://127.0.0.1:{port}/")
+    (finding,) = _wrong(found)
+    with pytest.raises(errors.SourceUnreachable) as raised:
+        check.refuse([finding])
+    assert raised.value.exit_code == 75
+
+
+@pytest.fixture
+def standalone(tmp_path: Path) -> Iterator[str]:
+    """A server that is no replica set."""
+    with contextlib.closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    folder = tmp_path / "standalone"
+    folder.mkdir()
+    arguments = ["--dbpath", str(folder), "--port", str(port), "--bind_ip", "127.0.0.1", "--nounixsocket"]
+    server = subprocess.Popen(
+        [str(embedded_mongodb.find()), *arguments, "--logpath", str(folder / "log")], stdout=subprocess.DEVNULL
+    )
+    try:
+        with contextlib.closing(mongodb.client(f"mongodb://127.0.0.1:{port}/")) as client:
+            client.admin.command("ping")
+        yield f"mongodb://127.0.0.1:{port}/"
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def test_a_server_that_is_no_replica_set_is_unsuitable(checked: Checked, standalone: str) -> None:
+    """Change streams need a replica set: exit code 3, and what to start."""
+    (finding,) = _wrong(checked(standalone))
+    assert isinstance(finding.error, errors.SourceUnsuitable) and "replSet" in finding.found
+
+
+def test_rights_and_passwords(checked: Checked, start_mongodb: StartServer) -> None:
+    """`read` on the database is enough; a wrong password and a missing right are told apart, each with what to do."""
+    server = start_mongodb(embedded_mongodb.Options(auth=True))
+    with contextlib.closing(mongodb.client(server.uri)) as root:
+        _stock(root)
+    lists = {"collection_include_list": "shop.orders", "mongodb_authsource": "admin"}
+
+    def uri(user: str, password: str, monkeypatch: pytest.MonkeyPatch) -> str:
+        monkeypatch.setenv("CHECK_URI", f"mongodb://{user}:{password}@{server.address}/?authSource=admin")
+        return "${env:CHECK_URI}"
+
+    with pytest.MonkeyPatch.context() as patch:
+        reader = checked(uri("reader", "r", patch), **lists)
+        assert _wrong(reader) == []
+        assert [each.verdict for each in reader["oplog"]] == [Verdict.WARNING]
+        (wrong_password,) = _wrong(checked(uri("reader", "nope", patch), **lists))
+        assert isinstance(wrong_password.error, errors.AccessRefused) and "password" in wrong_password.found
+        elsewhere = _wrong(checked(uri("elsewhere", "e", patch), **lists))
+        assert elsewhere and all(isinstance(each.error, errors.AccessRefused) for each in elsewhere)
+        assert any("grantRolesToUser" in each.mend and "'shop'" in each.mend for each in elsewhere)
+        assert not any("nope" in each.found + each.mend for each in (wrong_password, *elsewhere))
+
+
+def _stock(root: MongoClient[dict[str, Any]]) -> None:
+    root["shop"]["orders"].insert_one({"_id": 1})
+    for user, password, db in (("reader", "r", "shop"), ("elsewhere", "e", "other")):
+        root.admin.command("createUser", user, pwd=password, roles=[{"role": "read", "db": db}])

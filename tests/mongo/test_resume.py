@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import contextlib
+import datetime
+import uuid
+from typing import Any
+
+import pytest
+from bson import Binary, Code, Decimal128, Int64, MaxKey, ObjectId, Timestamp
+from bson.datetime_ms import DatetimeMS
+from bson.raw_bson import RawBSONDocument
+
+from cdc_core import resume_token
+from pipelines import mongodb
+
+IDS = (
+    *(
+        5,
+        Int64(6),
+        7.0,
+        Decimal128("8"),
+        Int64(2**31 + 1),
+        Int64(2**40),
+        Int64(2**53 + 99),
+        2.0**41,
+        -0.0,
+        0.5,
+        1e300,
+    ),
+    *(
+        Decimal128("1.5"),
+        Decimal128("2.10"),
+        float("nan"),
+        float("inf"),
+        "text",
+        None,
+        True,
+        ObjectId(),
+        Code("x"),
+    ),
+    *(
+        {"a": Int64(2**40)},
+        {"b": 2.5},
+        {},
+        Timestamp(1, 1),
+        datetime.datetime(2020, 1, 1),
+        Binary(b"x", 128),
+        MaxKey(),
+    ),
+    Binary(uuid.UUID(int=5).bytes, 4),
+)
+
+
+def stream(client: Any, db: str, token: str | None) -> mongodb.ChangeStream:
+    options = mongodb.StreamOptions(db=db, max_await_ms=50)
+    return mongodb.ChangeStream(client, options, mongodb.Start(token))
+
+
+def read(opened: mongodb.ChangeStream, count: int) -> list[tuple[str, str]]:
+    """Token and `_id` of the next events, as text."""
+    found: list[tuple[str, str]] = []
+    with contextlib.closing(opened):
+        for _ in range(200):
+            for raw in opened.next().events:
+                event = RawBSONDocument(raw)
+                if event["operationType"] == "insert":
+                    found.append((event["_id"]["_data"], repr(event["documentKey"]["_id"])))
+            if len(found) >= count:
+                return found
+    raise AssertionError(f"{len(found)} of {count} events")
+
+
+@pytest.fixture
+def recorded(database: Any) -> tuple[str | None, list[tuple[str, str]]]:
+    """Where a stream began, and the inserts of one document of each `_id` that it saw."""
+    database.create_collection("x")
+    began = stream(database.client, database.name, None)
+    began.open()
+    for value in IDS:
+        database.x.insert_one({"_id": value, "far": DatetimeMS(2**62)})
+    database.x.insert_many([{"_id": f"m{number}"} for number in range(3)])
+    return began.token, read(began, len(IDS) + 3)
+
+
+def test_a_stream_resumes_behind_every_kind_of_id(
+    database: Any, recorded: tuple[str | None, list[tuple[str, str]]]
+) -> None:
+    """Whatever the `_id` of the last event, the next one is the next one: nothing lost, nothing twice."""
+    _, events = recorded
+    for number, (token, _) in enumerate(events[:-1]):
+        assert not resume_token.resumes_alone(token)
+        following = events[number + 1 :]
+        assert read(stream(database.client, database.name, token), len(following)) == following
+
+
+def test_a_stream_resumes_inside_a_transaction(
+    database: Any, recorded: tuple[str | None, list[tuple[str, str]]]
+) -> None:
+    """Events that share a cluster time are told apart."""
+    began, _ = recorded
+    with database.client.start_session() as session, session.start_transaction():
+        for value in (Int64(2**41), 1.25, "z"):
+            database.x.insert_one({"_id": {"t": value}}, session=session)
+    events = read(stream(database.client, database.name, began), len(IDS) + 6)[-3:]
+    assert len({token[:18] for token, _ in events}) == 1
+    assert read(stream(database.client, database.name, events[0][0]), 2) == events[1:]
+
+
+def test_a_stream_resumes_behind_a_high_water_mark(
+    database: Any, recorded: tuple[str | None, list[tuple[str, str]]]
+) -> None:
+    """The token of a moment without an event is resumed as it is."""
+    began, events = recorded
+    assert began is not None
+    assert resume_token.resumes_alone(began)
+    assert read(stream(database.client, database.name, began), len(events)) == events
+
+
+def test_a_lost_connection_changes_nothing(
+    database: Any, recorded: tuple[str | None, list[tuple[str, str]]]
+) -> None:
+    """A stream that is opened again in the middle goes on behind what it gave."""
+    began, events = recorded
+    opened = stream(database.client, database.name, began)
+    assert read(opened, len(events)) == events
+    opened.token = events[5][0]
+    assert read(opened, len(events) - 6) == events[6:]
+
+
+def test_a_position_of_another_oplog_is_lost(
+    database: Any, recorded: tuple[str | None, list[tuple[str, str]]]
+) -> None:
+    """A time that the oplog holds with a token that it does not hold is no position to read from."""
+    _, events = recorded
+    foreign = events[3][0].replace(resume_token_uuid(events[3][0]), "00" * 16)
+    with pytest.raises(mongodb.HistoryLost):
+        read(stream(database.client, database.name, foreign), 1)
+
+
+def resume_token_uuid(token: str) -> str:
+    """The collection's UUID in a token."""
+    at = token.index("5A1004") + 6
+    return token[at : at + 32]

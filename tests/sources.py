@@ -1,0 +1,19 @@
+"""A `Source` from property names, also with properties that a settings file may not use yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cdc_core import properties, values
+
+
+def source(given: Mapping[str, Any]) -> properties.Source:
+    """The properties as a settings file holds them, each read by its type, without checks across them."""
+    read: dict[str, Any] = {"mongodb_connection_string": values.Reference("mongodb://localhost")}
+    is_literal = given.get("filters.match.mode") == "literal"
+    for name, value in given.items():
+        each = properties.BY_NAME[name]
+        type_ = values.Names() if is_literal and isinstance(each.type, values.Patterns) else each.type
+        read[each.attribute] = type_.read(value)
+    return properties.Source(**read)

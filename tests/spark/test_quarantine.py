@@ -1,0 +1,310 @@
+"""Events that cannot be read: what is held, what silver is given instead, and how they come back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from cdc_core import bronze, errors, quarantine, reduce, tables
+from pipelines import bronze as bronze_table
+from pipelines import delta
+from pipelines import quarantine as quarantines
+
+Reason = quarantine.Reason
+BROKEN = '{"_id":1,"a":'
+
+
+def sequence(number: int) -> str:
+    """The sequence of the event with this number; three share a cluster time."""
+    return f"{1:08x}{number // 3:08x}{number % 3:08x}"
+
+
+def event(number: int, op: str, *, key: str | None = "1", **columns: Any) -> dict[str, Any]:
+    """A bronze row; `text` is its document, or the updated fields of an update that has none."""
+    text = columns.pop("text", '{"_id":1}')
+    is_partial = op == "p"
+    description = {
+        "updatedFields": text,
+        "removedFields": None,
+        "truncatedArrays": None,
+        "disambiguatedPaths": None,
+    }
+    row = dict.fromkeys(bronze.SCHEMA.names) | {
+        "resume_token": f"token-{number}",
+        "offset": number,
+        "batch": 1,
+        "kind": "change",
+        "op": "u" if is_partial else op,
+        "db": "shop",
+        "collection": "orders",
+        "key": key,
+        "sequence": sequence(number),
+        "after": None if is_partial or op == "d" else text,
+        "updateDescription": description if is_partial else None,
+    }
+    return row | columns
+
+
+def frame(spark: SparkSession, rows: Sequence[dict[str, Any]]) -> DataFrame:
+    return spark.createDataFrame(pa.Table.from_pylist(list(rows), schema=bronze.SCHEMA))
+
+
+def no_facts(spark: SparkSession) -> DataFrame:
+    return spark.createDataFrame([], quarantine.COLUMNS_DDL)
+
+
+def split(
+    spark: SparkSession, rows: Sequence[dict[str, Any]], *, waiting: DataFrame | None = None, to: int = 1
+) -> tuple[list[tuple[Any, ...]], list[tuple[str, str]]]:
+    """What silver is given, as number or place of each event, and the facts."""
+    result = quarantine.split(frame(spark, rows), waiting=waiting or no_facts(spark), to=to)
+    given = sorted((row.sequence or "", row.op) for row in result.events.collect())
+    numbers = {sequence(number): number for number in range(100)}
+    facts = sorted((row.resume_token, row.reason) for row in result.facts.collect())
+    return [(numbers.get(place, "mark"), op) for place, op in given], facts
+
+
+UNREADABLE = ("", "{", "[]", "5", "null", BROKEN, "{} x")
+DESCRIPTION = {"updatedFields": "{}", "disambiguatedPaths": "{"}
+JUDGED: tuple[tuple[dict[str, Any], quarantine.Reason | None], ...] = (
+    (event(1, "c"), None),
+    (event(1, "d"), None),
+    (event(1, "p"), None),
+    (event(1, "u", after=None), None),
+    (event(1, "r", text='{"a":1,"a":{"b":[1.0,"\\u0000}"]}}'), None),
+    (event(1, "c", key=None), Reason.NO_KEY),
+    (event(1, "c", sequence=None), Reason.NO_SEQUENCE),
+    (event(1, "c", sequence="5"), Reason.NO_SEQUENCE),
+    (event(1, "x"), Reason.UNKNOWN_OPERATION),
+    (event(1, "c") | {"op": None}, Reason.UNKNOWN_OPERATION),
+    (event(1, "c", after=None), Reason.NO_DOCUMENT),
+    *[(event(1, "c", text=text), Reason.UNREADABLE_AFTER) for text in UNREADABLE],
+    (event(1, "u", text='{"a":tru}'), Reason.UNREADABLE_AFTER),
+    (event(1, "p", text='{"a":[1}'), Reason.UNREADABLE_UPDATE),
+    (event(1, "p", updateDescription=DESCRIPTION), Reason.UNREADABLE_PATHS),
+    (event(1, "d", before="{"), None),
+)
+
+
+def test_reasons(spark: SparkSession) -> None:
+    """An event is unreadable by the first thing that is wrong with what silver needs of it."""
+    rows = [row | {"offset": number} for number, (row, _) in enumerate(JUDGED)]
+    found = (
+        frame(spark, rows).select("offset", quarantine.reason().alias("reason")).orderBy("offset").collect()
+    )
+    assert [row.reason for row in found] == [None if reason is None else reason.value for _, reason in JUDGED]
+
+
+def test_readable_events_pass(spark: SparkSession) -> None:
+    """Without anything unreadable a range is what it was."""
+    rows = [event(1, "c"), event(2, "p"), event(3, "d"), event(4, "u", key="2")]
+    assert split(spark, rows) == ([(1, "c"), (2, "u"), (3, "d"), (4, "u")], [])
+
+
+def test_later_updates_follow(spark: SparkSession) -> None:
+    """Updates after an unreadable event wait with it; the document is marked just before its place."""
+    rows = [event(1, "c"), event(2, "p"), event(3, "p", text="{"), event(4, "p"), event(5, "p", key="2")]
+    given, facts = split(spark, rows)
+    assert given == [(1, "c"), (2, "u"), ("mark", "u"), (5, "u")]
+    assert facts == [("token-3", Reason.UNREADABLE_UPDATE.value), ("token-4", Reason.FOLLOWS.value)]
+    marks = quarantine.split(frame(spark, rows), waiting=no_facts(spark), to=1).events.where(
+        "length(sequence) <> 24"
+    )
+    [mark] = marks.collect()
+    assert sequence(2) < mark.sequence < sequence(3)
+    assert (mark.key, mark.after, mark.updateDescription, mark.before) == ("1", None, None, None)
+
+
+@pytest.mark.parametrize("whole", ["c", "u", "r", "d"])
+def test_a_whole_document_supersedes(spark: SparkSession, whole: str) -> None:
+    """After a full document or a delete nothing waits any more, and what had to is there to be seen."""
+    rows = [event(1, "c", text=BROKEN), event(2, "p"), event(3, whole), event(4, "p")]
+    given, facts = split(spark, rows)
+    assert given == [(3, whole), (4, "u")]
+    assert facts == [
+        ("token-1", Reason.UNREADABLE_AFTER.value),
+        ("token-1", Reason.SUPERSEDED.value),
+        ("token-2", Reason.FOLLOWS.value),
+        ("token-2", Reason.SUPERSEDED.value),
+    ]
+
+
+def test_events_without_document_or_place_hold_nothing_back(spark: SparkSession) -> None:
+    """An event without a key or a sequence is held, and no other event waits for it."""
+    rows = [event(1, "c", key=None), event(2, "c", sequence=None), event(3, "p")]
+    given, facts = split(spark, rows)
+    assert given == [(3, "u")]
+    assert facts == [("token-1", Reason.NO_KEY.value), ("token-2", Reason.NO_SEQUENCE.value)]
+
+
+def test_an_unreadable_pre_image_is_left_out(spark: SparkSession) -> None:
+    """An event whose pre-image alone cannot be read is applied without it, and kept whole."""
+    rows = [event(1, "d", before="{"), event(2, "c", key="2", text="{")]
+    result = quarantine.split(frame(spark, rows), waiting=no_facts(spark), to=1)
+    assert [row.before for row in result.events.where("op = 'd'").collect()] == [None]
+    facts = {(row.resume_token, row.before, row.reason) for row in result.facts.collect()}
+    assert ("token-1", "{", Reason.UNREADABLE_BEFORE.value) in facts
+    assert quarantine.held(result.facts).count() == 1
+
+
+# Ranges, one after the other, against a model
+
+
+def history(rng: random.Random) -> list[dict[str, Any]]:
+    """Events of many documents, a third of them unreadable."""
+    return [
+        event(number, rng.choice("pppucd"), key=str(rng.randrange(25)), text=rng.choice(("{}", "{}", "{")))
+        for number in range(400)
+    ]
+
+
+def is_broken(row: dict[str, Any]) -> bool:
+    return "{" in (row["after"], (row["updateDescription"] or {}).get("updatedFields"))
+
+
+def model(rows: Sequence[dict[str, Any]]) -> tuple[set[str], set[str]]:
+    """The tokens that are applied in the end, and those that wait, when every event was judged in order."""
+    applied, waits = set(), set()
+    waiting: dict[str, list[str]] = {}
+    for row in rows:
+        queue = waiting.setdefault(row["key"], [])
+        is_partial = row["op"] == "u" and row["after"] is None
+        if is_broken(row) or (is_partial and queue):
+            queue.append(row["resume_token"])
+        else:
+            applied.add(row["resume_token"])
+            if not is_partial:
+                queue.clear()
+    for queue in waiting.values():
+        waits.update(queue)
+    return applied, waits
+
+
+@pytest.mark.parametrize("names_keys", [True, False])
+def test_ranges_agree_with_the_model(spark: SparkSession, names_keys: bool) -> None:
+    """Cut anywhere and applied twice, ranges hold and pass what a judge of the whole history would."""
+    rng = random.Random(3)
+    rows = history(rng)
+    cuts = [0, *sorted(rng.sample(range(1, 400), 2)), 400]
+    facts: list[Any] = []
+    applied: set[str] = set()
+    for low, high in [each for each in zip(cuts, cuts[1:], strict=False) for _ in range(2)]:
+        waiting = quarantine.held(spark.createDataFrame(facts, quarantine.COLUMNS_DDL), before=low)
+        keys = [str(number) for number in range(25)] if names_keys else None
+        result = quarantine.split(frame(spark, rows[low:high]), waiting=waiting, to=high, keys=keys)
+        facts += result.facts.collect()
+        given = result.events.select("resume_token", F.length("sequence").alias("digits")).collect()
+        applied |= {row.resume_token for row in given if row.digits == 24}
+    held = quarantine.held(spark.createDataFrame(facts, quarantine.COLUMNS_DDL)).collect()
+    assert (applied, {row.resume_token for row in held}) == model(rows)
+
+
+# Tables
+
+
+@pytest.fixture
+def layout(lakehouse: Path) -> tables.Layout:
+    return tables.Layout(root=str(lakehouse))
+
+
+def filled(spark: SparkSession, layout: tables.Layout, rows: Sequence[dict[str, Any]]) -> None:
+    log = bronze_table.Log.open(spark, layout.bronze("shop"), extra={"stream": "fingerprint"})
+    log.append(
+        lambda batch, first: pa.Table.from_pylist(
+            [row | {"batch": batch, "offset": first + n} for n, row in enumerate(rows)], schema=bronze.SCHEMA
+        ),
+        token="position",
+    )
+    log.heartbeat({}, token="position", ts_ms=0)
+    log.close()
+
+
+def applied(spark: SparkSession, layout: tables.Layout, after: int, to: int) -> list[str]:
+    """What silver would apply of a range, in order of its place."""
+    span = reduce.Range(after, to)
+    events = spark.table(str(layout.bronze("shop"))).where(f"{span.predicate} AND kind = 'change'")
+    suspects = not events.where(quarantine.is_suspect()).isEmpty()
+    table = layout.quarantine("shop", "orders")
+    parts = quarantines.parted(spark, table, events=events, span=span, has_suspects=suspects)
+    return [row.resume_token for row in (events if parts is None else parts).orderBy("sequence").collect()]
+
+
+def test_replay(spark: SparkSession, layout: tables.Layout) -> None:
+    """An event that was corrected comes back at its own place, with all that followed it, once."""
+    filled(
+        spark,
+        layout,
+        [event(1, "c"), event(2, "p", text="{"), event(3, "p"), event(4, "c", key="2", text="{")],
+    )
+    assert applied(spark, layout, 0, 2) == ["token-1", "token-2", "token-4"]  # two of them are marks
+    table = layout.quarantine("shop", "orders")
+    held = quarantines.listed(spark, table)
+    assert [(each.resume_token, each.reason) for each in held] == [
+        ("token-2", Reason.UNREADABLE_UPDATE.value),
+        ("token-3", Reason.FOLLOWS.value),
+        ("token-4", Reason.UNREADABLE_AFTER.value),
+    ]
+    arguments: dict[str, Any] = {"name": "shop", "namespace": ("shop", "orders"), "now_ms": 0}
+    correct = {"token-2": {"updatedFields": '{"a":1}'}}
+    replayed = quarantines.replay(spark, layout, tokens=["token-2"], corrections=correct, **arguments)
+    assert replayed == quarantines.Replayed(2, 3)
+    assert quarantines.replay(spark, layout, tokens=["token-3"], **arguments) == quarantines.Replayed(0, None)
+    assert bronze_table.read_position(spark, layout.bronze("shop")) == bronze_table.Position("position", 3, 7)
+    commit = delta.last_commit(spark, layout.bronze("shop"))
+    assert commit is not None and commit.metadata is not None and commit.metadata["stream"] == "fingerprint"
+    rows = (
+        spark.table(str(layout.bronze("shop")))
+        .where("batch = 3 AND kind = 'change'")
+        .orderBy("offset")
+        .collect()
+    )
+    assert [(row.resume_token, row.sequence) for row in rows] == [
+        ("token-2", sequence(2)),
+        ("token-3", sequence(3)),
+    ]
+    assert applied(spark, layout, 2, 3) == ["token-2", "token-3"]
+    assert [each.resume_token for each in quarantines.listed(spark, table)] == ["token-4"]
+    assert quarantines.count(spark, table) == 1
+    states = {each.resume_token: each.state for each in quarantines.listed(spark, table, all_states=True)}
+    assert states["token-2"] is quarantines.State.ENDED
+
+
+def test_a_replay_that_mends_nothing_changes_nothing(spark: SparkSession, layout: tables.Layout) -> None:
+    """Events that still cannot be read are held again, and can come again."""
+    filled(spark, layout, [event(1, "c", text="{"), event(2, "p")])
+    assert applied(spark, layout, 0, 2) == ["token-1"]
+    arguments: dict[str, Any] = {"name": "shop", "namespace": ("shop", "orders"), "now_ms": 0}
+    for batch in (3, 4):
+        assert quarantines.replay(spark, layout, **arguments) == quarantines.Replayed(2, batch)
+        assert applied(spark, layout, batch - 1, batch) == ["token-1"]
+        assert quarantines.count(spark, layout.quarantine("shop", "orders")) == 2
+
+
+def test_wrong_replays_are_refused(spark: SparkSession, layout: tables.Layout) -> None:
+    """Tokens that are not held and corrections that cannot be read are refused; nothing is done."""
+    filled(spark, layout, [event(1, "c", text="{")])
+    applied(spark, layout, 0, 2)
+    with pytest.raises(errors.SettingsError) as refused:
+        quarantines.replay(
+            spark,
+            layout,
+            name="shop",
+            namespace=("shop", "orders"),
+            tokens=["token-1", "token-9"],
+            corrections={"token-1": {"after": "{", "op": "{}"}, "token-8": {}},
+            now_ms=0,
+        )
+    assert [problem.path for problem in refused.value.problems] == [
+        "token-8",
+        "token-9",
+        "token-1.after",
+        "token-1.op",
+    ]
+    assert bronze_table.last_batch(spark, layout.bronze("shop")) == 2

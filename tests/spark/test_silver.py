@@ -1,0 +1,333 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from cdc_core import errors, settings, tables
+from pipelines import delta, gold, registry, silver
+from pipelines import spark as sparks
+from tests import bronze_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CASES = {
+    path.stem: yaml.safe_load(path.read_text())
+    for path in sorted((Path(__file__).parents[1] / "cases" / "silver").glob("*.yml"))
+}
+STEPS = max(len(case["batches"]) for case in CASES.values())
+
+Row = dict[str, Any]
+
+
+def pipeline(root: Path, collections: dict[str, Any] | None = None, **silver_defaults: Any) -> settings.Settings:
+    """Settings of a pipeline whose bronze a test writes by hand."""
+    return settings.parse(
+        {
+            "name": "hand",
+            "lakehouse": {"root": str(root)},
+            "source": {"mongodb.connection.string": "${env:NOWHERE}"},
+            "silver": {
+                "defaults": silver_defaults,
+                "collections": {f"{bronze_rows.DB}.{name}": value for name, value in (collections or {}).items()},
+            },
+        }
+    )
+
+
+class Hop:
+    """A lakehouse with a bronze that is written by hand, and the two jobs after it."""
+
+    def __init__(self, spark: SparkSession, chosen: settings.Settings) -> None:
+        self.spark = spark
+        self.settings = chosen
+        self.layout = delta.layout(chosen.lakehouse)
+        self.bronze = bronze_rows.Log(spark, self.layout.bronze(chosen.name))
+
+    def run(self) -> None:
+        """Silver, then gold."""
+        self.silver()
+        self.gold()
+
+    def silver(self) -> silver.Result:
+        return silver.run(self.spark, self.settings, sessions=sparks.sessions(self.spark))
+
+    def gold(self) -> gold.Result:
+        return gold.run(self.spark, self.settings, sessions=sparks.sessions(self.spark))
+
+    def silver_table(self, collection: str) -> tables.TableRef:
+        return self.layout.silver(bronze_rows.DB, collection)
+
+    def gold_table(self, collection: str) -> tables.TableRef:
+        return self.layout.gold(bronze_rows.DB, collection)
+
+    def rows(self, collection: str) -> list[Row]:
+        """Silver's rows by key: without nulls and what says nothing, sequences as the seconds they were made of."""
+        return [_silver_row(row) for row in self._read(self.silver_table(collection))]
+
+    def documents(self, collection: str) -> list[Row]:
+        """Gold's rows by key, without nulls."""
+        table = self.gold_table(collection)
+        return [plain(row) for row in self._read(table)] if delta.exists(self.spark, table) else []
+
+    def _read(self, table: tables.TableRef) -> list[Row]:
+        return [row.asDict(recursive=True) for row in self.spark.table(str(table)).orderBy("__key").collect()]
+
+
+def plain(value: Any) -> Any:
+    """A value without the nulls in it."""
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items() if item is not None}
+    return [plain(item) for item in value] if isinstance(value, list) else value
+
+
+def _silver_row(row: Row) -> Row:
+    found = plain(row)
+    del found["__batch"]
+    found["__sequence"] = bronze_rows.second(found["__sequence"])
+    if not found.pop("__incomplete"):
+        assert "__known" not in found
+    else:
+        found["__incomplete"] = True
+    found.pop("__known", None)
+    if "__document" in found:
+        found["__document"] = True
+    return found
+
+
+def with_cases(hop: Hop, step: int) -> None:
+    """The events of all cases at one step, each case a collection, as one batch."""
+    hop.bronze.append({name: (case["batches"][step : step + 1] or [[]])[0] for name, case in CASES.items()})
+
+
+@pytest.fixture(scope="module")
+def step_by_step(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Hop:
+    """All cases, a run of silver and gold after each batch."""
+    hop = Hop(spark, pipeline(tmp_path_factory.mktemp("steps"), {n: c.get("options", {}) for n, c in CASES.items()}))
+    for step in range(STEPS):
+        with_cases(hop, step)
+        hop.run()
+    return hop
+
+
+@pytest.fixture(scope="module")
+def at_once(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Hop:
+    """All cases, one run after the last batch."""
+    hop = Hop(spark, pipeline(tmp_path_factory.mktemp("once"), {n: c.get("options", {}) for n, c in CASES.items()}))
+    for step in range(STEPS):
+        with_cases(hop, step)
+    hop.run()
+    return hop
+
+
+def expected(case: dict[str, Any], rows: list[Row]) -> list[Row]:
+    """A case's rows, where it leaves the sequence open without it."""
+    is_open = [("__sequence" not in row) for row in case["silver"]]
+    return [
+        {name: value for name, value in row.items() if not (name == "__sequence" and free)}
+        for row, free in zip(rows, is_open, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_cases_step_by_step(step_by_step: Hop, name: str) -> None:
+    """Events applied batch by batch give the case's rows in silver and in gold."""
+    case = CASES[name]
+    assert expected(case, step_by_step.rows(name)) == case["silver"], case["about"]
+    assert step_by_step.documents(name) == case["gold"], case["about"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_cases_at_once(at_once: Hop, name: str) -> None:
+    """The same events in one range give the same rows."""
+    case = CASES[name]
+    assert expected(case, at_once.rows(name)) == case["silver"], case["about"]
+    assert at_once.documents(name) == case["gold"], case["about"]
+
+
+def test_repeated_events_change_nothing(at_once: Hop) -> None:
+    """All events once more, as after a stream that starts over, leave every table as it was."""
+    before = {name: (at_once.rows(name), at_once.documents(name)) for name in CASES}
+    at_once.bronze.repeat()
+    at_once.run()
+    after = {name: (at_once.rows(name), at_once.documents(name)) for name in CASES}
+    assert after == before
+
+
+def test_nothing_new_no_commit(step_by_step: Hop) -> None:
+    """A run that finds nothing new commits nothing, in silver and in gold."""
+    refs = [table(name) for name in ("fold", "types_change") for table in (step_by_step.silver_table, step_by_step.gold_table)]
+    before = [delta.version(step_by_step.spark, ref) for ref in refs]
+    assert (step_by_step.silver().events, step_by_step.gold().changed) == (0, 0)
+    assert [delta.version(step_by_step.spark, ref) for ref in refs] == before
+
+
+ORDERS = "orders"
+
+
+def document(key: int, at: int, op: str = "u", **fields: Any) -> Row:
+    return {"op": op, "key": key, "at": at, "after": {"_id": key, **fields}}
+
+
+@pytest.fixture
+def hop(spark: SparkSession, lakehouse: Path) -> Hop:
+    return Hop(spark, pipeline(lakehouse))
+
+
+class Killed(BaseException):
+    """What a test raises where a process would be killed."""
+
+
+def killing(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, after: bool, call: int = 1) -> None:
+    """The process dies right before or right after the named step, in its `call`-th call."""
+    real: Callable[..., Any] = getattr(owner, name)
+    calls = iter(range(1, 1_000_000))
+
+    def dying(*args: Any, **named: Any) -> Any:
+        if next(calls) != call:
+            return real(*args, **named)
+        if after:
+            real(*args, **named)
+        raise Killed
+
+    monkeypatch.setattr(owner, name, dying)
+
+
+KILLS = [
+    (silver.registry, "note", False),
+    (silver.registry, "note", True),
+    (silver.silver_collection.schemas, "append", False),
+    (silver.silver_collection.schemas, "append", True),
+    (delta.Writer, "alter", True),
+    (silver.silver_collection.Collection, "_remember", True),
+    (delta.Writer, "merge", False),
+    (delta.Writer, "merge", True),
+    (delta.Writer, "mark", True),
+]
+
+
+def test_killed_anywhere(spark: SparkSession, lakehouse: Path) -> None:
+    """Killed before or after any step of silver and of gold, the next run ends as if nothing had happened."""
+    hop = Hop(spark, pipeline(lakehouse))
+    wanted: dict[int, Row] = {}
+    for number, (owner, name, after) in enumerate(KILLS):
+        at = 100 * number + 1
+        events = [document(number, at, "c", **{f"f{number}": number}), document(0, at + 1, v=number)]
+        if number:
+            events += [{"op": "d", "key": number - 1, "at": at + 2}] if number - 1 else []
+        hop.bronze.append({ORDERS: events, f"other{number}": [document(1, at, "c")]})
+        for job in (hop.silver, hop.gold):
+            with pytest.MonkeyPatch.context() as patch:
+                killing(patch, owner, name, after=after)
+                try:
+                    job()
+                except Killed:
+                    pass
+            _forget_claims(hop)
+            job()
+        wanted = {0: {"_id": 0, "v": number}, number: {"_id": number, f"f{number}": number}, **({0: {"_id": 0, "v": number}})}
+        assert {row["_id"]: {n: v for n, v in row.items() if n != "__key"} for row in hop.documents(ORDERS)} == wanted
+        assert hop.documents(f"other{number}") == [{"_id": 1, "__key": "1"}]
+
+
+def _forget_claims(hop: Hop) -> None:
+    """A killed process leaves its claims behind; here its successor has the same process, so it takes them over."""
+    for known in registry.read(hop.spark, hop.layout.ops("collections")).namespaces:
+        for table in (hop.layout.silver(known.db, known.collection), hop.layout.gold(known.db, known.collection)):
+            if delta.exists(hop.spark, table):
+                delta.Writer.claim(hop.spark, table, take_over=True).release()
+
+
+def test_a_second_writer_changes_nothing(hop: Hop) -> None:
+    """While another run holds a table, silver and gold stop with TableOwned and commit nothing."""
+    hop.bronze.append({ORDERS: [document(1, 10, "c")]})
+    hop.run()
+    hop.bronze.append({ORDERS: [document(1, 20, v=2)]})
+    for job, ref in ((hop.silver, hop.silver_table(ORDERS)), (hop.gold, hop.gold_table(ORDERS))):
+        owner = delta.Writer.claim(hop.spark, ref)
+        before = delta.version(hop.spark, ref)
+        with pytest.raises(errors.TableOwned):
+            job()
+        assert delta.version(hop.spark, ref) == before
+        owner.release()
+        job()
+    assert hop.documents(ORDERS) == [{"_id": 1, "v": 2, "__key": "1"}]
+
+
+def test_ranges_are_bounded(spark: SparkSession, lakehouse: Path) -> None:
+    """A long way to catch up is cut into ranges of at most max.batch.events, and ends in the same table."""
+    hop = Hop(spark, pipeline(lakehouse, **{"max.batch.events": 4}))
+    hop.bronze.append({ORDERS: [document(n % 3, n + 1, v=n) for n in range(12)]}, batches=4)
+    hop.silver()
+    applied = [c.metadata["to"] for c in delta.history(spark, hop.silver_table(ORDERS)) if c.metadata]
+    assert sorted({to for to in applied if to}) == [1, 2, 3, 4]
+    assert [row["v"] for row in hop.rows(ORDERS)] == [9, 10, 11]
+
+
+def test_a_restored_silver_table_goes_on_from_there(hop: Hop) -> None:
+    """After RESTORE silver applies again what came after the restored version, and gold follows."""
+    hop.bronze.append({ORDERS: [document(1, 10, "c", v=1), document(2, 11, "c", v=1)]})
+    hop.run()
+    version = delta.version(hop.spark, hop.silver_table(ORDERS))
+    hop.bronze.append({ORDERS: [document(1, 20, v=2), {"op": "d", "key": 2, "at": 21}]})
+    hop.run()
+    hop.spark.sql(f"RESTORE TABLE {hop.silver_table(ORDERS)} TO VERSION AS OF {version}")
+    hop.gold()
+    assert [row["v"] for row in hop.documents(ORDERS)] == [1, 1]
+    hop.run()
+    assert hop.documents(ORDERS) == [{"_id": 1, "v": 2, "__key": "1"}]
+
+
+def test_idle_collections_cost_nothing(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collection without events gets no commit, until it is far behind; then its position moves."""
+    hop.bronze.append({"busy": [document(1, 10, "c")], "idle": [document(1, 11, "c")]})
+    hop.silver()
+    before = delta.version(hop.spark, hop.silver_table("idle"))
+    hop.bronze.append({"busy": [document(1, 20)]})
+    hop.silver()
+    assert delta.version(hop.spark, hop.silver_table("idle")) == before
+    monkeypatch.setattr(silver, "IDLE_BATCHES", 2)
+    hop.bronze.append({"busy": [document(1, 30)]})
+    hop.silver()
+    assert registry.silver_position(hop.spark, hop.silver_table("idle")).to == 3
+
+
+def test_continuous_until_stopped(hop: Hop) -> None:
+    """Without once, silver and gold go on until they are told to stop, and release what they held."""
+    hop.bronze.append({ORDERS: [document(1, 10, "c", v=1)]})
+    stop = threading.Event()
+    results: list[Any] = []
+    sessions = sparks.sessions(hop.spark)
+
+    def body(job: Any) -> None:
+        results.append(job.run(sessions(), hop.settings, once=False, sessions=sessions, stop=stop, pause_seconds=0.1))
+
+    threads = [threading.Thread(target=body, args=(job,)) for job in (silver, gold)]
+    for thread in threads:
+        thread.start()
+    try:
+        _until(lambda: hop.documents(ORDERS) == [{"_id": 1, "v": 1, "__key": "1"}])
+        hop.bronze.append({ORDERS: [document(1, 20, v=2)], "new": [document(5, 21, "c")]})
+        _until(lambda: hop.documents(ORDERS) == [{"_id": 1, "v": 2, "__key": "1"}] and bool(hop.documents("new")))
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert len(results) == 2
+    for ref in (hop.silver_table(ORDERS), hop.gold_table(ORDERS)):
+        last = delta.last_metadata(hop.spark, ref)
+        assert last is not None and last[1].get("released")
+
+
+def _until(condition: Callable[[], bool], *, seconds: float = 240.0) -> None:
+    done = threading.Event()
+    for _ in range(int(seconds / 0.5)):
+        if condition():
+            return
+        done.wait(0.5)
+    raise AssertionError("it never came to pass")

@@ -1,0 +1,174 @@
+"""The seams of design section 4, held by what the modules import and name."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parents[2]
+PACKAGES = ("cdc_core", "pipelines", "jobs")
+LAYERS = {
+    "cdc_core": {"cdc_core"},
+    "pipelines": {"cdc_core", "pipelines"},
+    "jobs": {"cdc_core", "pipelines", "jobs"},
+}
+
+
+@dataclass(frozen=True)
+class Module:
+    """One module of the project, read and not imported."""
+
+    path: Path
+    tree: ast.Module
+
+    @property
+    def name(self) -> str:
+        return self.path.relative_to(PROJECT).as_posix()
+
+    @property
+    def package(self) -> str:
+        return self.path.relative_to(PROJECT).parts[0]
+
+    def imports(self) -> Iterator[str]:
+        """Every dotted name that is imported at run time, wherever in the module."""
+        for node in _running(self.tree):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+    def names(self) -> Iterator[str]:
+        """Every name and attribute that the code uses, and every text in it but docstrings."""
+        docstrings = {id(text) for text in _docstrings(self.tree)}
+        for node in _running(self.tree):
+            if isinstance(node, ast.Name):
+                yield node.id
+            elif isinstance(node, ast.Attribute):
+                yield node.attr
+            elif (
+                isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
+            ):
+                yield node.value
+
+
+def _running(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but those under `if TYPE_CHECKING:`."""
+    for child in ast.iter_child_nodes(node):
+        if (
+            isinstance(child, ast.If)
+            and isinstance(child.test, ast.Name)
+            and child.test.id == "TYPE_CHECKING"
+        ):
+            continue
+        yield child
+        yield from _running(child)
+
+
+def _docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
+    """The docstrings, those of attributes too: texts that are statements."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield node.value
+
+
+MODULES = [
+    Module(path, ast.parse(path.read_text()))
+    for package in PACKAGES
+    for path in sorted((PROJECT / package).rglob("*.py"))
+]
+
+
+def importers(*roots: str) -> set[str]:
+    """The modules that import one of these packages or names."""
+    return {
+        module.name
+        for module in MODULES
+        for name in module.imports()
+        if any(name == root or name.startswith(f"{root}.") for root in roots)
+    }
+
+
+def users(*words: str) -> set[str]:
+    """The modules whose code names one of these words, or holds it in a text."""
+    return {
+        module.name for module in MODULES for name in module.names() if any(word in name for word in words)
+    }
+
+
+def test_layers_import_downwards() -> None:
+    """The core knows no pipeline, pipelines know no job, and nothing but tests imports tests."""
+    for module in MODULES:
+        ours = {name.split(".")[0] for name in module.imports()} & {*PACKAGES, "tests", "bench"}
+        assert ours <= LAYERS[module.package], module.name
+
+
+@pytest.mark.parametrize(
+    ("packages", "only"),
+    [
+        (("pymongo", "gridfs"), {"pipelines/mongodb.py"}),
+        (("delta",), {"pipelines/spark.py"}),
+        (("yaml",), {"pipelines/settings_file.py"}),
+        (("click",), {"jobs/command_line.py"}),
+    ],
+)
+def test_a_foreign_package_has_one_seam(packages: tuple[str, ...], only: set[str]) -> None:
+    """One module imports each foreign package (`delta` is its pip support: tables are SQL)."""
+    assert importers(*packages) <= only
+
+
+def test_only_the_spark_module_starts_spark() -> None:
+    """Sessions are built in one place."""
+    assert users("getOrCreate", "launch_gateway", "newSession") <= {"pipelines/spark.py"}
+
+
+def test_only_the_delta_module_knows_deltas_tables() -> None:
+    """History, transactions and maintenance of tables are named in one place."""
+    words = (
+        "DESCRIBE HISTORY",
+        "txnAppId",
+        "txnVersion",
+        "userMetadata",
+        "DeltaTable",
+        "OPTIMIZE ",
+        "VACUUM ",
+    )
+    assert users(*words) <= {"pipelines/delta.py"}
+
+
+def test_only_the_secrets_module_resolves_references() -> None:
+    """The environment is read where secrets are resolved and where Spark is started, and nowhere else."""
+    reading = {module.name for module in MODULES if "environ" in set(module.names())}
+    assert reading <= {"pipelines/secrets.py", "pipelines/spark.py"}
+    assert users("getenv", "dbutils") <= {"pipelines/secrets.py"}
+
+
+def test_the_core_is_pure() -> None:
+    """The core starts nothing, waits for nothing, and reads no clock, file, network or log."""
+    worldly = ("os", "time", "logging", "socket", "subprocess", "threading", "random", "pathlib", "requests")
+    for module in MODULES:
+        if module.package == "cdc_core":
+            found = {name.split(".")[0] for name in module.imports()}
+            assert not found & {*worldly, "pymongo", "deltalake"}, module.name
+            assert not {"SparkSession", "open", "now", "utcnow", "today", "uuid1", "uuid4"} & set(
+                module.names()
+            ), module.name
+
+
+def test_nothing_starts_on_import() -> None:
+    """At the top of a module stand definitions and values: no bare call, no waiting, no work."""
+    for module in MODULES:
+        for node in module.tree.body:
+            if isinstance(node, ast.Expr):
+                assert isinstance(node.value, ast.Constant), f"{module.name}:{node.lineno}"
+            assert not isinstance(node, ast.While | ast.With), f"{module.name}:{node.lineno}"
+
+
+def test_logging_is_configured_by_jobs_alone() -> None:
+    """What is importable leaves the log to its user."""
+    assert {name.split("/")[0] for name in users("basicConfig", "dictConfig", "addHandler", "setLevel")} <= {
+        "jobs"
+    }

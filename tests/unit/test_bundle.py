@@ -1,0 +1,162 @@
+"""The Databricks bundle, held to the platform's own models and to the project itself."""
+
+from __future__ import annotations
+
+import configparser
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from databricks.bundles.jobs import Job
+
+from jobs import command_line
+from pipelines import settings_file
+
+ROOT = Path(__file__).resolve().parents[2]
+BUNDLE: dict[str, Any] = yaml.safe_load((ROOT / "databricks.yml").read_text())
+JOBS: dict[str, tuple[Path, dict[str, Any]]] = {
+    name: (path, job)
+    for pattern in BUNDLE["include"]
+    for path in sorted(ROOT.glob(pattern))
+    for name, job in yaml.safe_load(path.read_text())["resources"]["jobs"].items()
+}
+PLATFORM = ("workspace.file_path", "workspace.current_user.short_name", "bundle.name", "bundle.target")
+
+
+def _texts(node: object) -> Iterator[str]:
+    """Every text below a node, keys included."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield from (*_texts(key), *_texts(value))
+    elif isinstance(node, list):
+        for each in node:
+            yield from _texts(each)
+    elif isinstance(node, str):
+        yield node
+
+
+def _references(node: object) -> set[str]:
+    return {name for text in _texts(node) for name in re.findall(r"\$\{([^}]*)\}", text)}
+
+
+def _resolved(node: Any, target: str) -> Any:
+    """The node with the bundle's variables replaced, as the platform does it; those without a value stand for themselves."""
+    declared = {name: each.get("default", name) for name, each in BUNDLE["variables"].items()}
+    values = declared | BUNDLE["targets"][target].get("variables", {})
+    if isinstance(node, dict):
+        return {key: _resolved(value, target) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_resolved(each, target) for each in node]
+    if isinstance(node, str) and (whole := re.fullmatch(r"\$\{var\.(\w+)\}", node)):
+        return values[whole[1]]
+    if isinstance(node, str):
+        return re.sub(r"\$\{var\.(\w+)\}", lambda found: str(values[found[1]]), node)
+    return node
+
+
+@pytest.mark.parametrize("target", ("dev", "prod"))
+@pytest.mark.parametrize("name", JOBS)
+def test_every_job_is_one_that_the_platform_knows(name: str, target: str) -> None:
+    """The platform's own model takes each job of each target: no field is unknown, none has a wrong type."""
+    job = Job.from_dict(_resolved(JOBS[name][1], target))
+    assert job.tasks
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_no_job_runs_beside_itself(name: str) -> None:
+    """Each table has one writer, so that each job has one run."""
+    assert JOBS[name][1]["max_concurrent_runs"] == 1
+
+
+def test_capture_is_continuous_and_the_tables_are_scheduled() -> None:
+    """Capture runs always; silver and gold run on a schedule, gold after silver."""
+    capture, tables = JOBS["capture"][1], JOBS["tables"][1]
+    assert capture["continuous"]["pause_status"] == "UNPAUSED" and "schedule" not in capture
+    assert tables["schedule"]["quartz_cron_expression"] == "${var.schedule}" and "continuous" not in tables
+    by_key = {task["task_key"]: task for task in tables["tasks"]}
+    assert by_key["gold"]["depends_on"] == [{"task_key": "silver"}]
+
+
+@pytest.mark.parametrize("target", ("dev", "prod"))
+@pytest.mark.parametrize("name", JOBS)
+def test_every_task_runs_a_file_with_arguments_that_it_takes(name: str, target: str) -> None:
+    """The files exist, and each one's command understands the parameters that it is given."""
+    path, job = JOBS[name]
+    verbs = {"bronze_capture.py": "capture", "silver_merge.py": "silver", "gold_current.py": "gold"}
+    for task in _resolved(job, target)["tasks"]:
+        file = (path.parent / task["spark_python_task"]["python_file"]).resolve()
+        assert file.is_file() and file.parent == ROOT / "jobs"
+        arguments = [
+            each.replace("${workspace.file_path}", str(ROOT)) for each in task["spark_python_task"]["parameters"]
+        ]
+        command = command_line.medallion.commands[verbs[file.name]]
+        given = command.make_context(file.name, arguments).params
+        assert given["config"].is_file() and given["catalog"] and given["schema_prefix"]
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_every_task_has_the_wheel_and_a_cluster_of_its_job(name: str) -> None:
+    """Each task takes the artifact's wheel and a job cluster that the job declares."""
+    path, job = JOBS[name]
+    clusters = {each["job_cluster_key"] for each in job["job_clusters"]}
+    built_into = re.search(r"--wheel-dir (\S+)", BUNDLE["artifacts"]["wheel"]["build"])
+    assert built_into is not None
+    for task in job["tasks"]:
+        assert task["job_cluster_key"] in clusters
+        wheels = [library["whl"] for library in task["libraries"]]
+        assert [(path.parent / wheel).resolve() for wheel in wheels] == [ROOT / built_into[1] / "*.whl"]
+
+
+def test_the_wheel_holds_every_package() -> None:
+    """What the artifact ships are the packages of the project, without Spark, which is the platform's."""
+    shipped = configparser.ConfigParser()
+    shipped.read(ROOT / "setup.cfg")
+    included = set(shipped["options.packages.find"]["include"].split())
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "bench"}
+    assert packages == {name for name in included if "." not in name}
+    assert (ROOT / BUNDLE["artifacts"]["wheel"]["path"] / "setup.cfg").is_file()
+    required = shipped["options"]["install_requires"]
+    assert "pyspark" not in required and "delta" not in required
+
+
+def test_every_variable_is_declared_and_used() -> None:
+    """No reference without its variable, no variable without a reference, nothing that the platform does not offer."""
+    references = _references([BUNDLE, *(job for _, job in JOBS.values())])
+    variables = {name.removeprefix("var.") for name in references if name.startswith("var.")}
+    assert variables == set(BUNDLE["variables"])
+    assert {name for name in references if not name.startswith("var.")} <= set(PLATFORM)
+    assert all(each["description"] for each in BUNDLE["variables"].values())
+
+
+def test_each_target_gives_what_has_no_default() -> None:
+    """Catalog, machines and the service principal are left to the person who deploys; no file names a catalog."""
+    open_ = {name for name, each in BUNDLE["variables"].items() if "default" not in each}
+    left = {target: open_ - set(each["variables"]) for target, each in BUNDLE["targets"].items()}
+    assert left == {"dev": {"catalog", "node_type"}, "prod": {"catalog", "node_type", "service_principal"}}
+    for _, job in JOBS.values():
+        for task in job["tasks"]:
+            parameters = task["spark_python_task"]["parameters"]
+            assert parameters[parameters.index("--catalog") + 1] == "${var.catalog}"
+
+
+def test_dev_is_the_default_and_prod_is_production() -> None:
+    """A careless deployment is one for development, which is paused."""
+    targets = BUNDLE["targets"]
+    assert targets["dev"]["mode"] == "development" and targets["dev"]["default"] is True
+    assert targets["prod"]["mode"] == "production" and "default" not in targets["prod"]
+
+
+def test_the_connection_string_comes_from_the_secret_scope_alone() -> None:
+    """The settings name a variable, the capture job fills it from a secret, and nothing else has it."""
+    settings = settings_file.load(ROOT / BUNDLE["variables"]["config"]["default"])
+    assert str(settings.source.mongodb_connection_string) == "${env:MONGODB_URI}"
+    with_it = {
+        name: cluster["new_cluster"].get("spark_env_vars")
+        for name, (_, job) in JOBS.items()
+        for cluster in job["job_clusters"]
+    }
+    assert with_it == {"capture": {"MONGODB_URI": "{{secrets/${var.secret_scope}/mongodb-uri}}"}, "tables": None}
+    assert not any("mongodb://" in text or "mongodb+srv://" in text for _, job in JOBS.values() for text in _texts(job))

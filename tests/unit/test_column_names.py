@@ -1,0 +1,52 @@
+"""Column names: adjusted, fit for Delta, unique."""
+
+from __future__ import annotations
+
+import hypothesis
+import hypothesis.strategies as st
+
+from cdc_core import column_names, unwrap_options
+
+NAMING = column_names.Naming()
+
+
+@hypothesis.given(st.text(max_size=300))
+def test_every_name_is_fit(name: str) -> None:
+    """No name is empty, too long, or holds what Delta refuses."""
+    fit = column_names.fit(name)
+    assert 0 < len(fit) <= column_names.MAX_LENGTH
+    assert not set(fit) & set(" ,;{}()\n\t=")
+
+
+def test_wrapper_keys_are_unescaped() -> None:
+    """One `$` is taken from an escaped key, and from nothing else."""
+    assert column_names.unescaped("$$oid") == "$oid"
+    assert column_names.unescaped("$$$date") == "$$date"
+    others = ["$id", "$$x", "$oid", "a$$oid"]
+    assert [column_names.unescaped(key) for key in others] == others
+
+
+def test_names_that_meet_get_numbers() -> None:
+    """The later of two names that differ only in case gets a suffix, and so does an engine's."""
+    taken = column_names.Taken(["name", "NAME_2", *NAMING.reserved])
+    assert column_names.top_level(("Name",), taken=taken, naming=NAMING) == "Name_3"
+    assert column_names.top_level(("__Key",), taken=taken, naming=NAMING) == "__Key_2"
+    assert column_names.nested("__key", taken=column_names.Taken(), naming=NAMING) == "__key"
+
+
+def test_flattened_names_are_adjusted_part_by_part() -> None:
+    """Parts are adjusted, then joined by the delimiter."""
+    naming = column_names.Naming(
+        flatten=True, delimiter="-", adjustment=unwrap_options.FieldNameAdjustment.AVRO
+    )
+    assert column_names.top_level(("a.b", "1c"), taken=column_names.Taken(), naming=naming) == "a_b-_1c"
+
+
+def test_options_decide_the_naming() -> None:
+    """The SMT's options say how columns are laid out, and which names are taken."""
+    given = {"flatten.struct": "true", "add.fields": "op", "array.encoding": "document"}
+    options = unwrap_options.parse(given)
+    naming = column_names.Naming.of(options)
+    assert naming.flatten and naming.arrays_as_documents
+    assert "__op" in naming.reserved
+    assert column_names.Naming.from_json(naming.to_json()).lays_out_as(naming)

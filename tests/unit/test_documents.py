@@ -1,0 +1,118 @@
+"""The documents, held to the code and to each other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from cdc_core import errors, settings
+from docs import render
+from jobs import command_line
+from pipelines import settings_file
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+_FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+
+
+def _named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=_named)
+def test_tables_are_what_the_code_says(path: Path) -> None:
+    """Every table that comes from the code is current; `python docs/render.py` writes them."""
+    text = path.read_text(encoding="utf-8")
+    assert render.rendered(text) == text
+
+
+def test_every_block_has_its_place() -> None:
+    """Each table that can be rendered stands in a document."""
+    placed = {name for path in DOCUMENTS for name in re.findall(r"<!-- begin: ([a-z ]+) -->", path.read_text("utf-8"))}
+    assert placed == set(render.BLOCKS)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=_named)
+def test_every_link_leads_somewhere(path: Path) -> None:
+    """Links inside the project name files that exist."""
+    text = _FENCED.sub("", path.read_text(encoding="utf-8"))
+    targets = [target for target in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in target]
+    assert [target for target in targets if not (path.parent / target).exists()] == []
+
+
+def test_every_property_is_in_the_settings_document() -> None:
+    """Each property of `source` stands in docs/settings.md once, with its own line."""
+    text = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
+    assert {each.name for each in settings.PROPERTIES} <= set(lines)
+    assert len(lines) == len(set(lines))
+
+
+def test_every_setting_of_silver_and_gold_is_in_the_settings_document() -> None:
+    """The keys outside `source` are there too, as a refused key lists them."""
+    text = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    told = set(re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE))
+    unwrap = {name for name in settings.unwrap_options.NAMES}
+    known = {
+        *(set(settings._COLLECTION_NAMES) - unwrap),
+        *settings._LAKEHOUSE,
+        *settings._GOLD,
+    }
+    assert known <= told
+
+
+def test_the_example_settings_are_valid() -> None:
+    """The settings file of the repository and the one in docs/settings.md are read without a mistake."""
+    for path in sorted((ROOT / "conf").glob("*.yml")):
+        assert settings_file.load(path).name
+    text = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    example = re.search(r"^```yaml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert example is not None
+    assert settings.parse(settings_file._document(example[1], "docs/settings.md"), where="docs/settings.md").name == "shop"
+
+
+def test_every_error_has_advice() -> None:
+    """docs/operations.md says for each error what to do."""
+    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    advised = {(name, int(code)) for name, code in re.findall(r"^\*\*`(\w+)` \((\d+)\)\.\*\*", text, re.MULTILINE)}
+    assert advised == {(kind.__name__, kind.exit_code) for kind in render._leaves(errors.MedallionError)}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=_named)
+def test_every_command_that_is_shown_exists(path: Path) -> None:
+    """Documents show verbs and options that the command line takes."""
+    for line in re.findall(r"medallion ((?:[a-z-]+)(?: +(?:--?[a-z-]+|[^\s`#|]+))*)", path.read_text(encoding="utf-8")):
+        verb, *rest = line.split()
+        if verb not in command_line.medallion.commands:
+            assert not rest or not rest[0].startswith("--"), f"medallion {line}"
+            continue
+        options = {o for p in command_line.medallion.commands[verb].params for o in (*p.opts, *p.secondary_opts)}
+        assert {part for part in rest if part.startswith("--")} <= options, f"medallion {line}"
+
+
+def test_every_verb_is_in_the_changelog_and_in_the_readme_or_the_guide() -> None:
+    """No command is left for a person to find by chance."""
+    guide = "\n".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
+    for verb in command_line.medallion.commands:
+        assert re.search(rf"medallion[^\n]*\b{verb}\b", guide), verb
+
+
+def test_spark_and_delta_are_the_same_everywhere() -> None:
+    """The versions of the extra, of spark-submit's properties and of the package agree."""
+    shipped = (ROOT / "setup.cfg").read_text(encoding="utf-8")
+    spark = re.search(r"pyspark==(\d+\.\d+)", shipped)
+    delta = re.search(r"delta-spark==([\d.]+)", shipped)
+    assert spark is not None and delta is not None
+    properties = (ROOT / "conf" / "spark-defaults.conf").read_text(encoding="utf-8")
+    assert f"io.delta:delta-spark_{spark[1]}_2.13:{delta[1]}" in properties
+
+
+def test_make_knows_what_the_readme_promises() -> None:
+    """The README's `make` commands are targets of the Makefile, which `.ci/run` uses too."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+    shown = {target for path in DOCUMENTS for target in re.findall(r"^(?:\$ )?make ([a-z]+)", path.read_text("utf-8"), re.M)}
+    assert {"demo", "test"} <= shown <= targets
+    assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")

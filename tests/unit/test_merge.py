@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import types as T
+
+from cdc_core import merge
+
+INT, LONG, DOUBLE, TEXT = T.IntegerType(), T.LongType(), T.DoubleType(), T.StringType()
+
+
+def struct(**fields: T.DataType) -> T.StructType:
+    return T.StructType([T.StructField(name, type_) for name, type_ in fields.items()])
+
+
+ALTERATIONS = [
+    (struct(a=INT), struct(a=INT), (), (), ()),
+    (struct(k=TEXT), struct(a=INT, b=TEXT, k=TEXT), ("ADD COLUMNS (`a` INT FIRST, `b` STRING AFTER `a`)",), (), ()),
+    (struct(a=INT, old=TEXT), struct(a=LONG), (), ("ALTER COLUMN `a` TYPE BIGINT",), ()),
+    (struct(a=LONG), struct(a=INT), (), (), ()),
+    (struct(a=INT), struct(a=T.DecimalType(18, 2)), (), ("ALTER COLUMN `a` TYPE DECIMAL(18,2)",), ()),
+    (struct(a=LONG), struct(a=T.DecimalType(18, 2)), (), (), ("`a`: bigint to decimal(18,2)",)),
+    (struct(a=TEXT), struct(a=INT), (), (), ("`a`: string to int",)),
+    (
+        struct(n=struct(x=INT)),
+        struct(n=struct(x=DOUBLE, y=T.ArrayType(TEXT))),
+        ("ADD COLUMNS (`n`.`y` ARRAY<STRING>)",),
+        ("ALTER COLUMN `n`.`x` TYPE DOUBLE",),
+        (),
+    ),
+    (
+        struct(l=T.ArrayType(struct(x=INT)), m=T.MapType(TEXT, struct(x=INT))),
+        struct(l=T.ArrayType(struct(x=INT, y=INT)), m=T.MapType(TEXT, struct(x=LONG))),
+        ("ADD COLUMNS (`l`.element.`y` INT)",),
+        ("ALTER COLUMN `m`.value.`x` TYPE BIGINT",),
+        (),
+    ),
+]
+
+
+@pytest.mark.parametrize(("current", "wanted", "added", "widened", "impossible"), ALTERATIONS)
+def test_alterations(
+    current: T.StructType,
+    wanted: T.StructType,
+    added: tuple[str, ...],
+    widened: tuple[str, ...],
+    impossible: tuple[str, ...],
+) -> None:
+    """What a table lacks is added in its place or widened, at any depth; what is wider or beside stays."""
+    assert merge.alterations(current, wanted) == merge.Alteration(added, widened, impossible)
+
+
+@pytest.mark.parametrize(
+    ("text", "sql"),
+    [("a", "'a'"), ("it's", r"'it\'s'"), ("a\\b", r"'a\\b'"), ("a\nb", r"'a\u000ab'"), ('"ü🙂', "'\"ü🙂'")],
+)
+def test_literals(text: str, sql: str) -> None:
+    """A text is one SQL literal, whatever it holds."""
+    assert merge.literal(text) == sql
+
+
+def statement(**named: object) -> str:
+    return merge.Statement("t", "s", ["_id", "__incomplete", "__known", "__sequence", "__batch"], **named).render()  # type: ignore[arg-type]
+
+
+def test_only_documents() -> None:
+    """A range of whole documents needs two clauses, and the bounds of its keys."""
+    lines = statement(keys=[("1", "it's")]).splitlines()
+    assert lines[0].endswith(r"t.`__key` = s.`__key` AND (t.`__key` BETWEEN '1' AND 'it\'s')")
+    assert [line.split(" THEN ")[0] for line in lines[1:]] == [
+        "WHEN MATCHED AND s.`__guard` > coalesce(t.`__known`, t.`__sequence`)",
+        "WHEN NOT MATCHED",
+    ]
+
+
+def test_every_clause_is_guarded() -> None:
+    """Whatever a range holds, a row that is newer is left alone, and a removed row is not inserted."""
+    text = statement(removes=True, marks_deleted=True, has_incomplete=True, is_late=True)
+    matched = [line for line in text.splitlines() if line.startswith("WHEN MATCHED")]
+    assert len(matched) == 4
+    assert all("> t.`__sequence`" in line or "> coalesce(t.`__known`" in line for line in matched)
+    assert "WHEN NOT MATCHED AND s.`__action` <> 'remove' THEN INSERT" in text

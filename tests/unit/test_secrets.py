@@ -1,0 +1,111 @@
+"""References become secrets at the last moment, and texts lose them."""
+
+from __future__ import annotations
+
+import pytest
+
+from cdc_core import errors
+from pipelines import secrets
+
+ENVIRONMENT = {
+    "USER_NAME": "joe",
+    "PW": "hunter2",
+    "ODD": "p@ss:w/rd 1%",
+    "ENCODED": "p%40ss",
+    "URI": "mongodb://a:b@c/",
+}
+
+
+def read_secret(scope: str, key: str) -> str:
+    return {"shop/uri": "mongodb://x:y@z/", "shop/pw": "s3cret"}[f"{scope}/{key}"]
+
+
+@pytest.mark.parametrize(
+    ("reference", "resolved"),
+    [
+        ("mongodb://localhost/", "mongodb://localhost/"),
+        ("${env:URI}", "mongodb://a:b@c/"),
+        ("${secret:shop/uri}", "mongodb://x:y@z/"),
+        (
+            "mongodb://${env:USER_NAME}:${secret:shop/pw}@h/?a=${env:USER_NAME}",
+            "mongodb://joe:s3cret@h/?a=joe",
+        ),
+        ("mongodb://joe:${env:ODD}@h/", "mongodb://joe:p%40ss%3Aw%2Frd%201%25@h/"),
+        ("mongodb://joe:${env:ENCODED}@h/", "mongodb://joe:p%40ss@h/"),
+        ("mongodb://h/?x=${env:ODD}", "mongodb://h/?x=p@ss:w/rd 1%"),
+        ("${env:ODD}", "p@ss:w/rd 1%"),
+    ],
+)
+def test_references_are_resolved(reference: str, resolved: str) -> None:
+    """Every reference in a text is replaced, and credentials inside a connection string are encoded once."""
+    assert secrets.resolve(reference, environment=ENVIRONMENT, read_secret=read_secret) == resolved
+
+
+def test_all_missing_variables_are_named_at_once() -> None:
+    """A variable that is not set, or empty, is an error of settings that says what to export."""
+    with pytest.raises(errors.SettingsError) as caught:
+        secrets.resolve("mongodb://${env:NOBODY}:${env:EMPTY}@h/", environment={"EMPTY": ""})
+    assert [str(problem) for problem in caught.value.problems] == [
+        "${env:NOBODY}: the variable NOBODY is not set (export NOBODY=…)",
+        "${env:EMPTY}: the variable EMPTY is empty (export EMPTY=…)",
+    ]
+
+
+def test_the_environment_is_read_at_the_last_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an environment of the caller's, the process's own is read when a reference is resolved."""
+    monkeypatch.setenv("MEDALLION_TEST_SECRET", "now")
+    assert secrets.resolve("${env:MEDALLION_TEST_SECRET}") == "now"
+
+
+def test_secret_scopes_elsewhere_explain_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside Databricks a secret scope is an error of settings that names the other form."""
+    monkeypatch.setitem(__import__("sys").modules, "databricks.sdk.runtime", None)
+    with pytest.raises(errors.SettingsError, match=r"secret scopes are Databricks'.*\$\{env:NAME\}"):
+        secrets.resolve("${secret:shop/uri}")
+
+
+def test_a_secret_that_databricks_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A secret that the platform does not give is a decision for a person, and the reason names the scope."""
+
+    class Runtime:
+        class dbutils:  # noqa: N801 - Databricks' name
+            class secrets:  # noqa: N801 - Databricks' name
+                @staticmethod
+                def get(scope: str, key: str) -> str:
+                    if key == "pw":
+                        return "s3cret"
+                    raise RuntimeError("no such key")
+
+    monkeypatch.setitem(__import__("sys").modules, "databricks.sdk.runtime", Runtime)
+    assert secrets.resolve("${secret:shop/pw}") == "s3cret"
+    with pytest.raises(errors.AccessRefused, match="shop/nothing"):
+        secrets.resolve("${secret:shop/nothing}")
+
+
+@pytest.mark.parametrize(
+    ("text", "redacted"),
+    [
+        (
+            "connect to mongodb://joe:hunter2@host:27017/db failed",
+            "connect to mongodb://joe:***@host:27017/db failed",
+        ),
+        ("mongodb+srv://joe:p@ss/w:rd@host/?x=1", "mongodb+srv://joe:***@host/?x=1"),
+        (
+            "'mongodb://a:hunter2@h/' and mongodb://b:hunter2@i/",
+            "'mongodb://a:***@h/' and mongodb://b:***@i/",
+        ),
+        (
+            "mongodb://h/?tlsCertificateKeyFilePassword=hunter2&tls=true",
+            "mongodb://h/?tlsCertificateKeyFilePassword=***&tls=true",
+        ),
+        (
+            "authMechanismProperties=AWS_SESSION_TOKEN:hunter2,X:y",
+            "authMechanismProperties=AWS_SESSION_TOKEN:***,X:y",
+        ),
+        ("mongodb://localhost:27017/?replicaSet=rs0", "mongodb://localhost:27017/?replicaSet=rs0"),
+        ("nothing to hide: a@b", "nothing to hide: a@b"),
+    ],
+)
+def test_texts_lose_passwords(text: str, redacted: str) -> None:
+    """No text that went through `redact` holds a password of a connection string."""
+    assert secrets.redact(text) == redacted

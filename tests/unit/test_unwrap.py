@@ -1,0 +1,424 @@
+"""The unwrap over events that the recordings do not have: other forms, older connectors, tables of several shapes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc_core import unwrap, unwrap_options
+
+SOURCE = {"db": "shop", "collection": "orders", "ts_ms": 5, "snapshot": "false"}
+
+
+def event(after: Any = None, *, key: Any = 1, **envelope: Any) -> dict[str, Any]:
+    """A record of `shop.orders`, as Debezium 3 emits it with schemas disabled."""
+    text = None if after is None else json.dumps(after)
+    value = {"before": None, "after": text, "updateDescription": None, "source": SOURCE, "op": "u", **envelope}
+    return {"key": {"id": json.dumps(key)}, "value": value}
+
+
+def partial(updated: Any, removed: list[str] | None = None, **envelope: Any) -> dict[str, Any]:
+    description = {"updatedFields": json.dumps(updated), "removedFields": removed, "truncatedArrays": None}
+    return event(updateDescription=description, **envelope)
+
+
+def rows(events: list[Any], **options: Any) -> list[Any]:
+    """What becomes of the events, as JSON; option names have underscores for dots."""
+    named = unwrap_options.parse({name.replace("_", "."): value for name, value in options.items()})
+    results = list(unwrap.records(events, options=named))
+    return [result.to_json() if isinstance(result, unwrap.Row) else result for result in results]
+
+
+def values(events: list[Any], **options: Any) -> list[Any]:
+    return [row["value"] for row in rows(events, **options)]
+
+
+def document(one: Any, **options: Any) -> Any:
+    """The document of one event, nulls and all, before it is typed."""
+    named = unwrap_options.parse({name.replace("_", "."): value for name, value in options.items()})
+    return unwrap.extracted(one, options=named).document
+
+
+# --- forms of an event -----------------------------------------------------------------------------------------------
+
+ENVELOPE = event({"_id": 1, "a": "x"})["value"]
+KEY = {"id": "1"}
+NAMED_KEY = {"schema": {"type": "struct", "name": "dbz.shop.orders.Key"}, "payload": KEY}
+NAMED_VALUE = {"schema": {"type": "struct", "name": "dbz.shop.orders.Envelope"}, "payload": ENVELOPE}
+
+
+@pytest.mark.parametrize(
+    ("form", "key"),
+    [
+        ({"key": KEY, "value": ENVELOPE}, {"id": 1}),
+        ({"key": NAMED_KEY, "value": NAMED_VALUE}, {"id": 1}),
+        ({"key": json.dumps(KEY), "value": json.dumps(ENVELOPE)}, {"id": 1}),
+        ({"key": json.dumps(NAMED_KEY), "value": json.dumps(NAMED_VALUE)}, {"id": 1}),
+        ({"value": ENVELOPE}, None),
+        (NAMED_VALUE, None),
+        ({"schema": None, "payload": ENVELOPE}, None),
+        (ENVELOPE, None),
+        ({"key": "order 1", "value": ENVELOPE}, "order 1"),
+        ({"key": {"id": "not JSON"}, "value": ENVELOPE}, {"id": "not JSON"}),
+        ({"key": {"tenant": 7}, "value": ENVELOPE}, {"tenant": 7}),
+    ],
+)
+def test_an_event_is_read_in_each_of_its_forms(form: Any, key: Any) -> None:
+    """With schemas or without, with its key or alone, decoded or as texts; an odd key stays as it is."""
+    assert rows([form]) == [{"key": key, "value": {"_id": 1, "a": "x"}, "headers": []}]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"key": {"serverName": "dbz"}, "value": {"ts_ms": 1}},
+        {"key": {"id": "x:1"}, "value": {"status": "BEGIN", "id": "x:1", "event_count": None}},
+        {"key": {"serverName": "dbz"}, "value": None},
+        {"key": {"schema": {"name": "io.debezium.connector.common.ServerNameKey"}, "payload": KEY}, "value": None},
+        {"key": NAMED_KEY, "value": {"schema": {"name": "something.Else"}, "payload": ENVELOPE}},
+        {"key": NAMED_KEY, "value": {"schema": {"type": "struct"}, "payload": ENVELOPE}},
+        {"key": KEY, "value": "some text"},
+        {"key": None, "value": [1, 2]},
+        {"name": "somebody", "op": "not an event"},
+        [1],
+        "text",
+        5,
+    ],
+)
+def test_what_is_no_change_event_passes_unchanged(other: Any) -> None:
+    """Heartbeats, transaction metadata, other people's records: whatever the options are."""
+    assert rows([other], **{"flatten.struct": "true", "add.headers": "op", "operation.header": "true"}) == [
+        unwrap.Unchanged(other)
+    ]
+
+
+def test_a_text_inside_an_event_that_cannot_be_read_raises_value_error() -> None:
+    """The caller knows which line or row it was."""
+    for bad in (event(op="c", after=None), partial({})):
+        bad["value"].update(after="{bad")
+        with pytest.raises(ValueError):
+            rows([bad])
+    for text in ("5", '{"$oid": "596e275826f08b2730779e1f"}'):
+        with pytest.raises(ValueError, match="holds no document"):
+            rows([{"key": None, "value": {**ENVELOPE, "after": text}}])
+
+
+# --- updates ---------------------------------------------------------------------------------------------------------
+
+
+def test_unset_fields_of_a_partial_update_are_null() -> None:
+    """They are there, unlike fields that the update does not mention."""
+    assert document(partial({"b": 2}, ["a", "c.d"])) == {"b": 2, "a": None, "c.d": None, "_id": 1}
+    flat = document(partial({"b": 2}, ["c.d"]), **{"flatten.struct": "true"})
+    assert flat == {"b": 2, "c_d": None, "_id": 1}
+
+
+def test_unset_fields_of_a_whole_document_are_null_unless_a_newer_look_up_has_them() -> None:
+    """At their place, where their document is still there; nothing is invented for what is gone."""
+    description = {"updatedFields": "{}", "removedFields": ["a", "b.c", "gone.d", "back", "list.0"]}
+    after = {"_id": 1, "b": {"x": 1}, "back": 5, "list": [1]}
+    assert document(event(after, updateDescription=description)) == {
+        "_id": 1,
+        "b": {"x": 1, "c": None},
+        "back": 5,
+        "list": [1],
+        "a": None,
+    }
+
+
+def test_nulls_are_left_out_of_printed_rows() -> None:
+    """In documents; in arrays a null holds its place."""
+    assert values([event({"_id": 1, "a": None, "b": {"c": None}, "d": [None, {"e": None}]})]) == [
+        {"_id": 1, "b": {}, "d": [None, {}]}
+    ]
+
+
+# --- names that meet -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("after", "options", "value"),
+    [
+        ({"a": {"b": 1}, "a_b": 2}, {"flatten.struct": "true"}, {"a_b": 2, "__rescued": {"a.b": "1"}}),
+        ({"a_b": 2, "a": {"b": 1}}, {"flatten.struct": "true"}, {"a_b": 1, "__rescued": {"a_b": "2"}}),
+        ({"a_b": 2, "a": {"b": None}}, {"flatten.struct": "true"}, {"a_b": 2}),
+        (
+            {"a": {"b": {"$date": 5}}, "a.b": 1, "a_b": 2},
+            {"flatten.struct": "true"},
+            {"a_b": 2, "__rescued": {"a.b": '{"$date":{"$numberLong":"5"}}', "a.b'": "1"}},
+        ),
+        (
+            {"x": {"a-b": 1, "a.b": 2}},
+            {"field.name.adjustment.mode": "avro"},
+            {"x": {"a_b": 2}, "__rescued": {"x.a-b": "1"}},
+        ),
+        (
+            {"__deleted": "mine"},
+            {"delete.tombstone.handling.mode": "rewrite"},
+            {"__deleted": False, "__rescued": {"__deleted": '"mine"'}},
+        ),
+        ({"__op": "mine"}, {"add.fields": "op"}, {"__op": "u", "__rescued": {"__op": '"mine"'}}),
+        ({"__rescued": 5}, {}, {"__rescued": 5}),
+    ],
+)
+def test_of_two_fields_that_meet_in_a_name_neither_is_lost(after: Any, options: Any, value: Any) -> None:
+    """The last has the name, as in the SMT where it does not raise; the other is rescued under its own path."""
+    assert values([event(after)], **options) == [value]
+
+
+def test_dots_are_the_delimiter_in_whole_and_partial_documents_alike() -> None:
+    """An update of `a.b` and a document that has it reach one column."""
+    whole, update = values([event({"a": {"b": 1}}), partial({"a.b": 2})], **{"flatten.struct": "true"})
+    assert (whole["a_b"], update["a_b"]) == (1, 2)
+
+
+# --- deletes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "with_id", "delete", "tombstone"),
+    [
+        ("drop", "false", None, None),
+        ("tombstone", "false", "null", None),
+        ("delete-to-tombstone", "true", "null", None),
+        ("rewrite", "false", {"__deleted": True}, None),
+        ("rewrite", "true", {"__deleted": True, "_id": 1}, None),
+        ("rewrite-with-tombstone", "false", {"__deleted": True}, "null"),
+        ("rewrite-with-tombstone", "true", {"__deleted": True, "_id": 1}, "null"),
+    ],
+)
+def test_deletes_and_tombstones_follow_the_mode(mode: str, with_id: str, delete: Any, tombstone: Any) -> None:
+    """`None` is dropped, `"null"` a key with a null value; the header of a tombstone is `d`."""
+    options = {
+        "delete.tombstone.handling.mode": mode,
+        "delete.tombstone.handling.mode.rewrite-with-id": with_id,
+        "add.headers": "op,ts_ms",
+    }
+    events = [event(op="d", ts_ms=7), {"key": {"id": "1"}, "value": None}]
+    headers = [[["__op", "d"], ["__ts_ms", 7]], [["__op", "d"]]]
+    expected = [
+        unwrap.DROPPED
+        if value is None
+        else {"key": {"id": 1}, "value": None if value == "null" else value, "headers": h}
+        for value, h in zip((delete, tombstone), headers)
+    ]
+    assert rows(events, **options) == expected
+
+
+def test_a_rewritten_delete_is_the_document_as_it_was() -> None:
+    """With `__deleted` true at its end."""
+    deleted = event(op="d", before='{"_id": 1, "a": {"b": 1}}')
+    options = {"delete.tombstone.handling.mode": "rewrite", "flatten.struct": "true"}
+    assert values([deleted], **options) == [{"_id": 1, "a_b": 1, "__deleted": True}]
+
+
+def test_older_options_can_pass_the_tombstone_and_drop_the_delete() -> None:
+    """`drop.tombstones=false` alone: `delete.handling.mode` is then drop."""
+    events = [event(op="d"), {"key": {"id": "1"}, "value": None}]
+    assert rows(events, **{"drop.tombstones": "false"}) == [
+        unwrap.DROPPED,
+        {"key": {"id": 1}, "value": None, "headers": []},
+    ]
+
+
+# --- events of Debezium 1.x ------------------------------------------------------------------------------------------
+
+
+def legacy(**envelope: Any) -> dict[str, Any]:
+    value = {"after": None, "patch": None, "filter": '{"_id" : {"$numberLong" : "1004"}}', "source": SOURCE, "op": "u"}
+    return {"key": {"id": "1004"}, "value": {**value, **envelope}}
+
+
+@pytest.mark.parametrize(
+    ("patch", "expected"),
+    [
+        ('{"$set":{"first_name":"Anne Marie"}}', {"first_name": "Anne Marie"}),
+        ('{"$v":1,"$set":{"a.b":1},"$unset":{"c":true,"d.e":true}}', {"a.b": 1, "c": None, "d.e": None}),
+        ('{"$v": 1, "$unset": {"a": true}}', {"a": None}),
+        ('{"first_name":"Anne"}', {"first_name": "Anne"}),
+        (
+            '{"$v":2,"diff":{"u":{"a":1},"i":{"b":2},"d":{"c":false},"sd":{"u":{"e":3}}}}',
+            {"a": 1, "b": 2, "c": None, "d.e": 3},
+        ),
+        ('{"$v":2,"diff":{"sl":{"a":true,"l":4,"u1":"x","s2":{"u":{"q":1}}}}}', {"l.1": "x", "l.2.q": 1}),
+    ],
+)
+def test_a_legacy_patch_is_a_partial_update(patch: str, expected: Any) -> None:
+    """`$set` names fields, `$unset` nulls, a patch without operators replaces; the `_id` is the filter's, typed."""
+    assert document(legacy(patch=patch)) == {**expected, "_id": {"$numberLong": "1004"}}
+
+
+def test_legacy_inserts_and_deletes_need_no_patch() -> None:
+    """An insert has `after`, a delete only the filter; an event that came without its key gets it from there."""
+    inserted, deleted = legacy(after='{"_id": {"$numberLong": "1004"}, "a": 1}', op="c"), legacy(op="d")
+    assert rows([inserted, deleted, deleted["value"]]) == [
+        {"key": {"id": 1004}, "value": {"_id": 1004, "a": 1}, "headers": []},
+        {"key": {"id": 1004}, "value": None, "headers": []},
+        {"key": {"id": 1004}, "value": None, "headers": []},
+    ]
+
+
+def test_a_patch_that_says_nothing_about_fields_is_refused() -> None:
+    """`$push` has no result in it."""
+    with pytest.raises(ValueError, match=r"\$push"):
+        rows([legacy(patch='{"$push": {"a": 1}}')])
+
+
+# --- metadata --------------------------------------------------------------------------------------------------------
+
+
+def test_fields_that_the_event_has_not_are_null_columns_and_no_headers() -> None:
+    """A field that its struct could have is a null header too."""
+    options = {
+        "add.fields": "nope,source.nope,nope.nope,id",
+        "add.headers": "nope,nope.nope,id,updateDescription.removedFields",
+    }
+    [row] = rows([event({"_id": 1})], **options)
+    headers = [["__id", None], ["__updateDescription_removedFields", None]]
+    assert row == {"key": {"id": 1}, "value": {"_id": 1}, "headers": headers}
+    assert document(event({"_id": 1}), **options) == {
+        "_id": 1, "__nope": None, "__source_nope": None, "__nope_nope": None, "__id": None
+    }
+
+
+def test_whole_structs_can_be_added() -> None:
+    """Where the real one fails; flattened like documents where documents are."""
+    one = event({"_id": 1}, updateDescription={"removedFields": ["a"], "updatedFields": "{}"})
+    [row] = rows([one], **{"add.fields": "source,updateDescription:u", "add.headers": "updateDescription"})
+    assert row["value"]["__source"] == {"db": "shop", "collection": "orders", "ts_ms": 5}
+    assert row["value"]["__u"] == {"removedFields": ["a"], "updatedFields": "{}"}
+    assert row["headers"] == [["__updateDescription", {"removedFields": ["a"], "updatedFields": "{}"}]]
+    [flat] = values([one], **{"add.fields": "source", "flatten.struct": "true"})
+    assert flat == {"_id": 1, "__source_db": "shop", "__source_collection": "orders", "__source_ts_ms": 5}
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_events_of_a_collection_are_one_table() -> None:
+    """The first type of a column counts and widens where it can; what does not fit is rescued, type-exact."""
+    events = [event({"_id": i, "v": value}) for i, value in enumerate([1, "x", 2.5, {"a": 1}, {"$numberLong": "3"}])]
+    assert values(events) == [
+        {"_id": 0, "v": 1.0},
+        {"_id": 1, "__rescued": {"v": '"x"'}},
+        {"_id": 2, "v": 2.5},
+        {"_id": 3, "__rescued": {"v": '{"a":1}'}},
+        {"_id": 4, "v": 3.0},
+    ]
+
+
+def test_collections_do_not_share_a_table() -> None:
+    """Not even two of one name in different databases."""
+    other = event({"_id": "a", "v": "x"}, source={**SOURCE, "db": "archive"})
+    assert values([event({"_id": 1, "v": 1}), other]) == [{"_id": 1, "v": 1}, {"_id": "a", "v": "x"}]
+
+
+def test_empty_arrays_and_documents_are_there_without_a_type() -> None:
+    """A column that was only ever empty prints what was there; one that has a type holds what fits."""
+    assert values([event({"_id": 1, "a": [], "b": {}, "c": [[], {}], "d": {"e": {}}})]) == [
+        {"_id": 1, "a": [], "b": {}, "c": [[], {}], "d": {"e": {}}}
+    ]
+    assert values([event({"_id": 1, "a": [1]}), event({"_id": 2, "a": []}), event({"_id": 3, "a": {}})]) == [
+        {"_id": 1, "a": [1]},
+        {"_id": 2, "a": []},
+        {"_id": 3, "__rescued": {"a": "{}"}},
+    ]
+
+
+def test_dates_of_any_year_are_milliseconds() -> None:
+    """Nothing is rescued that JSON can hold."""
+    dates = [-(2**63), -62135596800000, 253402300800000, 2**63 - 1]
+    assert values([event({"v": [{"$date": each} for each in dates]})]) == [{"v": dates}]
+
+
+def test_a_field_that_looks_like_a_wrapper_keeps_its_name() -> None:
+    """What only resembles type-exact JSON is a document, down to its column."""
+    assert values([event({"_id": 1, "v": {"$oid": "x"}, "w": {"$date": "soon", "$ref": 1}})]) == [
+        {"_id": 1, "v": {"$oid": "x"}, "w": {"$date": "soon", "$ref": 1}}
+    ]
+
+
+def test_empty_documents_have_no_value() -> None:
+    """An event whose fields were all filtered away is its key and null, unless the mode marks every record."""
+    assert values([event({})]) == [None]
+    assert values([event({})], **{"delete.tombstone.handling.mode": "rewrite", "add.fields": "op"}) == [
+        {"__deleted": False, "__op": "u"}
+    ]
+
+
+def test_deep_and_wide_documents_pass() -> None:
+    """A hundred levels, and five thousand fields."""
+    deep: Any = 1
+    for _ in range(100):
+        deep = {"d": deep}
+    [value] = values([event({"_id": 1, "deep": deep, **{f"f{i}": i for i in range(5_000)}})])
+    assert value["f4999"] == 4999
+    assert "deep" in value
+
+
+# --- anything at all -------------------------------------------------------------------------------------------------
+
+NAMES = st.sampled_from(["a", "b", "a.b", "a_b", "$oid", "__rescued"])
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=4)
+NUMBERS = st.integers(-(2**63), 2**63 - 1)
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    NUMBERS,
+    st.floats(),
+    TEXTS,
+    NUMBERS.map(lambda number: {"$numberLong": str(number)}),
+    NUMBERS.map(lambda number: {"$date": number}),
+    st.sampled_from(
+        [
+            {"$oid": "596e275826f08b2730779e1f"},
+            {"$binary": "AAE=", "$type": "00"},
+            {"$regex": "a", "$options": "i"},
+            {"$code": "f", "$scope": {"y": 1}},
+            {"$numberDecimal": "1.5"},
+            {"$timestamp": {"t": 4294967295, "i": 1}},
+            {"$minKey": 1},
+            {"$undefined": True},
+        ]
+    ),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.dictionaries(st.one_of(NAMES, TEXTS), inner, max_size=4),
+    ),
+    max_leaves=15,
+)
+OPTIONS = st.fixed_dictionaries(
+    {
+        "array.encoding": st.sampled_from(["array", "document"]),
+        "flatten.struct": st.sampled_from(["true", "false"]),
+        "flatten.struct.delimiter": st.sampled_from(["_", ".", ""]),
+        "delete.tombstone.handling.mode": st.sampled_from([mode.value for mode in unwrap_options.DELETE_MODES]),
+        "field.name.adjustment.mode": st.sampled_from(["none", "avro", "avro_unicode"]),
+        "add.fields": st.sampled_from(["", "op,source,op:a"]),
+    }
+)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["_id", "a", "b", "a.b", "a_b", ""]), VALUES), max_size=4), OPTIONS)
+def test_documents_of_any_shape_become_rows(documents: list[Any], options: dict[str, str]) -> None:
+    """Whatever they hold, and however little they have in common: a row each, which is JSON."""
+    events = [event(after, key=key) for key, after in enumerate(documents)]
+    printed = [json.dumps(row, allow_nan=False) for row in rows(events, **options)]
+    assert len(printed) == len(documents)
+
+
+@given(st.lists(VALUES, max_size=4))
+def test_nothing_of_a_document_is_lost(values_of_v: list[Any]) -> None:
+    """A value that is not null is in its column, or in `__rescued` with all that is in it."""
+    for value, found in zip(values_of_v, values([event({"_id": 1, "v": value}) for value in values_of_v])):
+        if value is None or value == {"$undefined": True}:
+            assert "v" not in found
+        else:
+            assert "v" in found or "v" in found["__rescued"]

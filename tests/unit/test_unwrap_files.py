@@ -1,0 +1,145 @@
+"""`medallion unwrap`: a file of events in, a file of rows out."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import pathlib
+import sys
+from typing import Any
+
+import pytest
+
+from cdc_core import errors
+from pipelines import unwrap_files
+
+SOURCE = {"db": "d", "collection": "c"}
+LINES = [
+    {"key": {"id": "1"}, "value": {"op": "c", "after": '{"_id": 1, "v": 1}', "source": SOURCE}},
+    {"key": {"id": "2"}, "value": {"op": "c", "after": '{"_id": 2, "v": "x"}', "source": SOURCE}},
+    {"key": {"id": "1"}, "value": {"op": "d", "after": None, "source": SOURCE}},
+    {"key": {"id": "1"}, "value": None},
+    {"key": {"serverName": "dbz"}, "value": {"ts_ms": 5}},
+    {"ts_ms": 5},
+]
+ROWS = [
+    {"key": {"id": 1}, "value": {"_id": 1, "v": 1}, "headers": [["__op", "c"]]},
+    {"key": {"id": 2}, "value": {"_id": 2, "__rescued": {"v": '"x"'}}, "headers": [["__op", "c"]]},
+    {"key": {"id": 1}, "value": None, "headers": [["__op", "d"]]},
+    {"dropped": True},
+    {"key": {"serverName": "dbz"}, "value": {"ts_ms": 5}, "headers": []},
+    {"key": None, "value": {"ts_ms": 5}, "headers": []},
+]
+
+
+@pytest.fixture
+def options(tmp_path: pathlib.Path) -> pathlib.Path:
+    path = tmp_path / "options.json"
+    path.write_text(json.dumps({"transforms.unwrap.add.headers": "op"}))
+    return path
+
+
+def text(lines: list[Any]) -> bytes:
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+def decoded(data: bytes) -> list[Any]:
+    return [json.loads(line) for line in data.splitlines()]
+
+
+def test_each_line_becomes_one_line(tmp_path: pathlib.Path, options: pathlib.Path) -> None:
+    """Rows, deletes, dropped and unchanged records keep their places; the summary counts them."""
+    (tmp_path / "in.jsonl").write_bytes(text(LINES) + b"\n")
+    summary = unwrap_files.run(options, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    assert decoded((tmp_path / "out.jsonl").read_bytes()) == ROWS
+    assert summary == unwrap_files.Summary(
+        lines=6, rows=2, deletes=1, dropped=1, unchanged=2, rescued=1, collections=("d.c",)
+    )
+    assert str(summary) == "6 lines: 2 rows, 1 deletes, 1 dropped, 2 unchanged; 1 rows with rescued values"
+
+
+def test_files_may_be_compressed(tmp_path: pathlib.Path, options: pathlib.Path) -> None:
+    """In by its content, out by its name."""
+    (tmp_path / "in").write_bytes(gzip.compress(text(LINES)))
+    unwrap_files.run(str(options), str(tmp_path / "in"), str(tmp_path / "out.jsonl.gz"))
+    assert decoded(gzip.decompress((tmp_path / "out.jsonl.gz").read_bytes())) == ROWS
+
+
+def test_standard_streams_are_a_dash(monkeypatch: pytest.MonkeyPatch, options: pathlib.Path) -> None:
+    """So that it stands in a pipe."""
+    out = io.BytesIO()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text(LINES))))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out))
+    unwrap_files.run(options, "-", "-")
+    assert decoded(out.getvalue()) == ROWS
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (b"{bad\n", "this is not JSON"),
+        (text([{"key": None, "value": {"op": "c", "after": "{bad", "source": {}}}]), "the event cannot be read"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_named_and_nothing_is_written(
+    tmp_path: pathlib.Path, options: pathlib.Path, bad: bytes, message: str
+) -> None:
+    """An output that is there already stays as it was, and no temporary file is left."""
+    (tmp_path / "in.jsonl").write_bytes(text(LINES) + bad)
+    (tmp_path / "out.jsonl").write_text("before\n")
+    with pytest.raises(errors.SettingsError, match=f"in.jsonl:7: {message}"):
+        unwrap_files.run(options, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    assert (tmp_path / "out.jsonl").read_text() == "before\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "options.json", "out.jsonl"]
+
+
+@pytest.mark.parametrize("missing", ["options", "in", "out"])
+def test_a_file_that_cannot_be_opened_is_named(tmp_path: pathlib.Path, options: pathlib.Path, missing: str) -> None:
+    """As a mistake in the arguments."""
+    (tmp_path / "in.jsonl").write_bytes(text(LINES))
+    paths = {"options": options, "in": tmp_path / "in.jsonl", "out": tmp_path / "out.jsonl"}
+    paths[missing] = tmp_path / "nowhere" / "file"
+    with pytest.raises(errors.SettingsError, match="nowhere"):
+        unwrap_files.run(paths["options"], paths["in"], paths["out"])
+
+
+@pytest.mark.parametrize(
+    ("written", "flat"),
+    [
+        ({}, False),
+        ({"flatten.struct": "true"}, True),
+        ({"transforms.u.flatten.struct": "true"}, True),
+        (
+            {
+                "name": "shop",
+                "config": {
+                    "connector.class": "io.debezium.connector.mongodb.MongoDbConnector",
+                    "transforms": "route,u",
+                    "transforms.route.type": "org.apache.kafka.connect.transforms.RegexRouter",
+                    "transforms.route.regex": ".*",
+                    "transforms.u.type": "io.debezium.connector.mongodb.transforms.ExtractNewDocumentState",
+                    "transforms.u.flatten.struct": "true",
+                },
+            },
+            True,
+        ),
+        ({"connector.class": "x", "mongodb.connection.string": "y"}, False),
+    ],
+)
+def test_options_may_be_a_whole_connector(tmp_path: pathlib.Path, written: Any, flat: bool) -> None:
+    """Only its unwrap transformation counts, whatever it is called."""
+    (tmp_path / "o.json").write_text(json.dumps(written))
+    assert unwrap_files.load_options(tmp_path / "o.json").flatten_struct is flat
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [("[]", "a JSON object with the options"), ("{", "not JSON"), ('{"flaten.struct": "true"}', "flatten.struct")],
+)
+def test_wrong_options_are_refused_with_their_file(tmp_path: pathlib.Path, written: str, message: str) -> None:
+    """Before anything is read or written."""
+    (tmp_path / "o.json").write_text(written)
+    with pytest.raises(errors.SettingsError, match=message) as refused:
+        unwrap_files.load_options(tmp_path / "o.json")
+    assert "o.json" in str(refused.value)

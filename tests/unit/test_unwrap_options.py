@@ -1,0 +1,186 @@
+"""The SMT's options: defaults, the older ones, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from cdc_core import errors, unwrap_options
+from cdc_core.unwrap_options import AddedField, ArrayEncoding, DeleteMode, FieldNameAdjustment, UnwrapOptions
+
+
+def problems(options: dict[str, object]) -> list[str]:
+    with pytest.raises(errors.SettingsError) as refused:
+        unwrap_options.parse(options, where="silver.defaults")
+    return [str(problem) for problem in refused.value.problems]
+
+
+def test_no_options_are_the_defaults_of_the_smt() -> None:
+    """An empty mapping gives what Debezium 3 does by default."""
+    assert unwrap_options.parse({}) == UnwrapOptions()
+    assert UnwrapOptions().delete_tombstone_handling_mode is DeleteMode.TOMBSTONE
+
+
+def test_every_option_is_read_from_strings_as_a_connector_has_them() -> None:
+    """Strings, in any case where Debezium does not mind, with the prefix of the transformation in front."""
+    parsed = unwrap_options.parse(
+        {
+            "transforms.unwrap.type": "io.debezium.connector.mongodb.transforms.ExtractNewDocumentState",
+            "transforms.unwrap.array.encoding": "DOCUMENT",
+            "transforms.unwrap.flatten.struct": " True ",
+            "transforms.unwrap.flatten.struct.delimiter": "",
+            "transforms.unwrap.delete.tombstone.handling.mode": "rewrite-with-tombstone",
+            "transforms.unwrap.delete.tombstone.handling.mode.rewrite-with-id": "true",
+            "transforms.unwrap.add.fields": " op , source.ts_ms:at, id",
+            "transforms.unwrap.add.fields.prefix": "",
+            "transforms.unwrap.add.headers": "updateDescription.updatedFields,ord,updateDescription",
+            "transforms.unwrap.add.headers.prefix": "h.",
+            "transforms.unwrap.field.name.adjustment.mode": "avro_unicode",
+        }
+    )
+    assert parsed == UnwrapOptions(
+        array_encoding=ArrayEncoding.DOCUMENT,
+        flatten_struct=True,
+        flatten_struct_delimiter="",
+        delete_tombstone_handling_mode=DeleteMode.REWRITE_WITH_TOMBSTONE,
+        rewrite_with_id=True,
+        add_fields=(
+            AddedField("", "op", "op"),
+            AddedField("source", "ts_ms", "at"),
+            AddedField("transaction", "id", "id"),
+        ),
+        add_fields_prefix="",
+        add_headers=(
+            AddedField("updateDescription", "updatedFields", "h.updateDescription_updatedFields"),
+            AddedField("source", "ord", "h.ord"),
+            AddedField("updateDescription", "updateDescription", "h.updateDescription"),
+        ),
+        add_headers_prefix="h.",
+        field_name_adjustment_mode=FieldNameAdjustment.AVRO_UNICODE,
+    )
+
+
+def test_settings_may_hold_booleans_and_lists() -> None:
+    """YAML has both, and they mean the same as their strings."""
+    parsed = unwrap_options.parse({"flatten.struct": True, "add.fields": ["op", "source.ts_ms"]})
+    assert parsed == unwrap_options.parse({"flatten.struct": "true", "add.fields": "op,source.ts_ms"})
+
+
+@pytest.mark.parametrize(
+    ("older", "mode"),
+    [
+        ({"delete.handling.mode": "drop"}, DeleteMode.DROP),
+        ({"delete.handling.mode": "none"}, DeleteMode.TOMBSTONE),
+        ({"delete.handling.mode": "rewrite"}, DeleteMode.REWRITE),
+        ({"drop.tombstones": "true"}, DeleteMode.DROP),
+        ({"drop.tombstones": "false"}, DeleteMode.OLDER_DROP_WITH_TOMBSTONE),
+        ({"drop.tombstones": "false", "delete.handling.mode": "none"}, DeleteMode.OLDER_NONE_WITH_TOMBSTONE),
+        ({"drop.tombstones": "false", "delete.handling.mode": "rewrite"}, DeleteMode.REWRITE_WITH_TOMBSTONE),
+    ],
+)
+def test_older_delete_options_decide_together_where_the_new_one_is_not_given(
+    older: dict[str, str], mode: DeleteMode
+) -> None:
+    """`drop.tombstones` is true and `delete.handling.mode` drop where only the other is given; the new one wins."""
+    assert unwrap_options.parse(older).delete_tombstone_handling_mode is mode
+    assert unwrap_options.parse({**older, "delete.tombstone.handling.mode": ""}).delete_tombstone_handling_mode is mode
+    newer = {**older, "delete.tombstone.handling.mode": "tombstone"}
+    assert unwrap_options.parse(newer).delete_tombstone_handling_mode is DeleteMode.TOMBSTONE
+
+
+def test_other_older_options_have_today_s_meaning() -> None:
+    """Names for Avro, a header `__op`, fields of `source`; an explicit adjustment mode wins."""
+    parsed = unwrap_options.parse(
+        {
+            "sanitize.field.names": "true",
+            "operation.header": "true",
+            "add.source.fields": "ts_ms,version",
+            "add.fields.prefix": "x_",
+        }
+    )
+    assert parsed.field_name_adjustment_mode is FieldNameAdjustment.AVRO
+    assert parsed.add_headers == (AddedField("", "op", "__op"),)
+    assert parsed.add_fields == (AddedField("source", "ts_ms", "__ts_ms"), AddedField("source", "version", "__version"))
+    both = unwrap_options.parse({"sanitize.field.names": "true", "field.name.adjustment.mode": "none"})
+    assert both.field_name_adjustment_mode is FieldNameAdjustment.NONE
+
+
+def test_a_name_is_added_once() -> None:
+    """Repetitions of `add.fields` and of `operation.header` do not add a field twice."""
+    parsed = unwrap_options.parse({"add.fields": "op,op", "add.headers": "op", "operation.header": "true"})
+    assert parsed.add_fields == (AddedField("", "op", "__op"),)
+    assert parsed.add_headers == (AddedField("", "op", "__op"),)
+
+
+def test_all_mistakes_are_refused_at_once() -> None:
+    """Each problem names the option, the closed set, and the nearest right name."""
+    assert problems(
+        {
+            "array.encoding": "documnt",
+            "delete.tombstone.handling.mode": "nonsense",
+            "flatten.struct": "maybe",
+            "add.fields": "op:a:b",
+            "flaten.struct": "true",
+        }
+    ) == [
+        "silver.defaults.array.encoding: one of array, document is expected, found documnt (did you mean document?)",
+        "silver.defaults.flatten.struct: one of true, false is expected, found maybe",
+        "silver.defaults.delete.tombstone.handling.mode: one of drop, tombstone, rewrite, rewrite-with-tombstone, "
+        "delete-to-tombstone is expected, found nonsense",
+        "silver.defaults.add.fields: each entry is expected as [struct.]field[:new_name], found op:a:b",
+        "silver.defaults.flaten.struct: there is no such option (did you mean flatten.struct?)",
+    ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"add.fields": 5},
+        {"add.headers": "op:"},
+        {"flatten.struct.delimiter": ["_"]},
+        {"delete.handling.mode": "tombstone"},
+        {"sanitize.field.names": "yes"},
+        {"drop.tombstones": "no"},
+        {"field.name.adjustment.mode": "Avro!"},
+        {"negate": "perhaps"},
+        {"array.encoding": 5},
+    ],
+)
+def test_a_value_outside_its_set_is_refused(options: dict[str, object]) -> None:
+    """One problem, which names the option."""
+    [problem] = problems(options)
+    assert problem.startswith(f"silver.defaults.{next(iter(options))}: ")
+
+
+def test_what_kafka_and_other_transformations_read_is_accepted_and_named() -> None:
+    """They change nothing, and a warning can say why."""
+    options = {name: "true" for name in unwrap_options.IGNORED}
+    assert unwrap_options.parse(options) == UnwrapOptions()
+    assert [text.split(":")[0] for text in unwrap_options.ignored(options)] == list(unwrap_options.IGNORED)[1:]
+
+
+@pytest.mark.parametrize("mode", list(DeleteMode))
+def test_a_delete_does_one_thing_to_a_row_and_one_to_a_record(mode: DeleteMode) -> None:
+    """Exactly one of the three answers holds, in tables and in records."""
+    assert [mode.removes_row, mode.marks_deleted, mode.keeps_row].count(True) == 1
+    assert [mode.nulls_delete, mode.rewrites_delete, mode.drops_delete].count(True) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "avro", "avro_unicode"),
+    [
+        ("_id", "_id", "_u005fid"),
+        ("a.b", "a_b", "a_u002eb"),
+        ("1a", "_1a", "_u0031a"),
+        ("a1", "a1", "a1"),
+        ("é", "_", "_u00e9"),
+        ("ĉ", "_", "_u109"),
+        ("\t", "_", "_u009"),
+        ("😊", "__", "_ud83d_ude0a"),
+        ("", "", ""),
+    ],
+)
+def test_names_are_adjusted_as_debezium_does(name: str, avro: str, avro_unicode: str) -> None:
+    """Character by character of UTF-16; codes of three digits are not padded."""
+    assert FieldNameAdjustment.NONE.adjusted(name) == name
+    assert FieldNameAdjustment.AVRO.adjusted(name) == avro
+    assert FieldNameAdjustment.AVRO_UNICODE.adjusted(name) == avro_unicode
