@@ -56,14 +56,13 @@ def test_of_two_captures_one_writes(tmp_path: Path, mongodb_uri: str, database: 
         inserted(database, pipeline, first, 5)
         time.sleep(1)
 
-        before, strays = len(writers(pipeline)), stray_files(pipeline)
+        before = len(writers(pipeline))
         assert second.run() == errors.TableOwned.exit_code
         assert (
             f"process {first.pid}" in second.said
             and "Traceback" not in second.said.partition("medallion: ")[0]
         )
         assert set(writers(pipeline)[before:]) <= {first.pid}
-        assert stray_files(pipeline) == strays
 
         first.signal_group(signal.SIGSTOP)
         paused_at = processes.version(pipeline.bronze)
@@ -85,6 +84,8 @@ def test_of_two_captures_one_writes(tmp_path: Path, mongodb_uri: str, database: 
         third.terminate()
         assert third.wait(60) == 0
         assert time.monotonic() - begun < 20
+    # Looked at when nobody writes: a running capture's file is there a moment before its commit names it.
+    assert stray_files(pipeline) == set()
     tokens = oracle.bronze_tokens(pipeline.bronze)
     assert len(tokens) == len(set(tokens)) == 20
     assert tokens == sorted(tokens)
