@@ -22,7 +22,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -168,8 +168,7 @@ def _remove_unborn(table: tables.TableRef) -> None:
 
 def check_ours(spark: SparkSession, table: tables.TableRef) -> None:
     """Raise `TableNotOurs` unless the table was made by this project in a format that it knows."""
-    with _translating(table):
-        found = {row.key: row.value for row in spark.sql(f"SHOW TBLPROPERTIES {table}").collect()}
+    found = properties(spark, table)
     if FORMAT_PROPERTY not in found:
         raise errors.TableNotOurs(
             f"{table.label}: a Delta table lies there that this pipeline did not make; "
@@ -180,6 +179,32 @@ def check_ours(spark: SparkSession, table: tables.TableRef) -> None:
             f"{table.label}: its format is {found[FORMAT_PROPERTY]}, this version writes {FORMAT}; "
             "use the version of mongo-medallion that made it"
         )
+
+
+def properties(spark: SparkSession, table: tables.TableRef) -> dict[str, str]:
+    """The table's properties; on a local file system from the log, where its last commits say them."""
+    folder = local_folder(table)
+    found = None if folder is None else _logged_properties(folder)
+    if found is not None:
+        return found
+    with _translating(table):
+        return {row.key: row.value for row in spark.sql(f"SHOW TBLPROPERTIES {table}").collect()}
+
+
+LOGGED_COMMITS = 20
+
+
+def _logged_properties(folder: Path) -> dict[str, str] | None:
+    """What the newest metadata action among the last commits says; None where none of them holds one."""
+    for name in _commit_files(folder)[:LOGGED_COMMITS]:
+        try:
+            lines = (folder / "_delta_log" / name).read_text("utf-8").splitlines()
+        except FileNotFoundError:
+            return None
+        for line in lines:
+            if line.startswith('{"metaData"'):
+                return dict(json.loads(line)["metaData"].get("configuration") or {})
+    return None
 
 
 def history(spark: SparkSession, table: tables.TableRef, *, limit: int | None = None) -> list[Commit]:
@@ -207,8 +232,7 @@ def history(spark: SparkSession, table: tables.TableRef, *, limit: int | None = 
 
 def _logged_commits(folder: Path) -> Iterator[Commit]:
     """The commits that a table's log holds as JSON, newest first."""
-    names = (entry.name for entry in os.scandir(folder / "_delta_log"))
-    for name in sorted((name for name in names if _COMMIT_FILE.fullmatch(name)), reverse=True):
+    for name in _commit_files(folder):
         try:
             with open(folder / "_delta_log" / name, encoding="utf-8") as lines:
                 info = next((json.loads(line)["commitInfo"] for line in lines if line.startswith('{"commitInfo"')), {})
@@ -221,6 +245,14 @@ def _logged_commits(folder: Path) -> Iterator[Commit]:
             claims.parsed(info.get("userMetadata")),
             None if restored is None else int(restored),
         )
+
+
+def _commit_files(folder: Path) -> list[str]:
+    """The names of the log's commits that are there as JSON, newest first; none where there is no log."""
+    with contextlib.suppress(FileNotFoundError):
+        names = (entry.name for entry in os.scandir(folder / "_delta_log"))
+        return sorted((name for name in names if _COMMIT_FILE.fullmatch(name)), reverse=True)
+    return []
 
 
 def version(spark: SparkSession, table: tables.TableRef) -> int:
@@ -258,6 +290,25 @@ def last_metadata(spark: SparkSession, table: tables.TableRef) -> tuple[int, dic
     """The same as a pair of version and metadata."""
     commit = last_commit(spark, table)
     return None if commit is None or commit.metadata is None else (commit.version, commit.metadata)
+
+
+def append_rows(spark: SparkSession, table: tables.TableRef, rows: pa.Table) -> None:
+    """Append a few rows, whoever else appends; a table of facts, in which order and repetition mean nothing.
+
+    On a local file system without a Spark job; elsewhere as Spark appends.
+    """
+    log = _direct_log(spark, table)
+    if log is None:
+        spark.createDataFrame(rows).coalesce(1).writeTo(str(table)).append()
+        return
+    folder = local_folder(table)
+    assert folder is not None
+    file = _ParquetFile.write(folder, rows, statistics=(), table=table)
+    try:
+        log.append(file)
+    except BaseException:
+        file.discard()
+        raise
 
 
 class Writer:
@@ -301,7 +352,7 @@ class Writer:
 
     def append(self, df: DataFrame, *, to: object, extra: Mapping[str, object] | None = None) -> int:
         """Append the rows of `df` as one fenced commit; the new version."""
-        return self._write(df, mode="append", to=to, extra=extra)
+        return self._write(lambda options: df.writeTo(str(self.table)).options(**options).append(), to=to, extra=extra)
 
     def overwrite(
         self,
@@ -312,8 +363,8 @@ class Writer:
         overwrite_schema: bool = False,
     ) -> int:
         """Replace the table's rows by those of `df` in one fenced commit; the new version."""
-        options = {"overwriteSchema": "true"} if overwrite_schema else {}
-        return self._write(df, mode="overwrite", to=to, extra=extra, options=options)
+        writer = df.write.format("delta").mode("overwrite").option("overwriteSchema", str(overwrite_schema).lower())
+        return self._write(lambda options: writer.options(**options).saveAsTable(str(self.table)), to=to, extra=extra)
 
     def merge(
         self,
@@ -396,19 +447,16 @@ class Writer:
 
     def _write(
         self,
-        df: DataFrame,
+        act: Callable[[dict[str, str]], None],
         *,
-        mode: str,
         to: object,
         extra: Mapping[str, object] | None,
-        options: Mapping[str, str] | None = None,
     ) -> int:
         for attempt in range(COMMIT_ATTEMPTS):
             metadata = self._metadata(to, extra)
-            writer = df.write.format("delta").mode(mode).option("userMetadata", metadata)
-            writer = writer.option("txnAppId", APP_ID).option("txnVersion", str(self.version + 1))
+            fence = {"txnAppId": APP_ID, "txnVersion": str(self.version + 1)}
             try:
-                writer.options(**(options or {})).saveAsTable(str(self.table))
+                act({"userMetadata": metadata, **fence})
             except SPARK_ERRORS as error:
                 if not is_conflict(error):
                     raise translated(error, self.table) from error
@@ -558,16 +606,23 @@ class _DirectLog:
             except Exception as error:
                 raise self._translated(error, base) from error
 
-    def _operation(self, metadata: str) -> Any:
+    def append(self, file: _ParquetFile) -> None:
+        """Commit the file after whatever others committed."""
+        self._log.update(False, self._none(), self._none())
+        transaction = self._log.startTransaction(self._none(), self._none())
+        transaction.commit(self._actions(file, None), self._operation(None))
+
+    def _operation(self, metadata: str | None) -> Any:
         mode = self._jvm.org.apache.spark.sql.SaveMode.Append
         none = self._none
-        return self._write(
-            mode, none(), none(), self._jvm.scala.Option.apply(metadata), none(), none(), none(), none(), none()
-        )
+        said = none() if metadata is None else self._jvm.scala.Option.apply(metadata)
+        return self._write(mode, none(), none(), said, none(), none(), none(), none(), none())
 
-    def _actions(self, file: _ParquetFile | None, txn_version: int) -> Any:
+    def _actions(self, file: _ParquetFile | None, txn_version: int | None) -> Any:
         now_ms = int(time.time() * 1000)
-        found: list[dict[str, Any]] = [{"txn": {"appId": APP_ID, "version": txn_version, "lastUpdated": now_ms}}]
+        found: list[dict[str, Any]] = []
+        if txn_version is not None:
+            found.append({"txn": {"appId": APP_ID, "version": txn_version, "lastUpdated": now_ms}})
         if file is not None:
             added = {
                 "path": file.path.name,

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from cdc_core import merge, tables
 from pipelines import delta
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 COLUMNS_DDL = "`db` STRING, `collection` STRING, `batch` BIGINT"
+SCHEMA = pa.schema([("db", pa.string()), ("collection", pa.string()), ("batch", pa.int64())])
 PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "50"}
 
 
@@ -59,7 +62,7 @@ def note(spark: SparkSession, table: tables.TableRef, *, new: Sequence[Namespace
     """Note new collections, and that there is no other up to the batch `discovered`."""
     rows = [(namespace.db, namespace.collection, discovered) for namespace in new] or [(None, None, discovered)]
     delta.create(spark, table, columns=COLUMNS_DDL, properties=PROPERTIES)
-    spark.createDataFrame(rows, COLUMNS_DDL).coalesce(1).writeTo(str(table)).append()
+    delta.append_rows(spark, table, pa.Table.from_pylist([dict(zip(SCHEMA.names, row)) for row in rows], SCHEMA))
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+from pyspark.sql import functions as F
+
 from cdc_core import (
     column_names,
     document_schema,
     tables,
     typed,
-    typed_values,
     unwrap_options,
     variant_shapes,
 )
@@ -33,6 +35,13 @@ COLUMNS = (
     "`from` STRING, `to` STRING, seen_at STRING, schema STRING"
 )
 """Columns of `ops/schemas`: a row a change; the first row of a version holds the whole schema as JSON."""
+
+SCHEMA = pa.schema(
+    [
+        (name, pa.int64() if name in ("version", "batch") else pa.string())
+        for name in ("collection", "version", "batch", "path", "change", "from", "to", "seen_at", "schema")
+    ]
+)
 
 _MARKS = ("sequence", "__sequence", "offset")
 
@@ -125,22 +134,26 @@ def _seen(df: DataFrame, column: str, mark: str | None, also: Mapping[str, str])
     return _Sight(shape, row.refused, first, row.first_mark if mark else None, counted)
 
 
-def latest(spark: SparkSession, table: tables.TableRef, *, collection: str) -> tuple[int, DocumentSchema]:
-    """The number and the schema that the collection has now; 0 and the empty schema where nothing is kept
-    of it.
-    """
+@dataclass(frozen=True)
+class Kept:
+    """A collection's schema as `ops/schemas` keeps it, with its number there; 0 and empty where it keeps none."""
+
+    version: int = 0
+    schema: DocumentSchema = document_schema.EMPTY
+
+
+def latest(spark: SparkSession, table: tables.TableRef) -> dict[str, Kept]:
+    """The schema that each collection has now."""
     if not delta.exists(spark, table):
-        return 0, document_schema.EMPTY
+        return {}
     rows = (
         spark.table(str(table))
-        .where(f"collection = {typed_values.quote(collection)} AND schema IS NOT NULL")
-        .selectExpr("max_by(struct(version, schema), version) AS last")
+        .where("schema IS NOT NULL")
+        .groupBy("collection")
+        .agg(F.max_by(F.struct("version", "schema"), "version").alias("last"))
         .collect()
     )
-    last = rows[0].last
-    if last is None:
-        return 0, document_schema.EMPTY
-    return last.version, DocumentSchema.from_json(last.schema)
+    return {row.collection: Kept(row.last.version, DocumentSchema.from_json(row.last.schema)) for row in rows}
 
 
 def append(
@@ -174,4 +187,4 @@ def append(
         )
         for number, change in enumerate(evolution.changes)
     ]
-    spark.createDataFrame(rows, COLUMNS).coalesce(1).writeTo(str(table)).append()
+    delta.append_rows(spark, table, pa.Table.from_pylist([dict(zip(SCHEMA.names, row)) for row in rows], SCHEMA))

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from cdc_core import errors, reduce, tables
-from pipelines import delta, parallel, registry, silver_collection
+from pipelines import delta, parallel, registry, schemas, silver_collection
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -114,6 +114,7 @@ class _Silver:
     known: dict[registry.Namespace, registry.SilverPosition] = field(default_factory=dict)
     scanned: dict[registry.Namespace, int] = field(default_factory=dict)
     collections: dict[registry.Namespace, silver_collection.Collection] = field(default_factory=dict)
+    schemas: dict[str, schemas.Kept] = field(default_factory=dict)
     discovered: int | None = None
     noted: int = 0
 
@@ -180,6 +181,7 @@ class _Silver:
         self.discovered = self.noted = found.discovered
         with ThreadPoolExecutor(parallel.THREADS) as pool:
             self.known = dict(zip(found.namespaces, pool.map(self._position, found.namespaces)))
+        self.schemas = schemas.latest(self.spark, self.layout.ops("schemas"))
 
     def _note(self, new: Sequence[registry.Namespace], to: int) -> None:
         """Note new collections before any of them is touched: a crash after the first one's commit loses none of the others."""
@@ -236,6 +238,8 @@ class _Silver:
                 layout=self.layout,
                 bronze=self.bronze,
                 writer=self._claimed(spark, work.namespace),
+                schema=self.schemas.get(str(work.namespace), schemas.Kept()),
+                is_new=work.position.to == 0,
             )
         collection.spark = collection.writer.spark = spark
         return collection

@@ -39,6 +39,9 @@ DELETES_PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.checkpointI
 MERGE_CONFS = {"spark.databricks.delta.merge.materializeSource": "none"}
 """The source is a function of fixed bronze batches: reading it twice is cheaper than writing it down once."""
 
+SMALL = 20_000
+"""So many rows are written without a Spark job."""
+
 ABOUT = f"kind IN ({', '.join(merge.literal(kind) for kind in reduce.KINDS)})"
 """The rows of bronze that are about one document, as SQL."""
 
@@ -112,11 +115,11 @@ class Work:
 
 
 @dataclass(frozen=True)
-class _Schema:
-    """A collection's schema as `ops/schemas` keeps it, with its number there."""
+class _Deletes:
+    """What deletes, as columns `__key` and `__sequence`, and how many events say so."""
 
-    version: int
-    schema: document_schema.DocumentSchema
+    rows: DataFrame
+    events: int
 
 
 @dataclass(frozen=True)
@@ -127,14 +130,14 @@ class _Batch:
     plan: typed.Plan
     number: int
     keys: tuple[str, str] | None = None
-    has_deletes: bool = False
+    deletes: _Deletes | None = None
     has_incomplete: bool = False
     is_late: bool = False
 
 
 @dataclass
 class Collection:
-    """One collection's table, claimed by `writer`; `schema` is read when it is needed first."""
+    """One collection's table, claimed by `writer`, with its schema as `ops/schemas` keeps it."""
 
     spark: SparkSession
     namespace: registry.Namespace
@@ -143,7 +146,8 @@ class Collection:
     layout: tables.Layout
     bronze: tables.TableRef
     writer: delta.Writer
-    schema: _Schema | None = None
+    schema: schemas.Kept
+    is_new: bool
     columns: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -158,15 +162,17 @@ class Collection:
         """Apply the work range by range, then its sweeps; the position reached. Between ranges `stop` is obeyed."""
         reached = work.position
         ranges = self._ranges(work)
+        needless, sweeps = self._sweeps(work)
+        reached = replace(reached, swept=max([reached.swept, *(sweep.first for sweep in needless)]))
         for range_ in ranges:
             if stop.is_set():
                 return reached
             counts = work.counts if len(ranges) == 1 else self._counted(range_)
             # While sweeps are to come, the position stays: a crash in between repeats the last range.
-            to = reached.to if work.sweeps and range_ is ranges[-1] else range_.to
+            to = reached.to if sweeps and range_ is ranges[-1] else range_.to
             reached = self._range(range_, counts, reached, to=to)
-        for sweep in work.sweeps:
-            to = work.to if sweep is work.sweeps[-1] else reached.to
+        for sweep in sweeps:
+            to = work.to if sweep is sweeps[-1] else reached.to
             reached = self._sweep(sweep, replace(reached, to=to, swept=sweep.first), number=work.to)
         return reached
 
@@ -205,7 +211,7 @@ class Collection:
             plan=evolution.plan,
             number=range_.to,
             keys=(counts.first_key, counts.last_key) if counts.first_key else None,
-            has_deletes=counts.deletes > 0 and not self.mode.keeps_row,
+            deletes=_deleted(events, counts) if counts.deletes and not self.mode.keeps_row else None,
             has_incomplete=has_partial,
             is_late=is_late,
         )
@@ -223,7 +229,7 @@ class Collection:
 
     def _keeps_last(self, batch: _Batch) -> bool:
         """Whether a delete may have to show the document that it deleted."""
-        return batch.has_deletes and self.mode.marks_deleted
+        return batch.deletes is not None and self.mode.marks_deleted
 
     def _wanted(self, events: DataFrame, counts: Counts) -> DataFrame:
         """The events without deletes, where they do nothing."""
@@ -261,7 +267,7 @@ class Collection:
             looked_for["updates"] = _LOOKED_FOR_IN_UPDATES
         evolution = schemas.evolve(
             texts,
-            current=self._schema().schema,
+            current=self.schema.schema,
             options=self.options.unwrap,
             pins=_pins(self.options),
             mark="sequence",
@@ -275,7 +281,7 @@ class Collection:
         """Append what changed to the schemas, before the table holds it."""
         if not evolution.changes:
             return
-        version = self._schema().version + 1
+        version = self.schema.version + 1
         schemas.append(
             self.spark,
             self.layout.ops("schemas"),
@@ -284,27 +290,21 @@ class Collection:
             batch=number,
             evolution=evolution,
         )
-        self.schema = _Schema(version, evolution.schema)
-
-    def _schema(self) -> _Schema:
-        if self.schema is None:
-            self.schema = _Schema(
-                *schemas.latest(self.spark, self.layout.ops("schemas"), collection=str(self.namespace))
-            )
-        return self.schema
+        self.schema = schemas.Kept(version, evolution.schema)
 
     # --- what was deleted
 
     def _deletes(self) -> tables.TableRef:
         return self.layout.deletes(self.namespace.db, self.namespace.collection)
 
-    def _remember(self, batch: _Batch) -> None:
-        """Append the deletes that take rows away; before the MERGE, so that a crash in between forgets none."""
+    def _remember(self, deletes: _Deletes, number: int) -> None:
+        """Append the deletes, before the MERGE, so that a crash in between forgets none."""
         delta.create(self.spark, self._deletes(), columns=DELETES_DDL, properties=DELETES_PROPERTIES)
-        removed = batch.rows.where(f"`__action` = '{reduce.Action.REMOVE.value}'")
-        number = F.lit(batch.number).cast("bigint").alias("__batch")
-        facts = removed.select("__key", F.col("__guard").alias("__sequence"), number)
-        facts.writeTo(str(self._deletes())).append()
+        facts = deletes.rows.select("__key", "__sequence", F.lit(number).cast("bigint").alias("__batch"))
+        if deletes.events > SMALL:
+            facts.writeTo(str(self._deletes())).append()
+        else:
+            delta.append_rows(self.spark, self._deletes(), facts.toArrow())
 
     def _not_resurrected(self, events: DataFrame) -> DataFrame:
         """The events that are later than their key's remembered delete. Deletes stay: they may be remembered and not yet applied."""
@@ -377,22 +377,28 @@ class Collection:
 
     # --- sweeps
 
+    def _sweeps(self, work: Work) -> tuple[list[reduce.Sweep], list[reduce.Sweep]]:
+        """The sweeps that can find nothing, because no row is or becomes as old, and the others."""
+        oldest = work.counts.low if self._is_empty() else ""
+        needless = [sweep for sweep in work.sweeps if oldest >= sweep.first]
+        return needless, [sweep for sweep in work.sweeps if oldest < sweep.first]
+
     def _sweep(self, sweep: reduce.Sweep, after: registry.SilverPosition, *, number: int) -> registry.SilverPosition:
         """Delete, at the sequence of the snapshot's first chunk, the rows that are older than it."""
         gone = self.spark.table(str(self.writer.table)).where(f"`__sequence` < {merge.literal(sweep.first)}")
         if self.mode.marks_deleted:
             gone = gone.where("NOT coalesce(`__deleted`, false)")
-        edge = gone.agg(F.min("__key").alias("low"), F.max("__key").alias("high")).first()
+        edge = gone.agg(F.min("__key").alias("low"), F.max("__key").alias("high"), F.count("*").alias("rows")).first()
         if self.mode.keeps_row or edge.low is None:
             self._move(after)
             return after
         latest = reduce.swept(sweep.first, keys=gone, columns=self.columns)
         batch = _Batch(
             rows=reduce.decided(latest, mode=self.mode, columns=self.columns),
-            plan=typed.plan(self._schema().schema, document_schema.Shape()),
+            plan=typed.plan(self.schema.schema, document_schema.Shape()),
             number=number,
             keys=(edge.low, edge.high),
-            has_deletes=True,
+            deletes=_Deletes(gone.select("__key", F.lit(sweep.first).alias("__sequence")), edge.rows),
         )
         self._apply(batch, after)
         return after
@@ -404,8 +410,8 @@ class Collection:
         self.writer.mark(to=after.to, extra=after.extra)
 
     def _apply(self, batch: _Batch, after: registry.SilverPosition) -> None:
-        if batch.has_deletes and self.mode.removes_row:
-            self._remember(batch)
+        if batch.deletes is not None and self.mode.removes_row:
+            self._remember(batch.deletes, batch.number)
         source = self._typed(batch)
         columns = self._made_room(source)
         if self._is_empty():
@@ -422,7 +428,7 @@ class Collection:
 
     def _is_empty(self) -> bool:
         """Whether the table never held a row: then its first rows are appended, there is nothing to merge with."""
-        return self.writer.metadata.get("to") is None and self.spark.table(str(self.writer.table)).isEmpty()
+        return self.is_new and self.writer.metadata.get("to") is None
 
     def _typed(self, batch: _Batch) -> DataFrame:
         """Rows of the table's columns, with `__guard` and `__action`."""
@@ -464,12 +470,18 @@ class Collection:
             source=view,
             columns=columns,
             added=[each.name for each in self._added()],
-            removes=batch.has_deletes and self.mode.removes_row,
-            marks_deleted=batch.has_deletes and self.mode.marks_deleted,
+            removes=batch.deletes is not None and self.mode.removes_row,
+            marks_deleted=batch.deletes is not None and self.mode.marks_deleted,
             has_incomplete=batch.has_incomplete,
             is_late=batch.is_late,
             keys=() if batch.keys is None else (batch.keys,),
         )
+
+
+def _deleted(events: DataFrame, counts: Counts) -> _Deletes:
+    """The last delete of each key, from bronze's narrow columns. That something came after it does not matter."""
+    deletes = events.where(f"op = '{bronze.Op.DELETE.value}'").groupBy(F.col("key").alias("__key"))
+    return _Deletes(deletes.agg(F.max("sequence").alias("__sequence")), counts.deletes)
 
 
 def _with_deleted(events: DataFrame) -> DataFrame:

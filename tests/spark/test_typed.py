@@ -242,14 +242,16 @@ def test_empty_batch(spark: SparkSession) -> None:
 def test_the_record_of_a_schema(spark: SparkSession, tmp_path: pathlib.Path) -> None:
     """The latest schema is read back as it was appended, with its evolution beside it."""
     table = tables.TableRef.at(str(tmp_path / "ops" / "schemas"))
-    assert schemas.latest(spark, table, collection="shop.orders") == (0, document_schema.EMPTY)
+    assert schemas.latest(spark, table) == {}
     one = schemas.evolve(frame(spark, ['{"_id":1,"a":1}']))
     schemas.append(spark, table, collection="shop.orders", version=1, batch=7, evolution=one)
     two = schemas.evolve(frame(spark, ['{"_id":1,"a":2.5}'], 1), current=one.schema)
     schemas.append(spark, table, collection="shop.orders", version=2, batch=9, evolution=two)
     schemas.append(spark, table, collection="shop.o'ther", version=1, batch=9, evolution=one)
-    assert schemas.latest(spark, table, collection="shop.orders") == (2, two.schema)
-    assert schemas.latest(spark, table, collection="shop.o'ther") == (1, one.schema)
+    assert schemas.latest(spark, table) == {
+        "shop.orders": schemas.Kept(2, two.schema),
+        "shop.o'ther": schemas.Kept(1, one.schema),
+    }
     kept = spark.table(str(table)).where("version = 2")
     rows = kept.select("path", "change", "from", "to", "batch").collect()
     assert [tuple(row) for row in rows] == [("a", "widened", "INT", "DOUBLE", 9)]
