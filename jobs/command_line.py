@@ -66,6 +66,7 @@ Examples:
   medallion check   --config conf/shop.yml      is everything there that the pipeline needs?
   medallion run     --config conf/shop.yml      capture, silver and gold, until Ctrl-C
   medallion status  --config conf/shop.yml      where each layer stands, and how far behind
+  medallion import-debezium connector.json      a settings file from a Debezium connector
 
 \b
 Exit codes: 0 done, 2 settings or arguments are wrong, 3 a person must decide,
@@ -338,6 +339,28 @@ def unwrap(options: str, source: str, target: str) -> None:
     from pipelines import unwrap_files
 
     click.echo(str(unwrap_files.run(options, source, target)), err=True)
+
+
+@medallion.command("import-debezium")
+@click.argument("connector", metavar="CONNECTOR.JSON", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--out", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="The settings file, new; stdout when left out.")
+@click.option("--root", metavar="FOLDER", default="./lakehouse", show_default=True, help="Below what the tables will lie.")
+@_debug
+def import_debezium(connector: Path, out: Path | None, root: str) -> None:
+    """Turn a Debezium connector's JSON into a settings file.
+
+    Takes the flat map of properties, or the document that Kafka Connect's REST interface holds. Names of older versions
+    are translated, passwords become variables of the environment, and each property that is left out is named with the
+    reason, in the file and on stderr.
+    """
+    from pipelines import debezium_connector, settings_file
+
+    found = debezium_connector.read(connector, root=root)
+    click.echo(found.text, nl=False) if out is None else settings_file.write(out, found.text)
+    for line in found.notes:
+        click.echo(line, err=True)
+    for line in found.variables:
+        click.echo(f"set {line}", err=True)
 
 
 def _opened(file: _File, verb: str, *, quiet: bool = False) -> tuple[Settings, SparkSession]:

@@ -1,4 +1,4 @@
-"""Reads a settings file. The only module that knows YAML.
+"""Reads a settings file, and writes one that was imported. The only module that knows YAML.
 
 A settings file is YAML 1.2 in its plain core: `true` and `false` are booleans (`yes`, `no`, `on`, `off` are
 texts), and there are no dates and no numbers to the base 60.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,33 @@ def _text(path: Path, where: str) -> str:
         raise errors.SettingsError(errors.Problem(where, f"it cannot be read: {error.strerror}")) from None
 
 
+def rendered(document: Mapping[str, object], *, before: Sequence[str] = (), after: Sequence[str] = ()) -> str:
+    """The text of a settings file that loads as `document`, with lines of comment before and after it."""
+    text = yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10_000)
+    return "".join([*map(_comment, before), text, *map(_comment, after)])
+
+
+def write(path: str | Path, text: str) -> None:
+    """Write a new settings file. One that is there already with this text is left, with another one it is refused."""
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        if _text(Path(path), str(path)) != text:
+            hint = "move it away, or choose another --out"
+            raise errors.SettingsError(errors.Problem(str(path), "there is another file already", hint)) from None
+    except OSError as error:
+        raise errors.SettingsError(errors.Problem(str(path), f"it cannot be written: {error.strerror}")) from None
+
+
+def _comment(line: str) -> str:
+    return f"# {' '.join(line.split(chr(10)))}".rstrip() + "\n"
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every text that YAML's older core or ours would take for something else."""
+
+
 class _Loader(yaml.SafeLoader):
     """Plain YAML: mappings, lists, texts, booleans, integers, floats, null."""
 
@@ -83,9 +110,10 @@ for _tag, _regex, _first in (
     ("tag:yaml.org,2002:null", r"~|null|Null|NULL|", "~nN"),
     ("tag:yaml.org,2002:merge", r"<<", "<"),
 ):
-    _Loader.add_implicit_resolver(
-        _tag, re.compile(f"^(?:{_regex})$"), [*_first, *([""] if "null" in _tag else [])]
-    )
+    for _core in (_Loader, _Dumper):
+        _core.add_implicit_resolver(
+            _tag, re.compile(f"^(?:{_regex})$"), [*_first, *([""] if "null" in _tag else [])]
+        )
 
 
 def _document(text: str, where: str) -> object:

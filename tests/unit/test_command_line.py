@@ -18,7 +18,7 @@ from cdc_core import errors
 from jobs import command_line, log_lines
 
 ROOT = Path(__file__).resolve().parents[2]
-VERBS = ("demo", "check", "capture", "silver", "gold", "run", "status", "unwrap")
+VERBS = ("demo", "check", "capture", "silver", "gold", "run", "status", "unwrap", "import-debezium")
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_help_lists_every_command_with_one_sentence(capsys: pytest.CaptureFixtur
     text = capsys.readouterr().out
     listed = re.search(r"Commands:\n(.*?)\n\n", text, re.S)
     assert listed is not None
-    assert tuple(re.findall(r"^  (\w+) ", listed[1], re.M)) == VERBS
+    assert tuple(re.findall(r"^  ([\w-]+) ", listed[1], re.M)) == VERBS
     assert "..." not in listed[1]
     assert "Examples:" in text and "Exit codes:" in text
 

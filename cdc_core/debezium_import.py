@@ -1,0 +1,395 @@
+"""A Debezium connector's JSON as a settings document: what is taken over, what is left out and why, what is a secret.
+
+    source properties            under `source`, the ones of older versions under their names of today
+    ExtractNewDocumentState      its options under `silver.defaults`
+    topic.prefix, mongodb.name   the pipeline's `name`
+    passwords                    references `${env:…}`; the values are dropped here and appear in nothing that is returned
+
+Sources: Debezium "MongoDB connector", connector properties, today's and those of 1.x (`mongodb.hosts`, `*.whitelist`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cdc_core import errors, properties, settings, unwrap_options, values
+
+CONNECTOR = "io.debezium.connector.mongodb.MongoDbConnector"
+UNWRAP = (
+    "io.debezium.connector.mongodb.transforms.ExtractNewDocumentState",
+    "io.debezium.connector.mongodb.transforms.UnwrapFromMongoDbEnvelope",
+)
+"""The classes of the transformation that silver applies; the second is its name before Debezium 0.10."""
+
+RENAMED: Mapping[str, str] = {
+    "database.whitelist": "database.include.list",
+    "database.blacklist": "database.exclude.list",
+    "collection.whitelist": "collection.include.list",
+    "collection.blacklist": "collection.exclude.list",
+    "field.blacklist": "field.exclude.list",
+    "initial.sync.max.threads": "snapshot.max.threads",
+    "connect.max.attempts": "errors.max.retries",
+    "connect.backoff.initial.delay.ms": "errors.retry.delay.initial.ms",
+    "connect.backoff.max.delay.ms": "errors.retry.delay.max.ms",
+}
+"""Names of older versions, and what the same thing is called now."""
+
+OLDER: tuple[str, ...] = (*RENAMED, "mongodb.hosts", "mongodb.name", "mongodb.members.auto.discover")
+"""Every name of older versions that is translated."""
+
+REMARKS: Mapping[str, str] = {
+    "max.batch.size": "taken over; it bounds one Delta commit here: leave it out and a commit holds 100000 events",
+    "snapshot.mode.custom.name": "a Python class is expected here, as package.module:Class",
+}
+"""What is to be said of a property that is taken over."""
+
+_CHANNELS = ("signal.enabled.channels", "notification.enabled.channels")
+_SMT_BOOLEANS = (
+    "flatten.struct",
+    "delete.tombstone.handling.mode.rewrite-with-id",
+    "drop.tombstones",
+    "operation.header",
+    "sanitize.field.names",
+)
+_ENV = re.compile(r"\$\{env:[A-Za-z_][A-Za-z0-9_]*\}")
+_SECRET_OPTIONS = {
+    "tlscertificatekeyfilepassword": "MONGODB_TLS_KEY_PASSWORD",
+    "proxypassword": "MONGODB_PROXY_PASSWORD",
+}
+_SESSION_TOKEN = re.compile(r"(AWS_SESSION_TOKEN(?::|%3A))([^&,]*)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Note:
+    """A property of the connector, and the word that is due about it."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A variable of the environment that has to be set, and what it has to hold."""
+
+    name: str
+    holds: str
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A settings document that `settings.parse` takes; `warnings` are those that it gives."""
+
+    document: Mapping[str, object]
+    notes: tuple[Note, ...]
+    variables: tuple[Variable, ...]
+    warnings: tuple[str, ...]
+
+
+def imported(connector: object, *, root: str, where: str = "") -> Imported:
+    """The settings of a connector: its flat map of properties, or the document `{"name": …, "config": {…}}`.
+
+    Raises `SettingsError` with every mistake, each under the connector's own name for the property: values outside the
+    closed sets, unknown properties with the nearest right name, another connector's class. No value of a secret is in
+    any message.
+    """
+    reading = _Reading(_given(connector, where))
+    reading.read()
+    document = reading.document(root)
+    warnings: tuple[str, ...] = ()
+    try:
+        warnings = settings.parse(document, where=where).warnings
+    except errors.SettingsError as error:
+        reading.problems.extend(reading.renamed(problem) for problem in error.problems)
+    if reading.problems:
+        raise errors.SettingsError([_located(problem, where) for problem in reading.problems])
+    return Imported(document, tuple(reading.notes), reading.variables(), warnings)
+
+
+def _given(connector: object, where: str) -> Mapping[str, object]:
+    """The properties that have a value."""
+    if isinstance(connector, Mapping) and isinstance(connector.get("config"), Mapping):
+        connector = connector["config"]
+    if not isinstance(connector, Mapping):
+        expected = 'a JSON object of properties, or {"name": …, "config": {…}}'
+        raise errors.SettingsError(errors.Problem(where, f"{expected} is expected, found {values.shown(connector)}"))
+    return {str(name): value for name, value in connector.items() if value is not None}
+
+
+@dataclass
+class _Reading:
+    """One connector in the reading: the properties that are there, and what has come of them."""
+
+    given: Mapping[str, object]
+    name: str | None = None
+    source: dict[str, object] = field(default_factory=dict)
+    unwrap: dict[str, object] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
+    problems: list[errors.Problem] = field(default_factory=list)
+    origins: dict[str, str] = field(default_factory=dict)
+    holds: dict[str, str] = field(default_factory=dict)
+
+    def read(self) -> None:
+        self._read_class()
+        self._read_name()
+        self._read_connection()
+        self._read_transforms()
+        done = ("topic.prefix", "transforms", "mongodb.connection.string", "mongodb.user", "mongodb.password", *OLDER[-3:])
+        for name in self.given:
+            if name not in done and not name.startswith("transforms."):
+                self._read_property(name)
+
+    def document(self, root: str) -> Mapping[str, object]:
+        silver = {"silver": {"defaults": self.unwrap}} if self.unwrap else {}
+        return {"name": self.name, "lakehouse": {"root": root}, "source": self.source, **silver}
+
+    def variables(self) -> tuple[Variable, ...]:
+        """Those that the settings refer to, in the order of the file."""
+        found: dict[str, Variable] = {}
+        for name, value in self.source.items():
+            for kind, text in values.Reference(str(value)).parts():
+                if kind == "env":
+                    found.setdefault(text, Variable(text, self.holds.get(text, f"what {name} refers to")))
+        return tuple(found.values())
+
+    def renamed(self, problem: errors.Problem) -> errors.Problem:
+        """A mistake of the settings under the name that the connector has for it."""
+        return dataclasses.replace(problem, path=self.origins.get(problem.path, problem.path.removeprefix("source.")))
+
+    # --- the parts of a connector ---
+
+    def _read_class(self) -> None:
+        found = self.given.get("connector.class")
+        if found is not None and str(found).rpartition(".")[2] not in ("MongoDbConnector", "MongoDb"):
+            self._refuse("connector.class", f"{CONNECTOR} is expected, found {values.shown(found)}")
+
+    def _read_name(self) -> None:
+        """`topic.prefix`, or `mongodb.name` of older versions; what cannot name a table becomes `_`."""
+        wanted = [name for name in ("topic.prefix", "mongodb.name") if self._text(name)]
+        if not wanted:
+            self._refuse("topic.prefix", "a name for the pipeline is expected")
+            self.name = "unnamed"
+            return
+        origin, *other = wanted
+        found = self._text(origin)
+        self.name = re.sub(r"[^A-Za-z0-9_-]", "_", found)[:100]
+        if self.name != found:
+            self._note(origin, f"the pipeline's name is {self.name}, as it names tables")
+        for name in other:
+            self._note(name, f"{origin} stands beside it, and wins")
+
+    def _read_connection(self) -> None:
+        uri = self._text("mongodb.connection.string")
+        if uri and self._text("mongodb.hosts"):
+            self._note("mongodb.hosts", "mongodb.connection.string stands beside it, and wins")
+        if not uri:
+            uri = self._from_hosts()
+        if "mongodb.members.auto.discover" in self.given:
+            self._note("mongodb.members.auto.discover", "the connection string says it: directConnection=true for false")
+        if uri:
+            self.source["mongodb.connection.string"] = self._without_secrets(uri)
+        if "@" in uri.partition("?")[0]:
+            for name in ("mongodb.user", "mongodb.password"):
+                if name in self.given:
+                    self._note(name, "the connection string holds credentials, which win")
+            return
+        if user := self._text("mongodb.user"):
+            is_foreign = "${" in _ENV.sub("", user)
+            self.source["mongodb.user"] = self._variable("MONGODB_USER", "mongodb.user") if is_foreign else user
+        if password := self._text("mongodb.password"):
+            is_reference = _ENV.fullmatch(password) is not None
+            reference = password if is_reference else self._variable("MONGODB_PASSWORD", "mongodb.password")
+            self.source["mongodb.password"] = reference
+
+    def _from_hosts(self) -> str:
+        """`mongodb.hosts`, `[replica set/]host[:port], …`, as a connection string; empty where it cannot be one."""
+        hosts = self._text("mongodb.hosts")
+        self.origins["source.mongodb.connection.string"] = "mongodb.hosts" if hosts else "mongodb.connection.string"
+        if not hosts:
+            return ""
+        if ";" in hosts:
+            hint = "a sharded cluster is read through its mongos routers: mongodb.connection.string"
+            self._refuse("mongodb.hosts", "one replica set is expected", hint)
+            return "mongodb://one"
+        replica_set, slash, rest = hosts.rpartition("/")
+        members = ",".join(values.Names().read(rest))
+        is_direct = self._text("mongodb.members.auto.discover").lower() == "false"
+        options = [f"replicaSet={replica_set.strip()}"] if slash else []
+        if is_direct:
+            members, options = members.partition(",")[0], [*options, "directConnection=true"]
+        self._note("mongodb.hosts", "it is part of mongodb.connection.string now")
+        return f"mongodb://{members}/" + (f"?{'&'.join(options)}" if options else "")
+
+    def _without_secrets(self, uri: str) -> str:
+        """The connection string with a reference in the place of each secret, or for the whole where that is not safe."""
+        if "${" in _ENV.sub("", uri) and not uri.startswith(("mongodb://", "mongodb+srv://")):
+            return self._variable("MONGODB_URI", "the connection string")
+        scheme, separator, rest = uri.partition("://")
+        authority = rest.partition("/")[0] if "@" in rest.partition("/")[0] else rest.partition("?")[0]
+        credentials, at, hosts = authority.rpartition("@")
+        path, question, options = rest[len(authority) :].partition("?")
+        kept = "&".join(self._option(option) for option in options.split("&"))
+        clean = f"{scheme}{separator}{self._credentials(credentials)}{at}{hosts}{path}{question}{kept}"
+        is_one = scheme in ("mongodb", "mongodb+srv")
+        return clean if not is_one or _is_clean(clean) else self._variable("MONGODB_URI", "the connection string")
+
+    def _credentials(self, credentials: str) -> str:
+        is_reference = credentials.startswith("${")
+        user, colon, password = _split_reference(credentials) if is_reference else credentials.partition(":")
+        if "${" in _ENV.sub("", user):
+            user = self._variable("MONGODB_USER", "the user of mongodb.connection.string")
+        if password and not _ENV.fullmatch(password):
+            password = self._variable("MONGODB_PASSWORD", "the password of mongodb.connection.string")
+        return f"{user}{colon}{password}"
+
+    def _option(self, option: str) -> str:
+        name, _, value = option.partition("=")
+        variable = _SECRET_OPTIONS.get(name.lower())
+        if variable and value and not _ENV.fullmatch(value):
+            return f"{name}={self._variable(variable, f'{name} of the connection string')}"
+        token = _SESSION_TOKEN.search(option)
+        if token and token[2] and not _ENV.fullmatch(token[2]):
+            held = self._variable("AWS_SESSION_TOKEN", "AWS_SESSION_TOKEN of the connection string")
+            return option[: token.start(2)] + held + option[token.end(2) :]
+        return option
+
+    def _read_transforms(self) -> None:
+        """The options of the one transformation that silver applies; the others are named."""
+        listed = values.Names().read(self._text("transforms"))
+        written = dict.fromkeys(name.split(".")[1] for name in self.given if name.startswith("transforms."))
+        unwrapping: list[str] = []
+        for alias in dict.fromkeys([*listed, *written]):
+            kind = self._text(f"transforms.{alias}.type")
+            if listed and alias not in listed:
+                self._note(f"transforms.{alias}", "`transforms` does not list it")
+            elif not kind:
+                self._refuse(f"transforms.{alias}.type", "the class of the transformation is expected")
+            elif kind in UNWRAP:
+                unwrapping.append(alias)
+            else:
+                self._note(f"transforms.{alias}", f"only ExtractNewDocumentState is applied here, not {kind}")
+        for alias in unwrapping[1:]:
+            self._refuse(f"transforms.{alias}.type", f"{unwrapping[0]} applies ExtractNewDocumentState already")
+        for alias in unwrapping[:1]:
+            self._read_unwrap(f"transforms.{alias}.")
+
+    def _read_unwrap(self, start: str) -> None:
+        for name, value in self.given.items():
+            option = name.removeprefix(start)
+            if option in (name, "type"):
+                continue
+            if option in unwrap_options.IGNORED:
+                self._note(name, unwrap_options.IGNORED[option])
+                continue
+            self.origins[f"silver.defaults.{option}"] = name
+            if option not in unwrap_options.NAMES:
+                self._refuse(name, "there is no such option", values.did_you_mean(option, unwrap_options.NAMES))
+            else:
+                self.unwrap[option] = _boolean(value) if option in _SMT_BOOLEANS else value
+
+    def _read_property(self, origin: str) -> None:
+        name = RENAMED.get(origin, origin)
+        if name != origin:
+            if name in self.given:
+                return self._note(origin, f"{name} stands beside it, and wins")
+            self._note(origin, f"its name is {name} now")
+        self.origins[f"source.{name}"] = origin
+        each = properties.BY_NAME.get(name)
+        if each is not None:
+            self._take(origin, each)
+        elif name.startswith(properties.FILTER_OVERRIDE):
+            self.source[name] = self.given[origin]
+        elif (why := properties.describe_foreign(name)) is not None:
+            self._note(origin, why)
+        elif name in unwrap_options.NAMES:
+            self._refuse(origin, "it is an option of ExtractNewDocumentState", f"transforms.unwrap.{name}")
+        else:
+            known = [*properties.BY_NAME, *(each for each in properties.FOREIGN if "*" not in each), *RENAMED]
+            self._refuse(origin, "there is no such property", values.did_you_mean(name, known))
+
+    def _take(self, origin: str, each: properties.Property) -> None:
+        """Put a property under `source`, unless its value is one that is not supported yet, or means the default."""
+        value = self._translated(origin, each)
+        if value is None or (isinstance(value, str) and not value.strip()):
+            return
+        try:
+            read = each.type.read(value)
+        except values.Refused:
+            self.source[each.name] = value
+            return
+        if not each.is_supported(read):
+            holds = f", and {each.default_text} holds" if each.default_text else ""
+            self._note(origin, f"this value is not supported yet: it is left out{holds}")
+            return
+        self.source[each.name] = read if isinstance(read, (bool, int)) else value
+        if each.name in REMARKS:
+            self._note(origin, REMARKS[each.name])
+
+    def _translated(self, origin: str, each: properties.Property) -> object:
+        """The value in today's words; None where it only says what holds here anyway."""
+        value = self.given[origin]
+        if not isinstance(each.type, (values.Boolean, values.Integer)) and isinstance(value, (int, float)):
+            value = values.written(value)
+        if each.name == "max.queue.size.in.bytes" and str(value).strip() == "0":
+            self._note(origin, "0 is no bound there; the queue always has one here")
+            return None
+        if each.name == "skipped.operations":
+            return self._replaced(origin, value, "i", "c", "inserts are c now")
+        if each.name in _CHANNELS:
+            return self._replaced(origin, value, "jmx", "", "there is no Java management here: jmx is left out")
+        return value
+
+    def _replaced(self, origin: str, value: object, entry: str, by: str, why: str) -> object:
+        entries = [each.strip() for each in value.split(",")] if isinstance(value, str) else []
+        if entry not in entries:
+            return value
+        self._note(origin, why)
+        return ",".join(filter(None, (by if each == entry else each for each in entries)))
+
+    # --- what is gathered ---
+
+    def _text(self, name: str) -> str:
+        found = self.given.get(name)
+        return "" if found is None else values.written(found).strip()
+
+    def _variable(self, name: str, holds: str) -> str:
+        self.holds[name] = holds
+        return f"${{env:{name}}}"
+
+    def _note(self, name: str, why: str) -> None:
+        self.notes.append(Note(" ".join(name.split()), why))
+
+    def _refuse(self, name: str, message: str, hint: str = "") -> None:
+        self.problems.append(errors.Problem(name, message, hint))
+
+
+def _is_clean(uri: str) -> bool:
+    """Whether a settings file may hold the connection string."""
+    try:
+        values.ConnectionString().read(uri)
+    except values.Refused:
+        return False
+    return True
+
+
+def _split_reference(credentials: str) -> tuple[str, str, str]:
+    """User, colon and password where the user is a reference, which holds colons of its own."""
+    end = credentials.find("}:")
+    return (credentials, "", "") if end < 0 else (credentials[: end + 1], ":", credentials[end + 2 :])
+
+
+def _boolean(value: object) -> object:
+    text = str(value).strip().lower()
+    return text == "true" if text in ("true", "false") else value
+
+
+def _located(problem: errors.Problem, where: str) -> errors.Problem:
+    return dataclasses.replace(problem, path=f"{where}: {problem.path}" if where else problem.path)
+
+
+def said(notes: Iterable[Note]) -> list[str]:
+    """A line for each property, in the order of the connector."""
+    return [f"{note.name}: {note.why}" for note in notes]
