@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     "collection STRING, version BIGINT, batch BIGINT, path STRING, change STRING, "
-    "`from` STRING, `to` STRING, seen_at STRING, schema STRING"
+    "`from` STRING, `to` STRING, seen_at STRING, schema STRING, generation STRING"
 )
-"""Columns of `ops/schemas`: a row a change; the first row of a version holds the whole schema as JSON."""
+"""Columns of `ops/schemas`: a row a change; the first row of a version holds the whole schema as JSON.
 
-SCHEMA = pa.schema(
-    [
-        (name, pa.int64() if name in ("version", "batch") else pa.string())
-        for name in ("collection", "version", "batch", "path", "change", "from", "to", "seen_at", "schema")
-    ]
-)
+`generation` is what the rebuild called the silver table that the version is of, null before any: a schema counts as
+soon as the table's own commit names its generation, and never before.
+"""
+
+_NAMES = ("collection", "version", "batch", "path", "change", "from", "to", "seen_at", "schema", "generation")
+SCHEMA = pa.schema([(name, pa.int64() if name in ("version", "batch") else pa.string()) for name in _NAMES])
 
 _MARKS = ("sequence", "__sequence", "offset")
 
@@ -140,20 +140,34 @@ class Kept:
 
     version: int = 0
     schema: DocumentSchema = document_schema.EMPTY
+    generation: str = ""
 
 
-def latest(spark: SparkSession, table: tables.TableRef) -> dict[str, Kept]:
-    """The schema that each collection has now."""
+def latest(
+    spark: SparkSession, table: tables.TableRef, *, generations: Mapping[str, str] | None = None
+) -> dict[str, Kept]:
+    """The schema that each collection has now; `generations` are those of the silver tables that a rebuild made."""
     if not delta.exists(spark, table):
         return {}
     rows = (
-        spark.table(str(table))
+        facts(spark, table)
         .where("schema IS NOT NULL")
-        .groupBy("collection")
+        .groupBy("collection", "generation")
         .agg(F.max_by(F.struct("version", "schema"), "version").alias("last"))
         .collect()
     )
-    return {row.collection: Kept(row.last.version, DocumentSchema.from_json(row.last.schema)) for row in rows}
+    return {
+        row.collection: Kept(row.last.version, DocumentSchema.from_json(row.last.schema), row.generation)
+        for row in rows
+        if row.generation == (generations or {}).get(row.collection, "")
+    }
+
+
+def facts(spark: SparkSession, table: tables.TableRef) -> DataFrame:
+    """The rows of `ops/schemas`; `generation` is empty before any rebuild."""
+    rows = spark.table(str(table))
+    found = F.col("generation") if "generation" in rows.columns else F.lit(None).cast("string")
+    return rows.withColumn("generation", F.coalesce(found, F.lit("")))
 
 
 def append(
@@ -164,6 +178,7 @@ def append(
     version: int,
     batch: int,
     evolution: Evolution,
+    generation: str = "",
 ) -> None:
     """Keeps the schema as the collection's number `version`, with its changes; nothing where there are none.
 
@@ -173,6 +188,8 @@ def append(
     if not evolution.changes:
         return
     delta.create(spark, table, columns=COLUMNS)
+    if generation and "generation" not in spark.table(str(table)).columns:
+        spark.sql(f"ALTER TABLE {table} ADD COLUMNS (generation STRING)")
     rows = [
         (
             collection,
@@ -184,6 +201,7 @@ def append(
             change.to_type,
             evolution.seen_at,
             evolution.schema.to_json() if number == 0 else None,
+            generation or None,
         )
         for number, change in enumerate(evolution.changes)
     ]

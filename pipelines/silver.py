@@ -181,7 +181,8 @@ class _Silver:
         self.discovered = self.noted = found.discovered
         with ThreadPoolExecutor(parallel.THREADS) as pool:
             self.known = dict(zip(found.namespaces, pool.map(self._position, found.namespaces)))
-        self.schemas = schemas.latest(self.spark, self.layout.ops("schemas"))
+        generations = {str(namespace): position.generation for namespace, position in self.known.items()}
+        self.schemas = schemas.latest(self.spark, self.layout.ops("schemas"), generations=generations)
 
     def _note(self, new: Sequence[registry.Namespace], to: int) -> None:
         """Note new collections before any of them is touched: a crash after the first one's commit loses none of the others."""

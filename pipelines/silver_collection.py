@@ -289,8 +289,9 @@ class Collection:
             version=version,
             batch=number,
             evolution=evolution,
+            generation=self.schema.generation,
         )
-        self.schema = schemas.Kept(version, evolution.schema)
+        self.schema = replace(self.schema, version=version, schema=evolution.schema)
 
     # --- what was deleted
 

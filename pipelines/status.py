@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cdc_core import claims, errors, merge, resume_token, tables
 from cdc_core.settings import Settings
-from pipelines import bronze, delta, mongodb, registry, snapshot, source
+from pipelines import bronze, delta, mongodb, quarantine, registry, snapshot, source
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
@@ -274,14 +274,14 @@ class _Reading:
     ) -> Collection:
         name = str(each.namespace)
         row = waiting.get(each.namespace)
-        quarantine = self.layout.quarantine(each.namespace.db, each.namespace.collection)
+        held = self.layout.quarantine(each.namespace.db, each.namespace.collection)
         return Collection(
             collection=name,
             snapshot=snapshots.get(name),
             silver=self._layer(each.silver, row, "silver"),
             gold=self._layer(each.gold, row, "gold"),
             waiting_events=row.silver_events if row else 0,
-            quarantined=self.spark.table(str(quarantine)).count() if delta.exists(self.spark, quarantine) else 0,
+            quarantined=quarantine.count(self.spark, held),
         )
 
     def _layer(self, progress: _Progress | None, row: Row | None, layer: str) -> Layer | None:
