@@ -289,7 +289,7 @@ class Source:
         "skipped.operations",
         values.Choices(Operation),
         (Operation.TRUNCATE,),
-        "Operations that are not captured: c, u, d, r (rows of snapshots), t (MongoDB has none), or none.",
+        "Operations of the stream that are not captured: c, u, d; none, r and t (MongoDB has none) leave out nothing.",
     )
 
     # How it is captured
@@ -452,6 +452,7 @@ class Source:
         values.Integer(1),
         1024,
         "Documents in one chunk of an incremental snapshot.",
+        supported=False,
     )
 
     # Commits and bounds
@@ -693,6 +694,11 @@ FOREIGN: Mapping[str, str] = {
 """Properties of a connector without a meaning here (a name that ends in ``*`` stands for all that begin so),
 and why.
 """
+
+
+def is_for_kafka_only(name: str) -> bool:
+    """Whether a property makes sense for Kafka and nowhere else."""
+    return describe_foreign(name) in (_KAFKA, _TOPIC, _SCHEMA)
 
 
 def describe_foreign(name: str) -> str | None:

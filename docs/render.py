@@ -5,6 +5,7 @@ A test holds what the documents contain to what this renders.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -15,8 +16,12 @@ FOLDER = Path(__file__).resolve().parent
 if __name__ == "__main__":
     sys.path.insert(0, str(FOLDER.parent))
 
-from cdc_core import errors  # noqa: E402
+from cdc_core import debezium_import, errors  # noqa: E402
+from cdc_core import properties as known  # noqa: E402
 from cdc_core.settings import PROPERTIES, Property  # noqa: E402
+
+CONNECTOR = FOLDER.parent / "tests" / "cases" / "connector_properties.json"
+"""The connector's properties by where they are known from, each with the test that shows what it does here."""
 
 
 def properties() -> str:
@@ -33,6 +38,13 @@ def reserved_properties() -> str:
     return _table(("property", "default", "what it will be"), rows)
 
 
+def connector_properties(section: str) -> str:
+    """Every property of Debezium's connector: what it does here, and the test that shows it."""
+    listed: Mapping[str, str | None] = json.loads(CONNECTOR.read_text(encoding="utf-8"))[section]
+    rows = [(f"`{name}`", *_here(name), _shown_by(test)) for name, test in listed.items()]
+    return _table(("property", "here", "what it does", "shown by"), rows)
+
+
 def error_classes() -> str:
     """The classes of errors, with their exit codes."""
     rows = [
@@ -45,6 +57,9 @@ def error_classes() -> str:
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "properties": properties,
     "reserved properties": reserved_properties,
+    "documented": lambda: connector_properties("documented"),
+    "in the code": lambda: connector_properties("in the code"),
+    "older": lambda: connector_properties("older"),
     "errors": error_classes,
 }
 
@@ -54,6 +69,50 @@ _BLOCK = re.compile(r"(<!-- begin: ([a-z ]+) -->\n).*?(<!-- end: \2 -->)", re.DO
 def rendered(document: str) -> str:
     """The document with every block as the code has it."""
     return _BLOCK.sub(lambda found: f"{found[1]}\n{BLOCKS[found[2]]()}\n\n{found[3]}", document)
+
+
+WITHOUT_EFFECT = (
+    "tombstones.on.delete",
+    "snapshot.mode.configuration.based.snapshot.schema",
+    "snapshot.mode.configuration.based.snapshot.on.schema.error",
+)
+"""Properties that are read, checked, and change nothing: there is nothing in MongoDB or in tables for them to change."""
+
+
+def _here(name: str) -> tuple[str, str]:
+    """Whether the property works here, and what it does."""
+    each = known.BY_NAME.get(name)
+    if each is not None:
+        return _state(each), _doc(each)
+    if name in debezium_import.RENAMED:
+        return "older name", f"`import-debezium` makes it `{debezium_import.RENAMED[name]}`."
+    if name in debezium_import.OLDER:
+        return "older name", _OLDER[name]
+    why = known.describe_foreign(name) or ""
+    state = "only for Kafka" if known.is_for_kafka_only(name) else "nothing to set"
+    return state, f"{why[:1].upper()}{why[1:]}.".replace("|", "\\|")
+
+
+_OLDER = {
+    "mongodb.hosts": "`import-debezium` makes it a part of `mongodb.connection.string`.",
+    "mongodb.name": "`import-debezium` makes it the pipeline's `name`.",
+    "mongodb.members.auto.discover": "`import-debezium` makes `false` the option `directConnection` of the connection string.",
+}
+
+
+def _state(each: Property) -> str:
+    if each.name in WITHOUT_EFFECT:
+        return "accepted"
+    if isinstance(each.supported, tuple):
+        return "in part: " + _values(each).removeprefix("one of ")
+    return "yes" if each.supported else "not yet"
+
+
+def _shown_by(test: str | None) -> str:
+    if test is None:
+        return ""
+    path, _, name = test.partition("::")
+    return f"[`{name}`](../{path})"
 
 
 def _values(each: Property) -> str:

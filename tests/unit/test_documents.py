@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
-from cdc_core import errors, settings
+from cdc_core import debezium_import, errors, properties, settings
 from docs import render
 from jobs import command_line
 from pipelines import settings_file
@@ -48,6 +49,46 @@ def test_every_property_is_in_the_settings_document() -> None:
     lines = re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
     assert {each.name for each in settings.PROPERTIES} <= set(lines)
     assert len(lines) == len(set(lines))
+
+
+CONNECTOR = json.loads(render.CONNECTOR.read_text(encoding="utf-8"))
+OF_CONNECTOR = {name: test for section in CONNECTOR.values() for name, test in section.items()}
+
+
+def test_every_property_of_the_connector_is_in_the_properties_document() -> None:
+    """Each stands there once, and each is known: as ours, as one without a meaning here, or as an older name."""
+    lines = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "properties.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(lines) == sorted(name for section in CONNECTOR.values() for name in section)
+    assert len(lines) == len(set(lines))
+    strange = [name for name in OF_CONNECTOR if name not in properties.BY_NAME and not properties.describe_foreign(name)]
+    assert set(strange) <= set(debezium_import.OLDER)
+
+
+def test_no_property_of_ours_passes_for_one_of_the_connector() -> None:
+    """What `source` takes is the connector's, or says that it is not; nothing that is known is missing from the list."""
+    ours = {each.name for each in settings.PROPERTIES if each.ours}
+    assert {each.name for each in settings.PROPERTIES} - set(OF_CONNECTOR) == ours
+    assert set(debezium_import.OLDER) <= set(OF_CONNECTOR)
+
+
+def test_every_property_that_works_has_its_test() -> None:
+    """A property of the connector names a test that exists, unless it does nothing yet."""
+    for name, test in OF_CONNECTOR.items():
+        if test is None:
+            assert properties.BY_NAME[name].supported is False, f"{name} has no test"
+            continue
+        path, _, function = test.partition("::")
+        assert re.search(rf"^def {function}\(", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE), test
+
+
+def test_every_supported_property_is_read_by_the_code() -> None:
+    """What the documents call supported is looked at outside the settings, or is named as without effect."""
+    files = [path for package in ("cdc_core", "pipelines") for path in (ROOT / package).glob("*.py")]
+    code = "\n".join(path.read_text(encoding="utf-8") for path in files if path.name not in ("properties.py", "settings.py"))
+    for each in settings.PROPERTIES:
+        is_read = re.search(rf"\b{each.attribute}\b", code) is not None
+        expected = each.supported is not False and each.name not in (*render.WITHOUT_EFFECT, "topic.prefix")
+        assert is_read or not expected, each.name
 
 
 def test_every_setting_of_silver_and_gold_is_in_the_settings_document() -> None:

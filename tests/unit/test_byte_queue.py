@@ -1,0 +1,39 @@
+"""The queue between the reader and the encoder."""
+
+from __future__ import annotations
+
+import threading
+
+from pipelines import capture, mongodb
+
+
+def batch(size: int) -> mongodb.Batch:
+    return mongodb.Batch([], "82", size)
+
+
+def test_it_holds_no_more_bytes_than_it_may() -> None:
+    """A full queue lets nobody put until somebody takes; one batch always fits."""
+    queue = capture.ByteQueue(100)
+    queue.put(batch(500))
+    putting = threading.Thread(target=queue.put, args=(batch(1),))
+    putting.start()
+    putting.join(0.1)
+    assert putting.is_alive()
+    assert queue.get(timeout=1) == batch(500)
+    putting.join(5)
+    assert not putting.is_alive()
+    assert queue.get(timeout=1) == batch(1)
+    assert queue.get(timeout=0.01) is None and queue.is_empty()
+
+
+def test_closing_lets_everybody_go() -> None:
+    """Who waits to put goes on when the queue is closed, and nothing is put after that."""
+    queue = capture.ByteQueue(1)
+    queue.put(batch(1))
+    putting = threading.Thread(target=queue.put, args=(batch(2),))
+    putting.start()
+    queue.close()
+    putting.join(5)
+    assert not putting.is_alive()
+    assert queue.get(timeout=0) == batch(1)
+    assert queue.get(timeout=0) is None
