@@ -19,6 +19,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import threading
 import time
 import uuid
@@ -124,10 +125,7 @@ def create(
 
     Raises `TableNotOurs` where a table lies that this project did not make.
     """
-    all_properties = {FORMAT_PROPERTY: FORMAT, **(properties or {})}
-    rendered = ", ".join(f"'{name}' = '{value}'" for name, value in all_properties.items())
-    clustering = f" CLUSTER BY ({', '.join(cluster_by)})" if cluster_by else ""
-    sql = f"CREATE TABLE IF NOT EXISTS {table} ({columns}) USING DELTA{clustering} TBLPROPERTIES ({rendered})"
+    sql = f"CREATE TABLE IF NOT EXISTS {_defined(table, f' ({columns})', properties or {}, cluster_by)}"
     with _creating:
         for attempt in range(COMMIT_ATTEMPTS):
             if exists(spark, table):
@@ -147,6 +145,13 @@ def create(
     raise _conflict(table)
 
 
+def _defined(table: tables.TableRef, columns: str, properties: Mapping[str, str], cluster_by: Sequence[str]) -> str:
+    all_properties = {FORMAT_PROPERTY: FORMAT, **properties}
+    rendered = ", ".join(f"'{name}' = '{value}'" for name, value in all_properties.items())
+    clustering = f" CLUSTER BY ({', '.join(cluster_by)})" if cluster_by else ""
+    return f"{table}{columns} USING DELTA{clustering} TBLPROPERTIES ({rendered})"
+
+
 _creating = threading.Lock()
 """Threads of one process make tables one after the other; other processes are waited for."""
 
@@ -164,6 +169,27 @@ def _remove_unborn(table: tables.TableRef) -> None:
     for empty in (*log.glob("*"), log, folder):
         with contextlib.suppress(OSError):
             empty.rmdir()
+
+
+def remove(spark: SparkSession, shadow: tables.Layout) -> None:
+    """Remove a shadow's tables, whatever is there of them; nothing of the lakehouse that it is a shadow of.
+
+    Over Spark Connect the files of a shadow on an object store stay, in no table's way.
+    """
+    if shadow.root is None:
+        for schema in {str(table).rpartition(".")[0] for table in (shadow.silver("", ""), shadow.quarantine("", ""), shadow.ops(""))}:
+            spark.sql(f"DROP SCHEMA IF EXISTS {schema} CASCADE")
+        return
+    if shadow.root.startswith(("/", "file:")):
+        folder = Path("/" + shadow.root.removeprefix("file:").lstrip("/"))
+        shutil.rmtree(folder, ignore_errors=True)
+        for parent in folder.parents[: len(tables.SHADOW_FOLDERS)]:
+            with contextlib.suppress(OSError):
+                parent.rmdir()
+        return
+    with contextlib.suppress(AttributeError):
+        path = spark._jvm.org.apache.hadoop.fs.Path(shadow.root)
+        path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()).delete(path, True)
 
 
 def check_ours(spark: SparkSession, table: tables.TableRef) -> None:
@@ -364,7 +390,35 @@ class Writer:
     ) -> int:
         """Replace the table's rows by those of `df` in one fenced commit; the new version."""
         writer = df.write.format("delta").mode("overwrite").option("overwriteSchema", str(overwrite_schema).lower())
-        return self._write(lambda options: writer.options(**options).saveAsTable(str(self.table)), to=to, extra=extra)
+        path = self.table.path
+
+        def act(options: dict[str, str]) -> None:
+            chosen = writer.options(**options)
+            # By its name, a path table that another session has just made is sometimes taken for missing, and made again.
+            chosen.saveAsTable(str(self.table)) if path is None else chosen.save(path)
+
+        return self._write(act, to=to, extra=extra)
+
+    def replace(
+        self,
+        df: DataFrame,
+        *,
+        to: object,
+        extra: Mapping[str, object] | None = None,
+        properties: Mapping[str, str],
+        cluster_by: Sequence[str] = (),
+    ) -> int:
+        """Replace the table's rows, columns, properties and clustering in one fenced commit; the new version."""
+        view = f"replacing_{uuid.uuid4().hex[:12]}"
+        df.createOrReplaceTempView(view)
+        try:
+            return self.merge(
+                f"CREATE OR REPLACE TABLE {_defined(self.table, '', properties, cluster_by)} AS SELECT * FROM {view}",
+                to=to,
+                extra=extra,
+            )
+        finally:
+            self.spark.catalog.dropTempView(view)
 
     def merge(
         self,
@@ -440,6 +494,10 @@ class Writer:
         newest = history(self.spark, self.table, limit=1)[0]
         if newest.version > self.version:
             self._accept_foreign_commits()
+
+    def renew(self) -> None:
+        """Renew the lease by an empty commit that says what the last one said."""
+        self.mark(to=self.metadata.get("to"), extra=_carried(self.metadata))
 
     def release(self) -> None:
         """Say that the owner left cleanly, so that a successor on another host need not wait for the lease."""
@@ -680,6 +738,40 @@ def session_confs(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[
                 spark.conf.unset(name)
             else:
                 spark.conf.set(name, previous)
+
+
+INTERPRETED = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+}
+"""Without compiled code. A plan of a wide table takes seconds to compile, and milliseconds to run over a few rows."""
+
+FEW_BYTES = 32 * 1024 * 1024
+
+
+def are_small(*touched: tables.TableRef) -> bool:
+    """Whether all of these tables are known to be small; only on a local file system, where the log tells it without a job."""
+    return all(_is_small(table) for table in touched)
+
+
+def computed(df: DataFrame) -> DataFrame:
+    """The rows, computed once and held until nobody refers to them, so that a MERGE does not plan them again."""
+    return df.localCheckpoint()
+
+
+def _is_small(table: tables.TableRef) -> bool:
+    folder = local_folder(table)
+    if folder is None:
+        return False
+    newest = next(iter(_commit_files(folder)), None)
+    if newest is None:
+        return True
+    try:
+        checksum = json.loads((folder / "_delta_log" / newest).with_suffix(".crc").read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return bool(checksum.get("tableSizeBytes", FEW_BYTES) < FEW_BYTES)
 
 
 def optimize(spark: SparkSession, table: tables.TableRef, *, metadata: str) -> None:

@@ -172,8 +172,14 @@ class _Gold:
         return Position(metadata.get("to"), metadata.get("generation") or "")
 
     def _applied(self, spark: SparkSession, work: Work) -> CollectionResult | None:
+        touched = (self._silver(work.namespace), self._table(work.namespace))
+        few = delta.are_small(*touched)
+        with delta.session_confs(spark, delta.INTERPRETED if few else {}):
+            return self._published(spark, work, few)
+
+    def _published(self, spark: SparkSession, work: Work, few: bool) -> CollectionResult | None:
         started = time.monotonic()
-        table = _Table(spark, work, self._silver(work.namespace), self._deletes(work.namespace))
+        table = Table(spark, work, self._silver(work.namespace), self._deletes(work.namespace), few)
         if work.namespace not in self.writers and not delta.exists(spark, self._table(work.namespace)):
             if table.current().isEmpty():
                 return None
@@ -209,6 +215,13 @@ class _Gold:
         return self.layout.gold(namespace.db, namespace.collection)
 
 
+def at_silver(spark: SparkSession, layout: tables.Layout, namespace: registry.Namespace) -> Table:
+    """One collection's gold table as silver is now, whatever it holds."""
+    names = (namespace.db, namespace.collection)
+    position = registry.silver_position(spark, layout.silver(*names))
+    return Table(spark, Work(namespace, position, Position()), layout.silver(*names), layout.deletes(*names))
+
+
 @dataclass(frozen=True)
 class _Changes:
     """What there is to publish: how many keys, in which range of keys, and whether anything of it was rescued."""
@@ -220,13 +233,14 @@ class _Changes:
 
 
 @dataclass(frozen=True)
-class _Table:
+class Table:
     """One gold table on its way from its position to silver's."""
 
     spark: SparkSession
     work: Work
     silver: tables.TableRef
     deletes: tables.TableRef
+    is_few: bool = False
 
     def rewritten(self, writer: delta.Writer) -> int:
         """Replace the table by the current documents; their number."""
@@ -237,9 +251,13 @@ class _Table:
         writer.overwrite(current.select(*columns), to=self.work.silver.to, extra=self._extra(), overwrite_schema=True)
         return seen.n
 
+    def documents(self) -> DataFrame:
+        """The rows that the table is to have, with what was rescued."""
+        return self.current().select(*self._columns(has_rescued=True))
+
     def merged(self, writer: delta.Writer) -> int:
         """Bring the changed keys up to date; their number."""
-        changed = self._changed()
+        changed = delta.computed(self._changed()) if self.is_few else self._changed()
         changes = self._looked_at(changed)
         present = self.spark.table(str(writer.table)).schema
         wanted = self.wanted("__rescued" in present.names or changes.has_rescued)

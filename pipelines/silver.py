@@ -216,8 +216,11 @@ class _Silver:
 
     def _applied(self, spark: SparkSession, work: silver_collection.Work) -> CollectionResult:
         started = time.monotonic()
-        collection = self._collection(spark, work)
-        self.known[work.namespace] = reached = collection.applied(work, stop=self.stop)
+        few = work.counts.events <= silver_collection.SMALL and delta.are_small(self._table(work.namespace))
+        with delta.session_confs(spark, delta.INTERPRETED if few else {}):
+            collection = self._collection(spark, work)
+            collection.is_few = few
+            self.known[work.namespace] = reached = collection.applied(work, stop=self.stop)
         return CollectionResult(
             str(work.namespace),
             work.position.to,
@@ -235,7 +238,7 @@ class _Silver:
                 spark=spark,
                 namespace=work.namespace,
                 options=self.settings.silver.for_collection(str(work.namespace)),
-                keeps_document=_keeps_document(self.settings, work.namespace),
+                keeps_document=silver_collection.keeps_document(self.settings, work.namespace),
                 layout=self.layout,
                 bronze=self.bronze,
                 writer=self._claimed(spark, work.namespace),
@@ -263,10 +266,3 @@ def _due_sweeps(
         for sweep in sweeps
         if sweep.db_collection == str(namespace) and sweep.batch > position.to and sweep.first > position.swept
     )
-
-
-def _keeps_document(settings: Settings, namespace: registry.Namespace) -> bool:
-    kept = settings.silver.for_collection(str(namespace)).keep_document
-    return not settings.source.capture_mode.has_full_updates if kept is None else kept
-
-

@@ -17,7 +17,7 @@ from pipelines import delta, quarantine, registry, schemas
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from cdc_core.settings import CollectionSettings
+    from cdc_core.settings import CollectionSettings, Settings
 
 PROPERTIES = {
     "delta.enableDeletionVectors": "true",
@@ -63,6 +63,17 @@ _LOOKED_FOR_IN_UPDATES = (
 def create(spark: SparkSession, table: tables.TableRef) -> None:
     """Make a collection's table where there is none, without any column of documents."""
     delta.create(spark, table, columns=ENGINE_DDL, properties=PROPERTIES, cluster_by=("__key",))
+
+
+def create_deletes(spark: SparkSession, table: tables.TableRef) -> None:
+    """Make the table of a collection's remembered deletes where there is none."""
+    delta.create(spark, table, columns=DELETES_DDL, properties=DELETES_PROPERTIES)
+
+
+def keeps_document(settings: Settings, namespace: registry.Namespace) -> bool:
+    """Whether a collection's table holds whole documents: where the settings ask for it, or the capture mode needs it."""
+    kept = settings.silver.for_collection(str(namespace)).keep_document
+    return not settings.source.capture_mode.has_full_updates if kept is None else kept
 
 
 @dataclass(frozen=True)
@@ -148,6 +159,7 @@ class Collection:
     writer: delta.Writer
     schema: schemas.Kept
     is_new: bool
+    is_few: bool = False
     columns: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -269,7 +281,7 @@ class Collection:
             texts,
             current=self.schema.schema,
             options=self.options.unwrap,
-            pins=_pins(self.options),
+            pins=pins(self.options),
             mark="sequence",
             also=looked_for,
         )
@@ -300,7 +312,7 @@ class Collection:
 
     def _remember(self, deletes: _Deletes, number: int) -> None:
         """Append the deletes, before the MERGE, so that a crash in between forgets none."""
-        delta.create(self.spark, self._deletes(), columns=DELETES_DDL, properties=DELETES_PROPERTIES)
+        create_deletes(self.spark, self._deletes())
         facts = deletes.rows.select("__key", "__sequence", F.lit(number).cast("bigint").alias("__batch"))
         if deletes.events > SMALL:
             facts.writeTo(str(self._deletes())).append()
@@ -420,7 +432,7 @@ class Collection:
             self.writer.append(first, to=after.to, extra=after.extra)
             return
         view = f"silver_{threading.get_ident()}"
-        source.createOrReplaceTempView(view)
+        (delta.computed(source) if self.is_few else source).createOrReplaceTempView(view)
         try:
             sql = self._statement(view, batch, columns).render()
             self.writer.merge(sql, to=after.to, extra=after.extra, confs=MERGE_CONFS)
@@ -545,5 +557,6 @@ def _fold(rows: DataFrame, *, columns: Sequence[str]) -> DataFrame:
     )
 
 
-def _pins(options: CollectionSettings) -> document_schema.Pins:
+def pins(options: CollectionSettings) -> document_schema.Pins:
+    """The columns that the settings pin."""
     return document_schema.parse_pins({**options.schema, **dict.fromkeys(options.map_fields, "map")})
