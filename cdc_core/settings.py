@@ -71,11 +71,9 @@ __all__ = [
 
 
 class OnConflict(enum.Enum):
-    """`schema.on.conflict`: what a column does when a value comes that it cannot hold and cannot be widened
-    to.
-    """
+    """`schema.on.conflict`: what becomes of a value that its column cannot hold and cannot be widened to."""
 
-    KEEP = "keep"
+    RESCUE = "rescue"
     RETYPE = "retype"
 
 
@@ -101,7 +99,7 @@ class CollectionSettings:
 
     unwrap: unwrap_options.UnwrapOptions = unwrap_options.UnwrapOptions()
     schema: Mapping[str, str] = field(default_factory=dict)
-    on_conflict: OnConflict = OnConflict.KEEP
+    on_conflict: OnConflict = OnConflict.RESCUE
     history: bool = False
     keep_document: bool | None = None
     map_fields: tuple[str, ...] = ()
@@ -177,7 +175,7 @@ _GOLD: Mapping[str, _Key] = {
     "expectations": _Key(values.Text("a folder"), None),
 }
 _COLLECTION: Mapping[str, _Key] = {
-    "schema.on.conflict": _Key(values.Choice(OnConflict), OnConflict.KEEP),
+    "schema.on.conflict": _Key(values.Choice(OnConflict), OnConflict.RESCUE),
     "history": _Key(values.Boolean(), False),
     "keep.document": _Key(values.Boolean(), None),
     "map.fields": _Key(values.Names("a comma-separated list of dotted paths"), ()),

@@ -58,6 +58,10 @@ def is_relative(root: str) -> bool:
     return not (root.startswith("/") or _SCHEME.match(root))
 
 
+SHADOW_FOLDERS = ("ops", "rebuild")
+"""Below them lie the tables that a rebuild makes, for as long as it runs."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """The tables of one lakehouse: below a root folder, or in a catalog as ``<prefix><layer>.<db>__<collection>``."""
@@ -95,6 +99,17 @@ class Layout:
         if self.root is None:
             return self._table("ops", f"deletes__{catalog_name(db)}__{catalog_name(collection)}")
         return self._table("ops", "deletes", db, collection)
+
+    def shadow(self, db: str, collection: str, attempt: str = "") -> Layout:
+        """Where one collection's tables are built once more before they take the place of these ones.
+
+        Below a root each attempt has a folder of its own; without `attempt` it is the folder of all of them.
+        """
+        if self.root is None:
+            names = f"{catalog_name(db)}__{catalog_name(collection)}"
+            return replace(self, schema_prefix=f"{self.schema_prefix}rebuild_{names}_")
+        folders = (*SHADOW_FOLDERS, path_name(db), path_name(collection), attempt)
+        return replace(self, root="/".join((self.root.rstrip("/"), *filter(None, folders))))
 
     def ops(self, name: str) -> TableRef:
         """One of the tables about the pipeline itself: schemas, expectations, notifications, signals."""

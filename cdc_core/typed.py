@@ -268,6 +268,24 @@ def _observe(shape: Shape, text: str, mark: str, arrays_as_documents: bool) -> N
     shape.see(document_schema.arrays_as_documents(document) if arrays_as_documents else document, mark)
 
 
+def conflicts(schema_json: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """For `mapInArrow` over the paths and texts of rescued values: the JSON of each `Conflict` with the schema, once a
+    partition.
+    """
+
+    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        schema = document_schema.DocumentSchema.from_json(schema_json)
+        found: set[document_schema.Conflict] = set()
+        for batch in batches:
+            for path, text in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist()):
+                found.update(document_schema.conflicts(schema, path, text))
+        yield pa.RecordBatch.from_pydict(
+            {"conflict": pa.array([each.to_json() for each in found], pa.string())}
+        )
+
+    return look
+
+
 def arrow(type_: ColumnType) -> pa.DataType:
     """The column type in Arrow, as Spark reads it."""
     match type_:

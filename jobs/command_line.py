@@ -133,6 +133,8 @@ _take_over = click.option(
 )
 _catalog = click.option("--catalog", metavar="NAME", help="Keep the tables in this catalog, whatever the file says.")
 _schema_prefix = click.option("--schema-prefix", metavar="TEXT", help="What the names of its schemas begin with.")
+_collection = click.option("--collection", metavar="DB.COLL", help="Only this collection, as database.collection.")
+_json = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, for machines.")
 _root = click.option("--root", metavar="FOLDER", help="Keep the tables below this folder or URL, whatever the file says.")
 
 
@@ -305,7 +307,7 @@ def run(file: _File, once: bool, take_over: bool) -> None:
 
 
 @medallion.command()
-@_settings(click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, for machines."))
+@_settings(_json)
 def status(file: _File, as_json: bool) -> None:
     """Where each layer stands: position, lag, rows, rates, what was rescued, who writes.
 
@@ -317,6 +319,148 @@ def status(file: _File, as_json: bool) -> None:
     settings, spark = _opened(file, "status", quiet=True)
     found = pipeline.read(spark, settings)
     click.echo(pipeline.to_json(found)) if as_json else report.status(found)
+
+
+@medallion.command()
+@_settings(_collection, _json)
+def schema(file: _File, collection: str | None, as_json: bool) -> None:
+    """Which columns each collection has, and what changed them when.
+
+    Columns come from the documents and are only ever widened. A change shows the batch that brought it, with the time
+    and the sequence of the first event there; `rebuilt` lines come from medallion rebuild.
+
+    \b
+    Example:
+      medallion schema --config conf/shop.yml --collection shop.orders
+    """
+    from pipelines import evolution, report
+
+    settings, spark = _opened(file, "schema", quiet=True)
+    found = evolution.read(spark, settings, collection=collection)
+    click.echo(evolution.to_json(found)) if as_json else report.schemas(found)
+
+
+@medallion.command()
+@click.argument("action", type=click.Choice(["list", "replay"]))
+@_settings(
+    _collection,
+    click.option("--all", "all_states", is_flag=True, help="list: those too whose stay has ended."),
+    click.option("--documents", is_flag=True, help="list: show what the events hold, too. It is data of documents."),
+    click.option("--token", "tokens", multiple=True, metavar="TOKEN", help="replay: only this event (repeatable)."),
+    click.option(
+        "--corrections",
+        metavar="FILE",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help='replay: new texts for events, as {"TOKEN": {"after": "{…}"}}.',
+    ),
+    _json,
+    _take_over,
+)
+def quarantine(
+    file: _File,
+    action: str,
+    collection: str | None,
+    all_states: bool,
+    documents: bool,
+    tokens: tuple[str, ...],
+    corrections: Path | None,
+    as_json: bool,
+    take_over: bool,
+) -> None:
+    """List events that could not be applied, or bring them back.
+
+    An event that cannot be read waits in quarantine, and later updates of the same document wait with it; the row is
+    marked incomplete meanwhile. `list` says which and why. `replay` appends those that can be read now, or are
+    corrected, to bronze again, with their own place in the order; medallion silver then applies them. It writes bronze:
+    stop the capture first.
+
+    \b
+    Examples:
+      medallion quarantine list   --config conf/shop.yml
+      medallion quarantine list   --config conf/shop.yml --collection shop.orders --documents --json
+      medallion quarantine replay --config conf/shop.yml --collection shop.orders --corrections mended.json
+    """
+    import time
+
+    from pipelines import quarantine as pipeline
+    from pipelines import report
+
+    if (tokens or corrections) and not collection:
+        raise click.UsageError("--token and --corrections are of one collection: name it with --collection")
+    if action == "list":
+        if tokens or corrections or take_over:
+            raise click.UsageError("--token, --corrections and --take-over belong to replay")
+        settings, spark = _opened(file, "quarantine", quiet=True)
+        events = pipeline.of_pipeline(
+            spark, settings, collection=collection, all_states=all_states, with_texts=documents
+        )
+        click.echo(pipeline.to_json(events)) if as_json else report.quarantined(events)
+        return
+    if all_states or documents:
+        raise click.UsageError("--all and --documents belong to list")
+    text = None if corrections is None else corrections.read_text("utf-8")
+    mended = None if text is None else pipeline.read_corrections(text, where=str(corrections))
+    settings, spark = _opened(file, "quarantine", quiet=True)
+    done = pipeline.replay_pipeline(
+        spark,
+        settings,
+        collection=collection,
+        tokens=tokens or None,
+        corrections=mended,
+        now_ms=int(time.time() * 1000),
+        take_over=take_over,
+    )
+    click.echo(pipeline.to_json(done)) if as_json else report.replayed(done)
+
+
+@medallion.command()
+@_settings(
+    click.option("--collection", required=True, metavar="DB.COLL", help="Whose table, as database.collection."),
+    click.option(
+        "--layer",
+        default="silver",
+        show_default=True,
+        type=click.Choice(["silver", "gold"]),
+        help="silver is rebuilt from bronze, gold from silver.",
+    ),
+    click.option("--dry-run", is_flag=True, help="Build and compare, and swap nothing."),
+    click.option("--drop-missing", is_flag=True, help="Swap even where documents go that bronze does not explain."),
+    _json,
+    _take_over,
+)
+def rebuild(
+    file: _File, collection: str, layer: str, dry_run: bool, drop_missing: bool, as_json: bool, take_over: bool
+) -> None:
+    """Rebuild a silver or gold table, compare it with the live one, and swap.
+
+    Reads all of bronze into a shadow table beside the live one. Columns whose values were rescued are retyped to what holds
+    them all: int64 and double to DOUBLE where every value is exact, else STRING. The swap is one commit that carries the
+    position; readers see the old table or the new one. Stop the layer's own job first. Killed at any moment, run it again.
+
+    \b
+    Examples:
+      medallion rebuild --config conf/shop.yml --collection shop.orders --dry-run
+      medallion rebuild --config conf/shop.yml --collection shop.orders
+      medallion rebuild --config conf/shop.yml --collection shop.orders --layer gold
+    """
+    from pipelines import rebuild as pipeline
+    from pipelines import report
+
+    with _stopping() as stop:
+        settings, spark = _opened(file, "rebuild", quiet=True)
+        result = pipeline.run(
+            spark,
+            settings,
+            collection=collection,
+            layer=pipeline.Layer(layer),
+            take_over=take_over,
+            is_trial=dry_run,
+            drops_lost=drop_missing,
+            stop=stop,
+        )
+    click.echo(pipeline.to_json(result)) if as_json else report.rebuilt(result)
+    if not dry_run:
+        pipeline.refuse(result)
 
 
 @medallion.command()

@@ -1,8 +1,8 @@
 """The quarantine tables: what silver found unreadable, listed, and brought back through bronze.
 
-    parted    a range's events without those that cannot be read; what is found is noted first listed    what
-    is in a collection's quarantine, and what became of it replay    events appended to bronze again, with
-    their own place in the order
+    parted    a range's events without those that cannot be read; what is found is noted first
+    listed    what is in a collection's quarantine, and what became of it
+    replay    events that can be read now, appended to bronze again with their own place in the order
 
 Silver notes facts before it applies the range that they are of. A range that is applied again notes them
 again, which says nothing new.
@@ -10,8 +10,10 @@ again, which says nothing new.
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +23,12 @@ from pyspark.sql import functions as F
 
 from cdc_core import bronze, errors, quarantine, reduce, tables
 from pipelines import bronze as bronze_table
-from pipelines import delta
+from pipelines import delta, registry
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from cdc_core.settings import Settings
 
 PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "50"}
 
@@ -44,8 +48,12 @@ class State(str, Enum):
 
 @dataclass(frozen=True)
 class Event:
-    """One event of a quarantine: what it is, why it is there, and whether it still is. Never its content."""
+    """One event of a quarantine: what it is, why it is there, and whether it still is.
 
+    `texts` are its documents by the names of `CORRECTABLE`, where they were asked for; else None.
+    """
+
+    collection: str
     resume_token: str
     kind: str
     op: str | None
@@ -54,14 +62,19 @@ class Event:
     batch: int
     reason: str
     state: State
+    texts: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """Events that bronze holds again, in one batch; None where there was nothing to bring back."""
+    """Events that bronze holds again, in one batch; None where there was nothing to bring back.
+
+    `held` counts those that stay where they are: they still cannot be read, or follow one that cannot.
+    """
 
     events: int
     batch: int | None
+    held: int = 0
 
 
 def parted(
@@ -79,17 +92,21 @@ def parted(
     delta.create(spark, table, columns=quarantine.COLUMNS_DDL, properties=PROPERTIES)
     known = spark.table(str(table)).limit(0) if waiting is None else waiting
     split = quarantine.split(events, waiting=known, to=span.to, keys=_concerned(events, known))
-    split.facts.write.format("delta").mode("append").saveAsTable(str(table))
+    split.facts.writeTo(str(table)).append()
     return split.events
 
 
-def listed(spark: SparkSession, table: tables.TableRef, *, all_states: bool = False) -> list[Event]:
+def listed(
+    spark: SparkSession, table: tables.TableRef, *, all_states: bool = False, with_texts: bool = False
+) -> list[Event]:
     """The events that are held, in the order of their sequence; with `all_states` those that were, too."""
     if not delta.exists(spark, table):
         return []
     facts = spark.table(str(table))
     chosen = quarantine.current(facts) if all_states else quarantine.held(facts)
-    columns = ("resume_token", "kind", "op", "key", "sequence", "batch", "reason")
+    names = ("resume_token", "kind", "op", "key", "sequence", "batch", "reason")
+    texts = F.struct("before", "after", *(f"updateDescription.{name}" for name in CORRECTABLE[2:]))
+    columns = (F.concat_ws(".", "db", "collection").alias("collection"), *names, *([texts.alias("texts")] if with_texts else []))
     return [_event(row) for row in chosen.select(*columns).orderBy("sequence", "batch").collect()]
 
 
@@ -114,9 +131,9 @@ def replay(
 
     `tokens` chooses events by their resume token (all by default); whatever else is held of the same
     documents comes along, because later updates only make sense with the ones before them. `corrections`
-    gives new texts, by token and by name (one of `CORRECTABLE`). An event that still cannot be read is held
-    again, and one that is superseded by now changes nothing. Running it again before silver has run appends
-    nothing.
+    gives new texts, by token and by name (one of `CORRECTABLE`). An event that still cannot be read stays, with
+    all that follow it; one that is superseded by now changes nothing. Running it again before silver has run
+    appends nothing.
 
     It writes bronze, so it needs bronze's claim: raises `TableOwned` or `LeaseHeld` while a capture service
     runs, and `SettingsError` for tokens that are not held and corrections that cannot be read.
@@ -126,15 +143,87 @@ def replay(
     chosen = _chosen(rows, tokens)
     _check(chosen, tokens, corrections or {})
     corrected = [_corrected(row, (corrections or {}).get(row["resume_token"], {})) for row in chosen]
-    waiting = _not_yet_again(spark, layout.bronze(name), corrected)
+    readable = _readable(spark, corrected)
+    still = len(corrected) - len(readable)
+    waiting = _not_yet_again(spark, layout.bronze(name), readable)
     if not waiting:
-        return Replayed(0, None)
+        return Replayed(0, None, still)
     log = bronze_table.Log.open(spark, layout.bronze(name), take_over=take_over)
     log.extra = {"stream": log.writer.metadata.get("stream")}
     try:
-        return _appended(log, waiting, now_ms)
+        return replace(_appended(log, waiting, now_ms), held=still)
     finally:
         log.close()
+
+
+def of_pipeline(
+    spark: SparkSession,
+    settings: Settings,
+    *,
+    collection: str | None = None,
+    all_states: bool = False,
+    with_texts: bool = False,
+) -> list[Event]:
+    """What `listed` says of each captured collection, or of one; `SettingsError` for one that silver does not know."""
+    layout = delta.layout(settings.lakehouse)
+    events: list[Event] = []
+    for namespace in registry.chosen(spark, layout, collection):
+        table = layout.quarantine(namespace.db, namespace.collection)
+        events += listed(spark, table, all_states=all_states, with_texts=with_texts)
+    return events
+
+
+def replay_pipeline(
+    spark: SparkSession,
+    settings: Settings,
+    *,
+    collection: str | None = None,
+    tokens: Collection[str] | None = None,
+    corrections: Mapping[str, Mapping[str, str]] | None = None,
+    now_ms: int,
+    take_over: bool = False,
+) -> dict[str, Replayed]:
+    """What `replay` did for each captured collection, or for one; tokens and corrections are of that one."""
+    layout = delta.layout(settings.lakehouse)
+    return {
+        str(namespace): replay(
+            spark,
+            layout,
+            name=settings.name,
+            namespace=(namespace.db, namespace.collection),
+            tokens=tokens,
+            corrections=corrections,
+            now_ms=now_ms,
+            take_over=take_over,
+        )
+        for namespace in registry.chosen(spark, layout, collection)
+    }
+
+
+def read_corrections(text: str, *, where: str) -> dict[str, dict[str, str]]:
+    """New texts by resume token and name, from a JSON object; `SettingsError` where it is none."""
+    try:
+        found = orjson.loads(text)
+    except ValueError:
+        found = None
+    entries = list(found.values()) if isinstance(found, dict) else [None]
+    if not all(isinstance(entry, dict) and all(isinstance(text, str) for text in entry.values()) for entry in entries):
+        example = '{"<token>": {"after": "<the document as JSON text>"}}'
+        raise errors.SettingsError(errors.Problem(where, "a JSON object by resume token is expected", example))
+    return found
+
+
+def to_json(found: Sequence[Event] | Mapping[str, Replayed]) -> str:
+    """Events, or what a replay did, as one JSON object with the names of the dataclasses' fields."""
+    if isinstance(found, Mapping):
+        done = [{"collection": name, **dataclasses.asdict(each)} for name, each in found.items()]
+        return json.dumps({"collections": done}, indent=2)
+    return json.dumps({"events": [_without_nothing(each) for each in found]}, indent=2)
+
+
+def _without_nothing(event: Event) -> dict[str, Any]:
+    fields = dataclasses.asdict(event)
+    return fields if event.texts is not None else {name: value for name, value in fields.items() if name != "texts"}
 
 
 def _waiting(spark: SparkSession, table: tables.TableRef, *, before: int) -> DataFrame | None:
@@ -157,7 +246,10 @@ def _concerned(events: DataFrame, waiting: DataFrame) -> list[str] | None:
 
 def _event(row: Any) -> Event:
     ending = {each.value for each in quarantine.ENDINGS}
-    return Event(**row.asDict(), state=State.ENDED if row.reason in ending else State.HELD)
+    found = row.asDict(recursive=True)
+    if "texts" in found:
+        found["texts"] = {name: text for name, text in found["texts"].items() if text is not None}
+    return Event(**found, state=State.ENDED if row.reason in ending else State.HELD)
 
 
 def _held_rows(spark: SparkSession, table: tables.TableRef) -> list[dict[str, Any]]:
@@ -211,6 +303,22 @@ def _corrected(row: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, An
         nothing = dict.fromkeys(field.name for field in bronze.UPDATE_DESCRIPTION)
         description = {**nothing, **(description or {}), **parts}
     return {**row, **whole, "updateDescription": description}
+
+
+def _readable(spark: SparkSession, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows that can be read now: of each document those before the first that still cannot."""
+    if not rows:
+        return []
+    numbered = [{name: row[name] for name in bronze.SCHEMA.names} | {"offset": at} for at, row in enumerate(rows)]
+    frame = spark.createDataFrame(pa.Table.from_pylist(numbered, schema=bronze.SCHEMA))
+    judged = frame.select("offset", quarantine.reason().alias("reason")).where("reason IS NOT NULL").collect()
+    reasons = {row.offset: row.reason for row in judged}
+    blocked = {
+        rows[at]["key"]: at
+        for at, reason in sorted(reasons.items(), reverse=True)
+        if reason != quarantine.Reason.NO_SEQUENCE.value
+    }
+    return [row for at, row in enumerate(rows) if at not in reasons and at < blocked.get(row["key"], len(rows))]
 
 
 def _not_yet_again(

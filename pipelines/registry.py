@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from cdc_core import merge, tables
+from cdc_core import errors, merge, tables, values
 from pipelines import delta
 
 if TYPE_CHECKING:
@@ -63,6 +63,22 @@ def note(spark: SparkSession, table: tables.TableRef, *, new: Sequence[Namespace
     rows = [(namespace.db, namespace.collection, discovered) for namespace in new] or [(None, None, discovered)]
     delta.create(spark, table, columns=COLUMNS_DDL, properties=PROPERTIES)
     delta.append_rows(spark, table, pa.Table.from_pylist([dict(zip(SCHEMA.names, row)) for row in rows], SCHEMA))
+
+
+def chosen(spark: SparkSession, layout: tables.Layout, collection: str | None) -> tuple[Namespace, ...]:
+    """The captured collections, or the one that is named `database.collection`.
+
+    Raises `SettingsError` where there is no such one.
+    """
+    known = read(spark, layout.ops("collections")).namespaces
+    if collection is None:
+        return known
+    found = tuple(namespace for namespace in known if str(namespace) == collection)
+    if not found:
+        names = [str(namespace) for namespace in known]
+        hint = values.did_you_mean(collection, names) or f"known are {', '.join(names[:10]) or 'none yet'}"
+        raise errors.SettingsError(errors.Problem("--collection", f"silver knows no collection {collection}", hint))
+    return found
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import enum
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,9 @@ from rich.text import Text
 if TYPE_CHECKING:
     from pipelines.capture import Progress
     from pipelines.check import Finding
+    from pipelines.evolution import Evolution
+    from pipelines.quarantine import Event, Replayed
+    from pipelines.rebuild import Result
     from pipelines.snapshot import Progress as SnapshotProgress
     from pipelines.status import Collection, Layer, Status
 
@@ -148,6 +151,89 @@ def status(found: Status) -> None:
     screen.print(grid)
     if found.collections:
         screen.print(_collections_table(found))
+
+
+def schemas(found: Sequence[Evolution]) -> None:
+    """What `medallion schema` shows: for each collection its columns, and what changed when."""
+    screen = console()
+    for each in found:
+        screen.print(Text(f"{each.collection}: version {each.version} of its schema", style="bold"))
+        columns = _plain_table("column", "type")
+        for column in each.columns:
+            columns.add_row(Text(column.name), Text(column.type))
+        changes = _plain_table("version", "when", "batch", "change", "field", "type", "event")
+        for change in each.changes:
+            changes.add_row(
+                str(change.version),
+                "" if change.at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(change.at)),
+                str(change.batch),
+                change.what,
+                Text(change.path),
+                Text(" → ".join(filter(None, (change.from_type, change.to_type)))),
+                change.event or "",
+            )
+        screen.print(columns, changes, sep="\n")
+    if not found:
+        screen.print("no collection has come to silver yet: medallion silver begins it")
+
+
+def quarantined(found: Sequence[Event]) -> None:
+    """What `medallion quarantine list` shows: a line for each event; its texts beneath, where they were asked for."""
+    screen = console()
+    if not found:
+        screen.print("nothing is in quarantine")
+        return
+    table = _plain_table("collection", "key", "op", "batch", "sequence", "token", "reason")
+    for each in found:
+        place = (each.key or "–", each.op or "–", str(each.batch), each.sequence or "–", each.resume_token)
+        table.add_row(*map(Text, (each.collection, *place, each.reason)))
+        for name, text in (each.texts or {}).items():
+            table.add_row("", "", "", "", "", Text(name, style="dim"), Text(text))
+    screen.print(table)
+
+
+def replayed(found: Mapping[str, Replayed]) -> None:
+    """What `medallion quarantine replay` did, a line for each collection."""
+    screen = console()
+    for name, each in found.items():
+        told = [f"{name}: nothing to bring back"]
+        if each.batch is not None:
+            told = [f"{name}: {each.events:,} brought back as bronze batch {each.batch}, which medallion silver applies"]
+        if each.held:
+            told.append(f"{each.held:,} held still, which cannot be read or follow one that cannot")
+        screen.print("; ".join(told))
+    if not found:
+        screen.print("no collection has come to silver yet")
+
+
+def rebuilt(found: Result) -> None:
+    """What `medallion rebuild` shows: both tables' counts, where and why documents differ, and whether it was swapped."""
+    screen, seen = console(), found.comparison
+    counts = _plain_table("", "as it was", "rebuilt")
+    counts.add_row("rows", f"{seen.rows:,}", f"{seen.rebuilt_rows:,}")
+    counts.add_row("rescued values", f"{seen.rescued:,}", f"{seen.rebuilt_rescued:,}")
+    counts.add_row("only there", f"{seen.gone:,}", f"{seen.new:,}")
+    screen.print(Text(f"{found.table}, bronze batches 1 to {found.to}"), counts)
+    if seen.lost:
+        screen.print(Text(f"{seen.lost:,} go without a delete in bronze: {', '.join(seen.lost_keys)}"), style="yellow")
+    for change in found.changes:
+        types = " → ".join(filter(None, (change.from_type, change.to_type)))
+        screen.print(Text(f"column {change.path} {change.what.value}: {types}"))
+    screen.print(f"{seen.differing:,} documents differ")
+    if seen.differences:
+        table = _plain_table("column", "documents", "why", "keys, for example")
+        for each in seen.differences:
+            table.add_row(*map(Text, (each.column, f"{each.documents:,}", each.why, ", ".join(each.keys))))
+        screen.print(table)
+    swapped = f"swapped: version {found.version}" if found.version is not None else "nothing was swapped"
+    screen.print(f"{swapped} ({duration(found.seconds)})")
+
+
+def _plain_table(*names: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in names:
+        table.add_column(name, overflow="fold")
+    return table
 
 
 def _source_line(found: Status) -> Text:

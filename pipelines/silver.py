@@ -8,6 +8,7 @@ For each collection, over its events in bronze batches (a, b]:
     remembered  deletes that take rows away, so that nothing that comes late brings them back
     merged      one MERGE, guarded by `sequence`; its commit carries b, the table's new position
     swept       rows that a finished snapshot of the whole collection did not hold
+    retyped     where the settings say so: the table rebuilt for what it rescued
 
 Exactly once: a range is a function of (a, b] and of nothing else, and the position moves in the commit that holds the
 range's rows. What comes before it may be repeated after a crash: a schema that is there already is not appended
@@ -26,7 +27,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from cdc_core import errors, reduce, tables
-from pipelines import delta, parallel, registry, schemas, silver_collection
+from cdc_core.settings import OnConflict
+from pipelines import delta, parallel, rebuild, registry, schemas, silver_collection
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -115,6 +117,7 @@ class _Silver:
     scanned: dict[registry.Namespace, int] = field(default_factory=dict)
     collections: dict[registry.Namespace, silver_collection.Collection] = field(default_factory=dict)
     schemas: dict[str, schemas.Kept] = field(default_factory=dict)
+    retyped: set[registry.Namespace] = field(default_factory=set)
     discovered: int | None = None
     noted: int = 0
 
@@ -221,6 +224,11 @@ class _Silver:
             collection = self._collection(spark, work)
             collection.is_few = few
             self.known[work.namespace] = reached = collection.applied(work, stop=self.stop)
+        if collection.options.on_conflict is OnConflict.RETYPE:
+            after = work.position.to if work.namespace in self.retyped else 0
+            reached = rebuild.retyped(collection, self.settings, reached, after=after, stop=self.stop)
+            self.known[work.namespace] = reached
+            self.retyped.add(work.namespace)
         return CollectionResult(
             str(work.namespace),
             work.position.to,

@@ -255,7 +255,8 @@ def test_replay(spark: SparkSession, layout: tables.Layout) -> None:
     correct = {"token-2": {"updatedFields": '{"a":1}'}}
     replayed = quarantines.replay(spark, layout, tokens=["token-2"], corrections=correct, **arguments)
     assert replayed == quarantines.Replayed(2, 3)
-    assert quarantines.replay(spark, layout, tokens=["token-3"], **arguments) == quarantines.Replayed(0, None)
+    again = quarantines.replay(spark, layout, tokens=["token-3"], corrections=correct, **arguments)
+    assert again == quarantines.Replayed(0, None)
     assert bronze_table.read_position(spark, layout.bronze("shop")) == bronze_table.Position("position", 3, 7)
     commit = delta.last_commit(spark, layout.bronze("shop"))
     assert commit is not None and commit.metadata is not None and commit.metadata["stream"] == "fingerprint"
@@ -276,15 +277,33 @@ def test_replay(spark: SparkSession, layout: tables.Layout) -> None:
     assert states["token-2"] is quarantines.State.ENDED
 
 
-def test_a_replay_that_mends_nothing_changes_nothing(spark: SparkSession, layout: tables.Layout) -> None:
-    """Events that still cannot be read are held again, and can come again."""
-    filled(spark, layout, [event(1, "c", text="{"), event(2, "p")])
-    assert applied(spark, layout, 0, 2) == ["token-1"]
+def test_a_replay_brings_back_what_can_be_read_and_no_more(spark: SparkSession, layout: tables.Layout) -> None:
+    """Of each document the events before the first that still cannot be read come back; the others stay."""
+    filled(
+        spark,
+        layout,
+        [event(1, "p", text="{"), event(2, "p"), event(3, "p", text="["), event(4, "p"), event(5, "c", key=None)],
+    )
+    assert applied(spark, layout, 0, 2) == ["token-1"]  # a mark
     arguments: dict[str, Any] = {"name": "shop", "namespace": ("shop", "orders"), "now_ms": 0}
-    for batch in (3, 4):
-        assert quarantines.replay(spark, layout, **arguments) == quarantines.Replayed(2, batch)
-        assert applied(spark, layout, batch - 1, batch) == ["token-1"]
-        assert quarantines.count(spark, layout.quarantine("shop", "orders")) == 2
+    assert quarantines.replay(spark, layout, **arguments) == quarantines.Replayed(0, None, 5)
+    assert bronze_table.last_batch(spark, layout.bronze("shop")) == 2
+    correct = {"token-1": {"updatedFields": "{}"}}
+    assert quarantines.replay(spark, layout, corrections=correct, **arguments) == quarantines.Replayed(2, 3, 3)
+    assert applied(spark, layout, 2, 3) == ["token-1", "token-2", "token-3"]  # the last one is a mark
+    held = quarantines.listed(spark, layout.quarantine("shop", "orders"))
+    assert [each.resume_token for each in held] == ["token-3", "token-4", "token-5"]
+
+
+def test_what_an_event_holds_is_shown_only_when_asked_for(spark: SparkSession, layout: tables.Layout) -> None:
+    """A listed event names its collection, key, place and reason; its texts come with `with_texts` alone."""
+    filled(spark, layout, [event(1, "p", text='{"secret":'), event(2, "c", key="2", text="{")])
+    applied(spark, layout, 0, 2)
+    table = layout.quarantine("shop", "orders")
+    assert "secret" not in repr(quarantines.listed(spark, table))
+    first, second = quarantines.listed(spark, table, with_texts=True)
+    assert (first.collection, first.key, first.batch) == ("shop.orders", "1", 1)
+    assert (first.texts, second.texts) == ({"updatedFields": '{"secret":'}, {"after": "{"})
 
 
 def test_wrong_replays_are_refused(spark: SparkSession, layout: tables.Layout) -> None:

@@ -315,3 +315,94 @@ def test_each_meeting_is_as_documented() -> None:
         for cell, values in zip(cells[1:], MEETINGS.values(), strict=True):
             results = {met(first, pin, value) for value in values}
             assert results == set(cell.split(" or ")), (cells[0], cell, results)
+
+
+INT64, INEXACT = {"$numberLong": "5"}, {"$numberLong": "9007199254740993"}
+REGEX = {"$regularExpression": {"pattern": "^a", "options": ""}}
+RETYPED = (
+    ([{"a": INT64}, {"a": 1.5}], "`a` DOUBLE"),
+    ([{"a": INT64}, {"a": {"$numberDouble": "NaN"}}], "`a` DOUBLE"),
+    ([{"a": 1.5}, {"a": INEXACT}], "`a` STRING"),
+    ([{"a": 1}, {"a": "x"}], "`a` STRING"),
+    ([{"a": "x"}, {"a": 1}], "`a` STRING"),
+    ([{"a": INT64}, {"a": {"$numberDecimal": "1"}}], "`a` STRING"),
+    ([{"a": True}, {"a": 1}], "`a` STRING"),
+    ([{"a": {"b": 1}}, {"a": 1}], "`a` STRING"),
+    ([{"a": 1}, {"a": {"b": 1}}], "`a` STRING"),
+    ([{"a": [1]}, {"a": 1}], "`a` STRING"),
+    ([{"a": REGEX}, {"a": "x"}], "`a` STRING"),
+    ([{"a": [INT64]}, {"a": [1.5]}], "`a` ARRAY<DOUBLE>"),
+    ([{"a": [{"b": 1, "c": 1}]}, {"a": [{"b": "x"}]}], "`a` ARRAY<STRUCT<`b`: STRING, `c`: INT>>"),
+    ([{"a": {"b": {"c": 1}}}, {"a": {"b": {"c": "x"}}}], "`a` STRUCT<`b`: STRUCT<`c`: STRING>>"),
+    ([{"a": {"b": INT64, "c": 1}}, {"a": {"b": 0.5}}, {"a": 1}], "`a` STRING"),
+    ([{"a.b": 1, "a": {"b": 1}}, {"a.b": "x"}], "`a.b` STRING, `a` STRUCT<`b`: STRING>"),
+    ([{"a": {"x.y": 1}}, {"a": {"x.y": "s"}}], "`a` STRUCT<`x.y`: STRING>"),
+    ([{"a": {"$date": {"$numberLong": "0"}}}, {"a": {"$date": {"$numberLong": "-99999999999999"}}}], "`a` TIMESTAMP"),
+    ([{"a": 1}, {"a": []}, {"a": {}}], "`a` INT"),
+)
+
+
+def conflicts(schema: document_schema.DocumentSchema, documents: list[Any]) -> list[document_schema.Conflict]:
+    """What the rescued values of the documents say."""
+    entries = [entry for document in documents for entry in document_schema.row(document, schema)[1].items()]
+    return [each for path, text in entries for each in document_schema.conflicts(schema, path, text)]
+
+
+@pytest.mark.parametrize(("documents", "columns"), RETYPED, ids=lambda value: str(value)[:60])
+def test_columns_are_retyped_for_what_was_rescued(documents: list[Any], columns: str) -> None:
+    """Numbers join to DOUBLE where they are exact, all else to STRING; then only what has no other type is rescued."""
+    schema = joined(documents)
+    first, _ = document_schema.retyped(schema, conflicts(schema, documents))
+    after, _ = document_schema.retyped(first, conflicts(first, documents))
+    assert after.table_ddl() == columns
+    assert conflicts(after, documents) == []
+    assert document_schema.join(after, document_schema.observe(documents[0])) == (after, ())
+
+
+def test_a_number_that_no_double_holds_makes_text_of_the_column() -> None:
+    """BIGINT that met a double becomes DOUBLE; where that is not exact for a value, it then becomes STRING."""
+    documents = [{"a": INEXACT}, {"a": 1.5}]
+    schema = joined(documents)
+    first, changes = document_schema.retyped(schema, conflicts(schema, documents))
+    assert [(c.path, c.from_type, c.to_type) for c in changes] == [("a", "BIGINT", "DOUBLE")]
+    second, _ = document_schema.retyped(first, conflicts(first, documents))
+    assert [document_schema.row(document, second) for document in documents] == [
+        ({"a": '{"$numberLong":"9007199254740993"}'}, {}),
+        ({"a": "1.5"}, {}),
+    ]
+
+
+def test_retyping_leaves_pins_alone() -> None:
+    """What a pinned column rescued stays rescued: the settings rule."""
+    documents = [{"a": 1, "m": {"x": 1}}, {"a": "x", "m": {"y": "z"}}]
+    pins = document_schema.parse_pins({"a": "int", "m": "map<int>"})
+    schema = joined(documents, pins=pins)
+    found = conflicts(schema, documents)
+    assert {each.steps for each in found} == {("a",), ("m", document_schema.VALUE)}
+    after, changes = document_schema.retyped(schema, found, pins=pins)
+    assert [change.path for change in changes] == ["m.*"]
+    assert after.table_ddl() == "`a` INT, `m` MAP<STRING, STRING>"
+
+
+def test_retyping_flattened_documents_takes_their_columns_together() -> None:
+    """A flattened document that met a scalar is one column again; the others keep their names and places."""
+    naming = column_names.Naming(flatten=True)
+    documents = [{"a": {"b": 1, "c": 1}, "d": 1}, {"a": "x"}]
+    schema = joined(documents, naming=naming)
+    assert schema.table_ddl() == "`a_b` INT, `a_c` INT, `d` INT"
+    after, changes = document_schema.retyped(schema, conflicts(schema, documents))
+    assert after.table_ddl() == "`d` INT, `a` STRING"
+    assert document_schema.row(documents[0], after) == ({"d": 1, "a": '{"b":1,"c":1}'}, {})
+    assert document_schema.differences(schema, after) == changes
+
+
+def test_differences_name_each_field_once() -> None:
+    """Added, retyped and removed fields, at any depth; equal schemas have none."""
+    before, after = joined([{"a": {"b": 1, "x": 1}, "c": 1}]), joined([{"c": 1, "a": {"b": "s"}, "d": True}])
+    told = {(c.path, c.what.value, c.from_type, c.to_type) for c in document_schema.differences(before, after)}
+    assert told == {
+        ("a.b", "retyped", "INT", "STRING"),
+        ("a.x", "removed", "INT", None),
+        ("d", "added", None, "BOOLEAN"),
+    }
+    assert document_schema.differences(before, before) == ()

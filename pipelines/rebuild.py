@@ -1,0 +1,486 @@
+"""Rebuild one table: all that bronze holds of a collection, applied once more beside the table, compared, and swapped.
+
+    claimed    the table, so that nobody writes it meanwhile; a refused rebuild has changed nothing
+    shadowed   bronze batches 0 to the table's position, applied to an empty table; again from the start with wider types
+               as long as values are rescued that another type of their column would hold
+    compared   rows, keys and documents, with the columns in which they differ and why
+    swapped    the deletes and the schema are noted, then one commit replaces the table's rows and columns
+
+The swap gives the table a new *generation*. The schema counts from that commit on, because it is noted under the
+generation; gold rewrites itself when it sees another one. Killed before the swap, the table is as it was; killed after it,
+only the shadow is left, which the next rebuild removes. Running it again is right at any time.
+
+A gold table is rebuilt from silver as it is now: it is a function of that and of nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from cdc_core import document_schema, errors, merge, reduce, tables, typed
+from cdc_core.document_schema import DocumentSchema
+from pipelines import delta, registry, schemas, silver_collection
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from cdc_core.settings import CollectionSettings, Settings
+
+log = logging.getLogger(__name__)
+
+RENEW_SECONDS = 30.0
+"""How long the claim on the live table goes without a word from its owner."""
+
+EXAMPLES = 5
+"""So many keys of each kind of difference are named."""
+
+_INNER = frozenset(("__key", "__batch", "__known", "__rescued"))
+"""Columns that say how a row came to be, and those that are compared in their own way."""
+
+
+class Layer(str, Enum):
+    """The tables that can be rebuilt."""
+
+    SILVER = "silver"
+    GOLD = "gold"
+
+
+class _Stopped(errors.Temporary):
+    """The rebuild was told to stop, and has changed nothing."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A column in which documents differ: how many, why, and some of their keys."""
+
+    column: str
+    documents: int
+    why: str
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The table as it was beside the rebuilt one.
+
+    `gone` counts rows that the rebuilt table has not; `lost` those of them that no delete in bronze explains, with some of
+    their keys. `new` counts rows that only the rebuilt one has, `differing` documents that are not the same in both.
+    """
+
+    rows: int
+    rebuilt_rows: int
+    gone: int
+    lost: int
+    lost_keys: tuple[str, ...]
+    new: int
+    differing: int
+    differences: tuple[Difference, ...]
+    rescued: int
+    rebuilt_rescued: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a rebuild found and did; `version` is the table's with the rebuilt rows, None where nothing was swapped."""
+
+    collection: str
+    layer: Layer
+    table: str
+    to: int
+    comparison: Comparison
+    changes: tuple[document_schema.Change, ...]
+    version: int | None
+    seconds: float
+
+
+def run(
+    spark: SparkSession,
+    settings: Settings,
+    *,
+    collection: str,
+    layer: Layer = Layer.SILVER,
+    take_over: bool = False,
+    is_trial: bool = False,
+    drops_lost: bool = False,
+    stop: threading.Event | None = None,
+) -> Result:
+    """Rebuild the table of `database.collection`; with `is_trial` only compare.
+
+    Nothing is swapped where rows would be lost that no delete in bronze explains, unless `drops_lost` says so: `refuse`
+    raises then. Raises `SettingsError` for an unknown collection, `DecisionNeeded` where bronze no longer begins with its
+    first batch, `TableOwned`, `LeaseHeld`, `OwnershipLost`, and `Temporary` when `stop` was set; the table is then as it was.
+    """
+    started = time.monotonic()
+    layout = delta.layout(settings.lakehouse)
+    [namespace] = registry.chosen(spark, layout, collection)
+    names = (namespace.db, namespace.collection)
+    table = layout.silver(*names) if layer is Layer.SILVER else layout.gold(*names)
+    if not delta.exists(spark, table):
+        raise errors.DecisionNeeded(f"{table.label}: there is no such table yet; medallion {layer.value} makes it")
+    writer = delta.Writer.claim(spark, table, take_over=take_over)
+    try:
+        work = _Rebuild(spark, settings, layout, namespace, writer, is_trial, drops_lost, stop or threading.Event())
+        result = work.silver() if layer is Layer.SILVER else work.gold()
+    finally:
+        with suppress(errors.MedallionError):
+            writer.release()
+    return replace(result, seconds=time.monotonic() - started)
+
+
+def retyped(
+    collection: silver_collection.Collection,
+    settings: Settings,
+    reached: registry.SilverPosition,
+    *,
+    after: int,
+    stop: threading.Event,
+) -> registry.SilverPosition:
+    """The collection's position after its table was rebuilt for what its rows of batches after `after` rescued, where a
+    wider column would hold that; otherwise `reached`. What `schema.on.conflict: retype` asks for, by the table's own writer.
+
+    Where the table cannot be rebuilt from bronze, what was rescued stays so: one document never stops a collection.
+    """
+    rows = collection.spark.table(str(collection.writer.table)).where(F.col("__batch") > after)
+    seed = _wider(collection, rows)
+    if seed is None:
+        return reached
+    args = (collection.spark, settings, collection.layout, collection.namespace, collection.writer)
+    work = _Rebuild(*args, is_trial=False, drops_lost=False, stop=stop)
+    problem = ""
+    try:
+        result = work.silver(seed)
+        refuse(result)
+    except errors.DecisionNeeded as error:
+        if type(error) is not errors.DecisionNeeded:
+            raise
+        problem = str(error)
+    except _Stopped:
+        return reached
+    if problem:
+        log.warning("what was rescued stays rescued: %s", problem)
+        return reached
+    now = registry.silver_position(collection.spark, collection.writer.table)
+    collection.schema = work.kept(now)
+    return now
+
+
+def refuse(result: Result) -> None:
+    """Raise `DecisionNeeded` where a rebuild swapped nothing because rows would be lost."""
+    lost = result.comparison.lost
+    if result.layer is Layer.SILVER and result.version is None and lost:
+        raise errors.DecisionNeeded(
+            f"{result.table}: bronze does not hold {lost:,} of its documents, so nothing was swapped; "
+            "an ad hoc snapshot brings them to bronze, and --drop-missing lets them go"
+        )
+
+
+def to_json(result: Result) -> str:
+    """The result as one JSON object, with the names of the dataclasses' fields."""
+    return json.dumps(dataclasses.asdict(result), indent=2, default=lambda each: each.value)
+
+
+@dataclass
+class _Rebuild:
+    """One rebuild of one table, which `writer` holds."""
+
+    spark: SparkSession
+    settings: Settings
+    layout: tables.Layout
+    namespace: registry.Namespace
+    writer: delta.Writer
+    is_trial: bool
+    drops_lost: bool
+    stop: threading.Event
+
+    def silver(self, seed: DocumentSchema = document_schema.EMPTY) -> Result:
+        """The silver table, from bronze; `seed` is a schema that its columns have from the start."""
+        position = registry.silver_position(self.spark, self.writer.table)
+        self._check_bronze(position.to)
+        generation = uuid.uuid4().hex[:12]
+        kept = self.kept(position)
+        with self._shadows(generation) as shadows:
+            shadow, reached = self._retyped(shadows, seed, position.to)
+            live, rebuilt = self.spark.table(str(self.writer.table)), self.spark.table(str(shadow.writer.table))
+            deletes = self._deletes(shadow.layout)
+            found = compared(live, rebuilt, deletes=deletes)
+            changes = document_schema.differences(kept.schema, shadow.schema.schema)
+            version = None
+            if not self.is_trial and (self.drops_lost or not found.lost):
+                self._note(kept, shadow.schema.schema, changes, position, generation)
+                self._remember(deletes)
+                self.writer.replace(
+                    rebuilt,
+                    to=position.to,
+                    extra=replace(reached, generation=generation).extra,
+                    properties=silver_collection.PROPERTIES,
+                    cluster_by=("__key",),
+                )
+                version = self.writer.version
+        return self._result(Layer.SILVER, position.to, found, changes, version)
+
+    def gold(self) -> Result:
+        """The gold table, from silver as it is now."""
+        from pipelines import gold
+
+        table = gold.at_silver(self.spark, self.layout, self.namespace)
+        found = compared(self.spark.table(str(self.writer.table)), table.documents())
+        if not self.is_trial:
+            table.rewritten(self.writer)
+        version = None if self.is_trial else self.writer.version
+        return self._result(Layer.GOLD, table.work.silver.to, found, (), version)
+
+    def _result(
+        self,
+        layer: Layer,
+        to: int,
+        found: Comparison,
+        changes: tuple[document_schema.Change, ...],
+        version: int | None,
+    ) -> Result:
+        return Result(str(self.namespace), layer, self.writer.table.label, to, found, changes, version, 0.0)
+
+    # --- the shadow
+
+    @property
+    def _bronze(self) -> tables.TableRef:
+        return self.layout.bronze(self.settings.name)
+
+    def _check_bronze(self, to: int) -> None:
+        edges = self.spark.sql(f"SELECT min(batch) AS first, max(batch) AS last FROM {self._bronze}").first()
+        if edges.first != 1 or edges.last < to:
+            raise errors.DecisionNeeded(
+                f"{self._bronze.label}: it holds batches {edges.first} to {edges.last}, and rebuilding "
+                f"{self.namespace} needs 1 to {to}; take a new snapshot into another pipeline instead"
+            )
+
+    @contextmanager
+    def _shadows(self, generation: str) -> Iterator[Iterator[tables.Layout]]:
+        """Places for shadows, each to be used once; whatever lies there, of this attempt or of a killed one, is removed."""
+        names = (self.namespace.db, self.namespace.collection)
+        delta.remove(self.spark, self.layout.shadow(*names))
+        try:
+            yield (self.layout.shadow(*names, f"{generation}-{number}") for number in itertools.count())
+        finally:
+            delta.remove(self.spark, self.layout.shadow(*names))
+
+    def _retyped(
+        self, shadows: Iterator[tables.Layout], schema: DocumentSchema, to: int
+    ) -> tuple[silver_collection.Collection, registry.SilverPosition]:
+        """A shadow in which nothing is rescued that another type of its column would hold.
+
+        Types only get wider, so this ends: BIGINT, DOUBLE, STRING of anything.
+        """
+        seed: DocumentSchema | None = schema
+        while seed is not None:
+            shadow, reached = self._built(next(shadows), seed, to)
+            seed = _wider(shadow, self.spark.table(str(shadow.writer.table)))
+            if seed is not None:
+                delta.remove(self.spark, shadow.layout)
+        return shadow, reached
+
+    def _built(
+        self, layout: tables.Layout, seed: DocumentSchema, to: int
+    ) -> tuple[silver_collection.Collection, registry.SilverPosition]:
+        """Bronze up to the batch `to`, applied to an empty table in `layout`, range by range."""
+        table = layout.silver(self.namespace.db, self.namespace.collection)
+        silver_collection.create(self.spark, table)
+        shadow = silver_collection.Collection(
+            spark=self.spark,
+            namespace=self.namespace,
+            options=self._options(),
+            keeps_document=silver_collection.keeps_document(self.settings, self.namespace),
+            layout=layout,
+            bronze=self._bronze,
+            writer=delta.Writer.claim(self.spark, table),
+            schema=schemas.Kept(schema=seed),
+            is_new=True,
+        )
+        whole = reduce.Range(0, to)
+        sweeps = self._sweeps(whole)
+        reached = registry.SilverPosition()
+        renew = _Renewal(self.writer)
+        for range_ in self._ranges(whole):
+            if self.stop.is_set():
+                raise _Stopped(f"{self.writer.table.label}: stopped before the swap; the table is as it was")
+            counts = silver_collection.counted(self._events(range_)).get(self.namespace, silver_collection.Counts())
+            due = tuple(s for s in sweeps if range_.after < s.batch <= range_.to and s.first > reached.swept)
+            work = silver_collection.Work(self.namespace, reached, range_.to, counts, due)
+            reached = shadow.applied(work, stop=threading.Event())
+            renew()
+        return shadow, reached
+
+    def _options(self) -> CollectionSettings:
+        return self.settings.silver.for_collection(str(self.namespace))
+
+    def _events(self, span: reduce.Range) -> DataFrame:
+        return self.spark.table(str(self._bronze)).where(
+            f"{span.predicate} AND {silver_collection.ABOUT} AND {self.namespace.predicate}"
+        )
+
+    def _ranges(self, whole: reduce.Range) -> tuple[reduce.Range, ...]:
+        batches = self._events(whole).groupBy("batch").count().orderBy("batch").collect()
+        counted = ((row.batch, row["count"]) for row in batches)
+        return reduce.ranges(counted, span=whole, limit=self._options().max_batch_events)
+
+    def _sweeps(self, whole: reduce.Range) -> tuple[reduce.Sweep, ...]:
+        heartbeats = f"{whole.predicate} AND kind = 'heartbeat' AND payload LIKE '%\"completed\"%'"
+        rows = self.spark.table(str(self._bronze)).where(heartbeats).select("batch", "payload").collect()
+        found = reduce.sweeps((row.batch, row.payload) for row in sorted(rows))
+        return tuple(sweep for sweep in found if sweep.db_collection == str(self.namespace))
+
+    # --- what is noted before the swap
+
+    def kept(self, position: registry.SilverPosition) -> schemas.Kept:
+        """The table's schema at a position."""
+        name = str(self.namespace)
+        generations = {name: position.generation}
+        return schemas.latest(self.spark, self.layout.ops("schemas"), generations=generations).get(name, schemas.Kept())
+
+    def _note(
+        self,
+        kept: schemas.Kept,
+        schema: DocumentSchema,
+        changes: Sequence[document_schema.Change],
+        position: registry.SilverPosition,
+        generation: str,
+    ) -> None:
+        """Append the schema under its generation: nobody goes by it before the table says that it is of this generation."""
+        rebuilt = document_schema.Change("", document_schema.What.REBUILT, position.generation or None, generation)
+        plan = typed.plan(schema, document_schema.Shape())
+        schemas.append(
+            self.spark,
+            self.layout.ops("schemas"),
+            collection=str(self.namespace),
+            version=kept.version + 1,
+            batch=position.to,
+            evolution=schemas.Evolution(schema, (rebuilt, *changes), plan),
+            generation=generation,
+        )
+
+    def _deletes(self, layout: tables.Layout) -> DataFrame | None:
+        table = layout.deletes(self.namespace.db, self.namespace.collection)
+        return self.spark.table(str(table)) if delta.exists(self.spark, table) else None
+
+    def _remember(self, deletes: DataFrame | None) -> None:
+        """Append the deletes that are not remembered yet; those that are stay."""
+        if deletes is None:
+            return
+        known = self._deletes(self.layout)
+        fresh = deletes if known is None else deletes.join(known, ["__key", "__sequence"], "left_anti")
+        table = self.layout.deletes(self.namespace.db, self.namespace.collection)
+        rows = fresh.select("__key", "__sequence", "__batch")
+        if not rows.isEmpty():
+            silver_collection.create_deletes(self.spark, table)
+            rows.writeTo(str(table)).append()
+
+
+class _Renewal:
+    """Renews a claim when its owner has said nothing for a while."""
+
+    def __init__(self, writer: delta.Writer, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._writer = writer
+        self._clock = clock
+        self._last = clock()
+
+    def __call__(self) -> None:
+        if self._clock() - self._last >= RENEW_SECONDS:
+            self._writer.renew()
+            self._last = self._clock()
+
+
+def _wider(collection: silver_collection.Collection, rows: DataFrame) -> DocumentSchema | None:
+    """The collection's schema with columns for what these rows of its table rescued; None where it is as wide already."""
+    schema = collection.schema.schema
+    found = conflicts(rows, schema)
+    wider, changes = document_schema.retyped(schema, found, pins=silver_collection.pins(collection.options))
+    return wider if changes else None
+
+
+def conflicts(silver: DataFrame, schema: DocumentSchema) -> tuple[document_schema.Conflict, ...]:
+    """What the rescued values of a silver table say against its schema, each once."""
+    entries = silver.where("size(`__rescued`) > 0").select(F.explode("__rescued").alias("path", "text"))
+    found = entries.mapInArrow(typed.conflicts(schema.to_json()), "conflict STRING").distinct().collect()
+    return tuple(document_schema.Conflict.from_json(row.conflict) for row in sorted(found))
+
+
+# --- comparing
+
+
+def compared(live: DataFrame, rebuilt: DataFrame, *, deletes: DataFrame | None = None) -> Comparison:
+    """The rows of two tables by key. Columns are compared by their JSON: null is absent, order of fields does not count
+    where the types are the same.
+    """
+    before, after = _texts(live), _texts(rebuilt)
+    both = before.select("key", *_named(before, "before")).join(after.select("key", *_named(after, "after")), "key", "full")
+    is_gone, is_new = F.col("after").isNull(), F.col("before").isNull()
+    is_other = F.col("before") != F.col("after")
+    counted = both.agg(
+        F.count("before").alias("rows"),
+        F.count("after").alias("rebuilt_rows"),
+        F.count_if(is_gone).alias("gone"),
+        F.count_if(is_new).alias("new"),
+        F.count_if(is_other).alias("differing"),
+        F.coalesce(F.sum("before_rescued"), F.lit(0)).alias("rescued"),
+        F.coalesce(F.sum("after_rescued"), F.lit(0)).alias("rebuilt_rescued"),
+    ).first()
+    lost, lost_keys = _lost(both.where(is_gone), deletes) if counted.gone else (0, ())
+    differences = _differences(both.where(is_other), live, rebuilt) if counted.differing else ()
+    return Comparison(**counted.asDict(), lost=lost, lost_keys=lost_keys, differences=differences)
+
+
+def _texts(table: DataFrame) -> DataFrame:
+    """Each row's key, its columns as one JSON object, and how many values it rescued."""
+    named = [F.col(merge.quoted(name)).alias(name) for name in table.columns if name not in _INNER]
+    rescued = F.col("__rescued") if "__rescued" in table.columns else F.lit(None).cast("MAP<STRING, STRING>")
+    entries = F.when(F.size(rescued) > 0, F.array_sort(F.map_entries(rescued))).alias("__rescued")
+    text = F.to_json(F.struct(F.col("__key"), *named, entries))
+    return table.select(F.col("__key").alias("key"), text.alias("text"), F.greatest(F.size(rescued), F.lit(0)).alias("rescued"))
+
+
+def _named(texts: DataFrame, name: str) -> tuple[Column, Column]:
+    return texts["text"].alias(name), texts["rescued"].alias(f"{name}_rescued")
+
+
+def _lost(gone: DataFrame, deletes: DataFrame | None) -> tuple[int, tuple[str, ...]]:
+    """The rows that are gone without a delete that says so."""
+    lost = gone if deletes is None else gone.join(deletes, F.col("key") == F.col("__key"), "left_anti")
+    return lost.count(), tuple(row.key for row in lost.select("key").orderBy("key").limit(EXAMPLES).collect())
+
+
+def _differences(other: DataFrame, live: DataFrame, rebuilt: DataFrame) -> tuple[Difference, ...]:
+    """In which columns documents differ: in none of them for all the others."""
+    parts = (F.from_json(name, "MAP<STRING, STRING>") for name in ("before", "after"))
+    equal = F.map_zip_with(*parts, lambda _, left, right: left.eqNullSafe(right))
+    columns = F.explode(F.map_keys(F.map_filter(equal, lambda _, is_equal: ~is_equal))).alias("column")
+    rows = (
+        other.select("key", columns)
+        .groupBy("column")
+        .agg(F.count("*").alias("documents"), F.slice(F.array_sort(F.collect_set("key")), 1, EXAMPLES).alias("keys"))
+        .orderBy("column")
+        .collect()
+    )
+    types = dict(live.dtypes), dict(rebuilt.dtypes)
+    return tuple(Difference(row.column, row.documents, _why(row.column, *types), tuple(row["keys"])) for row in rows)
+
+
+def _why(column: str, before: dict[str, str], after: dict[str, str]) -> str:
+    if column == "__rescued":
+        return "what fits no column"
+    if column not in before:
+        return f"new column {after[column]}"
+    if column not in after:
+        return f"no column any more, was {before[column]}"
+    return "the value" if before[column] == after[column] else f"type {before[column]} → {after[column]}"
