@@ -30,6 +30,10 @@ _int32 = struct.Struct("<i").unpack
 _int64 = struct.Struct("<q").unpack
 
 
+_OBJECT_ID_FIRST = b"\x07_id\0"
+"""How a document's bytes go on after its length where it begins with an ObjectId, as nearly all do."""
+
+
 def canonical(value: object) -> str:
     """The key of a Python or bson value of `_id`; ValueError for what has no BSON type."""
     kind = type(value)
@@ -47,6 +51,8 @@ def canonical_raw(raw_document: bytes, field: str = "_id") -> str:
 
     KeyError where the document has no such field, ValueError where the bytes are no BSON.
     """
+    if raw_document[4:9] == _OBJECT_ID_FIRST and field == "_id" and len(raw_document) > 21:
+        return f'{{"$oid":"{raw_document[9:21].hex()}"}}'
     name = field.encode()
     for element in extended_json.elements(raw_document):
         if element.name == name:

@@ -309,13 +309,15 @@ class Table:
 
     def _changed(self) -> DataFrame:
         """Each key that changed since gold's position, with its row as it is now; `__gone` where there is none."""
-        rows = self._rows().where(f"`__batch` > {self.work.gold.to}")
+        present = self._rows()
+        rows = present.where(f"`__batch` > {self.work.gold.to}")
         written = rows.withColumn("__gone", self._is_gone(rows))
         if not delta.exists(self.spark, self.deletes):
             return written
         span = f"`__batch` > {self.work.gold.to} AND `__batch` <= {self.work.silver.to}"
         removed = self.spark.table(str(self.deletes)).where(span).select("__key").distinct()
-        gone = removed.join(written.select("__key"), "__key", "left_anti").withColumn("__gone", F.lit(True))
+        # A delete that came after a later document of its key is remembered, and took nothing away.
+        gone = removed.join(present.select("__key"), "__key", "left_anti").withColumn("__gone", F.lit(True))
         return written.unionByName(gone, allowMissingColumns=True)
 
     def _looked_at(self, changed: DataFrame) -> _Changes:
