@@ -67,7 +67,7 @@ class Statement:
         yield f"WHEN MATCHED AND {'' if only_documents else is_document}{holds_older} THEN UPDATE SET {self._document()}"
         if self.marks_deleted:
             marks = self._assigned((*self.added, "__sequence", "__batch"))
-            undoubted = "t.`__deleted` = true, t.`__incomplete` = false, t.`__known` = NULL"
+            undoubted = "t.`__deleted` = true, t.`__incomplete` = false, t.`__known` = coalesce(t.`__known`, t.`__sequence`)"
             yield f"WHEN MATCHED AND s.`__deleted` AND {is_newer} THEN UPDATE SET {undoubted}, {marks}"
         if self.has_incomplete:
             marks = self._assigned(("__sequence", "__batch"))
@@ -79,15 +79,23 @@ class Statement:
         yield f"WHEN NOT MATCHED{is_kept} THEN INSERT ({names}) VALUES ({values})"
 
     def _document(self) -> str:
-        """A newer document; a row that knows of an event after it stays incomplete, with that event's sequence."""
+        """A newer document; a row that knows of an event after it stays incomplete, or deleted, with that event's sequence."""
         if not self.is_late:
             return self._assigned(self.columns)
-        doubted = "s.`__incomplete` OR s.`__sequence` < t.`__sequence`"
-        plain = [name for name in self.columns if name not in ("__sequence", "__incomplete", "__known")]
-        return (
-            f"{self._assigned(plain)}, t.`__sequence` = greatest(s.`__sequence`, t.`__sequence`), "
-            f"t.`__incomplete` = ({doubted}), t.`__known` = CASE WHEN {doubted} THEN s.`__guard` END"
-        )
+        is_behind = "s.`__sequence` < t.`__sequence`"
+        values = {
+            "__sequence": "greatest(s.`__sequence`, t.`__sequence`)",
+            "__incomplete": f"(s.`__incomplete` OR {is_behind})",
+            "__known": f"CASE WHEN s.`__known` IS NOT NULL OR {is_behind} THEN s.`__guard` END",
+        }
+        if "__deleted" in self.columns:
+            stays = f"({is_behind} AND coalesce(t.`__deleted`, false))"
+            values |= {name: f"CASE WHEN {stays} THEN t.{quoted(name)} ELSE s.{quoted(name)} END" for name in self.added}
+            values["__deleted"] = f"(s.`__deleted` OR {stays})"
+            values["__incomplete"] = f"(s.`__incomplete` OR {is_behind}) AND NOT {stays}"
+        plain = [name for name in self.columns if name not in values]
+        own = [f"t.{quoted(name)} = {value}" for name, value in values.items() if name in self.columns]
+        return ", ".join([*([self._assigned(plain)] if plain else []), *own])
 
     def _assigned(self, names: Sequence[str]) -> str:
         return ", ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in names)

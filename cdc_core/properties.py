@@ -300,7 +300,6 @@ class Source:
         ),
         CaptureMode.UPDATE_FULL,
         "Whether updates come with the whole document, and whether with the document before them.",
-        supported=(CaptureMode.UPDATE_FULL_WITH_PRE_IMAGE,),
     )
     capture_mode_full_update_type: FullUpdateType = _property(
         "capture.mode.full.update.type",
@@ -577,7 +576,7 @@ class Source:
         "errors.max.retries",
         values.Integer(-1),
         -1,
-        "How often in a row a temporary error is tried again; -1 for ever, 0 never.",
+        "How often in a row the capture tries again when the source is lost on the way; -1 for ever, 0 never.",
     )
     errors_retry_delay_initial_ms: int = _property(
         "errors.retry.delay.initial.ms",
@@ -592,9 +591,32 @@ class Source:
         "retriable.restart.connector.wait.ms",
         _MILLISECONDS,
         10_000,
-        "The wait before the capture starts over after a temporary error that retries did not outlast.",
-        supported=False,
+        "The wait before the capture starts over where the source was lost and reading on does not mend it.",
     )
+
+    # Metrics
+    metrics_port: int | None = _property(
+        "metrics.port",
+        values.Integer(1, 65_535),
+        None,
+        "The port at which a running capture shows its metrics to Prometheus; left out, it shows none.",
+        ours=True,
+    )
+    metrics_address: str = _property(
+        "metrics.address",
+        values.Text(),
+        "0.0.0.0",  # noqa: S104 - who scrapes is another machine
+        "The address on which that port listens.",
+        ours=True,
+    )
+    oplog_headroom_warning_hours: int = _property(
+        "oplog.headroom.warning.hours",
+        values.Integer(0),
+        24,
+        "A warning is logged when the oplog would lose the position in fewer hours than this; 0 for never.",
+        ours=True,
+    )
+
     topic_prefix: str | None = _property(
         "topic.prefix",
         values.Text(),

@@ -9,7 +9,8 @@ A reduced row:
     __key STRING, __action STRING (`Action`)
     __sequence STRING   the last event that the row knows of
     __guard STRING      the event whose document it holds; only rows that hold an older one take the document
-    __known STRING      the same where the row is incomplete: what came after it is not known; empty: neither is it
+    __known STRING      the same where the row holds less than `__sequence` says, because it is incomplete or was deleted
+                        without a pre-image: a document from in between may still come; empty: none is known
     __incomplete, __deleted BOOLEAN
     after STRING        the document as type-exact Extended JSON, null where the action needs none
     and the bronze columns of `needed`
@@ -223,9 +224,11 @@ def decided(
     is_known = F.col("sequence").isNotNull()
     is_delete = is_known & (F.col("op") == bronze.Op.DELETE.value)
     guard = F.coalesce("sequence", F.lit(""))
+    is_behind = F.col("partial_sequence").isNotNull() & ~is_delete
     if mode.marks_deleted:
         action = F.when(is_known, Action.DOCUMENT.value).otherwise(Action.MARK.value)
         is_bare = is_delete & F.col("before").isNull()
+        is_behind = is_behind | is_bare
         nothing = F.lit(None).cast("STRUCT<sequence: STRING, after: STRING>")
         last = F.col("last") if "last" in latest_events.columns else nothing
         document = F.when(is_bare, F.coalesce(last["after"], deleted_document())).when(is_delete, F.col("before"))
@@ -239,7 +242,7 @@ def decided(
         action.alias("__action"),
         F.coalesce("partial_sequence", "sequence").alias("__sequence"),
         guard.alias("__guard"),
-        F.when(is_incomplete, guard).alias("__known"),
+        F.when(is_behind, guard).alias("__known"),
         is_incomplete.alias("__incomplete"),
         is_delete.alias("__deleted"),
         document.alias("after"),
