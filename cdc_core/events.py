@@ -10,6 +10,7 @@ MongoDB "Change Events" (operation types, lsid, txnNumber, wallTime).
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,7 +58,8 @@ class Mark:
 class Rows:
     """Rows in the making: events are added, then they are numbered and become a table.
 
-    `lossy` counts the documents whose text was not valid UTF-8 and was repaired, `skipped` the events that were too large.
+    `lossy` counts the documents whose text was not valid UTF-8 and was repaired, `skipped` the events that were too large,
+    `filtered` those that `includes` left out.
     """
 
     def __init__(self, name: str) -> None:
@@ -65,6 +67,8 @@ class Rows:
         self.bytes = 0
         self.lossy = 0
         self.skipped = 0
+        self.filtered = 0
+        self.ended_transactions = 0
         self.changes = 0
         self._tokens: list[str] = []
         self._kinds: list[str] = []
@@ -95,10 +99,15 @@ class Rows:
         """The resume token of the last row."""
         return self._tokens[-1] if self._tokens else None
 
+    def operations(self) -> Mapping[str | None, int]:
+        """How many rows there are of each `op`."""
+        return Counter(self._ops)
+
     @property
-    def newest_seconds(self) -> int | None:
-        """The cluster time of the last event, in seconds since 1970."""
-        return next((seconds for seconds in reversed(self._seconds) if seconds is not None), None)
+    def newest_time(self) -> tuple[int, int] | None:
+        """The cluster time of the last event: seconds since 1970 and increment."""
+        pairs = zip(reversed(self._seconds), reversed(self._ords), strict=True)
+        return next(((seconds, ord_ or 0) for seconds, ord_ in pairs if seconds is not None), None)
 
     def add(
         self,
@@ -126,6 +135,7 @@ class Rows:
         cluster_time = event["clusterTime"]
         namespace = event["ns"]
         if includes is not None and not includes(namespace["db"], namespace["coll"]):
+            self.filtered += 1
             return
         if SKIPPED in event:
             self._add_skipped(event, token)
@@ -174,6 +184,7 @@ class Rows:
         ended = tracker.end()
         if ended is not None:
             self._add_transaction(transactions.end_payload(ended, ts_ms=ts_ms), tracker.token)
+            self.ended_transactions += 1
 
     def _seen(
         self,
@@ -189,6 +200,7 @@ class Rows:
         before = tracker.token or token
         if seen.ended is not None:
             self._add_transaction(transactions.end_payload(seen.ended, ts_ms=ts_ms), before)
+            self.ended_transactions += 1
         if seen.began is not None:
             self._add_transaction(transactions.begin_payload(seen.began, ts_ms=ts_ms), before)
         tracker.token = token

@@ -29,7 +29,7 @@ from bson.timestamp import Timestamp
 
 from cdc_core import errors, events, field_filters, filters, resume_token, snapshot_mode, split_events, transactions
 from cdc_core.properties import LimitAction, OversizeMode, PipelineOrder
-from pipelines import bronze, delta, mongodb, snapshot, source
+from pipelines import bronze, delta, metrics, mongodb, snapshot, source
 from pipelines import spark as sparks
 
 if TYPE_CHECKING:
@@ -41,6 +41,9 @@ log = logging.getLogger(__name__)
 IDLE_WAIT = 0.2
 HEARTBEAT_FLOOR_MS = 60_000
 """The lease is renewed at least this often, whatever `heartbeat.interval.ms` says."""
+OPLOG_EVERY = 60.0
+"""Seconds between two looks at how far the position is from the end of the oplog."""
+WARN_EVERY = 3600.0
 
 
 @dataclass(frozen=True)
@@ -83,22 +86,73 @@ def run(
 ) -> CaptureResult:
     """Capture until `stop` is set, or with `once` until everything up to the start of the run is in bronze.
 
+    When the source is lost on the way, the capture starts over after `retriable.restart.connector.wait.ms`, so often in a
+    row as `errors.max.retries` says; a first start that does not reach the source ends at once.
+
     Safe to repeat and to kill: the table carries the position. Raises one of `errors`, and has then committed all that
     it had read in order up to the error.
     """
+    stop = stop or threading.Event()
+    counted = metrics.Metrics(settings.name)
+
+    def capturing(connection: source.Connection, client: mongodb.Client) -> _Capture:
+        return _Capture(spark, settings, connection, client, stop, progress, sessions, counted)
+
+    with metrics.served(counted, port=settings.source.metrics_port, address=settings.source.metrics_address):
+        done, spent = None, 0
+        while True:
+            capture = None
+            try:
+                with _connected(settings, capturing) as capture:
+                    return _joined(done, capture.run(once=once, take_over=take_over))
+            except errors.SourceUnreachable as error:
+                has_begun = capture is not None and capture.has_begun
+                spent = (0 if capture is not None and capture.has_progressed else spent) + (capture.attempts if capture else 1)
+                is_last = 0 <= settings.source.errors_max_retries < spent
+                if is_last or stop.is_set() or not (has_begun or done):
+                    raise
+                wait = settings.source.retriable_restart_connector_wait_ms / 1000
+                log.warning("%s; the capture starts over in %.1f s", error, wait)
+            if capture is not None and has_begun:
+                done = _joined(done, capture.result())
+            counted.restarts += 1
+            if stop.wait(wait) and done is not None:
+                return done
+
+
+@contextlib.contextmanager
+def _connected(
+    settings: Settings, capturing: Callable[[source.Connection, mongodb.Client], _Capture]
+) -> Iterator[_Capture]:
+    """A capture with a client of its own, both closed at the end."""
     connection = source.connection(settings.source)
     client = connection.client()
-    capture = None
     try:
         info = mongodb.server_info(client)
         mongodb.check_suitable(info)
         source.check_oversize(settings.source, info)
-        capture = _Capture(spark, settings, connection, client, stop or threading.Event(), progress, sessions)
-        return capture.run(once=once, take_over=take_over)
-    finally:
-        if capture is not None:
+        capture = capturing(connection, client)
+        try:
+            yield capture
+        finally:
             capture.close()
+    finally:
         client.close()
+
+
+def _joined(earlier: CaptureResult | None, later: CaptureResult) -> CaptureResult:
+    """What two runs did, one after the other; the later one's documents hold those of a snapshot that it went on with."""
+    if earlier is None:
+        return later
+    return CaptureResult(
+        events=earlier.events + later.events,
+        snapshot_documents=later.snapshot_documents or earlier.snapshot_documents,
+        commits=earlier.commits + later.commits,
+        token=later.token or earlier.token,
+        lossy_documents=earlier.lossy_documents + later.lossy_documents,
+        skipped_events=earlier.skipped_events + later.skipped_events,
+        seconds=earlier.seconds + later.seconds,
+    )
 
 
 @dataclass
@@ -112,14 +166,18 @@ class _Capture:
     stop: threading.Event
     report: Callable[[Progress], None] | None
     sessions: Callable[[], SparkSession] | None
+    metrics: metrics.Metrics
 
     def __post_init__(self) -> None:
         self._source = self.settings.source
         self._failure: BaseException | None = None
         self._halt = threading.Event()
-        self._queue = ByteQueue(self._source.max_queue_size_in_bytes)
+        self._queue = self.metrics.streaming.queue = ByteQueue(self._source.max_queue_size_in_bytes)
         self._commits: queue.Queue[events.Rows | None] = queue.Queue(maxsize=1)
         self._progress = Progress()
+        self._began: float | None = None
+        self._stream_read: mongodb.ChangeStream | None = None
+        self._seconds, self._commits_before = 0.0, 0
         self._events = self._documents = self._lossy = self._skipped = 0
         chosen = filters.of(self._source)
         is_alone = PipelineOrder.USER_ONLY is self._source.cursor_pipeline_order
@@ -138,7 +196,10 @@ class _Capture:
         self._parent = sparks.submitter()
 
     def run(self, *, once: bool, take_over: bool) -> CaptureResult:
-        self._check_guardrail()
+        if self._source.guardrail_collections_max > 0 or self._source.metrics_port is not None:
+            captured = source.captured(self._source, self.client)
+            self.metrics.streaming.captured = tuple(each.namespace for each in captured)
+            self._check_guardrail(len(captured))
         options = source.stream_options(self._source, self.client)
         table = delta.layout(self.settings.lakehouse).bronze(self.settings.name)
         until = mongodb.operation_time(self.client) if once else None
@@ -149,18 +210,36 @@ class _Capture:
             stream.close()
             stream, gap = self._opened_or_restarted(options, self._log.position)
         decision, state = self._begun(stream, gap)
+        self._stream_read = stream
+        self.metrics.streaming.opened(stream)
         if self._source.provide_transaction_metadata:
             found_open = bronze.open_transaction(self.spark, table)
             self._tracker = transactions.Tracker(found_open, token=self._position_token())
         if decision.streams:
             self._start("capture-reader", lambda: self._read(stream))
         self._start("capture-committer", self._commit_all)
+        threading.Thread(target=self._watch_oplog, name="capture-oplog", daemon=True).start()
         self._start_snapshot(state)
-        began = time.monotonic()
+        self._began, self._commits_before = time.monotonic(), self._log.commits
         self._encode(until, ends_with_snapshot=not decision.streams)
-        seconds = time.monotonic() - began
+        self._seconds = time.monotonic() - self._began
         self._log.close()
-        return self._result(seconds)
+        return self.result()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the run got as far as reading."""
+        return self._began is not None
+
+    @property
+    def has_progressed(self) -> bool:
+        """Whether the run committed something that it read."""
+        return self.has_begun and self._log is not None and self._log.commits > self._commits_before
+
+    @property
+    def attempts(self) -> int:
+        """How often the stream was tried in vain since it last answered; at least the one that ended the run."""
+        return max(1, self._stream_read.attempts if self._stream_read is not None else 0)
 
     def close(self) -> None:
         """End every thread; nothing that was not committed is committed after this."""
@@ -277,13 +356,10 @@ class _Capture:
         planned = tuple(each.namespace for each in found if chosen.is_snapshotted(each.db, each.name))
         return snapshot.State(uuid.uuid4().hex[:12], planned)
 
-    def _check_guardrail(self) -> None:
+    def _check_guardrail(self, captured: int) -> None:
         """`guardrail.collections.max`: warn or stop where more collections are captured."""
         limit = self._source.guardrail_collections_max
-        if limit <= 0:
-            return
-        captured = len(source.captured(self._source, self.client))
-        if captured <= limit:
+        if limit <= 0 or captured <= limit:
             return
         message = (
             f"source.guardrail.collections.max: {captured} collections are captured, the limit is {limit}; "
@@ -318,12 +394,14 @@ class _Capture:
                 except mongodb.HistoryLost as error:
                     raise _position_lost(self._position(), error) from error
                 self._progress = replace(self._progress, reconnects=stream.reconnects)
+                self.metrics.streaming.polled(len(batch.events), at=time.time())
                 self._queue.put(batch)
         finally:
             stream.close()
 
     def _start_snapshot(self, state: snapshot.State | None) -> None:
         if state is None:
+            self.metrics.snapshot.is_skipped = self.metrics.snapshot.taken is None
             self._snapshot_done.set()
             return
         self._start("capture-snapshot", lambda: self._take_snapshot(state))
@@ -351,11 +429,16 @@ class _Capture:
             stopped=self._halt,
             report=self._snapshot_progress,
         )
-        taken.run()
+        self.metrics.snapshot.begun(taken, at=time.time())
+        try:
+            taken.run()
+        finally:
+            self.metrics.snapshot.ended(at=time.time())
         self._snapshot_done.set()
 
     def _snapshot_progress(self, found: snapshot.Progress) -> None:
         self._documents = found.total_documents
+        self.metrics.snapshot.last_chunk_at = time.time()
         self._progress = replace(self._progress, snapshot=found)
 
     def _commit_all(self) -> None:
@@ -364,20 +447,53 @@ class _Capture:
 
     def _commit(self, rows: events.Rows) -> None:
         assert self._log is not None
-        ts_ms = bronze.now_ms()
+        ts_ms, operations, newest = bronze.now_ms(), rows.operations(), rows.newest_time
         self._log.append(lambda batch, first: rows.table(batch=batch, first_offset=first, ts_ms=ts_ms))
         self._events += rows.changes
         self._lossy += rows.lossy
         self._skipped += rows.skipped
-        newest = rows.newest_seconds
+        self._count(rows, operations, newest)
         self._progress = replace(
             self._progress,
             events=self._events,
             batches=self._log.commits,
-            lag_seconds=None if newest is None else max(0.0, time.time() - newest),
+            lag_seconds=None if newest is None else max(0.0, time.time() - newest[0]),
         )
         if self._log.commits % bronze.COMPACT_EVERY == 0 and self.sessions is not None:
             self._log.compact(self.sessions())
+
+    def _count(
+        self, rows: events.Rows, operations: Mapping[str | None, int], newest: tuple[int, int] | None
+    ) -> None:
+        assert self._log is not None
+        streaming = self.metrics.streaming
+        streaming.committed(operations, position=newest, at=time.time())
+        streaming.filtered += rows.filtered
+        streaming.erroneous += rows.skipped
+        streaming.transactions += rows.ended_transactions
+        self.metrics.commits += 1
+
+    def _watch_oplog(self) -> None:
+        """Look now and then at how long the oplog will hold the position, and warn while that is short."""
+        warned_at = -WARN_EVERY
+        while not self._halt.is_set():
+            seconds = self._headroom_seconds()
+            self.metrics.headroom_hours = None if seconds is None else seconds / 3600
+            limit = self._source.oplog_headroom_warning_hours * 3600
+            if seconds is not None and seconds < limit and time.monotonic() - warned_at >= WARN_EVERY:
+                warned_at = time.monotonic()
+                log.warning(
+                    "the oplog will hold the position of this capture for %.1f hours more, if it stops: make the oplog "
+                    "larger (source.oplog.headroom.warning.hours is %d)", seconds / 3600, limit // 3600,
+                )  # fmt: skip
+            self._halt.wait(OPLOG_EVERY)
+
+    def _headroom_seconds(self) -> float | None:
+        position = self._position()
+        found = mongodb.oplog(self.client) if position is not None else None
+        if position is None or found is None:
+            return None
+        return found.headroom_seconds(_cluster_time(position.token).time)
 
     # --- the main thread ---
 
@@ -525,7 +641,8 @@ class _Capture:
         position = self._position()
         return position.token if position is not None else ""
 
-    def _result(self, seconds: float) -> CaptureResult:
+    def result(self) -> CaptureResult:
+        """What the run has done."""
         assert self._log is not None
         return CaptureResult(
             events=self._events,
@@ -534,7 +651,7 @@ class _Capture:
             token=self._position_token() or None,
             lossy_documents=self._lossy,
             skipped_events=self._skipped,
-            seconds=seconds,
+            seconds=self._seconds,
         )
 
 
@@ -566,6 +683,11 @@ class ByteQueue:
             self._bytes -= batch.bytes
             self._changed.notify_all()
             return batch
+
+    @property
+    def bytes(self) -> int:
+        """How many bytes wait."""
+        return self._bytes
 
     def is_empty(self) -> bool:
         with self._changed:

@@ -13,10 +13,6 @@ from cdc_core import errors, filters, tables
 from cdc_core.settings import Settings
 from pipelines import delta, mongodb, report, source
 
-SHORT_WINDOW_SECONDS = 24 * 3600
-"""An oplog that holds less than a day makes a weekend's outage a lost position."""
-
-
 class Verdict(enum.Enum):
     """What an answer means."""
 
@@ -209,7 +205,7 @@ def _oplog(asked: Source) -> Iterator[Finding]:
         return
     seconds = window.last - window.first
     found = f"reaches back {report.duration(seconds)}"
-    if seconds >= SHORT_WINDOW_SECONDS:
+    if seconds >= asked.settings.source.oplog_headroom_warning_hours * 3600:
         yield Finding("oplog", Verdict.FINE, found)
         return
     mend = (

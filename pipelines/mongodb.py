@@ -206,6 +206,45 @@ def oplog_window(connection: pymongo.MongoClient[Any]) -> OplogWindow | None:
         return None
 
 
+YOUNG_SECONDS = 60
+"""A shorter oplog says nothing about how fast it is filled: it counts as that long."""
+
+
+@dataclass(frozen=True)
+class Oplog:
+    """The oplog as it stands: cluster times in seconds, sizes in bytes, and how long entries are kept at least."""
+
+    window: OplogWindow
+    size: int
+    max_size: int
+    retention_seconds: float = 0.0
+
+    def headroom_seconds(self, position: int) -> float:
+        """How long until the position would fall off, if nothing read on and writes went on as they have.
+
+        An oplog that is not full loses nothing yet: what still fits counts at the rate at which it was filled.
+        """
+        length = max(self.window.last - self.window.first, YOUNG_SECONDS)
+        room = length * (self.max_size / self.size - 1) if self.size else 0.0
+        by_size = position - self.window.first + max(0.0, room)
+        by_time = self.retention_seconds - (self.window.last - position)
+        return max(by_size, by_time)
+
+
+def oplog(connection: pymongo.MongoClient[Any]) -> Oplog | None:
+    """The oplog; None where there is none to see (mongos), the user may not (it needs clusterMonitor), or nobody answers."""
+    try:
+        window = oplog_window(connection)
+        if window is None:
+            return None
+        status = connection.admin.command({"serverStatus": 1, "metrics": 0})
+        stats = connection.local.command({"collStats": "oplog.rs"})
+    except driver.PyMongoError:
+        return None
+    hours = status.get("oplogTruncation", {}).get("oplogMinRetentionHours", 0)
+    return Oplog(window, int(stats["size"]), int(stats["maxSize"]), float(hours) * 3600)
+
+
 @dataclass(frozen=True)
 class Collection:
     """One collection of the source: what a snapshot and the filters need to know of it."""
@@ -304,7 +343,7 @@ class ChangeStream:
     Behind an event it is opened at the event's cluster time, and what comes again is dropped: `resume_token.resumes_alone`
     says why. Where the event itself does not come again, its position is lost.
 
-    `retry_delays` yields the seconds to wait before each further attempt in a row; when it ends, the error is raised.
+    `retries` bounds the attempts in a row, -1 for any number; `attempts` are those since the server last answered.
     """
 
     connection: pymongo.MongoClient[Any]
@@ -324,6 +363,14 @@ class ChangeStream:
         self._session: Any = None
         self._cursor = 0
         self._pinned: pymongo.MongoClient[Any] | None = None
+        self._election: Any = None
+        self.elections = 0
+        self.attempts = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a cursor is open on the server, as far as is known."""
+        return self._cursor != 0
 
     def open(self) -> str | None:
         """Open the cursor; the token of its position (the server gives one from the first reply on)."""
@@ -344,6 +391,12 @@ class ChangeStream:
             self._move_to(token["_data"])
         return self.token
 
+    def _count_election(self) -> None:
+        """Each election has an identifier, which the driver's monitor hears of: another one than before is counted."""
+        election = self.connection.topology_description.max_election_id
+        self.elections += int(None not in (self._election, election) and election != self._election)
+        self._election = election or self._election
+
     def next(self) -> Batch:
         """The next batch, empty after `max_await_ms` without an event; reopened after a resumable error.
 
@@ -352,19 +405,24 @@ class ChangeStream:
         if self._probed is not None:
             probed, self._probed = self._probed, None
             return probed
-        attempt = 0
         while True:
             try:
                 if not self._cursor:
                     self.open()
-                return self._more()
+                batch = self._more()
+                self.attempts = 0
+                return batch
             except driver.PyMongoError as error:
                 self._forget_cursor()
-                if not is_resumable(error) or self._is_last(attempt):
+                self.attempts += 1
+                if not is_resumable(error) or self._is_last():
                     raise translated(error, "reading the change stream") from error
-                attempt += 1
                 self.reconnects += 1
-                self.stopped.wait(min(self.initial_delay * 2 ** (attempt - 1), self.max_delay))
+                self.stopped.wait(self.delay())
+
+    def delay(self) -> float:
+        """The seconds to wait after so many attempts: doubled with each, up to the longest wait."""
+        return min(self.initial_delay * 2.0 ** min(self.attempts - 1, 60), self.max_delay)
 
     def probe(self) -> None:
         """Read a first batch without waiting for events: a position that is lost shows only then. `next` gives it."""
@@ -388,8 +446,8 @@ class ChangeStream:
             self._pinned.close()
             self._pinned = None
 
-    def _is_last(self, attempt: int) -> bool:
-        return self.stopped.is_set() or 0 <= self.retries <= attempt
+    def _is_last(self) -> bool:
+        return self.stopped.is_set() or 0 <= self.retries < self.attempts
 
     def _forget_cursor(self) -> None:
         if self._session is not None:
@@ -416,6 +474,7 @@ class ChangeStream:
         raw = reply.raw
         events, rest = split_batch(raw, b"nextBatch")
         self._cursor = rest["id"]
+        self._count_election()
         token = rest.get("postBatchResumeToken")
         unseen = self._unseen(events)
         self._move_to(token["_data"] if token else _token(events[-1]) if events else self.token or "")

@@ -113,6 +113,7 @@ def test_layers_import_downwards() -> None:
         (("delta",), {"pipelines/spark.py"}),
         (("yaml",), {"pipelines/settings_file.py"}),
         (("click",), {"jobs/command_line.py"}),
+        (("prometheus_client",), {"pipelines/metrics.py"}),
     ],
 )
 def test_a_foreign_package_has_one_seam(packages: tuple[str, ...], only: set[str]) -> None:

@@ -1,0 +1,282 @@
+"""What a running capture tells Prometheus: Debezium's snapshot and streaming metrics, by their names.
+
+The names and labels are those that Debezium's own exporter configuration gives to its JMX attributes
+(`debezium_metrics_MilliSecondsBehindSource{plugin="mongodb",name="shop",context="streaming"}`), so that a dashboard made
+for the connector shows this one too. Attributes that are texts are left out: a number is what Prometheus keeps.
+
+The capture counts by the batch and by the commit; everything else is worked out when somebody asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import prometheus_client
+from prometheus_client.core import GaugeMetricFamily, UnknownMetricFamily
+from prometheus_client.registry import Collector
+
+from cdc_core import errors
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+    from pipelines import mongodb, snapshot
+    from pipelines.capture import ByteQueue
+
+PREFIX = "debezium_metrics_"
+KEPT_LAGS = 10_000
+"""Commits over which the lowest, the highest and the usual lag are told."""
+
+Labelled = Mapping[str, float]
+"""A value for each collection, or for each part of a position."""
+
+
+@dataclass
+class Streaming:
+    """What the stream has counted since the service started. Each field has one thread that writes it."""
+
+    queue: ByteQueue | None = None
+    stream: mongodb.ChangeStream | None = None
+    captured: Sequence[str] = ()
+    seen: int = 0
+    filtered: int = 0
+    erroneous: int = 0
+    transactions: int = 0
+    operations: dict[str, int] = field(default_factory=lambda: dict.fromkeys("cud", 0))
+    last_event_at: float | None = None
+    last_poll_at: float | None = None
+    last_empty_poll_at: float | None = None
+    empty_polls: int = 0
+    position: tuple[int, int] | None = None
+    lags: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_LAGS))
+    closed_disconnects: int = 0
+    closed_elections: int = 0
+
+    def opened(self, stream: mongodb.ChangeStream) -> None:
+        """Another stream, after a restart of the capture: what the last one counted stays counted."""
+        self.closed_disconnects, self.closed_elections = self.disconnects, self.elections
+        self.stream = stream
+
+    def polled(self, events: int, *, at: float) -> None:
+        """The reader got a batch."""
+        self.seen += events
+        if events:
+            self.last_poll_at = at
+        else:
+            self.last_empty_poll_at, self.empty_polls = at, self.empty_polls + 1
+
+    def committed(self, operations: Mapping[str | None, int], *, position: tuple[int, int] | None, at: float) -> None:
+        """The committer committed rows with so many of each operation, the last of them at a cluster time."""
+        for op in self.operations:
+            self.operations[op] += operations.get(op, 0)
+        if position is not None:
+            self.last_event_at, self.position = at, position
+            self.lags.append(max(0.0, (at - position[0]) * 1000))
+
+    @property
+    def disconnects(self) -> int:
+        return self.closed_disconnects + (self.stream.reconnects if self.stream else 0)
+
+    @property
+    def elections(self) -> int:
+        return self.closed_elections + (self.stream.elections if self.stream else 0)
+
+
+@dataclass
+class Snapshotting:
+    """The snapshot of this run; `taken` is None where none was taken."""
+
+    taken: snapshot.Snapshot | None = None
+    is_skipped: bool = False
+    is_aborted: bool = False
+    began_at: float | None = None
+    ended_at: float | None = None
+    last_chunk_at: float | None = None
+
+    def begun(self, taken: snapshot.Snapshot, *, at: float) -> None:
+        self.taken, self.began_at, self.ended_at, self.is_aborted = taken, at, None, False
+
+    def ended(self, *, at: float) -> None:
+        """It is done, or was stopped or failed half way."""
+        self.ended_at = at
+        self.is_aborted = self.taken is not None and not self.taken.state.is_done
+
+
+@dataclass
+class Metrics:
+    """Everything that one capture service counts, over restarts of the capture inside it."""
+
+    name: str
+    streaming: Streaming = field(default_factory=Streaming)
+    snapshot: Snapshotting = field(default_factory=Snapshotting)
+    headroom_hours: float | None = None
+    commits: int = 0
+    restarts: int = 0
+
+    def families(self, *, now: float) -> Iterator[Metric]:
+        """All metrics as they are now."""
+        labels = {"plugin": "mongodb", "name": self.name}
+        for context, values in (("streaming", _streaming(self.streaming, now)), ("snapshot", self._snapshot(now))):
+            for name, value in values.items():
+                yield _family(name, value, {**labels, "context": context})
+        yield _gauge("medallion_commits", "Bronze commits since the service started.", self.name, self.commits)
+        yield _gauge("medallion_restarts", "Starts after a temporary error.", self.name, self.restarts)
+        if self.headroom_hours is not None:
+            about = "Hours until the oplog would no longer hold the position, if the capture stopped now."
+            yield _gauge("medallion_oplog_headroom_hours", about, self.name, self.headroom_hours)
+
+    def _snapshot(self, now: float) -> dict[str, float | Labelled]:
+        return {
+            **_snapshot(self.snapshot, now),
+            **_queue(self.streaming.queue),
+            "CapturedTables": dict.fromkeys(self.streaming.captured, 1),
+            "NumberOfDisconnects": self.streaming.disconnects,
+        }
+
+
+@contextlib.contextmanager
+def served(metrics: Metrics, *, port: int | None, address: str) -> Iterator[None]:
+    """The metrics at `http://<address>:<port>/metrics` for as long as the block runs; nothing without a port.
+
+    Raises `SettingsError` where the port is taken.
+    """
+    if port is None:
+        yield
+        return
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(_Asked(lambda: metrics.families(now=time.time())))
+    try:
+        server, thread = prometheus_client.start_http_server(port, address, registry)
+    except OSError as error:
+        message = f"{address}:{port} cannot be listened on: {error.strerror}"
+        raise errors.SettingsError(errors.Problem("source.metrics.port", message, "choose another port")) from None
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(5)
+
+
+@dataclass(frozen=True)
+class _Asked(Collector):
+    """Gathers when somebody asks, and not before."""
+
+    families: Callable[[], Iterable[Metric]]
+
+    def collect(self) -> Iterable[Metric]:
+        return self.families()
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+
+def _streaming(found: Streaming, now: float) -> dict[str, float | Labelled]:
+    seconds, increment = found.position or (-1, -1)
+    return {
+        "Connected": found.stream is not None and found.stream.is_open,
+        "NumberOfDisconnects": found.disconnects,
+        "NumberOfPrimaryElections": found.elections,
+        "TotalNumberOfEventsSeen": found.seen,
+        "TotalNumberOfCreateEventsSeen": found.operations["c"],
+        "TotalNumberOfUpdateEventsSeen": found.operations["u"],
+        "TotalNumberOfDeleteEventsSeen": found.operations["d"],
+        "NumberOfEventsFiltered": found.filtered,
+        "NumberOfErroneousEvents": found.erroneous,
+        "NumberOfUnchangedEventsSkipped": 0,
+        "NumberOfCommittedTransactions": found.transactions,
+        "NumberOfEmptyPolls": found.empty_polls,
+        "LastSourceEventPollTime": _milliseconds(found.last_poll_at),
+        "LastEmptyPollTime": _milliseconds(found.last_empty_poll_at),
+        "MilliSecondsSinceLastEvent": _since(found.last_event_at, now),
+        "SourceEventPosition": {"sec": seconds, "ord": increment},
+        "CapturedTables": dict.fromkeys(found.captured, 1),
+        **_lags(list(found.lags)),
+        **_queue(found.queue),
+    }
+
+
+def _lags(lags: Sequence[float]) -> dict[str, float]:
+    """The last commit's lag and what the lags before it were like; -1 for none yet, as in the connector."""
+    name = "MilliSecondsBehindSource"
+    if not lags:
+        return {name: -1}
+    cuts = statistics.quantiles(lags, n=100, method="inclusive") if len(lags) > 1 else list(lags) * 99
+    return {
+        name: lags[-1],
+        f"{name}MinValue": min(lags),
+        f"{name}MaxValue": max(lags),
+        f"{name}AverageValue": statistics.fmean(lags),
+        f"{name}P50": cuts[49],
+        f"{name}P95": cuts[94],
+        f"{name}P99": cuts[98],
+    }
+
+
+def _queue(queue: ByteQueue | None) -> dict[str, float]:
+    """The queue is bounded by bytes and not by events: its capacities are bytes too."""
+    size, used = (queue.max_bytes, queue.bytes) if queue else (0, 0)
+    return {
+        "MaxQueueSizeInBytes": size,
+        "CurrentQueueSizeInBytes": used,
+        "QueueTotalCapacity": size,
+        "QueueRemainingCapacity": max(0, size - used),
+    }
+
+
+def _snapshot(found: Snapshotting, now: float) -> dict[str, float | Labelled]:
+    state = found.taken.state if found.taken is not None else None
+    planned = state.planned if state else ()
+    of = {name: state.of(name) for name in planned} if state else {}
+    is_ended = found.ended_at is not None
+    seconds = 0.0 if found.began_at is None else (found.ended_at if found.ended_at is not None else now) - found.began_at
+    return {
+        "SnapshotRunning": state is not None and not is_ended,
+        "SnapshotPaused": 0,
+        "SnapshotCompleted": state is not None and is_ended and not found.is_aborted,
+        "SnapshotAborted": found.is_aborted,
+        "SnapshotSkipped": found.is_skipped,
+        "SnapshotDurationInSeconds": seconds,
+        "SnapshotPausedDurationInSeconds": 0,
+        "TotalTableCount": len(planned),
+        "RemainingTableCount": sum(not each.completed for each in of.values()),
+        "RowsScanned": {name: each.documents for name, each in of.items()},
+        "TableChunksCompletedCounts": {name: each.chunks for name, each in of.items()},
+        "MilliSecondsSinceLastEvent": _since(found.last_chunk_at, now),
+        "TotalNumberOfEventsSeen": sum(each.documents for each in of.values()),
+        "NumberOfEventsFiltered": 0,
+        "NumberOfErroneousEvents": 0,
+    }
+
+
+def _milliseconds(at: float | None) -> float:
+    return 0 if at is None else round(at * 1000)
+
+
+def _since(at: float | None, now: float) -> float:
+    return -1 if at is None else max(0, round((now - at) * 1000))
+
+
+def _family(name: str, value: float | Labelled, labels: Mapping[str, str]) -> Metric:
+    about = f"Debezium's {name}."
+    if not isinstance(value, Mapping):
+        family = UnknownMetricFamily(PREFIX + name, about, labels=list(labels))
+        family.add_metric(list(labels.values()), float(value))
+        return family
+    part = "field" if name == "SourceEventPosition" else "table"
+    family = UnknownMetricFamily(PREFIX + name, about, labels=[*labels, part])
+    for key, each in value.items():
+        family.add_metric([*labels.values(), key], float(each))
+    return family
+
+
+def _gauge(name: str, about: str, pipeline: str, value: float) -> Metric:
+    family = GaugeMetricFamily(name, about, labels=["name"])
+    family.add_metric([pipeline], value)
+    return family
