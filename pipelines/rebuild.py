@@ -32,6 +32,7 @@ from pyspark.sql import functions as F
 
 from cdc_core import document_schema, errors, merge, reduce, tables, typed
 from cdc_core.document_schema import DocumentSchema
+from cdc_core.settings import OnConflict
 from pipelines import delta, registry, schemas, silver_collection
 
 if TYPE_CHECKING:
@@ -56,10 +57,6 @@ class Layer(str, Enum):
 
     SILVER = "silver"
     GOLD = "gold"
-
-
-class _Stopped(errors.Temporary):
-    """The rebuild was told to stop, and has changed nothing."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +148,8 @@ def retyped(
     """The collection's position after its table was rebuilt for what its rows of batches after `after` rescued, where a
     wider column would hold that; otherwise `reached`. What `schema.on.conflict: retype` asks for, by the table's own writer.
 
-    Where the table cannot be rebuilt from bronze, what was rescued stays so: one document never stops a collection.
+    Where the table cannot be rebuilt from bronze, or `stop` is set, what was rescued stays so, and it is not tried again
+    before the next start: one document never stops a collection.
     """
     rows = collection.spark.table(str(collection.writer.table)).where(F.col("__batch") > after)
     seed = _wider(collection, rows)
@@ -159,18 +157,13 @@ def retyped(
         return reached
     args = (collection.spark, settings, collection.layout, collection.namespace, collection.writer)
     work = _Rebuild(*args, is_trial=False, drops_lost=False, stop=stop)
-    problem = ""
     try:
-        result = work.silver(seed)
-        refuse(result)
-    except errors.DecisionNeeded as error:
-        if type(error) is not errors.DecisionNeeded:
+        refuse(work.silver(seed))
+    except errors.MedallionError as error:
+        if type(error) not in (errors.DecisionNeeded, errors.Temporary):
             raise
-        problem = str(error)
-    except _Stopped:
-        return reached
-    if problem:
-        log.warning("what was rescued stays rescued: %s", problem)
+        log.warning("what was rescued stays rescued until the next start: %s", error)
+        collection.options = replace(collection.options, on_conflict=OnConflict.RESCUE)
         return reached
     now = registry.silver_position(collection.spark, collection.writer.table)
     collection.schema = work.kept(now)
@@ -314,7 +307,7 @@ class _Rebuild:
         renew = _Renewal(self.writer)
         for range_ in self._ranges(whole):
             if self.stop.is_set():
-                raise _Stopped(f"{self.writer.table.label}: stopped before the swap; the table is as it was")
+                raise errors.Temporary(f"{self.writer.table.label}: stopped before the swap; the table is as it was")
             counts = silver_collection.counted(self._events(range_)).get(self.namespace, silver_collection.Counts())
             due = tuple(s for s in sweeps if range_.after < s.batch <= range_.to and s.first > reached.swept)
             work = silver_collection.Work(self.namespace, reached, range_.to, counts, due)

@@ -1,4 +1,4 @@
-"""The verbs over tables, as a person runs them: schema, quarantine."""
+"""The verbs over tables, as a person runs them: schema, quarantine, rebuild."""
 
 from __future__ import annotations
 
@@ -145,3 +145,22 @@ def test_status_counts_what_is_held(person: Person) -> None:
     assert hop.spark.table(str(hop.layout.quarantine(bronze_rows.DB, "orders"))).count() == 3
     reading = status._Reading(hop.spark, hop.layout, hop.bronze.table, 0)
     assert [each.quarantined for each in reading.collections()] == [1]
+
+
+def test_rebuild_shows_what_differs_and_swaps(person: Person) -> None:
+    """A dry run tells counts, columns and reasons; the rebuild swaps; while silver's job holds the table it ends with 3."""
+    hop = person.hop
+    hop.bronze.append({"orders": [document(1, 10, "c", v=1), document(2, 11, "c", v="x")]})
+    hop.run()
+    arguments = ("rebuild", "--collection", ORDERS)
+    shown = person.says(*arguments, "--dry-run")
+    for told in ("rows 2 2", "rescued values 1 0", "column v retyped: INT → STRING", "nothing was swapped"):
+        assert told in shown
+    owner = delta.Writer.claim(hop.spark, hop.silver_table("orders"))
+    assert "on this host writes it" in person.says(*arguments, code=3)
+    owner.release()
+    found = person.reads(*arguments)
+    assert (found["comparison"]["differing"], found["version"] is None) == (2, False)
+    assert "swapped: version" in person.says(*arguments, "--layer", "gold")
+    assert [row["v"] for row in hop.documents("orders")] == ["1", "x"]
+    assert "did you mean" in person.says("rebuild", "--collection", "cases.order", code=2)
