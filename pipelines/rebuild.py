@@ -175,8 +175,8 @@ def refuse(result: Result) -> None:
     lost = result.comparison.lost
     if result.layer is Layer.SILVER and result.version is None and lost:
         raise errors.DecisionNeeded(
-            f"{result.table}: bronze does not hold {lost:,} of its documents, so nothing was swapped; "
-            "an ad hoc snapshot brings them to bronze, and --drop-missing lets them go"
+            f"{result.table}: bronze does not hold {lost:,} of its documents and no delete of them, so nothing was "
+            "swapped; --dry-run names some of them, and --drop-missing lets them go"
         )
 
 
@@ -256,7 +256,7 @@ class _Rebuild:
         if edges.first != 1 or edges.last < to:
             raise errors.DecisionNeeded(
                 f"{self._bronze.label}: it holds batches {edges.first} to {edges.last}, and rebuilding "
-                f"{self.namespace} needs 1 to {to}; take a new snapshot into another pipeline instead"
+                f"{self.namespace} needs 1 to {to}; another bronze table (another name) begins with a new snapshot"
             )
 
     @contextmanager

@@ -192,7 +192,6 @@ def test_a_writer_that_was_taken_over_swaps_nothing(hop: Hop, monkeypatch: pytes
 
 KILLS = [
     (silver_collection.Collection, "applied"),
-    (rebuild._Rebuild, "_note"),
     (rebuild._Rebuild, "_remember"),
     (delta.Writer, "replace"),
 ]
