@@ -44,6 +44,7 @@ HEARTBEAT_FLOOR_MS = 60_000
 OPLOG_EVERY = 60.0
 """Seconds between two looks at how far the position is from the end of the oplog."""
 WARN_EVERY = 3600.0
+CLOSE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -245,11 +246,20 @@ class _Capture:
         """End every thread; nothing that was not committed is committed after this."""
         self._halt.set()
         self._queue.close()
+        self._end_committer()
         for thread in self._threads:
-            thread.join(timeout=30)
+            thread.join(timeout=CLOSE_SECONDS)
         if self._log is not None and not isinstance(self._failure, errors.OwnershipLost):
             with contextlib.suppress(Exception):  # the error that ended the run is the one to tell of
                 self._log.close()
+
+    def _end_committer(self) -> None:
+        """After a failure nobody has told the committer yet that no more rows come."""
+        end = time.monotonic() + CLOSE_SECONDS
+        committers = [thread for thread in self._threads if thread.name == "capture-committer"]
+        while any(thread.is_alive() for thread in committers) and time.monotonic() < end:
+            with contextlib.suppress(queue.Full):
+                return self._commits.put(None, timeout=IDLE_WAIT)
 
     # --- where to begin ---
 
