@@ -1,6 +1,6 @@
 # make demo     watch a shop's changes go from MongoDB to gold tables
-# make test     run every test
-# make journeys the long ones: kills, spark-submit, the demo played twice
+# make test     run the tests
+# make journeys the long ones: kills, spark-submit, the demo played twice, rebuilds
 # make bench    measure it on this machine
 # make clean    remove what the above left, but the demo's own data
 #
@@ -18,11 +18,12 @@ demo:
 
 test:
 	@PYTHON="$(PYTHON)" .ci/environment test
-	@.venv/bin/python -m pytest $(ARGS)
+	@.venv/bin/python -m pytest -m "not journey" $(ARGS)
 
 journeys:
 	@PYTHON="$(PYTHON)" .ci/environment test
-	@.venv/bin/python -m pytest -p tests.conftest journeys $(ARGS)
+	@.venv/bin/python -m pytest -p tests.conftest --numprocesses=0 journeys $(ARGS)
+	@.venv/bin/python -m pytest -m journey --numprocesses=0 $(ARGS)
 
 bench:
 	@PYTHON="$(PYTHON)" .ci/environment test

@@ -43,7 +43,9 @@ def changed(orders: Collection[Any], first: int, value: int) -> None:
     orders.update_one({"_id": first + 7}, {"$inc": {"n": 1}})
 
 
-@pytest.mark.parametrize("mode", ["change_streams", "change_streams_with_pre_image"])
+@pytest.mark.parametrize(
+    "mode", [pytest.param("change_streams", marks=pytest.mark.journey), "change_streams_with_pre_image"]
+)
 def test_partial_updates_reach_gold(
     spark: SparkSession, mongodb_uri: str, database: Database[Any], lakehouse: Path, mode: str
 ) -> None:

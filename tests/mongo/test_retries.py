@@ -66,6 +66,7 @@ def test_a_stream_is_tried_again_so_often(server: Any) -> None:
             assert opened.reconnects == 7
 
 
+@pytest.mark.journey
 def test_a_capture_starts_over_after_a_lost_connection(
     spark: Any, server: Any, lakehouse: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

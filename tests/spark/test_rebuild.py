@@ -41,6 +41,7 @@ def position(hop: Hop) -> registry.SilverPosition:
     return registry.silver_position(hop.spark, hop.silver_table(ORDERS))
 
 
+@pytest.mark.journey
 def test_rebuilt_tables_are_those_that_silver_made(spark: SparkSession, tmp_path: Path) -> None:
     """A rebuild of what silver applied batch by batch finds no difference, with deletes, sweeps, folds and quarantine; gold follows."""
     names = ("sweep_rewrite", "fold", "unreadable")
@@ -101,6 +102,7 @@ def test_what_was_rescued_comes_into_columns(hop: Hop) -> None:
     assert [c.what for c in told.changes if c.version == 2] == ["rebuilt", *["retyped"] * 4]
 
 
+@pytest.mark.journey
 def test_deletes_stay_remembered(hop: Hop) -> None:
     """After a rebuild an event from before a delete still brings nothing back, even where the deletes were lost."""
     hop.bronze.append({ORDERS: [document(1, 10, "c"), document(2, 11, "c"), {"op": "d", "key": 1, "at": 20}]})
@@ -115,6 +117,7 @@ def test_deletes_stay_remembered(hop: Hop) -> None:
     assert [row["_id"] for row in hop.documents(ORDERS)] == [2]
 
 
+@pytest.mark.journey
 def test_a_damaged_table_is_mended(hop: Hop) -> None:
     """Rows that were changed or removed by other hands come back as bronze has them, and are named."""
     hop.bronze.append({ORDERS: [document(key, 10 + key, "c", v=key) for key in range(4)]})
@@ -135,6 +138,7 @@ def test_a_damaged_table_is_mended(hop: Hop) -> None:
     assert hop.gold().changed == 0
 
 
+@pytest.mark.journey
 def test_documents_that_bronze_does_not_hold_are_not_lost(hop: Hop) -> None:
     """A row that no delete explains stops the swap with exit code 3; only a person lets it go."""
     hop.bronze.append({ORDERS: [document(1, 10, "c")]})
@@ -197,6 +201,7 @@ KILLS = [
 ]
 
 
+@pytest.mark.journey
 def test_killed_anywhere(hop: Hop) -> None:
     """Killed after any step: silver and gold go on with the table as it was or is to be, and running it again is right."""
     hop.bronze.append({ORDERS: [document(1, 10, "c", v=1), document(9, 11, "c"), {"op": "d", "key": 9, "at": 12}]})
@@ -227,6 +232,7 @@ def test_killed_anywhere(hop: Hop) -> None:
     assert len({change.version for change in told.changes if change.what == "rebuilt"}) == len(KILLS) + 1
 
 
+@pytest.mark.journey
 def test_a_rebuild_that_is_stopped_swaps_nothing(hop: Hop) -> None:
     """Told to stop, a rebuild ends as temporary; the claim is given back and the shadow is gone."""
     hop.bronze.append({ORDERS: [document(1, 10, "c")]})
@@ -240,6 +246,7 @@ def test_a_rebuild_that_is_stopped_swaps_nothing(hop: Hop) -> None:
     assert last is not None and last[1]["released"]
 
 
+@pytest.mark.journey
 def test_silver_retypes_by_itself_where_the_settings_say_so(spark: SparkSession, lakehouse: Path) -> None:
     """With schema.on.conflict: retype a value that fits no column makes silver rebuild the table, once, and go on."""
     hop = Hop(spark, pipeline(lakehouse, **{"schema.on.conflict": "retype"}))
@@ -256,6 +263,7 @@ def test_silver_retypes_by_itself_where_the_settings_say_so(spark: SparkSession,
     assert [len(row.get("__rescued", {})) for row in hop.documents(ORDERS)] == [1, 0, 0]
 
 
+@pytest.mark.journey
 def test_silver_goes_on_where_it_cannot_retype(spark: SparkSession, lakehouse: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Where bronze was trimmed, what was rescued stays rescued, with a warning; the events are applied."""
     hop = Hop(spark, pipeline(lakehouse, **{"schema.on.conflict": "retype"}))

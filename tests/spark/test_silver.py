@@ -21,9 +21,7 @@ CASES = {
     for path in sorted((Path(__file__).parents[1] / "cases" / "silver").glob("*.yml"))
 }
 STEPS = max(len(case["batches"]) for case in CASES.values())
-STEPWISE = (
-    "delete_rewrite", "delete_tombstone", "fold", "late_delete", "null_after", "sweep", "types_change", "unreadable",
-)  # fmt: skip
+STEPWISE = ("delete_rewrite", "fold", "late_delete", "sweep", "types_change")
 """The cases in which the borders between batches matter; each step of a case costs seconds."""
 
 Row = dict[str, Any]
@@ -156,6 +154,7 @@ def test_cases_at_once(at_once: Hop, name: str) -> None:
     assert at_once.documents(name) == case["gold"], case["about"]
 
 
+@pytest.mark.journey
 def test_repeated_events_change_nothing(at_once: Hop) -> None:
     """All events once more, as after a stream that starts over, leave every table as it was."""
     before = {name: (at_once.rows(name), at_once.documents(name)) for name in CASES}
@@ -217,6 +216,7 @@ KILLS = [
 ]
 
 
+@pytest.mark.journey
 def test_killed_anywhere(spark: SparkSession, lakehouse: Path) -> None:
     """Killed before or after any step of silver and of gold, the next run ends as if nothing had happened."""
     hop = Hop(spark, pipeline(lakehouse))
