@@ -60,6 +60,7 @@ def test_rebuilt_tables_are_those_that_silver_made(spark: SparkSession, tmp_path
     assert {name: (hop.rows(name), hop.documents(name)) for name in names} == before
 
 
+@pytest.mark.journey
 def test_what_was_rescued_comes_into_columns(hop: Hop) -> None:
     """Columns that met other types are retyped to the join; the swap is one commit that keeps position and layout."""
     documents = [

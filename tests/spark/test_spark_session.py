@@ -196,4 +196,5 @@ print(spark.range(1).coalesce(1).mapInArrow(executed, "key STRING").collect()[0]
 
 def test_ctrl_c_stays_the_commands(spark: SparkSession) -> None:
     """Starting Spark leaves the handler of Ctrl-C as it was."""
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    # A process that was started in the background ignores it, and goes on to.
+    assert signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_IGN)
