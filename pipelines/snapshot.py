@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 ROWS = pa.schema([("key", pa.string()), ("after", pa.string())])
 REPLY = "meta STRING, rows BINARY"
 
+SMALL_CHUNK = 8 * 1024 * 1024
+"""Bytes of documents below which a chunk is not worth a commit of its own."""
+
 CHUNK_SECONDS = 120.0
 """A chunk ends after that long, well inside the server's 300 seconds for a snapshot read."""
 
@@ -228,7 +231,9 @@ class Snapshot:
         collection: mongodb.Collection,
         size: mongodb.Size,
     ) -> None:
-        documents = max(1, self.chunk_bytes // size.average)
+        # So many chunks that all threads have work to the end; each costs a commit, so no more than that.
+        share = max(SMALL_CHUNK, size.documents * size.average // (4 * self.threads))
+        documents = max(1, min(self.chunk_bytes, share) // size.average)
         ranges = self._ranges(client, collection, documents)
         reads: deque[tuple[mongodb.Range, Future[ChunkRows]]] = deque()
         while not self.stopped.is_set():
