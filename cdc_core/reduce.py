@@ -224,7 +224,7 @@ def decided(
     is_known = F.col("sequence").isNotNull()
     is_delete = is_known & (F.col("op") == bronze.Op.DELETE.value)
     guard = F.coalesce("sequence", F.lit(""))
-    is_behind = F.col("partial_sequence").isNotNull() & ~is_delete
+    is_behind = is_incomplete = F.col("partial_sequence").isNotNull() & ~is_delete
     if mode.marks_deleted:
         action = F.when(is_known, Action.DOCUMENT.value).otherwise(Action.MARK.value)
         is_bare = is_delete & F.col("before").isNull()
@@ -236,7 +236,6 @@ def decided(
     else:
         action = F.when(is_delete, Action.REMOVE.value).when(is_known, Action.DOCUMENT.value).otherwise(Action.MARK.value)
         document = F.when(~is_delete, F.col("after"))
-    is_incomplete = F.col("partial_sequence").isNotNull() & ~is_delete
     return latest_events.select(
         F.col("key").alias("__key"),
         action.alias("__action"),

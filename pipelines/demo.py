@@ -115,7 +115,7 @@ def _opened(
     with screen.status("Starting MongoDB and Spark (Spark's first start downloads Delta's jars)") as status:
         with ThreadPoolExecutor(1) as pool:
             server = pool.submit(_server, folder / "mongodb", mongodb_uri, stack)
-            spark = sparks.session("medallion demo", conf={**sparks.BRIEF, "spark.sql.shuffle.partitions": "2"})
+            spark = sparks.session("medallion demo", conf=sparks.BRIEF)
             uri = server.result()
         client = mongodb.client(uri)
         stack.callback(client.close)

@@ -319,19 +319,13 @@ class _Rebuild:
         return self.settings.silver.for_collection(str(self.namespace))
 
     def _events(self, span: reduce.Range) -> DataFrame:
-        return self.spark.table(str(self._bronze)).where(
-            f"{span.predicate} AND {silver_collection.ABOUT} AND {self.namespace.predicate}"
-        )
+        return silver_collection.events(self.spark, self._bronze, self.namespace, span)
 
     def _ranges(self, whole: reduce.Range) -> tuple[reduce.Range, ...]:
-        batches = self._events(whole).groupBy("batch").count().orderBy("batch").collect()
-        counted = ((row.batch, row["count"]) for row in batches)
-        return reduce.ranges(counted, span=whole, limit=self._options().max_batch_events)
+        return silver_collection.bounded(self._events(whole), span=whole, limit=self._options().max_batch_events)
 
     def _sweeps(self, whole: reduce.Range) -> tuple[reduce.Sweep, ...]:
-        heartbeats = f"{whole.predicate} AND kind = 'heartbeat' AND payload LIKE '%\"completed\"%'"
-        rows = self.spark.table(str(self._bronze)).where(heartbeats).select("batch", "payload").collect()
-        found = reduce.sweeps((row.batch, row.payload) for row in sorted(rows))
+        found = silver_collection.sweeps(self.spark, self._bronze, whole)
         return tuple(sweep for sweep in found if sweep.db_collection == str(self.namespace))
 
     # --- what is noted before the swap

@@ -160,7 +160,7 @@ class _Silver:
         span = reduce.Range(start, to)
         counts = self._counts(span)
         self._note([namespace for namespace in counts if namespace not in self.known], to)
-        sweeps = self._sweeps(span)
+        sweeps = silver_collection.sweeps(self.spark, self.bronze, span)
         works = [
             silver_collection.Work(
                 namespace,
@@ -194,11 +194,6 @@ class _Silver:
             self.noted = to
         self.known |= {namespace: self._position(namespace) for namespace in new}
         self.discovered = to
-
-    def _sweeps(self, span: reduce.Range) -> tuple[reduce.Sweep, ...]:
-        heartbeats = f"{span.predicate} AND kind = 'heartbeat' AND payload LIKE '%\"completed\"%'"
-        rows = self.spark.table(str(self.bronze)).where(heartbeats).select("batch", "payload").collect()
-        return reduce.sweeps((row.batch, row.payload) for row in sorted(rows))
 
     def _position(self, namespace: registry.Namespace) -> registry.SilverPosition:
         return registry.silver_position(self.spark, self._table(namespace))

@@ -109,6 +109,26 @@ def _counts(row: dict[str, Any]) -> Counts:
     return Counts(row["events"], row["deletes"], *(row[name] or "" for name in ("low", "high", "first_key", "last_key")))
 
 
+def events(
+    spark: SparkSession, bronze_table: tables.TableRef, namespace: registry.Namespace, span: reduce.Range
+) -> DataFrame:
+    """One collection's events in a span of batches, in no order."""
+    return spark.table(str(bronze_table)).where(f"{span.predicate} AND {ABOUT} AND {namespace.predicate}")
+
+
+def bounded(found: DataFrame, *, span: reduce.Range, limit: int) -> tuple[reduce.Range, ...]:
+    """The span cut into ranges of at most `limit` of these events, or of one batch."""
+    batches = found.groupBy("batch").count().orderBy("batch").collect()
+    return reduce.ranges(((row.batch, row["count"]) for row in batches), span=span, limit=limit)
+
+
+def sweeps(spark: SparkSession, bronze_table: tables.TableRef, span: reduce.Range) -> tuple[reduce.Sweep, ...]:
+    """The sweeps of all collections that heartbeats in a span of batches call for."""
+    heartbeats = f"{span.predicate} AND kind = 'heartbeat' AND payload LIKE '%\"completed\"%'"
+    rows = spark.table(str(bronze_table)).where(heartbeats).select("batch", "payload").collect()
+    return reduce.sweeps((row.batch, row.payload) for row in sorted(rows))
+
+
 @dataclass(frozen=True)
 class Work:
     """What is to be done for one collection, up to the batch `to`."""
@@ -194,17 +214,13 @@ class Collection:
         limit = self.options.max_batch_events
         if work.counts.events <= limit:
             return (work.span,)
-        batches = self._events(work.span).groupBy("batch").count().orderBy("batch").collect()
-        return reduce.ranges(((row.batch, row["count"]) for row in batches), span=work.span, limit=limit)
+        return bounded(self._events(work.span), span=work.span, limit=limit)
 
     def _counted(self, range_: reduce.Range) -> Counts:
         return counted(self._events(range_)).get(self.namespace, Counts())
 
     def _events(self, range_: reduce.Range) -> DataFrame:
-        """The collection's events in a range, in no order."""
-        return self.spark.table(str(self.bronze)).where(
-            f"{range_.predicate} AND {ABOUT} AND {self.namespace.predicate}"
-        )
+        return events(self.spark, self.bronze, self.namespace, range_)
 
     def _range(
         self, range_: reduce.Range, counts: Counts, reached: registry.SilverPosition, *, to: int
