@@ -22,6 +22,7 @@ import pyarrow as pa
 from bench import ground
 from cdc_core import bronze as columns
 from cdc_core import resume_token
+from cdc_core import snapshot_state
 from pipelines import bronze, delta, mongodb, silver, snapshot
 from pipelines import spark as sparks
 
@@ -64,7 +65,7 @@ class Documents:
 def fill(log: bronze.Log, documents: Documents, *, rows: int) -> None:
     """Commit a finished snapshot of so many documents."""
     collection = mongodb.Collection(DB, COLLECTION, None)
-    state = snapshot.State("bench", (f"{DB}.{COLLECTION}",))
+    state = snapshot_state.State("bench", (f"{DB}.{COLLECTION}",))
     log.heartbeat(state.begun(), token=token(0), ts_ms=0)
     for start in range(0, rows, CHUNK):
         numbers = range(start, min(start + CHUNK, rows))

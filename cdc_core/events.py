@@ -59,7 +59,7 @@ class Rows:
     """Rows in the making: events are added, then they are numbered and become a table.
 
     `lossy` counts the documents whose text was not valid UTF-8 and was repaired, `skipped` the events that were too large,
-    `filtered` those that `includes` left out.
+    `filtered` those that `includes` left out. `then` is what is to be done when the rows are committed.
     """
 
     def __init__(self, name: str) -> None:
@@ -90,6 +90,7 @@ class Rows:
         self._wall_times: list[int | None] = []
         self._transactions: list[dict[str, Any] | None] = []
         self._has_transactions = False
+        self.then: list[Callable[[], None]] = []
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -117,29 +118,32 @@ class Rows:
         fields: FieldsOf | None = None,
         tracker: transactions.Tracker | None = None,
         ts_ms: int = 0,
-    ) -> None:
-        """Add one change-stream document as it came from the server.
+        watched: Callable[[str, str], bool] | None = None,
+    ) -> Mapping[str, Any] | None:
+        """Add one change-stream document as it came from the server; the event where the capture has to heed it.
 
         `includes` decides on documents' namespaces where the server could not decide by itself; `fields` tells what is
         taken out or renamed in a collection's documents; `tracker` counts transactions, whose BEGIN and END become rows.
+        Heeded are what is not about a document, and inserts into a collection that `watched` names.
         """
         event, is_exact = _decoded(raw)
         operation = event["operationType"]
         op = _OPS.get(operation)
         if op is None:
             self._add_schema_change(event, operation, len(raw))
-            return
+            return event
         text = _Text(raw, is_exact)
         document_key = event["documentKey"]
         token = event["_id"]["_data"]
         cluster_time = event["clusterTime"]
         namespace = event["ns"]
+        is_heeded = watched is not None and operation == "insert" and watched(namespace["db"], namespace["coll"])
         if includes is not None and not includes(namespace["db"], namespace["coll"]):
-            self.filtered += 1
-            return
+            self.filtered += not is_heeded
+            return event if is_heeded else None
         if SKIPPED in event:
             self._add_skipped(event, token)
-            return
+            return None
         after = event.get("fullDocument")
         before = event.get("fullDocumentBeforeChange")
         description = event.get("updateDescription")
@@ -178,6 +182,7 @@ class Rows:
         self.changes += 1
         self.lossy += text.lossy
         self.bytes += len(after_text or b"") + len(before_text or b"") + 300
+        return event if is_heeded else None
 
     def end_transaction(self, tracker: transactions.Tracker, *, ts_ms: int) -> None:
         """Add the END of the open transaction, when the stream is past it."""

@@ -130,7 +130,7 @@ MEBIBYTE = 1024 * 1024
 class Property:
     """One line of the table.
 
-    `supported` is True (every value), False (its default alone) or the tuple of the values that are.
+    `supported` is True (every value), False (its default alone) or the tuple of the values that are, of a list its entries.
     `debezium` is the default of the connector where ours differs, and None for a property that is ours.
     """
 
@@ -161,7 +161,8 @@ class Property:
         """Whether this value can be used today."""
         if value == self.default or self.supported is True:
             return True
-        return isinstance(self.supported, tuple) and value in self.supported
+        entries = value if isinstance(value, tuple) else (value,)
+        return isinstance(self.supported, tuple) and all(entry in self.supported for entry in entries)
 
 
 def _property(name: str, type_: values.Type, default: Any, doc: str, **more: Any) -> Any:
@@ -446,12 +447,12 @@ class Source:
             )
         },
     )
-    incremental_snapshot_chunk_size: int = _property(
+    incremental_snapshot_chunk_size: int | None = _property(
         "incremental.snapshot.chunk.size",
         values.Integer(1),
-        1024,
-        "Documents in one chunk of an incremental snapshot.",
-        supported=False,
+        None,
+        "Documents in one chunk of an incremental snapshot; as many as commit.max.bytes holds when left out.",
+        debezium_default="1024",
     )
 
     # Commits and bounds
@@ -504,28 +505,26 @@ class Source:
         values.Namespace(),
         None,
         "A collection of the source, as database.collection, whose inserts are signals.",
-        supported=False,
     )
     signal_enabled_channels: tuple[SignalChannel, ...] = _property(
         "signal.enabled.channels",
         values.Choices(SignalChannel),
-        (SignalChannel.SOURCE,),
-        "Where signals come from: source, file, table, kafka.",
-        supported=False,
+        (SignalChannel.SOURCE, SignalChannel.TABLE),
+        "Where signals come from: source, file, table (ops/signals, where medallion signal puts them), kafka.",
+        supported=(SignalChannel.SOURCE, SignalChannel.FILE, SignalChannel.TABLE),
+        debezium_default="source",
     )
     signal_poll_interval_ms: int = _property(
         "signal.poll.interval.ms",
         values.Integer(1),
         5_000,
         "How often a channel is asked for signals.",
-        supported=False,
     )
     signal_file: str = _property(
         "signal.file",
         values.Text(),
         "file-signals.txt",
         "The file of the channel file: one JSON signal a line.",
-        supported=False,
     )
     signal_kafka_topic: str | None = _property(
         "signal.kafka.topic",
@@ -552,8 +551,8 @@ class Source:
         "notification.enabled.channels",
         values.Choices(NotificationChannel),
         (),
-        "Where notifications go: log, table, sink (a Kafka topic).",
-        supported=False,
+        "Where notifications go: log, table (ops/notifications), sink (a Kafka topic).",
+        supported=(NotificationChannel.LOG, NotificationChannel.TABLE),
     )
     notification_sink_topic_name: str | None = _property(
         "notification.sink.topic.name", values.Text(), None, "The topic of the channel sink.", supported=False

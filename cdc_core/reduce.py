@@ -79,13 +79,25 @@ def ranges(batches: Iterable[tuple[int, int]], *, span: Range, limit: int) -> tu
     return tuple(Range(low, high) for low, high in zip(edges, edges[1:]) if low < high)
 
 
+class Cause(str, Enum):
+    """Why rows are swept; a drop or a rename also makes void what comes late from before it."""
+
+    SNAPSHOT = "snapshot"
+    DROP = "drop"
+    RENAME = "rename"
+
+
 @dataclass(frozen=True)
 class Sweep:
-    """A finished snapshot of a whole collection: rows older than `first` are documents that are gone."""
+    """The end of a collection as it was: rows older than `first` are documents that are gone.
+
+    A snapshot of the whole collection that is finished, or a drop or a rename of it.
+    """
 
     db_collection: str
     batch: int
     first: str
+    cause: Cause = Cause.SNAPSHOT
 
 
 def sweeps(heartbeats: Iterable[tuple[int, str]]) -> tuple[Sweep, ...]:
@@ -101,6 +113,19 @@ def sweeps(heartbeats: Iterable[tuple[int, str]]) -> tuple[Sweep, ...]:
             if state.get("completed") is True and state.get("sweep") is True and isinstance(first, str):
                 found.setdefault((namespace, first), Sweep(namespace, batch, first))
     return tuple(found.values())
+
+
+def schema_sweeps(changes: Iterable[tuple[int, str, str, str, str]]) -> tuple[Sweep, ...]:
+    """The sweeps that `schema_change` rows call for: tuples of batch, db, collection, sequence and payload.
+
+    A drop ends its collection, a rename the one whose name was given up; the other operations take no documents away.
+    """
+    found = []
+    for batch, db, collection, sequence, payload in changes:
+        operation = json.loads(payload).get("operation")
+        if operation in (Cause.DROP.value, Cause.RENAME.value):
+            found.append(Sweep(f"{db}.{collection}", batch, sequence, Cause(operation)))
+    return tuple(found)
 
 
 def _collections(payload: str) -> Iterator[tuple[str, dict[str, object]]]:

@@ -55,6 +55,7 @@ __all__ = [
     "MatchMode",
     "NotificationChannel",
     "OnConflict",
+    "OnGone",
     "Operation",
     "OversizeMode",
     "PipelineOrder",
@@ -75,6 +76,15 @@ class OnConflict(enum.Enum):
 
     RESCUE = "rescue"
     RETYPE = "retype"
+
+
+class OnGone(enum.Enum):
+    """`collection.drop.handling.mode` and `collection.rename.handling.mode`: what becomes of the rows of a collection
+    whose documents are gone with it.
+    """
+
+    DELETE = "delete"
+    KEEP = "keep"
 
 
 @dataclass(frozen=True)
@@ -104,6 +114,8 @@ class CollectionSettings:
     keep_document: bool | None = None
     map_fields: tuple[str, ...] = ()
     max_batch_events: int = 500_000
+    on_drop: OnGone = OnGone.DELETE
+    on_rename: OnGone = OnGone.DELETE
 
 
 @dataclass(frozen=True)
@@ -180,6 +192,8 @@ _COLLECTION: Mapping[str, _Key] = {
     "keep.document": _Key(values.Boolean(), None),
     "map.fields": _Key(values.Names("a comma-separated list of dotted paths"), ()),
     "max.batch.events": _Key(values.Integer(1), 500_000),
+    "collection.drop.handling.mode": _Key(values.Choice(OnGone), OnGone.DELETE),
+    "collection.rename.handling.mode": _Key(values.Choice(OnGone), OnGone.DELETE),
 }
 _COLLECTION_NAMES = ("schema", *_COLLECTION, *unwrap_options.NAMES)
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
@@ -336,7 +350,8 @@ def _property(reader: _Reader, each: Property, section: Mapping[str, Any], is_li
 
 def _supported(each: Property) -> str:
     more = each.supported if isinstance(each.supported, tuple) else ()
-    known = [values.written(value) for value in (each.default, *more)]
+    shown = more if isinstance(each.default, tuple) and more else (each.default, *more)
+    known = [values.written(value) for value in shown]
     return f"supported: {', '.join(text or 'leaving it out' for text in known)}"
 
 
@@ -547,6 +562,8 @@ def _collection(
         keep_document=plain["keep.document"],
         map_fields=plain["map.fields"],
         max_batch_events=plain["max.batch.events"],
+        on_drop=plain["collection.drop.handling.mode"],
+        on_rename=plain["collection.rename.handling.mode"],
     )
 
 

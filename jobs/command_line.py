@@ -340,6 +340,91 @@ def schema(file: _File, collection: str | None, as_json: bool) -> None:
     click.echo(evolution.to_json(found)) if as_json else report.schemas(found)
 
 
+@medallion.command("signal")
+@click.argument(
+    "type_",
+    metavar="TYPE",
+    type=click.Choice(["execute-snapshot", "stop-snapshot", "pause-snapshot", "resume-snapshot", "log"]),
+)
+@_settings(
+    click.option(
+        "--data-collections",
+        "--collection",
+        "collections",
+        multiple=True,
+        metavar="REGEX",
+        help="Which collections, as a regular expression over database.collection (repeatable).",
+    ),
+    click.option(
+        "--type",
+        "snapshot_type",
+        type=click.Choice(["incremental", "blocking"]),
+        help="execute-snapshot: does the stream go on beside it (the default), or wait for its end?",
+    ),
+    click.option(
+        "--filter",
+        "--additional-condition",
+        "filter_",
+        metavar="JSON",
+        help="execute-snapshot: read only the documents that this find filter matches.",
+    ),
+    click.option("--message", metavar="TEXT", help="log: what to log; {} stands for the position."),
+    click.option("--data", metavar="JSON", help="The signal's data as Debezium has it, instead of the options above."),
+    click.option("--id", "id_", metavar="ID", help="What the signal is called in bronze and in notifications."),
+    _json,
+)
+def send_signal(
+    file: _File,
+    type_: str,
+    collections: tuple[str, ...],
+    snapshot_type: str | None,
+    filter_: str | None,
+    message: str | None,
+    data: str | None,
+    id_: str | None,
+    as_json: bool,
+) -> None:
+    """Ask something of a capture while it runs, or of its next start.
+
+    TYPE is execute-snapshot, stop-snapshot, pause-snapshot, resume-snapshot or log. The signal waits in the table
+    ops/signals; the capture looks there every signal.poll.interval.ms.
+
+    \b
+    Examples:
+      medallion signal execute-snapshot --config conf/shop.yml --data-collections shop.orders
+      medallion signal execute-snapshot --config conf/shop.yml --data-collections 'shop\\..*' --type blocking
+      medallion signal execute-snapshot --config conf/shop.yml --data-collections shop.orders --filter '{"state": "new"}'
+      medallion signal stop-snapshot    --config conf/shop.yml
+    """
+    import json
+    import time
+
+    from pipelines import signals
+
+    asked: dict[str, Any] = {}
+    if data is not None:
+        if collections or snapshot_type or filter_ or message:
+            raise click.UsageError("--data says everything; leave the other options out")
+        try:
+            asked = json.loads(data)
+        except ValueError as error:
+            raise click.UsageError(f"--data is no JSON: {error}") from error
+        if not isinstance(asked, dict):
+            raise click.UsageError("--data must be a JSON object")
+    if collections:
+        asked["data-collections"] = list(collections)
+    if snapshot_type:
+        asked["type"] = snapshot_type
+    if filter_:
+        asked["additional-conditions"] = [{"data-collection": each, "filter": filter_} for each in collections]
+    if message is not None:
+        asked["message"] = message
+    settings, spark = _opened(file, "signal", quiet=True)
+    sent = signals.send(spark, settings, type_=type_, data=asked, id_=id_, ts_ms=int(time.time() * 1000))
+    said = f"signal {sent.id} ({sent.type}) is sent; the capture of {settings.name} does it at its next look"
+    click.echo(json.dumps({"id": sent.id, "type": sent.type, "data": asked}) if as_json else said)
+
+
 @medallion.command()
 @click.argument("action", type=click.Choice(["list", "replay"]))
 @_settings(

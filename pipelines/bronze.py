@@ -161,6 +161,12 @@ def snapshot_heartbeats(spark: SparkSession, table: tables.TableRef) -> list[dic
     return [json.loads(row.payload) for row in rows]
 
 
+def handled_signals(spark: SparkSession, table: tables.TableRef) -> set[str]:
+    """The marks of the signals that came from `ops/signals` and are in bronze."""
+    rows = spark.sql(f"SELECT get_json_object(payload, '$.row') AS row FROM {table} WHERE kind = 'signal'").collect()
+    return {row.row for row in rows if row.row is not None}
+
+
 def open_transaction(spark: SparkSession, table: tables.TableRef) -> transactions.Open | None:
     """The transaction whose BEGIN is in bronze and whose END is not, with its events counted."""
     newest = spark.sql(

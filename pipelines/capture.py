@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import json
 import logging
 import os
 import queue
@@ -23,13 +24,26 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bson.timestamp import Timestamp
 
-from cdc_core import errors, events, field_filters, filters, resume_token, snapshot_mode, split_events, transactions
-from cdc_core.properties import LimitAction, OversizeMode, PipelineOrder
-from pipelines import bronze, delta, metrics, mongodb, snapshot, source
+from cdc_core import (
+    bronze as rows_of,
+    errors,
+    events,
+    field_filters,
+    filters,
+    resume_token,
+    signals,
+    snapshot_mode,
+    snapshot_state,
+    split_events,
+    transactions,
+)
+from cdc_core.properties import LimitAction, OversizeMode, PipelineOrder, SignalChannel
+from pipelines import bronze, delta, metrics, mongodb, notifier, snapshot, snapshots, source
+from pipelines import signals as channels
 from pipelines import spark as sparks
 
 if TYPE_CHECKING:
@@ -180,9 +194,11 @@ class _Capture:
         self._stream_read: mongodb.ChangeStream | None = None
         self._seconds, self._commits_before = 0.0, 0
         self._events = self._documents = self._lossy = self._skipped = 0
-        chosen = filters.of(self._source)
+        self._chosen = chosen = filters.of(self._source)
         is_alone = PipelineOrder.USER_ONLY is self._source.cursor_pipeline_order
-        self._includes = chosen.includes if is_alone or chosen.left_to_client() else None
+        self._includes = chosen.includes if is_alone or chosen.left_to_client() or chosen.signals else None
+        hears = SignalChannel.SOURCE in self._source.signal_enabled_channels and chosen.signals
+        self._watched = chosen.is_signals if hears else None
         listed = field_filters.read(self._source.field_exclude_list, self._source.field_renames)
         self._fields = functools.lru_cache(maxsize=10_000)(listed.of) if listed.entries else None
         self._custom = _snapshotter(self._source.snapshot_mode_custom_name)
@@ -193,7 +209,12 @@ class _Capture:
         self._fragments = split_events.Fragments() if is_split else None
         self._log: bronze.Log | None = None
         self._threads: list[threading.Thread] = []
-        self._snapshot_done = threading.Event()
+        self._notifier = notifier.Notifier(self.spark, self.settings)
+        self._snapshots = snapshots.Snapshots(self._taking, self._notifier, self._halt, self.metrics.snapshot)
+        self._received: queue.SimpleQueue[tuple[channels.Channel, channels.Received]] = queue.SimpleQueue()
+        self._has_polled = threading.Event()
+        self._planned_count = self._begun_count = 0
+        self._resumed: list[snapshot_state.State] = []
         self._parent = sparks.submitter()
 
     def run(self, *, once: bool, take_over: bool) -> CaptureResult:
@@ -220,7 +241,8 @@ class _Capture:
             self._start("capture-reader", lambda: self._read(stream))
         self._start("capture-committer", self._commit_all)
         threading.Thread(target=self._watch_oplog, name="capture-oplog", daemon=True).start()
-        self._start_snapshot(state)
+        self._start_snapshots(state)
+        self._start("capture-signals", self._listen)
         self._began, self._commits_before = time.monotonic(), self._log.commits
         self._encode(until, ends_with_snapshot=not decision.streams)
         self._seconds = time.monotonic() - self._began
@@ -333,11 +355,12 @@ class _Capture:
 
     def _begun(
         self, stream: mongodb.ChangeStream, gap: Mapping[str, object] | None
-    ) -> tuple[snapshot_mode.Decision, snapshot.State | None]:
+    ) -> tuple[snapshot_mode.Decision, snapshot_state.State | None]:
         """Commit the first position of a new stream; the snapshot that is to be taken or to be gone on with."""
         assert self._log is not None
         has_position = self._log.position is not None and gap is None
-        unfinished = self._unfinished() if has_position else None
+        unfinished = self._unfinished() if self._log.position is not None else None
+        unfinished = unfinished if has_position else None
         decision = snapshot_mode.decided(
             self._source, has_position=has_position, is_unfinished=unfinished is not None, custom=self._custom
         )
@@ -355,16 +378,19 @@ class _Capture:
         self._log.heartbeat(payload, token=position_token, ts_ms=bronze.now_ms())
         return decision, state
 
-    def _unfinished(self) -> snapshot.State | None:
+    def _unfinished(self) -> snapshot_state.State | None:
+        """The initial snapshot that was not read to its end; those that signals asked for are taken up again at once."""
         assert self._log is not None
-        state = snapshot.State.from_heartbeats(bronze.snapshot_heartbeats(self.spark, self._log.table))
-        return None if state is None or state.is_done else state
+        found = snapshot_state.states(bronze.snapshot_heartbeats(self.spark, self._log.table))
+        asked = [state for state in found if state.kind is not snapshot_state.Kind.INITIAL]
+        self._resumed = [state for state in asked if not state.is_done]
+        initial = [state for state in found if state.kind is snapshot_state.Kind.INITIAL]
+        return initial[-1] if initial and not initial[-1].is_done else None
 
-    def _planned(self) -> snapshot.State:
-        chosen = filters.of(self._source)
+    def _planned(self) -> snapshot_state.State:
         found = source.captured(self._source, self.client)
-        planned = tuple(each.namespace for each in found if chosen.is_snapshotted(each.db, each.name))
-        return snapshot.State(uuid.uuid4().hex[:12], planned)
+        planned = tuple(each.namespace for each in found if self._chosen.is_snapshotted(each.db, each.name))
+        return snapshot_state.State(_new_id(), planned)
 
     def _check_guardrail(self, captured: int) -> None:
         """`guardrail.collections.max`: warn or stop where more collections are captured."""
@@ -409,21 +435,26 @@ class _Capture:
         finally:
             stream.close()
 
-    def _start_snapshot(self, state: snapshot.State | None) -> None:
-        if state is None:
+    def _start_snapshots(self, state: snapshot_state.State | None) -> None:
+        if state is not None:
+            self._snapshots.add(state)
+        else:
             self.metrics.snapshot.is_skipped = self.metrics.snapshot.taken is None
-            self._snapshot_done.set()
-            return
-        self._start("capture-snapshot", lambda: self._take_snapshot(state))
+        for resumed in self._resumed:
+            self._snapshots.add(resumed, is_new=False)
+        self._start("capture-snapshot", self._snapshots.run)
 
-    def _take_snapshot(self, state: snapshot.State) -> None:
+    def _taking(self, state: snapshot_state.State, controls: snapshot.Controls) -> snapshot.Snapshot | None:
+        """A snapshot, ready to run behind what bronze holds now."""
         assert self._log is not None
         position = self._position()
         assert position is not None
-        if self._halt.wait(self._source.snapshot_delay_ms / 1000):
-            return
+        is_initial = state.kind is snapshot_state.Kind.INITIAL
+        if is_initial and self._halt.wait(self._source.snapshot_delay_ms / 1000):
+            return None
         spark = self.sessions() if self.sessions else self.spark
-        taken = snapshot.Snapshot(
+        is_incremental = state.kind is snapshot_state.Kind.INCREMENTAL
+        return snapshot.Snapshot(
             spark=spark,
             log=self._log,
             name=self.settings.name,
@@ -434,17 +465,13 @@ class _Capture:
             chunk_bytes=self._source.commit_max_bytes,
             threads=_snapshot_threads(spark, self._source.snapshot_max_threads),
             fetch_size=self._source.snapshot_fetch_size,
-            filters=self._source.snapshot_collection_filter_overrides,
+            filters={} if is_incremental else self._source.snapshot_collection_filter_overrides,
             fields=self._fields,
             stopped=self._halt,
             report=self._snapshot_progress,
+            controls=controls,
+            documents_max=self._source.incremental_snapshot_chunk_size if is_incremental else None,
         )
-        self.metrics.snapshot.begun(taken, at=time.time())
-        try:
-            taken.run()
-        finally:
-            self.metrics.snapshot.ended(at=time.time())
-        self._snapshot_done.set()
 
     def _snapshot_progress(self, found: snapshot.Progress) -> None:
         self._documents = found.total_documents
@@ -459,6 +486,8 @@ class _Capture:
         assert self._log is not None
         ts_ms, operations, newest = bronze.now_ms(), rows.operations(), rows.newest_time
         self._log.append(lambda batch, first: rows.table(batch=batch, first_offset=first, ts_ms=ts_ms))
+        for act in rows.then:
+            act()
         self._events += rows.changes
         self._lossy += rows.lossy
         self._skipped += rows.skipped
@@ -505,23 +534,135 @@ class _Capture:
             return None
         return found.headroom_seconds(_cluster_time(position.token).time)
 
+    # --- signals, and collections that were replaced ---
+
+    def _listen(self) -> None:
+        """Ask every channel but the source for signals, now and then; write the notifications that wait."""
+        assert self._log is not None
+        session = self.sessions() if self.sessions else self.spark
+        has_table = delta.exists(session, delta.layout(self.settings.lakehouse).ops("signals"))
+        done = bronze.handled_signals(session, self._log.table) if has_table else set()
+        asked = channels.channels(session, self.settings, done=done)
+        while True:
+            for channel in asked:
+                for received in channel.poll():
+                    self._received.put((channel, received))
+            self._has_polled.set()
+            self._notifier.flush()
+            if self._halt.wait(self._source.signal_poll_interval_ms / 1000):
+                return
+
+    def _heed(self, rows: events.Rows, event: Mapping[str, Any]) -> None:
+        """An event of the stream that is more than a change: a signal, or a collection that took another's place."""
+        token = event["_id"]["_data"]
+        if event["operationType"] == "insert":
+            try:
+                signal = signals.from_document(event["fullDocument"])
+            except signals.Refused as error:
+                log.warning("a signal that cannot be read is left out (%s): %s", error, event["fullDocument"].get("_id"))
+                return
+            self._heed_signal(rows, signal, token=token, db=event["ns"]["db"], collection=event["ns"]["coll"])
+        elif event["operationType"] == "rename":
+            target = event["to"]
+            if self._chosen.includes(target["db"], target["coll"]):
+                self._plan_replaced(rows, f"{target['db']}.{target['coll']}", token)
+
+    def _plan_replaced(self, rows: events.Rows, namespace: str, token: str) -> None:
+        """Read a collection whose whole content was replaced; what is older than that is gone."""
+        log.info("%s was replaced by a rename: a snapshot of it begins", namespace)
+        first = snapshot_state.CollectionState(first=resume_token.sequence_of(token))
+        self._plan(
+            rows, snapshot_state.State(_new_id(), (namespace,), {namespace: first}, snapshot_state.Kind.REPLACED), token
+        )
+
+    def _plan(self, rows: events.Rows, state: snapshot_state.State, token: str) -> None:
+        """Note a snapshot in the rows; it begins when they are committed."""
+        rows.mark(events.Mark(token, rows_of.Kind.HEARTBEAT, state.begun()))
+        self._planned_count += 1
+
+        def begin() -> None:
+            self._snapshots.add(state)
+            self._begun_count += 1
+
+        rows.then.append(begin)
+
+    def _heed_received(self, rows: events.Rows, token: str) -> None:
+        """Take in what the channels received, at this place of the stream."""
+        while not self._received.empty():
+            channel, received = self._received.get()
+            self._heed_signal(rows, received.signal, token=token, row=received.mark)
+            rows.then.append(functools.partial(channel.handled, received))
+
+    def _heed_signal(
+        self,
+        rows: events.Rows,
+        signal: signals.Signal,
+        *,
+        token: str,
+        db: str | None = None,
+        collection: str | None = None,
+        row: str | None = None,
+    ) -> None:
+        """Note a signal in the rows, and do what it asks for; one that cannot be done says why, in the log and in its row."""
+        try:
+            request, refused = signals.request(signal), {}
+        except signals.Refused as error:
+            request, refused = None, {"refused": str(error)}
+            log.warning("signal %s (%s) is not done: %s", signal.id, signal.type, error)
+        marked = signal.payload(**refused, **({"row": row} if signal.channel == "table" else {}))
+        rows.mark(events.Mark(token, rows_of.Kind.SIGNAL, marked, db, collection))
+        match request:
+            case None:
+                return
+            case signals.Request(type=signals.Type.EXECUTE_SNAPSHOT):
+                self._execute(rows, signal, request, token)
+                return
+            case signals.Request(type=signals.Type.STOP_SNAPSHOT):
+                changed = self._snapshots.stop(request.chosen)
+            case signals.Request(type=signals.Type.PAUSE_SNAPSHOT | signals.Type.RESUME_SNAPSHOT):
+                changed = self._snapshots.pause(request.type is signals.Type.PAUSE_SNAPSHOT)
+            case signals.Request(type=signals.Type.LOG):
+                offset = json.dumps({"resume_token": token})
+                log.info("%s", request.message.replace("{}", offset))
+                return
+        log.info("signal %s (%s): %d snapshots", signal.id, signal.type, len(changed))
+        for state in changed:
+            rows.mark(events.Mark(token, rows_of.Kind.HEARTBEAT, state.controlled()))
+
+    def _execute(self, rows: events.Rows, signal: signals.Signal, request: signals.Request, token: str) -> None:
+        captured = [each.namespace for each in source.captured(self._source, self.client)]
+        planned = request.chosen(captured)
+        if not planned:
+            log.warning(
+                "signal %s: none of the captured collections is meant by %s", signal.id, ", ".join(request.collections)
+            )
+            return
+        log.info("signal %s: an %s snapshot of %s", signal.id, request.snapshot_type.value, ", ".join(planned))
+        kind = snapshot_state.Kind(request.snapshot_type.value)
+        state = snapshot_state.State(
+            _new_id(), planned, kind=kind, conditions=request.filters(planned), signal=signal.id or None
+        )
+        self._plan(rows, state, token)
+
     # --- the main thread ---
 
     def _encode(self, until: Timestamp | None, *, ends_with_snapshot: bool) -> None:
         """Turn what the reader read into commits, by size or time, until the end of the run."""
-        rows = events.Rows(self.settings.name)
+        rows = self._fresh = events.Rows(self.settings.name)
         first_at = idle_since = time.monotonic()
         token, is_drained = self._position_token(), False
         while True:
-            batch = self._queue.get(timeout=self._wait(rows, first_at))
+            if len(rows) and self._snapshots.is_blocking:
+                rows = self._handed_over(rows)
+            batch = self._next(rows, first_at)
             if batch is not None:
                 for rows_done in self._added(rows, batch):
                     rows, first_at = self._handed_over(rows_done), time.monotonic()
                 if is_drained_now := not batch.events:
                     self._end_transaction(rows, batch.token)
-                if len(rows) == 0:
-                    first_at = time.monotonic()
                 token, is_drained = max(token, batch.token), is_drained_now
+            first_at = time.monotonic() if len(rows) == 0 else first_at
+            self._heed_received(rows, token)
             if len(rows) and self._is_due(first_at):
                 rows, first_at = self._handed_over(rows), time.monotonic()
                 idle_since = first_at
@@ -529,13 +670,25 @@ class _Capture:
                 break
             if until is not None and self._is_caught_up(token, until, is_drained=is_drained):
                 break
-            if ends_with_snapshot and self._snapshot_done.is_set():
+            if ends_with_snapshot and self._has_read_all():
                 break
             if len(rows) == 0 and time.monotonic() - idle_since >= self._heartbeat_seconds():
                 self._idle_heartbeat(token)
                 idle_since = time.monotonic()
             self._tell()
         self._finish(rows, token)
+
+    def _next(self, rows: events.Rows, first_at: float) -> mongodb.Batch | None:
+        """The next batch of the stream, or None after a while; none while a blocking snapshot is read."""
+        if self._snapshots.is_blocking:
+            self._halt.wait(IDLE_WAIT)
+            return None
+        return self._queue.get(timeout=self._wait(rows, first_at))
+
+    def _has_read_all(self) -> bool:
+        """Whether no snapshot is to be read, nor a signal to be heeded that was there at the start."""
+        is_heard = self._has_polled.is_set() and self._received.empty()
+        return is_heard and self._planned_count == self._begun_count and self._snapshots.is_idle
 
     def _added(self, rows: events.Rows, batch: mongodb.Batch) -> Iterator[events.Rows]:
         """Add a batch's events; yields the rows each time they are as many as one commit holds."""
@@ -549,7 +702,16 @@ class _Capture:
             event = raw if self._fragments is None else self._fragments.whole(raw)
             if event is None:
                 continue
-            rows.add(event, includes=self._includes, fields=self._fields, tracker=self._tracker, ts_ms=self._ts_ms())
+            heeded = rows.add(
+                event,
+                includes=self._includes,
+                fields=self._fields,
+                tracker=self._tracker,
+                ts_ms=self._ts_ms(),
+                watched=self._watched,
+            )
+            if heeded is not None:
+                self._heed(rows, heeded)
             if len(rows) >= max_rows or rows.bytes >= max_bytes:
                 yield rows
                 rows = self._fresh
@@ -596,7 +758,7 @@ class _Capture:
 
     def _is_caught_up(self, token: str, until: Timestamp, *, is_drained: bool) -> bool:
         """Whether all events up to `until` were read. A high-water mark at a time does not hold that time's events yet."""
-        if not self._snapshot_done.is_set() or not self._queue.is_empty():
+        if not self._has_read_all() or not self._queue.is_empty():
             return False
         at = _cluster_time(token)
         return at > until or (at == until and is_drained)
@@ -623,7 +785,9 @@ class _Capture:
         self._halt.set()
         self._queue.close()
         self._join("capture-snapshot")
+        self._join("capture-signals")
         self._join("capture-reader")
+        self._notifier.close()
         if self._failure is not None:
             raise self._failure
         if self._is_far_behind(token):
@@ -723,6 +887,10 @@ def _snapshotter(name: str | None) -> snapshot_mode.Snapshotter | None:
             errors.Problem(where, f"{name} is no class that can be imported and made without arguments: {error}")
         ) from error
     return made
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex[:12]
 
 
 def _cluster_time(token: str) -> Timestamp:

@@ -86,19 +86,21 @@ class SilverPosition:
     """Where a silver table stands, at its `version`.
 
     `to` is the bronze batch up to which it is applied, `high` the greatest sequence that it has seen (None where its
-    history no longer says), `swept` the mark of its last sweep, `generation` what a rebuild called its rows.
+    history no longer says), `swept` the mark of its last sweep, `floor` that of its last drop or rename, before which
+    nothing may arrive any more, `generation` what a rebuild called its rows.
     """
 
     to: int = 0
     high: str | None = None
     swept: str = ""
     generation: str = ""
+    floor: str = ""
     version: int = -1
 
     @property
     def extra(self) -> dict[str, object]:
         """What a commit says beside `to`."""
-        return {"high": self.high, "swept": self.swept, "generation": self.generation}
+        return {"high": self.high, "swept": self.swept, "generation": self.generation, "floor": self.floor}
 
 
 def silver_position(spark: SparkSession, table: tables.TableRef) -> SilverPosition:
@@ -113,6 +115,7 @@ def silver_position(spark: SparkSession, table: tables.TableRef) -> SilverPositi
             metadata.get("high"),
             metadata.get("swept") or "",
             metadata.get("generation") or "",
+            metadata.get("floor") or "",
             commit.version,
         )
     row = spark.sql(f"SELECT max(`__batch`) AS batch FROM {table}").first()

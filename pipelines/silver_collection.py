@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 
 from cdc_core import bronze, document_schema, errors, merge, reduce, tables, typed, unwrap_options
 from cdc_core import quarantine as unreadable
+from cdc_core.settings import OnGone
 from pipelines import delta, quarantine, registry, schemas
 
 if TYPE_CHECKING:
@@ -123,10 +124,18 @@ def bounded(found: DataFrame, *, span: reduce.Range, limit: int) -> tuple[reduce
 
 
 def sweeps(spark: SparkSession, bronze_table: tables.TableRef, span: reduce.Range) -> tuple[reduce.Sweep, ...]:
-    """The sweeps of all collections that heartbeats in a span of batches call for."""
-    heartbeats = f"{span.predicate} AND kind = 'heartbeat' AND payload LIKE '%\"completed\"%'"
-    rows = spark.table(str(bronze_table)).where(heartbeats).select("batch", "payload").collect()
-    return reduce.sweeps((row.batch, row.payload) for row in sorted(rows))
+    """The sweeps of all collections that a span of batches calls for, in its order: snapshots' ends, drops and renames."""
+    about = f"(kind = 'heartbeat' AND payload LIKE '%\"completed\"%') OR (kind = 'schema_change' AND sequence IS NOT NULL)"
+    columns = ("offset", "kind", "batch", "db", "collection", "sequence", "payload")
+    rows = spark.table(str(bronze_table)).where(f"{span.predicate} AND ({about})").select(*columns).collect()
+    rows.sort(key=lambda row: row.offset)
+    ends = reduce.sweeps((row.batch, row.payload) for row in rows if row.kind == bronze.Kind.HEARTBEAT.value)
+    changes = reduce.schema_sweeps(
+        (row.batch, row.db, row.collection, row.sequence, row.payload)
+        for row in rows
+        if row.kind == bronze.Kind.SCHEMA_CHANGE.value and row.collection is not None
+    )
+    return tuple(sorted((*ends, *changes), key=lambda sweep: sweep.batch))
 
 
 @dataclass(frozen=True)
@@ -195,7 +204,8 @@ class Collection:
         reached = work.position
         ranges = self._ranges(work)
         needless, sweeps = self._sweeps(work)
-        reached = replace(reached, swept=max([reached.swept, *(sweep.first for sweep in needless)]))
+        for sweep in needless:
+            reached = self._after(sweep, reached)
         for range_ in ranges:
             if stop.is_set():
                 return reached
@@ -205,8 +215,14 @@ class Collection:
             reached = self._range(range_, counts, reached, to=to)
         for sweep in sweeps:
             to = work.to if sweep is sweeps[-1] else reached.to
-            reached = self._sweep(sweep, replace(reached, to=to, swept=sweep.first), number=work.to)
+            reached = self._sweep(sweep, replace(self._after(sweep, reached), to=to), number=work.to)
         return reached
+
+    def _after(self, sweep: reduce.Sweep, reached: registry.SilverPosition) -> registry.SilverPosition:
+        """The position when the sweep is done."""
+        is_end = sweep.cause is not reduce.Cause.SNAPSHOT and not self.mode.keeps_row
+        floor = max(reached.floor, sweep.first) if is_end else reached.floor
+        return replace(reached, swept=max(reached.swept, sweep.first), floor=floor)
 
     # --- ranges
 
@@ -230,7 +246,10 @@ class Collection:
             self._move(after)
             return after
         is_late = reached.to > 0 and (reached.high is None or counts.low <= reached.high)
-        evolution, events = self._readable(self._wanted(self._events(range_), counts), range_, counts)
+        found = self._wanted(self._events(range_), counts)
+        if counts.low < reached.floor:
+            found = found.where(f"sequence IS NULL OR sequence >= {merge.literal(reached.floor)}")
+        evolution, events = self._readable(found, range_, counts)
         if is_late:
             events = self._not_resurrected(events)
         has_partial = evolution.also["partial"] > 0
@@ -408,9 +427,18 @@ class Collection:
 
     def _sweeps(self, work: Work) -> tuple[list[reduce.Sweep], list[reduce.Sweep]]:
         """The sweeps that can find nothing, because no row is or becomes as old, and the others."""
+        kept = {
+            cause
+            for cause, handling in (
+                (reduce.Cause.DROP, self.options.on_drop),
+                (reduce.Cause.RENAME, self.options.on_rename),
+            )
+            if handling is OnGone.KEEP
+        }
+        due = [sweep for sweep in work.sweeps if sweep.cause not in kept]
         oldest = work.counts.low if self._is_empty() else ""
-        needless = [sweep for sweep in work.sweeps if oldest >= sweep.first]
-        return needless, [sweep for sweep in work.sweeps if oldest < sweep.first]
+        needless = [sweep for sweep in due if oldest >= sweep.first]
+        return needless, [sweep for sweep in due if oldest < sweep.first]
 
     def _sweep(self, sweep: reduce.Sweep, after: registry.SilverPosition, *, number: int) -> registry.SilverPosition:
         """Delete, at the sequence of the snapshot's first chunk, the rows that are older than it."""

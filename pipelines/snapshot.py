@@ -14,7 +14,7 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,8 @@ import pyarrow as pa
 from bson import json_util
 from bson.timestamp import Timestamp
 
-from cdc_core import bronze, errors, events, extended_json, field_filters, keys, resume_token
+from cdc_core import bronze, errors, events, extended_json, field_filters, keys, notifications, resume_token
+from cdc_core.snapshot_state import CollectionState, Kind, State
 from pipelines import bronze as bronze_table
 from pipelines import mongodb, source
 
@@ -40,81 +41,8 @@ CHUNK_SECONDS = 120.0
 """A chunk ends after that long, well inside the server's 300 seconds for a snapshot read."""
 
 ATTEMPTS = 5
-
-
-@dataclass(frozen=True)
-class CollectionState:
-    """How far one collection's snapshot is; `hi` is the `_id` before which everything is in bronze."""
-
-    chunks: int = 0
-    documents: int = 0
-    hi: bytes | None = None
-    first: str | None = None
-    completed: bool = False
-    sweep: bool = True
-
-    def as_json(self) -> dict[str, Any]:
-        """The state as a heartbeat's payload holds it."""
-        return {
-            "chunks": self.chunks,
-            "documents": self.documents,
-            "hi": None if self.hi is None else extended_json.dumps(self.hi).decode(),
-            "first": self.first,
-            "completed": self.completed,
-            "sweep": self.sweep,
-        }
-
-    @staticmethod
-    def from_json(fields: Mapping[str, Any]) -> CollectionState:
-        hi = fields.get("hi")
-        return CollectionState(
-            chunks=fields["chunks"],
-            documents=fields["documents"],
-            hi=None if hi is None else extended_json.loads(hi),
-            first=fields.get("first"),
-            completed=fields["completed"],
-            sweep=fields.get("sweep", True),
-        )
-
-
-@dataclass(frozen=True)
-class State:
-    """One snapshot: which collections it was begun for, and how far each of them is."""
-
-    id: str
-    planned: tuple[str, ...] = ()
-    collections: Mapping[str, CollectionState] = field(default_factory=dict)
-    is_done: bool = False
-
-    def of(self, namespace: str) -> CollectionState:
-        return self.collections.get(namespace, CollectionState())
-
-    def begun(self) -> dict[str, Any]:
-        """The payload of the heartbeat that begins the snapshot."""
-        return {"snapshot": {"id": self.id, "planned": list(self.planned), "collections": {}}}
-
-    def advanced(self, namespace: str, state: CollectionState) -> State:
-        collections = {**self.collections, namespace: state}
-        is_done = all(collections.get(name, CollectionState()).completed for name in self.planned)
-        return replace(self, collections=collections, is_done=is_done)
-
-    def progress(self, namespace: str) -> dict[str, Any]:
-        """The payload of the heartbeat that follows a chunk of one collection."""
-        state = self.of(namespace).as_json()
-        return {"snapshot": {"id": self.id, "collections": {namespace: state}, "done": self.is_done}}
-
-    @staticmethod
-    def from_heartbeats(payloads: Sequence[Mapping[str, Any]]) -> State | None:
-        """The newest snapshot's state, from all heartbeats that hold a snapshot's progress, in order."""
-        state: State | None = None
-        for payload in payloads:
-            found = payload["snapshot"]
-            if state is None or found["id"] != state.id:
-                state = State(found["id"], tuple(found.get("planned", ())))
-            for namespace, fields in found["collections"].items():
-                state = state.advanced(namespace, CollectionState.from_json(fields))
-            state = replace(state, is_done=bool(found.get("done")))
-        return state
+PAUSE_WAIT = 1.0
+"""Seconds between two looks whether a paused snapshot goes on."""
 
 
 @dataclass(frozen=True)
@@ -155,9 +83,52 @@ class ChunkRows:
     cut: bytes | None = None
 
 
+Told = Callable[[notifications.Type, Mapping[str, str]], None]
+"""``(what happened, additional data)``: called by the snapshot's thread, between its commits."""
+
+
+class Controls:
+    """What other threads ask of a snapshot in its run; it looks between two chunks."""
+
+    def __init__(self, *, is_paused: bool = False, stopped: Iterable[str] = ()) -> None:
+        self._changed = threading.Condition()
+        self._is_paused = is_paused
+        self._stopped = frozenset(stopped)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether no chunk is read until it is resumed."""
+        return self._is_paused
+
+    @property
+    def stopped(self) -> frozenset[str]:
+        """The collections that are read no further."""
+        return self._stopped
+
+    def pause(self, is_paused: bool) -> None:
+        """Pause the snapshot, or let it go on."""
+        with self._changed:
+            self._is_paused = is_paused
+            self._changed.notify_all()
+
+    def stop(self, namespaces: Iterable[str]) -> None:
+        """Read these collections no further."""
+        with self._changed:
+            self._stopped |= frozenset(namespaces)
+            self._changed.notify_all()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until something changes, at most so long."""
+        with self._changed:
+            self._changed.wait(seconds)
+
+
 @dataclass
 class Snapshot:
-    """A snapshot in its run: the plan, the pool of chunk reads, and the commits in the order of the plan."""
+    """A snapshot in its run: the plan, the pool of chunk reads, and the commits in the order of the plan.
+
+    `documents_max` bounds a chunk beside `chunk_bytes`; `told` hears how it goes.
+    """
 
     spark: SparkSession
     log: bronze_table.Log
@@ -173,51 +144,53 @@ class Snapshot:
     fields: events.FieldsOf | None = None
     stopped: threading.Event = field(default_factory=threading.Event)
     report: Callable[[Progress], None] | None = None
+    controls: Controls = field(default_factory=Controls)
+    documents_max: int | None = None
+    told: Told = lambda what, data: None
 
     def run(self) -> State:
         """Read and commit what is missing; the state at its end, which is not done if it was stopped."""
         client = self.connection.client()
         try:
-            sizes = {each.namespace: mongodb.size(client, each) for each in self._missing()}
+            missing = self._missing()
+            sizes = {each.namespace: mongodb.size(client, each) for each in missing}
             self._about = {name: size.documents for name, size in sizes.items()}
-            self._began, self._at_start = time.monotonic(), self._total()
-            if not self._missing() and not self.state.is_done:
-                self._finish_empty()
+            self._began, self._at_start = time.monotonic(), self.state.documents
             with ThreadPoolExecutor(self.threads, thread_name_prefix="snapshot") as pool:
-                for collection in self._missing():
-                    self._collection(pool, client, collection, sizes[collection.namespace])
-                    if self.stopped.is_set():
-                        break
-            self._gone()
+                for collection in missing:
+                    if self._may_read(collection.namespace):
+                        self._collection(pool, client, collection, sizes[collection.namespace])
+            self._gone({each.namespace for each in missing})
         finally:
             client.close()
         return self.state
 
     def _missing(self) -> list[mongodb.Collection]:
-        planned = set(self.state.planned)
-        return [
-            each
-            for each in self.collections
-            if each.namespace in planned and not self.state.of(each.namespace).completed
-        ]
+        missing = set(self.state.missing)
+        return [each for each in self.collections if each.namespace in missing]
 
-    def _gone(self) -> None:
+    def _may_read(self, namespace: str) -> bool:
+        """Whether the collection is to be read on; waits while the snapshot is paused."""
+        while self.controls.is_paused and not self.stopped.is_set() and namespace not in self.controls.stopped:
+            self.controls.wait(PAUSE_WAIT)
+        self.state = self.state.without(self.controls.stopped)
+        return not self.stopped.is_set() and namespace in self.state.missing
+
+    def _gone(self, read: Collection[str]) -> None:
         """Collections that were dropped since the plan was made have nothing left to read."""
-        if self.stopped.is_set():
-            return
-        for namespace in self.state.planned:
-            if not self.state.of(namespace).completed:
+        for namespace in self.state.missing:
+            if namespace not in read and self._may_read(namespace):
                 self._mark_completed(namespace)
-
-    def _finish_empty(self) -> None:
-        self.state = replace(self.state, is_done=not self.state.planned)
-        if self.state.is_done:
-            payload = {"snapshot": {"id": self.state.id, "collections": {}, "done": True}}
-            self.log.heartbeat(payload, token=self._token(), ts_ms=bronze_table.now_ms())
 
     def _mark_completed(self, namespace: str) -> None:
         self.state = self.state.advanced(namespace, replace(self.state.of(namespace), completed=True))
         self.log.heartbeat(self.state.progress(namespace), token=self._token(), ts_ms=bronze_table.now_ms())
+        self._tell_completed(namespace)
+
+    def _tell_completed(self, namespace: str) -> None:
+        found = self.state.of(namespace)
+        status = {"status": "SUCCEEDED" if found.documents else "EMPTY", "total_rows_scanned": str(found.documents)}
+        self.told(notifications.Type.TABLE_SCAN_COMPLETED, {"scanned_collection": namespace, **status})
 
     def _token(self) -> str:
         position = self.log.position
@@ -234,9 +207,10 @@ class Snapshot:
         # So many chunks that all threads have work to the end; each costs a commit, so no more than that.
         share = max(SMALL_CHUNK, size.documents * size.average // (4 * self.threads))
         documents = max(1, min(self.chunk_bytes, share) // size.average)
+        documents = min(documents, self.documents_max or documents)
         ranges = self._ranges(client, collection, documents)
         reads: deque[tuple[mongodb.Range, Future[ChunkRows]]] = deque()
-        while not self.stopped.is_set():
+        while self._may_read(collection.namespace):
             while len(reads) <= self.threads and (bounds := next(ranges, None)) is not None:
                 reads.append((bounds, pool.submit(self._read, collection, bounds)))
             if not reads:
@@ -251,6 +225,8 @@ class Snapshot:
                 if self.stopped.is_set():
                     for _, other in reads:
                         other.cancel()
+        for _, other in reads:
+            other.cancel()
 
     def _ranges(
         self, client: mongodb.Client, collection: mongodb.Collection, documents: int
@@ -268,7 +244,7 @@ class Snapshot:
         while True:
             end = chunk.cut if chunk.cut is not None else bounds.hi
             self._commit(collection, chunk, end)
-            if chunk.cut is None or self.stopped.is_set():
+            if chunk.cut is None or not self._may_read(collection.namespace):
                 return
             bounds = mongodb.Range(_as_lo(chunk.cut), bounds.hi)
             chunk = self._read(collection, bounds)
@@ -283,7 +259,7 @@ class Snapshot:
             hi=end,
             first=min(filter(None, (before.first, sequence))),
             completed=end is None,
-            sweep=namespace not in self.filters,
+            sweep=self._is_swept(namespace),
         )
         state = self.state.advanced(namespace, after)
         label = f"snapshot:{state.id}:{namespace}:{after.chunks}"
@@ -300,6 +276,7 @@ class Snapshot:
                 first_offset=first,
                 ts_ms=ts_ms,
                 is_last=state.is_done,
+                snapshot="incremental" if state.kind is Kind.INCREMENTAL else "true",
             )
             now_token = self._token()
             heartbeat = bronze_table.heartbeat_row(
@@ -314,6 +291,23 @@ class Snapshot:
         self.log.append(numbered)
         self.state = state
         self._report(namespace)
+        last = None if chunk.rows.num_rows == 0 else chunk.rows.column("key")[-1].as_py()
+        if last is not None:
+            data = {"current_collection_in_progress": namespace, "last_processed_key": last}
+            self.told(notifications.Type.IN_PROGRESS, data)
+        if after.completed:
+            self._tell_completed(namespace)
+
+    def _is_swept(self, namespace: str) -> bool:
+        """Whether documents that a snapshot does not hold are gone: not where it is read in part.
+
+        What took another's place is swept up to that moment, whatever is read of it.
+        """
+        return self.state.kind is Kind.REPLACED or self._filter(namespace) is None
+
+    def _filter(self, namespace: str) -> str | None:
+        """What is read of a collection: what the signal says, else what the settings say."""
+        return self.state.conditions.get(namespace) or self.filters.get(namespace)
 
     def _read(self, collection: mongodb.Collection, bounds: mongodb.Range) -> ChunkRows:
         """Read one chunk on an executor, again where its time was no longer to be had."""
@@ -324,7 +318,7 @@ class Snapshot:
             (self.after.time, self.after.inc),
             self.fetch_size,
             self.chunk_bytes * 2,
-            self.filters.get(collection.namespace),
+            self._filter(collection.namespace),
             None if self.fields is None else self.fields(collection.db, collection.name),
         )
         for _ in range(ATTEMPTS):
@@ -345,13 +339,10 @@ class Snapshot:
             "start again, it goes on where it was"
         )
 
-    def _total(self) -> int:
-        return sum(state.documents for state in self.state.collections.values())
-
     def _report(self, namespace: str) -> None:
         if self.report is None:
             return
-        done, about = self._total(), 0
+        done, about = self.state.documents, 0
         for name in self.state.planned:
             state = self.state.of(name)
             about += state.documents if state.completed else max(self._about.get(name, 0), state.documents)
@@ -390,7 +381,7 @@ def snapshot_rows(
         seconds=constant(at[0], pa.int64()),
         ords=constant(_signed32(at[1]), pa.int32()),
         snapshot=snapshot,
-        last_snapshot="last" if is_last else None,
+        last_snapshot="last" if is_last and snapshot == "true" else None,
     )
     columns = {
         "resume_token": constant(label, pa.string()),

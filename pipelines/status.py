@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cdc_core import claims, errors, merge, resume_token, tables
 from cdc_core.settings import Settings
-from pipelines import bronze, delta, mongodb, quarantine, registry, snapshot, source
+from pipelines import bronze, delta, mongodb, quarantine, registry, source
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
@@ -214,11 +214,12 @@ class _Reading:
         return row.events / ((row.last - row.first) / 1000) if row.events and row.last > row.first else None
 
     def _snapshots(self) -> Mapping[str, Snapshot]:
-        state = snapshot.State.from_heartbeats(bronze.snapshot_heartbeats(self.spark, self.log))
-        if state is None:
-            return {}
-        names = {*state.planned, *state.collections}
-        return {name: Snapshot(state.of(name).documents, state.of(name).completed) for name in names}
+        found: dict[str, Snapshot] = {}
+        for state in snapshot_state.states(bronze.snapshot_heartbeats(self.spark, self.log)):
+            for name in state.planned:
+                if name not in state.stopped:
+                    found[name] = Snapshot(state.of(name).documents, state.of(name).completed)
+        return found
 
     def _both(self, namespace: registry.Namespace) -> _Both:
         db, collection = namespace.db, namespace.collection

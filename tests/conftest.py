@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 
 from pipelines import embedded_mongodb, mongodb
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NAMED_SERVER = "MEDALLION_TEST_MONGODB_URI"
+
+# How long an example takes says how busy the machine is, and nothing about the code.
+hypothesis.settings.register_profile(
+    "medallion", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large]
+)
+hypothesis.settings.load_profile("medallion")
 
 StartServer = Callable[[embedded_mongodb.Options], embedded_mongodb.EmbeddedMongoDB]
 

@@ -18,7 +18,7 @@ from cdc_core import errors
 from jobs import command_line, log_lines
 
 ROOT = Path(__file__).resolve().parents[2]
-VERBS = ("demo", "check", "capture", "silver", "gold", "run", "status", "schema", "quarantine", "rebuild", "unwrap", "import-debezium")
+VERBS = ("demo", "check", "capture", "silver", "gold", "run", "status", "schema", "signal", "quarantine", "rebuild", "unwrap", "import-debezium")
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipelines import metrics, mongodb, snapshot
+from cdc_core import snapshot_state
+from pipelines import metrics, mongodb
 
 ROOT = Path(__file__).resolve().parents[2]
 ATTRIBUTES: dict[str, list[str]] = json.loads((ROOT / "tests" / "cases" / "metrics.json").read_text(encoding="utf-8"))
@@ -88,7 +89,7 @@ def test_a_restart_of_the_capture_keeps_the_counts() -> None:
 
 def test_a_snapshot_is_running_then_completed_or_aborted() -> None:
     """One of the three at a time; an aborted one is completed by the start that goes on with it."""
-    taken = SimpleNamespace(state=snapshot.State("x", planned=("shop.a", "shop.b")))
+    taken = SimpleNamespace(state=snapshot_state.State("x", planned=("shop.a", "shop.b")))
     found = metrics.Metrics("shop")
 
     def states(now: float) -> tuple[float, ...]:
@@ -98,13 +99,13 @@ def test_a_snapshot_is_running_then_completed_or_aborted() -> None:
     assert states(0) == (0, 0, 0, 0)
     found.snapshot.begun(taken, at=10)  # type: ignore[arg-type]
     assert states(15) == (1, 0, 0, 5)
-    taken.state = taken.state.advanced("shop.a", snapshot.CollectionState(chunks=2, documents=7, completed=True))
+    taken.state = taken.state.advanced("shop.a", snapshot_state.CollectionState(chunks=2, documents=7, completed=True))
     assert told(found)["snapshot", "RemainingTableCount"] == 1
     assert told(found)["snapshot", "RowsScanned", "shop.a"] == 7
     found.snapshot.ended(at=20)
     assert states(90) == (0, 0, 1, 10)
     found.snapshot.begun(taken, at=100)  # type: ignore[arg-type]
-    taken.state = taken.state.advanced("shop.b", snapshot.CollectionState(completed=True))
+    taken.state = taken.state.advanced("shop.b", snapshot_state.CollectionState(completed=True))
     found.snapshot.ended(at=101)
     assert states(200) == (0, 1, 0, 1)
 

@@ -1,0 +1,41 @@
+"""Notifications: what a capture tells of its snapshots, in the shape of Debezium's.
+
+Source: Debezium "Receiving notifications" (initial and incremental snapshot).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+INITIAL = "Initial Snapshot"
+INCREMENTAL = "Incremental Snapshot"
+
+
+class Type(str, Enum):
+    """What happened to a snapshot."""
+
+    STARTED = "STARTED"
+    IN_PROGRESS = "IN_PROGRESS"
+    TABLE_SCAN_COMPLETED = "TABLE_SCAN_COMPLETED"
+    PAUSED = "PAUSED"
+    RESUMED = "RESUMED"
+    ABORTED = "ABORTED"
+    SKIPPED = "SKIPPED"
+    COMPLETED = "COMPLETED"
+
+
+@dataclass(frozen=True)
+class Notification:
+    """`id` is the signal's, or the snapshot's own; `timestamp` in milliseconds since 1970."""
+
+    id: str
+    aggregate_type: str
+    type: Type
+    timestamp: int
+    additional_data: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        data = "".join(f", {name}={value}" for name, value in self.additional_data.items())
+        return f"{self.aggregate_type} {self.id} {self.type.value}{data}"

@@ -1,0 +1,193 @@
+"""Signals: what a person asks of a capture while it runs, in the shape of Debezium's.
+
+    {"id": "ad-hoc-1", "type": "execute-snapshot", "data": {"data-collections": ["shop.orders"], "type": "incremental"}}
+
+In the signal collection of the source the identifier is `_id`, and `data` may be called `payload`; it is a document or its
+JSON text. Source: Debezium "Sending signals", signal actions of the MongoDB connector.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from bson import json_util
+
+from cdc_core import patterns, values
+
+
+class Type(str, Enum):
+    """What a signal asks for."""
+
+    EXECUTE_SNAPSHOT = "execute-snapshot"
+    STOP_SNAPSHOT = "stop-snapshot"
+    PAUSE_SNAPSHOT = "pause-snapshot"
+    RESUME_SNAPSHOT = "resume-snapshot"
+    LOG = "log"
+
+
+class SnapshotType(str, Enum):
+    """Whether the stream goes on beside an ad hoc snapshot, or waits for its end."""
+
+    INCREMENTAL = "incremental"
+    BLOCKING = "blocking"
+
+
+class Refused(ValueError):
+    """A signal that says nothing that can be done; the message says what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """An additional condition: what a snapshot reads of the collections that a regular expression names."""
+
+    data_collection: str
+    filter: str
+
+
+@dataclass(frozen=True)
+class Signal:
+    """One signal, as it came: its identifier, its type as written, and its data."""
+
+    id: str
+    type: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+    channel: str = "source"
+
+    def payload(self, **more: object) -> dict[str, Any]:
+        """The signal as a bronze row's payload holds it."""
+        return {"id": self.id, "type": self.type, "data": dict(self.data), "channel": self.channel, **more}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a signal asks for, checked: `collections` are regular expressions over ``database.collection``, none for all."""
+
+    type: Type
+    collections: tuple[str, ...] = ()
+    snapshot_type: SnapshotType = SnapshotType.INCREMENTAL
+    conditions: tuple[Condition, ...] = ()
+    message: str = ""
+
+    def chosen(self, namespaces: Iterable[str]) -> tuple[str, ...]:
+        """Those of the namespaces that are meant, in their order."""
+        if not self.collections:
+            return tuple(namespaces)
+        read = [_pattern(text) for text in self.collections]
+        return tuple(name for name in namespaces if any(pattern.matches(name) for pattern in read))
+
+    def filters(self, namespaces: Iterable[str]) -> dict[str, str]:
+        """The find filter of each namespace that has one; the first condition that names it counts."""
+        found = {}
+        for name in namespaces:
+            fitting = (each.filter for each in self.conditions if _pattern(each.data_collection).matches(name))
+            text = next(fitting, None)
+            if text is not None:
+                found[name] = text
+        return found
+
+
+def from_document(document: Mapping[str, Any]) -> Signal:
+    """The signal that a document of the signal collection is; raises `Refused`."""
+    if "_id" not in document:
+        raise Refused("a signal's identifier, _id, is missing")
+    return _signal({**document, "id": document["_id"]}, "source")
+
+
+def from_json(text: str, *, channel: str) -> Signal:
+    """The signal that a line of a file, or a message, is; raises `Refused`."""
+    try:
+        fields = json.loads(text)
+    except ValueError as error:
+        raise Refused(f"no JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise Refused('a JSON object is expected, {"id": …, "type": …, "data": {…}}')
+    return _signal(fields, channel)
+
+
+def _signal(fields: Mapping[str, Any], channel: str) -> Signal:
+    type_ = fields.get("type")
+    if not isinstance(type_, str) or not type_:
+        raise Refused("a signal's type is missing")
+    data = fields.get("data", fields.get("payload"))
+    if isinstance(data, str):
+        try:
+            data = json.loads(data) if data.strip() else {}
+        except ValueError as error:
+            raise Refused(f"its data is no JSON: {error}") from error
+    if data is None:
+        data = {}
+    if not isinstance(data, Mapping):
+        raise Refused("its data must be an object")
+    identifier = fields.get("id")
+    return Signal("" if identifier is None else str(identifier), type_, data, channel)
+
+
+def request(signal: Signal) -> Request:
+    """What the signal asks for; raises `Refused` for what the connector would not do either."""
+    try:
+        type_ = Type(signal.type)
+    except ValueError:
+        hint = values.did_you_mean(signal.type, [each.value for each in Type])
+        raise Refused(f"there is no signal of type {signal.type}{f', {hint}' if hint else ''}") from None
+    if type_ is Type.LOG:
+        return Request(type_, message=str(signal.data.get("message", "")))
+    collections = _collections(signal.data, is_required=type_ is Type.EXECUTE_SNAPSHOT)
+    return Request(type_, collections, _snapshot_type(signal.data), _conditions(signal.data))
+
+
+def _collections(data: Mapping[str, Any], *, is_required: bool) -> tuple[str, ...]:
+    found = data.get("data-collections", [])
+    if isinstance(found, str):
+        found = [found]
+    if not isinstance(found, (list, tuple)) or not all(isinstance(each, str) and each for each in found):
+        raise Refused("data-collections must be a list of regular expressions over database.collection")
+    if is_required and not found:
+        raise Refused("data-collections is missing: which collections shall be read?")
+    for text in found:
+        _pattern(text)
+    return tuple(found)
+
+
+def _snapshot_type(data: Mapping[str, Any]) -> SnapshotType:
+    text = str(data.get("type") or SnapshotType.INCREMENTAL.value)
+    try:
+        return SnapshotType(text.lower())
+    except ValueError:
+        raise Refused(f"there is no snapshot of type {text}: incremental or blocking") from None
+
+
+def _conditions(data: Mapping[str, Any]) -> tuple[Condition, ...]:
+    if data.get("surrogate-key"):
+        raise Refused("surrogate-key is not supported: documents are read in the order of _id")
+    found = data.get("additional-conditions", [])
+    if isinstance(found, Mapping):
+        found = [found]
+    read = []
+    for each in found:
+        if not isinstance(each, Mapping) or "data-collection" not in each or "filter" not in each:
+            raise Refused('additional-conditions must be objects {"data-collection": …, "filter": …}')
+        text = each["filter"] if isinstance(each["filter"], str) else json_util.dumps(each["filter"])
+        _check_filter(text)
+        _pattern(str(each["data-collection"]))
+        read.append(Condition(str(each["data-collection"]), text))
+    return tuple(read)
+
+
+def _check_filter(text: str) -> None:
+    try:
+        parsed = json_util.loads(text)
+    except (ValueError, TypeError) as error:
+        raise Refused(f"the filter {text} is no JSON: {error}") from error
+    if not isinstance(parsed, dict):
+        raise Refused(f"the filter {text} must be an object, as find takes it")
+
+
+def _pattern(text: str) -> patterns.Pattern:
+    try:
+        return patterns.regex(text.strip())
+    except values.Refused as error:
+        raise Refused(f"{text} is no regular expression that can be used here") from error

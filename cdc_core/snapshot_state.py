@@ -1,0 +1,166 @@
+"""How far snapshots are, as heartbeats in bronze say: what a capture goes on with after it was killed.
+
+A snapshot begins with a heartbeat that plans it; each chunk's commit ends with one that says how far its collection is;
+a pause, a resume or a stop is one more. Together they are the state, and there is no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from cdc_core import extended_json
+
+
+class Kind(str, Enum):
+    """Why a snapshot is taken."""
+
+    INITIAL = "initial"
+    """`snapshot.mode` says so."""
+    INCREMENTAL = "incremental"
+    """A signal asked for it; the stream goes on beside it."""
+    BLOCKING = "blocking"
+    """A signal asked for it; the stream waits for its end."""
+    REPLACED = "replaced"
+    """A rename put another collection in the place of a captured one."""
+
+
+@dataclass(frozen=True)
+class CollectionState:
+    """How far one collection's snapshot is; `hi` is the `_id` before which everything is in bronze.
+
+    `first` is the sequence of its first chunk, or what it was planned with: rows older than that are gone from the source.
+    """
+
+    chunks: int = 0
+    documents: int = 0
+    hi: bytes | None = None
+    first: str | None = None
+    completed: bool = False
+    sweep: bool = True
+
+    def as_json(self) -> dict[str, Any]:
+        """The state as a heartbeat's payload holds it."""
+        return {
+            "chunks": self.chunks,
+            "documents": self.documents,
+            "hi": None if self.hi is None else extended_json.dumps(self.hi).decode(),
+            "first": self.first,
+            "completed": self.completed,
+            "sweep": self.sweep,
+        }
+
+    @staticmethod
+    def from_json(fields: Mapping[str, Any]) -> CollectionState:
+        hi = fields.get("hi")
+        return CollectionState(
+            chunks=fields["chunks"],
+            documents=fields["documents"],
+            hi=None if hi is None else extended_json.loads(hi),
+            first=fields.get("first"),
+            completed=fields["completed"],
+            sweep=fields.get("sweep", True),
+        )
+
+
+@dataclass(frozen=True)
+class State:
+    """One snapshot: which collections it was begun for, and how far each of them is.
+
+    `conditions` holds the find filter of each collection that is read in part, `stopped` the collections that a signal took
+    out again, `signal` the identifier of the signal that asked for it.
+    """
+
+    id: str
+    planned: tuple[str, ...] = ()
+    collections: Mapping[str, CollectionState] = field(default_factory=dict)
+    kind: Kind = Kind.INITIAL
+    conditions: Mapping[str, str] = field(default_factory=dict)
+    signal: str | None = None
+    is_paused: bool = False
+    stopped: frozenset[str] = frozenset()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing left to read."""
+        return not self.missing
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The collections that are not read to their end."""
+        return tuple(name for name in self.planned if not (name in self.stopped or self.of(name).completed))
+
+    @property
+    def documents(self) -> int:
+        """How many documents are in bronze."""
+        return sum(each.documents for each in self.collections.values())
+
+    def of(self, namespace: str) -> CollectionState:
+        """How far one collection is."""
+        return self.collections.get(namespace, CollectionState())
+
+    def advanced(self, namespace: str, state: CollectionState) -> State:
+        """The snapshot after a chunk of one collection."""
+        return replace(self, collections={**self.collections, namespace: state})
+
+    def without(self, namespaces: Iterable[str]) -> State:
+        """The snapshot after some of its collections were stopped."""
+        return replace(self, stopped=self.stopped | (frozenset(namespaces) & frozenset(self.planned)))
+
+    # --- as payloads of heartbeats
+
+    def begun(self) -> dict[str, Any]:
+        """The payload that plans the snapshot."""
+        collections = {name: state.as_json() for name, state in self.collections.items()}
+        plan: dict[str, Any] = {"id": self.id, "planned": list(self.planned), "collections": collections}
+        if self.kind is not Kind.INITIAL:
+            plan["type"] = self.kind.value
+        if self.conditions:
+            plan["conditions"] = dict(self.conditions)
+        if self.signal is not None:
+            plan["signal"] = self.signal
+        return {"snapshot": plan}
+
+    def progress(self, namespace: str) -> dict[str, Any]:
+        """The payload that follows a chunk of one collection."""
+        state = self.of(namespace).as_json()
+        return {"snapshot": {"id": self.id, "collections": {namespace: state}, "done": self.is_done}}
+
+    def controlled(self) -> dict[str, Any]:
+        """The payload that follows a pause, a resume or a stop."""
+        control = {"paused": self.is_paused, "stopped": sorted(self.stopped), "done": self.is_done}
+        return {"snapshot": {"id": self.id, "collections": {}, **control}}
+
+    def _followed(self, found: Mapping[str, Any]) -> State:
+        state = self
+        for namespace, fields in found["collections"].items():
+            state = state.advanced(namespace, CollectionState.from_json(fields))
+        if "stopped" in found:
+            state = replace(state, is_paused=found["paused"], stopped=frozenset(found["stopped"]))
+        return state
+
+    @staticmethod
+    def _planned(found: Mapping[str, Any]) -> State:
+        return State(
+            found["id"],
+            tuple(found.get("planned", ())),
+            kind=Kind(found.get("type", Kind.INITIAL.value)),
+            conditions=found.get("conditions", {}),
+            signal=found.get("signal"),
+        )
+
+
+def states(payloads: Iterable[Mapping[str, Any]]) -> tuple[State, ...]:
+    """Every snapshot's state, from the payloads that tell of one, in their order; the order is that of their plans.
+
+    Of the snapshots that `snapshot.mode` asked for only the newest counts: it reads what those before it left.
+    """
+    found: dict[str, State] = {}
+    for payload in payloads:
+        fields = payload["snapshot"]
+        state = found.get(fields["id"]) or State._planned(fields)
+        found[state.id] = state._followed(fields)
+    initial = [state.id for state in found.values() if state.kind is Kind.INITIAL]
+    return tuple(state for state in found.values() if state.kind is not Kind.INITIAL or state.id == initial[-1])

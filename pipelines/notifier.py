@@ -1,0 +1,100 @@
+"""Where notifications go: to the log, and to the Delta table `ops/notifications`.
+
+They are told while a snapshot runs and written to the table in the background, a few at a time: a snapshot waits for none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from cdc_core import errors, notifications
+from cdc_core.properties import NotificationChannel
+from pipelines import delta
+
+if TYPE_CHECKING:
+    from cdc_core.settings import Settings
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+SCHEMA = pa.schema(
+    [
+        ("name", pa.string()),
+        ("id", pa.string()),
+        ("aggregate_type", pa.string()),
+        ("type", pa.string()),
+        ("additional_data", pa.map_(pa.string(), pa.string())),
+        ("timestamp", pa.int64()),
+    ]
+)
+"""Debezium's notification, beside the pipeline's name."""
+COLUMNS_DDL = (
+    "`name` STRING, `id` STRING, `aggregate_type` STRING, `type` STRING, `additional_data` MAP<STRING, STRING>, "
+    "`timestamp` BIGINT"
+)
+PROPERTIES = {"delta.appendOnly": "true", "delta.enableDeletionVectors": "false"}
+
+
+@dataclass
+class Notifier:
+    """The channels of one pipeline, as `notification.enabled.channels` names them."""
+
+    spark: SparkSession
+    settings: Settings
+    _waiting: list[notifications.Notification] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def tell(
+        self, aggregate_type: str, type_: notifications.Type, *, id_: str, data: Mapping[str, str] | None = None
+    ) -> None:
+        """Give a notification to every channel; `connector_name` is added to what it says."""
+        named = {"connector_name": self.settings.name, **(data or {})}
+        told = notifications.Notification(id_, aggregate_type, type_, int(time.time() * 1000), named)
+        for channel in self.settings.source.notification_enabled_channels:
+            match channel:
+                case NotificationChannel.LOG:
+                    log.info("%s", told)
+                case NotificationChannel.TABLE:
+                    with self._lock:
+                        self._waiting.append(told)
+                case NotificationChannel.SINK:
+                    pass
+
+    def flush(self) -> None:
+        """Write to the table what waits for it; what cannot be written waits on."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        rows = [
+            {
+                "name": self.settings.name,
+                "id": each.id,
+                "aggregate_type": each.aggregate_type,
+                "type": each.type.value,
+                "additional_data": list(each.additional_data.items()),
+                "timestamp": each.timestamp,
+            }
+            for each in waiting
+        ]
+        table = delta.layout(self.settings.lakehouse).ops("notifications")
+        try:
+            delta.create(self.spark, table, columns=COLUMNS_DDL, properties=PROPERTIES)
+            delta.append_rows(self.spark, table, pa.Table.from_pylist(rows, schema=SCHEMA))
+        except errors.MedallionError:
+            with self._lock:
+                self._waiting = waiting + self._waiting
+            raise
+
+    def close(self) -> None:
+        """Write what still waits; a table that cannot be written keeps no capture from ending."""
+        with contextlib.suppress(errors.MedallionError):
+            self.flush()

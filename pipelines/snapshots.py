@@ -1,0 +1,126 @@
+"""The snapshots of one capture: the initial one, those that signals ask for, and those of collections that were replaced.
+
+They are taken one after the other, in a thread of their own, in the order in which they were planned. What is planned,
+paused and stopped stands in heartbeats (`cdc_core.snapshot_state`), so that a capture that is started again goes on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from cdc_core import notifications
+from cdc_core.snapshot_state import Kind, State
+from pipelines import metrics, notifier, snapshot
+
+IDLE_WAIT = 0.5
+
+Taking = Callable[[State, snapshot.Controls], "snapshot.Snapshot | None"]
+"""Makes a snapshot ready to run; None where the capture ends before it begins."""
+
+
+@dataclass
+class _Entry:
+    state: State
+    controls: snapshot.Controls
+    is_new: bool
+
+    @property
+    def now(self) -> State:
+        """The state, with what was asked of it meanwhile."""
+        state = replace(self.state, is_paused=self.controls.is_paused)
+        return state.without(self.controls.stopped)
+
+
+@dataclass
+class Snapshots:
+    """What is planned and what runs; every method but `run` may be called from any thread."""
+
+    taking: Taking
+    notifier: notifier.Notifier
+    halt: threading.Event
+    metrics: metrics.Snapshotting
+    _entries: list[_Entry] = field(default_factory=list)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def add(self, state: State, *, is_new: bool = True) -> None:
+        """Take this snapshot after those that are planned already; `is_new` tells that it was not begun before."""
+        controls = snapshot.Controls(is_paused=state.is_paused, stopped=state.stopped)
+        with self._changed:
+            self._entries.append(_Entry(state, controls, is_new))
+            self._changed.notify_all()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is left to read now; what is paused waits for a signal and counts as nothing."""
+        with self._changed:
+            return all(entry.controls.is_paused for entry in self._entries)
+
+    @property
+    def is_blocking(self) -> bool:
+        """Whether the stream waits, because a blocking snapshot is read."""
+        with self._changed:
+            return bool(self._entries) and self._entries[0].state.kind is Kind.BLOCKING
+
+    def pause(self, is_paused: bool) -> list[State]:
+        """Pause the incremental snapshots, or let them go on; the states of those to which that is news."""
+        changed = []
+        for entry in self._incremental():
+            if entry.controls.is_paused is not is_paused:
+                entry.controls.pause(is_paused)
+                changed.append(entry.now)
+                self._tell(entry.now, notifications.Type.PAUSED if is_paused else notifications.Type.RESUMED)
+        return changed
+
+    def stop(self, chosen: Callable[[Iterable[str]], Iterable[str]]) -> list[State]:
+        """Read no further the collections of incremental snapshots that `chosen` chooses; the states that changed."""
+        changed = []
+        for entry in self._incremental():
+            stopped = tuple(chosen(entry.now.missing))
+            if stopped:
+                entry.controls.stop(stopped)
+                changed.append(entry.now)
+                self._tell(replace(entry.now, planned=stopped), notifications.Type.ABORTED)
+        return changed
+
+    def run(self) -> None:
+        """Take one after the other until the capture ends."""
+        while not self.halt.is_set():
+            with self._changed:
+                if not self._entries:
+                    self._changed.wait(IDLE_WAIT)
+                    continue
+                entry = self._entries[0]
+            self._take(entry)
+            with self._changed:
+                if not self.halt.is_set():
+                    self._entries.remove(entry)
+
+    def _incremental(self) -> list[_Entry]:
+        with self._changed:
+            return [entry for entry in self._entries if entry.state.kind is Kind.INCREMENTAL]
+
+    def _take(self, entry: _Entry) -> None:
+        taken = self.taking(entry.state, entry.controls)
+        if taken is None:
+            return
+        if entry.is_new:
+            self._tell(entry.state, notifications.Type.STARTED)
+        taken.told = lambda what, data: self._tell(taken.state, what, **data)
+        self.metrics.begun(taken, at=time.time())
+        try:
+            taken.run()
+        finally:
+            entry.state = taken.state
+            self.metrics.ended(at=time.time())
+        if taken.state.is_done:
+            self._tell(taken.state, notifications.Type.COMPLETED)
+
+    def _tell(self, state: State, type_: notifications.Type, **data: str) -> None:
+        is_incremental = state.kind is Kind.INCREMENTAL
+        has_collections = is_incremental and type_ is not notifications.Type.COMPLETED
+        names = {"data_collections": ", ".join(state.planned)} if has_collections else {}
+        aggregate = notifications.INCREMENTAL if is_incremental else notifications.INITIAL
+        self.notifier.tell(aggregate, type_, id_=state.signal or state.id, data={**names, **data})

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cdc_core import signals
+from pipelines import signals as channels
+
+NAMESPACES = ("shop.orders", "shop.stock", "other.orders")
+
+
+@pytest.mark.parametrize(
+    ("data", "chosen"),
+    [
+        ({"data-collections": ["shop.orders"]}, ("shop.orders",)),
+        ({"data-collections": ["shop\\..*"]}, ("shop.orders", "shop.stock")),
+        ({"data-collections": [".*orders", "nothing"], "type": "BLOCKING"}, ("shop.orders", "other.orders")),
+        ({"data-collections": "SHOP.stock"}, ("shop.stock",)),
+    ],
+)
+def test_collections_are_regular_expressions(data: dict[str, object], chosen: tuple[str, ...]) -> None:
+    request = signals.request(signals.Signal("1", "execute-snapshot", data))
+    assert request.chosen(NAMESPACES) == chosen
+
+
+def test_a_document_of_the_source_is_a_signal() -> None:
+    """Its data is a document or its JSON text, called data or payload."""
+    data = {"data-collections": ["shop.orders"]}
+    for given in ({"data": data}, {"payload": data}, {"data": json.dumps(data)}, {"payload": json.dumps(data)}):
+        found = signals.from_document({"_id": "x", "type": "execute-snapshot", **given})
+        assert found == signals.Signal("x", "execute-snapshot", data, "source")
+    assert signals.from_document({"_id": 5, "type": "pause-snapshot", "data": ""}).data == {}
+
+
+def test_conditions_are_filters_of_collections() -> None:
+    conditions = [
+        {"data-collection": "shop.orders", "filter": '{"state": {"$eq": "new"}}'},
+        {"data-collection": "shop\\..*", "filter": {"a": 1}},
+    ]
+    data = {"data-collections": [".*"], "additional-conditions": conditions}
+    request = signals.request(signals.Signal("1", "execute-snapshot", data))
+    assert request.filters(NAMESPACES) == {"shop.orders": '{"state": {"$eq": "new"}}', "shop.stock": '{"a": 1}'}
+
+
+@pytest.mark.parametrize(
+    ("type_", "data", "said"),
+    [
+        ("execute-snapshots", {}, "execute-snapshot"),
+        ("execute-snapshot", {}, "data-collections is missing"),
+        ("execute-snapshot", {"data-collections": ["("]}, "no regular expression"),
+        ("execute-snapshot", {"data-collections": ["a.b"], "type": "full"}, "incremental or blocking"),
+        ("execute-snapshot", {"data-collections": ["a.b"], "surrogate-key": "x"}, "surrogate-key"),
+        ("execute-snapshot", {"data-collections": ["a.b"], "additional-conditions": [{"filter": "{}"}]}, "additional-conditions"),
+        (
+            "execute-snapshot",
+            {"data-collections": ["a.b"], "additional-conditions": [{"data-collection": "a.b", "filter": "{x"}]},
+            "is no JSON",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_refused(type_: str, data: dict[str, object], said: str) -> None:
+    with pytest.raises(signals.Refused, match=said):
+        signals.request(signals.Signal("1", type_, data))
+
+
+@pytest.mark.parametrize("text", ["", "no json", "[]", '{"id": "1"}', '{"id": "1", "type": "log", "data": "x"}'])
+def test_lines_that_are_no_signals_are_refused(text: str) -> None:
+    with pytest.raises(signals.Refused):
+        signals.from_json(text, channel="file")
+
+
+def test_a_file_forgets_what_was_handled_and_keeps_what_came_meanwhile(tmp_path: Path) -> None:
+    """A line is given once, taken out when it was handled, and a line that is still being written is waited for."""
+    path = tmp_path / "signals.txt"
+    channel = channels.File(path)
+    assert channel.poll() == []
+    line = '{"id": "1", "type": "log", "data": {"message": "m"}}'
+    path.write_text(f"{line}\nbroken\n{line}\n" + '{"id": "2", "type')
+    found = channel.poll()
+    assert [each.signal.id for each in found] == ["1", "1"]
+    assert channel.poll() == []
+    channel.handled(found[0])
+    assert path.read_text().splitlines() == [line, '{"id": "2", "type']
+    with path.open("a") as out:
+        out.write('": "log"}\n')
+    path.write_text(f'{line}\n{{"id": "2", "type": "log"}}\n')
+    channel.handled(found[1])
+    assert [each.signal.id for each in channel.poll()] == ["2"]
