@@ -187,6 +187,19 @@ def latest(
     )
 
 
+def latest_of_many(events: DataFrame, *, columns: Sequence[str] = ("op",)) -> DataFrame:
+    """What `latest` gives for events among which no update is partial, for many of them.
+
+    The winners are found by key and order alone, and only they are carried on: documents are neither shuffled nor sorted.
+    """
+    order = F.struct("sequence", "offset")
+    winners = events.groupBy("key").agg(F.max_by("offset", order).alias("winner")).select("winner")
+    won = events.join(F.broadcast(winners), F.col("offset") == F.col("winner"), "left_semi")
+    return won.select(
+        "key", "sequence", "offset", "after", *columns, F.lit(None).cast("string").alias("partial_sequence")
+    )
+
+
 def histories(events: DataFrame, *, columns: Sequence[str] = ("op",), keeps_last: bool = False) -> DataFrame:
     """The last decisive event of each key as in `latest`, with the partial updates after it, for a fold.
 

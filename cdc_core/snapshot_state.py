@@ -152,6 +152,30 @@ class State:
         )
 
 
+def unrepaired(payloads: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """The collections of which changes were lost, with the time since when, from the payloads of heartbeats in their order.
+
+    A gap is repaired for a collection when a snapshot of the whole of it that began afterwards is read to its end.
+    """
+    open_gaps: dict[str, str] = {}
+    plans: dict[str, frozenset[str]] = {}
+    for payload in payloads:
+        if "gap" in payload:
+            gap = payload["gap"]
+            for namespace in gap.get("collections", ()):
+                open_gaps.setdefault(namespace, gap["since"])
+            plans.clear()
+        found = payload.get("snapshot")
+        if found is None:
+            continue
+        if "planned" in found:
+            plans[found["id"]] = frozenset(found["planned"]) - frozenset(found.get("conditions", {}))
+        for namespace, fields in found["collections"].items():
+            if fields["completed"] and namespace in plans.get(found["id"], ()):
+                open_gaps.pop(namespace, None)
+    return open_gaps
+
+
 def states(payloads: Iterable[Mapping[str, Any]]) -> tuple[State, ...]:
     """Every snapshot's state, from the payloads that tell of one, in their order; the order is that of their plans.
 

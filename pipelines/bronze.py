@@ -99,10 +99,13 @@ class Log:
             self.commits += 1
         return self.position
 
-    def heartbeat(self, payload: Mapping[str, Any], *, token: str, ts_ms: int) -> Position:
-        """Commit one heartbeat row that carries `token`."""
+    def heartbeat(self, *payloads: Mapping[str, Any], token: str, ts_ms: int) -> Position:
+        """Commit heartbeat rows that carry `token`, one a payload, at once."""
         return self.append(
-            lambda batch, first: heartbeat_row(payload, token=token, batch=batch, offset=first, ts_ms=ts_ms)
+            lambda batch, first: pa.concat_tables(
+                heartbeat_row(payload, token=token, batch=batch, offset=first + number, ts_ms=ts_ms)
+                for number, payload in enumerate(payloads)
+            )
         )
 
     def renew(self) -> None:
@@ -149,16 +152,34 @@ def read_position(spark: SparkSession, table: tables.TableRef) -> Position | Non
 
 
 def last_batch(spark: SparkSession, table: tables.TableRef) -> int:
-    """The number of the newest batch; 0 for an empty table."""
+    """The number of the newest batch; 0 for an empty table. The log says it without a job where the capture wrote last."""
+    newest = delta.history(spark, table, limit=1)
+    batch = (newest[0].metadata or {}).get("batch") if newest and newest[0].restored is None else None
+    if isinstance(batch, int):
+        return batch
     return spark.sql(f"SELECT max(batch) AS batch FROM {table}").collect()[0].batch or 0
 
 
 def snapshot_heartbeats(spark: SparkSession, table: tables.TableRef) -> list[dict[str, Any]]:
     """The payloads of all heartbeats that hold a snapshot's progress, in order."""
+    return [payload for payload in told_heartbeats(spark, table) if "snapshot" in payload]
+
+
+def told_heartbeats(spark: SparkSession, table: tables.TableRef) -> list[dict[str, Any]]:
+    """The payloads of all heartbeats that tell of a snapshot or of a gap, in order."""
     rows = spark.sql(
-        f"SELECT payload FROM {table} WHERE kind = 'heartbeat' AND payload LIKE '{{\"snapshot\"%' ORDER BY `offset`"
+        f"SELECT payload FROM {table} WHERE kind = 'heartbeat' "
+        "AND (payload LIKE '{\"snapshot\"%' OR payload LIKE '{\"gap\"%') ORDER BY `offset`"
     ).collect()
     return [json.loads(row.payload) for row in rows]
+
+
+def captured_collections(spark: SparkSession, table: tables.TableRef) -> list[tuple[str, str]]:
+    """The namespaces of all documents in the table."""
+    rows = spark.sql(
+        f"SELECT DISTINCT db, collection FROM {table} WHERE kind IN ('change', 'snapshot') ORDER BY 1, 2"
+    ).collect()
+    return [(row.db, row.collection) for row in rows]
 
 
 def handled_signals(spark: SparkSession, table: tables.TableRef) -> set[str]:

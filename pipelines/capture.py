@@ -306,8 +306,7 @@ class _Capture:
                 raise
             stream = self._opened(options, None)
             log.warning("the oplog no longer holds the position of %s: a new snapshot begins", _utc(position.token))
-            gap = {"from": position.token, "to": stream.token, "since": _utc(position.token)}
-            return stream, {"gap": gap}
+            return stream, {"from": position.token, "to": stream.token, "since": _utc(position.token)}
 
     def _opened(
         self, options: mongodb.StreamOptions, position: bronze.Position | None
@@ -369,14 +368,26 @@ class _Capture:
         token = stream.token
         if token is None:
             raise errors.SourceUnsuitable("opening the change stream: the server gave no resume token")
-        if gap is not None:
-            self._log.heartbeat(gap, token=token, ts_ms=bronze.now_ms())
-        takes = decision.takes or (gap is not None)
+        takes = decision.takes or gap is not None
         state = self._planned() if takes else None
-        payload = {"start": token} if state is None else state.begun()
+        told: list[Mapping[str, Any]] = []
+        if gap is not None and state is not None:
+            state = self._with_gone(state, token)
+            told.append({"gap": {**gap, "collections": list(state.planned)}})
+        told.append({"start": token} if state is None else state.begun())
         position_token = self._position_token() if has_position else token
-        self._log.heartbeat(payload, token=position_token, ts_ms=bronze.now_ms())
+        self._log.heartbeat(*told, token=position_token, ts_ms=bronze.now_ms())
         return decision, state
+
+    def _with_gone(self, state: snapshot_state.State, token: str) -> snapshot_state.State:
+        """A snapshot after a gap, with the collections that are not there any more: nothing to read, and all rows to go."""
+        assert self._log is not None
+        known = bronze.captured_collections(self.spark, self._log.table)
+        names = [f"{db}.{name}" for db, name in known if self._chosen.is_snapshotted(db, name)]
+        gone = tuple(name for name in names if name not in state.planned)
+        at = _cluster_time(token)
+        first = snapshot_state.CollectionState(first=resume_token.snapshot_sequence(at.time, at.inc))
+        return replace(state, planned=(*state.planned, *gone), collections=dict.fromkeys(gone, first))
 
     def _unfinished(self) -> snapshot_state.State | None:
         """The initial snapshot that was not read to its end; those that signals asked for are taken up again at once."""
@@ -911,8 +922,9 @@ def _position_lost(
     at = "" if position is None else f" of {_utc(position.token)}"
     return errors.PositionLost(
         f"source: the oplog no longer holds the position{at} (error {code}); changes since then cannot be read. "
-        "Nothing was changed. To go on, start over with a new snapshot into a new bronze table "
-        "(another `name` or lakehouse root), and make the oplog larger if the capture was down for longer than it holds"
+        "Nothing was changed. To go on, set snapshot.mode: when_needed and start again: the gap is written down, and a new "
+        "snapshot into the same tables brings them to what the source holds. Make the oplog larger if the capture may be "
+        "down for longer than it holds"
     )
 
 

@@ -224,7 +224,7 @@ def _logged_properties(folder: Path) -> dict[str, str] | None:
     """What the newest metadata action among the last commits says; None where none of them holds one."""
     for name in _commit_files(folder)[:LOGGED_COMMITS]:
         try:
-            lines = (folder / "_delta_log" / name).read_text("utf-8").splitlines()
+            lines = (folder / "_delta_log" / name).read_text("utf-8").split("\n")
         except FileNotFoundError:
             return None
         for line in lines:

@@ -271,7 +271,7 @@ def _writer(writer: object) -> str:
     return f"written by process {writer.process} on {writer.host} ({lease})"
 
 
-TROUBLES = ("rescued", "incomplete", "quarantined")
+TROUBLES = ("rescued", "incomplete", "quarantined", "incomplete since")
 
 
 def _collections_table(found: Status) -> Table:
@@ -288,14 +288,20 @@ def _collections_table(found: Status) -> Table:
             *([_snapshot_cell(each)] if is_snapshot else []),
             *_layer_cells(each.silver),
             *_layer_cells(each.gold),
-            *(f"{_trouble(each, name):,}" for name in troubles),
+            *(_trouble_cell(each, name) for name in troubles),
         )
     return table
+
+
+def _trouble_cell(each: Collection, name: str) -> str:
+    return each.incomplete_since or "" if name == "incomplete since" else f"{_trouble(each, name):,}"
 
 
 def _trouble(each: Collection, name: str) -> int:
     if name == "quarantined":
         return each.quarantined
+    if name == "incomplete since":
+        return int(each.incomplete_since is not None)
     return int(getattr(each.silver, name)) if each.silver is not None else 0
 
 

@@ -9,7 +9,7 @@ collection's schema with its evolution in the table `ops/schemas`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -147,8 +147,13 @@ def latest(
     spark: SparkSession, table: tables.TableRef, *, generations: Mapping[str, str] | None = None
 ) -> dict[str, Kept]:
     """The schema that each collection has now; `generations` are those of the silver tables that a rebuild made."""
+    return of_generations(newest(spark, table), generations or {})
+
+
+def newest(spark: SparkSession, table: tables.TableRef) -> list[tuple[str, Kept]]:
+    """The newest schema of each collection, and of each generation of its table."""
     if not delta.exists(spark, table):
-        return {}
+        return []
     rows = (
         facts(spark, table)
         .where("schema IS NOT NULL")
@@ -156,11 +161,14 @@ def latest(
         .agg(F.max_by(F.struct("version", "schema"), "version").alias("last"))
         .collect()
     )
-    return {
-        row.collection: Kept(row.last.version, DocumentSchema.from_json(row.last.schema), row.generation)
-        for row in rows
-        if row.generation == (generations or {}).get(row.collection, "")
-    }
+    return [
+        (row.collection, Kept(row.last.version, DocumentSchema.from_json(row.last.schema), row.generation)) for row in rows
+    ]
+
+
+def of_generations(found: Sequence[tuple[str, Kept]], generations: Mapping[str, str]) -> dict[str, Kept]:
+    """The schema of each collection in its table's generation."""
+    return {name: kept for name, kept in found if kept.generation == generations.get(name, "")}
 
 
 def facts(spark: SparkSession, table: tables.TableRef) -> DataFrame:

@@ -117,7 +117,7 @@ class File:
 
     def _take_out(self, line: str) -> None:
         with self.path.open("r+", encoding="utf-8", errors="replace") as file:
-            lines = file.read().splitlines(keepends=True)
+            lines = file.readlines()
             taken = next((number for number, each in enumerate(lines) if each.strip() == line), None)
             if taken is not None:
                 del lines[taken]

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from cdc_core import errors, reduce, tables
 from cdc_core.settings import OnConflict
-from pipelines import delta, parallel, rebuild, registry, schemas, silver_collection
+from pipelines import bronze, delta, parallel, rebuild, registry, schemas, silver_collection
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -137,7 +137,9 @@ class _Silver:
         started = time.monotonic()
         if not delta.exists(self.spark, self.bronze):
             return Result(0, 0, 0.0)
-        to = self.spark.sql(f"SELECT max(batch) AS batch FROM {self.bronze}").first().batch or 0
+        if self.discovered is None:
+            self._read_known()
+        to = bronze.last_batch(self.spark, self.bronze)
         found = [work for work in self._works(to) if self._is_due(work)]
         results = self.pool.each(found, self._applied, stop=self.stop)
         events = sum(result.events for result in results)
@@ -151,8 +153,6 @@ class _Silver:
 
     def _works(self, to: int) -> list[silver_collection.Work]:
         """One `Work` a collection; two queries over bronze, however many collections there are."""
-        if self.discovered is None:
-            self._read_known()
         discovered = self.discovered or 0
         start = min([discovered, *map(self._start, self.known)])
         if start >= to:
@@ -180,12 +180,15 @@ class _Silver:
         return max(self.known[namespace].to, self.scanned.get(namespace, 0))
 
     def _read_known(self) -> None:
-        found = registry.read(self.spark, self.layout.ops("collections"))
-        self.discovered = self.noted = found.discovered
+        """What a start has to know, read side by side: Spark plans each of these for longer than it reads."""
         with ThreadPoolExecutor(parallel.THREADS) as pool:
+            kept = pool.submit(schemas.newest, self.spark, self.layout.ops("schemas"))
+            pool.submit(self.spark.table(str(self.bronze)).where("batch < 0").isEmpty)
+            found = registry.read(self.spark, self.layout.ops("collections"))
             self.known = dict(zip(found.namespaces, pool.map(self._position, found.namespaces)))
+        self.discovered = self.noted = found.discovered
         generations = {str(namespace): position.generation for namespace, position in self.known.items()}
-        self.schemas = schemas.latest(self.spark, self.layout.ops("schemas"), generations=generations)
+        self.schemas = schemas.of_generations(kept.result(), generations)
 
     def _note(self, new: Sequence[registry.Namespace], to: int) -> None:
         """Note new collections before any of them is touched: a crash after the first one's commit loses none of the others."""

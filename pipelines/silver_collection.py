@@ -37,11 +37,17 @@ ENGINE_DDL = (
 DELETES_DDL = "`__key` STRING, `__sequence` STRING, `__batch` BIGINT"
 DELETES_PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "50"}
 
-MERGE_CONFS = {"spark.databricks.delta.merge.materializeSource": "none"}
-"""The source is a function of fixed bronze batches: reading it twice is cheaper than writing it down once."""
+MERGE_CONFS = {
+    "spark.databricks.delta.merge.materializeSource": "none",
+    "spark.sql.adaptive.autoBroadcastJoinThreshold": "64m",
+}
+"""A MERGE reads its source up to three times, twice for the keys alone: it is computed before, here and not by Delta."""
 
 SMALL = 20_000
 """So many rows are written without a Spark job."""
+
+MANY = 2_000_000
+"""So many events' offsets are sent to every executor; of more events the documents are shuffled."""
 
 ABOUT = f"kind IN ({', '.join(merge.literal(kind) for kind in reduce.KINDS)})"
 """The rows of bronze that are about one document, as SQL."""
@@ -268,9 +274,12 @@ class Collection:
                 texts = self._looked_at(events, counts).select("after", "sequence").unionByName(folded)
                 self._apply(replace(batch, rows=rows, plan=self._evolved(texts, range_.to).plan), after)
         else:
-            latest = reduce.latest(
-                events, has_partial=has_partial, columns=self.columns, keeps_last=self._keeps_last(batch)
-            )
+            if SMALL < counts.events <= MANY and not (has_partial or self._keeps_last(batch)):
+                latest = reduce.latest_of_many(events, columns=self.columns)
+            else:
+                latest = reduce.latest(
+                    events, has_partial=has_partial, columns=self.columns, keeps_last=self._keeps_last(batch)
+                )
             self._apply(replace(batch, rows=reduce.decided(latest, mode=self.mode, columns=self.columns)), after)
         return after
 
@@ -476,7 +485,7 @@ class Collection:
             self.writer.append(first, to=after.to, extra=after.extra)
             return
         view = f"silver_{threading.get_ident()}"
-        (delta.computed(source) if self.is_few else source).createOrReplaceTempView(view)
+        delta.computed(source).createOrReplaceTempView(view)
         try:
             sql = self._statement(view, batch, columns).render()
             self.writer.merge(sql, to=after.to, extra=after.extra, confs=MERGE_CONFS)

@@ -263,7 +263,7 @@ class Snapshot:
         )
         state = self.state.advanced(namespace, after)
         label = f"snapshot:{state.id}:{namespace}:{after.chunks}"
-        token, ts_ms = self._token(), bronze_table.now_ms()
+        ts_ms = bronze_table.now_ms()
 
         def numbered(batch: int, first: int) -> pa.Table:
             rows = snapshot_rows(

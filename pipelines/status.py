@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cdc_core import claims, errors, merge, resume_token, tables
+from cdc_core import claims, errors, merge, resume_token, snapshot_state, tables
 from cdc_core.settings import Settings
 from pipelines import bronze, delta, mongodb, quarantine, registry, source
 
@@ -95,7 +95,11 @@ class Layer:
 
 @dataclass(frozen=True)
 class Collection:
-    """One captured collection through the layers; None where a layer has no table of it yet."""
+    """One captured collection through the layers; None where a layer has no table of it yet.
+
+    `incomplete_since` is set from the loss of changes (the oplog no longer held the position) to the end of the snapshot
+    that makes up for it.
+    """
 
     collection: str
     snapshot: Snapshot | None
@@ -103,6 +107,7 @@ class Collection:
     gold: Layer | None
     waiting_events: int
     quarantined: int
+    incomplete_since: str | None = None
 
 
 @dataclass(frozen=True)
@@ -197,13 +202,15 @@ class _Reading:
         )
 
     def collections(self) -> tuple[Collection, ...]:
-        snapshots = self._snapshots()
+        told = bronze.told_heartbeats(self.spark, self.log)
+        snapshots, gaps = _snapshots(told), snapshot_state.unrepaired(told)
         met = registry.read(self.spark, self.layout.ops("collections")).namespaces
         planned = (registry.Namespace(*name.split(".", 1)) for name in snapshots)
         with ThreadPoolExecutor(THREADS) as pool:
             found = list(pool.map(self._both, sorted({*met, *planned}, key=str)))
             waiting = self._waiting(found)
-            return tuple(pool.map(lambda each: self._collection(each, snapshots, waiting), found))
+            read = pool.map(lambda each: self._collection(each, snapshots, waiting), found)
+            return tuple(dataclasses.replace(each, incomplete_since=gaps.get(each.collection)) for each in read)
 
     def _captured_rate(self, batch: int) -> float | None:
         row = self.spark.sql(
@@ -212,14 +219,6 @@ class _Reading:
                   AND ts_ms >= (SELECT max(ts_ms) FROM {self.log} WHERE batch = {batch}) - {RATE_SECONDS * 1000}"""
         ).collect()[0]
         return row.events / ((row.last - row.first) / 1000) if row.events and row.last > row.first else None
-
-    def _snapshots(self) -> Mapping[str, Snapshot]:
-        found: dict[str, Snapshot] = {}
-        for state in snapshot_state.states(bronze.snapshot_heartbeats(self.spark, self.log)):
-            for name in state.planned:
-                if name not in state.stopped:
-                    found[name] = Snapshot(state.of(name).documents, state.of(name).completed)
-        return found
 
     def _both(self, namespace: registry.Namespace) -> _Both:
         db, collection = namespace.db, namespace.collection
@@ -323,6 +322,16 @@ class _Reading:
             left,
             0 if left else max(0, end - self.now_ms) // 1000,
         )
+
+
+def _snapshots(told: Sequence[Mapping[str, Any]]) -> Mapping[str, Snapshot]:
+    """The last snapshot of each collection, from what heartbeats tell."""
+    found: dict[str, Snapshot] = {}
+    for state in snapshot_state.states(payload for payload in told if "snapshot" in payload):
+        for name in state.planned:
+            if name not in state.stopped:
+                found[name] = Snapshot(state.of(name).documents, state.of(name).completed)
+    return found
 
 
 def _with_position(commits: Sequence[delta.Commit]) -> Iterator[tuple[delta.Commit, int]]:

@@ -189,7 +189,7 @@ def positions(table: Path) -> set[str]:
     """The positions that a table has had, by the metadata of its commits."""
     found = set()
     for file in (table / "_delta_log").glob("*.json"):
-        for line in file.read_text().splitlines():
+        for line in file.read_text().rstrip("\n").split("\n"):
             info = json.loads(line).get("commitInfo")
             position = json.loads(info.get("userMetadata") or "{}").get("to") if info else None
             if position is not None:

@@ -67,7 +67,7 @@ def _reached(token: str, end: Timestamp) -> bool:
 
 def tokens(path: Path) -> list[str]:
     """The tokens of a recording, in stream order."""
-    return [json.loads(line)[0] for line in path.read_text().splitlines()]
+    return [json.loads(line)[0] for line in path.read_text().rstrip("\n").split("\n")]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

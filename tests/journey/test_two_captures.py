@@ -16,7 +16,7 @@ def writers(pipeline: processes.Pipeline) -> list[int]:
     """The process that made each commit of the bronze table, in order."""
     found = []
     for file in sorted((pipeline.bronze / "_delta_log").glob("*.json")):
-        actions = [json.loads(line) for line in file.read_text().splitlines()]
+        actions = [json.loads(line) for line in file.read_text().rstrip("\n").split("\n")]
         info = next(action["commitInfo"] for action in actions if "commitInfo" in action)
         found.append(json.loads(info.get("userMetadata") or "{}").get("process", 0))
     return found

@@ -20,7 +20,7 @@ from bson.raw_bson import RawBSONDocument
 
 from cdc_core import bronze as columns
 from cdc_core import errors, settings
-from pipelines import bronze, capture, delta, embedded_mongodb, mongodb
+from pipelines import bronze, capture, delta, embedded_mongodb, mongodb, silver, snapshot, status
 from pipelines import spark as sparks
 
 
@@ -209,9 +209,12 @@ def test_lost_position_changes_nothing(
     server = start_mongodb(embedded_mongodb.Options(oplog_mb=4, arguments=("--syncdelay", "2")))
     found = pipeline(server.uri, lakehouse, "shop")
     client = mongodb.client(server.uri)
-    client.shop.orders.insert_one({"_id": 1})
+    client.shop.orders.insert_many([{"_id": number} for number in range(3)])
+    client.shop.gone.insert_one({"_id": 1})
     once(spark, found)
     before = delta.version(spark, table(found))
+    client.shop.orders.delete_one({"_id": 1})
+    client.shop.gone.drop()
     first = mongodb.oplog_window(client)
     assert first is not None
 
@@ -223,10 +226,31 @@ def test_lost_position_changes_nothing(
     until(rolled, 90)
     with pytest.raises(errors.PositionLost) as lost:
         once(spark, found)
-    client.close()
     assert lost.value.exit_code == 3
-    assert "new snapshot" in str(lost.value)
+    assert "snapshot.mode: when_needed" in str(lost.value)
     assert delta.version(spark, table(found)) == before
+    check_when_needed(spark, pipeline(server.uri, lakehouse, "shop", **{"snapshot.mode": "when_needed"}))
+    client.close()
+
+
+def check_when_needed(spark: Any, found: settings.Settings) -> None:
+    """The gap and the plan of the new snapshot are one commit; status tells of it until gold is what the source is."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(snapshot.Snapshot, "run", unread)
+        with pytest.raises(KeyboardInterrupt):
+            capture.run(spark, found, once=True)
+    since = {each.collection: each.incomplete_since for each in status.read(spark, found).collections}
+    assert set(since) == {"shop.gone", "shop.orders"} and None not in since.values()
+    once(spark, found)
+    silver.run(spark, found)
+    for collection, left in (("orders", [0, 2]), ("gone", [])):
+        held = spark.table(str(delta.layout(found.lakehouse).silver("shop", collection)))
+        assert sorted(row["_id"] for row in held.collect()) == left
+    assert {each.incomplete_since for each in status.read(spark, found).collections} == {None}
+
+
+def unread(_: snapshot.Snapshot) -> None:
+    raise KeyboardInterrupt
 
 
 def test_full_disk_commits_nothing(

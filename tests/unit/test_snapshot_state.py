@@ -34,3 +34,17 @@ def test_heartbeats_of_earlier_versions_are_read() -> None:
     old = {"snapshot": {"id": "x", "planned": [], "collections": {}, "done": True}}
     (state,) = snapshot_state.states([old])
     assert state.is_done and state.kind is Kind.INITIAL
+
+
+def test_a_gap_is_open_until_a_whole_snapshot_that_began_after_it_ends() -> None:
+    """One that began before it, or that is read in part, repairs nothing."""
+    done = CollectionState(1, 1, None, "f", completed=True)
+    before, partly = State("1", ("db.a", "db.b")), State("2", ("db.a",), kind=Kind.INCREMENTAL, conditions={"db.a": "{}"})
+    after = State("3", ("db.a", "db.b"))
+    gap = {"gap": {"from": "x", "to": "y", "since": "then", "collections": ["db.a", "db.b"]}}
+    payloads = [before.begun(), gap, before.advanced("db.a", done).progress("db.a")]
+    payloads += [partly.begun(), partly.advanced("db.a", done).progress("db.a"), after.begun()]
+    assert snapshot_state.unrepaired(payloads[:1]) == {}
+    assert snapshot_state.unrepaired(payloads) == {"db.a": "then", "db.b": "then"}
+    payloads.append(after.advanced("db.a", done).progress("db.a"))
+    assert snapshot_state.unrepaired(payloads) == {"db.b": "then"}
