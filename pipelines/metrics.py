@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
+import urllib.request
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import prometheus_client
 from prometheus_client.core import GaugeMetricFamily, UnknownMetricFamily
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from cdc_core import errors
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from pipelines import mongodb, snapshot
     from pipelines.capture import ByteQueue
 
+PATIENCE = 2.0
+"""Seconds for which status waits for a capture's metrics."""
 PREFIX = "debezium_metrics_"
 KEPT_LAGS = 10_000
 """Commits over which the lowest, the highest and the usual lag are told."""
@@ -162,6 +166,25 @@ def served(metrics: Metrics, *, port: int | None, address: str) -> Iterator[None
         server.shutdown()
         server.server_close()
         thread.join(5)
+
+
+def asked(*, port: int | None, address: str) -> dict[str, float]:
+    """What a capture that runs now shows at that port, the sample's labels in its name; nothing where none answers."""
+    if port is None:
+        return {}
+    host = "127.0.0.1" if address in ("0.0.0.0", "::", "") else address  # noqa: S104 - it listens there, too
+    try:
+        with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=PATIENCE) as answer:
+            text = answer.read().decode()
+    except OSError:
+        return {}
+    samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
+    return {_sample_name(sample.name, sample.labels): sample.value for sample in samples}
+
+
+def _sample_name(name: str, labels: Mapping[str, str]) -> str:
+    shown = {key: value for key, value in labels.items() if key not in ("plugin", "name")}
+    return name + (f"{{{','.join(f'{key}={value}' for key, value in shown.items())}}}" if shown else "")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cdc_core import claims, errors, merge, resume_token, snapshot_state, tables
 from cdc_core.settings import Settings
-from pipelines import bronze, delta, mongodb, quarantine, registry, source
+from pipelines import bronze, delta, metrics, mongodb, quarantine, registry, source
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
@@ -112,13 +112,14 @@ class Collection:
 
 @dataclass(frozen=True)
 class Status:
-    """A pipeline at `at_ms`, milliseconds since 1970."""
+    """A pipeline at `at_ms`, milliseconds since 1970; `metrics` are those of its capture, where it runs and shows them."""
 
     name: str
     at_ms: int
     source: Source
     bronze: Bronze | None
     collections: tuple[Collection, ...]
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 def read(spark: SparkSession, settings: Settings) -> Status:
@@ -127,11 +128,12 @@ def read(spark: SparkSession, settings: Settings) -> Status:
     layout = delta.layout(settings.lakehouse)
     asked = _asked(settings)
     log = layout.bronze(settings.name)
+    shown = metrics.asked(port=settings.source.metrics_port, address=settings.source.metrics_address)
     if not delta.exists(spark, log):
-        return Status(settings.name, now_ms, asked, None, ())
+        return Status(settings.name, now_ms, asked, None, (), shown)
     delta.check_ours(spark, log)
     reading = _Reading(spark, layout, log, now_ms)
-    return Status(settings.name, now_ms, asked, reading.bronze(asked), reading.collections())
+    return Status(settings.name, now_ms, asked, reading.bronze(asked), reading.collections(), shown)
 
 
 def to_json(status: Status) -> str:

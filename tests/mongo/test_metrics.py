@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cdc_core import errors
-from pipelines import capture, embedded_mongodb, mongodb
+from pipelines import capture, embedded_mongodb, metrics, mongodb
 from tests.mongo.test_capture import Running, once, pipeline, until
 
 FAILING = {"failCommands": ["getMore"], "closeConnection": True, "appName": mongodb.APP_NAME}
@@ -70,6 +70,8 @@ def test_the_endpoint_of_a_running_capture(spark: Any, mongodb_uri: str, databas
         assert values["SnapshotDurationInSeconds", "snapshot"] > 0
         assert values["CapturedTables", "streaming", namespace] == 1
         assert values["Connected", "streaming"] == 1
+        asked = metrics.asked(port=port, address="0.0.0.0")  # noqa: S104 - as status asks where no address is set
+        assert asked[f"debezium_metrics_RowsScanned{{context=snapshot,table={namespace}}}"] == 200
         database.orders.insert_many([{"_id": number} for number in range(200, 205)])
         database.orders.update_many({"_id": {"$lt": 3}}, {"$set": {"x": 1}})
         database.orders.delete_one({"_id": 7})

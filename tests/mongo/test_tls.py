@@ -1,0 +1,91 @@
+"""TLS and X.509 against a server that has both, with an authority of its own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from cdc_core import errors, settings
+from pipelines import embedded_mongodb, mongodb, source
+from tests.conftest import StartServer
+
+
+@dataclass(frozen=True)
+class Secured:
+    """A server that takes plain and encrypted connections, and asks for credentials; the files of its authority."""
+
+    server: embedded_mongodb.EmbeddedMongoDB
+    ca: Path
+    certificate: Path
+    """A client's, known to the server as a user that may read `shop`."""
+
+    @property
+    def address(self) -> str:
+        return f"localhost:{self.server.port}"
+
+
+@pytest.fixture
+def secured(tmp_path: Path, start_mongodb: StartServer) -> Iterator[Secured]:
+    authority = trustme.CA()
+    ca, own, mine = (tmp_path / f"{name}.pem" for name in ("ca", "server", "client"))
+    authority.cert_pem.write_to_path(str(ca))
+    authority.issue_cert("localhost", "127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(own))
+    issued = authority.issue_cert("reader@example.org", common_name="reader", organization_unit_name="readers")
+    issued.private_key_and_cert_chain_pem.write_to_path(str(mine))
+    tls = ["--tlsMode", "preferTLS", "--tlsCertificateKeyFile", str(own), "--tlsCAFile", str(ca)]
+    mechanisms = {"authenticationMechanisms": "SCRAM-SHA-256,MONGODB-X509"}
+    options = embedded_mongodb.Options(
+        auth=True, parameters=mechanisms, arguments=[*tls, "--tlsAllowConnectionsWithoutCertificates"]
+    )
+    server = start_mongodb(options)
+    role = [{"role": "read", "db": "shop"}]
+    with contextlib.closing(mongodb.client(server.uri)) as root:
+        root.shop.orders.insert_one({"_id": 1})
+        root.admin.command("createUser", "reader", pwd="r", roles=role)
+        root["$external"].command("createUser", _subject(issued), roles=role)
+    yield Secured(server, ca, mine)
+
+
+def _subject(issued: trustme.LeafCert) -> str:
+    """The name of the certificate as the server writes it."""
+    from cryptography import x509
+
+    parsed = x509.load_pem_x509_certificate(issued.cert_chain_pems[0].bytes())
+    return parsed.subject.rfc4514_string()
+
+
+def read(uri: str, **properties: Any) -> list[int]:
+    """What a pipeline's own connection reads."""
+    found = settings.parse(
+        {
+            "name": "shop",
+            "lakehouse": {"root": "lake"},
+            "source": {"mongodb.connection.string": uri, "collection.include.list": "shop.orders", **properties},
+        }
+    )
+    with contextlib.closing(source.connection(found.source).client(serverSelectionTimeoutMS=5000)) as client:
+        mongodb.check_suitable(mongodb.server_info(client))
+        return [document["_id"] for document in client.shop.orders.find()]
+
+
+def test_a_password_over_tls_and_a_certificate_instead_of_one(secured: Secured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`mongodb.ssl.*` with the authority's file; MONGODB-X509 with the client's certificate."""
+    monkeypatch.setenv("READER", "r")
+    tls = {"mongodb.ssl.enabled": True, "mongodb.ssl.ca.file": str(secured.ca)}
+    password = {"mongodb.user": "reader", "mongodb.password": "${env:READER}", "mongodb.authsource": "admin"}
+    assert read(f"mongodb://{secured.address}/?directConnection=true", **tls, **password) == [1]
+    certificate = {"mongodb.ssl.certificate.key.file": str(secured.certificate)}
+    x509 = f"mongodb://{secured.address}/?directConnection=true&authMechanism=MONGODB-X509"
+    assert read(x509, **tls, **certificate) == [1]
+
+
+def test_an_authority_that_is_not_known_is_refused_with_the_reason(secured: Secured) -> None:
+    """The certificate is what is wrong, and the message says so."""
+    with pytest.raises(errors.MedallionError, match="(?i)certificate"):
+        read(f"mongodb://{secured.address}/?directConnection=true", **{"mongodb.ssl.enabled": True})
