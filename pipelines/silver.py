@@ -183,7 +183,6 @@ class _Silver:
         """What a start has to know, read side by side: Spark plans each of these for longer than it reads."""
         with ThreadPoolExecutor(parallel.THREADS) as pool:
             kept = pool.submit(schemas.newest, self.spark, self.layout.ops("schemas"))
-            pool.submit(self.spark.table(str(self.bronze)).where("batch < 0").isEmpty)
             found = registry.read(self.spark, self.layout.ops("collections"))
             self.known = dict(zip(found.namespaces, pool.map(self._position, found.namespaces)))
         self.discovered = self.noted = found.discovered
