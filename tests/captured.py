@@ -1,0 +1,108 @@
+"""What a capture makes of a source, without Spark: its stream and its snapshot as bronze rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from bson.timestamp import Timestamp
+
+from cdc_core import events, filters, transactions
+from cdc_core.settings import Settings
+from pipelines import capture, metrics, mongodb, snapshot, source
+
+TS_MS = 1
+"""The clock of the capture service, as these rows have it."""
+
+
+@dataclass
+class Stream:
+    """The capture's own reader and encoder over one stream that begins at `start`; read on as often as you like."""
+
+    settings: Settings
+    client: mongodb.Client
+    start: Timestamp
+    rows: events.Rows = field(init=False)
+
+    def __post_init__(self) -> None:
+        at = self.start.time << 32 | self.start.inc
+        begun = dataclasses.replace(self.settings.source, capture_start_op_time=at, cursor_max_await_time_ms=20)
+        settings = dataclasses.replace(self.settings, source=begun)
+        connection = source.connection(begun)
+        counted = metrics.Metrics(settings.name)
+        self._capture = capture._Capture(
+            None, settings, connection, self.client, threading.Event(), None, None, counted  # type: ignore[arg-type]
+        )
+        if begun.provide_transaction_metadata:
+            self._capture._tracker = transactions.Tracker()
+        self._stream = self._capture._opened(source.stream_options(begun, self.client), None)
+        self.rows = self._capture._fresh = events.Rows(settings.name)
+
+    def read(self, until: Timestamp) -> None:
+        """Read everything up to a cluster time."""
+        while True:
+            batch = self._stream.next()
+            full = list(self._capture._added(self.rows, batch))
+            assert not full, "one commit holds all of it"
+            if not batch.events:
+                self._capture._end_transaction(self.rows, batch.token)
+            at = capture._cluster_time(batch.token)
+            if at > until or (at == until and not batch.events):
+                return
+
+    @property
+    def table(self) -> list[dict[str, Any]]:
+        """The rows so far, as bronze has them."""
+        found: list[dict[str, Any]] = self.rows.table(batch=1, first_offset=0, ts_ms=TS_MS).to_pylist()
+        return found
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def snapshot_rows(
+    settings: Settings, client: mongodb.Client, *, after: Timestamp, kind: str = "true"
+) -> list[dict[str, Any]]:
+    """The rows of a snapshot of all captured collections, each read as one chunk at or after a cluster time."""
+    chosen = filters.of(settings.source)
+    found = source.captured(settings.source, client)
+    read = [each for each in found if chosen.is_snapshotted(each.db, each.name)]
+    try:
+        return [
+            row
+            for each in read
+            for row in _collection_rows(settings, each, after=after, kind=kind, is_last=each == read[-1])
+        ]
+    finally:
+        source.worker_client(source.connection(settings.source)).close()
+        source._worker_client.cache_clear()
+
+
+def _collection_rows(
+    settings: Settings, collection: mongodb.Collection, *, after: Timestamp, kind: str, is_last: bool
+) -> list[dict[str, Any]]:
+    spec = snapshot.ChunkSpec(
+        connection=source.connection(settings.source),
+        collection=collection,
+        bounds=mongodb.Range(),
+        after=(after.time, after.inc),
+        fetch_size=0,
+        max_bytes=1 << 30,
+    )
+    chunk = snapshot._chunk_rows(*snapshot._encoded_chunk(spec))
+    rows = snapshot.snapshot_rows(
+        chunk.rows,
+        name=settings.name,
+        collection=collection,
+        at=chunk.at,
+        label=f"snapshot:captured:{collection.namespace}:1",
+        batch=1,
+        first_offset=0,
+        ts_ms=TS_MS,
+        is_last=is_last,
+        snapshot=kind,
+    )
+    found: list[dict[str, Any]] = rows.to_pylist()
+    return found
