@@ -59,7 +59,8 @@ class Rows:
     """Rows in the making: events are added, then they are numbered and become a table.
 
     `lossy` counts the documents whose text was not valid UTF-8 and was repaired, `skipped` the events that were too large,
-    `filtered` those that `includes` left out. `then` is what is to be done when the rows are committed.
+    `filtered` those that `includes` left out. `then` is what is to be done when the rows are committed,
+    `taken` the names of `field.renames` that documents had already.
     """
 
     def __init__(self, name: str) -> None:
@@ -91,6 +92,7 @@ class Rows:
         self._transactions: list[dict[str, Any] | None] = []
         self._has_transactions = False
         self.then: list[Callable[[], None]] = []
+        self.taken: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -162,9 +164,9 @@ class Rows:
         description_row = None if description is None else self._description(description, text)
         changed = None if fields is None else fields(namespace["db"], namespace["coll"])
         if changed is not None:
-            after_text = None if after_text is None else filtered(after_text, fields=changed)
-            before_text = None if before_text is None else filtered(before_text, fields=changed)
-            description_row = None if description_row is None else _filtered_update(description_row, fields=changed)
+            after_text = None if after_text is None else filtered(after_text, fields=changed, taken=self.taken)
+            before_text = None if before_text is None else filtered(before_text, fields=changed, taken=self.taken)
+            description_row = None if description_row is None else _filtered_update(description_row, fields=changed, taken=self.taken)
         key = keys.canonical(document_key["_id"]) if is_exact else keys.canonical_raw(_part(raw, (b"documentKey",)))
         self._keys.append(key)
         self._document_keys.append(_document_key(document_key, key) or text.of(document_key, b"documentKey"))
@@ -411,15 +413,19 @@ def _marks(snapshot: str | None, last: str | None, rows: int) -> pa.Array:
     return pa.concat_arrays([marks.slice(0, rows - 1), pa.array([last], pa.string())])
 
 
-def filtered(text: bytes, *, fields: field_filters.Fields) -> bytes:
-    """A document's text with its fields taken out or renamed (`field.exclude.list`, `field.renames`)."""
-    document, _ = field_filters.document(orjson.loads(text), fields=fields)
+def filtered(text: bytes, *, fields: field_filters.Fields, taken: set[str]) -> bytes:
+    """A document's text with its fields taken out or renamed (`field.exclude.list`, `field.renames`).
+
+    `taken` gets the new names that the document had already: there the field keeps its old one.
+    """
+    document, found = field_filters.document(orjson.loads(text), fields=fields)
+    taken.update(found)
     return orjson.dumps(document)
 
 
-def _filtered_update(row: Mapping[str, Any], *, fields: field_filters.Fields) -> dict[str, Any]:
+def _filtered_update(row: Mapping[str, Any], *, fields: field_filters.Fields, taken: set[str]) -> dict[str, Any]:
     """The same for an `updateDescription`."""
-    update, _ = field_filters.update(
+    update, found = field_filters.update(
         field_filters.Update(
             updated=orjson.loads(row["updatedFields"] or b"{}"),
             removed=tuple(row["removedFields"] or ()),
@@ -428,6 +434,7 @@ def _filtered_update(row: Mapping[str, Any], *, fields: field_filters.Fields) ->
         ),
         fields=fields,
     )
+    taken.update(found)
     return {
         "updatedFields": None if row["updatedFields"] is None else orjson.dumps(update.updated),
         "removedFields": list(update.removed) or None,

@@ -195,7 +195,7 @@ def _once(*, default: bool) -> Callable[[Any], Any]:
 @click.option("--mongodb-uri", metavar="URI", help="Use this server instead of the embedded one (a replica set).")
 @click.option(
     "--seconds",
-    default=10,
+    default=5,
     show_default=True,
     type=click.IntRange(1, 3600),
     help="How long the shop is open.",

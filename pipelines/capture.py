@@ -41,7 +41,7 @@ from cdc_core import (
     split_events,
     transactions,
 )
-from cdc_core.properties import LimitAction, OversizeMode, PipelineOrder, SignalChannel
+from cdc_core.properties import LimitAction, OversizeMode, PipelineOrder, SignalChannel, SnapshotMode
 from pipelines import bronze, delta, metrics, mongodb, notifier, snapshot, snapshots, source
 from pipelines import signals as channels
 from pipelines import spark as sparks
@@ -63,7 +63,10 @@ CLOSE_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Progress:
-    """What a person wants to see of a running capture; `lag_seconds` is the age of the newest committed event."""
+    """What a person wants to see of a running capture.
+
+    `lag_seconds` is the age of the newest committed event; `has_read_snapshots` tells that none is planned or being read.
+    """
 
     events: int = 0
     batches: int = 0
@@ -71,6 +74,7 @@ class Progress:
     lag_seconds: float | None = None
     reconnects: int = 0
     snapshot: snapshot.Progress | None = None
+    has_read_snapshots: bool = False
 
 
 @dataclass(frozen=True)
@@ -214,6 +218,7 @@ class _Capture:
         self._received: queue.SimpleQueue[tuple[channels.Channel, channels.Received]] = queue.SimpleQueue()
         self._has_polled = threading.Event()
         self._planned_count = self._begun_count = 0
+        self._told_taken: set[str] = set()
         self._resumed: list[snapshot_state.State] = []
         self._parent = sparks.submitter()
 
@@ -364,6 +369,8 @@ class _Capture:
             self._source, has_position=has_position, is_unfinished=unfinished is not None, custom=self._custom
         )
         if has_position and not decision.takes:
+            if self._is_other_stream:
+                self._note_other_stream()
             return decision, unfinished if decision.resumes else None
         token = stream.token
         if token is None:
@@ -397,6 +404,26 @@ class _Capture:
         self._resumed = [state for state in asked if not state.is_done]
         initial = [state for state in found if state.kind is snapshot_state.Kind.INITIAL]
         return initial[-1] if initial and not initial[-1].is_done else None
+
+    def _note_other_stream(self) -> None:
+        """Note that the settings let in other events from here on, and name the collections that are new.
+
+        Their changes come; what they held before comes when a signal asks for it.
+        """
+        assert self._log is not None
+        self._log.heartbeat({"stream": self._fingerprint}, token=self._position_token(), ts_ms=bronze.now_ms())
+        if self._source.snapshot_mode is SnapshotMode.NO_DATA:
+            return
+        known = {f"{db}.{name}" for db, name in bronze.captured_collections(self.spark, self._log.table)}
+        for state in snapshot_state.states(bronze.snapshot_heartbeats(self.spark, self._log.table)):
+            known.update(state.planned)
+        new = [name for name in self._planned().planned if name not in known]
+        if new:
+            log.warning(
+                "%s: captured from now on; what was there before comes with medallion signal execute-snapshot%s",
+                ", ".join(new),
+                "".join(f" --data-collections {name}" for name in new),
+            )
 
     def _planned(self) -> snapshot_state.State:
         found = source.captured(self._source, self.client)
@@ -499,6 +526,9 @@ class _Capture:
         self._log.append(lambda batch, first: rows.table(batch=batch, first_offset=first, ts_ms=ts_ms))
         for act in rows.then:
             act()
+        for name in rows.taken - self._told_taken:
+            log.warning("field.renames: documents have a field %s already; there the field keeps its old name", name)
+        self._told_taken |= rows.taken
         self._events += rows.changes
         self._lossy += rows.lossy
         self._skipped += rows.skipped
@@ -817,7 +847,7 @@ class _Capture:
 
     def _tell(self) -> None:
         if self.report is not None:
-            self.report(self._progress)
+            self.report(replace(self._progress, has_read_snapshots=self._has_read_all()))
 
     def _position(self) -> bronze.Position | None:
         return self._log.position if self._log is not None else None

@@ -42,7 +42,7 @@ source:
   mongodb.connection.string: ${{env:MONGODB_URI}}
   collection.include.list: shop\\..*
   snapshot.mode: initial
-  commit.interval.ms: 1000
+  commit.interval.ms: 2000
 
 silver:
   defaults:

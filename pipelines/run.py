@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from cdc_core.settings import Settings
 
 Layer = Callable[[threading.Event], object]
+
+SNAPSHOT_SECONDS = 30.0
+"""Silver begins when the initial snapshot is in bronze, or after so long: a small one is then merged once, with what came
+meanwhile."""
 
 
 def run(
@@ -33,6 +38,13 @@ def run(
     its own position, so that the next run goes on from there.
     """
     sessions = sparks.sessions(spark)
+    is_read = threading.Event()
+
+    def heard(now: capture.Progress) -> None:
+        if now.has_read_snapshots:
+            is_read.set()
+        if progress is not None:
+            progress(now)
 
     def capturing(stop: threading.Event) -> object:
         return capture.run(
@@ -41,11 +53,14 @@ def run(
             once=once,
             take_over=take_over,
             stop=stop,
-            progress=progress,
+            progress=heard,
             sessions=sessions,
         )
 
     def merging(stop: threading.Event) -> object:
+        end = time.monotonic() + (0 if once else SNAPSHOT_SECONDS)
+        while not (stop.is_set() or is_read.is_set()) and time.monotonic() < end:
+            is_read.wait(0.2)
         return silver.run(sessions(), settings, once=once, take_over=take_over, sessions=sessions, stop=stop)
 
     def publishing(stop: threading.Event) -> object:

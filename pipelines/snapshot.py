@@ -450,7 +450,7 @@ def _encoded_chunk(spec: ChunkSpec) -> tuple[dict[str, Any], bytes]:
         for raw in chunk.documents:
             encoded = extended_json.encode(raw)
             found_keys.append(keys.canonical_raw(raw))
-            text = encoded.text if spec.fields is None else events.filtered(encoded.text, fields=spec.fields)
+            text = encoded.text if spec.fields is None else events.filtered(encoded.text, fields=spec.fields, taken=set())
             texts.append(text)
             lossy += encoded.lossy
             size += len(text)

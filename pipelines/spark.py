@@ -57,7 +57,7 @@ LOCAL: Mapping[str, str] = {
 # The one compiler alone would get a cache of 48 MB, which a few wide tables fill: the JVM then crawls, and may end.
 BRIEF: Mapping[str, str] = {
     "spark.driver.extraJavaOptions": (
-        f"{LOCAL['spark.driver.extraJavaOptions']} -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+        f"{LOCAL['spark.driver.extraJavaOptions']} -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseParallelGC"
     )
 }
 

@@ -18,7 +18,7 @@ from tests import workload
 
 PROJECT = Path(__file__).parents[1]
 FOREVER = 10**9
-QUICK_JVM = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"}
+QUICK_JVM = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseParallelGC"}
 """Halves what the start of a JVM costs; nothing here runs long enough to miss the rest."""
 
 

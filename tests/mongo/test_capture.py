@@ -202,6 +202,23 @@ def test_changed_filter_loses_and_doubles_nothing(
     assert landed == [("b", "1"), ("a", "1"), ("b", "2"), ("b", "3")]
 
 
+def test_a_collection_that_is_let_in_later_is_offered_a_snapshot(
+    spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing of what is there is read again; the new collection is named, once, with the command that reads it."""
+    name = database.name
+    database.a.insert_one({"_id": 1})
+    database.b.insert_one({"_id": 1})
+    once(spark, pipeline(mongodb_uri, lakehouse, name, **{"collection.include.list": f"{name}.a"}))
+    both = pipeline(mongodb_uri, lakehouse, name, **{"collection.include.list": f"{name}.a, {name}.b"})
+    for offers in (1, 0):
+        caplog.clear()
+        assert once(spark, both).snapshot_documents == 0
+        told = [record.getMessage() for record in caplog.records if "captured from now on" in record.getMessage()]
+        assert len(told) == offers
+        assert all(f"--data-collections {name}.b" in each and f"{name}.a" not in each for each in told)
+
+
 def test_lost_position_changes_nothing(
     spark: Any, start_mongodb: Any, lakehouse: Path
 ) -> None:

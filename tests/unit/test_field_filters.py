@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_core import field_filters, values
+from cdc_core import events, field_filters, values
 from cdc_core.field_filters import Fields, Rename, Update
 
 CASES = json.loads(
@@ -115,3 +115,12 @@ def test_updates_agree_with_documents(document: dict[str, Any], paths: tuple[tup
     whole, _ = field_filters.document(document, fields=fields)
     changed, _ = field_filters.update(Update(updated=document), fields=fields)
     assert changed.updated == whole
+
+
+def test_a_rename_onto_a_taken_name_is_told() -> None:
+    """The document stays as it was, and the name is given back, for the log."""
+    fields = field_filters.read((), ("shop.orders.name:title",)).of("shop", "orders")
+    assert fields is not None
+    taken: set[str] = set()
+    assert events.filtered(b'{"name":1,"title":2}', fields=fields, taken=taken) == b'{"name":1,"title":2}'
+    assert taken == {"title"}
