@@ -147,6 +147,7 @@ def test_status_counts_what_is_held(person: Person) -> None:
     assert [each.quarantined for each in reading.collections()] == [1]
 
 
+@pytest.mark.journey
 def test_rebuild_shows_what_differs_and_swaps(person: Person) -> None:
     """A dry run tells counts, columns and reasons; the rebuild swaps; while silver's job holds the table it ends with 3."""
     hop = person.hop
