@@ -760,6 +760,12 @@ def computed(df: DataFrame) -> DataFrame:
     return df.localCheckpoint()
 
 
+def release(df: DataFrame) -> None:
+    """Let go of `computed` rows now, and not when somebody collects garbage."""
+    with contextlib.suppress(Exception):  # over Spark Connect the server does it
+        df._jdf.queryExecution().analyzed().rdd().unpersist(False)
+
+
 def _is_small(table: tables.TableRef) -> bool:
     folder = local_folder(table)
     if folder is None:

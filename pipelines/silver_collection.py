@@ -485,12 +485,14 @@ class Collection:
             self.writer.append(first, to=after.to, extra=after.extra)
             return
         view = f"silver_{threading.get_ident()}"
-        delta.computed(source).createOrReplaceTempView(view)
+        rows = delta.computed(source)
+        rows.createOrReplaceTempView(view)
         try:
             sql = self._statement(view, batch, columns).render()
             self.writer.merge(sql, to=after.to, extra=after.extra, confs=MERGE_CONFS)
         finally:
             self.spark.catalog.dropTempView(view)
+            delta.release(rows)
 
     def _is_empty(self) -> bool:
         """Whether the table never held a row: then its first rows are appended, there is nothing to merge with."""

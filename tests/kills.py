@@ -98,9 +98,9 @@ def run(pipeline: processes.Pipeline, torment: Torment, say: Say = lambda text: 
     return outcome
 
 
-def caught_up(pipeline: processes.Pipeline) -> None:
-    """Runs every layer once, up to now."""
-    for attempt in range(2):
+def caught_up(pipeline: processes.Pipeline, *, times: int = 2) -> None:
+    """Runs every layer once, up to now; the second time there is nothing left to do."""
+    for attempt in range(times):
         last = pipeline.command("run", "--once", log=f"run-{attempt}")
         assert last.run(600) == 0, last.said[-3000:]
 

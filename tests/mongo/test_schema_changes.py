@@ -54,7 +54,7 @@ def test_what_was_dropped_renamed_or_replaced_is_so_in_gold(
 ) -> None:
     """Rows go with their collection, and what takes a collection's place is read by a snapshot: the server sends no events.
 
-    What is inserted after a drop stays; under `keep` the rows stay, too. A dropped database is each of its collections dropped.
+    What is inserted after a drop stays; under `keep` the rows stay, too. A dropped database drops each of its collections first.
     """
     kept = {"collection.drop.handling.mode": "keep"}
     journey = Journey(spark, mongodb_uri, database.name, lakehouse, kept=kept)
@@ -82,8 +82,6 @@ def test_what_was_dropped_renamed_or_replaced_is_so_in_gold(
     assert journey.operations().count("drop") >= 3
 
     mongo.drop_database(database.name)
-    database.target.insert_one({"_id": 9, "v": "after"})
-    journey.run()
-    assert journey.gold("target") == {9: "after"}
-    assert (journey.gold("again"), journey.gold("source"), journey.gold("outed")) == ({}, {}, {})
+    capture.run(spark, journey.settings, once=True, sessions=journey.sessions)
     assert "dropDatabase" in journey.operations()
+    assert journey.operations().count("drop") >= 7

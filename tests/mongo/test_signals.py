@@ -86,6 +86,7 @@ def test_the_command_sends_a_signal_that_the_next_start_finds(
         f"  mongodb.connection.string: {mongodb_uri}\n  database.include.list: {database.name}\n"
     )
     monkeypatch.setattr("pipelines.spark.session", lambda *_, **__: spark)
+    monkeypatch.setattr("jobs.log_lines.configure", lambda **_: None)  # it is for a process of its own
     sent = CliRunner().invoke(
         command_line.medallion,
         ["signal", "execute-snapshot", "--config", str(file), "--data-collections", f"{database.name}.orders", "--id", "again"],

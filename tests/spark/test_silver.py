@@ -303,6 +303,7 @@ def test_idle_collections_cost_nothing(hop: Hop, monkeypatch: pytest.MonkeyPatch
     assert registry.silver_position(hop.spark, hop.silver_table("idle")).to == 3
 
 
+@pytest.mark.journey
 def test_continuous_until_stopped(hop: Hop) -> None:
     """Without once, silver and gold go on until they are told to stop, and release what they held."""
     hop.bronze.append({ORDERS: [document(1, 10, "c", v=1)]})

@@ -88,6 +88,7 @@ def test_an_unknown_collection_is_wrong(person: Person) -> None:
         assert f"did you mean {ORDERS}?" in person.says(verb, "--collection", "cases.order", code=2)
 
 
+@pytest.mark.journey
 def test_quarantine_brings_a_corrected_event_back_to_its_place(person: Person, tmp_path: Path) -> None:
     """What could not be read is listed, corrected and replayed; silver and gold end as if it had been right at once."""
     hop = person.hop
