@@ -655,8 +655,7 @@ class _DirectLog:
     def commit(self, file: _ParquetFile | None, *, base: int, metadata: str) -> int:
         """Commit the file, or nothing but the fence, as version `base` + 1, or raise `_VersionTaken` and change nothing."""
         with session_confs(self._spark, {"spark.databricks.delta.maxCommitAttempts": "0"}):
-            self._log.update(False, self._none(), self._none())
-            transaction = self._log.startTransaction(self._none(), self._none())
+            transaction = self._begun()
             if transaction.readVersion() != base:
                 raise _VersionTaken
             try:
@@ -666,9 +665,12 @@ class _DirectLog:
 
     def append(self, file: _ParquetFile) -> None:
         """Commit the file after whatever others committed."""
-        self._log.update(False, self._none(), self._none())
-        transaction = self._log.startTransaction(self._none(), self._none())
-        transaction.commit(self._actions(file, None), self._operation(None))
+        self._begun().commit(self._actions(file, None), self._operation(None))
+
+    def _begun(self) -> Any:
+        """A transaction on the newest version: the log's folder is listed once for it, which is what a long log makes dear."""
+        newest = self._log.update(False, self._none(), self._none())
+        return self._log.startTransaction(self._none(), self._jvm.scala.Option.apply(newest))
 
     def _operation(self, metadata: str | None) -> Any:
         mode = self._jvm.org.apache.spark.sql.SaveMode.Append
