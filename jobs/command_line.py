@@ -353,7 +353,7 @@ def schema(file: _File, collection: str | None, as_json: bool) -> None:
         "collections",
         multiple=True,
         metavar="REGEX",
-        help="Which collections, as a regular expression over database.collection (repeatable).",
+        help="Which collections, as regular expressions over database.collection, with commas (repeatable).",
     ),
     click.option(
         "--type",
@@ -399,6 +399,7 @@ def send_signal(
     import json
     import time
 
+    from cdc_core import values
     from pipelines import signals
 
     asked: dict[str, Any] = {}
@@ -411,12 +412,13 @@ def send_signal(
             raise click.UsageError(f"--data is no JSON: {error}") from error
         if not isinstance(asked, dict):
             raise click.UsageError("--data must be a JSON object")
-    if collections:
-        asked["data-collections"] = list(collections)
+    named = [name.strip() for each in collections for name in values.split_top_level(each, ",") if name.strip()]
+    if named:
+        asked["data-collections"] = named
     if snapshot_type:
         asked["type"] = snapshot_type
     if filter_:
-        asked["additional-conditions"] = [{"data-collection": each, "filter": filter_} for each in collections]
+        asked["additional-conditions"] = [{"data-collection": each, "filter": filter_} for each in named]
     if message is not None:
         asked["message"] = message
     settings, spark = _opened(file, "signal", quiet=True)
