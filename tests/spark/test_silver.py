@@ -275,6 +275,7 @@ def test_ranges_are_bounded(spark: SparkSession, lakehouse: Path) -> None:
     assert [row["v"] for row in hop.rows(ORDERS)] == [9, 10, 11]
 
 
+@pytest.mark.journey
 def test_a_restored_silver_table_goes_on_from_there(hop: Hop) -> None:
     """After RESTORE silver applies again what came after the restored version, and gold follows."""
     hop.bronze.append({ORDERS: [document(1, 10, "c", v=1), document(2, 11, "c", v=1)]})

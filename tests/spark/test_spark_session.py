@@ -172,6 +172,7 @@ def test_spark_submit_without_delta_is_told_which_file_names_it(tmp_path: Path) 
     ]
 
 
+@pytest.mark.journey
 def test_executors_elsewhere_get_a_plain_checkout(tmp_path: Path) -> None:
     """Executors in processes of their own import the packages of a job that runs from a checkout."""
     job = tmp_path / "job.py"

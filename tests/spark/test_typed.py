@@ -222,6 +222,7 @@ def test_what_cannot_be_read(spark: SparkSession) -> None:
     assert rows[11]["unreadable"]
 
 
+@pytest.mark.journey
 def test_deep_and_wide(spark: SparkSession) -> None:
     """A hundred levels and five thousand fields are typed."""
     deep: Any = {"end": 1.5}
