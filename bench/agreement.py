@@ -6,14 +6,12 @@ python -m bench.agreement --operations 20000
 from __future__ import annotations
 
 import argparse
-import tempfile
-import time
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipelines import embedded_mongodb
-from tests import agreement, processes
+from bench import ground
+from cdc_core.properties import CaptureMode
+from tests import agreement
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,25 +21,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rate", type=float, default=0, help="changed documents a second; 0 for as many as go")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="keep everything in this folder")
+    parser.add_argument("--capture-mode", default=CaptureMode.UPDATE_FULL.value, choices=[mode.value for mode in CaptureMode])
     arguments = parser.parse_args(argv)
-    begun = time.monotonic()
-
-    def say(text: str) -> None:
-        print(f"{time.monotonic() - begun:7.1f} s  {text}", flush=True)
-
-    with tempfile.TemporaryDirectory(prefix="medallion-agreement-") as scratch:
-        folder = arguments.keep or Path(scratch)
-        folder.mkdir(parents=True, exist_ok=True)
-        with embedded_mongodb.EmbeddedMongoDB(folder / "mongodb") as server:
-            pipeline = processes.Pipeline(folder, server.uri, f"agreement_{uuid.uuid4().hex[:8]}").write_settings()
-            outcome = agreement.run(
-                pipeline, operations=arguments.operations, seed=arguments.seed, rate=arguments.rate, say=say
-            )
-    print(f"{outcome.events:,} events in bronze, {outcome.documents:,} documents, {outcome.seconds:,.0f} s")
-    for fault, found in outcome.faults.items():
-        print(f"{fault}: {found}")
-    print("each event once, and gold equals the source" if not outcome.faults else "FAULTS: see above")
-    return 1 if outcome.faults else 0
+    source = f"  capture.mode: {arguments.capture_mode}"
+    with ground.trial("agreement", keep=arguments.keep, source=source) as trial:
+        outcome = agreement.run(
+            trial.pipeline, operations=arguments.operations, seed=arguments.seed, rate=arguments.rate, say=trial.say
+        )
+    return ground.verdict(outcome, good="each event once, and gold equals the source")
 
 
 if __name__ == "__main__":

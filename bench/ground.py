@@ -7,7 +7,10 @@ import datetime
 import random
 import string
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from rich.table import Table
 
 from cdc_core import settings
 from pipelines import embedded_mongodb, mongodb
+from tests import kills, processes
 
 SIZES = {"400 B": 400, "1 KB": 1000, "3.6 KB": 3600, "20 KB": 20000}
 
@@ -31,6 +35,41 @@ def server(**options: Any) -> Iterator[str]:
             yield running.uri
         finally:
             running.stop()
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A pipeline of processes with a server of its own, and how to tell how far a trial is."""
+
+    pipeline: processes.Pipeline
+    say: Callable[[str], None]
+
+
+@contextlib.contextmanager
+def trial(name: str, *, keep: Path | None, source: str = "") -> Iterator[Trial]:
+    """A trial in a folder that is gone afterwards, or in `keep`; `source` is more YAML of the settings' source."""
+    begun = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"{time.monotonic() - begun:7.1f} s  {text}", flush=True)
+
+    with tempfile.TemporaryDirectory(prefix=f"medallion-{name}-") as scratch:
+        folder = keep or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        with embedded_mongodb.EmbeddedMongoDB(folder / "mongodb") as running:
+            pipeline = processes.Pipeline(folder, running.uri, f"{name}_{uuid.uuid4().hex[:8]}")
+            yield Trial(pipeline.write_settings(source=source), say)
+
+
+def verdict(outcome: kills.Outcome, *, good: str) -> int:
+    """Print what a trial found; its exit code."""
+    for layer, count in sorted(outcome.kills.items()):
+        print(f"{layer:10} killed {count} times")
+    print(f"{outcome.events:,} events in bronze, {outcome.documents:,} documents, {outcome.seconds:,.0f} s")
+    for fault, found in outcome.faults.items():
+        print(f"{fault}: {found}")
+    print("FAULTS: see above" if outcome.faults else good)
+    return 1 if outcome.faults else 0
 
 
 @contextlib.contextmanager

@@ -23,6 +23,8 @@ from enum import Enum
 
 import pyarrow as pa
 
+from cdc_core import arrow
+
 
 class Kind(str, Enum):
     """What a row is about."""
@@ -101,17 +103,5 @@ SCHEMA = pa.schema(
 STATISTICS = ("offset", "batch", "kind", "db", "collection", "sequence")
 """The columns whose minimum and maximum Delta keeps; the documents are left out, they are large."""
 
-_SPARK_TYPES = {pa.string(): "STRING", pa.int64(): "BIGINT", pa.int32(): "INT"}
-
-
-def spark_type(type_: pa.DataType) -> str:
-    """The Spark SQL name of one of the Arrow types above."""
-    if pa.types.is_list(type_):
-        return f"ARRAY<{spark_type(type_.value_type)}>"
-    if pa.types.is_struct(type_):
-        return f"STRUCT<{', '.join(f'{field.name}: {spark_type(field.type)}' for field in type_)}>"
-    return _SPARK_TYPES[type_]
-
-
-COLUMNS_DDL = ", ".join(f"`{field.name}` {spark_type(field.type)}" for field in SCHEMA)
+COLUMNS_DDL = arrow.columns_ddl(SCHEMA)
 """The same columns as Spark SQL writes them in CREATE TABLE."""

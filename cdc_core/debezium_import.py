@@ -14,7 +14,6 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from cdc_core import errors, properties, settings, unwrap_options, values
 

@@ -139,7 +139,8 @@ class Rows:
         token = event["_id"]["_data"]
         cluster_time = event["clusterTime"]
         namespace = event["ns"]
-        is_heeded = watched is not None and operation == "insert" and watched(namespace["db"], namespace["coll"])
+        is_signal = watched is not None and operation == "insert" and watched(namespace["db"], namespace["coll"])
+        is_heeded = is_signal and SKIPPED not in event
         if includes is not None and not includes(namespace["db"], namespace["coll"]):
             self.filtered += not is_heeded
             return event if is_heeded else None

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from cdc_core import bronze, fold, unwrap_options
+from cdc_core import arrow, bronze, fold, unwrap_options
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -298,7 +298,7 @@ def swept(mark: str, *, keys: DataFrame, columns: Sequence[str] = ("op",)) -> Da
     names = ("key", "sequence", "offset", "after", *columns)
     return keys.select(
         *(
-            values.get(name, F.lit(None)).cast(bronze.spark_type(bronze.SCHEMA.field(name).type)).alias(name)
+            values.get(name, F.lit(None)).cast(arrow.spark_type(bronze.SCHEMA.field(name).type)).alias(name)
             for name in names
         ),
         F.lit(None).cast("string").alias("partial_sequence"),
@@ -342,10 +342,10 @@ _BARE = ("op", "ts_ms", "before", "after", "source", "transaction", "updateDescr
 def _added(field: unwrap_options.AddedField) -> Added:
     struct = _STRUCTS.get(field.struct)
     if struct is not None and struct.get_field_index(field.field) >= 0:
-        type_ = bronze.spark_type(struct.field(field.field).type)
+        type_ = arrow.spark_type(struct.field(field.field).type)
         return _rendered(field.name, type_, F.col(f"{field.struct}.{field.field}"))
     if field.field in _BARE:
-        return _rendered(field.name, bronze.spark_type(bronze.SCHEMA.field(field.field).type), F.col(field.field))
+        return _rendered(field.name, arrow.spark_type(bronze.SCHEMA.field(field.field).type), F.col(field.field))
     return Added(field.name, "STRING", F.lit(None).cast("string"))
 
 

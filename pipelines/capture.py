@@ -3,7 +3,8 @@
     reader thread     change stream ─→ raw batches ─→ bounded queue
     main thread       queue ─→ rows (decode, number, encode) ─→ at most one full commit waiting
     committer thread  rows ─→ Parquet ─→ one Delta commit
-    snapshot thread   chunks from executors ─→ commits in between (`pipelines.snapshot`)
+    snapshot thread   chunks from executors ─→ commits in between (`pipelines.snapshots`)
+    signals thread    a file, a table ─→ what the snapshot thread is asked for (`pipelines.signals`)
 
 The position is in the table (`pipelines.bronze`): after `kill -9` at any instant the next start reads it there and goes
 on behind it. A first start commits the stream's token before anything is read, so that a snapshot's stream begins
@@ -34,6 +35,7 @@ from cdc_core import (
     events,
     field_filters,
     filters,
+    notifications,
     resume_token,
     signals,
     snapshot_mode,
@@ -219,7 +221,7 @@ class _Capture:
         self._has_polled = threading.Event()
         self._planned_count = self._begun_count = 0
         self._told_taken: set[str] = set()
-        self._resumed: list[snapshot_state.State] = []
+        self._states: list[snapshot_state.State] = []
         self._parent = sparks.submitter()
 
     def run(self, *, once: bool, take_over: bool) -> CaptureResult:
@@ -399,10 +401,8 @@ class _Capture:
     def _unfinished(self) -> snapshot_state.State | None:
         """The initial snapshot that was not read to its end; those that signals asked for are taken up again at once."""
         assert self._log is not None
-        found = snapshot_state.states(bronze.snapshot_heartbeats(self.spark, self._log.table))
-        asked = [state for state in found if state.kind is not snapshot_state.Kind.INITIAL]
-        self._resumed = [state for state in asked if not state.is_done]
-        initial = [state for state in found if state.kind is snapshot_state.Kind.INITIAL]
+        self._states = list(snapshot_state.states(bronze.snapshot_heartbeats(self.spark, self._log.table)))
+        initial = [state for state in self._states if state.kind is snapshot_state.Kind.INITIAL]
         return initial[-1] if initial and not initial[-1].is_done else None
 
     def _note_other_stream(self) -> None:
@@ -415,7 +415,7 @@ class _Capture:
         if self._source.snapshot_mode is SnapshotMode.NO_DATA:
             return
         known = {f"{db}.{name}" for db, name in bronze.captured_collections(self.spark, self._log.table)}
-        for state in snapshot_state.states(bronze.snapshot_heartbeats(self.spark, self._log.table)):
+        for state in self._states:
             known.update(state.planned)
         new = [name for name in self._planned().planned if name not in known]
         if new:
@@ -478,8 +478,10 @@ class _Capture:
             self._snapshots.add(state)
         else:
             self.metrics.snapshot.is_skipped = self.metrics.snapshot.taken is None
-        for resumed in self._resumed:
-            self._snapshots.add(resumed, is_new=False)
+            self._notifier.tell(notifications.INITIAL, notifications.Type.SKIPPED, id_=_new_id())
+        for asked in self._states:
+            if asked.kind is not snapshot_state.Kind.INITIAL and not asked.is_done:
+                self._snapshots.add(asked, is_new=False)
         self._start("capture-snapshot", self._snapshots.run)
 
     def _taking(self, state: snapshot_state.State, controls: snapshot.Controls) -> snapshot.Snapshot | None:

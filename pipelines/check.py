@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cdc_core import errors, filters, tables
 from cdc_core.settings import Settings
-from pipelines import delta, mongodb, report, source
+from pipelines import delta, local_table, mongodb, report, source
 
 class Verdict(enum.Enum):
     """What an answer means."""
@@ -78,7 +78,7 @@ def _settings(settings: Settings) -> Iterator[Finding]:
 
 def _lakehouse(settings: Settings) -> Iterator[Finding]:
     layout = delta.layout(settings.lakehouse)
-    folder = delta.local_folder(layout.bronze(settings.name))
+    folder = local_table.folder(layout.bronze(settings.name))
     if folder is None:
         yield Finding("lakehouse", Verdict.FINE, layout.bronze(settings.name).label)
         return

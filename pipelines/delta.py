@@ -18,7 +18,6 @@ import itertools
 import json
 import os
 import platform
-import re
 import shutil
 import threading
 import time
@@ -35,12 +34,15 @@ import pyarrow.parquet as pq
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-from cdc_core import claims, errors, tables
+from cdc_core import arrow, claims, errors, tables
+from pipelines import local_table
+from pipelines.local_table import Commit
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_COMMIT_FILE = re.compile(r"[0-9]{20}\.json")
+FACTS = {"delta.appendOnly": "true", "delta.enableDeletionVectors": "false"}
+"""Properties of a table that only ever grows by a few rows."""
 
 APP_ID = "mongo-medallion"
 """The one `txnAppId` of every table's commits: a fence, never a position."""
@@ -80,19 +82,6 @@ _CONFLICT_CLASSES = (
 )
 
 
-@dataclass(frozen=True)
-class Commit:
-    """One entry of a table's history: version, milliseconds since 1970, and our metadata where it is ours.
-
-    `restored` is the version that the commit brought back, for a RESTORE; None for every other operation.
-    """
-
-    version: int
-    timestamp_ms: int
-    metadata: dict[str, Any] | None
-    restored: int | None = None
-
-
 def layout(lakehouse: Any) -> tables.Layout:
     """The layout of the settings' lakehouse; a relative root is relative to the working directory."""
     return tables.Layout(lakehouse.root, lakehouse.catalog, lakehouse.schema_prefix).under(os.getcwd())
@@ -100,10 +89,9 @@ def layout(lakehouse: Any) -> tables.Layout:
 
 def exists(spark: SparkSession, table: tables.TableRef) -> bool:
     """Whether a Delta table lies there."""
-    local = local_folder(table)
-    if local is not None:
-        log = local / "_delta_log"
-        return log.is_dir() and any(log.glob("[0-9]*.json"))
+    folder = local_table.folder(table)
+    if folder is not None:
+        return local_table.exists(folder)
     try:
         spark.sql(f"DESCRIBE HISTORY {table} LIMIT 1").collect()
     except SPARK_ERRORS as error:
@@ -160,7 +148,7 @@ UNBORN_AFTER = 3
 
 def _remove_unborn(table: tables.TableRef) -> None:
     """What a process that was killed while it made the table left in its log: hidden files, and no commit."""
-    folder = local_folder(table)
+    folder = local_table.folder(table)
     if folder is None:
         return
     log = folder / "_delta_log"
@@ -209,35 +197,19 @@ def check_ours(spark: SparkSession, table: tables.TableRef) -> None:
 
 def properties(spark: SparkSession, table: tables.TableRef) -> dict[str, str]:
     """The table's properties; on a local file system from the log, where its last commits say them."""
-    folder = local_folder(table)
-    found = None if folder is None else _logged_properties(folder)
+    folder = local_table.folder(table)
+    found = None if folder is None else local_table.properties(folder)
     if found is not None:
         return found
     with _translating(table):
         return {row.key: row.value for row in spark.sql(f"SHOW TBLPROPERTIES {table}").collect()}
 
 
-LOGGED_COMMITS = 20
-
-
-def _logged_properties(folder: Path) -> dict[str, str] | None:
-    """What the newest metadata action among the last commits says; None where none of them holds one."""
-    for name in _commit_files(folder)[:LOGGED_COMMITS]:
-        try:
-            lines = (folder / "_delta_log" / name).read_text("utf-8").split("\n")
-        except FileNotFoundError:
-            return None
-        for line in lines:
-            if line.startswith('{"metaData"'):
-                return dict(json.loads(line)["metaData"].get("configuration") or {})
-    return None
-
-
 def history(spark: SparkSession, table: tables.TableRef, *, limit: int | None = None) -> list[Commit]:
     """The newest commits, newest first; on a local file system from the log itself, which takes no Spark job."""
-    folder = local_folder(table)
+    folder = local_table.folder(table)
     if folder is not None and (folder / "_delta_log").is_dir():
-        return list(itertools.islice(_logged_commits(folder), limit))
+        return list(itertools.islice(local_table.commits(folder), limit))
     suffix = "" if limit is None else f" LIMIT {limit}"
     with _translating(table):
         rows = (
@@ -254,31 +226,6 @@ def history(spark: SparkSession, table: tables.TableRef, *, limit: int | None = 
         )
         for row in rows
     ]
-
-
-def _logged_commits(folder: Path) -> Iterator[Commit]:
-    """The commits that a table's log holds as JSON, newest first."""
-    for name in _commit_files(folder):
-        try:
-            with open(folder / "_delta_log" / name, encoding="utf-8") as lines:
-                info = next((json.loads(line)["commitInfo"] for line in lines if line.startswith('{"commitInfo"')), {})
-        except FileNotFoundError:  # cleaned up meanwhile: the log goes back no further
-            return
-        restored = info.get("operationParameters", {}).get("version") if info.get("operation") == "RESTORE" else None
-        yield Commit(
-            int(name[:20]),
-            info.get("timestamp", 0),
-            claims.parsed(info.get("userMetadata")),
-            None if restored is None else int(restored),
-        )
-
-
-def _commit_files(folder: Path) -> list[str]:
-    """The names of the log's commits that are there as JSON, newest first; none where there is no log."""
-    with contextlib.suppress(FileNotFoundError):
-        names = (entry.name for entry in os.scandir(folder / "_delta_log"))
-        return sorted((name for name in names if _COMMIT_FILE.fullmatch(name)), reverse=True)
-    return []
 
 
 def version(spark: SparkSession, table: tables.TableRef) -> int:
@@ -327,7 +274,7 @@ def append_rows(spark: SparkSession, table: tables.TableRef, rows: pa.Table) -> 
     if log is None:
         spark.createDataFrame(rows).coalesce(1).writeTo(str(table)).append()
         return
-    folder = local_folder(table)
+    folder = local_table.folder(table)
     assert folder is not None
     file = _ParquetFile.write(folder, rows, statistics=(), table=table)
     try:
@@ -335,6 +282,29 @@ def append_rows(spark: SparkSession, table: tables.TableRef, rows: pa.Table) -> 
     except BaseException:
         file.discard()
         raise
+
+
+def note(
+    spark: SparkSession,
+    table: tables.TableRef,
+    rows: Sequence[Mapping[str, object]],
+    schema: pa.Schema,
+    *,
+    properties: Mapping[str, str] | None = None,
+) -> None:
+    """Append a few facts to a table of them, which is made where there is none."""
+    create(spark, table, columns=arrow.columns_ddl(schema), properties=properties)
+    append_rows(spark, table, pa.Table.from_pylist([dict(row) for row in rows], schema=schema))
+
+
+def rows(spark: SparkSession, table: tables.TableRef, schema: pa.Schema) -> pa.Table:
+    """All rows of a table of facts, in no order, as `schema` has its columns."""
+    folder = local_table.folder(table)
+    found = None if folder is None else local_table.rows(folder, schema)
+    if found is not None:
+        return found
+    with _translating(table):
+        return local_table.aligned(spark.table(str(table)).toArrow(), schema)
 
 
 class Writer:
@@ -568,7 +538,7 @@ class Writer:
         )
 
     def _folder(self) -> Path:
-        folder = local_folder(self.table)
+        folder = local_table.folder(self.table)
         assert folder is not None
         return folder
 
@@ -708,22 +678,13 @@ class _DirectLog:
 
 
 def _direct_log(spark: SparkSession, table: tables.TableRef) -> _DirectLog | None:
-    folder = local_folder(table)
+    folder = local_table.folder(table)
     if folder is None:
         return None
     try:
         return _DirectLog(spark, folder)
     except Exception:  # another Delta, another runtime, Connect: whatever is missing, Spark's append is there
         return None
-
-
-def local_folder(table: tables.TableRef) -> Path | None:
-    """The folder of a path table on a file system that this process sees, or None."""
-    if table.path is None:
-        return None
-    if table.path.startswith("file:"):
-        return Path("/" + table.path[len("file:") :].lstrip("/"))
-    return Path(table.path) if table.path.startswith("/") and not table.path.startswith("/Volumes/") else None
 
 
 @contextmanager
@@ -754,7 +715,8 @@ FEW_BYTES = 32 * 1024 * 1024
 
 def are_small(*touched: tables.TableRef) -> bool:
     """Whether all of these tables are known to be small; only on a local file system, where the log tells it without a job."""
-    return all(_is_small(table) for table in touched)
+    folders = [local_table.folder(table) for table in touched]
+    return all(folder is not None and local_table.is_smaller(folder, FEW_BYTES) for folder in folders)
 
 
 def computed(df: DataFrame) -> DataFrame:
@@ -766,20 +728,6 @@ def release(df: DataFrame) -> None:
     """Let go of `computed` rows now, and not when somebody collects garbage."""
     with contextlib.suppress(Exception):  # over Spark Connect the server does it
         df._jdf.queryExecution().analyzed().rdd().unpersist(False)
-
-
-def _is_small(table: tables.TableRef) -> bool:
-    folder = local_folder(table)
-    if folder is None:
-        return False
-    newest = next(iter(_commit_files(folder)), None)
-    if newest is None:
-        return True
-    try:
-        checksum = json.loads((folder / "_delta_log" / newest).with_suffix(".crc").read_text("utf-8"))
-    except (OSError, ValueError):
-        return False
-    return bool(checksum.get("tableSizeBytes", FEW_BYTES) < FEW_BYTES)
 
 
 def optimize(spark: SparkSession, table: tables.TableRef, *, metadata: str) -> None:

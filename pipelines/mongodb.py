@@ -748,7 +748,7 @@ def _refused_at_handshake(error: driver.ServerSelectionTimeoutError) -> bool:
 
 
 def _first_line(error: BaseException) -> str:
-    return _safe(error).splitlines()[0][:300]
+    return _safe(error).partition(", full error: ")[0].splitlines()[0][:300]
 
 
 def _safe(error: BaseException) -> str:

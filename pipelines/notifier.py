@@ -36,11 +36,6 @@ SCHEMA = pa.schema(
     ]
 )
 """Debezium's notification, beside the pipeline's name."""
-COLUMNS_DDL = (
-    "`name` STRING, `id` STRING, `aggregate_type` STRING, `type` STRING, `additional_data` MAP<STRING, STRING>, "
-    "`timestamp` BIGINT"
-)
-PROPERTIES = {"delta.appendOnly": "true", "delta.enableDeletionVectors": "false"}
 
 
 @dataclass
@@ -87,8 +82,7 @@ class Notifier:
         ]
         table = delta.layout(self.settings.lakehouse).ops("notifications")
         try:
-            delta.create(self.spark, table, columns=COLUMNS_DDL, properties=PROPERTIES)
-            delta.append_rows(self.spark, table, pa.Table.from_pylist(rows, schema=SCHEMA))
+            delta.note(self.spark, table, rows, SCHEMA, properties=delta.FACTS)
         except errors.MedallionError:
             with self._lock:
                 self._waiting = waiting + self._waiting

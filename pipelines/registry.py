@@ -7,6 +7,7 @@ bronze: noting one twice changes nothing, and a lost table is found again from b
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,7 +20,6 @@ from pipelines import delta
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-COLUMNS_DDL = "`db` STRING, `collection` STRING, `batch` BIGINT"
 SCHEMA = pa.schema([("db", pa.string()), ("collection", pa.string()), ("batch", pa.int64())])
 PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "50"}
 
@@ -53,16 +53,15 @@ def read(spark: SparkSession, table: tables.TableRef) -> Known:
     if not delta.exists(spark, table):
         return Known()
     delta.check_ours(spark, table)
-    rows = spark.sql(f"SELECT db, collection, max(batch) AS batch FROM {table} GROUP BY 1, 2 ORDER BY 1, 2").collect()
-    found = tuple(Namespace(row.db, row.collection) for row in rows if row.db is not None)
-    return Known(max((row.batch for row in rows), default=0), found)
+    rows = delta.rows(spark, table, SCHEMA).to_pylist()
+    found = sorted({(row["db"], row["collection"]) for row in rows if row["db"] is not None})
+    return Known(max((row["batch"] for row in rows), default=0), tuple(itertools.starmap(Namespace, found)))
 
 
 def note(spark: SparkSession, table: tables.TableRef, *, new: Sequence[Namespace], discovered: int) -> None:
     """Note new collections, and that there is no other up to the batch `discovered`."""
     rows = [(namespace.db, namespace.collection, discovered) for namespace in new] or [(None, None, discovered)]
-    delta.create(spark, table, columns=COLUMNS_DDL, properties=PROPERTIES)
-    delta.append_rows(spark, table, pa.Table.from_pylist([dict(zip(SCHEMA.names, row)) for row in rows], SCHEMA))
+    delta.note(spark, table, [dict(zip(SCHEMA.names, row)) for row in rows], SCHEMA, properties=PROPERTIES)
 
 
 def chosen(spark: SparkSession, layout: tables.Layout, collection: str | None) -> tuple[Namespace, ...]:

@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from cdc_core import (
+    arrow,
     column_names,
     document_schema,
     tables,
@@ -30,18 +31,13 @@ from pipelines import closer_look, delta
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-COLUMNS = (
-    "collection STRING, version BIGINT, batch BIGINT, path STRING, change STRING, "
-    "`from` STRING, `to` STRING, seen_at STRING, schema STRING, generation STRING"
-)
+_NAMES = ("collection", "version", "batch", "path", "change", "from", "to", "seen_at", "schema", "generation")
+SCHEMA = pa.schema([(name, pa.int64() if name in ("version", "batch") else pa.string()) for name in _NAMES])
 """Columns of `ops/schemas`: a row a change; the first row of a version holds the whole schema as JSON.
 
 `generation` is what the rebuild called the silver table that the version is of, null before any: a schema counts as
 soon as the table's own commit names its generation, and never before.
 """
-
-_NAMES = ("collection", "version", "batch", "path", "change", "from", "to", "seen_at", "schema", "generation")
-SCHEMA = pa.schema([(name, pa.int64() if name in ("version", "batch") else pa.string()) for name in _NAMES])
 
 _MARKS = ("sequence", "__sequence", "offset")
 
@@ -154,15 +150,14 @@ def newest(spark: SparkSession, table: tables.TableRef) -> list[tuple[str, Kept]
     """The newest schema of each collection, and of each generation of its table."""
     if not delta.exists(spark, table):
         return []
-    rows = (
-        facts(spark, table)
-        .where("schema IS NOT NULL")
-        .groupBy("collection", "generation")
-        .agg(F.max_by(F.struct("version", "schema"), "version").alias("last"))
-        .collect()
-    )
+    last: dict[tuple[str, str], tuple[int, str]] = {}
+    for row in delta.rows(spark, table, SCHEMA).to_pylist():
+        if row["schema"] is not None:
+            of = (row["collection"], row["generation"] or "")
+            last[of] = max(last.get(of, (0, "")), (row["version"], row["schema"]))
     return [
-        (row.collection, Kept(row.last.version, DocumentSchema.from_json(row.last.schema), row.generation)) for row in rows
+        (collection, Kept(version, DocumentSchema.from_json(text), generation))
+        for (collection, generation), (version, text) in last.items()
     ]
 
 
@@ -195,7 +190,7 @@ def append(
     """
     if not evolution.changes:
         return
-    delta.create(spark, table, columns=COLUMNS)
+    delta.create(spark, table, columns=arrow.columns_ddl(SCHEMA))
     if generation and "generation" not in spark.table(str(table)).columns:
         spark.sql(f"ALTER TABLE {table} ADD COLUMNS (generation STRING)")
     rows = [
@@ -213,4 +208,4 @@ def append(
         )
         for number, change in enumerate(evolution.changes)
     ]
-    delta.append_rows(spark, table, pa.Table.from_pylist([dict(zip(SCHEMA.names, row)) for row in rows], SCHEMA))
+    delta.note(spark, table, [dict(zip(_NAMES, row)) for row in rows], SCHEMA)

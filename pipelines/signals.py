@@ -38,8 +38,6 @@ SCHEMA = pa.schema(
     ]
 )
 """`row` is unique, `name` the pipeline that is meant, `ts_ms` when it was sent; the others are the signal's."""
-COLUMNS_DDL = "`row` STRING, `name` STRING, `id` STRING, `type` STRING, `data` STRING, `ts_ms` BIGINT"
-PROPERTIES = {"delta.appendOnly": "true", "delta.enableDeletionVectors": "false"}
 
 
 @dataclass(frozen=True)
@@ -178,7 +176,6 @@ def send(
     except signals.Refused as error:
         raise errors.SettingsError(errors.Problem("signal", str(error))) from error
     table = delta.layout(settings.lakehouse).ops("signals")
-    delta.create(spark, table, columns=COLUMNS_DDL, properties=PROPERTIES)
     row = {
         "row": uuid.uuid4().hex,
         "name": settings.name,
@@ -187,5 +184,5 @@ def send(
         "data": json.dumps(data),
         "ts_ms": ts_ms,
     }
-    delta.append_rows(spark, table, pa.Table.from_pylist([row], schema=SCHEMA))
+    delta.note(spark, table, [row], SCHEMA, properties=delta.FACTS)
     return signal

@@ -152,15 +152,14 @@ class _Silver:
         return bool(work.counts.events or work.sweeps or is_far)
 
     def _works(self, to: int) -> list[silver_collection.Work]:
-        """One `Work` a collection; two queries over bronze, however many collections there are."""
+        """One `Work` a collection; one query over bronze, however many collections there are."""
         discovered = self.discovered or 0
         start = min([discovered, *map(self._start, self.known)])
         if start >= to:
             return []
         span = reduce.Range(start, to)
-        counts = self._counts(span)
+        counts, sweeps = self._surveyed(span)
         self._note([namespace for namespace in counts if namespace not in self.known], to)
-        sweeps = silver_collection.sweeps(self.spark, self.bronze, span)
         works = [
             silver_collection.Work(
                 namespace,
@@ -200,14 +199,15 @@ class _Silver:
     def _position(self, namespace: registry.Namespace) -> registry.SilverPosition:
         return registry.silver_position(self.spark, self._table(namespace))
 
-    def _counts(self, span: reduce.Range) -> dict[registry.Namespace, silver_collection.Counts]:
-        """What each collection has in the span, each from its own position on."""
+    def _surveyed(
+        self, span: reduce.Range
+    ) -> tuple[dict[registry.Namespace, silver_collection.Counts], tuple[reduce.Sweep, ...]]:
+        """What each collection has in the span, each from its own position on, and the sweeps of all."""
         starts = {namespace: self._start(namespace) for namespace in self.known}
         ahead = {namespace: start for namespace, start in starts.items() if start > span.after}
         start = " ".join(f"WHEN {namespace.predicate} THEN {to}" for namespace, to in ahead.items())
-        own = f" AND batch > CASE {start} ELSE {span.after} END" if ahead else ""
-        events = self.spark.table(str(self.bronze)).where(f"{span.predicate} AND {silver_collection.ABOUT}{own}")
-        return silver_collection.counted(events)
+        own = f"batch > CASE {start} ELSE {span.after} END" if ahead else "true"
+        return silver_collection.surveyed(self.spark, self.bronze, span, own=own)
 
     def _table(self, namespace: registry.Namespace) -> tables.TableRef:
         return self.layout.silver(namespace.db, namespace.collection)
@@ -219,7 +219,6 @@ class _Silver:
         few = work.counts.events <= silver_collection.SMALL and delta.are_small(self._table(work.namespace))
         with delta.session_confs(spark, delta.INTERPRETED if few else {}):
             collection = self._collection(spark, work)
-            collection.is_few = few
             self.known[work.namespace] = reached = collection.applied(work, stop=self.stop)
         if collection.options.on_conflict is OnConflict.RETYPE:
             after = work.position.to if work.namespace in self.retyped else 0

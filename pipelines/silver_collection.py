@@ -16,7 +16,7 @@ from cdc_core.settings import OnGone
 from pipelines import delta, quarantine, registry, schemas
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, Row, SparkSession
 
     from cdc_core.settings import CollectionSettings, Settings
 
@@ -51,6 +51,8 @@ MANY = 2_000_000
 
 ABOUT = f"kind IN ({', '.join(merge.literal(kind) for kind in reduce.KINDS)})"
 """The rows of bronze that are about one document, as SQL."""
+
+_CALLS_FOR_SWEEP = """(kind = 'heartbeat' AND payload LIKE '%"completed"%') OR (kind = 'schema_change' AND sequence IS NOT NULL)"""
 
 _PARTIAL = "(op = 'u' AND `after` IS NULL)"
 _LOOKED_FOR = {
@@ -97,19 +99,38 @@ class Counts:
 
 def counted(events: DataFrame) -> dict[registry.Namespace, Counts]:
     """The counts of each collection among bronze's rows."""
-    rows = (
-        events.groupBy("db", "collection")
-        .agg(
-            F.count("*").alias("events"),
-            F.count_if(F.col("op") == bronze.Op.DELETE.value).alias("deletes"),
-            F.min("sequence").alias("low"),
-            F.max("sequence").alias("high"),
-            F.min("key").alias("first_key"),
-            F.max("key").alias("last_key"),
-        )
+    rows = events.groupBy("db", "collection").agg(*_counting()).collect()
+    return {registry.Namespace(row.db, row.collection): _counts(row.asDict()) for row in rows}
+
+
+def surveyed(
+    spark: SparkSession, bronze_table: tables.TableRef, span: reduce.Range, *, own: str = "true"
+) -> tuple[dict[registry.Namespace, Counts], tuple[reduce.Sweep, ...]]:
+    """What a span of batches holds of each collection, and the sweeps that it calls for, in its order.
+
+    One query, however many collections there are; `own` chooses among the events, as SQL.
+    """
+    rows = spark.table(str(bronze_table)).where(f"{span.predicate} AND (({ABOUT} AND {own}) OR {_CALLS_FOR_SWEEP})")
+    is_event = F.expr(ABOUT)
+    told = F.struct("offset", "kind", "batch", "db", "collection", "sequence", "payload")
+    found = (
+        rows.groupBy(is_event.alias("is_event"), "db", "collection")
+        .agg(*_counting(), F.collect_list(F.when(~is_event, told)).alias("told"))
         .collect()
     )
-    return {registry.Namespace(row.db, row.collection): _counts(row.asDict()) for row in rows}
+    counts = {registry.Namespace(row.db, row.collection): _counts(row.asDict()) for row in found if row.is_event}
+    return counts, _sweeps(sorted((each for row in found for each in row.told), key=lambda each: each.offset))
+
+
+def _counting() -> list[Column]:
+    return [
+        F.count("*").alias("events"),
+        F.count_if(F.col("op") == bronze.Op.DELETE.value).alias("deletes"),
+        F.min("sequence").alias("low"),
+        F.max("sequence").alias("high"),
+        F.min("key").alias("first_key"),
+        F.max("key").alias("last_key"),
+    ]
 
 
 def _counts(row: dict[str, Any]) -> Counts:
@@ -129,12 +150,8 @@ def bounded(found: DataFrame, *, span: reduce.Range, limit: int) -> tuple[reduce
     return reduce.ranges(((row.batch, row["count"]) for row in batches), span=span, limit=limit)
 
 
-def sweeps(spark: SparkSession, bronze_table: tables.TableRef, span: reduce.Range) -> tuple[reduce.Sweep, ...]:
-    """The sweeps of all collections that a span of batches calls for, in its order: snapshots' ends, drops and renames."""
-    about = f"(kind = 'heartbeat' AND payload LIKE '%\"completed\"%') OR (kind = 'schema_change' AND sequence IS NOT NULL)"
-    columns = ("offset", "kind", "batch", "db", "collection", "sequence", "payload")
-    rows = spark.table(str(bronze_table)).where(f"{span.predicate} AND ({about})").select(*columns).collect()
-    rows.sort(key=lambda row: row.offset)
+def _sweeps(rows: Sequence[Row]) -> tuple[reduce.Sweep, ...]:
+    """The sweeps that rows call for: snapshots' ends, drops and renames."""
     ends = reduce.sweeps((row.batch, row.payload) for row in rows if row.kind == bronze.Kind.HEARTBEAT.value)
     changes = reduce.schema_sweeps(
         (row.batch, row.db, row.collection, row.sequence, row.payload)
@@ -194,7 +211,6 @@ class Collection:
     writer: delta.Writer
     schema: schemas.Kept
     is_new: bool
-    is_few: bool = False
     columns: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -321,7 +321,7 @@ class Snapshot:
             self._filter(collection.namespace),
             None if self.fields is None else self.fields(collection.db, collection.name),
         )
-        for _ in range(ATTEMPTS):
+        for attempt in range(ATTEMPTS):
             reply = self.spark.range(1, numPartitions=1).mapInArrow(functools.partial(read_on_executor, spec), REPLY)
             answer = reply.toArrow().to_pylist()[0]
             meta = json.loads(answer["meta"])
@@ -333,7 +333,12 @@ class Snapshot:
                 case "expired":
                     spec = replace(spec, max_bytes=max(1, spec.max_bytes // 2))
                 case _:
-                    raise _error_from(meta)
+                    error = _error_from(meta)
+                    # An election takes seconds: it is no reason to start the capture over.
+                    if not isinstance(error, errors.SourceUnreachable) or attempt == ATTEMPTS - 1:
+                        raise error
+                    if self.stopped.wait(2.0**attempt):
+                        raise error
         raise errors.SourceUnreachable(
             f"the snapshot of {collection.namespace}: the server gave up a chunk {ATTEMPTS} times; "
             "start again, it goes on where it was"

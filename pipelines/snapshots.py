@@ -10,10 +10,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from cdc_core import notifications
 from cdc_core.snapshot_state import Kind, State
-from pipelines import metrics, notifier, snapshot
+from pipelines import snapshot
+
+if TYPE_CHECKING:
+    from pipelines import metrics, notifier
 
 IDLE_WAIT = 0.5
 

@@ -97,10 +97,10 @@ def _description(event: Mapping[str, Any]) -> dict[str, Any] | None:
         "updatedFields": text(event.get("update", {})),
         "removedFields": event.get("removed", []),
         "truncatedArrays": event.get("truncated", []),
-        "disambiguatedPaths": None,
+        "disambiguatedPaths": text(event.get("disambiguated")),
     }
 
 
 def text(document: object) -> str | None:
-    """A document as bronze holds it."""
-    return None if document is None else orjson.dumps(document).decode()
+    """A document as bronze holds it; what is text already stays."""
+    return document if document is None or isinstance(document, str) else orjson.dumps(document).decode()

@@ -15,7 +15,6 @@ import contextlib
 import enum
 import functools
 import json
-import lzma
 import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,6 +29,7 @@ from cdc_core import debezium_import, debezium_json, events, settings
 from cdc_core.debezium_json import Dialect
 from pipelines import mongodb
 from tests import captured
+from tests import recorded as lines_of
 from tests.connector_workload import IDS, REFUSED_IDS, Workload
 
 CASES = Path(__file__).resolve().parents[1] / "cases" / "envelopes"
@@ -112,12 +112,7 @@ RUNS = [Run(name, **given) for name, given in json.loads((CASES / "connectors.js
 
 @functools.cache
 def recorded() -> dict[str, list[Event]]:
-    found: dict[str, list[Event]] = collections.defaultdict(list)
-    with lzma.open(CASES / "events.jsonl.xz", "rt", encoding="utf-8") as lines:
-        for line in lines:
-            event = json.loads(line)
-            found[event.pop("run")].append(event)
-    return found
+    return lines_of.by("run", CASES / "events.jsonl.xz")
 
 
 # --- capturing -------------------------------------------------------------------------------------------------------

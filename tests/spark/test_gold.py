@@ -118,8 +118,8 @@ def test_duckdb_reads_it(published: tables.TableRef) -> None:
     import deltalake
     import duckdb
 
-    things = deltalake.DeltaTable(published.path).to_pyarrow_table()  # noqa: F841  (DuckDB finds it by its name)
-    found = duckdb.sql("SELECT _id, long, nested.a.b, nested.list[2].c FROM things ORDER BY __key").fetchall()
+    things = duckdb.from_arrow(deltalake.DeltaTable(published.path).to_pyarrow_table())
+    found = things.query("things", "SELECT _id, long, nested.a.b, nested.list[2].c FROM things ORDER BY __key").fetchall()
     assert found == [("65f0c0ffee0123456789abcd", 5000000000, 1, "y"), ("c", None, None, None)]
 
 

@@ -87,7 +87,6 @@ VALUES = st.recursive(
     max_leaves=8,
 )
 DOCUMENT = st.dictionaries(NAMES, VALUES, max_size=5)
-RELAXED = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 HISTORY = st.lists(DOCUMENT, max_size=6)
 
 
@@ -104,14 +103,12 @@ def same_type(one: document_schema.ColumnType, other: document_schema.ColumnType
             return one == other
 
 
-@RELAXED
 @hypothesis.given(HISTORY)
 def test_batches_do_not_matter(history: list[Any]) -> None:
     """The types are the same whether documents are joined one by one or all at once."""
     assert same_type(joined(history).struct, together(history).struct)
 
 
-@RELAXED
 @hypothesis.given(HISTORY)
 def test_a_second_join_changes_nothing(history: list[Any]) -> None:
     """Joining what a schema has already seen gives no change."""
@@ -121,7 +118,6 @@ def test_a_second_join_changes_nothing(history: list[Any]) -> None:
         assert (again, changes) == (schema, ())
 
 
-@RELAXED
 @hypothesis.given(HISTORY, DOCUMENT)
 def test_everything_is_somewhere(history: list[Any], document: Any) -> None:
     """Every value of any document is in its column or rescued, under any schema."""
@@ -161,7 +157,6 @@ def lost(
             return []
 
 
-@RELAXED
 @hypothesis.given(HISTORY)
 def test_json_round_trip(history: list[Any]) -> None:
     """A schema is read back from its JSON as it was."""

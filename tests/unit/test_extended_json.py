@@ -140,7 +140,7 @@ _values = st.recursive(
 _documents = _documents_of(_values)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(_documents)
 def test_any_document_comes_back_byte_for_byte(raw: bytes) -> None:
     """BSON to text to BSON gives the same bytes for everything that JSON can say, and nothing is flagged."""
@@ -149,7 +149,7 @@ def test_any_document_comes_back_byte_for_byte(raw: bytes) -> None:
     assert extended_json.loads(encoded.text) == raw
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(_documents)
 def test_any_reader_of_extended_json_takes_the_text(raw: bytes) -> None:
     """The driver's own reader, and a plain JSON parser, read every text that is written."""
@@ -158,7 +158,7 @@ def test_any_reader_of_extended_json_takes_the_text(raw: bytes) -> None:
     orjson.loads(text)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(_documents)
 def test_both_ways_of_writing_agree(raw: bytes) -> None:
     """A document that takes the fast way has the text that the element by element reading gives it."""
@@ -168,7 +168,7 @@ def test_both_ways_of_writing_agree(raw: bytes) -> None:
     assert extended_json.dumps_value(value) == by_elements
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(_documents)
 def test_parsed_text_is_read_like_the_text(raw: bytes) -> None:
     """`unwrapped` of parsed text gives what `loads_value` gives, wherever no field name is repeated."""
@@ -178,7 +178,7 @@ def test_parsed_text_is_read_like_the_text(raw: bytes) -> None:
         assert repr(extended_json.unwrapped(orjson.loads(text))) == repr(value)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(_documents, st.data())
 def test_bytes_that_are_no_document_raise_one_error(raw: bytes, data: st.DataObject) -> None:
     """Cut or altered bytes either are another document or raise ValueError; nothing else ever comes out."""
@@ -223,7 +223,7 @@ def test_decimals_that_are_not_canonical_are_their_value() -> None:
         assert extended_json.dumps(document(element(0x13, bid))) == b'{"a":{"$numberDecimal":"0"}}'
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.binary(min_size=16, max_size=16))
 def test_decimals_are_spelled_as_the_driver_spells_them(bid: bytes) -> None:
     """Any sixteen bytes have the text that the driver gives them."""

@@ -11,7 +11,6 @@ import collections
 import enum
 import functools
 import json
-import lzma
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -21,6 +20,7 @@ import pytest
 from cdc_core import debezium_json, document_schema, unwrap, unwrap_options
 from cdc_core.document_schema import Array, Scalar, Struct
 from cdc_core.unwrap_options import ArrayEncoding, FieldNameAdjustment, UnwrapOptions
+from tests import recorded
 
 CASES = pathlib.Path(__file__).parent.parent / "cases" / "unwrap"
 Case = dict[str, Any]
@@ -48,12 +48,7 @@ EXPECTED_COUNTS = {
 
 @functools.cache
 def cases() -> dict[str, list[Case]]:
-    found: dict[str, list[Case]] = collections.defaultdict(list)
-    with lzma.open(CASES / "smt.jsonl.xz", "rt", encoding="utf-8") as lines:
-        for line in lines:
-            case = json.loads(line)
-            found[case["set"]].append(case)
-    return found
+    return recorded.by("set", CASES / "smt.jsonl.xz")
 
 
 @functools.cache

@@ -1,0 +1,184 @@
+"""Delta tables on a file system that this process sees: what their logs and their small files say, without a Spark job.
+
+What is read here is what Delta's protocol writes down plainly: commits as lines of JSON, and checkpoints of one Parquet
+file. Where a table uses more than that (deletion vectors, column mapping, partitions, checkpoints in parts), `rows`
+says so by None, and the caller asks Spark.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cdc_core import claims, tables
+
+_COMMIT = re.compile(r"[0-9]{20}\.json")
+_CHECKPOINT = re.compile(r"[0-9]{20}\.checkpoint\.parquet")
+
+RECENT = 20
+"""So many of the last commits are looked through for the table's properties."""
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One entry of a table's history: version, milliseconds since 1970, and our metadata where it is ours.
+
+    `restored` is the version that the commit brought back, for a RESTORE; None for every other operation.
+    """
+
+    version: int
+    timestamp_ms: int
+    metadata: dict[str, Any] | None
+    restored: int | None = None
+
+
+def folder(table: tables.TableRef) -> Path | None:
+    """The folder of a path table on a file system that this process sees, or None."""
+    if table.path is None:
+        return None
+    if table.path.startswith("file:"):
+        return Path("/" + table.path[len("file:") :].lstrip("/"))
+    return Path(table.path) if table.path.startswith("/") and not table.path.startswith("/Volumes/") else None
+
+
+def exists(folder: Path) -> bool:
+    """Whether a Delta table lies there."""
+    log = folder / "_delta_log"
+    return log.is_dir() and any(log.glob("[0-9]*.json"))
+
+
+def commits(folder: Path) -> Iterator[Commit]:
+    """The commits that the log holds as JSON, newest first."""
+    for name in _commits(folder):
+        try:
+            with open(folder / "_delta_log" / name, encoding="utf-8") as lines:
+                info = next((json.loads(line)["commitInfo"] for line in lines if line.startswith('{"commitInfo"')), {})
+        except FileNotFoundError:  # cleaned up meanwhile: the log goes back no further
+            return
+        restored = info.get("operationParameters", {}).get("version") if info.get("operation") == "RESTORE" else None
+        yield Commit(
+            int(name[:20]),
+            info.get("timestamp", 0),
+            claims.parsed(info.get("userMetadata")),
+            None if restored is None else int(restored),
+        )
+
+
+def properties(folder: Path) -> dict[str, str] | None:
+    """What the newest metadata action among the last commits says; None where none of them holds one."""
+    for name in _commits(folder)[:RECENT]:
+        try:
+            lines = (folder / "_delta_log" / name).read_text("utf-8").split("\n")
+        except FileNotFoundError:
+            return None
+        for line in lines:
+            if line.startswith('{"metaData"'):
+                return dict(json.loads(line)["metaData"].get("configuration") or {})
+    return None
+
+
+def is_smaller(folder: Path, size: int) -> bool:
+    """Whether the newest version is known to hold less than so many bytes; a table that is not there yet does."""
+    newest = next(iter(_commits(folder)), None)
+    if newest is None:
+        return True
+    try:
+        checksum = json.loads((folder / "_delta_log" / newest).with_suffix(".crc").read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return bool(checksum.get("tableSizeBytes", size) < size)
+
+
+def rows(folder: Path, schema: pa.Schema) -> pa.Table | None:
+    """The columns of `schema` of all rows, in no order; null where a file has no such column.
+
+    None where only Delta can tell the rows.
+    """
+    try:
+        paths = _Files.read(folder).paths()
+        found = [pq.ParquetFile(path).read() for path in paths]
+    except (_NotPlain, FileNotFoundError):
+        return None
+    return aligned(pa.concat_tables(found, promote_options="permissive") if found else schema.empty_table(), schema)
+
+
+def aligned(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """A table's columns as `schema` names and types them; null where it has no such column."""
+    columns = [
+        table[field.name].cast(field.type) if field.name in table.column_names else pa.nulls(len(table), field.type)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)
+
+
+class _NotPlain(Exception):
+    """The table uses what is not read here."""
+
+
+@dataclass
+class _Files:
+    """The data files of a table's newest version, while its log is replayed."""
+
+    folder: Path
+    live: set[str] = field(default_factory=set)
+
+    @staticmethod
+    def read(folder: Path) -> _Files:
+        """What the newest checkpoint and the commits after it say."""
+        names = sorted(entry.name for entry in os.scandir(folder / "_delta_log"))
+        checkpoint = max(filter(_CHECKPOINT.fullmatch, names), default=None)
+        after = -1 if checkpoint is None else int(checkpoint[:20])
+        later = [name for name in names if _COMMIT.fullmatch(name) and int(name[:20]) > after]
+        if [int(name[:20]) for name in later] != list(range(after + 1, after + 1 + len(later))):
+            raise _NotPlain
+        found = _Files(folder)
+        if checkpoint is not None:
+            found._checkpoint(folder / "_delta_log" / checkpoint)
+        for name in later:
+            for line in (folder / "_delta_log" / name).read_text("utf-8").split("\n"):
+                if line:
+                    found._action(json.loads(line))
+        return found
+
+    def paths(self) -> list[Path]:
+        """Where the files lie."""
+        if any("://" in path or path.startswith(("/", "file:")) for path in self.live):
+            raise _NotPlain
+        return [self.folder / unquote(path) for path in sorted(self.live)]
+
+    def _checkpoint(self, path: Path) -> None:
+        held = pq.ParquetFile(path)
+        for action in held.read([name for name in held.schema_arrow.names if name not in ("txn", "remove")]).to_pylist():
+            self._action(action)
+
+    def _action(self, action: dict[str, Any]) -> None:
+        if metadata := action.get("metaData"):
+            configuration = dict(metadata.get("configuration") or {})
+            if metadata.get("partitionColumns") or configuration.get("delta.columnMapping.mode", "none") != "none":
+                raise _NotPlain
+        if add := action.get("add"):
+            if add.get("deletionVector"):
+                raise _NotPlain
+            self.live.add(add["path"])
+        if remove := action.get("remove"):
+            self.live.discard(remove["path"])
+        if action.get("sidecar"):
+            raise _NotPlain
+
+
+def _commits(folder: Path) -> list[str]:
+    """The names of the commits that are there as JSON, newest first; none where there is no log."""
+    with contextlib.suppress(FileNotFoundError):
+        names = (entry.name for entry in os.scandir(folder / "_delta_log"))
+        return sorted((name for name in names if _COMMIT.fullmatch(name)), reverse=True)
+    return []

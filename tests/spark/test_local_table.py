@@ -1,0 +1,66 @@
+"""What is read of a table without Spark is what Spark reads, or it is left to Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from pipelines import local_table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SCHEMA = pa.schema([("name", pa.string()), ("n", pa.int64()), ("later", pa.string())])
+
+
+def made(spark: SparkSession, folder: Path, *, clauses: str = "", properties: str = "'delta.enableDeletionVectors' = 'false'") -> str:
+    table = f"delta.`{folder}`"
+    spark.sql(f"CREATE TABLE {table} (name STRING, n BIGINT) USING DELTA {clauses} TBLPROPERTIES ({properties})")
+    return table
+
+
+def inserted(spark: SparkSession, table: str, count: int) -> None:
+    for number in range(count):
+        spark.sql(f"INSERT INTO {table} VALUES ('é{number}', {number}), (NULL, {number})")
+
+
+def test_rows_are_those_that_spark_reads(spark: SparkSession, tmp_path: Path) -> None:
+    """From commits alone, from a checkpoint and what follows, and after files were removed."""
+    table = made(spark, tmp_path / "a b", properties="'delta.enableDeletionVectors' = 'false', 'delta.checkpointInterval' = '4'")
+    assert local_table.rows(tmp_path / "a b", SCHEMA) == SCHEMA.empty_table()
+    for statement in ("", f"DELETE FROM {table} WHERE n = 1", f"OPTIMIZE {table}", f"ALTER TABLE {table} ADD COLUMNS (later STRING)"):
+        if statement:
+            spark.sql(statement).collect()
+        inserted(spark, f"{table} (name, n)", 2)
+        read = local_table.rows(tmp_path / "a b", SCHEMA)
+        assert read is not None
+        wanted = [(row.name, row.n) for row in spark.sql(f"SELECT name, n FROM {table}").collect()]
+        assert sorted(map(repr, zip(read["name"].to_pylist(), read["n"].to_pylist()))) == sorted(map(repr, wanted))
+        assert read["later"].null_count == len(read) == len(wanted) > 2
+    assert list((tmp_path / "a b" / "_delta_log").glob("*.checkpoint.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("clauses", "properties"),
+    [
+        ("", "'delta.enableDeletionVectors' = 'true'"),
+        ("PARTITIONED BY (n)", "'delta.enableDeletionVectors' = 'false'"),
+        ("", "'delta.columnMapping.mode' = 'name', 'delta.enableDeletionVectors' = 'false'"),
+    ],
+    ids=["deletion vectors", "partitions", "column mapping"],
+)
+def test_what_only_delta_can_tell_is_left_to_it(spark: SparkSession, tmp_path: Path, clauses: str, properties: str) -> None:
+    table = made(spark, tmp_path / "t", clauses=clauses, properties=properties)
+    spark.sql(f"INSERT INTO {table} SELECT 'x', id % 2 FROM range(10)")
+    spark.sql(f"DELETE FROM {table} WHERE name = 'x' AND n = 1")
+    assert local_table.rows(tmp_path / "t", SCHEMA) is None
+
+
+def test_a_log_that_was_cut_is_left_to_delta(spark: SparkSession, tmp_path: Path) -> None:
+    table = made(spark, tmp_path / "t")
+    inserted(spark, table, 1)
+    (tmp_path / "t" / "_delta_log" / f"{0:020}.json").unlink()
+    assert local_table.rows(tmp_path / "t", SCHEMA) is None
