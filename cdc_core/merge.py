@@ -86,7 +86,7 @@ class Statement:
         values = {
             "__sequence": "greatest(s.`__sequence`, t.`__sequence`)",
             "__incomplete": f"(s.`__incomplete` OR {is_behind})",
-            "__known": f"CASE WHEN s.`__known` IS NOT NULL OR {is_behind} THEN s.`__guard` END",
+            "__known": f"coalesce(s.`__known`, CASE WHEN {is_behind} THEN s.`__guard` END)",
         }
         if "__deleted" in self.columns:
             stays = f"({is_behind} AND coalesce(t.`__deleted`, false))"

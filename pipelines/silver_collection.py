@@ -54,17 +54,23 @@ ABOUT = f"kind IN ({', '.join(merge.literal(kind) for kind in reduce.KINDS)})"
 
 _CALLS_FOR_SWEEP = """(kind = 'heartbeat' AND payload LIKE '%"completed"%') OR (kind = 'schema_change' AND sequence IS NOT NULL)"""
 
+
+def _braced(text: str) -> str:
+    """Whether a text begins and ends as a document does; LIKE would count its characters besides."""
+    return f"(startswith({text}, '{{') AND endswith({text}, '}}'))"
+
+
 _PARTIAL = "(op = 'u' AND `after` IS NULL)"
 _LOOKED_FOR = {
     "partial": _PARTIAL,
     "suspect": (
         "key IS NULL OR sequence IS NULL OR length(sequence) <> 24 OR op IS NULL OR op NOT IN ('c', 'u', 'd', 'r') "
-        "OR (op IN ('c', 'r') AND `after` IS NULL) OR (op <> 'd' AND `after` NOT LIKE '{%}')"
+        f"OR (op IN ('c', 'r') AND `after` IS NULL) OR (op <> 'd' AND NOT {_braced('`after`')})"
     ),
 }
 """What is counted while the documents are looked at for their schema."""
 _LOOKED_FOR_IN_UPDATES = (
-    f"({_PARTIAL} AND (updateDescription.updatedFields NOT LIKE '{{%}}' OR updateDescription.disambiguatedPaths NOT LIKE '{{%}}' "
+    f"({_PARTIAL} AND (NOT {_braced('updateDescription.updatedFields')} OR NOT {_braced('updateDescription.disambiguatedPaths')} "
     "OR (updateDescription.updatedFields IS NOT NULL AND json_object_keys(updateDescription.updatedFields) IS NULL)))"
 )
 
@@ -274,7 +280,8 @@ class Collection:
         evolution, events = self._readable(found, range_, counts)
         if is_late:
             events = self._not_resurrected(events)
-        has_partial = evolution.also["partial"] > 0
+        whole = self._with_awaited(events, range_) if is_late and self.keeps_document else events
+        has_partial = evolution.also["partial"] > 0 or whole is not events
         batch = _Batch(
             rows=events,
             plan=evolution.plan,
@@ -285,7 +292,7 @@ class Collection:
             is_late=is_late,
         )
         if has_partial and self.keeps_document:
-            with self._folded(events, range_, batch) as rows:
+            with self._folded(whole, batch) as rows:
                 folded = rows.select("after", F.col("__sequence").alias("sequence"))
                 texts = self._looked_at(events, counts).select("after", "sequence").unionByName(folded)
                 self._apply(replace(batch, rows=rows, plan=self._evolved(texts, range_.to).plan), after)
@@ -392,10 +399,9 @@ class Collection:
     # --- partial updates
 
     @contextmanager
-    def _folded(self, events: DataFrame, range_: reduce.Range, batch: _Batch) -> Iterator[DataFrame]:
+    def _folded(self, events: DataFrame, batch: _Batch) -> Iterator[DataFrame]:
         """Reduced rows whose partial updates are folded onto the stored documents; held in memory for the time of a block."""
-        whole = self._with_awaited(events, range_) if batch.is_late else events
-        histories = reduce.histories(whole, columns=self.columns, keeps_last=self._keeps_last(batch))
+        histories = reduce.histories(events, columns=self.columns, keeps_last=self._keeps_last(batch))
         rows = _with_stored(histories, self._stored(batch)).persist()
         try:
             nothing = F.lit(None).cast("string")
@@ -431,7 +437,10 @@ class Collection:
         )
 
     def _with_awaited(self, events: DataFrame, range_: reduce.Range) -> DataFrame:
-        """The events and, for late documents of incomplete rows, the updates that such rows have seen since."""
+        """The events and, for late documents of incomplete rows, the updates that such rows have seen since.
+
+        The very events where no row waits for any of them.
+        """
         table = self.spark.table(str(self.writer.table)).where("`__incomplete`")
         waiting = table.select(F.col("__key").alias("key"), "__sequence", "__known")
         late = (

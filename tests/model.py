@@ -1,0 +1,192 @@
+"""Silver against a model in plain Python: any histories, cut into any batches, in every capture mode and delete mode.
+
+Each pair of modes has a collection, and each history a key in it. Silver runs after each batch; afterwards, and after a
+rebuild, each table must be what the model says, as `tests.oracle` judges it.
+
+python -m tests.model --histories 5000 --rounds 10
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc_core import settings
+from cdc_core.unwrap_options import DeleteMode
+from pipelines import delta, rebuild, silver
+from pipelines import spark as sparks
+from tests import bronze_rows, histories, oracle
+from tests.histories import History, Mode
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ENGINE = ("__incomplete", "__known", "__document", "__sequence", "__batch", "__deleted")
+SECONDS = 100
+"""Between the beginnings of two histories: more than any has versions."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """How one collection is captured, and what a delete does to its rows."""
+
+    mode: Mode
+    deletes: DeleteMode
+    has_pre_images: bool = False
+
+    @property
+    def name(self) -> str:
+        """The collection's name."""
+        return "_".join([self.mode.name, self.deletes.name, *(["pre"] if self.has_pre_images else [])]).lower()
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The collection's settings."""
+        keeps = {"keep.document": True} if self.mode is Mode.DESCRIBED else {}
+        return {"delete.tombstone.handling.mode": self.deletes.value, **keeps}
+
+
+MODES = (DeleteMode.TOMBSTONE, DeleteMode.DROP, DeleteMode.REWRITE, DeleteMode.REWRITE_WITH_TOMBSTONE)
+CASES = tuple(
+    Case(mode, deletes, has_pre_images)
+    for mode in Mode
+    for deletes in MODES
+    for has_pre_images in (False, True)
+    if deletes.marks_deleted or not has_pre_images
+)
+"""Every capture mode with every delete mode that differs in a table; pre-images matter where a delete leaves a row."""
+
+
+def faults(spark: SparkSession, root: Path, drawn: Sequence[History], *, cases: Sequence[Case] = CASES, rebuilds: bool = True) -> list[str]:
+    """What the tables have other than the model, a sentence each."""
+    chosen = settings.parse(
+        {
+            "name": "model",
+            "lakehouse": {"root": str(root)},
+            "source": {"mongodb.connection.string": "${env:NOWHERE}"},
+            "silver": {"collections": {f"{bronze_rows.DB}.{case.name}": case.options for case in cases}},
+        }
+    )
+    layout = delta.layout(chosen.lakehouse)
+    log = bronze_rows.Log(spark, layout.bronze(chosen.name))
+    landing = {case: _landing(drawn, case) for case in cases}
+    for batch in range(histories.BATCHES):
+        log.append({case.name: landing[case][batch] for case in cases})
+        silver.run(spark, chosen, sessions=sparks.sessions(spark))
+    found = list(_judged(spark, layout, drawn, cases, "silver"))
+    if rebuilds:
+        for case in cases:
+            rebuild.run(spark, chosen, collection=f"{bronze_rows.DB}.{case.name}")
+        found += _judged(spark, layout, drawn, cases, "rebuilt")
+    return found
+
+
+def _landing(drawn: Sequence[History], case: Case) -> list[list[Mapping[str, Any]]]:
+    """The collection's events, batch by batch."""
+    found: list[list[Mapping[str, Any]]] = [[] for _ in range(histories.BATCHES)]
+    for number, history in enumerate(drawn):
+        for placed in histories.events(
+            history, key=number, mode=case.mode, has_pre_images=case.has_pre_images, first=1 + number * SECONDS
+        ):
+            found[placed.batch].append(placed.event)
+    return found
+
+
+def _judged(spark: SparkSession, layout: Any, drawn: Sequence[History], cases: Sequence[Case], when: str) -> Iterator[str]:
+    for case in cases:
+        table = spark.table(str(layout.silver(bronze_rows.DB, case.name))).toArrow()
+        for fault in _faults(table, drawn, case):
+            yield f"{when} {case.name}: {fault}"
+
+
+def _faults(table: pa.Table, drawn: Sequence[History], case: Case) -> Iterator[str]:
+    deleted = pc.fill_null(table["__deleted"], False) if "__deleted" in table.column_names else pa.repeat(False, len(table))
+    incomplete = {int(key) for key in table.filter(pc.fill_null(table["__incomplete"], False))["__key"].to_pylist()}
+    alive = [number for number, history in enumerate(drawn) if history.end is not None]
+    yield from (f"{number}: incomplete: {drawn[number]}" for number in sorted(incomplete & set(alive)))
+    gone = [number for number, history in enumerate(drawn) if history.end is None]
+    rest = table.filter(deleted)
+    living = table.filter(pc.invert(deleted))
+    if case.deletes.keeps_row:
+        rest = living.filter(pc.is_in(living["__key"], pa.array([str(number) for number in gone])))
+        living = living.filter(pc.invert(pc.is_in(living["__key"], pa.array([str(number) for number in gone]))))
+    yield from _differing(living, {number: drawn[number].end for number in alive}, drawn)
+    left = {int(key) for key in rest["__key"].to_pylist()}
+    if case.deletes.removes_row:
+        yield from (f"{number}: a deleted row is there: {drawn[number]}" for number in sorted(left))
+        return
+    told = {number: _told(drawn[number], case) for number in gone}
+    if case.deletes.marks_deleted:
+        was = {number for number in gone if any(version is not None for version in drawn[number].versions)}
+        yield from (f"{number}: not marked as deleted: {drawn[number]}" for number in sorted(was - left))
+    known = {number: document for number, document in told.items() if document is not None}
+    are_known = pc.is_in(rest["__key"], pa.array([str(number) for number in known], pa.string()))
+    yield from _differing(rest.filter(are_known), known, drawn)
+
+
+def _told(history: History, case: Case) -> histories.Document | None:
+    """The document that a deleted row must show; None where what came of it does not tell for sure."""
+    versions = history.versions
+    last = max((number for number, version in enumerate(versions) if version is not None), default=None)
+    if last is None:
+        return None
+    if case.has_pre_images:
+        return versions[last]
+    begun = last
+    while begun > 0 and versions[begun - 1] is not None:
+        begun -= 1
+    is_snapshotted = history.snapshot is not None and begun <= history.snapshot <= last
+    is_told = begun > 0 or (is_snapshotted and history.late == 0)
+    match case.mode:
+        case Mode.WHOLE:
+            is_told = last > 0 or (is_snapshotted and history.late == 0)
+        case Mode.LOOKED_UP:
+            is_told = is_told and history.behind == 0
+        case Mode.DESCRIBED:
+            pass
+    return versions[last] if is_told else None
+
+
+def _differing(table: pa.Table, documents: Mapping[int, Any], drawn: Sequence[History]) -> Iterator[str]:
+    values = [oracle.read_bson(histories.raw(document, number)) for number, document in documents.items()]
+    added = [name for name in ENGINE if name in table.column_names]
+    for difference in oracle.differences(values, table, added=added):
+        number = difference.split(":")[0]
+        yield f"{difference}: {drawn[int(number)] if number.isdigit() else ''}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Draw histories and judge what silver makes of them; 0 when it is what the model says."""
+    parser = argparse.ArgumentParser(prog="python -m tests.model", description="Silver against a model in plain Python.")
+    parser.add_argument("--histories", type=int, default=2000, help="so many in each collection")
+    parser.add_argument("--rounds", type=int, default=1, help="so often, each with a seed of its own")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--cases", default="", help="the collections whose names hold this")
+    arguments = parser.parse_args(argv)
+    cases = [case for case in CASES if arguments.cases in case.name]
+    spark = sparks.session("model", conf={"spark.driver.memory": "3g"})
+    found: list[str] = []
+    for seed in range(arguments.seed, arguments.seed + arguments.rounds):
+        begun = time.monotonic()
+        drawn = histories.drawn(arguments.histories, seed=seed)
+        with tempfile.TemporaryDirectory(prefix="medallion-model-") as folder:
+            new = faults(spark, Path(folder), drawn, cases=cases)
+        print(f"seed {seed}: {len(drawn):,} histories in {len(cases)} collections, {time.monotonic() - begun:,.0f} s", flush=True)
+        for fault in new:
+            print(fault, flush=True)
+        found += new
+    sparks.stop()
+    print("FAULTS: see above" if found else "every table is as the model says")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

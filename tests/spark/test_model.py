@@ -1,0 +1,35 @@
+"""Any history, cut into any batches, gives the table that a model in plain Python gives: thousands of them.
+
+`python -m tests.model` draws more.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cdc_core.unwrap_options import DeleteMode
+from tests import histories, model
+from tests.histories import Mode
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FEW = (
+    model.Case(Mode.WHOLE, DeleteMode.DROP),
+    model.Case(Mode.LOOKED_UP, DeleteMode.REWRITE, has_pre_images=True),
+    model.Case(Mode.DESCRIBED, DeleteMode.TOMBSTONE),
+)
+
+
+def test_any_histories(spark: SparkSession, lakehouse: Path) -> None:
+    """In each capture mode, a thousand histories."""
+    assert model.faults(spark, lakehouse, histories.drawn(1000), cases=FEW, rebuilds=False) == []
+
+
+@pytest.mark.journey
+def test_any_histories_in_every_mode_and_rebuilt(spark: SparkSession, lakehouse: Path) -> None:
+    """In each capture mode and each delete mode, and again after a rebuild of each table."""
+    assert model.faults(spark, lakehouse, histories.drawn(300, seed=1)) == []
