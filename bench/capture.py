@@ -20,6 +20,10 @@ from pipelines import capture, mongodb
 from pipelines import spark as sparks
 
 
+WARM_UP = 100_000
+"""Documents that are captured before the clock starts, so many that every executor has had a chunk."""
+
+
 def raw_drain(uri: str, db: str, *, start: Timestamp, events: int) -> float:
     """Events a second of pymongo's change stream over raw BSON, with update look-up on."""
     client = mongodb.client(uri)
@@ -87,8 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     spark = sparks.session("bench", conf={"spark.driver.memory": "2g"})
     with ground.server() as uri:
         warm = "warm"
-        stream_rate(spark, uri, db=warm, size=400, events=20_000)
-        snapshot_rate(spark, uri, db=warm, events=20_000)
+        stream_rate(spark, uri, db=warm, size=400, events=WARM_UP)
+        snapshot_rate(spark, uri, db=warm, events=WARM_UP)
         for label in arguments.sizes:
             size = ground.SIZES[label]
             events = min(arguments.events, int(arguments.events * 1000 / size) if size > 1000 else arguments.events)

@@ -1,11 +1,12 @@
 """Silver: events from bronze to the merged table, beside a plain append and a plain MERGE of the same rows.
 
-    python -m bench.silver [--rows 1000000] [--events 200000]
+    python -m bench.silver [--rows 1000000] [--events 200000] [--partial]
 
 A table of documents of 1 KB gets updates of the whole document, over uniform and over recent-heavy keys. The baselines,
 in the same run: parsing the same events and appending them to a Delta table; and `MERGE … UPDATE SET * … INSERT *` of the
 same rows, parsed and reduced to one a key before the clock starts, into a plain Delta table of the same documents. Both
-have merged once before.
+have merged once before. With `--partial` the updates say what changed and no more, and silver folds them onto the documents
+that it keeps; the plain MERGE gets the rows that came of it.
 """
 
 from __future__ import annotations
@@ -64,13 +65,19 @@ class Documents:
             f'"note":"{letters[220:540]}","comment":"{letters[540:700]}{version}"}}'
         )
 
+    def change(self, number: int, version: int) -> dict[str, Any]:
+        """An update's description: a field, one inside an array, a new one, and one that goes."""
+        letters = self._texts[(number * 7 + version * 13) % len(self._texts)]
+        fields = f'{{"paid":{"true" if version % 2 else "false"},"lines.0.quantity":{version},"comment":"{letters[540:700]}","seen":{version}}}'
+        return {"updatedFields": fields, "removedFields": ["points"], "truncatedArrays": []}
 
-def fill(log: bronze.Log, documents: Documents, *, rows: int) -> None:
-    """Commit a finished snapshot of so many documents."""
-    collection = mongodb.Collection(DB, COLLECTION, None)
-    state = snapshot_state.State("bench", (f"{DB}.{COLLECTION}",))
+
+def fill(log: bronze.Log, documents: Documents, *, rows: int, start: int = 0, name: str = COLLECTION) -> None:
+    """Commit a snapshot of the documents from number `start` to `rows`."""
+    collection = mongodb.Collection(DB, name, None)
+    state = snapshot_state.State("bench", (f"{DB}.{name}",))
     log.heartbeat(state.begun(), token=token(0), ts_ms=0)
-    for start in range(0, rows, CHUNK):
+    for start in range(start, rows, CHUNK):
         numbers = range(start, min(start + CHUNK, rows))
         chunk = pa.table(
             {"key": [documents.key(n) for n in numbers], "after": [documents.text(n, 0) for n in numbers]},
@@ -88,8 +95,10 @@ def fill(log: bronze.Log, documents: Documents, *, rows: int) -> None:
         log.append(numbered)
 
 
-def update(log: bronze.Log, documents: Documents, numbers: Sequence[int], *, version: int) -> None:
-    """Commit updates with the whole document, in order."""
+def update(
+    log: bronze.Log, documents: Documents, numbers: Sequence[int], *, version: int, is_partial: bool = False, name: str = COLLECTION
+) -> None:
+    """Commit updates with the whole document, or with what changed, in order."""
     for start in range(0, len(numbers), CHUNK):
         some = numbers[start : start + CHUNK]
 
@@ -102,14 +111,17 @@ def update(log: bronze.Log, documents: Documents, numbers: Sequence[int], *, ver
                 "kind": [columns.Kind.CHANGE.value] * count,
                 "op": [columns.Op.UPDATE.value] * count,
                 "db": [DB] * count,
-                "collection": [COLLECTION] * count,
+                "collection": [name] * count,
                 "key": [documents.key(n) for n in some],
                 "sequence": [
                     resume_token.sequence(resume_token.Position(BASE_SECONDS + version, start + i, 0)) for i in range(count)
                 ],
-                "after": [documents.text(n, version) for n in some],
                 "ts_ms": [0] * count,
             }
+            if is_partial:
+                values["updateDescription"] = [documents.change(n, version) for n in some]
+            else:
+                values["after"] = [documents.text(n, version) for n in some]
             arrays = [pa.array(values[f.name], f.type) if f.name in values else pa.nulls(count, f.type) for f in columns.SCHEMA]
             return pa.Table.from_arrays(arrays, schema=columns.SCHEMA)
 
@@ -144,40 +156,52 @@ def timed(action: Any) -> float:
     return time.perf_counter() - began
 
 
-def measured(spark: Any, root: Path, *, rows: int, events: int) -> Iterator[tuple[object, ...]]:
+def measured(spark: Any, root: Path, *, rows: int, events: int, is_partial: bool) -> Iterator[tuple[object, ...]]:
     """Rows of the result's table: kind of keys, keys, rates of append, plain MERGE and ours, and ours over MERGE."""
     documents = Documents()
-    settings = ground.pipeline("mongodb://127.0.0.1", root, **{"collection.include.list": f"{DB}.{COLLECTION}"})
+    mode = {"capture.mode": "change_streams"} if is_partial else {}
+    settings = ground.pipeline("mongodb://127.0.0.1", root, **{"collection.include.list": f"{DB}.{COLLECTION}", **mode})
     layout = delta.layout(settings.lakehouse)
     log = bronze.Log.open(spark, layout.bronze("bench"))
     fill(log, documents, rows=rows)
     loaded = timed(lambda: silver.run(spark, settings, sessions=sparks.sessions(spark)))
     yield (f"first load of {rows:,}", rows, "", "", rows / loaded, "")
-    plain = f"delta.`{root}/plain`"
-    spark.sql(
-        f"SELECT key, from_json(after, '{PLAIN_SCHEMA}') AS d FROM {log.table} WHERE kind = 'snapshot'"
-    ).selectExpr(*_expressions()).write.format("delta").save(f"{root}/plain")
+    plain = plain_table(spark, root, log.table)
     for version, (kind, count) in enumerate((("uniform", WARM_UP), ("uniform", events), ("recent-heavy", events)), start=1):
         before = bronze.last_batch(spark, log.table)
-        update(log, documents, chosen(kind, rows=rows, events=count), version=version)
+        update(log, documents, chosen(kind, rows=rows, events=count), version=version, is_partial=is_partial)
         batches = (before, bronze.last_batch(spark, log.table))
-        parsed = events_of(spark, log.table, batches)
-        appended = timed(lambda parsed=parsed, v=version: parsed.write.format("delta").save(f"{root}/appended{v}"))
         reduced = f"{root}/reduced{version}"
-        spark.sql(
-            f"SELECT last.* FROM (SELECT max_by(struct(*), sequence) AS last FROM delta.`{root}/appended{version}` GROUP BY key)"
-        ).drop("key", "sequence").write.format("delta").save(reduced)
-        keys = spark.table(f"delta.`{reduced}`").count()
+        appended: float | str = ""
+        if not is_partial:
+            appended = count / timed(lambda b=batches, v=version: events_of(spark, log.table, b).write.format("delta").save(f"{root}/appended{v}"))
+            last = f"SELECT max_by(struct(*), sequence) AS last FROM delta.`{root}/appended{version}` GROUP BY key"
+            spark.sql(f"SELECT last.* FROM ({last})").drop("key", "sequence").write.format("delta").save(reduced)
         ours = timed(lambda: silver.run(spark, settings, sessions=sparks.sessions(spark)))
-        merged = timed(
-            lambda reduced=reduced: spark.sql(
-                f"MERGE INTO {plain} t USING delta.`{reduced}` s ON t._id = s._id "
-                "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
-            ).collect()
-        )
+        if is_partial:
+            merged_rows = spark.table(str(layout.silver(DB, COLLECTION))).where(f"`__batch` > {before}")
+            merged_rows.select(spark.table(plain).columns).write.format("delta").save(reduced)
+        keys = spark.table(f"delta.`{reduced}`").count()
+        merged = timed(lambda reduced=reduced: merge_plainly(spark, plain, reduced))
         if version > 1:
-            yield (f"{kind} updates", keys, events / appended, events / merged, events / ours, merged / ours)
+            yield (f"{kind} updates", keys, appended, count / merged, count / ours, merged / ours)
     log.close()
+
+
+def plain_table(spark: Any, root: Path, bronze_table: Any) -> str:
+    """A plain Delta table of the documents of bronze's snapshot, as SQL names it."""
+    spark.sql(
+        f"SELECT key, from_json(after, '{PLAIN_SCHEMA}') AS d FROM {bronze_table} WHERE kind = 'snapshot'"
+    ).selectExpr(*_expressions()).write.format("delta").mode("overwrite").save(f"{root}/plain")
+    return f"delta.`{root}/plain`"
+
+
+def merge_plainly(spark: Any, plain: str, reduced: str) -> None:
+    """The MERGE that anybody would write, of rows that are parsed and one a key."""
+    spark.sql(
+        f"MERGE INTO {plain} t USING delta.`{reduced}` s ON t._id = s._id "
+        "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+    ).collect()
 
 
 def _expressions() -> list[str]:
@@ -196,10 +220,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--events", type=int, default=200_000)
+    parser.add_argument("--partial", action="store_true", help="updates that say what changed, folded onto what silver keeps")
     arguments = parser.parse_args(argv)
     spark = sparks.session("bench", conf={"spark.driver.memory": "4g"})
     with ground.lakehouse() as root:
-        rows = list(measured(spark, root, rows=arguments.rows, events=arguments.events))
+        rows = list(measured(spark, root, rows=arguments.rows, events=arguments.events, is_partial=arguments.partial))
     sparks.stop()
     ground.show(
         "Bronze to silver, documents of 1 KB, events/s",

@@ -252,7 +252,6 @@ class _Capture:
         self._start("capture-signals", self._listen)
         self._began, self._commits_before = time.monotonic(), self._log.commits
         self._encode(until, ends_with_snapshot=not decision.streams)
-        self._seconds = time.monotonic() - self._began
         self._log.close()
         return self.result()
 
@@ -825,6 +824,8 @@ class _Capture:
                 self._submit(rows)
             self._submit(None)
             self._join("capture-committer")
+        if self._began is not None:
+            self._seconds = time.monotonic() - self._began
         self._halt.set()
         self._queue.close()
         self._join("capture-snapshot")

@@ -4,7 +4,8 @@ Each chunk is read at one cluster time that is known, so its rows know which cha
 wins: nothing is locked, nothing is written to the source, and no watermark is needed. A chunk's rows and the snapshot's
 progress are one bronze commit. A snapshot that was killed goes on behind the last chunk that was committed.
 
-Executors send a chunk back as one value, Arrow in a binary column, so that Spark carries bytes and not rows.
+Executors send a chunk back in pieces, each Arrow in a binary column, so that Spark carries bytes and not rows, and carries
+one piece while the next is encoded.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 ROWS = pa.schema([("key", pa.string()), ("after", pa.string())])
 REPLY = "meta STRING, rows BINARY"
+
+PIECE_BYTES = 1024 * 1024
+"""Bytes of documents that an executor sends at once: no JVM has to find room for a whole chunk in one array."""
 
 SMALL_CHUNK = 8 * 1024 * 1024
 """Bytes of documents below which a chunk is not worth a commit of its own."""
@@ -323,11 +327,11 @@ class Snapshot:
         )
         for attempt in range(ATTEMPTS):
             reply = self.spark.range(1, numPartitions=1).mapInArrow(functools.partial(read_on_executor, spec), REPLY)
-            answer = reply.toArrow().to_pylist()[0]
-            meta = json.loads(answer["meta"])
+            pieces = reply.toArrow()
+            meta = json.loads(pieces["meta"][-1].as_py())
             match meta["outcome"]:
                 case "read":
-                    return _chunk_rows(meta, answer["rows"])
+                    return _chunk_rows(meta, pieces["rows"])
                 case "changed":
                     raise mongodb.CollectionChanged
                 case "expired":
@@ -411,32 +415,36 @@ def snapshot_rows(
 
 
 def read_on_executor(spec: ChunkSpec, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Runs on an executor: read one chunk, encode it, and send it back as one row of ``meta, rows``."""
+    """Runs on an executor: read one chunk, encode it, and send it back as rows of ``meta, rows``; the last has the meta."""
     for _ in batches:
         pass
-    meta, rows = _read_chunk(spec)
-    yield pa.RecordBatch.from_pydict({"meta": [json.dumps(meta)], "rows": [rows]}, pa.schema([("meta", pa.string()), ("rows", pa.binary())]))
+    for meta, rows in _read_chunk(spec):
+        said = None if meta is None else json.dumps(meta)
+        yield pa.RecordBatch.from_pydict({"meta": [said], "rows": [rows]}, pa.schema([("meta", pa.string()), ("rows", pa.binary())]))
 
 
-def _read_chunk(spec: ChunkSpec) -> tuple[dict[str, Any], bytes | None]:
+_Piece = tuple[dict[str, Any] | None, bytes | None]
+
+
+def _read_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
     try:
-        return _encoded_chunk(spec)
+        yield from _encoded_chunk(spec)
     except mongodb.SnapshotExpired:
-        return {"outcome": "expired"}, None
+        yield {"outcome": "expired"}, None
     except mongodb.CollectionChanged:
-        return {"outcome": "changed"}, None
+        yield {"outcome": "changed"}, None
     except errors.MedallionError as error:
-        return {"outcome": "error", "class": type(error).__name__, "message": str(error)}, None
+        yield {"outcome": "error", "class": type(error).__name__, "message": str(error)}, None
     except Exception as error:  # a traceback of an executor helps nobody; its first line does
         first = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-        return {"outcome": "error", "class": "", "message": f"a chunk of {spec.collection.namespace}: {first}"}, None
+        yield {"outcome": "error", "class": "", "message": f"a chunk of {spec.collection.namespace}: {first}"}, None
 
 
-def _encoded_chunk(spec: ChunkSpec) -> tuple[dict[str, Any], bytes]:
+def _encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
     client = source.worker_client(spec.connection)
     found_keys: list[str] = []
     texts: list[bytes] = []
-    size = lossy = 0
+    size = sent = lossy = 0
     at: Timestamp | None = None
     cut: bytes | None = None
     until = time.monotonic() + CHUNK_SECONDS
@@ -449,7 +457,7 @@ def _encoded_chunk(spec: ChunkSpec) -> tuple[dict[str, Any], bytes]:
         condition=None if spec.condition is None else json_util.loads(spec.condition),
     ):
         at = chunk.at
-        if texts and chunk.documents and (size > spec.max_bytes or time.monotonic() > until):
+        if size and chunk.documents and (size > spec.max_bytes or time.monotonic() > until):
             cut = mongodb.id_as_hi(chunk.documents[0])
             break
         for raw in chunk.documents:
@@ -459,11 +467,10 @@ def _encoded_chunk(spec: ChunkSpec) -> tuple[dict[str, Any], bytes]:
             texts.append(text)
             lossy += encoded.lossy
             size += len(text)
+            if size - sent > PIECE_BYTES:
+                yield None, _packed(found_keys, texts)
+                found_keys, texts, sent = [], [], size
     assert at is not None
-    table = pa.table({"key": pa.array(found_keys, pa.string()), "after": pa.array(texts, pa.string())}, schema=ROWS)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, ROWS) as writer:
-        writer.write_table(table)
     meta = {
         "outcome": "read",
         "at": [at.time, at.inc],
@@ -471,12 +478,19 @@ def _encoded_chunk(spec: ChunkSpec) -> tuple[dict[str, Any], bytes]:
         "lossy": lossy,
         "cut": None if cut is None else cut.hex(),
     }
-    return meta, sink.getvalue().to_pybytes()
+    yield meta, _packed(found_keys, texts)
 
 
-def _chunk_rows(meta: Mapping[str, Any], rows: bytes) -> ChunkRows:
-    with pa.ipc.open_stream(rows) as reader:
-        table = reader.read_all()
+def _packed(found_keys: list[str], texts: list[bytes]) -> bytes:
+    rows = pa.record_batch({"key": pa.array(found_keys, pa.string()), "after": pa.array(texts, pa.string())}, schema=ROWS)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, ROWS) as writer:
+        writer.write_batch(rows)
+    return sink.getvalue().to_pybytes()
+
+
+def _chunk_rows(meta: Mapping[str, Any], pieces: pa.ChunkedArray) -> ChunkRows:
+    table = pa.concat_tables(pa.ipc.open_stream(piece.as_buffer()).read_all() for piece in pieces)
     cut = meta["cut"]
     return ChunkRows(
         table, (meta["at"][0], meta["at"][1]), meta["bytes"], meta["lossy"], None if cut is None else bytes.fromhex(cut)

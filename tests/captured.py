@@ -7,6 +7,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
+import pyarrow as pa
 from bson.timestamp import Timestamp
 
 from cdc_core import events, filters, transactions
@@ -91,7 +92,8 @@ def _collection_rows(
         fetch_size=0,
         max_bytes=1 << 30,
     )
-    chunk = snapshot._chunk_rows(*snapshot._encoded_chunk(spec))
+    pieces = list(snapshot._encoded_chunk(spec))
+    chunk = snapshot._chunk_rows(pieces[-1][0] or {}, pa.chunked_array([[rows for _, rows in pieces]], pa.binary()))
     rows = snapshot.snapshot_rows(
         chunk.rows,
         name=settings.name,

@@ -1,0 +1,129 @@
+"""Silver: what a batch costs as the table grows, as documents grow wider, and as collections grow more.
+
+    python -m bench.silver_growth [--rows 100000 1000000 5000000] [--events 20000] [--fields 300] [--collections 50]
+
+A batch of updates over tables of more and more rows, beside a plain MERGE of the same rows parsed before; a batch of
+documents of many fields; and one batch whose events belong to many collections.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import ground
+from bench.silver import COLLECTION, Documents, chosen, events_of, fill, merge_plainly, plain_table, timed, update
+from pipelines import bronze, delta, silver
+from pipelines import spark as sparks
+
+Row = tuple[object, ...]
+
+
+class Wide(Documents):
+    """Documents of many fields: numbers, texts and dates."""
+
+    def __init__(self, fields: int) -> None:
+        super().__init__()
+        self.fields = fields
+
+    def text(self, number: int, version: int) -> str:
+        parts = [f'"_id":{self.key(number)}']
+        for field in range(self.fields):
+            value = number + field + version
+            match field % 3:
+                case 0:
+                    parts.append(f'"n{field}":{value % 100_000}')
+                case 1:
+                    parts.append(f'"t{field}":"{value:08x}"')
+                case _:
+                    parts.append(f'"d{field}":{{"$date":{{"$numberLong":"{1_700_000_000_000 + value}"}}}}')
+        return "{" + ",".join(parts) + "}"
+
+
+def _begun(spark: Any, root: Path, **source: Any) -> tuple[bronze.Log, Any]:
+    settings = ground.pipeline("mongodb://127.0.0.1", root, **source)
+    return bronze.Log.open(spark, delta.layout(settings.lakehouse).bronze("bench")), settings
+
+
+def _ours(spark: Any, settings: Any) -> float:
+    return timed(lambda: silver.run(spark, settings, sessions=sparks.sessions(spark)))
+
+
+def growth(spark: Any, root: Path, *, sizes: Sequence[int], events: int) -> Iterator[Row]:
+    """A batch of updates over each size of table."""
+    documents, version, filled = Documents(), 0, 0
+    log, settings = _begun(spark, root)
+    for rows in sizes:
+        fill(log, documents, rows=rows, start=filled)
+        filled = rows
+        _ours(spark, settings)
+        plain = plain_table(spark, root, log.table)
+        for is_warm in (False, True):
+            version += 1
+            before = bronze.last_batch(spark, log.table)
+            update(log, documents, chosen("uniform", rows=rows, events=events), version=version)
+            parsed = events_of(spark, log.table, (before, bronze.last_batch(spark, log.table)))
+            reduced = f"{root}/reduced{version}"
+            parsed.dropDuplicates(["key"]).drop("key", "sequence").write.format("delta").save(reduced)
+            ours = _ours(spark, settings)
+            merged = timed(lambda reduced=reduced, plain=plain: merge_plainly(spark, plain, reduced))
+            if is_warm:
+                yield (f"{events:,} updates over {rows:,} rows", events, merged, ours, merged / ours)
+    log.close()
+
+
+def wide(spark: Any, root: Path, *, fields: int, rows: int, events: int) -> Iterator[Row]:
+    """Loading and updating documents of so many fields."""
+    documents = Wide(fields)
+    log, settings = _begun(spark, root)
+    fill(log, documents, rows=rows)
+    yield (f"first load of {rows:,} documents of {fields} fields", rows, "", _ours(spark, settings), "")
+    for version in (1, 2):
+        update(log, documents, chosen("uniform", rows=rows, events=events), version=version)
+        seconds = _ours(spark, settings)
+    yield (f"{events:,} updates of documents of {fields} fields", events, "", seconds, "")
+    log.close()
+
+
+def many(spark: Any, root: Path, *, collections: int, events: int) -> Iterator[Row]:
+    """One batch of events of many collections."""
+    documents = Documents()
+    log, settings = _begun(spark, root)
+    names = [f"{COLLECTION}{number}" for number in range(collections)]
+    for name in names:
+        fill(log, documents, rows=1000, name=name)
+    yield (f"first load of {collections} collections of 1,000", collections * 1000, "", _ours(spark, settings), "")
+    each = max(1, events // collections)
+    for version in (1, 2):
+        for name in names:
+            update(log, documents, chosen("uniform", rows=1000, events=each), version=version, name=name)
+        seconds = _ours(spark, settings)
+    yield (f"{each * collections:,} updates of {collections} collections", each * collections, "", seconds, "")
+    log.close()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, nargs="*", default=[100_000, 1_000_000, 5_000_000])
+    parser.add_argument("--events", type=int, default=20_000)
+    parser.add_argument("--fields", type=int, default=300, help="0 for none of wide documents")
+    parser.add_argument("--collections", type=int, default=50, help="0 for none of many collections")
+    arguments = parser.parse_args(argv)
+    spark = sparks.session("bench", conf={"spark.driver.memory": "4g"})
+    rows: list[Row] = []
+    with ground.lakehouse() as root:
+        if arguments.rows:
+            rows += growth(spark, root / "growth", sizes=arguments.rows, events=arguments.events)
+        if arguments.fields:
+            rows += wide(spark, root / "wide", fields=arguments.fields, rows=50_000, events=arguments.events)
+        if arguments.collections:
+            rows += many(spark, root / "many", collections=arguments.collections, events=arguments.events)
+    sparks.stop()
+    ground.show("Silver, seconds a batch", ("work", "events", "plain MERGE", "ours", "MERGE / ours"), rows)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
