@@ -120,7 +120,7 @@ def pipeline(uri: str, root: Path, *, name: str = "bench", **source: Any) -> set
         {
             "name": name,
             "lakehouse": {"root": str(root)},
-            "source": {"mongodb.connection.string": uri, **source},
+            "source": {"mongodb.connection.string": uri, "oplog.headroom.warning.hours": 0, **source},
         }
     )
 

@@ -157,9 +157,7 @@ def latest(
     """
     order = F.struct("sequence", "offset")
     payload = F.struct("sequence", "offset", "after", *columns)
-    is_full = F.col("after").isNotNull()
-    last = [F.max_by(F.when(is_full, F.struct("sequence", "after")), F.when(is_full, order)).alias("last")]
-    kept = last if keeps_last else []
+    kept = [_last_document(order)] if keeps_last else []
     names = ["last"] if keeps_last else []
     if not has_partial:
         reduced = events.groupBy("key").agg(F.max_by(payload, order).alias("event"), *kept)
@@ -207,31 +205,35 @@ def histories(events: DataFrame, *, columns: Sequence[str] = ("op",), keeps_last
     update's. `is_delete` tells what the decisive event was, null where there is none.
     """
     partial = is_partial()
-    reduced = latest(events.where(~partial), has_partial=False, columns=columns, keeps_last=keeps_last)
-    gathered = (
-        events.where(partial)
-        .groupBy(F.col("key").alias("partial_key"))
-        .agg(
-            F.collect_list(F.struct("sequence", "updateDescription")).alias("all_updates"),
-            F.max_by(F.struct("sequence", *columns), F.struct("sequence", "offset")).alias("update"),
-        )
+    order = F.struct("sequence", "offset")
+    decisive, decisive_order = F.when(~partial, F.struct("sequence", "offset", "after", *columns)), F.when(~partial, order)
+    update, update_order = F.when(partial, F.struct("sequence", *columns)), F.when(partial, order)
+    grouped = events.groupBy("key").agg(
+        F.max_by(decisive, decisive_order).alias("event"),
+        F.max_by(update, update_order).alias("update"),
+        F.collect_list(F.when(partial, F.struct("sequence", "updateDescription"))).alias("all_updates"),
+        *([_last_document(order)] if keeps_last else []),
     )
-    both = reduced.join(gathered, F.col("key") == F.col("partial_key"), "full").withColumn(
-        "updates",
-        F.filter("all_updates", lambda update: update["sequence"] > F.coalesce(F.col("sequence"), F.lit(""))),
-    )
-    is_updated = F.coalesce(F.size("updates") > 0, F.lit(False))
+    known = F.coalesce("event.sequence", F.lit(""))
+    both = grouped.withColumn("updates", F.filter("all_updates", lambda each: each["sequence"] > known))
+    is_updated = F.size("updates") > 0
     return both.select(
-        F.coalesce("key", "partial_key").alias("key"),
-        "sequence",
-        "offset",
-        "after",
-        (F.col("op") == bronze.Op.DELETE.value).alias("is_delete"),
+        "key",
+        "event.sequence",
+        "event.offset",
+        "event.after",
+        (F.col("event.op") == bronze.Op.DELETE.value).alias("is_delete"),
         F.when(is_updated, F.col("updates")).alias("updates"),
         F.when(is_updated, F.col("update.sequence")).alias("partial_sequence"),
-        *(F.when(is_updated, F.col(f"update.{name}")).otherwise(F.col(name)).alias(name) for name in columns),
+        *(F.when(is_updated, F.col(f"update.{name}")).otherwise(F.col(f"event.{name}")).alias(name) for name in columns),
         *(["last"] if keeps_last else []),
     )
+
+
+def _last_document(order: Column) -> Column:
+    """The last full document with its sequence."""
+    is_full = F.col("after").isNotNull()
+    return F.max_by(F.when(is_full, F.struct("sequence", "after")), F.when(is_full, order)).alias("last")
 
 
 FOLDED_DDL = "`document` STRING, `incomplete` BOOLEAN"

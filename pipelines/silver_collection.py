@@ -198,6 +198,7 @@ class _Batch:
     rows: DataFrame
     plan: typed.Plan
     number: int
+    events: int = 0
     keys: tuple[str, str] | None = None
     deletes: _Deletes | None = None
     has_incomplete: bool = False
@@ -286,6 +287,7 @@ class Collection:
             rows=events,
             plan=evolution.plan,
             number=range_.to,
+            events=counts.events,
             keys=(counts.first_key, counts.last_key) if counts.first_key else None,
             deletes=_deleted(events, counts) if counts.deletes and not self.mode.keeps_row else None,
             has_incomplete=has_partial,
@@ -400,9 +402,12 @@ class Collection:
 
     @contextmanager
     def _folded(self, events: DataFrame, batch: _Batch) -> Iterator[DataFrame]:
-        """Reduced rows whose partial updates are folded onto the stored documents; held in memory for the time of a block."""
+        """Reduced rows whose partial updates are folded onto the stored documents; held in memory for the time of a block.
+
+        They are computed and not cached: Spark plans anew whatever is cached of a table that changes.
+        """
         histories = reduce.histories(events, columns=self.columns, keeps_last=self._keeps_last(batch))
-        rows = _with_stored(histories, self._stored(batch)).persist()
+        rows = delta.computed(_with_stored(histories, self._stored(events, batch)))
         try:
             nothing = F.lit(None).cast("string")
             plain = rows.where("coalesce(size(updates), 0) <= 0 AND sequence IS NOT NULL")
@@ -411,19 +416,22 @@ class Collection:
                 doubted.withColumns({"sequence": nothing, "after": nothing})
             )
             folded = _fold(rows.where("size(updates) > 0 AND is_foldable"), columns=self.columns)
-            both = reduce.decided(unfolded, mode=self.mode, columns=self.columns).unionByName(folded).persist()
+            both = delta.computed(reduce.decided(unfolded, mode=self.mode, columns=self.columns).unionByName(folded))
             try:
                 yield both
             finally:
-                both.unpersist()
+                delta.release(both)
         finally:
-            rows.unpersist()
+            delta.release(rows)
 
-    def _stored(self, batch: _Batch) -> DataFrame:
-        """What the table holds of the batch's keys: the documents, and how far each is known."""
+    def _stored(self, events: DataFrame, batch: _Batch) -> DataFrame:
+        """What the table holds of the events' keys: the documents, and how far each is known."""
         table = self.spark.table(str(self.writer.table))
         if batch.keys is not None:
             table = table.where(F.col("__key").between(*batch.keys))
+        if batch.events <= MANY:
+            keys = events.select(F.col("key").alias("__key")).distinct()
+            table = table.join(F.broadcast(keys), "__key", "left_semi")  # only these documents are shuffled
         if "__document" not in table.columns:
             table = table.withColumn("__document", F.lit(None).cast("string"))
         deleted = F.coalesce("__deleted", F.lit(False)) if "__deleted" in table.columns else F.lit(False)
@@ -512,6 +520,8 @@ class Collection:
         view = f"silver_{threading.get_ident()}"
         rows = delta.computed(source)
         rows.createOrReplaceTempView(view)
+        if batch.has_incomplete and rows.where("`__incomplete`").isEmpty():
+            batch = replace(batch, has_incomplete=False)  # which reads and writes much less of the table
         try:
             sql = self._statement(view, batch, columns).render()
             self.writer.merge(sql, to=after.to, extra=after.extra, confs=MERGE_CONFS)
