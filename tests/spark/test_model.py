@@ -18,14 +18,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FEW = (
-    model.Case(Mode.WHOLE, DeleteMode.DROP),
     model.Case(Mode.LOOKED_UP, DeleteMode.REWRITE, has_pre_images=True),
     model.Case(Mode.DESCRIBED, DeleteMode.TOMBSTONE),
 )
 
 
 def test_any_histories(spark: SparkSession, lakehouse: Path) -> None:
-    """In each capture mode, a thousand histories."""
+    """Looked-up documents and partial updates, a thousand histories of each."""
     assert model.faults(spark, lakehouse, histories.drawn(1000), cases=FEW, rebuilds=False) == []
 
 

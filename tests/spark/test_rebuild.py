@@ -178,6 +178,7 @@ def test_a_held_table_is_not_rebuilt(hop: Hop) -> None:
         owner.release()
 
 
+@pytest.mark.journey
 def test_a_writer_that_was_taken_over_swaps_nothing(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever takes the table over while the shadow is built wins: the rebuild ends with OwnershipLost."""
     hop.bronze.append({ORDERS: [document(1, 10, "c", v=1)]})

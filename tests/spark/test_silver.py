@@ -21,8 +21,8 @@ CASES = {
     for path in sorted((Path(__file__).parents[1] / "cases" / "silver").glob("*.yml"))
 }
 STEPS = max(len(case["batches"]) for case in CASES.values())
-STEPWISE = ("delete_rewrite", "fold", "late_delete", "sweep")
-"""The cases in which the borders between batches matter; each step of a case costs seconds."""
+STEPWISE = ("delete_rewrite", "sweep")
+"""Cases in which the borders between batches matter; those of other events are the model's (`tests.model`)."""
 
 Row = dict[str, Any]
 

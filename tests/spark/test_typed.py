@@ -148,7 +148,7 @@ def history(seed: int, count: int) -> Iterator[str]:
         yield orjson.dumps(document).decode()
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(more, marks=pytest.mark.journey) for more in range(2, 6))])
 def test_any_documents(spark: SparkSession, seed: int) -> None:
     """Documents of any shape, in batches, give natively what they give by the exact path."""
     texts: list[str | None] = [*history(seed, 500)]
