@@ -150,8 +150,8 @@ def _told(history: History, case: Case) -> histories.Document | None:
             is_told = last > 0 or (is_snapshotted and history.late == 0)
         case Mode.LOOKED_UP:
             is_told = is_told and history.behind == 0
-        case Mode.DESCRIBED:
-            pass
+        case Mode.DESCRIBED:  # a delete without pre-image shows the last whole document of its range, or the row as it was
+            is_told = is_told and case.deletes.keeps_row
     return versions[last] if is_told else None
 
 
