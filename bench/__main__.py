@@ -12,6 +12,7 @@ from importlib import metadata
 HOPS: dict[str, tuple[str, ...]] = {
     "capture": (),
     "silver": (),
+    "silver_growth": (),
     "bronze_log": (),
     "freshness": (),
     "memory": (),
@@ -19,6 +20,7 @@ HOPS: dict[str, tuple[str, ...]] = {
 QUICK: dict[str, tuple[str, ...]] = {
     "capture": ("--events", "100000", "--sizes", "1 KB", "3.6 KB"),
     "silver": (),
+    "silver_growth": ("--rows", "100000", "--collections", "10"),
     "bronze_log": ("--commits", "2000", "--measure", "40"),
     "freshness": ("--seconds", "15"),
     "memory": ("--gigabytes", "0.5"),

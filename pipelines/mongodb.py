@@ -8,6 +8,7 @@ own change stream decides (which errors are resumable, where to resume) is decid
 
 from __future__ import annotations
 
+import re
 import struct
 import threading
 import time
@@ -115,7 +116,7 @@ def translated(error: driver.PyMongoError, what: str) -> BaseException:
     if isinstance(error, driver.ServerSelectionTimeoutError):
         if _refused_at_handshake(error):
             return errors.AccessRefused(f"{what}: the server refused user name or password; check the secret")
-        return errors.SourceUnreachable(f"{what}: no server answered in time: {_first_line(error)}")
+        return errors.SourceUnreachable(f"{what}: no server answered in time: {_first_line(error)}; is it running, and the host right?")
     if isinstance(error, (driver.ConnectionFailure, driver.WaitQueueTimeoutError)):
         return errors.SourceUnreachable(f"{what}: the connection failed: {_first_line(error)}")
     if isinstance(error, driver.ConfigurationError):
@@ -748,11 +749,10 @@ def _refused_at_handshake(error: driver.ServerSelectionTimeoutError) -> bool:
 
 
 def _first_line(error: BaseException) -> str:
-    return _safe(error).partition(", full error: ")[0].splitlines()[0][:300]
+    said = re.sub(r" \(configured timeouts: [^)]*\)", "", _safe(error).splitlines()[0])
+    return re.split(r", full error: |, Timeout: |, Topology Description: ", said)[0][:300]
 
 
 def _safe(error: BaseException) -> str:
     """The error's text without a user name or password of a connection string."""
-    import re
-
     return re.sub(r"//[^/@\s]+@", "//***@", str(error))
