@@ -278,10 +278,25 @@ def append_rows(spark: SparkSession, table: tables.TableRef, rows: pa.Table) -> 
     assert folder is not None
     file = _ParquetFile.write(folder, rows, statistics=(), table=table)
     try:
-        log.append(file)
+        _appended(log, file, table)
     except BaseException:
         file.discard()
         raise
+
+
+def _appended(log: _DirectLog, file: _ParquetFile, table: tables.TableRef) -> None:
+    """Commit the file, again where others came first.
+
+    Delta would do that by itself, but not while another thread's fenced commit has told the shared session not to.
+    """
+    for attempt in range(COMMIT_ATTEMPTS):
+        try:
+            return log.append(file)
+        except SPARK_ERRORS as error:
+            if not is_conflict(error):
+                raise translated(error, table) from error
+        time.sleep(0.05 * 2**attempt)
+    raise _conflict(table)
 
 
 def note(

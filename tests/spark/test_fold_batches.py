@@ -5,12 +5,12 @@ from __future__ import annotations
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from cdc_core import bronze, fold
+from cdc_core import arrow, bronze, fold
 
 
 def test_fold_batches_in_spark(spark: SparkSession) -> None:
     """Updates that were collected in any order fold onto documents, in an executor's process."""
-    description = bronze.spark_type(bronze.UPDATE_DESCRIPTION)
+    description = arrow.spark_type(bronze.UPDATE_DESCRIPTION)
     updates = spark.createDataFrame(
         [
             ("1", "2", ('{"a.b":5.0}', None, None, None)),

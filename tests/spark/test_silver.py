@@ -166,7 +166,7 @@ def test_repeated_events_change_nothing(at_once: Hop) -> None:
 
 def test_nothing_new_no_commit(step_by_step: Hop) -> None:
     """A run that finds nothing new commits nothing, in silver and in gold."""
-    refs = [table(name) for name in ("fold", "sweep") for table in (step_by_step.silver_table, step_by_step.gold_table)]
+    refs = [table(name) for name in STEPWISE for table in (step_by_step.silver_table, step_by_step.gold_table)]
     before = [delta.version(step_by_step.spark, ref) for ref in refs]
     assert (step_by_step.silver().events, step_by_step.gold().changed) == (0, 0)
     assert [delta.version(step_by_step.spark, ref) for ref in refs] == before

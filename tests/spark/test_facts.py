@@ -1,0 +1,40 @@
+"""Tables of facts take what several threads append at once."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from cdc_core import tables
+from pipelines import delta
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SCHEMA = pa.schema([("thread", pa.int64()), ("n", pa.int64())])
+THREADS, TIMES = 4, 6
+
+
+def test_facts_of_many_threads_are_all_there(spark: SparkSession, tmp_path: Path) -> None:
+    """Also while fenced commits, which Delta must not try again, are made in the same session."""
+    facts, held = tables.TableRef.at(str(tmp_path / "facts")), tables.TableRef.at(str(tmp_path / "held"))
+    delta.create(spark, held, columns="n BIGINT")
+    writer = delta.Writer.claim(spark, held)
+
+    def fenced(_: int) -> None:
+        for number in range(TIMES * 3):
+            writer.mark(to=number)
+
+    def noted(thread: int) -> None:
+        for number in range(TIMES):
+            delta.note(spark, facts, [{"thread": thread, "n": number}], SCHEMA)
+
+    with ThreadPoolExecutor(THREADS + 1) as pool:
+        done = [pool.submit(noted, thread) for thread in range(THREADS)] + [pool.submit(fenced, 0)]
+        for each in done:
+            each.result()
+    found = delta.rows(spark, facts, SCHEMA)
+    assert sorted(zip(*found.to_pydict().values())) == [(t, n) for t in range(THREADS) for n in range(TIMES)]
