@@ -635,6 +635,7 @@ class _DirectLog:
         self._write = getattr(package, "DeltaOperations$Write")
         self._action = package.actions.Action
         self._none = self._jvm.scala.Option.empty
+        self._session = self._jvm.org.apache.spark.sql.classic.SparkSession
         self._operation("{}")
 
     def commit(self, file: _ParquetFile | None, *, base: int, metadata: str) -> int:
@@ -654,6 +655,8 @@ class _DirectLog:
 
     def _begun(self) -> Any:
         """A transaction on the newest version: the log's folder is listed once for it, which is what a long log makes dear."""
+        # Delta asks the thread for its session: a thread that ran no statement yet has none.
+        self._session.setActiveSession(self._spark._jsparkSession)
         newest = self._log.update(False, self._none(), self._none())
         return self._log.startTransaction(self._none(), self._jvm.scala.Option.apply(newest))
 

@@ -125,7 +125,7 @@ def test_a_snapshot_that_was_paused_and_killed_goes_on_and_can_be_stopped(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Paused it stays paused over a restart; resumed it goes on behind its last chunk; stopped it ends."""
-    database.orders.insert_many([{"_id": number} for number in range(40)])
+    database.orders.insert_many([{"_id": number} for number in range(24)])
     database.stock.insert_many([{"_id": number} for number in range(5)])
     file = tmp_path / "signals.txt"
     more = {
@@ -156,7 +156,7 @@ def test_a_snapshot_that_was_paused_and_killed_goes_on_and_can_be_stopped(
         send("pause-snapshot")
         until(lambda: any(each["type"] == "pause-snapshot" for each in signals(rows(spark, found))))
     read = len(snapshots(rows(spark, found)))
-    assert 4 <= read < 40
+    assert 4 <= read < 24
     assert once(spark, found).snapshot_documents == 0
     assert len(snapshots(rows(spark, found))) == read
     send("resume-snapshot")
@@ -167,7 +167,7 @@ def test_a_snapshot_that_was_paused_and_killed_goes_on_and_can_be_stopped(
     landed = rows(spark, found)
     check_numbers(landed)
     keys = [(row.collection, int(row.key)) for row in landed if row.kind == "snapshot"]
-    assert sorted(keys) == [("orders", number) for number in range(40)]
+    assert sorted(keys) == [("orders", number) for number in range(24)]
     assert once(spark, found).snapshot_documents == 0
 
 
