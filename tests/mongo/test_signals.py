@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -141,28 +140,35 @@ def test_a_snapshot_that_was_paused_and_killed_goes_on_and_can_be_stopped(
         with file.open("a") as out:
             out.write(json.dumps({"id": type_, "type": type_, "data": data}) + "\n")
 
-    reached = threading.Event()
+    reached, gate = threading.Event(), threading.Event()
     commit = snapshot.Snapshot._commit
 
-    def slow(self: Any, *arguments: Any) -> None:
+    def gated(self: Any, *arguments: Any) -> None:
         commit(self, *arguments)
         reached.set()
-        time.sleep(0.3)
+        assert gate.wait(120)
 
-    monkeypatch.setattr(snapshot.Snapshot, "_commit", slow)
+    def until_heard(type_: str) -> None:
+        until(lambda: any(each["type"] == type_ for each in signals(rows(spark, found))))
+        gate.set()
+
+    monkeypatch.setattr(snapshot.Snapshot, "_commit", gated)
     send("execute-snapshot", **{"data-collections": [f"{database.name}\\..*"]})
     with Running(spark, found):
         assert reached.wait(60)
         send("pause-snapshot")
-        until(lambda: any(each["type"] == "pause-snapshot" for each in signals(rows(spark, found))))
+        until_heard("pause-snapshot")
     read = len(snapshots(rows(spark, found)))
     assert 4 <= read < 24
     assert once(spark, found).snapshot_documents == 0
     assert len(snapshots(rows(spark, found))) == read
     send("resume-snapshot")
+    gate.clear()
+    reached.clear()
     with Running(spark, found):
-        until(lambda: len(snapshots(rows(spark, found))) > read)
+        assert reached.wait(60)
         send("stop-snapshot", **{"data-collections": [f"{database.name}.stock"]})
+        until_heard("stop-snapshot")
         until(lambda: any(plan.get("done") for plan in plans(rows(spark, found))))
     landed = rows(spark, found)
     check_numbers(landed)
