@@ -190,9 +190,10 @@ def append(
     """
     if not evolution.changes:
         return
-    delta.create(spark, table, columns=arrow.columns_ddl(SCHEMA))
-    if generation and "generation" not in spark.table(str(table)).columns:
-        spark.sql(f"ALTER TABLE {table} ADD COLUMNS (generation STRING)")
+    if generation:
+        delta.create(spark, table, columns=arrow.columns_ddl(SCHEMA))
+        if "generation" not in spark.table(str(table)).columns:
+            spark.sql(f"ALTER TABLE {table} ADD COLUMNS (generation STRING)")
     rows = [
         (
             collection,

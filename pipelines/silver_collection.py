@@ -520,9 +520,9 @@ class Collection:
         view = f"silver_{threading.get_ident()}"
         rows = delta.computed(source)
         rows.createOrReplaceTempView(view)
-        if batch.has_incomplete and rows.where("`__incomplete`").isEmpty():
-            batch = replace(batch, has_incomplete=False)  # which reads and writes much less of the table
         try:
+            if batch.has_incomplete and rows.where("`__incomplete`").isEmpty():
+                batch = replace(batch, has_incomplete=False)  # which reads and writes much less of the table
             sql = self._statement(view, batch, columns).render()
             self.writer.merge(sql, to=after.to, extra=after.extra, confs=MERGE_CONFS)
         finally:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,8 +116,8 @@ def _faults(table: pa.Table, drawn: Sequence[History], case: Case) -> Iterator[s
     rest = table.filter(deleted)
     living = table.filter(pc.invert(deleted))
     if case.deletes.keeps_row:
-        rest = living.filter(pc.is_in(living["__key"], pa.array([str(number) for number in gone])))
-        living = living.filter(pc.invert(pc.is_in(living["__key"], pa.array([str(number) for number in gone]))))
+        are_gone = _are_of(living, gone)
+        rest, living = living.filter(are_gone), living.filter(pc.invert(are_gone))
     yield from _differing(living, {number: drawn[number].end for number in alive}, drawn)
     left = {int(key) for key in rest["__key"].to_pylist()}
     if case.deletes.removes_row:
@@ -128,8 +128,12 @@ def _faults(table: pa.Table, drawn: Sequence[History], case: Case) -> Iterator[s
         was = {number for number in gone if any(version is not None for version in drawn[number].versions)}
         yield from (f"{number}: not marked as deleted: {drawn[number]}" for number in sorted(was - left))
     known = {number: document for number, document in told.items() if document is not None}
-    are_known = pc.is_in(rest["__key"], pa.array([str(number) for number in known], pa.string()))
-    yield from _differing(rest.filter(are_known), known, drawn)
+    yield from _differing(rest.filter(_are_of(rest, known)), known, drawn)
+
+
+def _are_of(table: pa.Table, numbers: Iterable[int]) -> pa.ChunkedArray:
+    """Which rows belong to these histories."""
+    return pc.is_in(table["__key"], pa.array([str(number) for number in numbers], pa.string()))
 
 
 def _told(history: History, case: Case) -> histories.Document | None:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import collections
 import json
 import lzma
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+
+def lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a file, in its order."""
+    with lzma.open(path, "rt", encoding="utf-8") as texts:
+        yield from map(json.loads, texts)
 
 
 def by(field: str, path: Path) -> dict[str, list[dict[str, Any]]]:
     """The records of a file by what their `field` says, each in the file's order."""
     found: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
-    with lzma.open(path, "rt", encoding="utf-8") as lines:
-        for line in lines:
-            record = json.loads(line)
-            found[record[field]].append(record)
+    for record in lines(path):
+        found[record[field]].append(record)
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import lzma
 import pathlib
 import re
 from typing import Any
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 
 from cdc_core import debezium_json
 from cdc_core.debezium_json import Dialect
+from tests import recorded
 
 CASES = pathlib.Path(__file__).parent.parent / "cases" / "unwrap"
 
@@ -181,12 +181,11 @@ def test_what_was_written_is_read_back(value: Any) -> None:
 def test_recorded_texts_are_written_back_byte_for_byte() -> None:
     """But for the doubles that Debezium's JDK writes with more digits than they need, and wrappers of users."""
     seen: set[str] = set()
-    with lzma.open(CASES / "smt.jsonl.xz", "rt", encoding="utf-8") as lines:
-        for line in lines:
-            value = json.loads(line)["in"]["value"] or {}
-            for name in ("before", "after"):
-                text = value.get(name)
-                if text and text not in seen and not re.search(r"1\.9999999999999998E23|4\.9E-324", text):
-                    seen.add(text)
-                    assert debezium_json.render(debezium_json.parse(text), Dialect.STRICT) == text
+    for record in recorded.lines(CASES / "smt.jsonl.xz"):
+        value = record["in"]["value"] or {}
+        for name in ("before", "after"):
+            text = value.get(name)
+            if text and text not in seen and not re.search(r"1\.9999999999999998E23|4\.9E-324", text):
+                seen.add(text)
+                assert debezium_json.render(debezium_json.parse(text), Dialect.STRICT) == text
     assert len(seen) > 500

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import lzma
 import pathlib
 import re
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from cdc_core import unwrap, unwrap_options
+from tests import recorded as lines_of
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 CASES = ROOT / "tests" / "cases" / "unwrap"
@@ -43,9 +43,7 @@ def test_each_example_gives_the_rows_that_it_shows(options: str, events: str, ex
 
 @functools.cache
 def recorded() -> dict[tuple[str, str, str], Any]:
-    with lzma.open(CASES / "smt.jsonl.xz", "rt", encoding="utf-8") as lines:
-        every = (json.loads(line) for line in lines)
-        return {(case["set"], case["run"], case["case"]): case for case in every}
+    return {(case["set"], case["run"], case["case"]): case for case in lines_of.lines(CASES / "smt.jsonl.xz")}
 
 
 def without_nulls(value: Any) -> Any:
