@@ -140,6 +140,7 @@ class _Reading:
         for name in self.given:
             if name not in done and not name.startswith("transforms."):
                 self._read_property(name)
+        self._read_brokers()
 
     def document(self, root: str) -> Mapping[str, object]:
         silver = {"silver": {"defaults": self.unwrap}} if self.unwrap else {}
@@ -301,6 +302,8 @@ class _Reading:
             self._take(origin, each)
         elif name.startswith(properties.FILTER_OVERRIDE):
             self.source[name] = self.given[origin]
+        elif (family := next((each for each in properties.FAMILIES if name.startswith(each.prefix)), None)) is not None:
+            self._take_option(origin, name.removeprefix(family.prefix))
         elif (why := properties.describe_foreign(name)) is not None:
             self._note(origin, why)
         elif name in unwrap_options.NAMES:
@@ -310,7 +313,7 @@ class _Reading:
             self._refuse(origin, "there is no such property", values.did_you_mean(name, known))
 
     def _take(self, origin: str, each: properties.Property) -> None:
-        """Put a property under `source`, unless its value is one that is not supported yet, or means the default."""
+        """Put a property under `source`, unless its value is empty."""
         value = self._translated(origin, each)
         if value is None or (isinstance(value, str) and not value.strip()):
             return
@@ -319,13 +322,26 @@ class _Reading:
         except values.Refused:
             self.source[each.name] = value
             return
-        if not each.is_supported(read):
-            holds = f", and {each.default_text} holds" if each.default_text else ""
-            self._note(origin, f"this value is not supported yet: it is left out{holds}")
-            return
         self.source[each.name] = read if isinstance(read, (bool, int)) else value
         if each.name in REMARKS:
             self._note(origin, REMARKS[each.name])
+
+    def _take_option(self, origin: str, option: str) -> None:
+        """Put an option of a Kafka client under `source`; those of the Java client alone are named, with what to do instead."""
+        if (why := properties.of_javas_client(option)) is not None:
+            self._note(origin, f"it is an option of Kafka's Java client: {why}")
+        elif properties.is_secret(option) and _ENV.fullmatch(self._text(origin)) is None:
+            name = re.sub(r"[^A-Z0-9]+", "_", f"KAFKA_{option}".upper())
+            self.source[origin] = self._variable(name, origin)
+        else:
+            self.source[origin] = self.given[origin]
+
+    def _read_brokers(self) -> None:
+        """Kafka Connect's own brokers take the notifications; a connector does not say which those are."""
+        channels = [each.strip() for each in self._text("notification.enabled.channels").split(",")]
+        known = ("signal.kafka.bootstrap.servers", "producer.override.bootstrap.servers")
+        if "sink" in channels and not any(name in self.given for name in known):
+            self.source[known[1]] = self._variable("KAFKA_BOOTSTRAP_SERVERS", "the brokers of Kafka Connect, for the channel sink")
 
     def _translated(self, origin: str, each: properties.Property) -> object:
         """The value in today's words; None where it only says what holds here anyway."""

@@ -1,4 +1,4 @@
-"""Every property of `source`, once: its name, type, default, meaning, and whether it is supported yet.
+"""Every property of `source`, once: its name, type, default and meaning.
 
 The parser, the defaults and the table in the documents are made from `PROPERTIES`; the attributes of `Source`
 are the same names with dots as underscores. Properties that only make sense for Kafka Connect are in
@@ -130,15 +130,13 @@ MEBIBYTE = 1024 * 1024
 class Property:
     """One line of the table.
 
-    `supported` is True (every value), False (its default alone) or the tuple of the values that are, of a list its entries.
-    `debezium` is the default of the connector where ours differs, and None for a property that is ours.
+    `debezium_default` is the default of the connector where ours differs, and None for a property that is ours.
     """
 
     name: str
     type: values.Type
     default: Any
     doc: str
-    supported: bool | tuple[object, ...] = True
     ours: bool = False
     debezium_default: str = ""
 
@@ -157,17 +155,27 @@ class Property:
         """The default as a settings file would write it; empty for none."""
         return "" if self.is_required else values.written(self.default)
 
-    def is_supported(self, value: object) -> bool:
-        """Whether this value can be used today."""
-        if value == self.default or self.supported is True:
-            return True
-        entries = value if isinstance(value, tuple) else (value,)
-        return isinstance(self.supported, tuple) and all(entry in self.supported for entry in entries)
+
+@dataclass(frozen=True)
+class Family:
+    """Properties that begin alike; what follows is an option of Kafka's client, as librdkafka names it."""
+
+    prefix: str
+    doc: str
+
+    @property
+    def attribute(self) -> str:
+        """The attribute of `Source`: the options by their names."""
+        return self.prefix.rstrip(".").replace(".", "_")
 
 
 def _property(name: str, type_: values.Type, default: Any, doc: str, **more: Any) -> Any:
     described = Property(name, type_, default, doc, **more)
     return field(default=default, metadata={"property": described})
+
+
+def _family(prefix: str, doc: str) -> Any:
+    return field(default_factory=dict, metadata={"family": Family(prefix, doc)})
 
 
 _MILLISECONDS = values.Integer(0)
@@ -495,8 +503,7 @@ class Source:
         "poll.interval.ms",
         values.Integer(1),
         500,
-        "How long to wait when there is nothing to do.",
-        supported=False,
+        "Accepted with any value: the server holds the answer back until there are events, and commits follow commit.interval.ms.",
     )
 
     # Signals and notifications
@@ -511,7 +518,6 @@ class Source:
         values.Choices(SignalChannel),
         (SignalChannel.SOURCE, SignalChannel.TABLE),
         "Where signals come from: source, file, table (ops/signals, where medallion signal puts them), kafka.",
-        supported=(SignalChannel.SOURCE, SignalChannel.FILE, SignalChannel.TABLE),
         debezium_default="source",
     )
     signal_poll_interval_ms: int = _property(
@@ -530,32 +536,36 @@ class Source:
         "signal.kafka.topic",
         values.Text(),
         None,
-        "The topic of the channel kafka; <name>-signal when left out.",
-        supported=False,
+        "The topic of the channel kafka; <name>-signal when left out. A message's key is the pipeline's name.",
     )
     signal_kafka_bootstrap_servers: str | None = _property(
         "signal.kafka.bootstrap.servers",
         values.Text(),
         None,
-        "The brokers of that topic, as host:port, host:port.",
-        supported=False,
+        "The brokers of that topic, as host:port,host:port.",
     )
     signal_kafka_groupid: str = _property(
         "signal.kafka.groupId",
         values.Text(),
         "kafka-signal",
-        "The consumer group that reads that topic.",
-        supported=False,
+        "The consumer group that keeps the position in that topic; pipelines that share a topic need one each.",
+    )
+    signal_consumer: Mapping[str, values.Reference] = _family(
+        "signal.consumer.", "Options of the client that reads that topic, such as signal.consumer.security.protocol."
     )
     notification_enabled_channels: tuple[NotificationChannel, ...] = _property(
         "notification.enabled.channels",
         values.Choices(NotificationChannel),
         (),
         "Where notifications go: log, table (ops/notifications), sink (a Kafka topic).",
-        supported=(NotificationChannel.LOG, NotificationChannel.TABLE),
     )
     notification_sink_topic_name: str | None = _property(
-        "notification.sink.topic.name", values.Text(), None, "The topic of the channel sink.", supported=False
+        "notification.sink.topic.name", values.Text(), None, "The topic of the channel sink."
+    )
+    producer_override: Mapping[str, values.Reference] = _family(
+        "producer.override.",
+        "Options of the client that writes that topic; its brokers are signal.kafka.bootstrap.servers unless "
+        "producer.override.bootstrap.servers names others.",
     )
 
     # Guards and retries
@@ -624,10 +634,43 @@ class Source:
     )
 
 
-PROPERTIES: tuple[Property, ...] = tuple(each.metadata["property"] for each in fields(Source))
+PROPERTIES: tuple[Property, ...] = tuple(
+    each.metadata["property"] for each in fields(Source) if "property" in each.metadata
+)
+
+FAMILIES: tuple[Family, ...] = tuple(each.metadata["family"] for each in fields(Source) if "family" in each.metadata)
 
 FILTER_OVERRIDE = "snapshot.collection.filter.overrides."
 """What the names of properties that hold one collection's snapshot filter begin with."""
+
+PREFIXES = (FILTER_OVERRIDE, *(each.prefix for each in FAMILIES))
+"""What the names of properties that a table cannot list begin with."""
+
+_JAVAS: Mapping[str, str] = {
+    "sasl.jaas.config": "give sasl.username and sasl.password",
+    "sasl.client.callback.handler.class": "it names a Java class",
+    "sasl.login.callback.handler.class": "it names a Java class",
+    "key.serializer": "keys and values are JSON",
+    "value.serializer": "keys and values are JSON",
+    "key.deserializer": "keys and values are JSON",
+    "value.deserializer": "keys and values are JSON",
+    "interceptor.classes": "it names Java classes",
+    "ssl.truststore.location": "give ssl.ca.location, a PEM file",
+    "ssl.truststore.password": "give ssl.ca.location, a PEM file",
+    "ssl.truststore.type": "give ssl.ca.location, a PEM file",
+    "ssl.keystore.type": "a key store is PKCS#12; for PEM files, ssl.certificate.location and ssl.key.location",
+    "max.poll.records": "every look takes all that has come",
+}
+
+
+def of_javas_client(option: str) -> str | None:
+    """What to do instead of an option that Kafka's Java client alone has; None for one that librdkafka may know."""
+    return _JAVAS.get(option)
+
+
+def is_secret(option: str) -> bool:
+    """Whether an option of Kafka's client holds what nobody may read."""
+    return option.endswith(("password", "secret", "key.pem"))
 
 _KAFKA = "it configures Kafka Connect, and there is no Kafka here"
 _TOPIC = "it names Kafka topics; tables are named after databases and collections"
@@ -668,7 +711,6 @@ FOREIGN: Mapping[str, str] = {
     "producer.*": _KAFKA,
     "consumer.*": _KAFKA,
     "admin.*": _KAFKA,
-    "signal.consumer.*": _KAFKA,
     "signal.kafka.poll.timeout.ms": _KAFKA,
     "signal.emit.failure.*": _RELATIONAL,
     "topic.*": _TOPIC,

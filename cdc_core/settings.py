@@ -28,6 +28,7 @@ from cdc_core.properties import (
     PROPERTIES,
     CaptureMode,
     CaptureScope,
+    Family,
     FullUpdateType,
     LimitAction,
     MatchMode,
@@ -200,6 +201,11 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _SCHEMA_PREFIX = re.compile(r"[A-Za-z0-9_]*")
 _TYPE_ALIASES = {"integer": "int", "long": "bigint"}
 _UNKNOWN_SOURCE = Source(mongodb_connection_string=Reference(""))
+_OF_THE_CHANNEL = {
+    "signal.consumer.bootstrap.servers": "signal.kafka.bootstrap.servers",
+    "signal.consumer.group.id": "signal.kafka.groupId",
+    "signal.consumer.enable.auto.commit": "the position is committed when the signal is in bronze",
+}
 _EXCLUSIVE = (
     ("database.include.list", "database.exclude.list"),
     ("collection.include.list", "collection.exclude.list"),
@@ -327,7 +333,8 @@ def _source(reader: _Reader, sections: Mapping[str, Any], name: str) -> Source:
     is_literal = str(section.get("filters.match.mode")).strip().lower() == MatchMode.LITERAL.value
     found = {each.attribute: _property(reader, each, section, is_literal) for each in PROPERTIES}
     overrides = _filter_overrides(reader, section, found["snapshot_collection_filter_overrides"])
-    source = Source(**{**found, "snapshot_collection_filter_overrides": overrides})
+    families = {each.attribute: _family(reader, each, section) for each in properties.FAMILIES}
+    source = Source(**{**found, **families, "snapshot_collection_filter_overrides": overrides})
     for check in _CHECKS:
         check(reader, source, name)
     return source
@@ -342,22 +349,31 @@ def _property(reader: _Reader, each: Property, section: Mapping[str, Any], is_li
             reader.refuse(path, f"{each.type.expected} is expected", "${env:MONGODB_URI}, for example")
         return default
     type_ = values.Names() if is_literal and isinstance(each.type, values.Patterns) else each.type
-    value = reader.value(path, type_, found, default)
-    if not each.is_supported(value):
-        reader.refuse(path, f"{values.shown(found)} is not supported yet", _supported(each))
-    return value
+    return reader.value(path, type_, found, default)
 
 
-def _supported(each: Property) -> str:
-    more = each.supported if isinstance(each.supported, tuple) else ()
-    shown = more if isinstance(each.default, tuple) and more else (each.default, *more)
-    known = [values.written(value) for value in shown]
-    return f"supported: {', '.join(text or 'leaving it out' for text in known)}"
+def _family(reader: _Reader, family: Family, section: Mapping[str, Any]) -> dict[str, Reference]:
+    """The options of a Kafka client; what hides a secret is a reference."""
+    found = {}
+    for name, value in section.items():
+        option = name.removeprefix(family.prefix)
+        path = _join("source", name)
+        if not name.startswith(family.prefix):
+            continue
+        if (why := properties.of_javas_client(option)) is not None:
+            reader.refuse(path, "it is an option of Kafka's Java client", why)
+        elif (instead := _OF_THE_CHANNEL.get(name)) is not None:
+            reader.refuse(path, "the channel sets it itself", instead)
+        else:
+            type_ = values.Secret() if properties.is_secret(option) else values.Referable()
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            found[option] = reader.value(path, type_, text, Reference(""))
+    return found
 
 
 def _refuse_unknown_properties(reader: _Reader, section: Mapping[str, Any]) -> None:
     for name, found in section.items():
-        if name in properties.BY_NAME or name.startswith(properties.FILTER_OVERRIDE):
+        if name in properties.BY_NAME or name.startswith(properties.PREFIXES):
             continue
         path = _join("source", name)
         if name in unwrap_options.NAMES:
@@ -472,13 +488,29 @@ def _check_modes(reader: _Reader, source: Source, name: str) -> None:
         )
     if source.topic_prefix is not None and name and source.topic_prefix != name:
         reader.refuse("source.topic.prefix", f"the pipeline's name is expected, {name}", "or leave it out")
-    sinks = NotificationChannel.SINK in source.notification_enabled_channels
-    if sinks and source.notification_sink_topic_name is None:
-        reader.refuse("source.notification.sink.topic.name", "a topic is expected beside the channel sink")
     if source.errors_retry_delay_max_ms < source.errors_retry_delay_initial_ms:
         reader.refuse(
             "source.errors.retry.delay.max.ms", "no less than errors.retry.delay.initial.ms is expected"
         )
+
+
+def _check_kafka(reader: _Reader, source: Source, name: str) -> None:
+    listens = SignalChannel.KAFKA in source.signal_enabled_channels
+    sinks = NotificationChannel.SINK in source.notification_enabled_channels
+    brokers = source.signal_kafka_bootstrap_servers
+    if listens and brokers is None:
+        reader.refuse("source.signal.kafka.bootstrap.servers", "brokers are expected beside the channel kafka", "host:9092")
+    if sinks and source.notification_sink_topic_name is None:
+        reader.refuse("source.notification.sink.topic.name", "a topic is expected beside the channel sink")
+    if sinks and brokers is None and "bootstrap.servers" not in source.producer_override:
+        reader.refuse(
+            "source.signal.kafka.bootstrap.servers", "brokers are expected beside the channel sink",
+            "or producer.override.bootstrap.servers",
+        )  # fmt: skip
+    if source.signal_consumer and not listens:
+        reader.warnings.append("source.signal.consumer.* has no effect: signal.enabled.channels does not name kafka")
+    if source.producer_override and not sinks:
+        reader.warnings.append("source.producer.override.* has no effect: notification.enabled.channels does not name sink")
 
 
 def _warn(reader: _Reader, source: Source, name: str) -> None:
@@ -502,6 +534,7 @@ _CHECKS: tuple[Callable[[_Reader, Source, str], None], ...] = (
     _check_collections,
     _check_capture,
     _check_modes,
+    _check_kafka,
     _warn,
 )
 

@@ -63,6 +63,14 @@ class Signal:
 
 
 @dataclass(frozen=True)
+class Received:
+    """A signal, and by what its channel knows it."""
+
+    signal: Signal
+    mark: str
+
+
+@dataclass(frozen=True)
 class Request:
     """What a signal asks for, checked: `collections` are regular expressions over ``database.collection``, none for all."""
 

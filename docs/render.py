@@ -25,17 +25,10 @@ CONNECTOR = FOLDER.parent / "tests" / "cases" / "connector_properties.json"
 
 
 def properties() -> str:
-    """Every property of `source` that does something today."""
-    used = [each for each in PROPERTIES if each.supported is not False]
-    rows = [(f"`{each.name}`", _values(each), _default(each), _doc(each)) for each in used]
+    """Every property of `source`."""
+    rows = [(f"`{each.name}`", _values(each), _default(each), _doc(each)) for each in PROPERTIES]
+    rows += [(f"`{each.prefix}*`", "librdkafka's", "", each.doc) for each in known.FAMILIES]
     return _table(("property", "values", "default", "what it is"), rows)
-
-
-def reserved_properties() -> str:
-    """Every property that is known and can only be left at its default."""
-    unused = [each for each in PROPERTIES if each.supported is False]
-    rows = [(f"`{each.name}`", _default(each), _doc(each)) for each in unused]
-    return _table(("property", "default", "what it will be"), rows)
 
 
 def connector_properties(section: str) -> str:
@@ -56,7 +49,6 @@ def error_classes() -> str:
 
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "properties": properties,
-    "reserved properties": reserved_properties,
     "documented": lambda: connector_properties("documented"),
     "in the code": lambda: connector_properties("in the code"),
     "older": lambda: connector_properties("older"),
@@ -72,6 +64,7 @@ def rendered(document: str) -> str:
 
 
 WITHOUT_EFFECT = (
+    "poll.interval.ms",
     "tombstones.on.delete",
     "snapshot.mode.configuration.based.snapshot.schema",
     "snapshot.mode.configuration.based.snapshot.on.schema.error",
@@ -83,7 +76,7 @@ def _here(name: str) -> tuple[str, str]:
     """Whether the property works here, and what it does."""
     each = known.BY_NAME.get(name)
     if each is not None:
-        return _state(each), _doc(each)
+        return "accepted" if name in WITHOUT_EFFECT else "yes", _doc(each)
     if name in debezium_import.RENAMED:
         return "older name", f"`import-debezium` makes it `{debezium_import.RENAMED[name]}`."
     if name in debezium_import.OLDER:
@@ -100,14 +93,6 @@ _OLDER = {
 }
 
 
-def _state(each: Property) -> str:
-    if each.name in WITHOUT_EFFECT:
-        return "accepted"
-    if isinstance(each.supported, tuple):
-        return "in part: " + _values(each).removeprefix("one of ")
-    return "yes" if each.supported else "not yet"
-
-
 def _shown_by(test: str | None) -> str:
     if test is None:
         return ""
@@ -116,10 +101,7 @@ def _shown_by(test: str | None) -> str:
 
 
 def _values(each: Property) -> str:
-    if not isinstance(each.supported, tuple):
-        return each.type.expected.replace("|", "\\|")
-    told = [each.default_text] if each.default_text else []
-    return "one of " + ", ".join([*told, *(str(getattr(value, "value", value)) for value in each.supported)])
+    return each.type.expected.replace("|", "\\|")
 
 
 def _default(each: Property) -> str:

@@ -183,7 +183,7 @@ def captured_collections(spark: SparkSession, table: tables.TableRef) -> list[tu
 
 
 def handled_signals(spark: SparkSession, table: tables.TableRef) -> set[str]:
-    """The marks of the signals that came from `ops/signals` and are in bronze."""
+    """The marks of the signals in bronze that came from `ops/signals` or from Kafka."""
     rows = spark.sql(f"SELECT get_json_object(payload, '$.row') AS row FROM {table} WHERE kind = 'signal'").collect()
     return {row.row for row in rows if row.row is not None}
 

@@ -217,7 +217,7 @@ class _Capture:
         self._threads: list[threading.Thread] = []
         self._notifier = notifier.Notifier(self.spark, self.settings)
         self._snapshots = snapshots.Snapshots(self._taking, self._notifier, self._halt, self.metrics.snapshot)
-        self._received: queue.SimpleQueue[tuple[channels.Channel, channels.Received]] = queue.SimpleQueue()
+        self._received: queue.SimpleQueue[tuple[channels.Channel, signals.Received]] = queue.SimpleQueue()
         self._has_polled = threading.Event()
         self._planned_count = self._begun_count = 0
         self._told_taken: set[str] = set()
@@ -582,17 +582,22 @@ class _Capture:
         """Ask every channel but the source for signals, now and then; write the notifications that wait."""
         assert self._log is not None
         session = self.sessions() if self.sessions else self.spark
-        has_table = delta.exists(session, delta.layout(self.settings.lakehouse).ops("signals"))
-        done = bronze.handled_signals(session, self._log.table) if has_table else set()
+        is_noted = delta.exists(session, delta.layout(self.settings.lakehouse).ops("signals"))
+        is_noted = is_noted or SignalChannel.KAFKA in self._source.signal_enabled_channels
+        done = bronze.handled_signals(session, self._log.table) if is_noted else set()
         asked = channels.channels(session, self.settings, done=done)
-        while True:
+        try:
+            while True:
+                for channel in asked:
+                    for received in channel.poll():
+                        self._received.put((channel, received))
+                self._has_polled.set()
+                self._notifier.flush()
+                if self._halt.wait(self._source.signal_poll_interval_ms / 1000):
+                    return
+        finally:
             for channel in asked:
-                for received in channel.poll():
-                    self._received.put((channel, received))
-            self._has_polled.set()
-            self._notifier.flush()
-            if self._halt.wait(self._source.signal_poll_interval_ms / 1000):
-                return
+                channel.close()
 
     def _heed(self, rows: events.Rows, event: Mapping[str, Any]) -> None:
         """An event of the stream that is more than a change: a signal, or a collection that took another's place."""
@@ -651,7 +656,7 @@ class _Capture:
         except signals.Refused as error:
             request, refused = None, {"refused": str(error)}
             log.warning("signal %s (%s) is not done: %s", signal.id, signal.type, error)
-        marked = signal.payload(**refused, **({"row": row} if signal.channel == "table" else {}))
+        marked = signal.payload(**refused, **({"row": row} if signal.channel in ("table", "kafka") else {}))
         rows.mark(events.Mark(token, rows_of.Kind.SIGNAL, marked, db, collection))
         match request:
             case None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cdc_core import errors, filters, tables
 from cdc_core.settings import Settings
-from pipelines import delta, local_table, mongodb, report, source
+from pipelines import delta, kafka, local_table, mongodb, report, source
 
 class Verdict(enum.Enum):
     """What an answer means."""
@@ -49,7 +49,7 @@ def run(settings: Settings) -> tuple[Finding, ...]:
 
     A server that cannot be used ends the questions: the findings before it, and that one.
     """
-    findings = [*_settings(settings), *_lakehouse(settings)]
+    findings = [*_settings(settings), *_lakehouse(settings), *_kafka(settings)]
     client = source.connection(settings.source).client()
     try:
         findings.append(_server(client))
@@ -88,6 +88,16 @@ def _lakehouse(settings: Settings) -> Iterator[Finding]:
     else:
         mend = f"give this user the right to write in {there}, or choose another lakehouse.root"
         yield Finding("lakehouse", Verdict.WRONG, f"{there} cannot be written", mend, errors.DecisionNeeded())
+
+
+def _kafka(settings: Settings) -> Iterator[Finding]:
+    """A capture runs without its Kafka channels: what is wrong with them is a warning."""
+    for topic, trouble in kafka.troubles(settings).items():
+        if trouble is None:
+            yield Finding("kafka", Verdict.FINE, f"the topic {topic} is there")
+        else:
+            mend = "make it, with one partition; look at signal.kafka.bootstrap.servers, signal.consumer.* and producer.override.*"
+            yield Finding("kafka", Verdict.WARNING, f"the topic {topic} cannot be used: {trouble}", mend)
 
 
 def _server(client: mongodb.Client) -> Finding:

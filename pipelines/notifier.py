@@ -1,6 +1,6 @@
-"""Where notifications go: to the log, and to the Delta table `ops/notifications`.
+"""Where notifications go: to the log, to the Delta table `ops/notifications`, and to a Kafka topic.
 
-They are told while a snapshot runs and written to the table in the background, a few at a time: a snapshot waits for none.
+They are told while a snapshot runs and written in the background, to the table a few at a time: a snapshot waits for none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from cdc_core import errors, notifications
 from cdc_core.properties import NotificationChannel
-from pipelines import delta
+from pipelines import delta, kafka
 
 if TYPE_CHECKING:
     from cdc_core.settings import Settings
@@ -46,6 +46,11 @@ class Notifier:
     settings: Settings
     _waiting: list[notifications.Notification] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _sink: kafka.Sink | None = None
+
+    def __post_init__(self) -> None:
+        if NotificationChannel.SINK in self.settings.source.notification_enabled_channels:
+            self._sink = kafka.Sink(self.settings)
 
     def tell(
         self, aggregate_type: str, type_: notifications.Type, *, id_: str, data: Mapping[str, str] | None = None
@@ -61,10 +66,13 @@ class Notifier:
                     with self._lock:
                         self._waiting.append(told)
                 case NotificationChannel.SINK:
-                    pass
+                    assert self._sink is not None
+                    self._sink.send(told)
 
     def flush(self) -> None:
         """Write to the table what waits for it; what cannot be written waits on."""
+        if self._sink is not None:
+            self._sink.serve()
         with self._lock:
             waiting, self._waiting = self._waiting, []
         if not waiting:
@@ -92,3 +100,5 @@ class Notifier:
         """Write what still waits; a table that cannot be written keeps no capture from ending."""
         with contextlib.suppress(errors.MedallionError):
             self.flush()
+        if self._sink is not None:
+            self._sink.close()

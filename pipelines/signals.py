@@ -1,4 +1,5 @@
-"""Where signals come from, beside the source's own collection: a file, and a Delta table that `medallion signal` writes.
+"""Where signals come from, beside the source's own collection: a file, a Kafka topic, and a Delta table that
+`medallion signal` writes.
 
 A channel gives each signal once, and forgets it when its row is in bronze: a capture that is killed in between reads it
 again. The table is append-only and shared by the pipelines of a lakehouse; which of its rows are done stands in bronze.
@@ -19,7 +20,7 @@ from pyspark.sql import functions as F
 
 from cdc_core import errors, signals, tables
 from cdc_core.properties import SignalChannel
-from pipelines import delta
+from pipelines import delta, kafka
 
 if TYPE_CHECKING:
     from cdc_core.settings import Settings
@@ -40,26 +41,21 @@ SCHEMA = pa.schema(
 """`row` is unique, `name` the pipeline that is meant, `ts_ms` when it was sent; the others are the signal's."""
 
 
-@dataclass(frozen=True)
-class Received:
-    """A signal, and by what its channel knows it."""
-
-    signal: signals.Signal
-    mark: str
-
-
 class Channel(Protocol):
     """Something that is asked for signals now and then."""
 
-    def poll(self) -> list[Received]:
+    def poll(self) -> list[signals.Received]:
         """What came since the last time, in its order."""
 
-    def handled(self, received: Received) -> None:
+    def handled(self, received: signals.Received) -> None:
         """Its row is in bronze."""
+
+    def close(self) -> None:
+        """No more is asked."""
 
 
 def channels(spark: SparkSession, settings: Settings, *, done: Collection[str]) -> list[Channel]:
-    """The channels that the settings name; `done` are the marks of the table's rows that bronze holds."""
+    """The channels that the settings name; `done` are the marks of signals that bronze holds."""
     found: list[Channel] = []
     for channel in settings.source.signal_enabled_channels:
         match channel:
@@ -68,7 +64,9 @@ def channels(spark: SparkSession, settings: Settings, *, done: Collection[str]) 
             case SignalChannel.TABLE:
                 table = delta.layout(settings.lakehouse).ops("signals")
                 found.append(Table(spark, table, settings.name, set(done)))
-            case SignalChannel.SOURCE | SignalChannel.KAFKA:
+            case SignalChannel.KAFKA:
+                found.append(kafka.Topic(settings, set(done)))
+            case SignalChannel.SOURCE:
                 pass
     return found
 
@@ -80,7 +78,7 @@ class File:
     path: Path
     _waiting: list[str] = field(default_factory=list)
 
-    def poll(self) -> list[Received]:
+    def poll(self) -> list[signals.Received]:
         """The whole lines that are new."""
         found = []
         waiting = list(self._waiting)
@@ -89,18 +87,21 @@ class File:
                 waiting.remove(line)
                 continue
             try:
-                found.append(Received(signals.from_json(line, channel="file"), line))
+                found.append(signals.Received(signals.from_json(line, channel="file"), line))
                 self._waiting.append(line)
             except signals.Refused as error:
                 log.warning("%s: a signal that cannot be read is left out (%s): %s", self.path, error, line[:200])
                 self._take_out(line)
         return found
 
-    def handled(self, received: Received) -> None:
+    def handled(self, received: signals.Received) -> None:
         """Take its line out of the file."""
         self._take_out(received.mark)
         if received.mark in self._waiting:
             self._waiting.remove(received.mark)
+
+    def close(self) -> None:
+        """Nothing is open."""
 
     def _lines(self) -> list[str]:
         """The lines, without one that is still being written."""
@@ -134,7 +135,7 @@ class Table:
     done: set[str]
     _version: int = -1
 
-    def poll(self) -> list[Received]:
+    def poll(self) -> list[signals.Received]:
         """The rows that are new; without a commit since the last time nothing is read."""
         if not delta.exists(self.spark, self.table):
             return []
@@ -149,14 +150,17 @@ class Table:
             self.done.add(row["row"])
             try:
                 text = json.dumps({"id": row["id"], "type": row["type"], "data": row["data"]})
-                found.append(Received(signals.from_json(text, channel="table"), row["row"]))
+                found.append(signals.Received(signals.from_json(text, channel="table"), row["row"]))
             except signals.Refused as error:
                 log.warning("%s: a signal that cannot be read is left out (%s): %s", self.table.label, error, row["id"])
         self._version = version
         return found
 
-    def handled(self, received: Received) -> None:
+    def handled(self, received: signals.Received) -> None:
         """Bronze knows."""
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 def send(

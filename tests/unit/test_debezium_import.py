@@ -134,14 +134,20 @@ def test_older_names(older: str, today: str) -> None:
     assert notes(**both)[older] == f"{today} stands beside it, and wins"
 
 
-def test_a_value_that_is_not_supported_yet_is_left_out_and_named() -> None:
-    """What the connector can and this project cannot yet is no mistake of the connector's owner."""
-    for each in properties.PROPERTIES:
-        if each.supported is False:
-            value = {"signal.data.collection": "a.b", "signal.enabled.channels": "file"}.get(each.name, "77")
-            value = "log" if each.name == "notification.enabled.channels" else value
-            assert each.name not in source_of(**{each.name.replace(".", "__"): value})
-            assert "not supported yet" in notes(**{each.name.replace(".", "__"): value})[each.name]
+def test_options_of_kafkas_clients() -> None:
+    """They are taken as they stand, a password as a variable; those that only the Java client has are named."""
+    given = {
+        "signal__enabled__channels": "source,kafka",
+        "signal__kafka__bootstrap__servers": "broker:9092",
+        "signal__consumer__security__protocol": "SASL_SSL",
+        "signal__consumer__sasl__password": "hidden",
+        "signal__consumer__sasl__jaas__config": "org.apache… required password=hidden;",
+    }
+    assert source_of(**given)["signal.consumer.security.protocol"] == "SASL_SSL"
+    assert source_of(**given)["signal.consumer.sasl.password"] == "${env:KAFKA_SASL_PASSWORD}"
+    assert "sasl.username" in notes(**given)["signal.consumer.sasl.jaas.config"]
+    sink = source_of(notification__enabled__channels="sink", notification__sink__topic__name="told")
+    assert sink["producer.override.bootstrap.servers"] == "${env:KAFKA_BOOTSTRAP_SERVERS}"
 
 
 @pytest.mark.parametrize("name", [name for name in properties.FOREIGN if "*" not in name])

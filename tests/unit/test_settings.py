@@ -208,24 +208,6 @@ def test_the_table_of_properties(each: properties.Property) -> None:
         assert each.type.read(each.default_text) == each.default
 
 
-@pytest.mark.parametrize("each", properties.PROPERTIES, ids=lambda each: each.name)
-def test_what_is_not_supported_is_refused_but_at_its_default(each: properties.Property) -> None:
-    """A property whose feature is not there yet is accepted at its default alone."""
-    if each.default_text:
-        parsed(source={each.name: each.default_text})
-    others = {
-        values.Boolean: "true",
-        values.Names: "shop.a",
-        values.Patterns: "shop.a",
-        values.Namespace: "shop.a",
-    }
-    if each.supported is False and type(each.type) in others:
-        assert any(
-            "is not supported yet" in problem
-            for problem in problems(source={each.name: others[type(each.type)]})
-        )
-
-
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -234,7 +216,7 @@ def test_what_is_not_supported_is_refused_but_at_its_default(each: properties.Pr
         ("transforms.unwrap.flatten.struct", "silver.defaults"),
         ("mongodb.ssl.keystore.password", "PEM"),
         ("internal.mongodb.allow.offset.invalidation", "internal"),
-        ("producer.override.linger.ms", "Kafka"),
+        ("producer.linger.ms", "Kafka"),
     ],
 )
 def test_properties_without_a_meaning_here(name: str, words: str) -> None:

@@ -1,0 +1,302 @@
+"""The Kafka channels: signals from a topic, notifications to another, as Debezium's channels `kafka` and `sink`.
+
+A signal is a message whose key is the pipeline's name and whose value is ``{"id", "type", "data"}``. The consumer group
+holds the position behind the last signal that is in bronze; without a position it begins at the topic's end. A broker that
+does not answer stops no capture: it is asked again at the next look, and the log says so once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from cdc_core import errors, notifications, properties, signals
+from pipelines import secrets
+
+if TYPE_CHECKING:
+    import confluent_kafka
+
+    from cdc_core.settings import Settings
+
+log = logging.getLogger(__name__)
+
+ANSWER_SECONDS = 5.0
+"""How long a broker may take to answer."""
+FIRST_SECONDS = 10.0
+"""How long the first look may take to reach the topic's end."""
+LAST_SECONDS = 10.0
+"""How long an ending capture waits for its last notifications to be taken."""
+
+
+_QUIET = {"log_level": 0, "reconnect.backoff.ms": 1_000}
+"""What the client would print itself, twenty times a second, `_Trouble` says once."""
+
+
+def library() -> Any:
+    """The module `confluent_kafka`; raises `SettingsError` where it is not installed."""
+    try:
+        import confluent_kafka  # noqa: PLC0415 - only where a channel asks for it
+    except ImportError as error:
+        message = "the channels kafka and sink need the package confluent-kafka"
+        raise errors.SettingsError(errors.Problem("source", message, "pip install 'mongo-medallion[kafka]'")) from error
+    return confluent_kafka
+
+
+def consumer_options(settings: Settings) -> dict[str, Any]:
+    """librdkafka's options for the signals: `signal.consumer.*`, with what the channel itself needs."""
+    source = settings.source
+    return {
+        **{name: secrets.resolve(value) for name, value in source.signal_consumer.items()},
+        "bootstrap.servers": source.signal_kafka_bootstrap_servers,
+        "group.id": source.signal_kafka_groupid,
+        "client.id": f"{settings.name}-signals",
+        "enable.auto.commit": False,
+        "enable.partition.eof": True,
+        "auto.offset.reset": "earliest",  # for a topic that was made anew; where the first look begins, the channel says
+        "allow.auto.create.topics": False,
+        **_QUIET,
+    }
+
+
+def producer_options(settings: Settings) -> dict[str, Any]:
+    """librdkafka's options for the notifications: `producer.override.*`; its brokers are the signals' unless it names others."""
+    source = settings.source
+    return {
+        "bootstrap.servers": source.signal_kafka_bootstrap_servers,
+        "client.id": f"{settings.name}-notifications",
+        **{name: secrets.resolve(value) for name, value in source.producer_override.items()},
+        **_QUIET,
+    }
+
+
+def signal_topic(settings: Settings) -> str:
+    """`signal.kafka.topic`, or ``<name>-signal``."""
+    return settings.source.signal_kafka_topic or f"{settings.name}-signal"
+
+
+def troubles(settings: Settings) -> dict[str, str | None]:
+    """The topics that the settings name, each with what is wrong with it now; changes nothing."""
+    source = settings.source
+    topics = []
+    if properties.SignalChannel.KAFKA in source.signal_enabled_channels:
+        consumer = _client(library().Consumer, consumer_options(settings), "signal.consumer.")
+        topics.append((signal_topic(settings), consumer))
+    if properties.NotificationChannel.SINK in source.notification_enabled_channels:
+        producer = _client(library().Producer, producer_options(settings), "producer.override.")
+        topics.append((str(source.notification_sink_topic_name), producer))
+    return {topic: _trouble(client, topic) for topic, client in topics}
+
+
+def _trouble(client: Any, topic: str) -> str | None:
+    try:
+        found = client.list_topics(topic, timeout=ANSWER_SECONDS).topics[topic]
+    except library().KafkaException as error:
+        return _text(error.args[0])
+    return "the topic does not exist" if found.error is not None or not found.partitions else None
+
+
+def _text(error: confluent_kafka.KafkaError) -> str:
+    kinds = library().KafkaError
+    is_away = error.code() in (kinds._TRANSPORT, kinds._ALL_BROKERS_DOWN, kinds._TIMED_OUT)
+    return "no broker answers" if is_away else str(error.str())
+
+
+@dataclass
+class _Trouble:
+    """Says each thing that is wrong with a broker once, until something works again."""
+
+    what: str
+    _told: set[str] = field(default_factory=set)
+
+    def __call__(self, error: confluent_kafka.KafkaError) -> None:
+        self.say(_text(error))
+
+    def say(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            log.warning("%s: %s", self.what, text)
+
+    def is_over(self) -> None:
+        self._told.clear()
+
+
+@dataclass
+class Topic:
+    """A channel of `pipelines.signals`; `done` are the marks of the signals that bronze holds.
+
+    Raises `SettingsError` for options that the client refuses.
+    """
+
+    settings: Settings
+    done: Collection[str]
+    _consumer: confluent_kafka.Consumer = field(init=False)
+    _open: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Marks of signals that are given and not yet in bronze, in order, with partition and offset."""
+    _handled: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
+    _next: dict[int, int] = field(default_factory=dict)
+    _committed: dict[int, int] = field(default_factory=dict)
+    _waits_for: set[int] = field(default_factory=set)
+    """Partitions whose end the first look has not reached."""
+    _has_looked: bool = False
+
+    def __post_init__(self) -> None:
+        self.name = signal_topic(self.settings)
+        self._trouble = _Trouble(f"signals of the topic {self.name} cannot be read now")
+        options = {**consumer_options(self.settings), "error_cb": self._trouble}
+        self._consumer = _client(library().Consumer, options, "signal.consumer.")
+
+    def poll(self) -> list[signals.Received]:
+        """The messages that are new and are meant for this pipeline."""
+        kafka = library()
+        found: list[signals.Received] = []
+        try:
+            if self._next or self._assign():
+                self._drain(found)
+                self._commit()
+        except kafka.KafkaException as error:
+            self._trouble(error.args[0])
+        self._has_looked = True
+        return found
+
+    def handled(self, received: signals.Received) -> None:
+        """Its row is in bronze: the group's position may pass it, at the next look."""
+        self._handled.put(received.mark)
+
+    def close(self) -> None:
+        """Commit the position of what was handled, and leave."""
+        kafka = library()
+        try:
+            self._commit()
+        except kafka.KafkaException as error:
+            self._trouble(error.args[0])
+        self._consumer.close()
+
+    def _assign(self) -> bool:
+        """Find the topic's partitions and where to begin in each; False where the topic does not exist."""
+        kafka = library()
+        described = self._consumer.list_topics(self.name, timeout=ANSWER_SECONDS).topics[self.name]
+        if described.error is not None or not described.partitions:
+            self._trouble.say("the topic does not exist; make it, with one partition")
+            return False
+        partitions = [kafka.TopicPartition(self.name, number) for number in sorted(described.partitions)]
+        for each in self._consumer.committed(partitions, timeout=ANSWER_SECONDS):
+            if each.offset >= 0:
+                self._committed[each.partition] = self._next[each.partition] = each.offset
+            else:
+                self._next[each.partition] = self._beginning(each)
+        self._consumer.assign([kafka.TopicPartition(self.name, *each) for each in self._next.items()])
+        self._waits_for = set(self._next)
+        return True
+
+    def _beginning(self, partition: confluent_kafka.TopicPartition) -> int:
+        """The end of what is there now, unless `signal.consumer.auto.offset.reset` says otherwise or the topic was made since."""
+        low, high = self._consumer.get_watermark_offsets(partition, timeout=ANSWER_SECONDS)
+        asked = self.settings.source.signal_consumer.get("auto.offset.reset")
+        is_asked = asked is not None and secrets.resolve(asked) in ("earliest", "smallest", "beginning")
+        return int(low if is_asked or self._has_looked else high)
+
+    def _drain(self, found: list[signals.Received]) -> None:
+        """Everything that has arrived; the first time, everything up to the end of each partition."""
+        kafka = library()
+        while True:
+            message = self._consumer.poll(FIRST_SECONDS if self._waits_for else 0.1)
+            if message is None:
+                self._waits_for = set()
+                return
+            if message.error() is not None:
+                if message.error().code() != kafka.KafkaError._PARTITION_EOF:
+                    raise kafka.KafkaException(message.error())
+                self._waits_for.discard(message.partition())
+                self._trouble.is_over()
+                continue
+            self._take(message, found)
+
+    def _take(self, message: confluent_kafka.Message, found: list[signals.Received]) -> None:
+        self._next[message.partition()] = message.offset() + 1
+        key = (message.key() or b"").decode(errors="replace")
+        if key != self.settings.name:
+            log.debug("%s: a message with the key %s is another pipeline's", self.name, key)
+            return
+        mark = f"{self.name}/{message.partition()}/{message.offset()}/{message.timestamp()[1]}"
+        if mark in self.done:
+            return
+        try:
+            signal = signals.from_json((message.value() or b"").decode(), channel="kafka")
+        except (signals.Refused, UnicodeDecodeError) as error:
+            log.warning("%s: a signal that cannot be read is left out (%s): offset %d", self.name, error, message.offset())
+            return
+        self._open[mark] = (message.partition(), message.offset())
+        found.append(signals.Received(signal, mark))
+
+    def _commit(self) -> None:
+        """The group's position in each partition: the first signal that is not in bronze yet, or the end."""
+        kafka = library()
+        while not self._handled.empty():
+            self._open.pop(self._handled.get(), None)
+        reached = dict(self._next)
+        for partition, offset in self._open.values():
+            reached[partition] = min(reached[partition], offset)
+        if reached != self._committed:
+            offsets = [kafka.TopicPartition(self.name, *each) for each in reached.items()]
+            self._consumer.commit(offsets=offsets, asynchronous=False)
+            self._committed = reached
+
+
+class Sink:
+    """The channel `sink`: each notification is a message of `notification.sink.topic.name`, sent in the background.
+
+    Key ``{"id"}``, value ``{"id", "aggregate_type", "type", "additional_data", "timestamp"}``, as Kafka's JsonConverter
+    prints Debezium's records without their schemas. Raises `SettingsError` for options that the client refuses.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.topic = settings.source.notification_sink_topic_name
+        self._trouble = _Trouble(f"notifications cannot be sent to the topic {self.topic} now")
+        options = {**producer_options(settings), "error_cb": self._trouble}
+        self._producer = _client(library().Producer, options, "producer.override.")
+
+    def send(self, told: notifications.Notification) -> None:
+        """Hand it to the client, which sends it as soon as the broker answers."""
+        value = {
+            "id": told.id,
+            "aggregate_type": told.aggregate_type,
+            "type": told.type.value,
+            "additional_data": dict(told.additional_data),
+            "timestamp": told.timestamp,
+        }
+        try:
+            self._producer.produce(
+                self.topic, key=json.dumps({"id": told.id}), value=json.dumps(value), on_delivery=self._delivered
+            )
+        except BufferError:
+            log.warning("a notification is lost, too many wait for the topic %s: %s", self.topic, told)
+
+    def serve(self) -> None:
+        """Take in what the client has to say of what it sent."""
+        self._producer.poll(0)
+
+    def close(self) -> None:
+        """Wait a little for what is not sent yet."""
+        left = self._producer.flush(LAST_SECONDS)
+        if left:
+            log.warning("%d notifications did not reach the topic %s", left, self.topic)
+
+    def _delivered(self, error: object, message: object) -> None:
+        if error is None:
+            self._trouble.is_over()
+        else:
+            log.warning("a notification did not reach the topic %s: %s", self.topic, error)
+
+
+def _client(make: Callable[[Mapping[str, Any]], Any], options: Mapping[str, Any], prefix: str) -> Any:
+    try:
+        return make(options)
+    except library().KafkaException as error:
+        message = error.args[0].str()
+        raise errors.SettingsError(
+            errors.Problem(f"source.{prefix}*", message, "the options are those of librdkafka, CONFIGURATION.md")
+        ) from error
