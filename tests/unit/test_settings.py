@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cdc_core import errors, properties, settings, unwrap_options, values
+from cdc_core import errors, properties, settings, unwrap_options
 from pipelines import settings_file
 
 ROOT = Path(__file__).resolve().parents[2]
