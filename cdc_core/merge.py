@@ -25,6 +25,20 @@ def literal(text: str) -> str:
     return "'" + "".join(c if c >= " " else f"\\u{ord(c):04x}" for c in escaped) + "'"
 
 
+def is_same(held: T.DataType, wanted: T.DataType) -> bool:
+    """Whether rows of the wanted type can stand in files beside rows of the held one: the same names and types, in any order."""
+    match held, wanted:
+        case T.StructType(), T.StructType():
+            fields = {each.name: each.dataType for each in wanted}
+            return fields.keys() == {each.name for each in held} and all(is_same(each.dataType, fields[each.name]) for each in held)
+        case T.ArrayType(), T.ArrayType():
+            return is_same(held.elementType, wanted.elementType)
+        case T.MapType(), T.MapType():
+            return is_same(held.keyType, wanted.keyType) and is_same(held.valueType, wanted.valueType)
+        case _:
+            return held == wanted
+
+
 @dataclass(frozen=True)
 class Statement:
     """One MERGE, as text.

@@ -4,10 +4,10 @@ Every commit of ours carries the table's position and its writer's claim as `use
 `txnAppId` a table, `txnVersion` = the version that was read + 1. Delta skips a transaction version that it has already
 seen without a word, so each commit is looked up afterwards; one that is not there was fenced off, and the writer stops.
 
-Statements are SQL or name-based DataFrame calls, which work over Spark Connect too. The one exception is
-`Writer.append_arrow`, which the capture service needs to be fast on a local or shared file system: it writes the Parquet
-file itself and commits it through Delta's own transaction, a compare-and-set on the version. Where that is not to be
-had (object stores, catalogs, Connect) it is an ordinary append.
+Statements are SQL or name-based DataFrame calls, which work over Spark Connect too. There are two exceptions, on a local or
+shared file system, that commit through Delta's own transaction, a compare-and-set on the version: `Writer.append_arrow`, which
+writes the Parquet file itself, and `Writer.upsert`, which is quicker than a MERGE. Where that is not to be had (object stores,
+catalogs, Connect) they are an ordinary append, and a MERGE.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -33,6 +34,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
 
 from cdc_core import arrow, claims, errors, tables
 from pipelines import local_table
@@ -438,6 +440,35 @@ class Writer:
             return self._verified(metadata)
         raise _conflict(self.table)
 
+    def upsert(
+        self,
+        rows: DataFrame,
+        *,
+        touched: DataFrame,
+        to: object,
+        extra: Mapping[str, object] | None = None,
+        confs: Mapping[str, str] | None = None,
+    ) -> int | None:
+        """Take the rows of the keys out of the table and put `rows` in, as one fenced commit; the new version.
+
+        What ``MERGE … WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *`` does, with the table's keys looked through
+        once and not three times. `touched` has one column, the key, by its name in the table; `rows` have the table's columns. None
+        where only a MERGE can do it: off a local file system, or for a table without deletion vectors or with a change feed.
+        """
+        if not self._has_direct_log() or not self._log.can_upsert():
+            return None
+        for attempt in range(COMMIT_ATTEMPTS):
+            metadata = self._metadata(to, extra)
+            try:
+                with session_confs(self.spark, confs or {}):
+                    new = self._log.upsert(rows, self.table, touched, base=self.version, metadata=metadata)
+                return self._committed(new, claims.parsed(metadata) or {})
+            except _VersionTaken as error:
+                self._after_conflict(attempt, error)
+            except SPARK_ERRORS as error:
+                raise translated(error, self.table) from error
+        raise _conflict(self.table)
+
     def alter(self, sql: str) -> None:
         """Run one ALTER TABLE after ownership was checked; the next commit is fenced on top of it."""
         self.check_ownership()
@@ -640,12 +671,66 @@ class _DirectLog:
 
     def commit(self, file: _ParquetFile | None, *, base: int, metadata: str) -> int:
         """Commit the file, or nothing but the fence, as version `base` + 1, or raise `_VersionTaken` and change nothing."""
+        return self._committed(self._at(base), self._actions(file, base + 1), base=base, metadata=metadata)
+
+    def can_upsert(self) -> bool:
+        """Whether rows are deleted by deletion vectors, and nobody reads what changed row by row."""
+        asked = self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(self._newest().metadata().configuration())
+        has_feed = asked.get("delta.enableChangeDataFeed") == "true"
+        return asked.get("delta.enableDeletionVectors") == "true" and not has_feed
+
+    def upsert(
+        self, rows: DataFrame, table: tables.TableRef, touched: DataFrame, *, base: int, metadata: str
+    ) -> int:
+        """Delete the touched rows by deletion vectors and append `rows`, as version `base` + 1, or raise `_VersionTaken`.
+
+        The rows are looked for in a thread beside the one that writes: neither fills two cores all the time.
+        """
+        transaction = self._at(base)
+        actions = self._jvm.java.util.ArrayList()
+        try:
+            with ThreadPoolExecutor(1, thread_name_prefix="medallion-upsert") as pool:
+                deleting = pool.submit(self._deleting, transaction, table, touched)
+                written = transaction.writeFiles(rows._jdf)
+                for found in (self._actions(None, base + 1), deleting.result(), written):
+                    actions.addAll(self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(found))
+        except Exception as error:
+            raise self._translated(error, base) from error
+        return self._committed(transaction, self._seq(actions), base=base, metadata=metadata)
+
+    def _deleting(self, transaction: Any, table: tables.TableRef, touched: DataFrame) -> Any:
+        """Actions that take the touched rows out, as Delta's own DELETE finds and writes them."""
+        self._session.setActiveSession(self._spark._jsparkSession)
+        (key,) = touched.columns
+        places = self._spark.table(str(table)).select(
+            key, F.col("_metadata.file_path").alias("__file"), F.col("_metadata.row_index").alias("__row")
+        )
+        found = places.join(touched, key, "left_semi").select("__file", "__row")
+        package = self._jvm.org.apache.spark.sql.delta
+        some = self._jvm.scala.Option.apply
+        session, files = self._spark._jsparkSession, transaction.filterFiles()
+        helper = package.commands.DMLWithDeletionVectorsHelper
+        always = self._jvm.org.apache.spark.sql.catalyst.expressions.Literal.TrueLiteral()
+        vectors = getattr(getattr(package.commands, "DeletionVectorBitmapGenerator$"), "MODULE$")
+        stored = vectors.buildRowIndexSetsForFilesMatchingCondition(
+            session, transaction, True, found._jdf, files, always, some(F.col("__file")._jc), some(F.col("__row")._jc)
+        )
+        by_name = helper.generateCandidateFileMap(self._log.dataPath(), files)
+        marked = helper.findFilesWithMatchingRows(transaction, by_name, stored)
+        prefix = package.stats.StatsCollectionUtils.getDataSkippingStringPrefixLength(session, transaction.metadata())
+        return helper.processUnmodifiedData(session, marked, transaction.snapshot(), prefix)._1()
+
+    def _at(self, base: int) -> Any:
+        """A transaction on the version `base`, or `_VersionTaken`."""
+        transaction = self._begun()
+        if transaction.readVersion() != base:
+            raise _VersionTaken
+        return transaction
+
+    def _committed(self, transaction: Any, actions: Any, *, base: int, metadata: str) -> int:
         with session_confs(self._spark, {"spark.databricks.delta.maxCommitAttempts": "0"}):
-            transaction = self._begun()
-            if transaction.readVersion() != base:
-                raise _VersionTaken
             try:
-                return int(transaction.commit(self._actions(file, base + 1), self._operation(metadata)))
+                return int(transaction.commit(actions, self._operation(metadata)))
             except Exception as error:
                 raise self._translated(error, base) from error
 
@@ -657,8 +742,10 @@ class _DirectLog:
         """A transaction on the newest version: the log's folder is listed once for it, which is what a long log makes dear."""
         # Delta asks the thread for its session: a thread that ran no statement yet has none.
         self._session.setActiveSession(self._spark._jsparkSession)
-        newest = self._log.update(False, self._none(), self._none())
-        return self._log.startTransaction(self._none(), self._jvm.scala.Option.apply(newest))
+        return self._log.startTransaction(self._none(), self._jvm.scala.Option.apply(self._newest()))
+
+    def _newest(self) -> Any:
+        return self._log.update(False, self._none(), self._none())
 
     def _operation(self, metadata: str | None) -> Any:
         mode = self._jvm.org.apache.spark.sql.SaveMode.Append
@@ -684,6 +771,9 @@ class _DirectLog:
         actions = self._jvm.java.util.ArrayList()
         for action in found:
             actions.add(self._action.fromJson(json.dumps(action)))
+        return self._seq(actions)
+
+    def _seq(self, actions: Any) -> Any:
         return self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(actions).toSeq()
 
     def _translated(self, error: Exception, base: int) -> Exception:

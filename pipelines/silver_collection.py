@@ -203,6 +203,8 @@ class _Batch:
     deletes: _Deletes | None = None
     has_incomplete: bool = False
     is_late: bool = False
+    touched: DataFrame | None = None
+    """The keys of the rows, where they are cheaper to find than the rows are."""
 
 
 @dataclass
@@ -292,12 +294,15 @@ class Collection:
             deletes=_deleted(events, counts) if counts.deletes and not self.mode.keeps_row else None,
             has_incomplete=has_partial,
             is_late=is_late,
+            touched=_keys(events, counts),
         )
         if has_partial and self.keeps_document:
             with self._folded(whole, batch) as rows:
                 folded = rows.select("after", F.col("__sequence").alias("sequence"))
                 texts = self._looked_at(events, counts).select("after", "sequence").unionByName(folded)
-                self._apply(replace(batch, rows=rows, plan=self._evolved(texts, range_.to).plan), after)
+                has_incomplete = not rows.where("`__incomplete`").isEmpty()  # a MERGE without any reads and writes much less
+                plan = self._evolved(texts, range_.to).plan
+                self._apply(replace(batch, rows=rows, plan=plan, has_incomplete=has_incomplete), after)
         else:
             if SMALL < counts.events <= MANY and not (has_partial or self._keeps_last(batch)):
                 latest = reduce.latest_of_many(events, columns=self.columns)
@@ -517,17 +522,32 @@ class Collection:
             first = source.where(f"`__action` <> '{reduce.Action.REMOVE.value}'").drop("__guard", "__action")
             self.writer.append(first, to=after.to, extra=after.extra)
             return
+        if self._is_upsert(batch, source) and self._upserted(batch, source, after):
+            return
         view = f"silver_{threading.get_ident()}"
         rows = delta.computed(source)
         rows.createOrReplaceTempView(view)
         try:
-            if batch.has_incomplete and rows.where("`__incomplete`").isEmpty():
-                batch = replace(batch, has_incomplete=False)  # which reads and writes much less of the table
             sql = self._statement(view, batch, columns).render()
             self.writer.merge(sql, to=after.to, extra=after.extra, confs=MERGE_CONFS)
         finally:
             self.spark.catalog.dropTempView(view)
             delta.release(rows)
+
+    def _is_upsert(self, batch: _Batch, source: DataFrame) -> bool:
+        """Whether every row is newer than what the table holds of its key, and replaces it whole or removes it."""
+        if batch.is_late or batch.has_incomplete or batch.touched is None or self._keeps_last(batch):
+            return False
+        held = self.spark.table(str(self.writer.table)).schema
+        return merge.is_same(held, source.drop("__guard", "__action").schema)
+
+    def _upserted(self, batch: _Batch, source: DataFrame, after: registry.SilverPosition) -> bool:
+        documents = source
+        if batch.deletes is not None:
+            documents = source.where(F.col("__action") == reduce.Action.DOCUMENT.value)
+        rows = documents.drop("__guard", "__action")
+        assert batch.touched is not None
+        return self.writer.upsert(rows, touched=batch.touched, to=after.to, extra=after.extra, confs=MERGE_CONFS) is not None
 
     def _is_empty(self) -> bool:
         """Whether the table never held a row: then its first rows are appended, there is nothing to merge with."""
@@ -585,6 +605,12 @@ def _deleted(events: DataFrame, counts: Counts) -> _Deletes:
     """The last delete of each key, from bronze's narrow columns. That something came after it does not matter."""
     deletes = events.where(f"op = '{bronze.Op.DELETE.value}'").groupBy(F.col("key").alias("__key"))
     return _Deletes(deletes.agg(F.max("sequence").alias("__sequence")), counts.deletes)
+
+
+def _keys(events: DataFrame, counts: Counts) -> DataFrame:
+    """The keys of the events; sent to every executor where they are not too many."""
+    keys = events.select(F.col("key").alias("__key"))
+    return F.broadcast(keys) if counts.events <= MANY // 2 else keys
 
 
 def _with_deleted(events: DataFrame) -> DataFrame:

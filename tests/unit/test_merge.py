@@ -62,6 +62,23 @@ def statement(**named: object) -> str:
     return merge.Statement("t", "s", ["_id", "__incomplete", "__known", "__sequence", "__batch"], **named).render()  # type: ignore[arg-type]
 
 
+def test_rows_may_stand_beside_others_of_the_same_names_and_types() -> None:
+    """In any order of names, at any depth; a name more, a name less or another type cannot."""
+    def type_(text: str) -> T.StructType:
+        return T.StructType.fromDDL(text)
+
+    held = type_("a INT, b ARRAY<STRUCT<x: INT, y: MAP<STRING, BIGINT>>>")
+    assert merge.is_same(held, type_("b ARRAY<STRUCT<y: MAP<STRING, BIGINT>, x: INT>>, a INT"))
+    for other in (
+        "a INT",
+        "a INT, b ARRAY<STRUCT<x: INT, y: MAP<STRING, BIGINT>>>, c INT",
+        "a BIGINT, b ARRAY<STRUCT<x: INT, y: MAP<STRING, BIGINT>>>",
+        "a INT, b ARRAY<STRUCT<x: INT, y: MAP<STRING, INT>>>",
+        "a INT, b ARRAY<STRUCT<x: INT>>",
+    ):
+        assert not merge.is_same(held, type_(other))
+
+
 def test_only_documents() -> None:
     """A range of whole documents needs two clauses, and the bounds of its keys."""
     lines = statement(keys=[("1", "it's")]).splitlines()

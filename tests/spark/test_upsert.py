@@ -1,0 +1,109 @@
+"""Rows that are newer than everything stored take the short way into silver: deletion vectors and new files, one commit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cdc_core import errors
+from pipelines import delta
+from tests import bronze_rows
+from tests.spark.test_silver import Hop, pipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def doc(key: int, n: object, *, at: int, op: str = "u") -> dict[str, Any]:
+    return {"op": op, "key": key, "at": at, "after": {"_id": key, "n": n}}
+
+
+def gone(key: int, *, at: int) -> dict[str, Any]:
+    return {"op": "d", "key": key, "at": at}
+
+
+@pytest.fixture
+def hop(spark: SparkSession, tmp_path: Path) -> Hop:
+    """A table of five documents."""
+    found = Hop(spark, pipeline(tmp_path))
+    found.bronze.append({"t": [doc(key, 0, at=10 + key, op="c") for key in range(5)]})
+    found.silver()
+    return found
+
+
+def numbers(hop: Hop) -> dict[int, Any]:
+    return {row["_id"]: row.get("n") for row in hop.rows("t")}
+
+
+def operations(hop: Hop) -> list[str]:
+    """What each commit with rows was, the newest first."""
+    log = Path(hop.layout.root or "") / "silver" / bronze_rows.DB / "t" / "_delta_log"
+    found = []
+    for file in sorted(log.glob("*.json"), reverse=True):
+        actions = [json.loads(line) for line in file.read_text().splitlines()]
+        if any("add" in action for action in actions):
+            found += [action["commitInfo"]["operation"] for action in actions if "commitInfo" in action]
+    return found
+
+
+def test_newer_rows_replace_and_remove_by_deletion_vectors(hop: Hop) -> None:
+    """Twice over the same files: their deletion vectors grow. A late event goes the long way."""
+    hop.bronze.append({"t": [doc(0, 1, at=20), doc(1, 1, at=21), doc(1, 2, at=22), gone(2, at=23), doc(7, 1, at=24, op="c")]})
+    hop.silver()
+    assert numbers(hop) == {0: 1, 1: 2, 3: 0, 4: 0, 7: 1}
+    hop.bronze.append({"t": [doc(3, 1, at=30), doc(0, 3, at=31), gone(7, at=32), gone(99, at=33)]})
+    hop.silver()
+    assert numbers(hop) == {0: 3, 1: 2, 3: 1, 4: 0}
+    assert operations(hop) == ["WRITE", "WRITE", "WRITE"]
+    hop.bronze.append({"t": [doc(4, 9, at=5), doc(2, 9, at=6), doc(1, 5, at=40)]})
+    hop.silver()
+    assert numbers(hop) == {0: 3, 1: 5, 3: 1, 4: 0}
+    assert operations(hop)[0] == "MERGE"
+
+
+def test_a_commit_in_between_is_seen(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table is compacted while the rows are written: they are written again, onto what is there then."""
+    deleting, calls = delta._DirectLog._deleting, []
+
+    def late(self: Any, *arguments: Any) -> Any:
+        found = deleting(self, *arguments)
+        if not calls:
+            delta.optimize(hop.spark, hop.silver_table("t"), metadata="{}")
+        calls.append(1)
+        return found
+
+    hop.bronze.append({"t": [doc(9, 9, at=19, op="c")]})
+    hop.silver()
+    monkeypatch.setattr(delta._DirectLog, "_deleting", late)
+    hop.bronze.append({"t": [doc(0, 1, at=20), gone(9, at=21)]})
+    hop.silver()
+    assert len(calls) == 2
+    assert numbers(hop) == {0: 1, 1: 0, 2: 0, 3: 0, 4: 0}
+
+
+def test_another_writer_is_not_overwritten(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table is claimed while the rows are written: the first writer stops and has changed nothing."""
+    deleting = delta._DirectLog._deleting
+
+    def late(self: Any, *arguments: Any) -> Any:
+        found = deleting(self, *arguments)
+        delta.Writer.claim(hop.spark, hop.silver_table("t"), take_over=True)
+        return found
+
+    monkeypatch.setattr(delta._DirectLog, "_deleting", late)
+    hop.bronze.append({"t": [doc(0, 1, at=20)]})
+    with pytest.raises(errors.OwnershipLost):
+        hop.silver()
+    assert numbers(hop) == dict.fromkeys(range(5), 0)
+
+
+def test_a_change_feed_gets_its_updates_from_merge(hop: Hop) -> None:
+    """A reader of the feed sees updates, not deletes and inserts."""
+    hop.spark.sql(f"ALTER TABLE {hop.silver_table('t')} SET TBLPROPERTIES (delta.enableChangeDataFeed = true)").collect()
+    hop.bronze.append({"t": [doc(0, 1, at=20)]})
+    hop.silver()
+    assert numbers(hop)[0] == 1
+    assert operations(hop)[0] == "MERGE"
