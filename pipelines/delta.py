@@ -660,6 +660,7 @@ class _DirectLog:
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self._spark = spark
+        self._folder = folder
         self._jvm = spark._jvm
         package = self._jvm.org.apache.spark.sql.delta
         self._log = package.DeltaLog.forTable(spark._jsparkSession, str(folder))
@@ -722,7 +723,9 @@ class _DirectLog:
 
     def _at(self, base: int) -> Any:
         """A transaction on the version `base`, or `_VersionTaken`."""
-        transaction = self._begun()
+        held = self._log.unsafeVolatileSnapshot()
+        is_newest = held.version() == base and not (self._folder / "_delta_log" / f"{base + 1:020}.json").exists()
+        transaction = self._begun(held if is_newest else self._newest())
         if transaction.readVersion() != base:
             raise _VersionTaken
         return transaction
@@ -736,15 +739,16 @@ class _DirectLog:
 
     def append(self, file: _ParquetFile) -> None:
         """Commit the file after whatever others committed."""
-        self._begun().commit(self._actions(file, None), self._operation(None))
+        self._begun(self._newest()).commit(self._actions(file, None), self._operation(None))
 
-    def _begun(self) -> Any:
-        """A transaction on the newest version: the log's folder is listed once for it, which is what a long log makes dear."""
+    def _begun(self, snapshot: Any) -> Any:
+        """A transaction on a version."""
         # Delta asks the thread for its session: a thread that ran no statement yet has none.
         self._session.setActiveSession(self._spark._jsparkSession)
-        return self._log.startTransaction(self._none(), self._jvm.scala.Option.apply(self._newest()))
+        return self._log.startTransaction(self._none(), self._jvm.scala.Option.apply(snapshot))
 
     def _newest(self) -> Any:
+        """The newest version; the log's folder is listed for it, which is what a long log makes dear."""
         return self._log.update(False, self._none(), self._none())
 
     def _operation(self, metadata: str | None) -> Any:
