@@ -724,7 +724,7 @@ class _DirectLog:
     def _at(self, base: int) -> Any:
         """A transaction on the version `base`, or `_VersionTaken`."""
         held = self._log.unsafeVolatileSnapshot()
-        is_newest = held.version() == base and not (self._folder / "_delta_log" / f"{base + 1:020}.json").exists()
+        is_newest = held.version() == base and self._has_commit(base) and not self._has_commit(base + 1)
         transaction = self._begun(held if is_newest else self._newest())
         if transaction.readVersion() != base:
             raise _VersionTaken
@@ -746,6 +746,10 @@ class _DirectLog:
         # Delta asks the thread for its session: a thread that ran no statement yet has none.
         self._session.setActiveSession(self._spark._jsparkSession)
         return self._log.startTransaction(self._none(), self._jvm.scala.Option.apply(snapshot))
+
+    def _has_commit(self, version: int) -> bool:
+        """Whether the commit's file is there; after the retention time it goes, with all that are older."""
+        return (self._folder / "_delta_log" / f"{version:020}.json").exists()
 
     def _newest(self) -> Any:
         """The newest version; the log's folder is listed for it, which is what a long log makes dear."""
