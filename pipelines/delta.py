@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
@@ -453,7 +453,7 @@ class Writer:
 
         What ``MERGE … WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *`` does, with the table's keys looked through
         once and not three times. `touched` has one column, the key, by its name in the table; `rows` have the table's columns. None
-        where only a MERGE can do it: off a local file system, or for a table without deletion vectors or with a change feed.
+        where only a MERGE can do it: off a local file system, with another Delta, or for a table without deletion vectors or with a change feed.
         """
         if not self._has_direct_log() or not self._log.can_upsert():
             return None
@@ -467,6 +467,8 @@ class Writer:
                 self._after_conflict(attempt, error)
             except SPARK_ERRORS as error:
                 raise translated(error, self.table) from error
+            except (Py4JError, TypeError):  # another Delta, whose methods are not those: nothing was committed
+                return None
         raise _conflict(self.table)
 
     def alter(self, sql: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from py4j.protocol import Py4JError
 
 from cdc_core import errors
 from pipelines import delta
@@ -98,6 +99,19 @@ def test_another_writer_is_not_overwritten(hop: Hop, monkeypatch: pytest.MonkeyP
     with pytest.raises(errors.OwnershipLost):
         hop.silver()
     assert numbers(hop) == dict.fromkeys(range(5), 0)
+
+
+def test_another_delta_gets_a_merge(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose classes have other methods."""
+
+    def missing(*_: Any) -> Any:
+        raise Py4JError("Method filterFiles([]) does not exist")
+
+    monkeypatch.setattr(delta._DirectLog, "_deleting", missing)
+    hop.bronze.append({"t": [doc(0, 1, at=20), gone(1, at=21)]})
+    hop.silver()
+    assert numbers(hop) == {0: 1, 2: 0, 3: 0, 4: 0}
+    assert operations(hop)[0] == "MERGE"
 
 
 def test_a_change_feed_gets_its_updates_from_merge(hop: Hop) -> None:
