@@ -64,19 +64,19 @@ def statement(**named: object) -> str:
 
 def test_rows_may_stand_beside_others_of_the_same_names_and_types() -> None:
     """In any order of names, at any depth; a name more, a name less or another type cannot."""
-    def type_(text: str) -> T.StructType:
-        return T.StructType.fromDDL(text)
-
-    held = type_("a INT, b ARRAY<STRUCT<x: INT, y: MAP<STRING, BIGINT>>>")
-    assert merge.is_same(held, type_("b ARRAY<STRUCT<y: MAP<STRING, BIGINT>, x: INT>>, a INT"))
+    bigint, inner = T.MapType(T.StringType(), T.LongType()), T.StructField
+    x, y = inner("x", T.IntegerType()), inner("y", bigint)
+    a, b = inner("a", T.IntegerType()), inner("b", T.ArrayType(T.StructType([x, y])))
+    held = T.StructType([a, b])
+    assert merge.is_same(held, T.StructType([inner("b", T.ArrayType(T.StructType([y, x]), containsNull=False)), a]))
     for other in (
-        "a INT",
-        "a INT, b ARRAY<STRUCT<x: INT, y: MAP<STRING, BIGINT>>>, c INT",
-        "a BIGINT, b ARRAY<STRUCT<x: INT, y: MAP<STRING, BIGINT>>>",
-        "a INT, b ARRAY<STRUCT<x: INT, y: MAP<STRING, INT>>>",
-        "a INT, b ARRAY<STRUCT<x: INT>>",
+        [a],
+        [a, b, inner("c", T.IntegerType())],
+        [inner("a", T.LongType()), b],
+        [a, inner("b", T.ArrayType(T.StructType([x, inner("y", T.MapType(T.StringType(), T.IntegerType()))])))],
+        [a, inner("b", T.ArrayType(T.StructType([x])))],
     ):
-        assert not merge.is_same(held, type_(other))
+        assert not merge.is_same(held, T.StructType(other))
 
 
 def test_only_documents() -> None:
