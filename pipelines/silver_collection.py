@@ -276,7 +276,7 @@ class Collection:
         if not counts.events:
             self._move(after)
             return after
-        is_late = reached.to > 0 and (reached.high is None or counts.low <= reached.high)
+        is_late = reached.to > 0 and (reached.high is None or counts.low <= max(reached.high, reached.swept))
         found = self._wanted(self._events(range_), counts)
         if counts.low < reached.floor:
             found = found.where(f"sequence IS NULL OR sequence >= {merge.literal(reached.floor)}")
@@ -528,6 +528,8 @@ class Collection:
         rows = delta.computed(source)
         rows.createOrReplaceTempView(view)
         try:
+            if batch.has_incomplete and not self.keeps_document and rows.where("`__incomplete`").isEmpty():
+                batch = replace(batch, has_incomplete=False)  # which reads and writes much less of the table
             sql = self._statement(view, batch, columns).render()
             self.writer.merge(sql, to=after.to, extra=after.extra, confs=MERGE_CONFS)
         finally:

@@ -65,6 +65,18 @@ def test_newer_rows_replace_and_remove_by_deletion_vectors(hop: Hop) -> None:
     assert operations(hop)[0] == "MERGE"
 
 
+def test_what_is_older_than_a_sweep_is_late(spark: SparkSession, tmp_path: Path) -> None:
+    """A snapshot that found nothing marked the row as deleted; an event from before it does not bring it back."""
+    hop = Hop(spark, pipeline(tmp_path, **{"delete.tombstone.handling.mode": "rewrite"}))
+    hop.bronze.append({"t": [doc(1, 0, at=10, op="c")]})
+    hop.silver()
+    hop.bronze.append({"t": [{"sweep": 30}]})
+    hop.silver()
+    hop.bronze.append({"t": [doc(1, 1, at=20)]})
+    hop.silver()
+    assert [(row["_id"], row["__deleted"]) for row in hop.rows("t")] == [(1, True)]
+
+
 def test_a_commit_in_between_is_seen(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table is compacted while the rows are written: they are written again, onto what is there then."""
     deleting, calls = delta._DirectLog._deleting, []
