@@ -130,7 +130,7 @@ MEBIBYTE = 1024 * 1024
 class Property:
     """One line of the table.
 
-    `debezium_default` is the default of the connector where ours differs, and None for a property that is ours.
+    `debezium_default` is the default of the connector where ours differs, and empty where it is the same.
     """
 
     name: str
@@ -671,6 +671,7 @@ def of_javas_client(option: str) -> str | None:
 def is_secret(option: str) -> bool:
     """Whether an option of Kafka's client holds what nobody may read."""
     return option.endswith(("password", "secret", "key.pem"))
+
 
 _KAFKA = "it configures Kafka Connect, and there is no Kafka here"
 _TOPIC = "it names Kafka topics; tables are named after databases and collections"

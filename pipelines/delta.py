@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import itertools
 import json
 import os
@@ -360,7 +361,7 @@ class Writer:
     def mark(self, *, to: object, extra: Mapping[str, object] | None = None) -> int:
         """One fenced commit without rows, for what its metadata says; the new version."""
         if self._has_direct_log():
-            return self._commit_file(None, self._metadata(to, extra))
+            return self._commit_file(None, to=to, extra=extra)
         return self.append(self.spark.createDataFrame([], self.spark.table(str(self.table)).schema), to=to, extra=extra)
 
     def append(self, df: DataFrame, *, to: object, extra: Mapping[str, object] | None = None) -> int:
@@ -455,21 +456,16 @@ class Writer:
         once and not three times. `touched` has one column, the key, by its name in the table; `rows` have the table's columns. None
         where only a MERGE can do it: off a local file system, with another Delta, or for a table without deletion vectors or with a change feed.
         """
-        if not self._has_direct_log() or not self._log.can_upsert():
+        if not self._has_direct_log():
             return None
-        for attempt in range(COMMIT_ATTEMPTS):
-            metadata = self._metadata(to, extra)
-            try:
-                with session_confs(self.spark, confs or {}):
-                    new = self._log.upsert(rows, self.table, touched, base=self.version, metadata=metadata)
-                return self._committed(new, claims.parsed(metadata) or {})
-            except _VersionTaken as error:
-                self._after_conflict(attempt, error)
-            except SPARK_ERRORS as error:
-                raise translated(error, self.table) from error
-            except (Py4JError, TypeError):  # another Delta, whose methods are not those: nothing was committed
-                return None
-        raise _conflict(self.table)
+        commit = functools.partial(self._log.upsert, rows, self.table, touched)
+        try:
+            with session_confs(self.spark, confs or {}):
+                return self._directly(commit, to=to, extra=extra)
+        except SPARK_ERRORS as error:
+            raise translated(error, self.table) from error
+        except (_NeedsMerge, Py4JError, TypeError):  # another Delta has other methods: nothing was committed
+            return None
 
     def alter(self, sql: str) -> None:
         """Run one ALTER TABLE after ownership was checked; the next commit is fenced on top of it."""
@@ -502,7 +498,7 @@ class Writer:
             return self.append(self.spark.createDataFrame(rows), to=to, extra=extra)
         file = _ParquetFile.write(self._folder(), rows, statistics=statistics, table=self.table)
         try:
-            return self._commit_file(file, self._metadata(to, extra))
+            return self._commit_file(file, to=to, extra=extra)
         except BaseException:
             file.discard()
             raise
@@ -595,12 +591,16 @@ class Writer:
             self._log = _direct_log(self.spark, self.table) or False
         return bool(self._log)
 
-    def _commit_file(self, file: _ParquetFile | None, metadata: str) -> int:
+    def _commit_file(self, file: _ParquetFile | None, *, to: object, extra: Mapping[str, object] | None) -> int:
+        return self._directly(functools.partial(self._log.commit, file), to=to, extra=extra)
+
+    def _directly(self, commit: Callable[..., int], *, to: object, extra: Mapping[str, object] | None) -> int:
+        """A commit through the direct log onto the last version, and onto the newest where others committed in between."""
         for attempt in range(COMMIT_ATTEMPTS):
+            metadata = self._metadata(to, extra)
             try:
-                return self._committed(
-                    self._log.commit(file, base=self.version, metadata=metadata), claims.parsed(metadata) or {}
-                )
+                new = commit(base=self.version, metadata=metadata)
+                return self._committed(new, claims.parsed(metadata) or {})
             except _VersionTaken as error:
                 self._after_conflict(attempt, error)
         raise _conflict(self.table)
@@ -608,6 +608,10 @@ class Writer:
 
 class _VersionTaken(Exception):
     """Somebody committed the version that this writer wanted."""
+
+
+class _NeedsMerge(Exception):
+    """The table has no deletion vectors, or a change feed whose readers want updates."""
 
 
 @dataclass(frozen=True)
@@ -676,20 +680,18 @@ class _DirectLog:
         """Commit the file, or nothing but the fence, as version `base` + 1, or raise `_VersionTaken` and change nothing."""
         return self._committed(self._at(base), self._actions(file, base + 1), base=base, metadata=metadata)
 
-    def can_upsert(self) -> bool:
-        """Whether rows are deleted by deletion vectors, and nobody reads what changed row by row."""
-        asked = self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(self._newest().metadata().configuration())
-        has_feed = asked.get("delta.enableChangeDataFeed") == "true"
-        return asked.get("delta.enableDeletionVectors") == "true" and not has_feed
-
     def upsert(
         self, rows: DataFrame, table: tables.TableRef, touched: DataFrame, *, base: int, metadata: str
     ) -> int:
-        """Delete the touched rows by deletion vectors and append `rows`, as version `base` + 1, or raise `_VersionTaken`.
+        """Delete the touched rows by deletion vectors and append `rows`, as version `base` + 1, or raise `_VersionTaken`
+        or `_NeedsMerge`.
 
         The rows are looked for in a thread beside the one that writes: neither fills two cores all the time.
         """
         transaction = self._at(base)
+        asked = self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(transaction.metadata().configuration())
+        if asked.get("delta.enableDeletionVectors") != "true" or asked.get("delta.enableChangeDataFeed") == "true":
+            raise _NeedsMerge
         actions = self._jvm.java.util.ArrayList()
         try:
             with ThreadPoolExecutor(1, thread_name_prefix="medallion-upsert") as pool:
