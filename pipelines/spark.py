@@ -9,6 +9,7 @@ else.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -204,28 +205,29 @@ def _local(name: str, *, master: str | None, conf: Mapping[str, str]) -> SparkSe
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
-    settings = {
-        **LOCAL,
-        **MEANING,
-        "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir(), "medallion-no-warehouse")),
-        **_delta_jars(),
-        **conf,
-        "spark.master": master or conf.get("spark.master", "local[*]"),
-        "spark.app.name": name,
-    }
-    spark_conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if not _is_installed():
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with log_file().open("wb") as log:
-        try:
-            gateway = launch_gateway(spark_conf, _Launch(stdout=log, stderr=log))
-        except (PySparkRuntimeError, OSError) as error:
-            raise _why_not() from error
-    with _interrupts_as_they_are():
-        SparkContext(conf=SparkConf(loadDefaults=False).setAll(list(settings.items())), gateway=gateway)
-    spark = SparkSession.builder.getOrCreate()
-    _remember_jars(spark)
+    with _delta_jars() as jars:
+        settings = {
+            **LOCAL,
+            **MEANING,
+            "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir(), "medallion-no-warehouse")),
+            **jars,
+            **conf,
+            "spark.master": master or conf.get("spark.master", "local[*]"),
+            "spark.app.name": name,
+        }
+        spark_conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+        with log_file().open("wb") as log:
+            try:
+                gateway = launch_gateway(spark_conf, _Launch(stdout=log, stderr=log))
+            except (PySparkRuntimeError, OSError) as error:
+                raise _why_not() from error
+        with _interrupts_as_they_are():
+            SparkContext(conf=SparkConf(loadDefaults=False).setAll(list(settings.items())), gateway=gateway)
+        spark = SparkSession.builder.getOrCreate()
+        _remember_jars(spark)
     return spark
 
 
@@ -317,18 +319,45 @@ def _java_version() -> int | None:
     return int(found.group(1)) if found else None
 
 
-def _delta_jars() -> dict[str, str]:
-    """Delta's jars as this machine resolved them last, or the package to resolve (some seconds more)."""
-    remembered = _remembered_jars()
-    if remembered.exists():
-        jars = remembered.read_text().splitlines()
-        if jars and all(Path(jar).exists() for jar in jars):
-            return {"spark.jars": ",".join(jars)}
+@contextlib.contextmanager
+def _delta_jars() -> Iterator[dict[str, str]]:
+    """Delta's jars as this machine resolved them last, or the package to resolve (some seconds more).
+
+    Two processes that fill one Ivy cache break each other's downloads: the second waits, and finds the jars.
+    """
+    jars = _jars_of_last_time()
+    if jars:
+        yield {"spark.jars": ",".join(jars)}
+        return
     from delta import configure_spark_with_delta_pip
     from pyspark.sql import SparkSession
 
-    options = configure_spark_with_delta_pip(SparkSession.Builder())._options
-    return {"spark.jars.packages": options["spark.jars.packages"]}
+    with _alone(_remembered_jars().with_suffix(".lock")):
+        jars = _jars_of_last_time()
+        if jars:
+            yield {"spark.jars": ",".join(jars)}
+        else:
+            options = configure_spark_with_delta_pip(SparkSession.Builder())._options
+            yield {"spark.jars.packages": options["spark.jars.packages"]}
+
+
+@contextlib.contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """What one process of this machine does at a time; where no lock can be had, it is done without."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(lock.open("ab"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _jars_of_last_time() -> list[str]:
+    remembered = _remembered_jars()
+    if not remembered.exists():
+        return []
+    jars = remembered.read_text().splitlines()
+    return jars if all(Path(jar).exists() for jar in jars) else []
 
 
 def _remembered_jars() -> Path:

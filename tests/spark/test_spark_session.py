@@ -195,6 +195,19 @@ print(spark.range(1).coalesce(1).mapInArrow(executed, "key STRING").collect()[0]
     assert submitted(job, "--master", "local-cluster[1,1,1024]", *defaults, *local) == ["5"]
 
 
+@pytest.mark.journey
+def test_two_first_starts_share_one_download(tmp_path: Path) -> None:
+    """On a machine that has no Delta yet, two that start at the same time both start."""
+    folder = tmp_path / "ivy"
+    program = f"""
+from pipelines import spark
+session = spark.session("first", master="local[1]", conf={{"spark.jars.ivy": {str(folder)!r}}})
+print(session.range(3).count())
+"""
+    starts = [python(program, XDG_CACHE_HOME=str(tmp_path / "cache")) for _ in range(2)]
+    assert [process.communicate() for process in starts] == [("3\n", "")] * 2
+
+
 def test_ctrl_c_stays_the_commands(spark: SparkSession) -> None:
     """Starting Spark leaves the handler of Ctrl-C as it was."""
     # A process that was started in the background ignores it, and goes on to.
