@@ -6,10 +6,11 @@ import contextlib
 import datetime
 import random
 import string
+import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from cdc_core import settings
 from pipelines import embedded_mongodb, mongodb
 from tests import kills, processes
 
+Row = tuple[object, ...]
 SIZES = {"400 B": 400, "1 KB": 1000, "3.6 KB": 3600, "20 KB": 20000}
 
 
@@ -123,6 +125,15 @@ def pipeline(uri: str, root: Path, *, name: str = "bench", **source: Any) -> set
             "source": {"mongodb.connection.string": uri, "oplog.headroom.warning.hours": 0, **source},
         }
     )
+
+
+def told(rows: Iterable[Row]) -> Iterator[Row]:
+    """The rows, each also said as soon as it is there: a long benchmark shows what it has."""
+    began = time.perf_counter()
+    for row in rows:
+        cells = " · ".join(text for text in map(_text, row) if text)
+        print(f"{time.perf_counter() - began:5.0f} s  {cells}", file=sys.stderr, flush=True)
+        yield row
 
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -224,7 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     spark = sparks.session("bench", conf={"spark.driver.memory": "4g"})
     with ground.lakehouse() as root:
-        rows = list(measured(spark, root, rows=arguments.rows, events=arguments.events, is_partial=arguments.partial))
+        rows = list(ground.told(measured(spark, root, rows=arguments.rows, events=arguments.events, is_partial=arguments.partial)))
     sparks.stop()
     ground.show(
         "Bronze to silver, documents of 1 KB, events/s",

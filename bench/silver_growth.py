@@ -18,8 +18,6 @@ from bench.silver import COLLECTION, Documents, chosen, events_of, fill, merge_p
 from pipelines import bronze, delta, silver
 from pipelines import spark as sparks
 
-Row = tuple[object, ...]
-
 
 class Wide(Documents):
     """Documents of many fields: numbers, texts and dates."""
@@ -51,7 +49,7 @@ def _ours(spark: Any, settings: Any) -> float:
     return timed(lambda: silver.run(spark, settings, sessions=sparks.sessions(spark)))
 
 
-def growth(spark: Any, root: Path, *, sizes: Sequence[int], events: int) -> Iterator[Row]:
+def growth(spark: Any, root: Path, *, sizes: Sequence[int], events: int) -> Iterator[ground.Row]:
     """A batch of updates over each size of table."""
     documents, version, filled = Documents(), 0, 0
     log, settings = _begun(spark, root)
@@ -74,7 +72,7 @@ def growth(spark: Any, root: Path, *, sizes: Sequence[int], events: int) -> Iter
     log.close()
 
 
-def wide(spark: Any, root: Path, *, fields: int, rows: int, events: int) -> Iterator[Row]:
+def wide(spark: Any, root: Path, *, fields: int, rows: int, events: int) -> Iterator[ground.Row]:
     """Loading and updating documents of so many fields."""
     documents = Wide(fields)
     log, settings = _begun(spark, root)
@@ -87,7 +85,7 @@ def wide(spark: Any, root: Path, *, fields: int, rows: int, events: int) -> Iter
     log.close()
 
 
-def many(spark: Any, root: Path, *, collections: int, events: int) -> Iterator[Row]:
+def many(spark: Any, root: Path, *, collections: int, events: int) -> Iterator[ground.Row]:
     """One batch of events of many collections."""
     documents = Documents()
     log, settings = _begun(spark, root)
@@ -112,14 +110,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--collections", type=int, default=50, help="0 for none of many collections")
     arguments = parser.parse_args(argv)
     spark = sparks.session("bench", conf={"spark.driver.memory": "4g"})
-    rows: list[Row] = []
+    rows: list[ground.Row] = []
     with ground.lakehouse() as root:
         if arguments.rows:
-            rows += growth(spark, root / "growth", sizes=arguments.rows, events=arguments.events)
+            rows += ground.told(growth(spark, root / "growth", sizes=arguments.rows, events=arguments.events))
         if arguments.fields:
-            rows += wide(spark, root / "wide", fields=arguments.fields, rows=50_000, events=arguments.events)
+            rows += ground.told(wide(spark, root / "wide", fields=arguments.fields, rows=50_000, events=arguments.events))
         if arguments.collections:
-            rows += many(spark, root / "many", collections=arguments.collections, events=arguments.events)
+            rows += ground.told(many(spark, root / "many", collections=arguments.collections, events=arguments.events))
     sparks.stop()
     ground.show("Silver, seconds a batch", ("work", "events", "plain MERGE", "ours", "MERGE / ours"), rows)
     return 0
