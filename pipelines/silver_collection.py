@@ -302,7 +302,8 @@ class Collection:
                 texts = self._looked_at(events, counts).select("after", "sequence").unionByName(folded)
                 has_incomplete = not rows.where("`__incomplete`").isEmpty()  # a MERGE without any reads and writes much less
                 plan = self._evolved(texts, range_.to).plan
-                self._apply(replace(batch, rows=rows, plan=plan, has_incomplete=has_incomplete), after)
+                touched = F.broadcast(rows.select("__key"))  # they lie in memory
+                self._apply(replace(batch, rows=rows, plan=plan, has_incomplete=has_incomplete, touched=touched), after)
         else:
             if SMALL < counts.events <= MANY and not (has_partial or self._keeps_last(batch)):
                 latest = reduce.latest_of_many(events, columns=self.columns)
