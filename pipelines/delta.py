@@ -24,7 +24,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -441,11 +441,24 @@ class Writer:
             return self._verified(metadata)
         raise _conflict(self.table)
 
+    @contextmanager
+    def seeking(self, touched: DataFrame) -> Iterator[Sought | None]:
+        """What `upsert` would take out of the table as it is now, looked for beside what the block does; None where it cannot.
+
+        `touched` as in `upsert`. The block's end waits for the search; what it wrote and nobody took is vacuumed with the rest.
+        """
+        if not self._has_direct_log():
+            yield None
+            return
+        with ThreadPoolExecutor(1, thread_name_prefix="medallion-seek") as pool:
+            yield Sought(self.version, pool.submit(self._log.deleting, self.table, touched, base=self.version))
+
     def upsert(
         self,
         rows: DataFrame,
         *,
         touched: DataFrame,
+        sought: Sought | None = None,
         to: object,
         extra: Mapping[str, object] | None = None,
         confs: Mapping[str, str] | None = None,
@@ -455,10 +468,11 @@ class Writer:
         What ``MERGE … WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *`` does, with the table's keys looked through
         once and not three times. `touched` has one column, the key, by its name in the table; `rows` have the table's columns. None
         where only a MERGE can do it: off a local file system, with another Delta, or for a table without deletion vectors or with a change feed.
+        `sought` is what was found before; it counts for the version that it was found in, and is looked for again in any other.
         """
         if not self._has_direct_log():
             return None
-        commit = functools.partial(self._log.upsert, rows, self.table, touched)
+        commit = functools.partial(self._log.upsert, rows, self.table, touched, sought)
         try:
             with session_confs(self.spark, confs or {}):
                 return self._directly(commit, to=to, extra=extra)
@@ -615,6 +629,14 @@ class _NeedsMerge(Exception):
 
 
 @dataclass(frozen=True)
+class Sought:
+    """The actions that take rows out of a version of a table, as soon as they are found."""
+
+    version: int
+    actions: Future[Any]
+
+
+@dataclass(frozen=True)
 class _ParquetFile:
     """A Parquet file inside the table's folder that no commit names yet."""
 
@@ -681,27 +703,38 @@ class _DirectLog:
         return self._committed(self._at(base), self._actions(file, base + 1), base=base, metadata=metadata)
 
     def upsert(
-        self, rows: DataFrame, table: tables.TableRef, touched: DataFrame, *, base: int, metadata: str
+        self, rows: DataFrame, table: tables.TableRef, touched: DataFrame, sought: Sought | None, *, base: int, metadata: str
     ) -> int:
         """Delete the touched rows by deletion vectors and append `rows`, as version `base` + 1, or raise `_VersionTaken`
         or `_NeedsMerge`.
 
         The rows are looked for in a thread beside the one that writes: neither fills two cores all the time.
         """
-        transaction = self._at(base)
-        asked = self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(transaction.metadata().configuration())
-        if asked.get("delta.enableDeletionVectors") != "true" or asked.get("delta.enableChangeDataFeed") == "true":
-            raise _NeedsMerge
+        transaction = self._able(base)
         actions = self._jvm.java.util.ArrayList()
         try:
             with ThreadPoolExecutor(1, thread_name_prefix="medallion-upsert") as pool:
-                deleting = pool.submit(self._deleting, transaction, table, touched)
+                deleting = None if sought is None or sought.version != base else sought.actions
+                if deleting is None:
+                    deleting = pool.submit(self._deleting, transaction, table, touched)
                 written = transaction.writeFiles(rows._jdf)
                 for found in (self._actions(None, base + 1), deleting.result(), written):
                     actions.addAll(self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(found))
         except Exception as error:
             raise self._translated(error, base) from error
         return self._committed(transaction, self._seq(actions), base=base, metadata=metadata)
+
+    def deleting(self, table: tables.TableRef, touched: DataFrame, *, base: int) -> Any:
+        """The actions that take the touched rows out of the version `base`; raises as `upsert` does."""
+        return self._deleting(self._able(base), table, touched)
+
+    def _able(self, base: int) -> Any:
+        """A transaction on the version `base` of a table that can be upserted."""
+        transaction = self._at(base)
+        asked = self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(transaction.metadata().configuration())
+        if asked.get("delta.enableDeletionVectors") != "true" or asked.get("delta.enableChangeDataFeed") == "true":
+            raise _NeedsMerge
+        return transaction
 
     def _deleting(self, transaction: Any, table: tables.TableRef, touched: DataFrame) -> Any:
         """Actions that take the touched rows out, as Delta's own DELETE finds and writes them."""

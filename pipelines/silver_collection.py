@@ -205,6 +205,8 @@ class _Batch:
     is_late: bool = False
     touched: DataFrame | None = None
     """The keys of the rows, where they are cheaper to find than the rows are."""
+    sought: delta.Sought | None = None
+    """Where the table holds these keys, where that is looked for already."""
 
 
 @dataclass
@@ -280,6 +282,29 @@ class Collection:
         found = self._wanted(self._events(range_), counts)
         if counts.low < reached.floor:
             found = found.where(f"sequence IS NULL OR sequence >= {merge.literal(reached.floor)}")
+        with self._sought(found, counts, is_late=is_late) as sought:
+            self._events_applied(found, range_, counts, after, is_late=is_late, sought=sought)
+        return after
+
+    @contextmanager
+    def _sought(self, found: DataFrame, counts: Counts, *, is_late: bool) -> Iterator[delta.Sought | None]:
+        """Where the table holds the events' keys, looked for while their documents are: the driver waits much in both."""
+        if is_late or self._is_empty() or not SMALL < counts.events <= MANY or (counts.deletes and self.mode.marks_deleted):
+            yield None
+            return
+        with self.writer.seeking(_keys(found, counts)) as sought:
+            yield sought
+
+    def _events_applied(
+        self,
+        found: DataFrame,
+        range_: reduce.Range,
+        counts: Counts,
+        after: registry.SilverPosition,
+        *,
+        is_late: bool,
+        sought: delta.Sought | None,
+    ) -> None:
         evolution, events = self._readable(found, range_, counts)
         if is_late:
             events = self._not_resurrected(events)
@@ -295,6 +320,7 @@ class Collection:
             has_incomplete=has_partial,
             is_late=is_late,
             touched=_keys(events, counts),
+            sought=sought if events is found else None,
         )
         if has_partial and self.keeps_document:
             with self._folded(whole, batch) as rows:
@@ -312,7 +338,6 @@ class Collection:
                     events, has_partial=has_partial, columns=self.columns, keeps_last=self._keeps_last(batch)
                 )
             self._apply(replace(batch, rows=reduce.decided(latest, mode=self.mode, columns=self.columns)), after)
-        return after
 
     def _keeps_last(self, batch: _Batch) -> bool:
         """Whether a delete may have to show the document that it deleted."""
@@ -550,7 +575,10 @@ class Collection:
             documents = source.where(F.col("__action") == reduce.Action.DOCUMENT.value)
         rows = documents.drop("__guard", "__action")
         assert batch.touched is not None
-        return self.writer.upsert(rows, touched=batch.touched, to=after.to, extra=after.extra, confs=MERGE_CONFS) is not None
+        done = self.writer.upsert(
+            rows, touched=batch.touched, sought=batch.sought, to=after.to, extra=after.extra, confs=MERGE_CONFS
+        )
+        return done is not None
 
     def _is_empty(self) -> bool:
         """Whether the table never held a row: then its first rows are appended, there is nothing to merge with."""

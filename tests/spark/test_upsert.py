@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import pytest
 from py4j.protocol import Py4JError
 
 from cdc_core import errors
-from pipelines import delta
+from pipelines import delta, silver_collection
 from tests import bronze_rows
 from tests.spark.test_silver import Hop, pipeline
 
@@ -95,6 +96,42 @@ def test_a_commit_in_between_is_seen(hop: Hop, monkeypatch: pytest.MonkeyPatch) 
     hop.silver()
     assert len(calls) == 2
     assert numbers(hop) == {0: 1, 1: 0, 2: 0, 3: 0, 4: 0}
+
+
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The threads that looked for rows to take out; every batch counts as a large one, and is looked for early."""
+    deleting, found = delta._DirectLog._deleting, []
+
+    def noted(self: Any, *arguments: Any) -> Any:
+        found.append(threading.current_thread().name.partition("_")[0])
+        return deleting(self, *arguments)
+
+    monkeypatch.setattr(delta._DirectLog, "_deleting", noted)
+    monkeypatch.setattr(silver_collection, "SMALL", 0)
+    return found
+
+
+def test_rows_are_looked_for_beside_the_reading(hop: Hop, searches: list[str]) -> None:
+    """What was found then counts, and is looked for again when the table has a new version: a column came."""
+    hop.bronze.append({"t": [doc(0, 1, at=20), doc(0, 2, at=21), gone(1, at=22), doc(7, 1, at=23, op="c")]})
+    hop.silver()
+    assert numbers(hop) == {0: 2, 2: 0, 3: 0, 4: 0, 7: 1}
+    assert searches == ["medallion-seek"]
+    hop.bronze.append({"t": [{"op": "u", "key": 2, "at": 30, "after": {"_id": 2, "n": 5, "new": True}}]})
+    hop.silver()
+    assert numbers(hop) == {0: 2, 2: 5, 3: 0, 4: 0, 7: 1}
+    assert searches == ["medallion-seek", "medallion-seek", "medallion-upsert"]
+    assert operations(hop)[0] == "WRITE"
+
+
+def test_the_row_of_an_unreadable_event_stays(hop: Hop, searches: list[str]) -> None:
+    """Its key was looked for before it was known to be in quarantine: what was found does not count."""
+    hop.bronze.append({"t": [doc(0, 1, at=20), {"op": "u", "key": 3, "at": 21, "text": '{"_id": 3, "n": '}]})
+    hop.silver()
+    assert numbers(hop) == {0: 1, 1: 0, 2: 0, 3: 0, 4: 0}
+    assert searches == ["medallion-seek"]
+    assert operations(hop)[0] == "MERGE"
 
 
 def test_another_writer_is_not_overwritten(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
