@@ -94,7 +94,7 @@ def translated(error: driver.PyMongoError, what: str) -> BaseException:
             )
         case 13:
             return errors.AccessRefused(
-                f"{what}: the user lacks a right (error 13: {_first_line(error)}); "
+                f"{what}: the user lacks a right (error 13: {_without_command(error)}); "
                 "`medallion check` lists each missing right"
             )
         case 40573:
@@ -746,6 +746,11 @@ def wait_until(connection: pymongo.MongoClient[Any], predicate: Any, *, seconds:
 def _refused_at_handshake(error: driver.ServerSelectionTimeoutError) -> bool:
     details = getattr(error, "details", None)
     return bool(isinstance(details, Mapping) and details.get("code") == AUTHENTICATION_FAILED)
+
+
+def _without_command(error: BaseException) -> str:
+    """The error's first line with the name of the command that was refused, and not all of it."""
+    return re.sub(r" \{ (\w+):.*", r" \1", _first_line(error))
 
 
 def _first_line(error: BaseException) -> str:

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from pymongo import errors as driver
+
+from pipelines import mongodb
 from pipelines import source as sources
 from tests.sources import source
 
@@ -62,3 +65,10 @@ def test_tls(monkeypatch: pytest.MonkeyPatch) -> None:
     found = options(mongodb__connection__string="mongodb://h/?tls=true&tlsCAFile=/other.pem", **given)
     assert "tls" not in found and "tlsCAFile" not in found
     assert found["tlsCertificateKeyFile"] == "/me.pem"
+
+
+def test_a_missing_right_is_told_without_the_command() -> None:
+    """Which command was refused is told by its name: a change stream's is longer than a screen."""
+    said = 'not authorized on shop to execute command { aggregate: 1, pipeline: [ { $changeStream: {} } ], lsid: 1 }'
+    told = mongodb.translated(driver.OperationFailure(said, 13), "opening the change stream")
+    assert "(error 13: not authorized on shop to execute command aggregate);" in str(told)
