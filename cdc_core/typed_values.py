@@ -337,7 +337,7 @@ def document(type_: Struct, shape: Shape, *, text: str, depth: int = 0) -> Docum
     """How the documents of one path are read."""
     taken = column_names.Taken(item.column for item in type_.fields)
     known = tuple(
-        (item, part(item.type, shape.fields.get(item.name), text=text, depth=depth)) for item in type_.fields
+        (item, part(item.type, _below(shape, shape.fields.get(item.name)), text=text, depth=depth)) for item in type_.fields
     )
     texts, refused = [], []
     for name, seen in shape.fields.items():
@@ -362,16 +362,21 @@ def part(type_: ColumnType, shape: Shape | None, *, text: str, depth: int) -> Pa
         case Struct():
             return document(type_, shape, text=text, depth=depth)
         case Array(element):
-            inner = part(element, shape.element, text=text, depth=depth + 1)
+            inner = part(element, _below(shape, shape.element), text=text, depth=depth + 1)
             others = bool(shape.opaque or shape.kinds.keys() - {Kind.ARRAY, Kind.EMPTY_ARRAY})
             return Elements(type_, inner, depth, others)
         case Map(item):
-            inner = part(item, document_schema.values(shape), text=text, depth=depth + 1)
+            inner = part(item, _below(shape, document_schema.values(shape)), text=text, depth=depth + 1)
             return Entries(type_, inner, depth, True)
         case Decimal():
             return _decimal(type_, shape, text)
         case _:
             return _SCALARS[type_](shape, text)
+
+
+def _below(shape: Shape, seen: Shape | None) -> Shape | None:
+    """What was seen inside a value of this shape: in a mix that nobody has looked into there may be anything."""
+    return Shape(opaque=True) if shape.opaque else seen
 
 
 _UNSEEN: Mapping[Scalar, str] = {

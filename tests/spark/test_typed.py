@@ -170,6 +170,16 @@ def test_every_meeting(spark: SparkSession) -> None:
         check(spark, seconds[start : start + 20], schema, 1)
 
 
+@pytest.mark.parametrize("kind", ["doubles", "dates", "texts", "arrays"])
+def test_a_mix_where_arrays_are_typed_for_good(spark: SparkSession, kind: str) -> None:
+    """No value changes these columns, so that nobody looks into a mix of arrays and others: nothing of it is lost."""
+    values: dict[str, Any] = {"doubles": 1.5, "dates": {"$date": {"$numberLong": "1"}}, "texts": "x", "arrays": [2.5]}
+    firsts = {"one": [values[kind]], "two": [[values[kind]]]}
+    schema = check(spark, [orjson.dumps(firsts).decode()], document_schema.EMPTY).schema
+    seconds: list[Any] = ["text", {"b": 1}, [{"b": 1}, {"b": "x"}, {"c": [1, {"d": 2.5}]}], [[1, 2], [], [3]], firsts["two"]]
+    check(spark, [orjson.dumps(dict.fromkeys(firsts, second)).decode() for second in seconds], schema, 1)
+
+
 def test_documents_of_one_mark(spark: SparkSession) -> None:
     """Rows of a snapshot's chunk share their sequence, and still each is a document of its own."""
     texts = ['{"_id":1,"a":"x"}', '{"_id":2,"a":5}', '{"_id":3,"a":{"b":1}}']
