@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from bson.int64 import Int64
 from rich.console import Console
@@ -39,6 +39,12 @@ def server(**options: Any) -> Iterator[str]:
             running.stop()
 
 
+def _speaker(to: TextIO) -> Callable[[str], None]:
+    """Says lines with the seconds since now."""
+    begun = time.monotonic()
+    return lambda text: print(f"{time.monotonic() - begun:7.1f} s  {text}", file=to, flush=True)
+
+
 @dataclass(frozen=True)
 class Trial:
     """A pipeline of processes with a server of its own, and how to tell how far a trial is."""
@@ -50,11 +56,7 @@ class Trial:
 @contextlib.contextmanager
 def trial(name: str, *, keep: Path | None, source: str = "") -> Iterator[Trial]:
     """A trial in a folder that is gone afterwards, or in `keep`; `source` is more YAML of the settings' source."""
-    begun = time.monotonic()
-
-    def say(text: str) -> None:
-        print(f"{time.monotonic() - begun:7.1f} s  {text}", flush=True)
-
+    say = _speaker(sys.stdout)
     with tempfile.TemporaryDirectory(prefix=f"medallion-{name}-") as scratch:
         folder = keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
@@ -129,10 +131,9 @@ def pipeline(uri: str, root: Path, *, name: str = "bench", **source: Any) -> set
 
 def told(rows: Iterable[Row]) -> Iterator[Row]:
     """The rows, each also said as soon as it is there: a long benchmark shows what it has."""
-    began = time.perf_counter()
+    say = _speaker(sys.stderr)
     for row in rows:
-        cells = " · ".join(text for text in map(_text, row) if text)
-        print(f"{time.perf_counter() - began:5.0f} s  {cells}", file=sys.stderr, flush=True)
+        say(" · ".join(text for text in map(_text, row) if text))
         yield row
 
 

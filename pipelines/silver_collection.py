@@ -289,7 +289,7 @@ class Collection:
     @contextmanager
     def _sought(self, found: DataFrame, counts: Counts, *, is_late: bool) -> Iterator[delta.Sought | None]:
         """Where the table holds the events' keys, looked for while their documents are: the driver waits much in both."""
-        if is_late or self._is_empty() or not SMALL < counts.events <= MANY or (counts.deletes and self.mode.marks_deleted):
+        if is_late or self._is_empty() or not SMALL < counts.events <= MANY or self._shows_deleted(counts):
             yield None
             return
         with self.writer.seeking(_keys(found, counts)) as sought:
@@ -369,7 +369,11 @@ class Collection:
 
     def _looked_at(self, events: DataFrame, counts: Counts) -> DataFrame:
         """The events with, in `after`, every document that the schema must hold: of those that lost, too."""
-        return events if not (counts.deletes and self.mode.marks_deleted) else _with_deleted(events)
+        return _with_deleted(events) if self._shows_deleted(counts) else events
+
+    def _shows_deleted(self, counts: Counts) -> bool:
+        """Whether deleted documents stay in the table, and some are deleted."""
+        return counts.deletes > 0 and self.mode.marks_deleted
 
     # --- schema
 

@@ -333,20 +333,18 @@ def _delta_jars() -> Iterator[dict[str, str]]:
 
     Two processes that fill one Ivy cache break each other's downloads: the second waits, and finds the jars.
     """
-    jars = _jars_of_last_time()
-    if jars:
-        yield {"spark.jars": ",".join(jars)}
-        return
+    with contextlib.ExitStack() as stack:
+        if not _jars_of_last_time():
+            stack.enter_context(_alone(_remembered_jars().with_suffix(".lock")))
+        jars = _jars_of_last_time()
+        yield {"spark.jars": ",".join(jars)} if jars else {"spark.jars.packages": _delta_package()}
+
+
+def _delta_package() -> str:
     from delta import configure_spark_with_delta_pip
     from pyspark.sql import SparkSession
 
-    with _alone(_remembered_jars().with_suffix(".lock")):
-        jars = _jars_of_last_time()
-        if jars:
-            yield {"spark.jars": ",".join(jars)}
-        else:
-            options = configure_spark_with_delta_pip(SparkSession.Builder())._options
-            yield {"spark.jars.packages": options["spark.jars.packages"]}
+    return configure_spark_with_delta_pip(SparkSession.Builder())._options["spark.jars.packages"]
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ import pickle
 from typing import Any
 
 import pytest
-
 from pymongo import errors as driver
 
 from pipelines import mongodb
