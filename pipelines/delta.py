@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -346,17 +347,21 @@ class Writer:
     def claim(spark: SparkSession, table: tables.TableRef, *, take_over: bool = False) -> Writer:
         """Claim the table by an empty commit that names this process, with a lease.
 
+        Where the owner commits in between, the claim looks again: what it takes over is what the table holds then.
         Raises `TableOwned` where a live process of this host holds it, `LeaseHeld` where another host's lease is not
         over, `TableNotOurs`; with `take_over` neither of the first two. A refused writer has committed nothing.
         """
         check_ours(spark, table)
-        last = last_commit(spark, table)
-        if not take_over:
-            _refuse_second(table, last)
-        writer = Writer(spark, table, identity=_identity(), base=position(spark, table))
-        writer.version = version(spark, table)
-        writer.mark(to=writer.metadata.get("to"), extra=_carried(writer.metadata))
-        return writer
+        for _ in range(COMMIT_ATTEMPTS):
+            base = version(spark, table)  # read first: whatever is committed after it makes the claim's commit fail
+            if not take_over:
+                _refuse_second(table, last_commit(spark, table))
+            writer = Writer(spark, table, identity=_identity(), base=position(spark, table))
+            writer.version = base
+            with contextlib.suppress(errors.OwnershipLost):
+                writer.mark(to=writer.metadata.get("to"), extra=_carried(writer.metadata))
+                return writer
+        raise _conflict(table)
 
     def mark(self, *, to: object, extra: Mapping[str, object] | None = None) -> int:
         """One fenced commit without rows, for what its metadata says; the new version."""
@@ -696,6 +701,7 @@ class _DirectLog:
         self._action = package.actions.Action
         self._none = self._jvm.scala.Option.empty
         self._session = self._jvm.org.apache.spark.sql.classic.SparkSession
+        self._fencing = _fencing_session(spark)._jsparkSession
         self._operation("{}")
 
     def commit(self, file: _ParquetFile | None, *, base: int, metadata: str) -> int:
@@ -768,11 +774,13 @@ class _DirectLog:
         return transaction
 
     def _committed(self, transaction: Any, actions: Any, *, base: int, metadata: str) -> int:
-        with session_confs(self._spark, {"spark.databricks.delta.maxCommitAttempts": "0"}):
-            try:
-                return int(transaction.commit(actions, self._operation(metadata)))
-            except Exception as error:
-                raise self._translated(error, base) from error
+        self._session.setActiveSession(self._fencing)
+        try:
+            return int(transaction.commit(actions, self._operation(metadata)))
+        except Exception as error:
+            raise self._translated(error, base) from error
+        finally:
+            self._session.setActiveSession(self._spark._jsparkSession)
 
     def append(self, file: _ParquetFile) -> None:
         """Commit the file after whatever others committed."""
@@ -838,6 +846,22 @@ def _direct_log(spark: SparkSession, table: tables.TableRef) -> _DirectLog | Non
         return _DirectLog(spark, folder)
     except Exception:  # another Delta, another runtime, Connect: whatever is missing, Spark's append is there
         return None
+
+
+_FENCING: WeakKeyDictionary[Any, SparkSession] = WeakKeyDictionary()
+
+
+def _fencing_session(spark: SparkSession) -> SparkSession:
+    """The application's session for fenced commits, in which Delta tries none of them again on a newer version.
+
+    A setting is a whole session's: set and taken back around each commit, it would be gone where another thread's ends.
+    """
+    context = spark.sparkContext
+    if context not in _FENCING:
+        session = spark.newSession()
+        session.conf.set("spark.databricks.delta.maxCommitAttempts", "0")
+        _FENCING[context] = session
+    return _FENCING[context]
 
 
 @contextmanager

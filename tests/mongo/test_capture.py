@@ -167,7 +167,8 @@ def test_second_capture_is_refused(spark: Any, mongodb_uri: str, database: Any, 
 def test_replaced_capture_stops(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
     """A capture whose table was taken over stops at its next commit, and nothing of it is in the table."""
     found = pipeline(mongodb_uri, lakehouse, database.name)
-    with pytest.raises(errors.OwnershipLost), Running(spark, found):
+    replaced = Running(spark, found)
+    with pytest.raises(errors.OwnershipLost), replaced:
         until(lambda: delta.exists(spark, table(found)) and bronze.last_batch(spark, table(found)) > 0)
         database.orders.insert_one({"_id": 0})
         once(spark, found, take_over=True)
@@ -175,6 +176,7 @@ def test_replaced_capture_stops(spark: Any, mongodb_uri: str, database: Any, lak
             database.orders.insert_one({"_id": number})
             time.sleep(0.1)
         time.sleep(2)
+    assert isinstance(replaced.error, errors.OwnershipLost)
     once(spark, found)
     landed = rows(spark, found)
     check_numbers(landed)

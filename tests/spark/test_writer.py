@@ -1,0 +1,89 @@
+"""Who may commit to a table, where several want to at the same moment."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from cdc_core import errors, tables
+from pipelines import delta
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TIMES = 10
+
+
+@pytest.fixture
+def table(spark: SparkSession, tmp_path: Path) -> tables.TableRef:
+    """A table that nobody has claimed."""
+    made = tables.TableRef.at(str(tmp_path / "held"))
+    delta.create(spark, made, columns="n BIGINT")
+    return made
+
+
+def rows(*numbers: int) -> pa.Table:
+    return pa.table({"n": pa.array(numbers, pa.int64())})
+
+
+@pytest.fixture
+def owner_commits(spark: SparkSession, table: tables.TableRef, monkeypatch: pytest.MonkeyPatch) -> delta.Writer:
+    """An owner of the table who commits a row once more, while the next writer looks for what it takes over."""
+    owner = delta.Writer.claim(spark, table)
+    found = delta.position
+
+    def meanwhile(*asked: Any) -> Any:
+        position = found(*asked)
+        if not owner.metadata.get("to"):
+            owner.append_arrow(rows(1), to="after one")
+        return position
+
+    monkeypatch.setattr(delta, "position", meanwhile)
+    return owner
+
+
+def test_take_over_while_the_owner_commits(
+    spark: SparkSession, table: tables.TableRef, owner_commits: delta.Writer
+) -> None:
+    """The new owner looks again, and goes on behind what the old one committed last."""
+    new = delta.Writer.claim(spark, table, take_over=True)
+    assert new.metadata["to"] == "after one"
+    with pytest.raises(errors.OwnershipLost):
+        owner_commits.append_arrow(rows(2), to="after two")
+    new.append_arrow(rows(3), to="after three")
+    assert sorted(row.n for row in spark.table(str(table)).collect()) == [1, 3]
+
+
+@pytest.mark.usefixtures("owner_commits")
+def test_without_taking_over_the_owner_is_named(spark: SparkSession, table: tables.TableRef) -> None:
+    before = delta.version(spark, table)
+    with pytest.raises(errors.TableOwned):
+        delta.Writer.claim(spark, table)
+    assert delta.version(spark, table) == before
+
+
+def test_a_fence_holds_whatever_the_session_is_set_to(spark: SparkSession, table: tables.TableRef) -> None:
+    """Sessions are shared: another thread's settings come and go while a commit is made."""
+    done = threading.Event()
+
+    def unsettle() -> None:
+        while not done.is_set():
+            spark.conf.unset("spark.databricks.delta.maxCommitAttempts")
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(unsettle)
+        try:
+            for number in range(TIMES):
+                old = delta.Writer.claim(spark, table, take_over=True)
+                assert old._has_direct_log()
+                transaction, actions = old._log._at(old.version), old._log._actions(None, old.version + 1)
+                delta.Writer.claim(spark, table, take_over=True)
+                with pytest.raises(delta._VersionTaken):
+                    old._log._committed(transaction, actions, base=old.version, metadata=old._metadata(number, None))
+        finally:
+            done.set()
