@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -16,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from cdc_core import bronze, errors, tables, transactions
-from pipelines import delta
+from cdc_core import bronze, errors, reduce, tables, transactions
+from pipelines import delta, local_table
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 PROPERTIES = {
     "delta.appendOnly": "true",
@@ -33,6 +34,12 @@ PROPERTIES = {
 
 COMPACT_EVERY = 400
 """Commits between two clustered compactions: the log's state stays small, and so does the price of a commit."""
+
+MANY_FILES = 32
+"""More files than these Spark would list by a job."""
+
+_GLOB = re.compile(r"[\\{}\[\]*?]")
+"""What Spark takes for a pattern in the path of a file."""
 
 Numbered = Callable[[int, int], pa.Table]
 """``(batch, first offset) -> rows``: called under the commit lock, once a commit."""
@@ -158,6 +165,43 @@ def last_batch(spark: SparkSession, table: tables.TableRef) -> int:
     if isinstance(batch, int):
         return batch
     return spark.sql(f"SELECT max(batch) AS batch FROM {table}").collect()[0].batch or 0
+
+
+def rows(spark: SparkSession, table: tables.TableRef, span: reduce.Range) -> DataFrame:
+    """The rows of a span of batches, in no order, with the columns of `cdc_core.bronze.SCHEMA`.
+
+    A few commits of a table on a local file system are read as the Parquet files that they added. Spark then need not ask
+    Delta for them with a job a query; and no number that changes from span to span stands in the code that Spark compiles,
+    which the JVM would optimize anew for each.
+    """
+    files = _files(table, span)
+    if not files:
+        return spark.table(str(table)).where(span.predicate)
+    return spark.read.schema(bronze.COLUMNS_DDL).parquet(*files)
+
+
+def _files(table: tables.TableRef, span: reduce.Range) -> list[str]:
+    """The files that hold all rows of the span and no others; none where that cannot be told, or they are many."""
+    folder = local_table.folder(table)
+    if folder is None or _GLOB.search(str(folder)):
+        return []
+    found = local_table.appended(folder, lambda commit: _is_up_to(span.after, commit))
+    held: list[str] = []
+    for file in found or ():
+        batches = file.between("batch")
+        if batches is None:
+            return []
+        low, high = batches
+        if low > span.after and high <= span.to:
+            held.append(str(file.path))
+        elif high > span.after and low <= span.to:
+            return []
+    return held if len(held) <= MANY_FILES else []
+
+
+def _is_up_to(batch: int, commit: local_table.Commit) -> bool:
+    held = (commit.metadata or {}).get("batch")
+    return isinstance(held, int) and held <= batch
 
 
 def snapshot_heartbeats(spark: SparkSession, table: tables.TableRef) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,9 @@ _CHECKPOINT = re.compile(r"[0-9]{20}\.checkpoint\.parquet")
 RECENT = 20
 """So many of the last commits are looked through for the table's properties."""
 
+LOOKED_THROUGH = 100
+"""So many of the last commits are looked through for the files that they added."""
+
 
 @dataclass(frozen=True)
 class Commit:
@@ -40,6 +43,19 @@ class Commit:
     timestamp_ms: int
     metadata: dict[str, Any] | None
     restored: int | None = None
+
+
+@dataclass(frozen=True)
+class Appended:
+    """A data file, and Delta's statistics of it."""
+
+    path: Path
+    stats: dict[str, Any]
+
+    def between(self, column: str) -> tuple[Any, Any] | None:
+        """The least and the greatest value of a column, where they are known."""
+        low, high = (self.stats.get(each, {}).get(column) for each in ("minValues", "maxValues"))
+        return None if low is None or high is None else (low, high)
 
 
 def folder(table: tables.TableRef) -> Path | None:
@@ -121,6 +137,40 @@ def aligned(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
+def appended(folder: Path, is_before: Callable[[Commit], bool]) -> list[Appended] | None:
+    """The files that hold what was appended after the newest append that `is_before`, and perhaps older rows beside it.
+
+    None where the last `LOOKED_THROUGH` commits do not say it: there are more, or some are neither ours nor compactions.
+    """
+    found: list[Appended] = []
+    removed: set[str] = set()
+    for name in _commits(folder)[:LOOKED_THROUGH]:
+        try:
+            lines = (folder / "_delta_log" / name).read_text("utf-8").split("\n")
+        except FileNotFoundError:
+            return None
+        actions = [json.loads(line) for line in lines if line]
+        info = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+        commit = Commit(int(name[:20]), info.get("timestamp", 0), claims.parsed(info.get("userMetadata")))
+        if commit.metadata is None or info.get("operation") not in ("WRITE", "OPTIMIZE"):
+            return None
+        added = [action["add"] for action in actions if "add" in action]
+        if added and info["operation"] == "WRITE" and is_before(commit):
+            return found
+        if any("metaData" in action or "protocol" in action for action in actions) or not all(map(_is_plain, added)):
+            return None
+        live = (each for each in added if each["path"] not in removed)
+        found += [Appended(folder / unquote(each["path"]), json.loads(each.get("stats") or "{}")) for each in live]
+        removed.update(action["remove"]["path"] for action in actions if "remove" in action)
+    return None
+
+
+def _is_plain(added: dict[str, Any]) -> bool:
+    """Whether a file lies in the table's folder and all its rows count."""
+    path = added["path"]
+    return not (added.get("deletionVector") or "://" in path or path.startswith(("/", "file:")))
+
+
 class _NotPlain(Exception):
     """The table uses what is not read here."""
 
@@ -152,7 +202,7 @@ class _Files:
 
     def paths(self) -> list[Path]:
         """Where the files lie."""
-        if any("://" in path or path.startswith(("/", "file:")) for path in self.live):
+        if not all(_is_plain({"path": path}) for path in self.live):
             raise _NotPlain
         return [self.folder / unquote(path) for path in sorted(self.live)]
 

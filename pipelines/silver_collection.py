@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from cdc_core import bronze, document_schema, errors, merge, reduce, tables, typed, unwrap_options
 from cdc_core import quarantine as unreadable
 from cdc_core.settings import OnGone
+from pipelines import bronze as log
 from pipelines import delta, quarantine, registry, schemas
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def surveyed(
 
     One query, however many collections there are; `own` chooses among the events, as SQL.
     """
-    rows = spark.table(str(bronze_table)).where(f"{span.predicate} AND (({ABOUT} AND {own}) OR {_CALLS_FOR_SWEEP})")
+    rows = log.rows(spark, bronze_table, span).where(f"({ABOUT} AND {own}) OR {_CALLS_FOR_SWEEP}")
     is_event = F.expr(ABOUT)
     told = F.struct("offset", "kind", "batch", "db", "collection", "sequence", "payload")
     found = (
@@ -147,7 +148,7 @@ def events(
     spark: SparkSession, bronze_table: tables.TableRef, namespace: registry.Namespace, span: reduce.Range
 ) -> DataFrame:
     """One collection's events in a span of batches, in no order."""
-    return spark.table(str(bronze_table)).where(f"{span.predicate} AND {ABOUT} AND {namespace.predicate}")
+    return log.rows(spark, bronze_table, span).where(f"{ABOUT} AND {namespace.predicate}")
 
 
 def bounded(found: DataFrame, *, span: reduce.Range, limit: int) -> tuple[reduce.Range, ...]:
@@ -601,7 +602,7 @@ class Collection:
             *([F.col("after").alias("__document")] if self.keeps_document else []),
             "__key",
             "__sequence",
-            F.lit(batch.number).cast("bigint").alias("__batch"),
+            _uncompiled(batch.number).alias("__batch"),
             "__guard",
             "__action",
         )
@@ -634,6 +635,13 @@ class Collection:
             is_late=batch.is_late,
             keys=() if batch.keys is None else (batch.keys,),
         )
+
+
+def _uncompiled(number: int) -> Column:
+    """A number that changes with each batch, kept out of the code that Spark compiles: as an element of an array, by an index
+    that is 0 for every row. With the number in it, the JVM would optimize the whole stage anew for each batch."""
+    is_never = F.col("__key") == ""
+    return F.get(F.array(F.lit(number).cast("bigint")), is_never.cast("int"))
 
 
 def _deleted(events: DataFrame, counts: Counts) -> _Deletes:

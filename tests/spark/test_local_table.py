@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,3 +65,23 @@ def test_a_log_that_was_cut_is_left_to_delta(spark: SparkSession, tmp_path: Path
     inserted(spark, table, 1)
     (tmp_path / "t" / "_delta_log" / f"{0:020}.json").unlink()
     assert local_table.rows(tmp_path / "t", SCHEMA) is None
+
+
+def test_a_compacted_file_stands_for_those_that_it_replaced(tmp_path: Path) -> None:
+    """A log by hand: Delta chooses by sizes which files it compacts."""
+    log = tmp_path / "_delta_log"
+    log.mkdir()
+
+    def commit(version: int, operation: str, *, added: str, removed: str = "") -> None:
+        metadata = json.dumps({"writer": "w", "batch": version})
+        actions = [{"commitInfo": {"operation": operation, "userMetadata": metadata}}]
+        actions += [{"remove": {"path": name}} for name in removed] + [{"add": {"path": added, "stats": "{}"}}]
+        (log / f"{version:020}.json").write_text("\n".join(map(json.dumps, actions)) + "\n")
+
+    for version, name in enumerate("abc"):
+        commit(version, "WRITE", added=name)
+    commit(3, "OPTIMIZE", added="bc", removed="bc")
+    commit(4, "WRITE", added="d")
+    found = local_table.appended(tmp_path, lambda commit: commit.version <= 0)
+    assert found is not None
+    assert [file.path.name for file in found] == ["d", "bc"]

@@ -1,0 +1,86 @@
+"""Rows of a span of batches: read from the files of the last commits, or by Delta, they are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cdc_core import reduce, tables
+from pipelines import bronze, delta
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def log(spark: SparkSession, tmp_path: Path) -> Iterator[bronze.Log]:
+    """A bronze table of six batches, of a row each."""
+    opened = bronze.Log.open(spark, tables.TableRef.at(str(tmp_path / "a b" / "bronze")))
+    beat(opened, 6)
+    yield opened
+    opened.close()
+
+
+def beat(log: bronze.Log, count: int) -> None:
+    for number in range(count):
+        log.heartbeat({"n": number}, token=f"82{log.commits:04}", ts_ms=number)
+
+
+def check(log: bronze.Log, after: int, to: int, *, of_files: bool) -> None:
+    """The rows are those of the batches, and Spark read them from files by their names where `of_files`."""
+    found = bronze.rows(log.spark, log.table, reduce.Range(after, to))
+    assert found.columns == log.spark.table(str(log.table)).columns
+    assert sorted(row.batch for row in found.collect()) == list(range(after + 1, to + 1))
+    plan = found._jdf.queryExecution().optimizedPlan().toString()
+    assert ("Filter" not in plan) == of_files
+
+
+def test_the_last_commits_are_read_from_their_files(log: bronze.Log) -> None:
+    check(log, 2, 6, of_files=True)
+    check(log, 2, 4, of_files=True)
+    log.renew()
+    check(log, 5, 6, of_files=True)
+
+
+def test_the_first_batches_are_asked_of_delta(log: bronze.Log) -> None:
+    """Nothing says that there was none before them."""
+    check(log, 0, 6, of_files=False)
+
+
+def test_many_files_are_asked_of_delta(log: bronze.Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bronze, "MANY_FILES", 3)
+    check(log, 2, 6, of_files=False)
+    check(log, 3, 6, of_files=True)
+
+
+def test_what_was_compacted_is_not_read_twice(spark: SparkSession, log: bronze.Log) -> None:
+    """A compacted file that holds more than the span is Delta's; later commits are read as before."""
+    delta.optimize(spark, log.table, metadata=log.writer._metadata("x", {"batch": 6}))
+    check(log, 2, 6, of_files=False)
+    beat(log, 2)
+    check(log, 6, 8, of_files=True)
+    check(log, 5, 8, of_files=False)
+
+
+def test_rows_that_others_appended_are_there(spark: SparkSession, log: bronze.Log) -> None:
+    """Also where a claim that came later says the batch of before them."""
+    row = spark.table(str(log.table)).where("batch = 6").selectExpr("* EXCEPT (`batch`)", "batch + 1 AS batch")
+    row.select(spark.table(str(log.table)).columns).write.format("delta").mode("append").save(log.table.path)
+    log.close()
+    again = bronze.Log.open(spark, log.table)
+    beat(again, 1)
+    check(again, 6, 8, of_files=False)
+    beat(again, 1)
+    check(again, 8, 9, of_files=True)
+    again.close()
+
+
+def test_a_restored_table_is_asked_of_delta(spark: SparkSession, log: bronze.Log) -> None:
+    """The files of what was taken back are still named in the log."""
+    version = delta.version(spark, log.table)
+    spark.sql(f"ALTER TABLE {log.table} SET TBLPROPERTIES ('delta.appendOnly' = 'false')")
+    spark.sql(f"RESTORE TABLE {log.table} TO VERSION AS OF {version - 1}").collect()
+    check(log, 2, 5, of_files=False)
