@@ -532,9 +532,9 @@ class Writer:
         """Renew the lease by an empty commit that says what the last one said."""
         self.mark(to=self.metadata.get("to"), extra=_carried(self.metadata))
 
-    def release(self) -> None:
+    def release(self, extra: Mapping[str, object] | None = None) -> None:
         """Say that the owner left cleanly, so that a successor on another host need not wait for the lease."""
-        self.mark(to=self.metadata.get("to"), extra={**_carried(self.metadata), "released": True})
+        self.mark(to=self.metadata.get("to"), extra={**_carried(self.metadata), **(extra or {}), "released": True})
 
     def _write(
         self,

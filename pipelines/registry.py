@@ -7,9 +7,11 @@ bronze: noting one twice changes nothing, and a lost table is found again from b
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -81,12 +83,37 @@ def chosen(spark: SparkSession, layout: tables.Layout, collection: str | None) -
 
 
 @dataclass(frozen=True)
+class Settled:
+    """That no collection has events between its table's position and the bronze batch `batch`.
+
+    It holds for tables at the very positions that it was said of, whose digest is `of`: not after a table was restored,
+    rebuilt or removed.
+    """
+
+    batch: int
+    of: str
+
+    @staticmethod
+    def at(batch: int, positions: Mapping[Namespace, SilverPosition]) -> Settled:
+        """What is to be said of the tables at these positions."""
+        places = sorted((str(namespace), each.to, each.generation) for namespace, each in positions.items())
+        return Settled(batch, hashlib.blake2b(json.dumps(places).encode(), digest_size=12).hexdigest())
+
+    @staticmethod
+    def among(positions: Mapping[Namespace, SilverPosition]) -> int:
+        """The greatest batch for which it was said of the tables at these positions; 0 where it never was."""
+        of = Settled.at(0, positions).of
+        return max((each.settled.batch for each in positions.values() if each.settled and each.settled.of == of), default=0)
+
+
+@dataclass(frozen=True)
 class SilverPosition:
     """Where a silver table stands, at its `version`.
 
     `to` is the bronze batch up to which it is applied, `high` the greatest sequence that it has seen (None where its
     history no longer says), `swept` the mark of its last sweep, `floor` that of its last drop or rename, before which
-    nothing may arrive any more, `generation` what a rebuild called its rows.
+    nothing may arrive any more, `generation` what a rebuild called its rows. `settled` is what the last run that left the
+    table cleanly found out about all of them (`Settled`).
     """
 
     to: int = 0
@@ -95,6 +122,7 @@ class SilverPosition:
     generation: str = ""
     floor: str = ""
     version: int = -1
+    settled: Settled | None = field(default=None, compare=False)
 
     @property
     def extra(self) -> dict[str, object]:
@@ -116,6 +144,7 @@ def silver_position(spark: SparkSession, table: tables.TableRef) -> SilverPositi
             metadata.get("generation") or "",
             metadata.get("floor") or "",
             commit.version,
+            Settled(**metadata["settled"]) if "settled" in metadata else None,
         )
     row = spark.sql(f"SELECT max(`__batch`) AS batch FROM {table}").first()
     return SilverPosition(row.batch or 0, version=delta.version(spark, table))

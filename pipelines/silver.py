@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from cdc_core import errors, reduce, tables
@@ -120,6 +120,7 @@ class _Silver:
     retyped: set[registry.Namespace] = field(default_factory=set)
     discovered: int | None = None
     noted: int = 0
+    settled: int = 0
 
     def __post_init__(self) -> None:
         self.layout = delta.layout(self.settings.lakehouse)
@@ -127,9 +128,10 @@ class _Silver:
 
     def close(self) -> None:
         """Release what is held; a claim that was lost already is nobody's to release."""
+        settled = asdict(registry.Settled.at(self.settled, self.known))
         for collection in self.collections.values():
             with suppress(errors.MedallionError):
-                collection.writer.release()
+                collection.writer.release({"settled": settled})
         self.collections.clear()
 
     def caught_up(self) -> Result:
@@ -142,6 +144,8 @@ class _Silver:
         to = bronze.last_batch(self.spark, self.bronze)
         found = [work for work in self._works(to) if self._is_due(work)]
         results = self.pool.each(found, self._applied, stop=self.stop)
+        if all(self._start(namespace) >= to for namespace in self.known):
+            self.settled = to
         events = sum(result.events for result in results)
         return Result(to, events, time.monotonic() - started, tuple(results))
 
@@ -184,7 +188,10 @@ class _Silver:
             kept = pool.submit(schemas.newest, self.spark, self.layout.ops("schemas"))
             found = registry.read(self.spark, self.layout.ops("collections"))
             self.known = dict(zip(found.namespaces, pool.map(self._position, found.namespaces)))
-        self.discovered = self.noted = found.discovered
+        self.settled = registry.Settled.among(self.known)
+        self.scanned = dict.fromkeys(self.known, self.settled)
+        self.noted = found.discovered
+        self.discovered = max(found.discovered, self.settled)
         generations = {str(namespace): position.generation for namespace, position in self.known.items()}
         self.schemas = schemas.of_generations(kept.result(), generations)
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from cdc_core import errors, settings, tables
-from pipelines import delta, gold, registry, silver
+from cdc_core import errors, reduce, settings, tables
+from pipelines import delta, gold, registry, silver, silver_collection
 from pipelines import spark as sparks
 from tests import bronze_rows
 
@@ -302,6 +302,35 @@ def test_idle_collections_cost_nothing(hop: Hop, monkeypatch: pytest.MonkeyPatch
     hop.bronze.append({"busy": [document(1, 30)]})
     hop.silver()
     assert registry.silver_position(hop.spark, hop.silver_table("idle")).to == 3
+
+
+def test_a_start_reads_no_batch_that_all_collections_have_behind_them(
+    hop: Hop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the tables of idle ones stand still; but a table that was set back gets its events again."""
+    spans: list[reduce.Range] = []
+    surveyed = silver_collection.surveyed
+
+    def noted(*arguments: Any, **named: Any) -> Any:
+        spans.append(arguments[2])
+        return surveyed(*arguments, **named)
+
+    monkeypatch.setattr(silver_collection, "surveyed", noted)
+    hop.bronze.append({"busy": [document(1, 10, "c")], "idle": [document(1, 11, "c")]})
+    hop.silver()
+    hop.bronze.append({"idle": [document(2, 12, "c")]})
+    hop.silver()
+    hop.bronze.append({"busy": [document(1, 20)]})
+    hop.silver()
+    assert [span.after for span in spans] == [0, 1, 2]
+    idle = hop.silver_table("idle")
+    first = max(commit.version for commit in delta.history(hop.spark, idle) if (commit.metadata or {}).get("to") == 1)
+    hop.spark.sql(f"RESTORE TABLE {idle} TO VERSION AS OF {first}").collect()
+    assert len(hop.rows("idle")) == 1
+    hop.bronze.append({"busy": [document(1, 40)]})
+    hop.silver()
+    assert len(hop.rows("idle")) == 2
+    assert [span.after for span in spans] == [0, 1, 2, 1]
 
 
 @pytest.mark.journey
