@@ -1,11 +1,12 @@
 """Silver: events from bronze to the merged table, beside a plain append and a plain MERGE of the same rows.
 
-    python -m bench.silver [--rows 1000000] [--events 200000] [--partial]
+    python -m bench.silver [--rows 1000000] [--events 200000] [--rounds 3] [--partial]
 
 A table of documents of 1 KB gets updates of the whole document, over uniform and over recent-heavy keys. The baselines,
 in the same run: parsing the same events and appending them to a Delta table; and `MERGE … UPDATE SET * … INSERT *` of the
 same rows, parsed and reduced to one a key before the clock starts, into a plain Delta table of the same documents. Both
-have merged once before. With `--partial` the updates say what changed and no more, and silver folds them onto the documents
+have merged once before. A JVM grows faster for minutes, and a machine is not always the same: kinds and contestants take turns,
+round after round, and the medians count. With `--partial` the updates say what changed and no more, and silver folds them onto the documents
 that it keeps; the plain MERGE gets the rows that came of it.
 """
 
@@ -13,9 +14,12 @@ from __future__ import annotations
 
 import argparse
 import random
+import shutil
+import statistics
 import string
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,7 @@ from bench import ground
 from cdc_core import bronze as columns
 from cdc_core import resume_token
 from cdc_core import snapshot_state
+from cdc_core.settings import Settings
 from pipelines import bronze, delta, mongodb, silver, snapshot
 from pipelines import spark as sparks
 
@@ -136,7 +141,7 @@ def token(number: int) -> str:
 def chosen(kind: str, *, rows: int, events: int) -> list[int]:
     """The documents that are updated: any of them, or mostly those that were made last."""
     rng = random.Random(kind)
-    if kind == "uniform":
+    if kind.startswith("uniform"):
         return [rng.randrange(rows) for _ in range(events)]
     return [max(0, rows - 1 - int(rng.expovariate(1 / (rows / 20)))) for _ in range(events)]
 
@@ -156,36 +161,86 @@ def timed(action: Any) -> float:
     return time.perf_counter() - began
 
 
-def measured(spark: Any, root: Path, *, rows: int, events: int, is_partial: bool) -> Iterator[tuple[object, ...]]:
-    """Rows of the result's table: kind of keys, keys, rates of append, plain MERGE and ours, and ours over MERGE."""
-    documents = Documents()
+@dataclass(frozen=True)
+class Turn:
+    """One batch of updates, and the seconds that each took for it; `appended` is 0 where that was not tried."""
+
+    keys: int
+    appended: float
+    merged: float
+    ours: float
+
+
+@dataclass
+class Contest:
+    """The tables of silver and the plain ones, brought from the same bronze to the same state batch by batch."""
+
+    spark: Any
+    root: Path
+    log: bronze.Log
+    settings: Settings
+    rows: int
+    is_partial: bool
+    documents: Documents = field(default_factory=Documents)
+    version: int = 0
+
+    def loaded(self) -> float:
+        """Seconds of silver's first load; the plain table is there afterwards, too."""
+        fill(self.log, self.documents, rows=self.rows)
+        seconds = timed(self._silver)
+        self.plain = plain_table(self.spark, self.root, self.log.table)
+        return seconds
+
+    def turn(self, kind: str, count: int) -> Turn:
+        """Both take the next batch of so many updates, parsed and reduced beforehand for the plain MERGE."""
+        self.version += 1
+        before = bronze.last_batch(self.spark, self.log.table)
+        numbers = chosen(f"{kind} {self.version}", rows=self.rows, events=count)
+        update(self.log, self.documents, numbers, version=self.version, is_partial=self.is_partial)
+        reduced, parsed = f"{self.root}/reduced{self.version}", f"{self.root}/appended{self.version}"
+        appended = 0.0
+        if not self.is_partial:
+            found = events_of(self.spark, self.log.table, (before, bronze.last_batch(self.spark, self.log.table)))
+            appended = timed(lambda: found.write.format("delta").save(parsed))
+            last = f"SELECT max_by(struct(*), sequence) AS last FROM delta.`{parsed}` GROUP BY key"
+            self.spark.sql(f"SELECT last.* FROM ({last})").drop("key", "sequence").write.format("delta").save(reduced)
+        ours = timed(self._silver)
+        if self.is_partial:
+            silver_table = self.spark.table(str(delta.layout(self.settings.lakehouse).silver(DB, COLLECTION)))
+            rows = silver_table.where(f"`__batch` > {before}")
+            rows.select(self.spark.table(self.plain).columns).write.format("delta").save(reduced)
+        merged = timed(lambda: merge_plainly(self.spark, self.plain, reduced))
+        keys = self.spark.table(f"delta.`{reduced}`").count()
+        for folder in (reduced, parsed):
+            shutil.rmtree(folder, ignore_errors=True)
+        return Turn(keys, appended, merged, ours)
+
+    def _silver(self) -> None:
+        silver.run(self.spark, self.settings, sessions=sparks.sessions(self.spark))
+
+
+def measured(spark: Any, root: Path, *, rows: int, events: int, rounds: int, is_partial: bool) -> Iterator[ground.Row]:
+    """Rows of the result's table: work, keys, rates of append, plain MERGE and ours, and ours over MERGE."""
     mode = {"capture.mode": "change_streams"} if is_partial else {}
     settings = ground.pipeline("mongodb://127.0.0.1", root, **{"collection.include.list": f"{DB}.{COLLECTION}", **mode})
-    layout = delta.layout(settings.lakehouse)
-    log = bronze.Log.open(spark, layout.bronze("bench"))
-    fill(log, documents, rows=rows)
-    loaded = timed(lambda: silver.run(spark, settings, sessions=sparks.sessions(spark)))
-    yield (f"first load of {rows:,}", rows, "", "", rows / loaded, "")
-    plain = plain_table(spark, root, log.table)
-    for version, (kind, count) in enumerate((("uniform", WARM_UP), ("uniform", events), ("recent-heavy", events)), start=1):
-        before = bronze.last_batch(spark, log.table)
-        update(log, documents, chosen(kind, rows=rows, events=count), version=version, is_partial=is_partial)
-        batches = (before, bronze.last_batch(spark, log.table))
-        reduced = f"{root}/reduced{version}"
-        appended: float | str = ""
-        if not is_partial:
-            appended = count / timed(lambda b=batches, v=version: events_of(spark, log.table, b).write.format("delta").save(f"{root}/appended{v}"))
-            last = f"SELECT max_by(struct(*), sequence) AS last FROM delta.`{root}/appended{version}` GROUP BY key"
-            spark.sql(f"SELECT last.* FROM ({last})").drop("key", "sequence").write.format("delta").save(reduced)
-        ours = timed(lambda: silver.run(spark, settings, sessions=sparks.sessions(spark)))
-        if is_partial:
-            merged_rows = spark.table(str(layout.silver(DB, COLLECTION))).where(f"`__batch` > {before}")
-            merged_rows.select(spark.table(plain).columns).write.format("delta").save(reduced)
-        keys = spark.table(f"delta.`{reduced}`").count()
-        merged = timed(lambda reduced=reduced: merge_plainly(spark, plain, reduced))
-        if version > 1:
-            yield (f"{kind} updates", keys, appended, count / merged, count / ours, merged / ours)
+    log = bronze.Log.open(spark, delta.layout(settings.lakehouse).bronze("bench"))
+    contest = Contest(spark, root, log, settings, rows, is_partial)
+    yield (f"first load of {rows:,}", rows, "", "", rows / contest.loaded(), "")
+    contest.turn("uniform", WARM_UP)
+    turns: dict[str, list[Turn]] = {"uniform": [], "recent-heavy": []}
+    for number in range(1, rounds + 1):
+        for kind, those in turns.items():
+            those.append(contest.turn(kind, events))
+            yield _told(f"{kind} updates, round {number}", those[-1:], events)
+    for kind, those in turns.items():
+        yield _told(f"{kind} updates, median", those, events)
     log.close()
+
+
+def _told(work: str, turns: Sequence[Turn], events: int) -> ground.Row:
+    """A row of the medians of some turns."""
+    keys, appended, merged, ours = (statistics.median(each) for each in zip(*map(astuple, turns)))
+    return (work, int(keys), events / appended if appended else "", events / merged, events / ours, merged / ours)
 
 
 def plain_table(spark: Any, root: Path, bronze_table: Any) -> str:
@@ -220,11 +275,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--events", type=int, default=200_000)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--partial", action="store_true", help="updates that say what changed, folded onto what silver keeps")
     arguments = parser.parse_args(argv)
     spark = sparks.session("bench", conf={"spark.driver.memory": "4g"})
     with ground.lakehouse() as root:
-        rows = list(ground.told(measured(spark, root, rows=arguments.rows, events=arguments.events, is_partial=arguments.partial)))
+        results = measured(
+            spark, root, rows=arguments.rows, events=arguments.events, rounds=arguments.rounds, is_partial=arguments.partial
+        )
+        rows = list(ground.told(results))
     sparks.stop()
     ground.show(
         "Bronze to silver, documents of 1 KB, events/s",
