@@ -43,7 +43,7 @@ from pipelines import local_table
 from pipelines.local_table import Commit
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 FACTS = {"delta.appendOnly": "true", "delta.enableDeletionVectors": "false"}
 """Properties of a table that only ever grows by a few rows."""
@@ -55,6 +55,9 @@ FORMAT_PROPERTY = "medallion.format"
 FORMAT = "1"
 
 COMMIT_ATTEMPTS = 8
+
+PLACE = ("__file", "__row")
+"""Columns that say where a version of a table holds a row."""
 
 SPARK_ERRORS = (PySparkException, Py4JJavaError)
 """What a statement may raise. Delta's conflicts are among the first only where its Python package is imported."""
@@ -450,7 +453,7 @@ class Writer:
     def seeking(self, touched: DataFrame) -> Iterator[Sought | None]:
         """What `upsert` would take out of the table as it is now, looked for beside what the block does; None where it cannot.
 
-        `touched` as in `upsert`. The block's end waits for the search; what it wrote and nobody took is vacuumed with the rest.
+        `touched` as in `upsert`, or the `PLACE` of each row, as it was read since this writer's last commit. The block's end waits for the search; what it wrote and nobody took is vacuumed with the rest.
         """
         if not self._has_direct_log():
             yield None
@@ -745,19 +748,19 @@ class _DirectLog:
     def _deleting(self, transaction: Any, table: tables.TableRef, touched: DataFrame) -> Any:
         """Actions that take the touched rows out, as Delta's own DELETE finds and writes them."""
         self._session.setActiveSession(self._spark._jsparkSession)
-        (key,) = touched.columns
-        places = self._spark.table(str(table)).select(
-            key, F.col("_metadata.file_path").alias("__file"), F.col("_metadata.row_index").alias("__row")
-        )
-        found = places.join(touched, key, "left_semi").select("__file", "__row")
+        found = touched
+        if touched.columns != [*PLACE]:
+            (key,) = touched.columns
+            rows = self._spark.table(str(table)).select(key, *places())
+            found = rows.join(touched, key, "left_semi").select(*PLACE)
         package = self._jvm.org.apache.spark.sql.delta
-        some = self._jvm.scala.Option.apply
+        some, (file, row) = self._jvm.scala.Option.apply, (F.col(name)._jc for name in PLACE)
         session, files = self._spark._jsparkSession, transaction.filterFiles()
         helper = package.commands.DMLWithDeletionVectorsHelper
         always = self._jvm.org.apache.spark.sql.catalyst.expressions.Literal.TrueLiteral()
         vectors = getattr(getattr(package.commands, "DeletionVectorBitmapGenerator$"), "MODULE$")
         stored = vectors.buildRowIndexSetsForFilesMatchingCondition(
-            session, transaction, True, found._jdf, files, always, some(F.col("__file")._jc), some(F.col("__row")._jc)
+            session, transaction, True, found._jdf, files, always, some(file), some(row)
         )
         by_name = helper.generateCandidateFileMap(self._log.dataPath(), files)
         marked = helper.findFilesWithMatchingRows(transaction, by_name, stored)
@@ -894,6 +897,11 @@ def are_small(*touched: tables.TableRef) -> bool:
     """Whether all of these tables are known to be small; only on a local file system, where the log tells it without a job."""
     folders = [local_table.folder(table) for table in touched]
     return all(folder is not None and local_table.is_smaller(folder, FEW_BYTES) for folder in folders)
+
+
+def places() -> tuple[Column, Column]:
+    """`PLACE` of each row of a table that is read."""
+    return F.col("_metadata.file_path").alias(PLACE[0]), F.col("_metadata.row_index").alias(PLACE[1])
 
 
 def computed(df: DataFrame) -> DataFrame:

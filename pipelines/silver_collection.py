@@ -290,10 +290,17 @@ class Collection:
     @contextmanager
     def _sought(self, found: DataFrame, counts: Counts, *, is_late: bool) -> Iterator[delta.Sought | None]:
         """Where the table holds the events' keys, looked for while their documents are: the driver waits much in both."""
-        if is_late or self._is_empty() or not SMALL < counts.events <= MANY or self._shows_deleted(counts):
+        is_needless = self.keeps_document or self._shows_deleted(counts)
+        if is_late or is_needless or self._is_empty() or not SMALL < counts.events <= MANY:
             yield None
             return
         with self.writer.seeking(_keys(found, counts)) as sought:
+            yield sought
+
+    @contextmanager
+    def _placed(self, rows: DataFrame) -> Iterator[delta.Sought | None]:
+        """Where the table holds the rows, which was seen when their documents were read."""
+        with self.writer.seeking(rows.select(*delta.PLACE).where(F.col(delta.PLACE[0]).isNotNull())) as sought:
             yield sought
 
     def _events_applied(
@@ -324,13 +331,14 @@ class Collection:
             sought=sought if events is found else None,
         )
         if has_partial and self.keeps_document:
-            with self._folded(whole, batch) as rows:
+            with self._folded(whole, batch) as rows, self._placed(rows) as sought:
                 folded = rows.select("after", F.col("__sequence").alias("sequence"))
                 texts = self._looked_at(events, counts).select("after", "sequence").unionByName(folded)
                 has_incomplete = not rows.where("`__incomplete`").isEmpty()  # a MERGE without any reads and writes much less
                 plan = self._evolved(texts, range_.to).plan
                 touched = F.broadcast(rows.select("__key"))  # they lie in memory
-                self._apply(replace(batch, rows=rows, plan=plan, has_incomplete=has_incomplete, touched=touched), after)
+                found = replace(batch, rows=rows, plan=plan, has_incomplete=has_incomplete, touched=touched, sought=sought)
+                self._apply(found, after)
         else:
             if SMALL < counts.events <= MANY and not (has_partial or self._keeps_last(batch)):
                 latest = reduce.latest_of_many(events, columns=self.columns)
@@ -443,30 +451,20 @@ class Collection:
         They are computed and not cached: Spark plans anew whatever is cached of a table that changes.
         """
         histories = reduce.histories(events, columns=self.columns, keeps_last=self._keeps_last(batch))
-        rows = delta.computed(_with_stored(histories, self._stored(events, batch)))
+        placed = _with_stored(histories, self._stored(events, batch))
+        rows = delta.computed(_folded(placed, mode=self.mode, columns=self.columns))
         try:
-            nothing = F.lit(None).cast("string")
-            plain = rows.where("coalesce(size(updates), 0) <= 0 AND sequence IS NOT NULL")
-            doubted = rows.where("size(updates) > 0 AND NOT is_foldable")
-            unfolded = plain.withColumn("partial_sequence", nothing).unionByName(
-                doubted.withColumns({"sequence": nothing, "after": nothing})
-            )
-            folded = _fold(rows.where("size(updates) > 0 AND is_foldable"), columns=self.columns)
-            both = delta.computed(reduce.decided(unfolded, mode=self.mode, columns=self.columns).unionByName(folded))
-            try:
-                yield both
-            finally:
-                delta.release(both)
+            yield rows
         finally:
             delta.release(rows)
 
     def _stored(self, events: DataFrame, batch: _Batch) -> DataFrame:
-        """What the table holds of the events' keys: the documents, and how far each is known."""
-        table = self.spark.table(str(self.writer.table))
+        """What the table holds of the events' keys: the documents, how far each is known, and where it lies."""
+        table = self.spark.table(str(self.writer.table)).select("*", *delta.places())
         if batch.keys is not None:
             table = table.where(F.col("__key").between(*batch.keys))
         if batch.events <= MANY:
-            keys = events.select(F.col("key").alias("__key")).distinct()
+            keys = events.select(F.col("key").alias("__key"))
             table = table.join(F.broadcast(keys), "__key", "left_semi")  # only these documents are shuffled
         if "__document" not in table.columns:
             table = table.withColumn("__document", F.lit(None).cast("string"))
@@ -478,6 +476,7 @@ class Collection:
             F.when(~deleted, F.col("__document")).alias("stored_document"),
             deleted.alias("stored_is_deleted"),
             F.coalesce("__incomplete", F.lit(False)).alias("stored_incomplete"),
+            *delta.PLACE,
         )
 
     def _with_awaited(self, events: DataFrame, range_: reduce.Range) -> DataFrame:
@@ -693,27 +692,37 @@ def _with_stored(histories: DataFrame, stored: DataFrame) -> DataFrame:
     return placed.withColumn("updates", later)
 
 
-def _fold(rows: DataFrame, *, columns: Sequence[str]) -> DataFrame:
-    """Rows with a base and updates as reduced rows with the folded document."""
-    beside = [F.col("key").alias("__key"), "partial_sequence", "base_known", "is_doubtful", *columns]
-    prepared = rows.select(*beside, "base", "updates")
-    kept = prepared.drop("base", "updates").schema
-    ddl = ", ".join(f"{merge.quoted(each.name)} {merge.ddl(each.dataType)}" for each in kept)
-    folded = prepared.mapInArrow(reduce.fold_rows, f"{ddl}, {reduce.FOLDED_DDL}")
-    has_document = F.col("document").isNotNull()
-    is_incomplete = F.col("incomplete") | F.col("is_doubtful") | ~has_document
-    action = F.when(has_document, reduce.Action.DOCUMENT.value).otherwise(reduce.Action.MARK.value)
-    return folded.select(
-        "__key",
-        action.alias("__action"),
-        F.col("partial_sequence").alias("__sequence"),
-        F.when(has_document, F.col("partial_sequence")).otherwise("").alias("__guard"),
-        F.when(is_incomplete, F.col("base_known")).alias("__known"),
-        is_incomplete.alias("__incomplete"),
-        F.lit(False).alias("__deleted"),
-        F.col("document").alias("after"),
-        *columns,
+_fold = F.arrow_udf(reduce.fold_rows, reduce.FOLDED)
+
+
+def _folded(placed: DataFrame, *, mode: unwrap_options.DeleteMode, columns: Sequence[str]) -> DataFrame:
+    """Rows of `_with_stored` as reduced rows, with the updates folded onto their base where that is known."""
+    has_updates = F.coalesce(F.size("updates"), F.lit(0)) > 0
+    is_folded = has_updates & F.col("is_foldable")
+    nothing = F.lit(None).cast("string")
+    prepared = placed.where(has_updates | F.col("sequence").isNotNull()).withColumns(
+        {
+            "folded": _fold("key", F.when(is_folded, F.col("base")), F.when(is_folded, F.col("updates"))),
+            "sequence": F.when(~has_updates, F.col("sequence")).otherwise(nothing),
+            "after": F.when(~has_updates, F.col("after")).otherwise(nothing),
+            "partial_sequence": F.when(has_updates, F.col("partial_sequence")).otherwise(nothing),
+        }
     )
+    beside = ("folded", "partial_sequence", "base_known", "is_doubtful")
+    reduced = reduce.decided(prepared, mode=mode, columns=(*columns, *beside, *delta.PLACE))
+    has_document = F.col("folded.document").isNotNull()
+    is_incomplete = F.col("folded.incomplete") | F.col("is_doubtful") | ~has_document
+    values = {
+        "__action": F.when(has_document, reduce.Action.DOCUMENT.value).otherwise(reduce.Action.MARK.value),
+        "__sequence": F.col("partial_sequence"),
+        "__guard": F.when(has_document, F.col("partial_sequence")).otherwise(""),
+        "__known": F.when(is_incomplete, F.col("base_known")),
+        "__incomplete": is_incomplete,
+        "__deleted": F.lit(False),
+        "after": F.col("folded.document"),
+    }
+    chosen = {name: F.when(F.col("folded").isNotNull(), value).otherwise(F.col(name)) for name, value in values.items()}
+    return reduced.withColumns(chosen).drop(*beside)
 
 
 def pins(options: CollectionSettings) -> document_schema.Pins:

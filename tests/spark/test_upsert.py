@@ -27,6 +27,11 @@ def gone(key: int, *, at: int) -> dict[str, Any]:
     return {"op": "d", "key": key, "at": at}
 
 
+def changed(key: int, n: object, *, at: int) -> dict[str, Any]:
+    """An update that says what it changed, and no more."""
+    return {"op": "u", "key": key, "at": at, "update": {"n": n}}
+
+
 @pytest.fixture
 def hop(spark: SparkSession, tmp_path: Path) -> Hop:
     """A table of five documents."""
@@ -123,6 +128,32 @@ def test_rows_are_looked_for_beside_the_reading(hop: Hop, searches: list[str]) -
     assert numbers(hop) == {0: 2, 2: 5, 3: 0, 4: 0, 7: 1}
     assert searches == ["medallion-seek", "medallion-seek", "medallion-upsert"]
     assert operations(hop)[0] == "WRITE"
+
+
+def test_folded_rows_are_replaced_where_they_were_read(
+    spark: SparkSession, tmp_path: Path, searches: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their places come with the stored documents; they are looked for by key where the table was compacted since."""
+    hop = Hop(spark, pipeline(tmp_path, **{"keep.document": True}))
+    hop.bronze.append({"t": [doc(key, 0, at=10 + key, op="c") for key in range(5)]})
+    hop.silver()
+    hop.bronze.append({"t": [changed(1, 1, at=20), changed(1, 2, at=21), gone(2, at=22), doc(9, 9, at=23, op="c")]})
+    hop.silver()
+    assert numbers(hop) == {0: 0, 1: 2, 3: 0, 4: 0, 9: 9}
+    assert (searches, operations(hop)[0]) == (["medallion-seek"], "WRITE")
+    evolved = silver_collection.Collection._evolved
+
+    def compacted(self: Any, *arguments: Any, **named: Any) -> Any:
+        found = evolved(self, *arguments, **named)
+        if searches[1:]:
+            delta.optimize(spark, hop.silver_table("t"), metadata="{}")
+        return found
+
+    monkeypatch.setattr(silver_collection.Collection, "_evolved", compacted)
+    hop.bronze.append({"t": [changed(3, 5, at=30), changed(9, 8, at=31)]})
+    hop.silver()
+    assert numbers(hop) == {0: 0, 1: 2, 3: 5, 4: 0, 9: 8}
+    assert (searches[1:], operations(hop)[0]) == (["medallion-seek", "medallion-upsert"], "WRITE")
 
 
 def test_the_row_of_an_unreadable_event_stays(hop: Hop, searches: list[str]) -> None:
