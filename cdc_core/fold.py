@@ -148,20 +148,32 @@ def _fold_in_place(base: Document | None, updates: Sequence[Update]) -> Folded:
 
 
 def _apply_in_place(document: Document, update: Update) -> Sequence[_Undecided]:
-    """Applies what can be decided and returns the rest; the document takes the update's own values."""
+    """Applies what can be decided and returns the rest; the document takes the update's own values.
+
+    All paths are read before any is applied. A path with dots leads into what was there then, so it does not matter that those
+    without come first: where both are about the same field, the whole field is what stays.
+    """
     if not update.is_readable:
         return (_Undecided("", None),)
+    fields, cuts, removed = update.updated_fields, update.truncated_arrays, update.removed_fields
     edits: list[tuple[Callable[[Any, Any, Any], None], str, Any]]
-    edits = [(_set, path, value) for path, value in update.updated_fields.items()]
-    if update.truncated_arrays or update.removed_fields:
-        cuts = ((_truncate, path, size) for path, size in update.truncated_arrays)
-        edits = [*cuts, *edits, *((_remove, path, None) for path in update.removed_fields)]
-    undecided: list[_Undecided] = []
-    readings = [_reading(document, path, update, is_set=edit is _set) if "." in path else None for edit, path, _ in edits]
-    for (edit, path, argument), reading in zip(edits, readings, strict=True):
+    edits = [(_set, path, value) for path, value in fields.items() if "." in path]
+    if cuts or removed:
+        dotted_cuts = ((_truncate, path, size) for path, size in cuts if "." in path)
+        edits = [*dotted_cuts, *edits, *((_remove, path, None) for path in removed if "." in path)]
+    readings = [_reading(document, path, update, is_set=edit is _set) for edit, path, _ in edits]
+    for path, size in cuts:
         if "." not in path:
-            edit(document, _stored(path), argument)
-        elif isinstance(reading, _Undecided):
+            _truncate(document, _stored(path), size)
+    for path, value in fields.items():
+        if "." not in path:
+            document[_stored(path)] = value
+    for path in removed:
+        if "." not in path:
+            document.pop(_stored(path), None)
+    undecided: list[_Undecided] = []
+    for (edit, _, argument), reading in zip(edits, readings):
+        if isinstance(reading, _Undecided):
             undecided.append(reading)
         elif reading is not None:
             edit(*reading, argument)
@@ -197,7 +209,7 @@ def _has_dotted_reading(walk: Sequence[Container], components: tuple[str, ...], 
     """Whether a name with dots takes part: one that is there, or a new one whose neighbours have dots too."""
     documents = walk[: len(components) - 1]
     for depth, here in enumerate(documents):
-        if isinstance(here, dict) and any(name in here for name in _dotted_names(components, depth)):
+        if isinstance(here, dict) and not here.keys().isdisjoint(_dotted_names(components, depth)):
             return True
     if not is_set or (len(walk) == len(components) and _has(walk[-1], components[-1])):
         return False
@@ -207,7 +219,7 @@ def _has_dotted_reading(walk: Sequence[Container], components: tuple[str, ...], 
 def _is_within(components: tuple[str, ...], update: Update) -> bool:
     """Whether the update sets what the path lies in, too: then one of the two has a name with dots."""
     fields = update.updated_fields
-    return len(fields) > 1 and any(path in fields for path in _above(components))
+    return len(fields) > 1 and not _above(components).isdisjoint(fields)
 
 
 @functools.lru_cache(maxsize=MANY_PATHS)
@@ -216,9 +228,9 @@ def _split(path: str) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=MANY_PATHS)
-def _above(components: tuple[str, ...]) -> tuple[str, ...]:
+def _above(components: tuple[str, ...]) -> frozenset[str]:
     """The paths of what these components lie in."""
-    return tuple(".".join(components[:end]) for end in range(1, len(components)))
+    return frozenset(".".join(components[:end]) for end in range(1, len(components)))
 
 
 @functools.lru_cache(maxsize=MANY_PATHS)
