@@ -244,7 +244,7 @@ def capture(file: _File, once: bool, take_over: bool) -> None:
     from pipelines import spark as sparks
 
     with _stopping() as stop, report.progress() as progress:
-        settings, spark = _opened(file, "capture")
+        settings, spark = _opened(file, "capture", captures=True)
         result = pipeline.run(
             spark,
             settings,
@@ -300,7 +300,7 @@ def run(file: _File, once: bool, take_over: bool) -> None:
     from pipelines import run as pipeline
 
     with _stopping() as stop, report.progress() as progress:
-        settings, spark = _opened(file, "run")
+        settings, spark = _opened(file, "run", captures=True)
         results = pipeline.run(spark, settings, once=once, take_over=take_over, stop=stop, progress=progress)
     for layer, result in results.items():
         report.result(layer, result)
@@ -594,17 +594,25 @@ def import_debezium(connector: Path, out: Path | None, root: str) -> None:
         click.echo(f"set {line}", err=True)
 
 
-def _opened(file: _File, verb: str, *, quiet: bool = False) -> tuple[Settings, SparkSession]:
-    """The settings and a session for one command, with the log configured."""
+def _opened(
+    file: _File, verb: str, *, quiet: bool = False, captures: bool = False
+) -> tuple[Settings, SparkSession]:
+    """The settings and a session for one command, with the log configured.
+
+    One that `captures` looks at the source first: Spark takes seconds to start, and a wrong password is told in less than one.
+    """
     import logging
 
     from jobs import log_lines
+    from pipelines import capture
     from pipelines import spark as sparks
 
     _quiet_log() if quiet else log_lines.configure()
     settings = file.load()
     for warning in settings.warnings:
         logging.getLogger(__name__).warning(warning)
+    if captures:
+        capture.check_source(settings)
     return settings, sparks.session(f"medallion {verb} {settings.name}")
 
 

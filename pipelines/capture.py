@@ -141,24 +141,37 @@ def run(
                 return done
 
 
+def check_source(settings: Settings) -> None:
+    """Raises what `run` would raise of a source that it cannot reach, log in to or follow: before Spark is started for it."""
+    with _suitable(settings):
+        pass
+
+
 @contextlib.contextmanager
-def _connected(
-    settings: Settings, capturing: Callable[[source.Connection, mongodb.Client], _Capture]
-) -> Iterator[_Capture]:
-    """A capture with a client of its own, both closed at the end."""
+def _suitable(settings: Settings) -> Iterator[tuple[source.Connection, mongodb.Client]]:
+    """A connection and a client of a source that can be captured, closed at the end."""
     connection = source.connection(settings.source)
     client = connection.client()
     try:
         info = mongodb.server_info(client)
         mongodb.check_suitable(info)
         source.check_oversize(settings.source, info)
+        yield connection, client
+    finally:
+        client.close()
+
+
+@contextlib.contextmanager
+def _connected(
+    settings: Settings, capturing: Callable[[source.Connection, mongodb.Client], _Capture]
+) -> Iterator[_Capture]:
+    """A capture with a client of its own, both closed at the end."""
+    with _suitable(settings) as (connection, client):
         capture = capturing(connection, client)
         try:
             yield capture
         finally:
             capture.close()
-    finally:
-        client.close()
 
 
 def _joined(earlier: CaptureResult | None, later: CaptureResult) -> CaptureResult:

@@ -16,6 +16,7 @@ import pytest
 
 from cdc_core import errors
 from jobs import command_line, log_lines
+from pipelines import spark
 
 ROOT = Path(__file__).resolve().parents[2]
 VERBS = ("demo", "check", "capture", "silver", "gold", "run", "status", "schema", "signal", "quarantine", "rebuild", "unwrap", "import-debezium")
@@ -113,6 +114,24 @@ def test_an_unexpected_exception_is_a_bug(raising, capsys: pytest.CaptureFixture
     line = capsys.readouterr().err
     assert line.startswith("medallion: this is a bug: KeyError at ")
     assert line.count("\n") == 1 and "4111" not in line
+
+
+@pytest.mark.parametrize("verb", ("capture", "run"))
+def test_a_source_that_nobody_serves_is_told_before_spark_starts(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("Spark was started")
+
+    monkeypatch.setattr(spark, "session", never)
+    uri = "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=50"
+    file = tmp_path / "shop.yml"
+    file.write_text(
+        f"name: shop\nlakehouse: {{root: {tmp_path}}}\n"
+        f"source: {{mongodb.connection.string: '{uri}', database.include.list: [shop]}}\n"
+    )
+    assert command_line.main([verb, "--once", "--config", str(file)]) == errors.SourceUnreachable.exit_code
+    assert "127.0.0.1:1" in capsys.readouterr().err
 
 
 def test_debug_shows_the_traceback(raising, capsys: pytest.CaptureFixture[str]) -> None:
