@@ -181,7 +181,7 @@ def rows(spark: SparkSession, table: tables.TableRef, span: reduce.Range) -> Dat
 
 
 def _files(table: tables.TableRef, span: reduce.Range) -> list[str]:
-    """The files that hold all rows of the span and no others; none where that cannot be told, or they are many."""
+    """The files that hold all rows of the span and no others, as Spark names them; none where that cannot be told, or they are many."""
     folder = local_table.folder(table)
     if folder is None or _GLOB.search(str(folder)):
         return []
@@ -193,7 +193,7 @@ def _files(table: tables.TableRef, span: reduce.Range) -> list[str]:
             return []
         low, high = batches
         if low > span.after and high <= span.to:
-            held.append(str(file.path))
+            held.append(f"file://{file.path}")
         elif high > span.after and low <= span.to:
             return []
     return held if len(held) <= MANY_FILES else []

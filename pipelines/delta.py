@@ -461,6 +461,14 @@ class Writer:
         with ThreadPoolExecutor(1, thread_name_prefix="medallion-seek") as pool:
             yield Sought(self.version, pool.submit(self._log.deleting, self.table, touched, base=self.version))
 
+    @contextmanager
+    def listing(self) -> Iterator[None]:
+        """The files of the newest version are listed beside what the block does: the first query over the table asks for them."""
+        with ThreadPoolExecutor(1, thread_name_prefix="medallion-list") as pool:
+            if self._has_direct_log():
+                pool.submit(self._log.files)
+            yield
+
     def upsert(
         self,
         rows: DataFrame,
@@ -732,6 +740,10 @@ class _DirectLog:
         except Exception as error:
             raise self._translated(error, base) from error
         return self._committed(transaction, self._seq(actions), base=base, metadata=metadata)
+
+    def files(self) -> Any:
+        """The files of the newest version, which Delta then keeps in memory."""
+        return self._begun(self._newest()).filterFiles()
 
     def deleting(self, table: tables.TableRef, touched: DataFrame, *, base: int) -> Any:
         """The actions that take the touched rows out of the version `base`; raises as `upsert` does."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -290,8 +290,12 @@ class Collection:
     @contextmanager
     def _sought(self, found: DataFrame, counts: Counts, *, is_late: bool) -> Iterator[delta.Sought | None]:
         """Where the table holds the events' keys, looked for while their documents are: the driver waits much in both."""
-        is_needless = self.keeps_document or self._shows_deleted(counts)
-        if is_late or is_needless or self._is_empty() or not SMALL < counts.events <= MANY:
+        is_large = SMALL < counts.events <= MANY and not self._is_empty()
+        if is_large and self.keeps_document:
+            with self.writer.listing():  # the places come with the stored documents
+                yield None
+            return
+        if is_late or not is_large or self._shows_deleted(counts):
             yield None
             return
         with self.writer.seeking(_keys(found, counts)) as sought:
@@ -332,13 +336,13 @@ class Collection:
         )
         if has_partial and self.keeps_document:
             with self._folded(whole, batch) as rows, self._placed(rows) as sought:
-                folded = rows.select("after", F.col("__sequence").alias("sequence"))
-                texts = self._looked_at(events, counts).select("after", "sequence").unionByName(folded)
-                has_incomplete = not rows.where("`__incomplete`").isEmpty()  # a MERGE without any reads and writes much less
-                plan = self._evolved(texts, range_.to).plan
+                folded = rows.select("after", F.col("__sequence").alias("sequence"), "__incomplete")
+                looked_at = self._looked_at(events, counts).select("after", "sequence", F.lit(False).alias("__incomplete"))
+                evolution = self._evolved(looked_at.unionByName(folded), range_.to, also={"incomplete": "`__incomplete`"})
+                has_incomplete = evolution.also["incomplete"] > 0  # a MERGE without any reads and writes much less
                 touched = F.broadcast(rows.select("__key"))  # they lie in memory
-                found = replace(batch, rows=rows, plan=plan, has_incomplete=has_incomplete, touched=touched, sought=sought)
-                self._apply(found, after)
+                found = replace(batch, rows=rows, plan=evolution.plan, has_incomplete=has_incomplete)
+                self._apply(replace(found, touched=touched, sought=sought), after)
         else:
             if SMALL < counts.events <= MANY and not (has_partial or self._keeps_last(batch)):
                 latest = reduce.latest_of_many(events, columns=self.columns)
@@ -362,7 +366,8 @@ class Collection:
         self, events: DataFrame, range_: reduce.Range, counts: Counts
     ) -> tuple[schemas.Evolution, DataFrame]:
         """The schema after the events' documents, and the events that can be read; the others are in quarantine."""
-        evolution = self._evolved(self._looked_at(events, counts), range_.to, keep=False)
+        looked_for = _LOOKED_FOR | ({"updates": _LOOKED_FOR_IN_UPDATES} if self.keeps_document else {})
+        evolution = self._evolved(self._looked_at(events, counts), range_.to, also=looked_for, keep=False)
         suspects = evolution.refused + evolution.also["suspect"] + evolution.also.get("updates", 0)
         parted = quarantine.parted(
             self.spark,
@@ -374,7 +379,7 @@ class Collection:
         if parted is None:
             self._keep(evolution, range_.to)
             return evolution, events
-        return self._evolved(self._looked_at(parted, counts), range_.to), parted
+        return self._evolved(self._looked_at(parted, counts), range_.to, also=looked_for), parted
 
     def _looked_at(self, events: DataFrame, counts: Counts) -> DataFrame:
         """The events with, in `after`, every document that the schema must hold: of those that lost, too."""
@@ -386,17 +391,16 @@ class Collection:
 
     # --- schema
 
-    def _evolved(self, texts: DataFrame, number: int, *, keep: bool = True) -> schemas.Evolution:
-        looked_for = {} if "op" not in texts.columns else dict(_LOOKED_FOR)
-        if looked_for and self.keeps_document:
-            looked_for["updates"] = _LOOKED_FOR_IN_UPDATES
+    def _evolved(
+        self, texts: DataFrame, number: int, *, also: Mapping[str, str] = {}, keep: bool = True
+    ) -> schemas.Evolution:
         evolution = schemas.evolve(
             texts,
             current=self.schema.schema,
             options=self.options.unwrap,
             pins=pins(self.options),
             mark="sequence",
-            also=looked_for,
+            also=also,
         )
         if keep:
             self._keep(evolution, number)

@@ -160,11 +160,13 @@ class Snapshot:
             sizes = {each.namespace: mongodb.size(client, each) for each in missing}
             self._about = {name: size.documents for name, size in sizes.items()}
             self._began, self._at_start = time.monotonic(), self.state.documents
+            self._gone({each.namespace for each in missing})
+            # Those without documents come first: the last row of the last chunk is marked as the snapshot's last.
+            missing.sort(key=lambda each: sizes[each.namespace].documents > 0)
             with ThreadPoolExecutor(self.threads, thread_name_prefix="snapshot") as pool:
                 for collection in missing:
                     if self._may_read(collection.namespace):
                         self._collection(pool, client, collection, sizes[collection.namespace])
-            self._gone({each.namespace for each in missing})
         finally:
             client.close()
         return self.state

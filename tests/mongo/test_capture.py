@@ -119,6 +119,17 @@ def test_snapshot_and_stream_land_in_order(spark: Any, mongodb_uri: str, databas
     assert max(row.sequence for row in snapshot) < changes[0].sequence
 
 
+def test_the_last_row_is_marked_where_the_last_collection_is_empty(
+    spark: Any, mongodb_uri: str, database: Any, lakehouse: Path
+) -> None:
+    database.a.insert_many([{"_id": number} for number in range(3)])
+    database.create_collection("z")
+    found = pipeline(mongodb_uri, lakehouse, database.name)
+    assert once(spark, found).snapshot_documents == 3
+    marks = [row.source.snapshot for row in rows(spark, found) if row.kind == "snapshot"]
+    assert marks == ["true", "true", "last"]
+
+
 def test_chunks_hold_ids_of_all_types(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
     """A snapshot in many small chunks holds every document once, whatever the types of the ids."""
     ids: list[Any] = [
