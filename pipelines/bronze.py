@@ -167,21 +167,27 @@ def last_batch(spark: SparkSession, table: tables.TableRef) -> int:
     return spark.sql(f"SELECT max(batch) AS batch FROM {table}").collect()[0].batch or 0
 
 
-def rows(spark: SparkSession, table: tables.TableRef, span: reduce.Range) -> DataFrame:
+def rows(
+    spark: SparkSession, table: tables.TableRef, span: reduce.Range, *, among: Mapping[str, str] | None = None
+) -> DataFrame:
     """The rows of a span of batches, in no order, with the columns of `cdc_core.bronze.SCHEMA`.
+
+    `among` says which values of some columns are asked for: files that hold none of them may be left out.
 
     A few commits of a table on a local file system are read as the Parquet files that they added. Spark then need not ask
     Delta for them with a job a query; and no number that changes from span to span stands in the code that Spark compiles,
     which the JVM would optimize anew for each.
     """
-    files = _files(table, span)
+    files = _files(table, span, among or {})
     if not files:
         return spark.table(str(table)).where(span.predicate)
     return spark.read.schema(bronze.COLUMNS_DDL).parquet(*files)
 
 
-def _files(table: tables.TableRef, span: reduce.Range) -> list[str]:
-    """The files that hold all rows of the span and no others, as Spark names them; none where that cannot be told, or they are many."""
+def _files(table: tables.TableRef, span: reduce.Range, among: Mapping[str, str]) -> list[str]:
+    """The files that hold all rows of the span among these and none of another span, as Spark names them; none where that cannot
+    be told, or they are many.
+    """
     folder = local_table.folder(table)
     if folder is None or _GLOB.search(str(folder)):
         return []
@@ -191,12 +197,19 @@ def _files(table: tables.TableRef, span: reduce.Range) -> list[str]:
         batches = file.between("batch")
         if batches is None:
             return []
+        if not all(_may_hold(file, column, value) for column, value in among.items()):
+            continue
         low, high = batches
         if low > span.after and high <= span.to:
             held.append(f"file://{file.path}")
         elif high > span.after and low <= span.to:
             return []
     return held if len(held) <= MANY_FILES else []
+
+
+def _may_hold(file: local_table.Appended, column: str, value: str) -> bool:
+    low, high = file.between(column) or (value, value)
+    return bool(low <= value <= high)
 
 
 def _is_up_to(batch: int, commit: local_table.Commit) -> bool:

@@ -148,7 +148,8 @@ def events(
     spark: SparkSession, bronze_table: tables.TableRef, namespace: registry.Namespace, span: reduce.Range
 ) -> DataFrame:
     """One collection's events in a span of batches, in no order."""
-    return log.rows(spark, bronze_table, span).where(f"{ABOUT} AND {namespace.predicate}")
+    among = {"db": namespace.db, "collection": namespace.collection}
+    return log.rows(spark, bronze_table, span, among=among).where(f"{ABOUT} AND {namespace.predicate}")
 
 
 def bounded(found: DataFrame, *, span: reduce.Range, limit: int) -> tuple[reduce.Range, ...]:

@@ -56,6 +56,13 @@ def test_many_files_are_asked_of_delta(log: bronze.Log, monkeypatch: pytest.Monk
     check(log, 3, 6, of_files=True)
 
 
+def test_files_of_other_values_are_left_out(log: bronze.Log) -> None:
+    """What Delta's statistics say of a file counts as it does for Delta; a column without any says nothing."""
+    span = reduce.Range(1, 6)
+    assert len(bronze._files(log.table, span, {"kind": "heartbeat", "db": "shop"})) == 5
+    assert not bronze._files(log.table, span, {"kind": "change"})
+
+
 def test_what_was_compacted_is_not_read_twice(spark: SparkSession, log: bronze.Log) -> None:
     """A compacted file that holds more than the span is Delta's; later commits are read as before."""
     delta.optimize(spark, log.table, metadata=log.writer._metadata("x", {"batch": 6}))
