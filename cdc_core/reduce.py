@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
-from pyspark.sql import types
 
 from cdc_core import arrow, bronze, fold, unwrap_options
 
@@ -238,19 +237,25 @@ def _last_document(order: Column) -> Column:
     return F.max_by(F.when(is_full, F.struct("sequence", "after")), F.when(is_full, order)).alias("last")
 
 
-FOLDED = types.StructType().add("document", types.StringType()).add("incomplete", types.BooleanType())
+FOLDED_DDL = "`document` STRING, `incomplete` BOOLEAN"
 
 
-def fold_rows(keys: pa.Array, bases: pa.Array, updates: pa.Array) -> pa.Array:
-    """`FOLDED` of each row that has updates, null of the others; the function of an Arrow UDF."""
-    is_updated = updates.is_valid()
-    rows = pa.RecordBatch.from_arrays([keys, bases, updates], names=["__key", "base", "updates"]).filter(is_updated)
-    folded = pa.Table.from_batches(fold.fold_batches(iter([rows]))).select(["document", "incomplete"]).to_struct_array()
-    found = pa.concat_arrays(folded.chunks)
-    if len(found) == len(keys):
-        return found
-    places = pc.subtract(pc.cumulative_sum(is_updated.cast(pa.int64())), 1)
-    return found.take(pc.if_else(is_updated, places, pa.scalar(None, pa.int64())))
+def fold_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Rows with `__key, base, updates` and others beside them, as the others with `document, incomplete`; for `mapInArrow`.
+
+    Both are null for rows without updates, whose `base` must be null.
+    """
+    for batch in batches:
+        others = [name for name in batch.schema.names if name not in ("base", "updates")]
+        start = 0
+        for folded in fold.fold_batches(iter([batch.select(["__key", "base", "updates"])])):
+            part = batch.slice(start, folded.num_rows)
+            start += folded.num_rows
+            is_incomplete = pc.if_else(part.column("updates").is_valid(), folded.column("incomplete"), None)
+            yield pa.RecordBatch.from_arrays(
+                [*part.select(others).columns, folded.column("document"), is_incomplete],
+                names=[*others, "document", "incomplete"],
+            )
 
 
 def decided(

@@ -461,6 +461,12 @@ class Writer:
         with ThreadPoolExecutor(1, thread_name_prefix="medallion-seek") as pool:
             yield Sought(self.version, pool.submit(self._log.deleting, self.table, touched, base=self.version))
 
+    def places(self) -> tuple[Column, Column]:
+        """`PLACE` of each row of the table, where it is read for an `upsert`; nulls where none can be made."""
+        if self._has_direct_log():
+            return places()
+        return F.lit(None).cast("string").alias(PLACE[0]), F.lit(None).cast("bigint").alias(PLACE[1])
+
     @contextmanager
     def listing(self) -> Iterator[None]:
         """The files of the newest version are listed beside what the block does: the first query over the table asks for them."""

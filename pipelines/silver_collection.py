@@ -465,7 +465,7 @@ class Collection:
 
     def _stored(self, events: DataFrame, batch: _Batch) -> DataFrame:
         """What the table holds of the events' keys: the documents, how far each is known, and where it lies."""
-        table = self.spark.table(str(self.writer.table)).select("*", *delta.places())
+        table = self.spark.table(str(self.writer.table)).select("*", *self.writer.places())
         if batch.keys is not None:
             table = table.where(F.col("__key").between(*batch.keys))
         if batch.events <= MANY:
@@ -697,26 +697,26 @@ def _with_stored(histories: DataFrame, stored: DataFrame) -> DataFrame:
     return placed.withColumn("updates", later)
 
 
-_fold = F.arrow_udf(reduce.fold_rows, reduce.FOLDED)
-
-
 def _folded(placed: DataFrame, *, mode: unwrap_options.DeleteMode, columns: Sequence[str]) -> DataFrame:
     """Rows of `_with_stored` as reduced rows, with the updates folded onto their base where that is known."""
     has_updates = F.coalesce(F.size("updates"), F.lit(0)) > 0
     is_folded = has_updates & F.col("is_foldable")
-    nothing = F.lit(None).cast("string")
     prepared = placed.where(has_updates | F.col("sequence").isNotNull()).withColumns(
         {
-            "folded": _fold("key", F.when(is_folded, F.col("base")), F.when(is_folded, F.col("updates"))),
-            "sequence": F.when(~has_updates, F.col("sequence")).otherwise(nothing),
-            "after": F.when(~has_updates, F.col("after")).otherwise(nothing),
-            "partial_sequence": F.when(has_updates, F.col("partial_sequence")).otherwise(nothing),
+            "base": F.when(is_folded, F.col("base")),
+            "updates": F.when(is_folded, F.col("updates")),
+            "sequence": F.when(~has_updates, F.col("sequence")),
+            "after": F.when(~has_updates, F.col("after")),
+            "partial_sequence": F.when(has_updates, F.col("partial_sequence")),
         }
     )
-    beside = ("folded", "partial_sequence", "base_known", "is_doubtful")
-    reduced = reduce.decided(prepared, mode=mode, columns=(*columns, *beside, *delta.PLACE))
-    has_document = F.col("folded.document").isNotNull()
-    is_incomplete = F.col("folded.incomplete") | F.col("is_doubtful") | ~has_document
+    beside = ("partial_sequence", "base_known", "is_doubtful")
+    reduced = reduce.decided(prepared, mode=mode, columns=(*columns, *beside, *delta.PLACE, "base", "updates"))
+    kept = reduced.drop("base", "updates").schema
+    ddl = ", ".join(f"{merge.quoted(each.name)} {merge.ddl(each.dataType)}" for each in kept)
+    folded = reduced.mapInArrow(reduce.fold_rows, f"{ddl}, {reduce.FOLDED_DDL}")
+    has_document = F.col("document").isNotNull()
+    is_incomplete = F.col("incomplete") | F.col("is_doubtful") | ~has_document
     values = {
         "__action": F.when(has_document, reduce.Action.DOCUMENT.value).otherwise(reduce.Action.MARK.value),
         "__sequence": F.col("partial_sequence"),
@@ -724,10 +724,11 @@ def _folded(placed: DataFrame, *, mode: unwrap_options.DeleteMode, columns: Sequ
         "__known": F.when(is_incomplete, F.col("base_known")),
         "__incomplete": is_incomplete,
         "__deleted": F.lit(False),
-        "after": F.col("folded.document"),
+        "after": F.col("document"),
     }
-    chosen = {name: F.when(F.col("folded").isNotNull(), value).otherwise(F.col(name)) for name, value in values.items()}
-    return reduced.withColumns(chosen).drop(*beside)
+    was_folded = F.col("incomplete").isNotNull()
+    chosen = {name: F.when(was_folded, value).otherwise(F.col(name)) for name, value in values.items()}
+    return folded.withColumns(chosen).drop(*beside, "document", "incomplete")
 
 
 def pins(options: CollectionSettings) -> document_schema.Pins:
