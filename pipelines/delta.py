@@ -40,6 +40,7 @@ from pyspark.sql import functions as F
 
 from cdc_core import arrow, claims, errors, tables
 from pipelines import local_table
+from pipelines import spark as sparks
 from pipelines.local_table import Commit
 
 if TYPE_CHECKING:
@@ -879,7 +880,7 @@ def _fencing_session(spark: SparkSession) -> SparkSession:
     """
     context = spark.sparkContext
     if context not in _FENCING:
-        session = spark.newSession()
+        session = sparks.sessions(spark)()
         session.conf.set("spark.databricks.delta.maxCommitAttempts", "0")
         _FENCING[context] = session
     return _FENCING[context]
