@@ -138,10 +138,10 @@ def token(number: int) -> str:
     return f"82{BASE_SECONDS + number // 1_000_000:08X}{number % 1_000_000:08X}2B022C0100296E04"
 
 
-def chosen(kind: str, *, rows: int, events: int) -> list[int]:
+def chosen(kind: str, *, rows: int, events: int, turn: int = 0) -> list[int]:
     """The documents that are updated: any of them, or mostly those that were made last."""
-    rng = random.Random(kind)
-    if kind.startswith("uniform"):
+    rng = random.Random(f"{kind} {turn}")
+    if kind == "uniform":
         return [rng.randrange(rows) for _ in range(events)]
     return [max(0, rows - 1 - int(rng.expovariate(1 / (rows / 20)))) for _ in range(events)]
 
@@ -195,7 +195,7 @@ class Contest:
         """Both take the next batch of so many updates, parsed and reduced beforehand for the plain MERGE."""
         self.version += 1
         before = bronze.last_batch(self.spark, self.log.table)
-        numbers = chosen(f"{kind} {self.version}", rows=self.rows, events=count)
+        numbers = chosen(kind, rows=self.rows, events=count, turn=self.version)
         update(self.log, self.documents, numbers, version=self.version, is_partial=self.is_partial)
         reduced, parsed = f"{self.root}/reduced{self.version}", f"{self.root}/appended{self.version}"
         appended = 0.0

@@ -599,12 +599,11 @@ def _opened(
 ) -> tuple[Settings, SparkSession]:
     """The settings and a session for one command, with the log configured.
 
-    One that `captures` looks at the source first: Spark takes seconds to start, and a wrong password is told in less than one.
+    One that `captures` looks at the source first: a wrong password is told without waiting for Spark.
     """
     import logging
 
     from jobs import log_lines
-    from pipelines import capture
     from pipelines import spark as sparks
 
     _quiet_log() if quiet else log_lines.configure()
@@ -612,6 +611,8 @@ def _opened(
     for warning in settings.warnings:
         logging.getLogger(__name__).warning(warning)
     if captures:
+        from pipelines import capture
+
         capture.check_source(settings)
     return settings, sparks.session(f"medallion {verb} {settings.name}")
 

@@ -454,7 +454,8 @@ class Writer:
     def seeking(self, touched: DataFrame) -> Iterator[Sought | None]:
         """What `upsert` would take out of the table as it is now, looked for beside what the block does; None where it cannot.
 
-        `touched` as in `upsert`, or the `PLACE` of each row, as it was read since this writer's last commit. The block's end waits for the search; what it wrote and nobody took is vacuumed with the rest.
+        `touched` as in `upsert`, or the `PLACE` of each row, as it was read since this writer's last commit. The block's end
+        waits for the search; what it wrote and nobody took is vacuumed with the rest.
         """
         if not self._has_direct_log():
             yield None

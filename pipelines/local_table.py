@@ -81,13 +81,7 @@ def commits(folder: Path) -> Iterator[Commit]:
                 info = next((json.loads(line)["commitInfo"] for line in lines if line.startswith('{"commitInfo"')), {})
         except FileNotFoundError:  # cleaned up meanwhile: the log goes back no further
             return
-        restored = info.get("operationParameters", {}).get("version") if info.get("operation") == "RESTORE" else None
-        yield Commit(
-            int(name[:20]),
-            info.get("timestamp", 0),
-            claims.parsed(info.get("userMetadata")),
-            None if restored is None else int(restored),
-        )
+        yield _commit(name, info)
 
 
 def properties(folder: Path) -> dict[str, str] | None:
@@ -151,7 +145,7 @@ def appended(folder: Path, is_before: Callable[[Commit], bool]) -> list[Appended
             return None
         actions = [json.loads(line) for line in lines if line]
         info = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
-        commit = Commit(int(name[:20]), info.get("timestamp", 0), claims.parsed(info.get("userMetadata")))
+        commit = _commit(name, info)
         if commit.metadata is None or info.get("operation") not in ("WRITE", "OPTIMIZE"):
             return None
         added = [action["add"] for action in actions if "add" in action]
@@ -202,8 +196,6 @@ class _Files:
 
     def paths(self) -> list[Path]:
         """Where the files lie."""
-        if not all(_is_plain({"path": path}) for path in self.live):
-            raise _NotPlain
         return [self.folder / unquote(path) for path in sorted(self.live)]
 
     def _checkpoint(self, path: Path) -> None:
@@ -217,13 +209,24 @@ class _Files:
             if metadata.get("partitionColumns") or configuration.get("delta.columnMapping.mode", "none") != "none":
                 raise _NotPlain
         if add := action.get("add"):
-            if add.get("deletionVector"):
+            if not _is_plain(add):
                 raise _NotPlain
             self.live.add(add["path"])
         if remove := action.get("remove"):
             self.live.discard(remove["path"])
         if action.get("sidecar"):
             raise _NotPlain
+
+
+def _commit(name: str, info: dict[str, Any]) -> Commit:
+    """The commit of a file of the log, by its `commitInfo`."""
+    restored = info.get("operationParameters", {}).get("version") if info.get("operation") == "RESTORE" else None
+    return Commit(
+        int(name[:20]),
+        info.get("timestamp", 0),
+        claims.parsed(info.get("userMetadata")),
+        None if restored is None else int(restored),
+    )
 
 
 def _commits(folder: Path) -> list[str]:

@@ -303,8 +303,11 @@ class Collection:
             yield sought
 
     @contextmanager
-    def _placed(self, rows: DataFrame) -> Iterator[delta.Sought | None]:
+    def _placed(self, rows: DataFrame, batch: _Batch) -> Iterator[delta.Sought | None]:
         """Where the table holds the rows, which was seen when their documents were read."""
+        if batch.is_late:  # a MERGE finds them itself
+            yield None
+            return
         with self.writer.seeking(rows.select(*delta.PLACE).where(F.col(delta.PLACE[0]).isNotNull())) as sought:
             yield sought
 
@@ -336,14 +339,14 @@ class Collection:
             sought=sought if events is found else None,
         )
         if has_partial and self.keeps_document:
-            with self._folded(whole, batch) as rows, self._placed(rows) as sought:
+            with self._folded(whole, batch) as rows, self._placed(rows, batch) as sought:
                 folded = rows.select("after", F.col("__sequence").alias("sequence"), "__incomplete")
                 looked_at = self._looked_at(events, counts).select("after", "sequence", F.lit(False).alias("__incomplete"))
                 evolution = self._evolved(looked_at.unionByName(folded), range_.to, also={"incomplete": "`__incomplete`"})
                 has_incomplete = evolution.also["incomplete"] > 0  # a MERGE without any reads and writes much less
                 touched = F.broadcast(rows.select("__key"))  # they lie in memory
-                found = replace(batch, rows=rows, plan=evolution.plan, has_incomplete=has_incomplete)
-                self._apply(replace(found, touched=touched, sought=sought), after)
+                changes = {"plan": evolution.plan, "has_incomplete": has_incomplete, "touched": touched, "sought": sought}
+                self._apply(replace(batch, rows=rows, **changes), after)
         else:
             if SMALL < counts.events <= MANY and not (has_partial or self._keeps_last(batch)):
                 latest = reduce.latest_of_many(events, columns=self.columns)
