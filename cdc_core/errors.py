@@ -112,4 +112,4 @@ class StorageExhausted(Temporary):
 
 
 class CommitConflict(Temporary):
-    """Other commits kept winning until the retries were used up."""
+    """Other commits kept winning until the retries were used up, or the table was restored under its writer."""

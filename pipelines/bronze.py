@@ -11,6 +11,7 @@ import json
 import re
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -56,7 +57,11 @@ class Position:
 
 @dataclass
 class Log:
-    """The bronze table of one pipeline, claimed; `position` is None while it is empty."""
+    """The bronze table of one pipeline, claimed; `position` is None while it is empty.
+
+    `log` names the table's history: silver goes by the numbers of batches, which mean nothing in another one. `numbered` is
+    the last number of a batch that was ever given: where a RESTORE takes batches back, their numbers do not come again.
+    """
 
     spark: SparkSession
     table: tables.TableRef
@@ -64,9 +69,16 @@ class Log:
     position: Position | None
     extra: Mapping[str, object] = field(default_factory=dict)
     commits: int = 0
+    log: str = field(init=False)
+    numbered: int = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _compaction: threading.Thread | None = None
     _is_closed: bool = False
+
+    def __post_init__(self) -> None:
+        said = self.writer.metadata
+        self.log = said.get("log") or uuid.uuid4().hex[:12]
+        self.numbered = max(said.get("batch") or 0, self.position.batch if self.position else 0)
 
     @staticmethod
     def open(
@@ -84,7 +96,7 @@ class Log:
             spark, table, columns=bronze.COLUMNS_DDL, properties=PROPERTIES, cluster_by=("batch",)
         )
         _check_columns(spark, table)
-        writer = delta.Writer.claim(spark, table, take_over=take_over)
+        writer = delta.Writer.claim(spark, table, take_over=take_over, kept=("batch", "log"))
         return Log(spark, table, writer, read_position(spark, table), extra or {})
 
     def append(self, numbered: Numbered, *, token: str | None = None) -> Position:
@@ -94,14 +106,13 @@ class Log:
         last row's own. Exactly once: the commit holds rows and position, or neither.
         """
         with self._lock:
-            before = self.position
-            batch = before.batch + 1 if before else 1
-            first = before.offset + 1 if before else 0
+            batch = self.numbered + 1
+            first = self.position.offset + 1 if self.position else 0
             rows = numbered(batch, first)
             last = token or rows.column("resume_token")[-1].as_py()
-            self.writer.append_arrow(
-                rows, to=last, statistics=bronze.STATISTICS, extra={**self.extra, "batch": batch}
-            )
+            extra = {**self.extra, "batch": batch, "log": self.log}
+            self.writer.append_arrow(rows, to=last, statistics=bronze.STATISTICS, extra=extra)
+            self.numbered = batch
             self.position = Position(last, batch, rows.column("offset")[-1].as_py())
             self.commits += 1
         return self.position
@@ -120,17 +131,19 @@ class Log:
         with self._lock:
             self.writer.append(
                 self.spark.createDataFrame([], self.spark.table(str(self.table)).schema),
-                to=self.position.token if self.position else None,
-                extra={"batch": self.position.batch if self.position else 0},
+                to=self._token,
+                extra={"batch": self.numbered, "log": self.log},
             )
+
+    @property
+    def _token(self) -> str | None:
+        return self.position.token if self.position else None
 
     def compact(self, session: SparkSession) -> None:
         """Cluster the new files by `batch`, in the background and in a session of its own; commits go on meanwhile."""
         if self._compaction is not None and self._compaction.is_alive():
             return
-        metadata = self.writer._metadata(
-            self.position.token if self.position else None, {"batch": self.position.batch if self.position else 0}
-        )
+        metadata = self.writer._metadata(self._token, {"batch": self.numbered, "log": self.log})
         self._compaction = threading.Thread(
             target=_optimize, args=(session, self.table, metadata), name="bronze-compaction", daemon=True
         )
@@ -158,13 +171,28 @@ def read_position(spark: SparkSession, table: tables.TableRef) -> Position | Non
     return Position(last.token, batch, last.last)
 
 
+@dataclass(frozen=True)
+class Newest:
+    """The number of bronze's newest batch, 0 for none, and the name of its history, None where nobody has given it one."""
+
+    batch: int
+    log: str | None
+
+
+def newest(spark: SparkSession, table: tables.TableRef) -> Newest:
+    """Where bronze stands. Its history says it without a job where the capture wrote last."""
+    last = delta.history(spark, table, limit=1)
+    said = (last[0].metadata or {}) if last and last[0].restored is None else {}
+    if isinstance(said.get("batch"), int):
+        return Newest(said["batch"], said.get("log"))
+    own = delta.last_commit(spark, table)
+    batch = spark.sql(f"SELECT max(batch) AS batch FROM {table}").collect()[0].batch or 0
+    return Newest(batch, ((own.metadata if own else None) or {}).get("log"))
+
+
 def last_batch(spark: SparkSession, table: tables.TableRef) -> int:
-    """The number of the newest batch; 0 for an empty table. The log says it without a job where the capture wrote last."""
-    newest = delta.history(spark, table, limit=1)
-    batch = (newest[0].metadata or {}).get("batch") if newest and newest[0].restored is None else None
-    if isinstance(batch, int):
-        return batch
-    return spark.sql(f"SELECT max(batch) AS batch FROM {table}").collect()[0].batch or 0
+    """The number of the newest batch; 0 for an empty table."""
+    return newest(spark, table).batch
 
 
 def rows(

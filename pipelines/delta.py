@@ -348,22 +348,28 @@ class Writer:
         self._log: Any = None
 
     @staticmethod
-    def claim(spark: SparkSession, table: tables.TableRef, *, take_over: bool = False) -> Writer:
+    def claim(
+        spark: SparkSession, table: tables.TableRef, *, take_over: bool = False, kept: Sequence[str] = ()
+    ) -> Writer:
         """Claim the table by an empty commit that names this process, with a lease.
 
         Where the owner commits in between, the claim looks again: what it takes over is what the table holds then.
+        After a RESTORE that is what the restored version said, but for the names in `kept`, which nothing takes back.
         Raises `TableOwned` where a live process of this host holds it, `LeaseHeld` where another host's lease is not
         over, `TableNotOurs`; with `take_over` neither of the first two. A refused writer has committed nothing.
         """
         check_ours(spark, table)
         for _ in range(COMMIT_ATTEMPTS):
             base = version(spark, table)  # read first: whatever is committed after it makes the claim's commit fail
+            last = last_commit(spark, table)
             if not take_over:
-                _refuse_second(table, last_commit(spark, table))
+                _refuse_second(table, last)
             writer = Writer(spark, table, identity=_identity(), base=position(spark, table))
             writer.version = base
             with contextlib.suppress(errors.OwnershipLost):
-                writer.mark(to=writer.metadata.get("to"), extra=_carried(writer.metadata))
+                newest = (last.metadata if last else None) or {}
+                extra = {name: newest[name] for name in kept if name in newest}
+                writer.mark(to=writer.metadata.get("to"), extra={**_carried(writer.metadata), **extra})
                 return writer
         raise _conflict(table)
 
@@ -431,6 +437,7 @@ class Writer:
         function of its source and of the table as it is. Raises `CommitConflict` when the retries are used up.
         """
         for attempt in range(COMMIT_ATTEMPTS):
+            self._look_again()
             metadata = self._metadata(to, extra)
             settings = {
                 "spark.databricks.delta.write.txnAppId": APP_ID,
@@ -563,6 +570,7 @@ class Writer:
         extra: Mapping[str, object] | None,
     ) -> int:
         for attempt in range(COMMIT_ATTEMPTS):
+            self._look_again()
             metadata = self._metadata(to, extra)
             fence = {"txnAppId": APP_ID, "txnVersion": str(self.version + 1)}
             try:
@@ -603,12 +611,23 @@ class Writer:
         time.sleep(min(0.1 * 2**attempt, 5.0))
         self._accept_foreign_commits()
 
+    def _look_again(self) -> None:
+        """Before a statement that Delta puts onto whatever version it finds: whether that is still this writer's."""
+        if version(self.spark, self.table) != self.version:
+            self._accept_foreign_commits()
+
     def _accept_foreign_commits(self) -> None:
-        """Move on to the newest version, unless another writer claimed the table in between."""
+        """Move on to the newest version, unless another writer claimed the table in between, or it was restored: what this
+        writer would add does not follow on what the table holds then."""
         found = history(self.spark, self.table)
         for commit in found:
             if commit.version <= self.version:
                 break
+            if commit.restored is not None:
+                raise errors.CommitConflict(
+                    f"{self.table.label}: it was restored to version {commit.restored} while it was written; nothing was "
+                    "committed after that. Start again, and it goes on from there"
+                )
             if commit.metadata is not None and commit.metadata.get("writer") != self.identity.writer:
                 raise self._lost()
         self.version = max(self.version, found[0].version)

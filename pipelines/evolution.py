@@ -62,7 +62,7 @@ def read(spark: SparkSession, settings: Settings, *, collection: str | None = No
     Raises `SettingsError` for a collection that silver does not know.
     """
     layout = delta.layout(settings.lakehouse)
-    chosen = registry.chosen(spark, layout, collection)
+    chosen = registry.chosen(spark, settings, collection)
     table = layout.ops("schemas")
     if not delta.exists(spark, table):
         return tuple(Evolution(str(namespace), 0, (), ()) for namespace in chosen)

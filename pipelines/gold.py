@@ -151,7 +151,7 @@ class _Gold:
 
     def published(self, stop: threading.Event) -> list[CollectionResult]:
         """Bring every table to where silver is now."""
-        known = registry.read(self.spark, self.layout.ops("collections")).namespaces
+        known = registry.read(self.spark, self.settings).namespaces
         due = [work for work in map(self._work, known) if work is not None]
         results = self.pool.each(due, self._applied, stop=stop)
         return [result for result in results if result is not None]

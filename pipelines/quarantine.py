@@ -167,7 +167,7 @@ def of_pipeline(
     """What `listed` says of each captured collection, or of one; `SettingsError` for one that silver does not know."""
     layout = delta.layout(settings.lakehouse)
     events: list[Event] = []
-    for namespace in registry.chosen(spark, layout, collection):
+    for namespace in registry.chosen(spark, settings, collection):
         table = layout.quarantine(namespace.db, namespace.collection)
         events += listed(spark, table, all_states=all_states, with_texts=with_texts)
     return events
@@ -196,7 +196,7 @@ def replay_pipeline(
             now_ms=now_ms,
             take_over=take_over,
         )
-        for namespace in registry.chosen(spark, layout, collection)
+        for namespace in registry.chosen(spark, settings, collection)
     }
 
 

@@ -1,7 +1,7 @@
 """Rebuild one table: all that bronze holds of a collection, applied once more beside the table, compared, and swapped.
 
     claimed    the table, so that nobody writes it meanwhile; a refused rebuild has changed nothing
-    shadowed   bronze batches 0 to the table's position, applied to an empty table; again from the start with wider types
+    shadowed   bronze batches 0 to the table's position (of a bronze that was made anew: all), applied to an empty table; again from the start with wider types
                as long as values are rescued that another type of their column would hold
     compared   rows, keys and documents, with the columns in which they differ and why
     swapped    the deletes and the schema are noted, then one commit replaces the table's rows and columns
@@ -33,7 +33,7 @@ from pyspark.sql import functions as F
 from cdc_core import document_schema, errors, merge, reduce, tables, typed
 from cdc_core.document_schema import DocumentSchema
 from cdc_core.settings import OnConflict
-from pipelines import delta, registry, schemas, silver_collection
+from pipelines import bronze, delta, registry, schemas, silver_collection
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -122,7 +122,7 @@ def run(
     """
     started = time.monotonic()
     layout = delta.layout(settings.lakehouse)
-    [namespace] = registry.chosen(spark, layout, collection)
+    [namespace] = registry.chosen(spark, settings, collection)
     names = (namespace.db, namespace.collection)
     table = layout.silver(*names) if layer is Layer.SILVER else layout.gold(*names)
     if not delta.exists(spark, table):
@@ -201,6 +201,9 @@ class _Rebuild:
     def silver(self, seed: DocumentSchema = document_schema.EMPTY) -> Result:
         """The silver table, from bronze; `seed` is a schema that its columns have from the start."""
         position = registry.silver_position(self.spark, self.writer.table)
+        newest = bronze.newest(self.spark, self._bronze)
+        if position.is_of_other(newest.log):
+            position = replace(position, to=newest.batch)
         self._check_bronze(position.to)
         generation = uuid.uuid4().hex[:12]
         kept = self.kept(position)
@@ -217,7 +220,7 @@ class _Rebuild:
                 self.writer.replace(
                     rebuilt,
                     to=position.to,
-                    extra=replace(reached, generation=generation).extra,
+                    extra=replace(reached, generation=generation, log=newest.log or position.log).extra,
                     properties=silver_collection.PROPERTIES,
                     cluster_by=("__key",),
                 )

@@ -2,7 +2,8 @@
 
 `ops/collections` notes every collection before its silver table is touched, with the bronze batch up to which no other
 collection has events: so a run finds new collections without reading bronze from its start. It holds facts of
-bronze: noting one twice changes nothing, and a lost table is found again from batch 0.
+bronze, each with the name of the pipeline whose bronze it is: noting one twice changes nothing, and a lost table is found
+again from batch 0.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ from pipelines import delta
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SCHEMA = pa.schema([("db", pa.string()), ("collection", pa.string()), ("batch", pa.int64())])
+    from cdc_core.settings import Settings
+
+SCHEMA = pa.schema(
+    [("db", pa.string()), ("collection", pa.string()), ("batch", pa.int64()), ("pipeline", pa.string())]
+)
 PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "50"}
 
 
@@ -50,28 +55,31 @@ class Known:
     namespaces: tuple[Namespace, ...] = ()
 
 
-def read(spark: SparkSession, table: tables.TableRef) -> Known:
-    """What is noted; nothing where there is no table yet."""
+def read(spark: SparkSession, settings: Settings) -> Known:
+    """What is noted of a pipeline; nothing where there is no table yet."""
+    table = delta.layout(settings.lakehouse).ops("collections")
     if not delta.exists(spark, table):
         return Known()
     delta.check_ours(spark, table)
-    rows = delta.rows(spark, table, SCHEMA).to_pylist()
+    rows = [row for row in delta.rows(spark, table, SCHEMA).to_pylist() if row["pipeline"] == settings.name]
     found = sorted({(row["db"], row["collection"]) for row in rows if row["db"] is not None})
     return Known(max((row["batch"] for row in rows), default=0), tuple(itertools.starmap(Namespace, found)))
 
 
-def note(spark: SparkSession, table: tables.TableRef, *, new: Sequence[Namespace], discovered: int) -> None:
-    """Note new collections, and that there is no other up to the batch `discovered`."""
-    rows = [(namespace.db, namespace.collection, discovered) for namespace in new] or [(None, None, discovered)]
-    delta.note(spark, table, [dict(zip(SCHEMA.names, row)) for row in rows], SCHEMA, properties=PROPERTIES)
+def note(spark: SparkSession, settings: Settings, *, new: Sequence[Namespace], discovered: int) -> None:
+    """Note new collections of a pipeline, and that there is no other up to the batch `discovered`."""
+    named: list[tuple[str | None, str | None]] = [(each.db, each.collection) for each in new]
+    rows = [dict(zip(SCHEMA.names, (*names, discovered, settings.name))) for names in named or [(None, None)]]
+    table = delta.layout(settings.lakehouse).ops("collections")
+    delta.note(spark, table, rows, SCHEMA, properties=PROPERTIES)
 
 
-def chosen(spark: SparkSession, layout: tables.Layout, collection: str | None) -> tuple[Namespace, ...]:
+def chosen(spark: SparkSession, settings: Settings, collection: str | None) -> tuple[Namespace, ...]:
     """The captured collections, or the one that is named `database.collection`.
 
     Raises `SettingsError` where there is no such one.
     """
-    known = read(spark, layout.ops("collections")).namespaces
+    known = read(spark, settings).namespaces
     if collection is None:
         return known
     found = tuple(namespace for namespace in known if str(namespace) == collection)
@@ -113,7 +121,7 @@ class SilverPosition:
     `to` is the bronze batch up to which it is applied, `high` the greatest sequence that it has seen (None where its
     history no longer says), `swept` the mark of its last sweep, `floor` that of its last drop or rename, before which
     nothing may arrive any more, `generation` what a rebuild called its rows. `settled` is what the last run that left the
-    table cleanly found out about all of them (`Settled`).
+    table cleanly found out about all of them (`Settled`), `log` the bronze whose batches these are (None where it has no name).
     """
 
     to: int = 0
@@ -121,13 +129,19 @@ class SilverPosition:
     swept: str = ""
     generation: str = ""
     floor: str = ""
+    log: str | None = None
     version: int = -1
     settled: Settled | None = field(default=None, compare=False)
+
+    def is_of_other(self, log: str | None) -> bool:
+        """Whether `to` counts the batches of another bronze than the one whose history is called `log`."""
+        return None not in (log, self.log) and self.log != log
 
     @property
     def extra(self) -> dict[str, object]:
         """What a commit says beside `to`."""
-        return {"high": self.high, "swept": self.swept, "generation": self.generation, "floor": self.floor}
+        names = ("high", "swept", "generation", "floor", "log")
+        return {name: getattr(self, name) for name in names}
 
 
 def silver_position(spark: SparkSession, table: tables.TableRef) -> SilverPosition:
@@ -143,6 +157,7 @@ def silver_position(spark: SparkSession, table: tables.TableRef) -> SilverPositi
             metadata.get("swept") or "",
             metadata.get("generation") or "",
             metadata.get("floor") or "",
+            metadata.get("log"),
             commit.version,
             Settled(**metadata["settled"]) if "settled" in metadata else None,
         )

@@ -121,6 +121,7 @@ class _Silver:
     discovered: int | None = None
     noted: int = 0
     settled: int = 0
+    log: str | None = None
 
     def __post_init__(self) -> None:
         self.layout = delta.layout(self.settings.lakehouse)
@@ -141,13 +142,26 @@ class _Silver:
             return Result(0, 0, 0.0)
         if self.discovered is None:
             self._read_known()
-        to = bronze.last_batch(self.spark, self.bronze)
+        newest = bronze.newest(self.spark, self.bronze)
+        to, self.log = newest.batch, newest.log
+        self._check_log()
         found = [work for work in self._works(to) if self._is_due(work)]
         results = self.pool.each(found, self._applied, stop=self.stop)
         if all(self._start(namespace) >= to for namespace in self.known):
             self.settled = to
         events = sum(result.events for result in results)
         return Result(to, events, time.monotonic() - started, tuple(results))
+
+    def _check_log(self) -> None:
+        """Raise `DecisionNeeded` where tables were made from the batches of another bronze: their numbers say nothing of this one's."""
+        others = sorted(str(name) for name, position in self.known.items() if position.is_of_other(self.log))
+        if others:
+            more = f" and {len(others) - 5} more" if len(others) > 5 else ""
+            raise errors.DecisionNeeded(
+                f"{', '.join(others[:5])}{more}: silver was made from another bronze table than {self.bronze.label}, which was "
+                "removed and made anew, or another pipeline captures the same collection. Bring the old one back, or "
+                "make silver from what this one holds: medallion rebuild --collection …"
+            )
 
     # --- what there is to do
 
@@ -167,7 +181,7 @@ class _Silver:
         works = [
             silver_collection.Work(
                 namespace,
-                replace(position, to=self._start(namespace)),
+                replace(position, to=self._start(namespace), log=self.log),
                 to,
                 counts.get(namespace, silver_collection.Counts()),
                 _due_sweeps(sweeps, namespace, position),
@@ -186,7 +200,7 @@ class _Silver:
         """What a start has to know, read side by side: Spark plans each of these for longer than it reads."""
         with ThreadPoolExecutor(parallel.THREADS) as pool:
             kept = pool.submit(schemas.newest, self.spark, self.layout.ops("schemas"))
-            found = registry.read(self.spark, self.layout.ops("collections"))
+            found = registry.read(self.spark, self.settings)
             self.known = dict(zip(found.namespaces, pool.map(self._position, found.namespaces)))
         self.settled = registry.Settled.among(self.known)
         self.scanned = dict.fromkeys(self.known, self.settled)
@@ -198,9 +212,10 @@ class _Silver:
     def _note(self, new: Sequence[registry.Namespace], to: int) -> None:
         """Note new collections before any of them is touched: a crash after the first one's commit loses none of the others."""
         if new or to - self.noted >= IDLE_BATCHES:
-            registry.note(self.spark, self.layout.ops("collections"), new=new, discovered=to)
+            registry.note(self.spark, self.settings, new=new, discovered=to)
             self.noted = to
         self.known |= {namespace: self._position(namespace) for namespace in new}
+        self._check_log()
         self.discovered = to
 
     def _position(self, namespace: registry.Namespace) -> registry.SilverPosition:

@@ -125,14 +125,13 @@ class Status:
 def read(spark: SparkSession, settings: Settings) -> Status:
     """The status of a pipeline, also where it never ran or the source does not answer."""
     now_ms = int(time.time() * 1000)
-    layout = delta.layout(settings.lakehouse)
     asked = _asked(settings)
-    log = layout.bronze(settings.name)
+    log = delta.layout(settings.lakehouse).bronze(settings.name)
     shown = metrics.asked(port=settings.source.metrics_port, address=settings.source.metrics_address)
     if not delta.exists(spark, log):
         return Status(settings.name, now_ms, asked, None, (), shown)
     delta.check_ours(spark, log)
-    reading = _Reading(spark, layout, log, now_ms)
+    reading = _Reading(spark, settings, log, now_ms)
     return Status(settings.name, now_ms, asked, reading.bronze(asked), reading.collections(), shown)
 
 
@@ -182,9 +181,13 @@ class _Reading:
     """One look at the tables of a pipeline."""
 
     spark: SparkSession
-    layout: tables.Layout
+    settings: Settings
     log: tables.TableRef
     now_ms: int
+
+    @property
+    def layout(self) -> tables.Layout:
+        return delta.layout(self.settings.lakehouse)
 
     def bronze(self, asked: Source) -> Bronze | None:
         position = bronze.read_position(self.spark, self.log)
@@ -206,7 +209,7 @@ class _Reading:
     def collections(self) -> tuple[Collection, ...]:
         told = bronze.told_heartbeats(self.spark, self.log)
         snapshots, gaps = _snapshots(told), snapshot_state.unrepaired(told)
-        met = registry.read(self.spark, self.layout.ops("collections")).namespaces
+        met = registry.read(self.spark, self.settings).namespaces
         planned = (registry.Namespace(*name.split(".", 1)) for name in snapshots)
         with ThreadPoolExecutor(THREADS) as pool:
             found = list(pool.map(self._both, sorted({*met, *planned}, key=str)))

@@ -32,10 +32,11 @@ def second(text: str) -> int:
 
 @dataclass
 class Log:
-    """A bronze table that tests append batches to."""
+    """A bronze table that tests append batches to; with a name, `log`, in its history."""
 
     spark: SparkSession
     table: tables.TableRef
+    log: str | None = None
     batch: int = 0
     offset: int = 0
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -65,7 +66,9 @@ class Log:
         if remember:
             self.rows += found
         frame = self.spark.createDataFrame(pa.Table.from_pylist(found, schema=bronze.SCHEMA)).coalesce(1)
-        frame.write.format("delta").mode("append").saveAsTable(str(self.table))
+        said = {"writer": "by hand", "batch": self.batch, "log": self.log} if self.log else {}
+        metadata = {"userMetadata": orjson.dumps(said).decode()} if said else {}
+        frame.write.format("delta").options(**metadata).mode("append").saveAsTable(str(self.table))
 
     def _row(self, collection: str, event: Mapping[str, Any]) -> dict[str, Any]:
         self.offset += 1

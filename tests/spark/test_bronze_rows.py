@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from cdc_core import reduce, tables
+from cdc_core import errors, reduce, tables
 from pipelines import bronze, delta
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ def log(spark: SparkSession, tmp_path: Path) -> Iterator[bronze.Log]:
     opened = bronze.Log.open(spark, tables.TableRef.at(str(tmp_path / "a b" / "bronze")))
     beat(opened, 6)
     yield opened
-    opened.close()
+    with contextlib.suppress(errors.MedallionError):  # where a test took it away from this writer
+        opened.close()
 
 
 def beat(log: bronze.Log, count: int) -> None:
@@ -87,7 +89,26 @@ def test_rows_that_others_appended_are_there(spark: SparkSession, log: bronze.Lo
 
 def test_a_restored_table_is_asked_of_delta(spark: SparkSession, log: bronze.Log) -> None:
     """The files of what was taken back are still named in the log."""
+    restored(spark, log, batches=1)
+    check(log, 2, 5, of_files=False)
+
+
+def test_numbers_that_a_restore_took_back_do_not_come_again(spark: SparkSession, log: bronze.Log) -> None:
+    """Silver has had them; whoever wrote the table meanwhile stops, and the next one goes on from the last row that is left."""
+    restored(spark, log, batches=2)
+    with pytest.raises(errors.CommitConflict, match="restored"):
+        beat(log, 1)
+    for batch in (7, 8):
+        again = bronze.Log.open(spark, log.table, take_over=True)
+        assert again.position is not None
+        assert (again.position.token, again.position.batch) == (("820003", 4) if batch == 7 else ("829999", 7))
+        assert bronze.newest(spark, log.table) == bronze.Newest(batch - 1, log.log)
+        assert again.heartbeat({}, token="829999", ts_ms=1) == bronze.Position("829999", batch, batch - 3)
+        again.close()
+
+
+def restored(spark: SparkSession, log: bronze.Log, *, batches: int) -> None:
+    """Takes back the last batches."""
     version = delta.version(spark, log.table)
     spark.sql(f"ALTER TABLE {log.table} SET TBLPROPERTIES ('delta.appendOnly' = 'false')")
-    spark.sql(f"RESTORE TABLE {log.table} TO VERSION AS OF {version - 1}").collect()
-    check(log, 2, 5, of_files=False)
+    spark.sql(f"RESTORE TABLE {log.table} TO VERSION AS OF {version - batches}").collect()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import yaml
 
 from cdc_core import errors, reduce, settings, tables
-from pipelines import delta, gold, registry, silver, silver_collection
+from pipelines import delta, gold, rebuild, registry, silver, silver_collection
 from pipelines import spark as sparks
 from tests import bronze_rows
 
@@ -27,11 +28,13 @@ STEPWISE = ("delete_rewrite", "sweep")
 Row = dict[str, Any]
 
 
-def pipeline(root: Path, collections: dict[str, Any] | None = None, **silver_defaults: Any) -> settings.Settings:
+def pipeline(
+    root: Path, collections: dict[str, Any] | None = None, *, name: str = "hand", **silver_defaults: Any
+) -> settings.Settings:
     """Settings of a pipeline whose bronze a test writes by hand."""
     return settings.parse(
         {
-            "name": "hand",
+            "name": name,
             "lakehouse": {"root": str(root)},
             "source": {"mongodb.connection.string": "${env:NOWHERE}"},
             "silver": {
@@ -45,11 +48,11 @@ def pipeline(root: Path, collections: dict[str, Any] | None = None, **silver_def
 class Hop:
     """A lakehouse with a bronze that is written by hand, and the two jobs after it."""
 
-    def __init__(self, spark: SparkSession, chosen: settings.Settings) -> None:
+    def __init__(self, spark: SparkSession, chosen: settings.Settings, *, log: str | None = None) -> None:
         self.spark = spark
         self.settings = chosen
         self.layout = delta.layout(chosen.lakehouse)
-        self.bronze = bronze_rows.Log(spark, self.layout.bronze(chosen.name))
+        self.bronze = bronze_rows.Log(spark, self.layout.bronze(chosen.name), log)
 
     def run(self) -> None:
         """Silver, then gold."""
@@ -243,7 +246,7 @@ def test_killed_anywhere(spark: SparkSession, lakehouse: Path) -> None:
 
 def _forget_claims(hop: Hop) -> None:
     """A killed process leaves its claims behind; here its successor has the same process, so it takes them over."""
-    for known in registry.read(hop.spark, hop.layout.ops("collections")).namespaces:
+    for known in registry.read(hop.spark, hop.settings).namespaces:
         for table in (hop.layout.silver(known.db, known.collection), hop.layout.gold(known.db, known.collection)):
             if delta.exists(hop.spark, table):
                 delta.Writer.claim(hop.spark, table, take_over=True).release()
@@ -288,6 +291,39 @@ def test_a_restored_silver_table_goes_on_from_there(hop: Hop) -> None:
     assert [row["v"] for row in hop.documents(ORDERS)] == [1, 1]
     hop.run()
     assert hop.documents(ORDERS) == [{"_id": 1, "v": 2, "__key": "1"}]
+
+
+def test_two_pipelines_share_a_lakehouse(spark: SparkSession, lakehouse: Path) -> None:
+    """Each knows its own collections alone, and finds them by the batches of its own bronze."""
+    first, second = (Hop(spark, pipeline(lakehouse, name=name), log=name) for name in ("first", "second"))
+    first.bronze.append({"a": [document(n, 10 + n, "c") for n in range(3)]}, batches=3)
+    assert first.silver().events == 3
+    second.bronze.append({"b": [document(1, 10, "c")]})
+    assert [each.namespace for each in second.silver().collections] == ["cases.b"]
+    assert [each.namespace for each in second.gold().collections] == ["cases.b"]
+    second.bronze.append({"a": [document(1, 20, "c")]})
+    with pytest.raises(errors.DecisionNeeded, match=r"cases\.a: .* another pipeline captures the same collection"):
+        second.silver()
+    assert len(first.rows("a")) == 3
+
+
+@pytest.mark.journey
+def test_a_bronze_that_was_made_anew(spark: SparkSession, lakehouse: Path) -> None:
+    """Numbers of its batches say nothing of the old one's: silver stops until a rebuild has gone over to it."""
+    old = Hop(spark, pipeline(lakehouse), log="old")
+    old.bronze.append({ORDERS: [document(n, 10 + n, "c", v=1) for n in range(4)]}, batches=4)
+    old.run()
+    shutil.rmtree(str(old.layout.bronze("hand").path))
+    new = Hop(spark, pipeline(lakehouse), log="new")
+    new.bronze.append({ORDERS: [document(n, 30 + n, "r", v=2) for n in range(3)]})
+    with pytest.raises(errors.DecisionNeeded, match=r"cases\.orders: .* medallion rebuild"):
+        new.silver()
+    name = f"{bronze_rows.DB}.{ORDERS}"
+    assert rebuild.run(spark, new.settings, collection=name).comparison.lost_keys == ("3",)
+    rebuild.run(spark, new.settings, collection=name, drops_lost=True)
+    new.bronze.append({ORDERS: [document(9, 40, "c", v=2)]})
+    new.run()
+    assert [(row["_id"], row["v"]) for row in new.documents(ORDERS)] == [(0, 2), (1, 2), (2, 2), (9, 2)]
 
 
 def test_idle_collections_cost_nothing(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
