@@ -292,7 +292,8 @@ class Source:
         "field.renames",
         values.Names(),
         (),
-        "New names for fields, as database.collection.field.nested:name; applied in the order of the list.",
+        "New names for fields, as database.collection.field.nested:name; applied in the order of the list. Onto a name that "
+        "the document has, nothing is renamed (a warning says so); an update that holds only its changes cannot tell.",
     )
     skipped_operations: tuple[Operation, ...] = _property(
         "skipped.operations",
