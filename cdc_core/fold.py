@@ -155,22 +155,21 @@ def _apply_in_place(document: Document, update: Update) -> Sequence[_Undecided]:
     """
     if not update.is_readable:
         return (_Undecided("", None),)
-    fields, cuts, removed = update.updated_fields, update.truncated_arrays, update.removed_fields
+    fields, cuts = update.updated_fields, update.truncated_arrays
+    whole, dotted = _parted(tuple(fields))
+    gone, dotted_gone = _parted(tuple(update.removed_fields))
     edits: list[tuple[Callable[[Any, Any, Any], None], str, Any]]
-    edits = [(_set, path, value) for path, value in fields.items() if "." in path]
-    if cuts or removed:
-        dotted_cuts = ((_truncate, path, size) for path, size in cuts if "." in path)
-        edits = [*dotted_cuts, *edits, *((_remove, path, None) for path in removed if "." in path)]
+    edits = [(_truncate, path, size) for path, size in cuts if "." in path] if cuts else []
+    edits += [(_set, path, fields[path]) for path in dotted]
+    edits += [(_remove, path, None) for path in dotted_gone]
     readings = [_reading(document, path, update, is_set=edit is _set) for edit, path, _ in edits]
     for path, size in cuts:
         if "." not in path:
             _truncate(document, _stored(path), size)
-    for path, value in fields.items():
-        if "." not in path:
-            document[_stored(path)] = value
-    for path in removed:
-        if "." not in path:
-            document.pop(_stored(path), None)
+    for path, name in whole:
+        document[name] = fields[path]
+    for _, name in gone:
+        document.pop(name, None)
     undecided: list[_Undecided] = []
     for (edit, _, argument), reading in zip(edits, readings):
         if isinstance(reading, _Undecided):
@@ -180,63 +179,91 @@ def _apply_in_place(document: Document, update: Update) -> Sequence[_Undecided]:
     return undecided
 
 
+@functools.lru_cache(maxsize=MANY_PATHS)
+def _parted(paths: tuple[str, ...]) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
+    """The paths of one name, each with the name as stored, and those of several."""
+    return tuple((path, _stored(path)) for path in paths if "." not in path), tuple(path for path in paths if "." in path)
+
+
+class _Way(NamedTuple):
+    """What follows from the text of a path of several names alone; `stored` names and `indexes` are one for each component.
+
+    `above` are the paths of what it lies in, `dotted` the names, as stored, that two or more components can be, by the
+    component that they begin with.
+    """
+
+    components: tuple[str, ...]
+    stored: tuple[str, ...]
+    indexes: tuple[int | None, ...]
+    above: frozenset[str]
+    dotted: tuple[tuple[str, ...], ...]
+
+
+@functools.lru_cache(maxsize=MANY_PATHS)
+def _split(path: str) -> _Way:
+    return _way(tuple(path.split(".")))
+
+
+@functools.lru_cache(maxsize=MANY_PATHS)
+def _way(components: tuple[str, ...]) -> _Way:
+    ends = range(1, len(components) + 1)
+    return _Way(
+        components,
+        tuple(map(_stored, components)),
+        tuple(int(name) if _INDEX.match(name) else None for name in components),
+        frozenset(".".join(components[:end]) for end in ends[:-1]),
+        tuple(
+            tuple(_stored(".".join(components[start:end])) for end in ends[start + 1 :])
+            for start in range(len(components) - 1)
+        ),
+    )
+
+
 def _reading(document: Document, path: str, update: Update, *, is_set: bool) -> _Place | _Undecided | None:
     """Where a path of several names leads in the document; None where there is nothing to do."""
     named = update.disambiguated_paths
-    components = _split(path) if named is None or path not in named else tuple(str(part) for part in named[path])
-    walk = _walk(document, components)
-    if named is None and (
-        _is_within(components, update) or _has_dotted_reading(walk, components, is_set=is_set)
-    ):
+    way = _split(path) if named is None or path not in named else _way(tuple(str(part) for part in named[path]))
+    walk = _walk(document, way)
+    length = len(way.components)
+    if named is None and (_is_within(way, update) or _has_dotted_reading(walk, way, is_set=is_set)):
         return _Undecided(path, None)
-    if len(walk) == len(components) and (step := _step(walk[-1], components[-1])) is not None:
+    if len(walk) == length and (step := _step(walk[-1], way, length - 1)) is not None:
         return _Place(walk[-1], step)
-    return _Undecided(path, ".".join(components[: len(walk)])) if is_set and named is None else None
+    return _Undecided(path, ".".join(way.components[: len(walk)])) if is_set and named is None else None
 
 
-def _walk(document: Document, components: tuple[str, ...]) -> list[Container]:
+def _walk(document: Document, way: _Way) -> list[Container]:
     """The containers that the components lead through; fewer than these where the way ends early."""
-    walk: list[Container] = [document]
-    for component in components[:-1]:
-        child = _child(walk[-1], component)
+    here: Container = document
+    walk = [here]
+    for depth in range(len(way.components) - 1):
+        step = _step(here, way, depth)
+        if isinstance(here, dict):
+            child = here.get(step)
+        else:
+            child = here[step] if step is not None and step < len(here) else None
         if not _is_container(child):
             break
-        walk.append(child)
+        here = child
+        walk.append(here)
     return walk
 
 
-def _has_dotted_reading(walk: Sequence[Container], components: tuple[str, ...], *, is_set: bool) -> bool:
+def _has_dotted_reading(walk: Sequence[Container], way: _Way, *, is_set: bool) -> bool:
     """Whether a name with dots takes part: one that is there, or a new one whose neighbours have dots too."""
-    documents = walk[: len(components) - 1]
-    for depth, here in enumerate(documents):
-        if isinstance(here, dict) and not here.keys().isdisjoint(_dotted_names(components, depth)):
+    documents = walk[: len(way.dotted)]
+    for here, names in zip(documents, way.dotted):
+        if isinstance(here, dict) and not here.keys().isdisjoint(names):
             return True
-    if not is_set or (len(walk) == len(components) and _has(walk[-1], components[-1])):
+    if not is_set or (len(walk) == len(way.components) and _has(walk[-1], way)):
         return False
     return any("." in name for here in documents if isinstance(here, dict) for name in here)
 
 
-def _is_within(components: tuple[str, ...], update: Update) -> bool:
+def _is_within(way: _Way, update: Update) -> bool:
     """Whether the update sets what the path lies in, too: then one of the two has a name with dots."""
     fields = update.updated_fields
-    return len(fields) > 1 and not _above(components).isdisjoint(fields)
-
-
-@functools.lru_cache(maxsize=MANY_PATHS)
-def _split(path: str) -> tuple[str, ...]:
-    return tuple(path.split("."))
-
-
-@functools.lru_cache(maxsize=MANY_PATHS)
-def _above(components: tuple[str, ...]) -> frozenset[str]:
-    """The paths of what these components lie in."""
-    return frozenset(".".join(components[:end]) for end in range(1, len(components)))
-
-
-@functools.lru_cache(maxsize=MANY_PATHS)
-def _dotted_names(components: tuple[str, ...], start: int) -> tuple[str, ...]:
-    """The names, as stored, that two or more of the components can be from `start` on."""
-    return tuple(_stored(".".join(components[start:end])) for end in range(start + 2, len(components) + 1))
+    return len(fields) > 1 and not way.above.isdisjoint(fields)
 
 
 def _is_container(value: object) -> bool:
@@ -246,27 +273,18 @@ def _is_container(value: object) -> bool:
     return isinstance(value, list)
 
 
-def _child(container: Container, component: str) -> Any:
-    """What the component names in the container; None where that is nothing."""
-    step = _step(container, component)
-    if isinstance(container, dict):
-        return container.get(step)
-    return container[step] if step is not None and step < len(container) else None
-
-
-def _has(container: Container, component: str) -> bool:
-    step = _step(container, component)
+def _has(container: Container, way: _Way) -> bool:
+    """Whether what the last component names is there."""
+    step = _step(container, way, len(way.components) - 1)
     return step in container if isinstance(container, dict) else step is not None and step < len(container)
 
 
-def _step(container: Container, component: str) -> Any:
+def _step(container: Container, way: _Way, depth: int) -> Any:
     """The stored name in a document, the index in an array; None for what no array has as an index."""
     if isinstance(container, dict):
-        return _stored(component)
-    if not _INDEX.match(component):
-        return None
-    index = int(component)
-    return index if index <= len(container) + PADDING_LIMIT else None
+        return way.stored[depth]
+    index = way.indexes[depth]
+    return index if index is not None and index <= len(container) + PADDING_LIMIT else None
 
 
 def _stored(name: str) -> str:

@@ -15,6 +15,7 @@ from cdc_core import quarantine as unreadable
 from cdc_core.settings import OnGone
 from pipelines import bronze as log
 from pipelines import delta, quarantine, registry, schemas
+from pipelines import spark as sparks
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession
@@ -43,6 +44,9 @@ MERGE_CONFS = {
     "spark.sql.adaptive.autoBroadcastJoinThreshold": "64m",
 }
 """A MERGE reads its source up to three times, twice for the keys alone: it is computed before, here and not by Delta."""
+
+STATIC = {"spark.sql.adaptive.enabled": "false"}
+"""Planned once. On one machine there is nothing to adapt, and each look at the plan asks Delta for the table's files again."""
 
 SMALL = 20_000
 """So many rows are written without a Spark job."""
@@ -340,9 +344,11 @@ class Collection:
         )
         if has_partial and self.keeps_document:
             with self._folded(whole, batch) as rows, self._placed(rows, batch) as sought:
-                folded = rows.select("after", F.col("__sequence").alias("sequence"), "__incomplete")
-                looked_at = self._looked_at(events, counts).select("after", "sequence", F.lit(False).alias("__incomplete"))
-                evolution = self._evolved(looked_at.unionByName(folded), range_.to, also={"incomplete": "`__incomplete`"})
+                texts = rows.select("after", F.col("__sequence").alias("sequence"), "__incomplete")
+                if evolution.also["partial"] < counts.events:  # documents that lost count, too
+                    lost = self._looked_at(events, counts).select("after", "sequence", F.lit(False).alias("__incomplete"))
+                    texts = lost.unionByName(texts)
+                evolution = self._evolved(texts, range_.to, also={"incomplete": "`__incomplete`"})
                 has_incomplete = evolution.also["incomplete"] > 0  # a MERGE without any reads and writes much less
                 touched = F.broadcast(rows.select("__key"))  # they lie in memory
                 changes = {"plan": evolution.plan, "has_incomplete": has_incomplete, "touched": touched, "sought": sought}
@@ -460,7 +466,8 @@ class Collection:
         """
         histories = reduce.histories(events, columns=self.columns, keeps_last=self._keeps_last(batch))
         placed = _with_stored(histories, self._stored(events, batch))
-        rows = delta.computed(_folded(placed, mode=self.mode, columns=self.columns))
+        with delta.session_confs(self.spark, STATIC if sparks.is_local(self.spark) else {}):
+            rows = delta.computed(_folded(placed, mode=self.mode, columns=self.columns))
         try:
             yield rows
         finally:

@@ -190,6 +190,11 @@ def _is_installed() -> bool:
     return not {"site-packages", "dist-packages"}.isdisjoint(ROOT.parts)
 
 
+def is_local(spark: SparkSession) -> bool:
+    """Whether driver and executors are one process."""
+    return (spark.conf.get("spark.master", "") or "").startswith("local[")
+
+
 def _check_delta(spark: SparkSession) -> None:
     jvm: Any = spark.sparkContext._jvm
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
