@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from bench import ground
-from bench.silver import COLLECTION, Documents, chosen, events_of, fill, merge_plainly, plain_table, timed, update
-from pipelines import bronze, delta, silver
+from bench.silver import COLLECTION, DB, Documents, chosen, events_of, fill, merge_plainly, plain_table, timed, update
+from pipelines import bronze, delta, parallel, silver
 from pipelines import spark as sparks
 
 
@@ -72,16 +73,50 @@ def growth(spark: Any, root: Path, *, sizes: Sequence[int], events: int) -> Iter
     log.close()
 
 
+class Plain:
+    """Plain tables beside silver's, brought to the same state by a MERGE each, of the rows that silver's batch wrote."""
+
+    def __init__(self, spark: Any, root: Path, settings: Any, names: Sequence[str]) -> None:
+        self.spark, self.root = spark, root
+        layout = delta.layout(settings.lakehouse)
+        self.silver = {name: str(layout.silver(DB, name)) for name in names}
+        for name in names:
+            self._rows(name, "true").write.format("delta").save(f"{root}/plain/{name}")
+
+    def merged(self, after: int) -> float:
+        """Seconds of the MERGEs of what silver wrote behind a batch, as many side by side as silver's collections are."""
+        for name in self.silver:
+            self._rows(name, f"`__batch` > {after}").write.format("delta").mode("overwrite").save(self._reduced(name))
+        return timed(self._merge)
+
+    def _merge(self) -> None:
+        with ThreadPoolExecutor(parallel.THREADS) as pool:
+            for done in [pool.submit(self._merge_one, name) for name in self.silver]:
+                done.result()
+
+    def _merge_one(self, name: str) -> None:
+        merge_plainly(self.spark, f"delta.`{self.root}/plain/{name}`", self._reduced(name))
+
+    def _reduced(self, name: str) -> str:
+        return f"{self.root}/reduced/{name}"
+
+    def _rows(self, name: str, condition: str) -> Any:
+        rows = self.spark.table(self.silver[name]).where(condition)
+        return rows.select([column for column in rows.columns if not column.startswith("__")])
+
+
 def wide(spark: Any, root: Path, *, fields: int, rows: int, events: int) -> Iterator[ground.Row]:
     """Loading and updating documents of so many fields."""
     documents = Wide(fields)
     log, settings = _begun(spark, root)
     fill(log, documents, rows=rows)
     yield (f"first load of {rows:,} documents of {fields} fields", rows, "", _ours(spark, settings), "")
+    plain = Plain(spark, root, settings, [COLLECTION])
     for version in (1, 2):
+        before = bronze.last_batch(spark, log.table)
         update(log, documents, chosen("uniform", rows=rows, events=events), version=version)
-        seconds = _ours(spark, settings)
-    yield (f"{events:,} updates of documents of {fields} fields", events, "", seconds, "")
+        ours, merged = _ours(spark, settings), plain.merged(before)
+    yield (f"{events:,} updates of documents of {fields} fields", events, merged, ours, merged / ours)
     log.close()
 
 
@@ -94,11 +129,13 @@ def many(spark: Any, root: Path, *, collections: int, events: int) -> Iterator[g
         fill(log, documents, rows=1000, name=name)
     yield (f"first load of {collections} collections of 1,000", collections * 1000, "", _ours(spark, settings), "")
     each = max(1, events // collections)
+    plain = Plain(spark, root, settings, names)
     for version in (1, 2):
+        before = bronze.last_batch(spark, log.table)
         for name in names:
             update(log, documents, chosen("uniform", rows=1000, events=each), version=version, name=name)
-        seconds = _ours(spark, settings)
-    yield (f"{each * collections:,} updates of {collections} collections", each * collections, "", seconds, "")
+        ours, merged = _ours(spark, settings), plain.merged(before)
+    yield (f"{each * collections:,} updates of {collections} collections", each * collections, merged, ours, merged / ours)
     log.close()
 
 
