@@ -45,8 +45,9 @@ MERGE_CONFS = {
 }
 """A MERGE reads its source up to three times, twice for the keys alone: it is computed before, here and not by Delta."""
 
-STATIC = {"spark.sql.adaptive.enabled": "false"}
-"""Planned once. On one machine there is nothing to adapt, and each look at the plan asks Delta for the table's files again."""
+ADAPTIVE = "spark.sql.adaptive.enabled"
+STATIC = {ADAPTIVE: "false"}
+"""Planned once. On one machine there is little to adapt, and each look at the plan asks Delta for the table's files again."""
 
 SMALL = 20_000
 """So many rows are written without a Spark job."""
@@ -229,6 +230,8 @@ class Collection:
     schema: schemas.Kept
     is_new: bool
     columns: tuple[str, ...] = field(init=False)
+    adaptive: dict[str, str] = field(default_factory=dict)
+    """What the session says of plans, for the MERGE inside a range that is planned once."""
 
     def __post_init__(self) -> None:
         self.columns = reduce.needed(self.options.unwrap)
@@ -288,9 +291,16 @@ class Collection:
         found = self._wanted(self._events(range_), counts)
         if counts.low < reached.floor:
             found = found.where(f"sequence IS NULL OR sequence >= {merge.literal(reached.floor)}")
-        with self._sought(found, counts, is_late=is_late) as sought:
+        with self._planned_once(), self._sought(found, counts, is_late=is_late) as sought:
             self._events_applied(found, range_, counts, after, is_late=is_late, sought=sought)
         return after
+
+    @contextmanager
+    def _planned_once(self) -> Iterator[None]:
+        """The block's queries are planned once where that is better; a MERGE as the session says, it may broadcast more then."""
+        self.adaptive = {ADAPTIVE: self.spark.conf.get(ADAPTIVE) or "true"}
+        with delta.session_confs(self.spark, STATIC if sparks.is_local(self.spark) else {}):
+            yield
 
     @contextmanager
     def _sought(self, found: DataFrame, counts: Counts, *, is_late: bool) -> Iterator[delta.Sought | None]:
@@ -466,8 +476,7 @@ class Collection:
         """
         histories = reduce.histories(events, columns=self.columns, keeps_last=self._keeps_last(batch))
         placed = _with_stored(histories, self._stored(events, batch))
-        with delta.session_confs(self.spark, STATIC if sparks.is_local(self.spark) else {}):
-            rows = delta.computed(_folded(placed, mode=self.mode, columns=self.columns))
+        rows = delta.computed(_folded(placed, mode=self.mode, columns=self.columns))
         try:
             yield rows
         finally:
@@ -576,7 +585,7 @@ class Collection:
             if batch.has_incomplete and not self.keeps_document and rows.where("`__incomplete`").isEmpty():
                 batch = replace(batch, has_incomplete=False)  # which reads and writes much less of the table
             sql = self._statement(view, batch, columns).render()
-            self.writer.merge(sql, to=after.to, extra=after.extra, confs=MERGE_CONFS)
+            self.writer.merge(sql, to=after.to, extra=after.extra, confs=MERGE_CONFS | self.adaptive)
         finally:
             self.spark.catalog.dropTempView(view)
             delta.release(rows)
