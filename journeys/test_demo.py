@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -32,16 +31,13 @@ def folder(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Path]:
     """The folder of a demo that was played once."""
-    before = os.environ.get(demo.URI_VARIABLE)
     path = tmp_path_factory.mktemp("demo")
-    demo.run(path, mongodb_uri=mongodb_uri, seconds=6, stop=threading.Event())
-    yield path
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MONGODB_URI", mongodb_uri)
+        demo.run(path, mongodb_uri=mongodb_uri, seconds=6, stop=threading.Event())
+        yield path
     for name in (shop.DATABASE, shop.DIARY[0]):
         mongo.drop_database(name)
-    if before is None:
-        os.environ.pop(demo.URI_VARIABLE, None)
-    else:
-        os.environ[demo.URI_VARIABLE] = before
 
 
 def test_every_document_of_the_shop_is_a_gold_row(
@@ -86,9 +82,13 @@ def test_the_spark_query_that_is_shown_works(
 
 @pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.name)
 def test_the_notebook_runs_from_its_first_cell_to_its_last(
-    path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    path: Path,
+    folder: Path,
+    mongo: MongoClient[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Every code cell runs in order, and prints rows; the file holds no output of an earlier run."""
+    """Every code cell runs in order, and prints rows, what was rescued among them; the file holds no output of an earlier run."""
     monkeypatch.setenv("MEDALLION_LAKEHOUSE", str(folder / "lakehouse"))
     cells = [cell for cell in json.loads(path.read_text("utf-8"))["cells"] if cell["cell_type"] == "code"]
     assert all(cell["outputs"] == [] for cell in cells)
@@ -96,7 +96,9 @@ def test_the_notebook_runs_from_its_first_cell_to_its_last(
     for number, cell in enumerate(cells):
         exec(compile("".join(cell["source"]), f"{path.name}:{number}", "exec"), namespace)  # noqa: S102
     shown = capsys.readouterr().out
-    assert shown.count("+--") >= 5 and "ask us" in shown
+    assert shown.count("+--") >= 5
+    heavy = mongo[shop.DATABASE]["products"].count_documents({"weight": "ask us"})  # a slow machine's shop may have none
+    assert ("ask us" in shown) == (heavy > 0)
 
 
 def test_played_again_the_shop_goes_on(
