@@ -2,8 +2,8 @@
 
 `ops/collections` notes every collection before its silver table is touched, with the bronze batch up to which no other
 collection has events: so a run finds new collections without reading bronze from its start. It holds facts of
-bronze, each with the name of the pipeline whose bronze it is: noting one twice changes nothing, and a lost table is found
-again from batch 0.
+bronze, each with the names of the pipeline whose bronze it is and of that bronze's history, because the numbers of batches
+mean nothing in another one: noting one twice changes nothing, and a lost table is found again from batch 0.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cdc_core.settings import Settings
 
 SCHEMA = pa.schema(
-    [("db", pa.string()), ("collection", pa.string()), ("batch", pa.int64()), ("pipeline", pa.string())]
+    [(name, pa.int64() if name == "batch" else pa.string()) for name in ("db", "collection", "batch", "pipeline", "log")]
 )
 PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "50"}
 
@@ -55,21 +55,24 @@ class Known:
     namespaces: tuple[Namespace, ...] = ()
 
 
-def read(spark: SparkSession, settings: Settings) -> Known:
-    """What is noted of a pipeline; nothing where there is no table yet."""
+def read(spark: SparkSession, settings: Settings, *, log: str | None = None) -> Known:
+    """What is noted of a pipeline, `discovered` in the bronze whose history is called `log`; nothing where there is no table yet."""
     table = delta.layout(settings.lakehouse).ops("collections")
     if not delta.exists(spark, table):
         return Known()
     delta.check_ours(spark, table)
     rows = [row for row in delta.rows(spark, table, SCHEMA).to_pylist() if row["pipeline"] == settings.name]
     found = sorted({(row["db"], row["collection"]) for row in rows if row["db"] is not None})
-    return Known(max((row["batch"] for row in rows), default=0), tuple(itertools.starmap(Namespace, found)))
+    discovered = max((row["batch"] for row in rows if row["log"] == log), default=0)
+    return Known(discovered, tuple(itertools.starmap(Namespace, found)))
 
 
-def note(spark: SparkSession, settings: Settings, *, new: Sequence[Namespace], discovered: int) -> None:
-    """Note new collections of a pipeline, and that there is no other up to the batch `discovered`."""
+def note(
+    spark: SparkSession, settings: Settings, *, new: Sequence[Namespace], discovered: int, log: str | None
+) -> None:
+    """Note new collections of a pipeline, and that there is no other up to the batch `discovered` of the bronze `log`."""
     named: list[tuple[str | None, str | None]] = [(each.db, each.collection) for each in new]
-    rows = [dict(zip(SCHEMA.names, (*names, discovered, settings.name))) for names in named or [(None, None)]]
+    rows = [dict(zip(SCHEMA.names, (*names, discovered, settings.name, log))) for names in named or [(None, None)]]
     table = delta.layout(settings.lakehouse).ops("collections")
     delta.note(spark, table, rows, SCHEMA, properties=PROPERTIES)
 

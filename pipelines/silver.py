@@ -140,10 +140,10 @@ class _Silver:
         started = time.monotonic()
         if not delta.exists(self.spark, self.bronze):
             return Result(0, 0, 0.0)
-        if self.discovered is None:
-            self._read_known()
         newest = bronze.newest(self.spark, self.bronze)
         to, self.log = newest.batch, newest.log
+        if self.discovered is None:
+            self._read_known()
         self._check_log()
         found = [work for work in self._works(to) if self._is_due(work)]
         results = self.pool.each(found, self._applied, stop=self.stop)
@@ -200,7 +200,7 @@ class _Silver:
         """What a start has to know, read side by side: Spark plans each of these for longer than it reads."""
         with ThreadPoolExecutor(parallel.THREADS) as pool:
             kept = pool.submit(schemas.newest, self.spark, self.layout.ops("schemas"))
-            found = registry.read(self.spark, self.settings)
+            found = registry.read(self.spark, self.settings, log=self.log)
             self.known = dict(zip(found.namespaces, pool.map(self._position, found.namespaces)))
         self.settled = registry.Settled.among(self.known)
         self.scanned = dict.fromkeys(self.known, self.settled)
@@ -212,7 +212,7 @@ class _Silver:
     def _note(self, new: Sequence[registry.Namespace], to: int) -> None:
         """Note new collections before any of them is touched: a crash after the first one's commit loses none of the others."""
         if new or to - self.noted >= IDLE_BATCHES:
-            registry.note(self.spark, self.settings, new=new, discovered=to)
+            registry.note(self.spark, self.settings, new=new, discovered=to, log=self.log)
             self.noted = to
         self.known |= {namespace: self._position(namespace) for namespace in new}
         self._check_log()

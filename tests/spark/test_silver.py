@@ -315,7 +315,7 @@ def test_a_bronze_that_was_made_anew(spark: SparkSession, lakehouse: Path) -> No
     old.run()
     shutil.rmtree(str(old.layout.bronze("hand").path))
     new = Hop(spark, pipeline(lakehouse), log="new")
-    new.bronze.append({ORDERS: [document(n, 30 + n, "r", v=2) for n in range(3)]})
+    new.bronze.append({ORDERS: [document(n, 30 + n, "r", v=2) for n in range(3)], "later": [document(1, 30, "r")]})
     with pytest.raises(errors.DecisionNeeded, match=r"cases\.orders: .* medallion rebuild"):
         new.silver()
     name = f"{bronze_rows.DB}.{ORDERS}"
@@ -324,6 +324,7 @@ def test_a_bronze_that_was_made_anew(spark: SparkSession, lakehouse: Path) -> No
     new.bronze.append({ORDERS: [document(9, 40, "c", v=2)]})
     new.run()
     assert [(row["_id"], row["v"]) for row in new.documents(ORDERS)] == [(0, 2), (1, 2), (2, 2), (9, 2)]
+    assert len(new.rows("later")) == 1, "a collection that the old one had not"
 
 
 def test_idle_collections_cost_nothing(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
