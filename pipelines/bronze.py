@@ -110,7 +110,7 @@ class Log:
             first = self.position.offset + 1 if self.position else 0
             rows = numbered(batch, first)
             last = token or rows.column("resume_token")[-1].as_py()
-            extra = {**self.extra, "batch": batch, "log": self.log}
+            extra = {**self.extra, **self._numbers(batch)}
             self.writer.append_arrow(rows, to=last, statistics=bronze.STATISTICS, extra=extra)
             self.numbered = batch
             self.position = Position(last, batch, rows.column("offset")[-1].as_py())
@@ -129,21 +129,21 @@ class Log:
     def renew(self) -> None:
         """Renew the lease by an empty commit, where nothing else is committed for long."""
         with self._lock:
-            self.writer.append(
-                self.spark.createDataFrame([], self.spark.table(str(self.table)).schema),
-                to=self._token,
-                extra={"batch": self.numbered, "log": self.log},
-            )
+            self.writer.mark(to=self._token, extra=self._numbers(self.numbered))
 
     @property
     def _token(self) -> str | None:
         return self.position.token if self.position else None
 
+    def _numbers(self, batch: int) -> dict[str, object]:
+        """What every commit says of the batches."""
+        return {"batch": batch, "log": self.log}
+
     def compact(self, session: SparkSession) -> None:
         """Cluster the new files by `batch`, in the background and in a session of its own; commits go on meanwhile."""
         if self._compaction is not None and self._compaction.is_alive():
             return
-        metadata = self.writer._metadata(self._token, {"batch": self.numbered, "log": self.log})
+        metadata = self.writer._metadata(self._token, self._numbers(self.numbered))
         self._compaction = threading.Thread(
             target=_optimize, args=(session, self.table, metadata), name="bronze-compaction", daemon=True
         )

@@ -437,7 +437,7 @@ class Writer:
         function of its source and of the table as it is. Raises `CommitConflict` when the retries are used up.
         """
         for attempt in range(COMMIT_ATTEMPTS):
-            self._look_again()
+            self.check_ownership()  # Delta puts the statement onto whatever version it finds
             metadata = self._metadata(to, extra)
             settings = {
                 "spark.databricks.delta.write.txnAppId": APP_ID,
@@ -549,7 +549,8 @@ class Writer:
             raise
 
     def check_ownership(self) -> None:
-        """Raise `OwnershipLost` if a claim of another writer is newer than this writer's last commit."""
+        """Raise `OwnershipLost` if a claim of another writer is newer than this writer's last commit, `CommitConflict` if a
+        RESTORE is."""
         newest = history(self.spark, self.table, limit=1)[0]
         if newest.version > self.version:
             self._accept_foreign_commits()
@@ -570,7 +571,7 @@ class Writer:
         extra: Mapping[str, object] | None,
     ) -> int:
         for attempt in range(COMMIT_ATTEMPTS):
-            self._look_again()
+            self.check_ownership()  # Delta puts the statement onto whatever version it finds
             metadata = self._metadata(to, extra)
             fence = {"txnAppId": APP_ID, "txnVersion": str(self.version + 1)}
             try:
@@ -610,11 +611,6 @@ class Writer:
             raise _conflict(self.table) from error
         time.sleep(min(0.1 * 2**attempt, 5.0))
         self._accept_foreign_commits()
-
-    def _look_again(self) -> None:
-        """Before a statement that Delta puts onto whatever version it finds: whether that is still this writer's."""
-        if version(self.spark, self.table) != self.version:
-            self._accept_foreign_commits()
 
     def _accept_foreign_commits(self) -> None:
         """Move on to the newest version, unless another writer claimed the table in between, or it was restored: what this

@@ -1,8 +1,8 @@
 """Rebuild one table: all that bronze holds of a collection, applied once more beside the table, compared, and swapped.
 
     claimed    the table, so that nobody writes it meanwhile; a refused rebuild has changed nothing
-    shadowed   bronze batches 0 to the table's position (of a bronze that was made anew: all), applied to an empty table; again from the start with wider types
-               as long as values are rescued that another type of their column would hold
+    shadowed   bronze batches 0 to the table's position, or all of a bronze that was made anew, applied to an empty table;
+               again from the start with wider types as long as values are rescued that another type of their column would hold
     compared   rows, keys and documents, with the columns in which they differ and why
     swapped    the deletes and the schema are noted, then one commit replaces the table's rows and columns
 

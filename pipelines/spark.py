@@ -195,7 +195,7 @@ def _is_installed() -> bool:
 
 def is_local(spark: SparkSession) -> bool:
     """Whether driver and executors are one process."""
-    return (spark.conf.get("spark.master", "") or "").startswith("local[")
+    return is_classic(spark) and spark.sparkContext.master.startswith("local[")
 
 
 def _check_delta(spark: SparkSession) -> None:
