@@ -29,6 +29,7 @@ def test_any_histories(spark: SparkSession, lakehouse: Path) -> None:
 
 
 @pytest.mark.journey
+@pytest.mark.timeout(2400)
 def test_any_histories_in_every_mode_and_rebuilt(spark: SparkSession, lakehouse: Path) -> None:
     """In each capture mode and each delete mode, and again after a rebuild of each table."""
     assert model.faults(spark, lakehouse, histories.drawn(300, seed=1)) == []
