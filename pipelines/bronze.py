@@ -55,6 +55,14 @@ class Position:
     offset: int
 
 
+@dataclass(frozen=True)
+class Found:
+    """The position as it was read before the table was claimed; nothing that came after `version` may be missing in it."""
+
+    version: int
+    position: Position | None
+
+
 @dataclass
 class Log:
     """The bronze table of one pipeline, claimed; `position` is None while it is empty.
@@ -87,8 +95,9 @@ class Log:
         *,
         take_over: bool = False,
         extra: Mapping[str, object] | None = None,
+        found: Found | None = None,
     ) -> Log:
-        """Make the table if there is none, claim it, and read its position from its rows.
+        """Make the table if there is none, claim it, and read its position from its rows, unless it is as it was `found`.
 
         Raises `TableOwned`, `LeaseHeld` or `TableNotOurs`; a refused capture has changed nothing.
         """
@@ -97,7 +106,11 @@ class Log:
         )
         _check_columns(spark, table)
         writer = delta.Writer.claim(spark, table, take_over=take_over, kept=("batch", "log"))
-        return Log(spark, table, writer, read_position(spark, table), extra or {})
+        if found is not None and writer.version == found.version + 1:
+            position = found.position
+        else:
+            position = read_position(spark, table)
+        return Log(spark, table, writer, position, extra or {})
 
     def append(self, numbered: Numbered, *, token: str | None = None) -> Position:
         """Number the rows and commit them; the new position.
@@ -158,6 +171,12 @@ class Log:
             self._compaction.join(timeout=60)
         with self._lock:
             self.writer.release()
+
+
+def found(spark: SparkSession, table: tables.TableRef) -> Found:
+    """Where a table is that nobody has claimed, or somebody else."""
+    version = delta.version(spark, table)  # read first: what is committed meanwhile makes the position be read again
+    return Found(version, read_position(spark, table))
 
 
 def read_position(spark: SparkSession, table: tables.TableRef) -> Position | None:

@@ -61,6 +61,8 @@ OPLOG_EVERY = 60.0
 """Seconds between two looks at how far the position is from the end of the oplog."""
 WARN_EVERY = 3600.0
 CLOSE_SECONDS = 30.0
+ONCE_AWAIT_MS = 100
+"""So long a run with an end waits for events: that there are none is what it waits for."""
 
 
 @dataclass(frozen=True)
@@ -243,12 +245,16 @@ class _Capture:
             self.metrics.streaming.captured = tuple(each.namespace for each in captured)
             self._check_guardrail(len(captured))
         options = source.stream_options(self._source, self.client)
+        if once:
+            options = replace(options, max_await_ms=min(options.max_await_ms, ONCE_AWAIT_MS))
         table = delta.layout(self.settings.lakehouse).bronze(self.settings.name)
         until = mongodb.operation_time(self.client) if once else None
-        found = self._found_position(table)
-        stream, gap = self._opened_or_restarted(options, found)
-        self._log = bronze.Log.open(self.spark, table, take_over=take_over, extra={"stream": self._fingerprint})
-        if self._log.position != found:
+        found = self._found(table)
+        position = found.position if found is not None else None
+        stream, gap = self._opened_or_restarted(options, position)
+        extra = {"stream": self._fingerprint}
+        self._log = bronze.Log.open(self.spark, table, take_over=take_over, extra=extra, found=found)
+        if self._log.position != position:
             stream.close()
             stream, gap = self._opened_or_restarted(options, self._log.position)
         decision, state = self._begun(stream, gap)
@@ -304,7 +310,7 @@ class _Capture:
 
     # --- where to begin ---
 
-    def _found_position(self, table: bronze.tables.TableRef) -> bronze.Position | None:
+    def _found(self, table: bronze.tables.TableRef) -> bronze.Found | None:
         """The position that is there before anything is claimed: a stream that cannot go on must change nothing."""
         if not delta.exists(self.spark, table):
             return None
@@ -312,7 +318,7 @@ class _Capture:
         last = delta.last_commit(self.spark, table)
         before = last.metadata.get("stream") if last is not None and last.metadata else None
         self._is_other_stream = before is not None and before != self._fingerprint
-        return bronze.read_position(self.spark, table)
+        return bronze.found(self.spark, table)
 
     def _opened_or_restarted(
         self, options: mongodb.StreamOptions, position: bronze.Position | None
@@ -846,6 +852,7 @@ class _Capture:
             self._seconds = time.monotonic() - self._began
         self._halt.set()
         self._queue.close()
+        self._snapshots.wake()
         self._join("capture-snapshot")
         self._join("capture-signals")
         self._join("capture-reader")

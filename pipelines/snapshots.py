@@ -56,6 +56,11 @@ class Snapshots:
             self._entries.append(_Entry(state, controls, is_new))
             self._changed.notify_all()
 
+    def wake(self) -> None:
+        """Let `run` see at once that the capture ends."""
+        with self._changed:
+            self._changed.notify_all()
+
     @property
     def is_idle(self) -> bool:
         """Whether nothing is left to read now; what is paused waits for a signal and counts as nothing."""
