@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cdc_core import errors, filters, tables
-from cdc_core.settings import Settings
+from cdc_core.settings import FullUpdateType, Settings
 from pipelines import delta, kafka, local_table, mongodb, report, source
 
 class Verdict(enum.Enum):
@@ -39,6 +39,8 @@ class Source:
     settings: Settings
     client: mongodb.Client
     collections: Sequence[mongodb.Collection]
+    refused: Mapping[str, errors.AccessRefused]
+    """The databases whose collections this user may not list."""
 
 
 Question = Callable[[Source], Iterator[Finding]]
@@ -54,7 +56,7 @@ def run(settings: Settings) -> tuple[Finding, ...]:
     try:
         findings.append(_server(client))
         if findings[-1].error is None:
-            asked = Source(settings, client, _listed(settings, client))
+            asked = Source(settings, client, *_listed(settings, client))
             findings.extend(finding for question in QUESTIONS for finding in question(asked))
     finally:
         client.close()
@@ -110,15 +112,23 @@ def _server(client: mongodb.Client) -> Finding:
     return Finding("server", Verdict.FINE, f"MongoDB {info.text}, {kind}")
 
 
-def _listed(settings: Settings, client: mongodb.Client) -> Sequence[mongodb.Collection]:
-    """Everything in the databases that may be captured; those are all that the lists name where listing is refused."""
+def _listed(
+    settings: Settings, client: mongodb.Client
+) -> tuple[Sequence[mongodb.Collection], Mapping[str, errors.AccessRefused]]:
+    """Everything in the databases that may be captured, and those of them that cannot be listed.
+
+    Where listing databases is refused, they are those that the lists name.
+    """
     chosen = filters.of(settings.source)
     names = {*mongodb.database_names(client), *(db for db, _ in chosen.named())}
     found: list[mongodb.Collection] = []
+    refused: dict[str, errors.AccessRefused] = {}
     for db in sorted(name for name in names if chosen.includes_database(name)):
-        with contextlib.suppress(errors.AccessRefused):
+        try:
             found.extend(mongodb.collections(client, [db]))
-    return found
+        except errors.AccessRefused as error:
+            refused[db] = error
+    return found, refused
 
 
 def _captured(asked: Source) -> list[mongodb.Collection]:
@@ -134,14 +144,16 @@ def _collections(asked: Source) -> Iterator[Finding]:
         if each.kind != "collection":
             yield _unwatchable(each, is_named=(each.db, each.name) in named)
     known = {(each.db, each.name) for each in asked.collections}
-    for db, name in sorted(named - known):
+    for db, error in asked.refused.items():
+        yield _wrong(f"collections of {db}", error, f"db.grantRolesToUser(<user>, [{_role(db)}])")
+    for db, name in sorted((db, name) for db, name in named - known if db not in asked.refused):
         mend = "upper and lower case count for MongoDB; a collection that is made later is captured from then on"
         yield Finding("collections", Verdict.WARNING, f"{db}.{name} does not exist", mend)
     watched = [each.namespace for each in captured if each.kind == "collection"]
     if watched:
         shown = ", ".join(watched[:8]) + (f" and {len(watched) - 8} more" if len(watched) > 8 else "")
         yield Finding("collections", Verdict.FINE, f"{len(watched)} to capture: {shown}")
-    else:
+    elif not asked.refused:
         mend = "look at source.collection.include.list and database.include.list: they hold regular expressions"
         yield Finding("collections", Verdict.WARNING, "the lists let no collection in that exists", mend)
 
@@ -225,21 +237,27 @@ def _oplog(asked: Source) -> Iterator[Finding]:
     yield Finding("oplog", Verdict.WARNING, found, mend)
 
 
-def _pre_images(asked: Source) -> Iterator[Finding]:
-    if not asked.settings.source.capture_mode.has_pre_images:
+def _images(asked: Source) -> Iterator[Finding]:
+    """A collection keeps pre- and post-images, or neither."""
+    given = asked.settings.source
+    wanted = ["pre-images"] * given.capture_mode.has_pre_images
+    is_post_image = given.capture_mode_full_update_type is FullUpdateType.POST_IMAGE
+    wanted += ["post-images"] * (given.capture_mode.has_full_updates and is_post_image)
+    if not wanted:
         return
+    about = " and ".join(wanted)
     without = [each for each in _captured(asked) if each.kind == "collection" and not each.has_images]
     for each in without:
         mend = (
             f"use {each.db}; db.runCommand({{collMod: '{each.name}', changeStreamPreAndPostImages: {{enabled: true}}}})"
         )
         found = f"{each.namespace} keeps none, and the capture mode asks for them"
-        yield Finding("pre-images", Verdict.WRONG, found, mend, errors.SourceUnsuitable())
+        yield Finding(about, Verdict.WRONG, found, mend, errors.SourceUnsuitable())
     if not without:
-        yield Finding("pre-images", Verdict.FINE, "kept by every collection")
+        yield Finding(about, Verdict.FINE, "kept by every collection")
 
 
-QUESTIONS: tuple[Question, ...] = (_collections, _names_meet, _stream, _snapshot_reads, _oplog, _pre_images)
+QUESTIONS: tuple[Question, ...] = (_collections, _names_meet, _stream, _snapshot_reads, _oplog, _images)
 
 
 def _wrong(about: str, error: errors.MedallionError, mend: str = "") -> Finding:

@@ -98,16 +98,21 @@ def test_a_collection_that_does_not_exist_is_mentioned(
     ]
 
 
-def test_missing_pre_images_come_with_the_command_that_turns_them_on(
-    checked: Checked, database: Database[dict[str, Any]], mongodb_uri: str
+@pytest.mark.parametrize(
+    ("asked", "about"),
+    [
+        ({"capture_mode": "change_streams_update_full_with_pre_image"}, "pre-images"),
+        ({"capture_mode_full_update_type": "post_image"}, "post-images"),
+    ],
+)
+def test_missing_images_come_with_the_command_that_turns_them_on(
+    checked: Checked, database: Database[dict[str, Any]], mongodb_uri: str, asked: dict[str, str], about: str
 ) -> None:
-    """The capture mode with pre-images wants them on each collection, and the command that is shown is the right one."""
+    """A capture with pre- or post-images wants them on each collection, and the command that is shown is the right one."""
     database["orders"].insert_one({"_id": 1})
-    source = {
-        "database_include_list": database.name,
-        "capture_mode": "change_streams_update_full_with_pre_image",
-    }
+    source = {"database_include_list": database.name, **asked}
     (finding,) = _wrong(checked(mongodb_uri, **source))
+    assert finding.about == about
     assert "collMod: 'orders', changeStreamPreAndPostImages: {enabled: true}" in finding.mend
     database.command({"collMod": "orders", "changeStreamPreAndPostImages": {"enabled": True}})
     assert _wrong(checked(mongodb_uri, **source)) == []
@@ -172,6 +177,7 @@ def test_rights_and_passwords(checked: Checked, start_mongodb: StartServer) -> N
         elsewhere = _wrong(checked(uri("elsewhere", "e", patch), **lists))
         assert elsewhere and all(isinstance(each.error, errors.AccessRefused) for each in elsewhere)
         assert any("grantRolesToUser" in each.mend and "'shop'" in each.mend for each in elsewhere)
+        assert [each.about for each in elsewhere if "collections" in each.about] == ["collections of shop"]
         assert not any("nope" in each.found + each.mend for each in (wrong_password, *elsewhere))
 
 
