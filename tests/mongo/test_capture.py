@@ -194,25 +194,45 @@ def test_replaced_capture_stops(spark: Any, mongodb_uri: str, database: Any, lak
     assert sorted(json.loads(row.key) for row in landed if row.kind == "change") == list(range(20))
 
 
-def test_changed_filter_loses_and_doubles_nothing(
+def test_changed_settings_lose_and_double_nothing(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path
 ) -> None:
-    """A position goes on under another filter, also where the server refuses its token."""
+    """A position goes on under another filter, scope, pipeline or mode, also where the server refuses its token.
+
+    What a run's settings let in is there from the last run on; and a post-image is that of its event, not what came later.
+    """
     name = database.name
-    wide = pipeline(mongodb_uri, lakehouse, name, **{"snapshot.mode": "no_data"})
-    narrow = pipeline(
-        mongodb_uri, lakehouse, name, **{"snapshot.mode": "no_data", "collection.include.list": f"{name}.b"}
-    )
-    once(spark, wide)
-    database.b.insert_one({"_id": 1})
-    database.a.insert_one({"_id": 1})
-    once(spark, wide)
-    database.b.insert_one({"_id": 2})
-    once(spark, narrow)
-    database.b.insert_one({"_id": 3})
-    once(spark, wide)
-    landed = [(row.collection, row.key) for row in rows(spark, wide) if row.kind == "change"]
-    assert landed == [("b", "1"), ("a", "1"), ("b", "2"), ("b", "3")]
+    for collection in ("a", "b"):
+        database.create_collection(collection, changeStreamPreAndPostImages={"enabled": True})
+    changes: list[dict[str, Any]] = [
+        {},
+        {"collection.include.list": f"{name}.b"},
+        {"capture.mode": "change_streams_with_pre_image"},
+        {"capture.scope": "collection", "capture.target": f"{name}.b"},
+        {"cursor.pipeline": '[{"$match": {"fullDocument.hidden": {"$ne": true}}}]'},
+        {"capture.mode.full.update.type": "post_image", "field.exclude.list": f"{name}.b.secret"},
+        {},
+    ]
+    database.b.insert_one({"_id": "begun"})
+    for number, change in enumerate(changes):
+        once(spark, pipeline(mongodb_uri, lakehouse, name, **{"snapshot.mode": "no_data", **change}))
+        for collection in ("a", "b"):
+            database[collection].insert_one({"_id": number, "secret": 1})
+            database[collection].update_many({"_id": number}, {"$set": {"v": 1}})
+            database[collection].update_many({"_id": number}, {"$set": {"v": 2}})
+    only_b = (1, 3)
+    landed = [row for row in rows(spark, pipeline(mongodb_uri, lakehouse, name)) if row.kind == "change"]
+    expected = [
+        (collection, str(number), op)
+        for number in range(len(changes) - 1)
+        for collection in ("ab" if number + 1 not in only_b else "b")
+        for op in "cuu"
+    ]
+    assert [(row.collection, row.key, row.op) for row in landed] == expected
+    by_number = {number: [row for row in landed if (row.collection, row.key) == ("b", str(number))] for number in range(6)}
+    assert [json.loads(row.before)["v"] for row in by_number[1][2:]] == [1]
+    assert [row.after for row in by_number[1]][1:] == [None, None]
+    assert [json.loads(row.after) for row in by_number[4]] == [{"_id": 4}, {"_id": 4, "v": 1}, {"_id": 4, "v": 2}]
 
 
 def test_a_collection_that_is_let_in_later_is_offered_a_snapshot(

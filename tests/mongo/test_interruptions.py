@@ -1,0 +1,238 @@
+"""What ends a change stream or comes between: a killed cursor, the network, an invalidate, an end after any commit."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_core import settings
+from pipelines import bronze, capture, delta, gold, mongodb, silver, snapshot, status
+from pipelines import spark as sparks
+from tests.mongo.test_capture import Running, check_numbers, once, pipeline, rows, table, until
+from tests.network import Proxy
+
+HASTY = "directConnection=true&connectTimeoutMS=500&heartbeatFrequencyMS=500&serverSelectionTimeoutMS=500"
+
+
+@contextlib.contextmanager
+def stream(uri: str, db: str) -> Iterator[mongodb.ChangeStream]:
+    with contextlib.closing(mongodb.client(uri)) as client:
+        opened = mongodb.ChangeStream(client, mongodb.StreamOptions(db=db, max_await_ms=50), mongodb.Start(), max_delay=0.5)
+        opened.open()
+        with contextlib.closing(opened):
+            yield opened
+
+
+def inserted(opened: mongodb.ChangeStream, count: int) -> list[Any]:
+    """The `_id` of the next inserts."""
+    found: list[Any] = []
+    end = time.monotonic() + 60
+    while len(found) < count:
+        assert time.monotonic() < end, f"{len(found)} of {count} events"
+        for raw in opened.next().events:
+            event = mongodb.decode(raw)
+            if event["operationType"] == "insert":
+                found.append(event["documentKey"]["_id"])
+    return found
+
+
+def test_a_killed_cursor_is_opened_again(mongodb_uri: str, database: Any) -> None:
+    """The server forgets a cursor (`killCursors`, or a restart): the stream goes on behind what it gave."""
+    admin = database.client.admin
+    with stream(mongodb_uri, database.name) as opened:
+        for number in range(3):
+            database.orders.insert_many([{"_id": 2 * number}, {"_id": 2 * number + 1}])
+            assert inserted(opened, 2) == [2 * number, 2 * number + 1]
+            idle = admin.aggregate([{"$currentOp": {"idleCursors": True}}, {"$match": {"ns": f"{database.name}.$cmd.aggregate"}}])
+            cursors = [operation["cursor"]["cursorId"] for operation in idle if operation["type"] == "idleCursor"]
+            assert len(database.command({"killCursors": "$cmd.aggregate", "cursors": cursors})["cursorsKilled"]) == 1
+        database.orders.insert_one({"_id": "last"})
+        assert inserted(opened, 1) == ["last"]
+        assert opened.reconnects == 3
+
+
+@pytest.mark.parametrize("broken", [Proxy.cut, Proxy.stall])
+def test_a_network_that_fails_costs_no_event(
+    mongodb_uri: str, database: Any, broken: Callable[[Proxy], None]
+) -> None:
+    """Connections that are cut, or over which nothing comes any more and nobody says so."""
+    address = mongodb_uri.removeprefix("mongodb://").split("/")[0]
+    with Proxy(address) as proxy, stream(f"mongodb://{proxy.address}/?{HASTY}", database.name) as opened:
+        database.orders.insert_one({"_id": 0})
+        assert inserted(opened, 1) == [0]
+        broken(proxy)
+        database.orders.insert_many([{"_id": number} for number in range(1, 20)])
+        mending = threading.Timer(3, proxy.mend)
+        mending.start()
+        assert inserted(opened, 19) == list(range(1, 20))
+        mending.join()
+        assert opened.reconnects > 0
+
+
+@pytest.mark.parametrize(("scope", "is_silent"), [("collection", True), ("database", False)], ids=["collection, silent", "database, told"])
+def test_a_stream_goes_on_behind_an_invalidate(
+    spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, scope: str, is_silent: bool
+) -> None:
+    """A stream of one collection ends with it, one of a database with that; a pipeline may swallow the word of it.
+
+    What is made anew under the name is captured, by the same run and by the next.
+    """
+    name = f"{database.name}.orders"
+    given: dict[str, Any] = {"capture.scope": scope, "capture.target": name if scope == "collection" else database.name}
+    if is_silent:
+        only = [{"$match": {"operationType": "insert"}}]
+        given |= {"cursor.pipeline": json.dumps(only), "cursor.pipeline.order": "user_first"}
+    found = pipeline(mongodb_uri, lakehouse, database.name, **{"collection.include.list": name, **given})
+    database.orders.insert_one({"_id": 0})
+
+    def landed(*keys: int) -> bool:
+        held = {row.key for row in rows(spark, found) if row.kind in ("change", "snapshot")} if delta.exists(spark, table(found)) else {}
+        return {str(key) for key in keys} <= set(held)
+
+    def anew() -> None:
+        database.orders.drop() if scope == "collection" else database.client.drop_database(database.name)
+
+    with Running(spark, found):
+        until(lambda: landed(0))
+        for number in (1, 2):
+            anew()
+            database.orders.insert_one({"_id": number})
+            until(lambda: landed(number))
+        anew()
+        database.orders.insert_one({"_id": 3})
+    anew()
+    database.orders.insert_one({"_id": 4})
+    once(spark, found)
+    once(spark, found)
+    assert [json.loads(row.key) for row in rows(spark, found) if row.kind == "change"] == [1, 2, 3, 4]
+    check_numbers(rows(spark, found))
+
+
+class Pipeline:
+    """All layers over one database."""
+
+    def __init__(self, spark: Any, found: settings.Settings) -> None:
+        self.spark, self.found = spark, found
+
+    def merge(self) -> None:
+        for hop in (silver, gold):
+            hop.run(self.spark, self.found, sessions=sparks.sessions(self.spark))
+
+    def gold(self, db: str, collection: str) -> dict[Any, Any]:
+        """The rows of a gold table, `_id` to `v`."""
+        held = self.spark.table(str(delta.layout(self.found.lakehouse).gold(db, collection)))
+        return {row["_id"]: row["v"] for row in held.collect()}
+
+
+def test_a_rename_in_the_middle_of_a_snapshot(
+    spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read of the old name goes with it; the new name is read as a whole, and a new collection under the old one."""
+    database.first.insert_many([{"_id": number, "v": "old", "pad": "x" * 1000} for number in range(400)])
+    given = {"commit.max.bytes": 50_000, "snapshot.max.threads": 1}
+    found = pipeline(mongodb_uri, lakehouse, database.name, **given)
+    land = snapshot.Snapshot._land
+    renamed: list[str] = []
+
+    def interrupted(taking: snapshot.Snapshot, collection: mongodb.Collection, *rest: Any) -> None:
+        land(taking, collection, *rest)
+        if not renamed:
+            renamed.append(collection.namespace)
+            database.first.rename("second")
+            database.second.update_one({"_id": 5}, {"$set": {"v": "changed"}})
+            database.first.insert_one({"_id": 1, "v": "new"})
+
+    monkeypatch.setattr(snapshot.Snapshot, "_land", interrupted)
+    result = once(spark, found)
+    assert renamed and result.snapshot_documents >= 400
+    layers = Pipeline(spark, found)
+    layers.merge()
+    assert layers.gold(database.name, "first") == {1: "new"}
+    assert layers.gold(database.name, "second") == {number: "changed" if number == 5 else "old" for number in range(400)}
+    assert {each.incomplete_since for each in status.read(spark, found).collections} == {None}
+
+
+class Killed(BaseException):
+    """A capture ends here, as if it had been killed."""
+
+
+def test_an_end_at_every_commit(
+    spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that ends after each commit, or in place of the next: nothing is lost, nothing twice, transactions count on."""
+    database.a.insert_many([{"_id": number, "pad": "x" * 1000} for number in range(40)])
+    database.create_collection("b")
+    given = {"max.batch.size": 3, "commit.max.bytes": 30_000, "snapshot.max.threads": 1, "provide.transaction.metadata": True}
+    found = pipeline(mongodb_uri, lakehouse, database.name, **given)
+    append = bronze.Log.append
+    runs = commits = 0
+
+    def killed(log: bronze.Log, *args: Any, **kwargs: Any) -> Any:
+        nonlocal commits
+        if log.commits and runs % 2:
+            raise Killed
+        position = append(log, *args, **kwargs)
+        commits += 1
+        if not runs % 2:
+            raise Killed
+        return position
+
+    monkeypatch.setattr(bronze.Log, "append", killed)
+
+    def run_to_its_end() -> None:
+        nonlocal runs
+        while True:
+            runs += 1
+            with contextlib.suppress(Killed):
+                once(spark, found)
+                return
+
+    run_to_its_end()
+    client = database.client
+    with client.start_session() as session:
+        with session.start_transaction():
+            for number in range(100, 105):
+                database["ab"[number % 2]].insert_one({"_id": number}, session=session)
+    database.a.insert_one({"_id": 200})
+    run_to_its_end()
+    assert runs >= commits >= 6
+    landed = rows(spark, found)
+    check_numbers(landed)
+    assert sorted(json.loads(row.key) for row in landed if row.kind == "snapshot") == list(range(40))
+    changes = [row for row in landed if row.kind == "change"]
+    assert [json.loads(row.key) for row in changes] == [*range(100, 105), 200]
+    orders = [(row.transaction.total_order, row.transaction.data_collection_order) for row in changes if row.transaction]
+    assert orders == [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3)]
+    told = [json.loads(row.payload) for row in landed if row.kind == "transaction"]
+    assert [(each["status"], each["event_count"]) for each in told] == [("BEGIN", None), ("END", 5)]
+
+
+def test_a_clock_that_is_wrong(
+    spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Order and position are the server's: a clock that was 30 hours ahead, and is set back, only dates rows. No age is negative."""
+    database.orders.insert_one({"_id": 0, "v": "read"})
+    layers = Pipeline(spark, pipeline(mongodb_uri, lakehouse, database.name))
+    right = time.time
+    with monkeypatch.context() as skewed:
+        skewed.setattr(time, "time", lambda: right() + 30 * 3600)
+        once(spark, layers.found)
+        database.orders.insert_many([{"_id": number, "v": "new"} for number in (1, 2)])
+        told: list[capture.Progress] = []
+        once(spark, layers.found, progress=told.append)
+        layers.merge()
+        assert all(each.lag_seconds is None or each.lag_seconds >= 0 for each in told)
+    database.orders.update_one({"_id": 1}, {"$set": {"v": "later"}})
+    once(spark, layers.found)
+    [waits] = status.read(spark, layers.found).collections
+    assert waits.silver is not None and (waits.silver.lag_events, waits.silver.lag_seconds >= 0) == (1, True)
+    layers.merge()
+    assert layers.gold(database.name, "orders") == {0: "read", 1: "later", 2: "new"}
+    check_numbers(rows(spark, layers.found))
