@@ -187,11 +187,11 @@ class Rows:
         self.bytes += len(after_text or b"") + len(before_text or b"") + 300
         return event if is_heeded else None
 
-    def end_transaction(self, tracker: transactions.Tracker, *, ts_ms: int) -> None:
-        """Add the END of the open transaction, when the stream is past it."""
+    def end_transaction(self, tracker: transactions.Tracker, *, token: str, ts_ms: int) -> None:
+        """Add the END of the open transaction, when the stream is past it, at `token`."""
         ended = tracker.end()
         if ended is not None:
-            self._add_transaction(transactions.end_payload(ended, ts_ms=ts_ms), tracker.token)
+            self._add_transaction(transactions.end_payload(ended, ts_ms=ts_ms), token)
             self.ended_transactions += 1
 
     def _seen(
@@ -216,7 +216,7 @@ class Rows:
         return seen.block
 
     def _add_transaction(self, payload: Mapping[str, Any], token: str) -> None:
-        """A BEGIN or END row; its token is that of the event before it, for a restart must not pass what follows."""
+        """A BEGIN or END row; its token is that of what came before it, for a restart must not pass what follows."""
         self._other(token, bronze.Kind.TRANSACTION.value, None, None, orjson.dumps(payload))
 
     def mark(self, mark: Mark) -> None:

@@ -40,6 +40,8 @@ class Fragments:
                 raise MissingFragment("a fragment of a large event is missing")
             return raw
         number, count = split
+        if number == 1:
+            self._parts = []  # a stream that was opened again gives the event from its beginning
         if number != len(self._parts) + 1:
             raise MissingFragment(f"fragment {number} of {count} came after {len(self._parts)}")
         self._parts.append(raw)
@@ -47,6 +49,12 @@ class Fragments:
             return None
         parts, self._parts = self._parts, []
         return _joined(parts)
+
+
+def is_unfinished(raw: bytes) -> bool:
+    """Whether an event is a fragment that others follow: its token is no place to go on from."""
+    split = _split(raw)
+    return split is not None and split[0] < split[1]
 
 
 def _split(raw: bytes) -> tuple[int, int] | None:

@@ -131,13 +131,16 @@ class Log:
         return self.position
 
     def heartbeat(self, *payloads: Mapping[str, Any], token: str, ts_ms: int) -> Position:
-        """Commit heartbeat rows that carry `token`, one a payload, at once."""
-        return self.append(
-            lambda batch, first: pa.concat_tables(
-                heartbeat_row(payload, token=token, batch=batch, offset=first + number, ts_ms=ts_ms)
+        """Commit heartbeat rows, one a payload, at once. They carry `token`, or the position where that is further by now."""
+
+        def numbered(batch: int, first: int) -> pa.Table:
+            newest = max(token, self._token or "")
+            return pa.concat_tables(
+                heartbeat_row(payload, token=newest, batch=batch, offset=first + number, ts_ms=ts_ms)
                 for number, payload in enumerate(payloads)
             )
-        )
+
+        return self.append(numbered)
 
     def renew(self) -> None:
         """Renew the lease by an empty commit, where nothing else is committed for long."""
@@ -276,6 +279,15 @@ def told_heartbeats(spark: SparkSession, table: tables.TableRef) -> list[dict[st
         "AND (payload LIKE '{\"snapshot\"%' OR payload LIKE '{\"gap\"%') ORDER BY `offset`"
     ).collect()
     return [json.loads(row.payload) for row in rows]
+
+
+def noted_collections(spark: SparkSession, table: tables.TableRef) -> frozenset[str] | None:
+    """The collections that were captured when the settings last let in others; None where that was never noted."""
+    found = spark.sql(
+        f"SELECT max_by(payload, `offset`) AS payload FROM {table} WHERE kind = 'heartbeat' AND payload LIKE '{{\"stream\"%'"
+    ).first()
+    noted = json.loads(found.payload).get("captured") if found.payload else None
+    return None if noted is None else frozenset(noted)
 
 
 def captured_collections(spark: SparkSession, table: tables.TableRef) -> list[tuple[str, str]]:

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from bson import json_util
 from bson.timestamp import Timestamp
 
 from cdc_core import (
@@ -210,6 +211,7 @@ class _Capture:
         self._halt = threading.Event()
         self._queue = self.metrics.streaming.queue = ByteQueue(self._source.max_queue_size_in_bytes)
         self._commits: queue.Queue[events.Rows | None] = queue.Queue(maxsize=1)
+        self._submitted = self._committed = 0
         self._progress = Progress()
         self._began: float | None = None
         self._stream_read: mongodb.ChangeStream | None = None
@@ -234,7 +236,6 @@ class _Capture:
         self._snapshots = snapshots.Snapshots(self._taking, self._notifier, self._halt, self.metrics.snapshot)
         self._received: queue.SimpleQueue[tuple[channels.Channel, signals.Received]] = queue.SimpleQueue()
         self._has_polled = threading.Event()
-        self._planned_count = self._begun_count = 0
         self._told_taken: set[str] = set()
         self._states: list[snapshot_state.State] = []
         self._parent = sparks.submitter()
@@ -331,7 +332,7 @@ class _Capture:
                 raise
             stream = self._opened(options, None)
             log.warning("the oplog no longer holds the position of %s: a new snapshot begins", _utc(position.token))
-            return stream, {"from": position.token, "to": stream.token, "since": _utc(position.token)}
+            return stream, {"from": position.token, "to": stream.begins, "since": _utc(position.token)}
 
     def _opened(
         self, options: mongodb.StreamOptions, position: bronze.Position | None
@@ -392,7 +393,7 @@ class _Capture:
             if self._is_other_stream:
                 self._note_other_stream()
             return decision, unfinished if decision.resumes else None
-        token = stream.token
+        token = stream.begins  # and not how far it has read: what it has read is not in bronze yet
         if token is None:
             raise errors.SourceUnsuitable("opening the change stream: the server gave no resume token")
         takes = decision.takes or gap is not None
@@ -424,19 +425,20 @@ class _Capture:
         return initial[-1] if initial and not initial[-1].is_done else None
 
     def _note_other_stream(self) -> None:
-        """Note that the settings let in other events from here on, and name the collections that are new.
+        """Note that the settings let in other events from here on, and name the collections that were not captured before.
 
-        Their changes come; what they held before comes when a signal asks for it.
+        Their changes come; what they held, or what became of it meanwhile, comes when a signal asks for it.
         """
         assert self._log is not None
-        self._log.heartbeat({"stream": self._fingerprint}, token=self._position_token(), ts_ms=bronze.now_ms())
-        if self._source.snapshot_mode is SnapshotMode.NO_DATA:
-            return
-        known = {f"{db}.{name}" for db, name in bronze.captured_collections(self.spark, self._log.table)}
-        for state in self._states:
-            known.update(state.planned)
-        new = [name for name in self._planned().planned if name not in known]
-        if new:
+        captured = self._planned().planned
+        known = bronze.noted_collections(self.spark, self._log.table)
+        if known is None:
+            known = frozenset(f"{db}.{name}" for db, name in bronze.captured_collections(self.spark, self._log.table))
+            known = known.union(*(state.planned for state in self._states))
+        note = {"stream": self._fingerprint, "captured": list(captured)}
+        self._log.heartbeat(note, token=self._position_token(), ts_ms=bronze.now_ms())
+        new = [name for name in captured if name not in known]
+        if new and self._source.snapshot_mode is not SnapshotMode.NO_DATA:
             log.warning(
                 "%s: captured from now on; what was there before comes with medallion signal execute-snapshot%s",
                 ", ".join(new),
@@ -528,6 +530,7 @@ class _Capture:
             stopped=self._halt,
             report=self._snapshot_progress,
             controls=controls,
+            left_out=[name for name in state.planned if not self._chosen.includes(*name.split(".", 1))],
             documents_max=self._source.incremental_snapshot_chunk_size if is_incremental else None,
         )
 
@@ -539,6 +542,7 @@ class _Capture:
     def _commit_all(self) -> None:
         while (rows := self._commits.get()) is not None:
             self._commit(rows)
+            self._committed += 1
 
     def _commit(self, rows: events.Rows) -> None:
         assert self._log is not None
@@ -644,13 +648,7 @@ class _Capture:
     def _plan(self, rows: events.Rows, state: snapshot_state.State, token: str) -> None:
         """Note a snapshot in the rows; it begins when they are committed."""
         rows.mark(events.Mark(token, rows_of.Kind.HEARTBEAT, state.begun()))
-        self._planned_count += 1
-
-        def begin() -> None:
-            self._snapshots.add(state)
-            self._begun_count += 1
-
-        rows.then.append(begin)
+        rows.then.append(self._snapshots.plan(state))
 
     def _heed_received(self, rows: events.Rows, token: str) -> None:
         """Take in what the channels received, at this place of the stream."""
@@ -672,6 +670,7 @@ class _Capture:
         """Note a signal in the rows, and do what it asks for; one that cannot be done says why, in the log and in its row."""
         try:
             request, refused = signals.request(signal), {}
+            self._check_filters(request)
         except signals.Refused as error:
             request, refused = None, {"refused": str(error)}
             log.warning("signal %s (%s) is not done: %s", signal.id, signal.type, error)
@@ -694,6 +693,16 @@ class _Capture:
         log.info("signal %s (%s): %d snapshots", signal.id, signal.type, len(changed))
         for state in changed:
             rows.mark(events.Mark(token, rows_of.Kind.HEARTBEAT, state.controlled()))
+
+    def _check_filters(self, request: signals.Request) -> None:
+        """Raise `signals.Refused` for a filter that the server would refuse: a snapshot of it could never be read."""
+        if not request.conditions:
+            return
+        captured = [each.namespace for each in source.captured(self._source, self.client)]
+        for namespace, condition in request.filters(request.chosen(captured)).items():
+            reason = mongodb.refusal_of_filter(self.client, namespace, json_util.loads(condition))
+            if reason is not None:
+                raise signals.Refused(f"the filter {condition} of {namespace} is refused by the server: {reason}")
 
     def _execute(self, rows: events.Rows, signal: signals.Signal, request: signals.Request, token: str) -> None:
         captured = [each.namespace for each in source.captured(self._source, self.client)]
@@ -753,8 +762,7 @@ class _Capture:
 
     def _has_read_all(self) -> bool:
         """Whether no snapshot is to be read, nor a signal to be heeded that was there at the start."""
-        is_heard = self._has_polled.is_set() and self._received.empty()
-        return is_heard and self._planned_count == self._begun_count and self._snapshots.is_idle
+        return self._has_polled.is_set() and self._received.empty() and self._snapshots.is_idle
 
     def _added(self, rows: events.Rows, batch: mongodb.Batch) -> Iterator[events.Rows]:
         """Add a batch's events; yields the rows each time they are as many as one commit holds."""
@@ -788,7 +796,7 @@ class _Capture:
         if tracker is None or tracker.current is None or not tracker.token:
             return
         if _cluster_time(token) > _cluster_time(tracker.token):
-            rows.end_transaction(tracker, ts_ms=bronze.now_ms())
+            rows.end_transaction(tracker, token=token, ts_ms=bronze.now_ms())
 
     def _ts_ms(self) -> int:
         return bronze.now_ms() if self._tracker is not None else 0
@@ -803,9 +811,12 @@ class _Capture:
         """Wait for the committer's turn; a failure of any thread ends the wait."""
         while self._failure is None:
             try:
-                return self._commits.put(rows, timeout=IDLE_WAIT)
+                self._commits.put(rows, timeout=IDLE_WAIT)
             except queue.Full:
                 self._tell()
+            else:
+                self._submitted += 1
+                return
 
     def _wait(self, rows: events.Rows, first_at: float) -> float:
         if len(rows) == 0:
@@ -834,9 +845,13 @@ class _Capture:
         return min(configured, HEARTBEAT_FLOOR_MS) / 1000
 
     def _idle_heartbeat(self, token: str) -> None:
-        """Commit the position of a quiet stream, so that it does not age out of the oplog; renews the lease."""
+        """Commit the position of a quiet stream, so that it does not age out of the oplog; renews the lease.
+
+        Never before everything that was read up to there is committed.
+        """
         assert self._log is not None
-        if self._commits.empty() and token > self._position_token():
+        has_committed_all = self._committed == self._submitted
+        if has_committed_all and token > self._position_token():
             self._log.heartbeat({}, token=token, ts_ms=bronze.now_ms())
         else:
             self._log.renew()

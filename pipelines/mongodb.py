@@ -26,7 +26,7 @@ from bson.timestamp import Timestamp
 from pymongo import errors as driver
 from pymongo.read_preferences import ReadPreference
 
-from cdc_core import errors, resume_token
+from cdc_core import errors, resume_token, split_events
 
 Client = pymongo.MongoClient[dict[str, Any]]
 
@@ -38,6 +38,8 @@ _int32 = struct.Struct("<i").unpack_from
 AUTHENTICATION_FAILED = 18
 UNAUTHORIZED = 13
 CURSOR_NOT_FOUND = 43
+CURSOR_LOST = (CURSOR_NOT_FOUND, 175, 237)
+"""The codes of a cursor that is gone: not found, its plan killed (the collection was dropped), killed."""
 CHANGE_STREAM_FATAL = 280
 CHANGE_STREAM_HISTORY_LOST = 286
 INVALID_RESUME_TOKEN = 260
@@ -330,7 +332,7 @@ class Start:
 
 
 class Batch(NamedTuple):
-    """One reply: raw events in stream order, and the token up to which the stream is read."""
+    """One reply: raw events in stream order, and the token up to which they are whole: never one inside a split event."""
 
     events: list[bytes]
     token: str
@@ -345,6 +347,7 @@ class ChangeStream:
     says why. Where the event itself does not come again, its position is lost.
 
     `retries` bounds the attempts in a row, -1 for any number; `attempts` are those since the server last answered.
+    `begins` is the token that the server gave when it was first opened: everything that it reads comes after it.
     """
 
     connection: pymongo.MongoClient[Any]
@@ -358,6 +361,7 @@ class ChangeStream:
 
     def __post_init__(self) -> None:
         self.token: str | None = self.start.token
+        self.begins: str | None = None
         self._behind: str | None = None
         self._has_met = False
         self._probed: Batch | None = None
@@ -389,6 +393,7 @@ class ChangeStream:
         self._cursor = reply["cursor"]["id"]
         token = reply["cursor"].get("postBatchResumeToken")
         if token:
+            self.begins = self.begins or token["_data"]
             self._move_to(token["_data"])
         return self.token
 
@@ -478,7 +483,11 @@ class ChangeStream:
         self._count_election()
         token = rest.get("postBatchResumeToken")
         unseen = self._unseen(events)
-        self._move_to(token["_data"] if token else _token(events[-1]) if events else self.token or "")
+        if events and split_events.is_unfinished(events[-1]):
+            whole = [event for event in events if not split_events.is_unfinished(event)]
+            self._move_to(_token(whole[-1]) if whole else self.token or "")
+        else:
+            self._move_to(token["_data"] if token else _token(events[-1]) if events else self.token or "")
         if not self._cursor and not events:
             raise driver.CursorNotFound("the server closed the change stream", CURSOR_NOT_FOUND)
         return Batch(unseen, self.token or "", len(raw))
@@ -538,18 +547,22 @@ class ChangeStream:
         """The client to read with. A cursor lives on one server: with several to choose from, one is pinned."""
         if self._pinned is not None:
             return self._pinned
-        preference = self.connection.read_preference
-        if preference == ReadPreference.PRIMARY and len(self.connection.nodes) < 2:
-            return self.connection
-        hello = self.connection.admin.command("hello", read_preference=preference)
-        if preference == ReadPreference.PRIMARY and hello.get("setName"):
-            return self.connection
-        host = hello.get("me") or "{}:{}".format(*sorted(self.connection.nodes)[0])
-        self._pinned = _direct(self.connection, host)
-        return self._pinned
+        self._pinned = _pinned(self.connection)
+        return self._pinned or self.connection
 
     def _read_preference(self) -> Any:
         return ReadPreference.PRIMARY_PREFERRED if self._pinned is not None else self.connection.read_preference
+
+
+def _pinned(connection: pymongo.MongoClient[Any]) -> pymongo.MongoClient[Any] | None:
+    """A client of the one server on which a cursor is to live, to be closed; None where there is none to choose."""
+    preference = connection.read_preference
+    if preference == ReadPreference.PRIMARY and len(connection.nodes) < 2:
+        return None
+    hello = connection.admin.command("hello", read_preference=preference)
+    if preference == ReadPreference.PRIMARY and hello.get("setName"):
+        return None
+    return _direct(connection, hello.get("me") or "{}:{}".format(*sorted(connection.nodes)[0]))
 
 
 def _direct(connection: pymongo.MongoClient[Any], host: str) -> pymongo.MongoClient[Any]:
@@ -683,9 +696,8 @@ def read_chunk(
     Raises `SnapshotExpired` (read it again, smaller), `CollectionChanged`, or one of our errors. Capped collections have
     no snapshot reads: there the time is the one from just before, and replaying the changes after it converges.
     """
-    with translating(f"reading a chunk of {collection.namespace}"), connection.start_session() as session:
-        database = connection[collection.db]
-        preference = connection.read_preference
+    with translating(f"reading a chunk of {collection.namespace}"), _reading(connection) as (server, session, preference):
+        database = server[collection.db]
         at = operation_time(connection) if collection.is_capped else None
         reply = database.command(
             _find(collection, bounds, after=after, fetch_size=fetch_size, condition=condition),
@@ -710,6 +722,26 @@ def read_chunk(
             )
 
 
+@contextmanager
+def _reading(connection: pymongo.MongoClient[Any]) -> Iterator[tuple[pymongo.MongoClient[Any], Any, Any]]:
+    """The server that a chunk is read from, a session on it, and the read preference for it.
+
+    A chunk whose cursor is gone (an election, a collection that was dropped) is to be read again.
+    """
+    pinned = _pinned(connection)
+    server = pinned or connection
+    try:
+        with server.start_session() as session:
+            yield server, session, connection.read_preference if pinned is None else ReadPreference.PRIMARY_PREFERRED
+    except driver.OperationFailure as error:
+        if error.code in CURSOR_LOST:
+            raise SnapshotExpired from error
+        raise
+    finally:
+        if pinned is not None:
+            pinned.close()
+
+
 def _find(
     collection: Collection,
     bounds: Range,
@@ -731,6 +763,18 @@ def _find(
     if not collection.is_capped:
         command["readConcern"] = {"level": "snapshot", "afterClusterTime": after}
     return command
+
+
+def refusal_of_filter(connection: pymongo.MongoClient[Any], namespace: str, condition: Mapping[str, Any]) -> str | None:
+    """Why the server does not take a filter over `database.collection`; None where it does. Nothing is read."""
+    db, _, name = namespace.partition(".")
+    find = {"find": name, "filter": dict(condition)}
+    try:
+        with translating("trying a filter"):
+            connection[db].command({"explain": find, "verbosity": "queryPlanner"})
+    except driver.OperationFailure as error:
+        return _first_line(error)
+    return None
 
 
 def wait_until(connection: pymongo.MongoClient[Any], predicate: Any, *, seconds: float) -> bool:

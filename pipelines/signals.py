@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -77,9 +78,16 @@ class File:
 
     path: Path
     _waiting: list[str] = field(default_factory=list)
+    _is_refused: bool = False
 
     def poll(self) -> list[signals.Received]:
-        """The whole lines that are new."""
+        """The whole lines that are new; none of a file that cannot be emptied, for they would come again at each start."""
+        if self.path.exists() and not os.access(self.path, os.W_OK):
+            if not self._is_refused:
+                log.warning("%s: its signals are not heeded, because it cannot be written, and handled ones stay in it", self.path)
+            self._is_refused = True
+            return []
+        self._is_refused = False
         found = []
         waiting = list(self._waiting)
         for line in self._lines():
@@ -95,9 +103,8 @@ class File:
         return found
 
     def handled(self, received: signals.Received) -> None:
-        """Take its line out of the file."""
-        self._take_out(received.mark)
-        if received.mark in self._waiting:
+        """Take its line out of the file; while that fails, the line waits there and is not heeded again."""
+        if self._take_out(received.mark) and received.mark in self._waiting:
             self._waiting.remove(received.mark)
 
     def close(self) -> None:
@@ -114,15 +121,24 @@ class File:
             lines.pop()
         return [line.strip() for line in lines if line.strip()]
 
-    def _take_out(self, line: str) -> None:
-        with self.path.open("r+", encoding="utf-8", errors="replace") as file:
-            lines = file.readlines()
-            taken = next((number for number, each in enumerate(lines) if each.strip() == line), None)
-            if taken is not None:
-                del lines[taken]
-            file.seek(0)
-            file.truncate()
-            file.write("".join(each for each in lines if each.strip()))
+    def _take_out(self, line: str) -> bool:
+        """Whether the line is in the file no more."""
+        try:
+            with self.path.open("r+", encoding="utf-8", errors="replace") as file:
+                lines = file.readlines()
+                taken = next((number for number, each in enumerate(lines) if each.strip() == line), None)
+                if taken is not None:
+                    del lines[taken]
+                left = "".join(each for each in lines if each.strip()) + file.read()  # what came meanwhile
+                file.seek(0)
+                file.truncate()
+                file.write(left)
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            log.warning("%s: a handled signal cannot be taken out of it (%s)", self.path, error)
+            return False
+        return True
 
 
 @dataclass

@@ -131,7 +131,8 @@ class Controls:
 class Snapshot:
     """A snapshot in its run: the plan, the pool of chunk reads, and the commits in the order of the plan.
 
-    `documents_max` bounds a chunk beside `chunk_bytes`; `told` hears how it goes.
+    `documents_max` bounds a chunk beside `chunk_bytes`; `told` hears how it goes. What the settings leave out by now
+    (`left_out`) stays unread: it is gone on with when they let it in again.
     """
 
     spark: SparkSession
@@ -150,6 +151,7 @@ class Snapshot:
     report: Callable[[Progress], None] | None = None
     controls: Controls = field(default_factory=Controls)
     documents_max: int | None = None
+    left_out: Collection[str] = ()
     told: Told = lambda what, data: None
 
     def run(self) -> State:
@@ -185,11 +187,17 @@ class Snapshot:
     def _gone(self, read: Collection[str]) -> None:
         """Collections that were dropped since the plan was made have nothing left to read."""
         for namespace in self.state.missing:
-            if namespace not in read and self._may_read(namespace):
+            if namespace not in read and namespace not in self.left_out and self._may_read(namespace):
                 self._mark_completed(namespace)
 
     def _mark_completed(self, namespace: str) -> None:
-        self.state = self.state.advanced(namespace, replace(self.state.of(namespace), completed=True))
+        """There is no such collection any more.
+
+        Of one that was read in part nothing is swept: its rows go with the drop or the rename that the stream tells of.
+        """
+        found = self.state.of(namespace)
+        ended = replace(found, completed=True, sweep=found.sweep and not found.chunks)
+        self.state = self.state.advanced(namespace, ended)
         self.log.heartbeat(self.state.progress(namespace), token=self._token(), ts_ms=bronze_table.now_ms())
         self._tell_completed(namespace)
 
@@ -225,14 +233,25 @@ class Snapshot:
             try:
                 self._land(collection, bounds, read.result())
             except mongodb.CollectionChanged:
-                self._mark_completed(collection.namespace)
-                return
+                for _, other in reads:
+                    other.cancel()
+                if (anew := self._made_anew(client, collection)) is None:
+                    self._mark_completed(collection.namespace)
+                    return
+                collection = anew
+                ranges = self._ranges(client, collection, documents)
+                reads.clear()
             finally:
                 if self.stopped.is_set():
                     for _, other in reads:
                         other.cancel()
         for _, other in reads:
             other.cancel()
+
+    def _made_anew(self, client: mongodb.Client, collection: mongodb.Collection) -> mongodb.Collection | None:
+        """What has the collection's name now, if anything: made anew, or resharded, which the stream says nothing of."""
+        found = mongodb.collections(client, [collection.db])
+        return next((each for each in found if each.name == collection.name and each.kind == collection.kind), None)
 
     def _ranges(
         self, client: mongodb.Client, collection: mongodb.Collection, documents: int

@@ -30,12 +30,18 @@ class _Entry:
     state: State
     controls: snapshot.Controls
     is_new: bool
+    is_planned: bool = True
+    """Whether its plan is in bronze."""
 
     @property
     def now(self) -> State:
         """The state, with what was asked of it meanwhile."""
         state = replace(self.state, is_paused=self.controls.is_paused)
         return state.without(self.controls.stopped)
+
+
+def _controls(state: State) -> snapshot.Controls:
+    return snapshot.Controls(is_paused=state.is_paused, stopped=state.stopped)
 
 
 @dataclass
@@ -51,9 +57,23 @@ class Snapshots:
 
     def add(self, state: State, *, is_new: bool = True) -> None:
         """Take this snapshot after those that are planned already; `is_new` tells that it was not begun before."""
-        controls = snapshot.Controls(is_paused=state.is_paused, stopped=state.stopped)
+        self._add(_Entry(state, _controls(state), is_new))
+
+    def plan(self, state: State) -> Callable[[], None]:
+        """Take this snapshot when what is returned is called: when its plan is in bronze. It can be paused and stopped before."""
+        entry = _Entry(state, _controls(state), is_new=True, is_planned=False)
+        self._add(entry)
+
+        def begin() -> None:
+            with self._changed:
+                entry.is_planned = True
+                self._changed.notify_all()
+
+        return begin
+
+    def _add(self, entry: _Entry) -> None:
         with self._changed:
-            self._entries.append(_Entry(state, controls, is_new))
+            self._entries.append(entry)
             self._changed.notify_all()
 
     def wake(self) -> None:
@@ -63,15 +83,15 @@ class Snapshots:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is left to read now; what is paused waits for a signal and counts as nothing."""
+        """Whether nothing is read now nor will be without a signal: what is paused waits, and what is planned after it."""
         with self._changed:
-            return all(entry.controls.is_paused for entry in self._entries)
+            return not self._entries or (self._entries[0].is_planned and self._entries[0].controls.is_paused)
 
     @property
     def is_blocking(self) -> bool:
         """Whether the stream waits, because a blocking snapshot is read."""
         with self._changed:
-            return bool(self._entries) and self._entries[0].state.kind is Kind.BLOCKING
+            return bool(self._entries) and self._entries[0].is_planned and self._entries[0].state.kind is Kind.BLOCKING
 
     def pause(self, is_paused: bool) -> list[State]:
         """Pause the incremental snapshots, or let them go on; the states of those to which that is news."""
@@ -98,7 +118,7 @@ class Snapshots:
         """Take one after the other until the capture ends."""
         while not self.halt.is_set():
             with self._changed:
-                if not self._entries:
+                if not self._entries or not self._entries[0].is_planned:
                     self._changed.wait(IDLE_WAIT)
                     continue
                 entry = self._entries[0]

@@ -8,9 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import bson
 import pytest
+from bson.raw_bson import RawBSONDocument
 
 from cdc_core import settings
 from pipelines import bronze, capture, delta, gold, mongodb, silver, snapshot, status
@@ -157,6 +160,98 @@ def test_a_rename_in_the_middle_of_a_snapshot(
     assert layers.gold(database.name, "first") == {1: "new"}
     assert layers.gold(database.name, "second") == {number: "changed" if number == 5 else "old" for number in range(400)}
     assert {each.incomplete_since for each in status.read(spark, found).collections} == {None}
+
+
+def test_a_collection_that_is_left_out_in_the_middle_of_its_snapshot(
+    spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is not taken for read, nor are the rows that it has; let in again, it is read to its end, and offered as a whole."""
+    name = database.name
+    database.a.insert_many([{"_id": number, "v": "old", "pad": "x" * 1000} for number in range(300)])
+    database.create_collection("b")
+    given = {"commit.max.bytes": 30_000, "snapshot.max.threads": 1}
+    found = pipeline(mongodb_uri, lakehouse, name, **given)
+    stop = threading.Event()
+
+    def stop_early(progress: capture.Progress) -> None:
+        if progress.snapshot is not None and progress.snapshot.documents > 50:
+            stop.set()
+
+    layers = Pipeline(spark, found)
+    assert 50 < capture.run(spark, found, stop=stop, progress=stop_early).snapshot_documents < 300
+    without = pipeline(mongodb_uri, lakehouse, name, **given, **{"collection.include.list": f"{name}.b"})
+    once(spark, without)
+    silver.run(spark, found)
+    held = spark.table(str(delta.layout(found.lakehouse).silver(name, "a"))).count()
+    assert 50 < held < 300
+    caplog.clear()
+    once(spark, found)
+    assert f"{name}.a: captured from now on" in caplog.text
+    layers.merge()
+    assert layers.gold(name, "a") == dict.fromkeys(range(300), "old")
+
+
+def test_a_first_start_that_is_killed_loses_nothing(
+    spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first position is where the stream begins, and not how far it has been read."""
+    database.create_collection("orders")
+    at = mongodb.operation_time(database.client)
+    database.orders.insert_many([{"_id": number} for number in range(10)])
+    given = {"snapshot.mode": "no_data", "capture.start.op.time": (at.time << 32) + at.inc}
+    found = pipeline(mongodb_uri, lakehouse, database.name, **given)
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(capture._Capture, "_encode", killed)
+        with pytest.raises(Killed):
+            once(spark, found)
+    once(spark, found)
+    assert [row.key for row in rows(spark, found) if row.kind == "change"] == [str(number) for number in range(10)]
+
+
+def test_a_chunk_whose_cursor_is_gone_is_read_again(database: Any) -> None:
+    """An election, or a server that was restarted, takes the cursor with it."""
+    database.orders.insert_many([{"_id": number} for number in range(50)])
+    client = database.client
+    (collection,) = mongodb.collections(client, [database.name])
+    after = mongodb.operation_time(client)
+    with contextlib.closing(mongodb.read_chunk(client, collection, mongodb.Range(), after=after, fetch_size=10)) as chunk:
+        next(chunk)
+        idle = client.admin.aggregate([{"$currentOp": {"idleCursors": True}}, {"$match": {"ns": f"{database.name}.orders"}}])
+        cursors = [operation["cursor"]["cursorId"] for operation in idle if operation["type"] == "idleCursor"]
+        assert len(database.command({"killCursors": "orders", "cursors": cursors})["cursorsKilled"]) == 1
+        with pytest.raises(mongodb.SnapshotExpired):
+            next(chunk)
+
+
+def test_a_stream_stands_between_whole_events(
+    mongodb_uri: str, database: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its token is never one inside an event that is split: what is left of that event would not be read after a restart."""
+
+    def event(place: str, **more: Any) -> dict[str, Any]:
+        return {"_id": {"_data": place}, "operationType": "insert", **more}
+
+    def fragment(place: str, number: int) -> dict[str, Any]:
+        return event(place, splitEvent={"fragment": number, "of": 3})
+
+    replies = [
+        ([event("82a1"), event("82a2"), fragment("82a3", 1)], "82a2"),
+        ([fragment("82a4", 2)], "82a2"),
+        ([fragment("82a5", 3)], "82a5"),
+        ([event("82a6")], "82a6"),
+    ]
+    with stream(mongodb_uri, database.name) as opened:
+        for events, expected in replies:
+            cursor = {"nextBatch": events, "id": 5, "ns": "x.y", "postBatchResumeToken": events[-1]["_id"]}
+            reply = RawBSONDocument(bson.encode({"cursor": cursor, "ok": 1}))
+            server = SimpleNamespace(command=lambda *_, answer=reply, **__: answer)
+            with monkeypatch.context() as answering:
+                answering.setattr(opened, "_server", lambda where=server: {database.name: where})
+                assert opened.next().token == opened.token == expected
 
 
 class Killed(BaseException):

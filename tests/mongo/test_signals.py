@@ -120,6 +120,40 @@ def test_a_file_of_signals_is_read_and_emptied(
     assert file.read_text() == ""
 
 
+def test_signals_that_come_together(
+    spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, tmp_path: Path
+) -> None:
+    """A filter that the server refuses is refused; a stop right behind its snapshot stops it; a pause lets a run with an end end."""
+    for name in ("orders", "stock"):
+        database[name].insert_many([{"_id": number} for number in range(3)])
+    file = tmp_path / "signals.txt"
+    more = {"signal.enabled.channels": "file", "signal.file": str(file), "snapshot.mode": "no_data"}
+    found = pipeline(mongodb_uri, lakehouse, database.name, **QUICK, **more)
+    orders, stock = f"{database.name}.orders", f"{database.name}.stock"
+
+    def send(type_: str, id_: str, **data: Any) -> None:
+        with file.open("a") as out:
+            out.write(json.dumps({"id": id_, "type": type_, "data": data}) + "\n")
+
+    bad = [{"data-collection": orders, "filter": '{"age": {"$gte ": 5}}'}]
+    send("execute-snapshot", "bad", **{"data-collections": [orders], "additional-conditions": bad})
+    send("execute-snapshot", "stopped", **{"data-collections": [orders]})
+    send("stop-snapshot", "stop", **{"data-collections": [orders]})
+    assert once(spark, found).snapshot_documents == 0
+    refused = {each["id"]: each.get("refused", "") for each in signals(rows(spark, found))}
+    assert "unknown operator" in refused["bad"] and refused["stopped"] == refused["stop"] == ""
+    assert done(spark, found, "stopped")
+
+    send("execute-snapshot", "paused", **{"data-collections": [orders]})
+    send("pause-snapshot", "pause")
+    send("execute-snapshot", "behind", **{"data-collections": [stock]})
+    assert once(spark, found).snapshot_documents == 0
+    send("resume-snapshot", "resume")
+    once(spark, found)
+    assert sorted(key for _, key in snapshots(rows(spark, found))) == ["0", "0", "1", "1", "2", "2"]
+    check_numbers(rows(spark, found))
+
+
 def test_a_snapshot_that_was_paused_and_killed_goes_on_and_can_be_stopped(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,6 +107,13 @@ def test_numbers_that_a_restore_took_back_do_not_come_again(spark: SparkSession,
         again.close()
 
 
+def test_the_position_never_goes_back(log: bronze.Log) -> None:
+    """A heartbeat that was begun before another thread's commit carries what that one brought."""
+    assert log.heartbeat({}, token="820009", ts_ms=1).token == "820009"
+    assert log.heartbeat({}, token="820004", ts_ms=1).token == "820009"
+    assert bronze.read_position(log.spark, log.table) == log.position
+
+
 def restored(spark: SparkSession, log: bronze.Log, *, batches: int) -> None:
     """Takes back the last batches."""
     version = delta.version(spark, log.table)

@@ -88,3 +88,28 @@ def test_a_file_forgets_what_was_handled_and_keeps_what_came_meanwhile(tmp_path:
     path.write_text(f'{line}\n{{"id": "2", "type": "log"}}\n')
     channel.handled(found[1])
     assert [each.signal.id for each in channel.poll()] == ["2"]
+
+
+def test_a_file_that_is_gone_or_cannot_be_emptied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Gone: nothing to take out. Not to be written: its signals would come again at each start, so they are not heeded."""
+    path = tmp_path / "signals.txt"
+    line = '{"id": "1", "type": "log"}'
+    path.write_text(f"{line}\n")
+    channel = channels.File(path)
+    (received,) = channel.poll()
+    path.unlink()
+    channel.handled(received)
+    path.write_text(f"{line}\n")
+    (received,) = channel.poll()
+    with monkeypatch.context() as mounted:
+        mounted.setattr(Path, "open", _refused)
+        channel.handled(received)
+    assert channel.poll() == [] and "cannot be taken out" in caplog.text
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert channels.File(path).poll() == [] and "are not heeded" in caplog.text
+
+
+def _refused(*_: object, **__: object) -> None:
+    raise PermissionError(13, "Read-only file system")

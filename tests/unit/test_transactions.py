@@ -84,6 +84,27 @@ def test_fragments_become_one_event() -> None:
     assert fragments.whole(event(5)) == event(5)
 
 
+def test_a_split_event_may_begin_again() -> None:
+    """After a lost connection the stream gives all fragments once more."""
+    parts = [bson.encode({"_id": {"_data": "x"}, "splitEvent": {"fragment": number, "of": 2}}) for number in (1, 2)]
+    fragments = split_events.Fragments()
+    assert [fragments.whole(part) for part in (parts[0], parts[0])] == [None, None]
+    assert fragments.whole(parts[1]) is not None
+    assert [split_events.is_unfinished(part) for part in (*parts, event(1))] == [True, False, False]
+
+
+def test_an_end_carries_the_place_up_to_which_the_stream_is_read() -> None:
+    """What came after the transaction's events, and is committed, must not come again after a restart."""
+    rows, tracker = events.Rows("test"), transactions.Tracker()
+    rows.add(event(1, txn=1), tracker=tracker)
+    rows.end_transaction(tracker, token="82ff", ts_ms=1)
+    rows.end_transaction(tracker, token="82ff", ts_ms=1)
+    assert [(row["kind"], row["resume_token"]) for row in rows.table(batch=1, first_offset=0, ts_ms=0).to_pylist()[-1:]] == [
+        ("transaction", "82ff")
+    ]
+    assert rows.token == "82ff" and rows.ended_transactions == 1
+
+
 def test_a_missing_fragment_is_noticed() -> None:
     """An event between fragments means that one was lost."""
     fragments = split_events.Fragments()
