@@ -177,7 +177,11 @@ class _Silver:
             return []
         span = reduce.Range(start, to)
         counts, sweeps = self._surveyed(span)
-        self._note([namespace for namespace in counts if namespace not in self.known], to)
+        new = [namespace for namespace in counts if namespace not in self.known]
+        if new and start > 0:
+            # A drop may have come before the rows of the snapshot that it overtook.
+            sweeps = (*silver_collection.sweeps(self.spark, self.bronze, reduce.Range(0, start), among=new), *sweeps)
+        self._note(new, to)
         works = [
             silver_collection.Work(
                 namespace,

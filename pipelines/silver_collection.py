@@ -134,6 +134,16 @@ def surveyed(
     return counts, _sweeps(sorted((each for row in found for each in row.told), key=lambda each: each.offset))
 
 
+def sweeps(
+    spark: SparkSession, bronze_table: tables.TableRef, span: reduce.Range, *, among: Sequence[registry.Namespace]
+) -> tuple[reduce.Sweep, ...]:
+    """The sweeps that drops and renames of these collections call for in a span of batches."""
+    own = " OR ".join(f"({namespace.predicate})" for namespace in among)
+    is_gone = f"kind = {merge.literal(bronze.Kind.SCHEMA_CHANGE.value)} AND sequence IS NOT NULL AND ({own})"
+    told = log.rows(spark, bronze_table, span).where(is_gone).orderBy("offset")
+    return _sweeps(told.select("kind", "batch", "db", "collection", "sequence", "payload").collect())
+
+
 def _counting() -> list[Column]:
     return [
         F.count("*").alias("events"),

@@ -78,6 +78,9 @@ class Log:
             state = {"chunks": 1, "completed": True, "first": first, "sweep": True}
             payload = {"snapshot": {"id": "s", "collections": {f"{DB}.{collection}": state}}}
             return common | {"kind": "heartbeat", "payload": text(payload)}
+        if "drop" in event:
+            place = {"db": DB, "collection": collection, "sequence": sequence(event["drop"])}
+            return common | place | {"kind": "schema_change", "payload": text({"operation": "drop"})}
         is_snapshot = event["op"] == "r"
         return common | {
             "kind": "snapshot" if is_snapshot else "change",
