@@ -121,6 +121,12 @@ def fold(base: Document | None, updates: Sequence[Update]) -> Folded:
     return _fold_in_place(None if base is None else _copied(base), ordered)
 
 
+def folded_text(base: str | None, updates: Sequence[Update]) -> tuple[str | None, bool]:
+    """`fold` over texts of type-exact Extended JSON: the document, None where nothing is known, and whether it is incomplete."""
+    document, incomplete = _folded(base, [_owned(update) for update in updates])
+    return None if document is None else document.decode(), incomplete
+
+
 def fold_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """One row `__key, document, incomplete` for each row `__key, base, updates`, in order; for `mapInArrow`.
 

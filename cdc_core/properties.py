@@ -421,7 +421,7 @@ class Source:
         "snapshot.mode.custom.name",
         values.Text(),
         None,
-        "custom: the import path of the class that decides, as package.module:Class.",
+        "custom: the class that decides, as package.module:Class, with should_snapshot_data(has_position, is_snapshot_unfinished), should_stream() and should_snapshot_on_data_error().",
     )
     snapshot_delay_ms: int = _property(
         "snapshot.delay.ms",
@@ -713,7 +713,7 @@ FOREIGN: Mapping[str, str] = {
     "producer.*": _KAFKA,
     "consumer.*": _KAFKA,
     "admin.*": _KAFKA,
-    "signal.kafka.poll.timeout.ms": _KAFKA,
+    "signal.kafka.poll.timeout.ms": "the topic is looked at as often as the other channels: signal.poll.interval.ms",
     "signal.emit.failure.*": _RELATIONAL,
     "topic.*": _TOPIC,
     "heartbeat.topics.prefix": _TOPIC,

@@ -281,7 +281,7 @@ def _settings(reader: _Reader, document: Mapping[Any, Any]) -> Settings:
         lakehouse=_lakehouse(reader, sections),
         source=source,
         silver=_silver(reader, sections.get("silver"), source),
-        gold=Gold(**reader.keys("gold", sections.get("gold"), _GOLD)),
+        gold=_gold(reader, sections.get("gold")),
     )
 
 
@@ -537,6 +537,14 @@ _CHECKS: tuple[Callable[[_Reader, Source, str], None], ...] = (
     _check_kafka,
     _warn,
 )
+
+
+def _gold(reader: _Reader, found: object) -> Gold:
+    gold = Gold(**reader.keys("gold", found, _GOLD))
+    for name in ("models", "expectations"):
+        if getattr(gold, name) is not None:
+            reader.warnings.append(f"gold.{name} has no effect yet: gold holds the current documents")
+    return gold
 
 
 def _silver(reader: _Reader, found: object, source: Source) -> Silver:

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 IDLE_WAIT = 0.2
-HEARTBEAT_FLOOR_MS = 60_000
+LEASE_EVERY_MS = 60_000
 """The lease is renewed at least this often, whatever `heartbeat.interval.ms` says."""
 OPLOG_EVERY = 60.0
 """Seconds between two looks at how far the position is from the end of the oplog."""
@@ -212,6 +212,7 @@ class _Capture:
         self._queue = self.metrics.streaming.queue = ByteQueue(self._source.max_queue_size_in_bytes)
         self._commits: queue.Queue[events.Rows | None] = queue.Queue(maxsize=1)
         self._submitted = self._committed = 0
+        self._moved_at = time.monotonic()
         self._progress = Progress()
         self._began: float | None = None
         self._stream_read: mongodb.ChangeStream | None = None
@@ -747,7 +748,7 @@ class _Capture:
                 break
             if ends_with_snapshot and self._has_read_all():
                 break
-            if len(rows) == 0 and time.monotonic() - idle_since >= self._heartbeat_seconds():
+            if len(rows) == 0 and time.monotonic() - idle_since >= self._idle_seconds():
                 self._idle_heartbeat(token)
                 idle_since = time.monotonic()
             self._tell()
@@ -803,6 +804,7 @@ class _Capture:
 
     def _handed_over(self, rows: events.Rows) -> events.Rows:
         """Give full rows to the committer, and fresh ones back."""
+        self._moved_at = time.monotonic()
         self._submit(rows)
         self._fresh = events.Rows(self.settings.name)
         return self._fresh
@@ -840,9 +842,10 @@ class _Capture:
         at = _cluster_time(token)
         return at > until or (at == until and is_drained)
 
-    def _heartbeat_seconds(self) -> float:
-        configured = self._source.heartbeat_interval_ms or HEARTBEAT_FLOOR_MS
-        return min(configured, HEARTBEAT_FLOOR_MS) / 1000
+    def _idle_seconds(self) -> float:
+        """After how long without rows there is something to do: a heartbeat, or the lease."""
+        configured = self._source.heartbeat_interval_ms or LEASE_EVERY_MS
+        return min(configured, LEASE_EVERY_MS) / 1000
 
     def _idle_heartbeat(self, token: str) -> None:
         """Commit the position of a quiet stream, so that it does not age out of the oplog; renews the lease.
@@ -851,7 +854,10 @@ class _Capture:
         """
         assert self._log is not None
         has_committed_all = self._committed == self._submitted
-        if has_committed_all and token > self._position_token():
+        interval = self._source.heartbeat_interval_ms / 1000
+        is_due = interval > 0 and time.monotonic() - self._moved_at >= interval
+        if is_due and has_committed_all and token > self._position_token():
+            self._moved_at = time.monotonic()
             self._log.heartbeat({}, token=token, ts_ms=bronze.now_ms())
         else:
             self._log.renew()
@@ -881,7 +887,8 @@ class _Capture:
     def _is_far_behind(self, token: str) -> bool:
         committed = self._position_token()
         gap = _cluster_time(token).time - _cluster_time(committed).time
-        return token > committed and gap >= self._heartbeat_seconds()
+        interval = self._source.heartbeat_interval_ms / 1000
+        return token > committed and 0 < interval <= gap
 
     def _join(self, name: str) -> None:
         for thread in self._threads:

@@ -26,7 +26,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from cdc_core import column_names, errors, merge, tables
-from pipelines import delta, parallel, registry
+from pipelines import delta, history, parallel, registry
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -96,6 +96,15 @@ class Work:
         return self.gold.to is None or self.gold.to > self.silver.to or self.gold.generation != self.silver.generation
 
 
+@dataclass(frozen=True)
+class _Versions:
+    """A history that is not where its silver table is."""
+
+    namespace: registry.Namespace
+    silver: registry.SilverPosition
+    at: history.Position
+
+
 def run(
     spark: SparkSession,
     settings: Settings,
@@ -113,7 +122,7 @@ def run(
     committed nothing.
     """
     ended = stop or threading.Event()
-    gold = _Gold(spark, settings, take_over, parallel.Pool(spark, sessions))
+    gold = _Gold(spark, settings, take_over, parallel.Pool(spark, sessions), ended)
     started = time.monotonic()
     found: list[CollectionResult] = []
     try:
@@ -137,7 +146,8 @@ class _Gold:
     settings: Settings
     take_over: bool
     pool: parallel.Pool
-    writers: dict[registry.Namespace, delta.Writer] = field(default_factory=dict)
+    stop: threading.Event
+    writers: dict[tables.TableRef, delta.Writer] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.layout = delta.layout(self.settings.lakehouse)
@@ -154,7 +164,38 @@ class _Gold:
         known = registry.read(self.spark, self.settings).namespaces
         due = [work for work in map(self._work, known) if work is not None]
         results = self.pool.each(due, self._applied, stop=stop)
+        results += self.pool.each(self._histories(known), self._versioned, stop=stop)
         return [result for result in results if result is not None]
+
+    def _histories(self, known: Sequence[registry.Namespace]) -> list[_Versions]:
+        """The collections whose versions are kept, and not up to date."""
+        found = []
+        for namespace in known:
+            if not self.settings.silver.for_collection(str(namespace)).history:
+                continue
+            table = self.layout.history(namespace.db, namespace.collection)
+            if registry.Namespace(namespace.db, f"{namespace.collection}_history") in known:
+                raise errors.DecisionNeeded(
+                    f"{table.label}: the history of {namespace} would lie where the collection {namespace}_history has its table; "
+                    "take one of them out of the pipeline, or history out of the settings"
+                )
+            silver = registry.silver_position(self.spark, self._silver(namespace))
+            at = history.position(self.spark, table)
+            if history.is_due(at, silver):
+                found.append(_Versions(namespace, silver, at))
+        return found
+
+    def _versioned(self, spark: SparkSession, work: _Versions) -> CollectionResult:
+        started = time.monotonic()
+        table = self.layout.history(work.namespace.db, work.namespace.collection)
+        history.create(spark, table, properties=PROPERTIES)
+        writer = self._claimed(spark, table)
+        few = delta.are_small(self._silver(work.namespace), table)
+        with delta.session_confs(spark, delta.INTERPRETED if few else {}):
+            kept = history.History(spark, self.settings, self.layout, work.namespace, writer)
+            events = kept.brought_up(work.at, work.silver, stop=self.stop)
+        name = f"{work.namespace} (history)"
+        return CollectionResult(name, work.at.to, work.silver.to, events, False, writer.version, time.monotonic() - started)
 
     def _work(self, namespace: registry.Namespace) -> Work | None:
         silver = registry.silver_position(self.spark, self._silver(namespace))
@@ -165,7 +206,7 @@ class _Gold:
 
     def _position(self, namespace: registry.Namespace) -> Position:
         table = self._table(namespace)
-        if namespace not in self.writers and not delta.exists(self.spark, table):
+        if table not in self.writers and not delta.exists(self.spark, table):
             return Position()
         commit = delta.position(self.spark, table)
         metadata = {} if commit is None or commit.metadata is None else commit.metadata
@@ -180,12 +221,12 @@ class _Gold:
     def _published(self, spark: SparkSession, work: Work, few: bool) -> CollectionResult | None:
         started = time.monotonic()
         table = Table(spark, work, self._silver(work.namespace), self._deletes(work.namespace), few)
-        if work.namespace not in self.writers and not delta.exists(spark, self._table(work.namespace)):
+        if self._table(work.namespace) not in self.writers and not delta.exists(spark, self._table(work.namespace)):
             if table.current().isEmpty():
                 return None
             columns = ", ".join(f"{merge.quoted(each.name)} {merge.ddl(each.dataType)}" for each in table.wanted(False))
             delta.create(spark, self._table(work.namespace), columns=columns, properties=PROPERTIES)
-        writer = self._claimed(spark, work.namespace)
+        writer = self._claimed(spark, self._table(work.namespace))
         changed = table.rewritten(writer) if work.is_rewrite else table.merged(writer)
         return CollectionResult(
             str(work.namespace),
@@ -197,11 +238,10 @@ class _Gold:
             time.monotonic() - started,
         )
 
-    def _claimed(self, spark: SparkSession, namespace: registry.Namespace) -> delta.Writer:
-        writer = self.writers.get(namespace)
+    def _claimed(self, spark: SparkSession, table: tables.TableRef) -> delta.Writer:
+        writer = self.writers.get(table)
         if writer is None:
-            writer = delta.Writer.claim(spark, self._table(namespace), take_over=self.take_over)
-            self.writers[namespace] = writer
+            writer = self.writers[table] = delta.Writer.claim(spark, table, take_over=self.take_over)
         writer.spark = spark
         return writer
 

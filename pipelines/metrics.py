@@ -255,18 +255,19 @@ def _queue(queue: ByteQueue | None) -> dict[str, float]:
 
 def _snapshot(found: Snapshotting, now: float) -> dict[str, float | Labelled]:
     state = found.taken.state if found.taken is not None else None
+    controls = found.taken.controls if found.taken is not None else None
     planned = state.planned if state else ()
     of = {name: state.of(name) for name in planned} if state else {}
     is_ended = found.ended_at is not None
     seconds = 0.0 if found.began_at is None else (found.ended_at if found.ended_at is not None else now) - found.began_at
     return {
         "SnapshotRunning": state is not None and not is_ended,
-        "SnapshotPaused": 0,
+        "SnapshotPaused": not is_ended and controls is not None and controls.is_paused,
         "SnapshotCompleted": state is not None and is_ended and not found.is_aborted,
         "SnapshotAborted": found.is_aborted,
         "SnapshotSkipped": found.is_skipped,
         "SnapshotDurationInSeconds": seconds,
-        "SnapshotPausedDurationInSeconds": 0,
+        "SnapshotPausedDurationInSeconds": 0 if controls is None else controls.paused_seconds,
         "TotalTableCount": len(planned),
         "RemainingTableCount": sum(not each.completed for each in of.values()),
         "RowsScanned": {name: each.documents for name, each in of.items()},

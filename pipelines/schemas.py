@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -68,6 +68,7 @@ def evolve(
     pins: document_schema.Pins | None = None,
     mark: str | None = None,
     also: Mapping[str, str] | None = None,
+    reserved: frozenset[str] = frozenset(),
 ) -> Evolution:
     """The schema after the batch `df`, its changes, and the plan for `typed.documents` over the same rows
     (or fewer).
@@ -77,10 +78,11 @@ def evolve(
     default): where one path shows values of several kinds, the first one gives the column its type, so that
     the result depends on the documents and the current schema alone, and is the same for any partitioning
     and any cut into batches. `also` are conditions over `df`, as SQL by name, whose rows are counted on the
-    way.
+    way. `reserved` are names that no field's column may take, beside the engine's.
     """
     mark = mark or next((name for name in _MARKS if name in df.columns), None)
     naming = column_names.Naming.of(options or unwrap_options.UnwrapOptions())
+    naming = replace(naming, reserved=naming.reserved | reserved)
     sight = _seen(df, column, mark, also or {})
     shape = sight.shape
     marked = closer_look.marked(df, column, mark)

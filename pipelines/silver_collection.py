@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -182,6 +182,12 @@ def _sweeps(rows: Sequence[Row]) -> tuple[reduce.Sweep, ...]:
         if row.kind == bronze.Kind.SCHEMA_CHANGE.value and row.collection is not None
     )
     return tuple(sorted((*ends, *changes), key=lambda sweep: sweep.batch))
+
+
+def obeyed(found: Iterable[reduce.Sweep], options: CollectionSettings) -> list[reduce.Sweep]:
+    """The sweeps without those after which the settings keep the rows."""
+    handling = {reduce.Cause.DROP: options.on_drop, reduce.Cause.RENAME: options.on_rename}
+    return [sweep for sweep in found if handling.get(sweep.cause) is not OnGone.KEEP]
 
 
 @dataclass(frozen=True)
@@ -538,15 +544,7 @@ class Collection:
 
     def _sweeps(self, work: Work) -> tuple[list[reduce.Sweep], list[reduce.Sweep]]:
         """The sweeps that can find nothing, because no row is or becomes as old, and the others."""
-        kept = {
-            cause
-            for cause, handling in (
-                (reduce.Cause.DROP, self.options.on_drop),
-                (reduce.Cause.RENAME, self.options.on_rename),
-            )
-            if handling is OnGone.KEEP
-        }
-        due = [sweep for sweep in work.sweeps if sweep.cause not in kept]
+        due = obeyed(work.sweeps, self.options)
         oldest = work.counts.low if self._is_empty() else ""
         needless = [sweep for sweep in due if oldest >= sweep.first]
         return needless, [sweep for sweep in due if oldest < sweep.first]

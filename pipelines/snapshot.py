@@ -98,6 +98,12 @@ class Controls:
         self._changed = threading.Condition()
         self._is_paused = is_paused
         self._stopped = frozenset(stopped)
+        self._paused_at, self._paused_seconds = time.monotonic(), 0.0
+
+    @property
+    def paused_seconds(self) -> float:
+        """How long it has been paused, all in all."""
+        return self._paused_seconds + (time.monotonic() - self._paused_at if self._is_paused else 0.0)
 
     @property
     def is_paused(self) -> bool:
@@ -112,6 +118,7 @@ class Controls:
     def pause(self, is_paused: bool) -> None:
         """Pause the snapshot, or let it go on."""
         with self._changed:
+            self._paused_seconds, self._paused_at = self.paused_seconds, time.monotonic()
             self._is_paused = is_paused
             self._changed.notify_all()
 

@@ -85,9 +85,9 @@ def faults(spark: SparkSession, root: Path, drawn: Sequence[History], *, cases: 
     )
     layout = delta.layout(chosen.lakehouse)
     log = bronze_rows.Log(spark, layout.bronze(chosen.name))
-    landing = {case: _landing(drawn, case) for case in cases}
+    landed = {case: landing(drawn, case) for case in cases}
     for batch in range(histories.BATCHES):
-        log.append({case.name: landing[case][batch] for case in cases})
+        log.append({case.name: landed[case][batch] for case in cases})
         silver.run(spark, chosen, sessions=sparks.sessions(spark))
     found = list(_judged(spark, layout, drawn, cases))
     if rebuilds:
@@ -97,7 +97,7 @@ def faults(spark: SparkSession, root: Path, drawn: Sequence[History], *, cases: 
     return found
 
 
-def _landing(drawn: Sequence[History], case: Case) -> list[list[Mapping[str, Any]]]:
+def landing(drawn: Sequence[History], case: Case) -> list[list[Mapping[str, Any]]]:
     """The collection's events, batch by batch."""
     found: list[list[Mapping[str, Any]]] = [[] for _ in range(histories.BATCHES)]
     for number, history in enumerate(drawn):

@@ -374,6 +374,21 @@ def test_quiet_stream_moves_on(spark: Any, mongodb_uri: str, database: Any, mong
     assert {row.kind for row in rows(spark, found)} == {"heartbeat"}
 
 
+def test_without_heartbeats_only_the_lease_is_renewed(
+    spark: Any, mongodb_uri: str, database: Any, mongo: Any, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`heartbeat.interval.ms: 0`: the position of a quiet stream stays where the last row is."""
+    monkeypatch.setattr(capture, "LEASE_EVERY_MS", 300)
+    found = pipeline(mongodb_uri, lakehouse, database.name, **{"heartbeat.interval.ms": 0, "snapshot.mode": "no_data"})
+    with Running(spark, found):
+        until(lambda: delta.exists(spark, table(found)) and bronze.last_batch(spark, table(found)) > 0)
+        version, position = delta.version(spark, table(found)), bronze.read_position(spark, table(found))
+        mongo[f"{database.name}_other"].noise.insert_one({})
+        until(lambda: delta.version(spark, table(found)) >= version + 3)
+    mongo.drop_database(f"{database.name}_other")
+    assert bronze.read_position(spark, table(found)) == position
+
+
 def test_capped_collections_are_snapshotted_and_views_are_refused(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path
 ) -> None:

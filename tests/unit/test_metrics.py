@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from cdc_core import snapshot_state
-from pipelines import metrics, mongodb
+from pipelines import metrics, mongodb, snapshot
 
 ROOT = Path(__file__).resolve().parents[2]
 ATTRIBUTES: dict[str, list[str]] = json.loads((ROOT / "tests" / "cases" / "metrics.json").read_text(encoding="utf-8"))
@@ -89,7 +89,8 @@ def test_a_restart_of_the_capture_keeps_the_counts() -> None:
 
 def test_a_snapshot_is_running_then_completed_or_aborted() -> None:
     """One of the three at a time; an aborted one is completed by the start that goes on with it."""
-    taken = SimpleNamespace(state=snapshot_state.State("x", planned=("shop.a", "shop.b")))
+    controls = snapshot.Controls()
+    taken = SimpleNamespace(state=snapshot_state.State("x", planned=("shop.a", "shop.b")), controls=controls)
     found = metrics.Metrics("shop")
 
     def states(now: float) -> tuple[float, ...]:
@@ -99,6 +100,10 @@ def test_a_snapshot_is_running_then_completed_or_aborted() -> None:
     assert states(0) == (0, 0, 0, 0)
     found.snapshot.begun(taken, at=10)  # type: ignore[arg-type]
     assert states(15) == (1, 0, 0, 5)
+    for is_paused in (True, False):
+        controls.pause(is_paused)
+        assert told(found)["snapshot", "SnapshotPaused"] == is_paused
+    assert told(found)["snapshot", "SnapshotPausedDurationInSeconds"] > 0
     taken.state = taken.state.advanced("shop.a", snapshot_state.CollectionState(chunks=2, documents=7, completed=True))
     assert told(found)["snapshot", "RemainingTableCount"] == 1
     assert told(found)["snapshot", "RowsScanned", "shop.a"] == 7

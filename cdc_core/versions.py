@@ -1,0 +1,162 @@
+"""One document's history: its events in order, as versions that begin and end at a `sequence`.
+
+    [ first, next )   from the event that made the version to the one that made the next, or ended the document
+    [ last, … )       open: what the document is now
+
+Whatever order events come in, in however many runs and however often, the versions that come of them are the same: what is
+stored of a key is laid out again with what is new, and an event that is there already takes its own place.
+
+A partial update is folded onto the version before it. Where that is not known (no snapshot, no pre-image), the version
+holds what is known and is incomplete, until a whole document comes. What a snapshot read is a version, too, changed or not:
+an event from before it may still come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from cdc_core import bronze, fold
+from cdc_core.fold import Update
+
+EVENT = ("sequence", "offset", "op", "is_whole", "after", "before", "updateDescription")
+"""The fields of an event that `laid_out` reads."""
+
+STORED = ("sequence", "until", "is_incomplete", "is_deleted", "document")
+"""The fields of a stored version that it reads."""
+
+_SCHEMA = pa.schema(
+    [
+        ("__key", pa.string()),
+        ("sequence", pa.string()),
+        ("until", pa.string()),
+        ("is_incomplete", pa.bool_()),
+        ("is_deleted", pa.bool_()),
+        ("document", pa.string()),
+        ("offset", pa.int64()),
+    ]
+)
+
+LAID_OUT_DDL = (
+    "`__key` STRING, `sequence` STRING, `until` STRING, `is_incomplete` BOOLEAN, `is_deleted` BOOLEAN, "
+    "`document` STRING, `offset` BIGINT"
+)
+"""The rows of `laid_out`."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """An event of one document: a whole document, a delete, or an update that says what changed.
+
+    The documents themselves, as Extended JSON, are only needed where updates are folded.
+    """
+
+    sequence: str
+    offset: int
+    op: bronze.Op
+    is_whole: bool = False
+    document: str | None = None
+    before: str | None = None
+    update: Update | None = None
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether it is an update without its document."""
+        return self.op is bronze.Op.UPDATE and not self.is_whole
+
+
+@dataclass(frozen=True)
+class Version:
+    """What a document was from `sequence` up to `until`; None where it still is.
+
+    `offset` is that of the event that made it, None where it was stored before. `is_deleted` tells that a delete ended it. A
+    delete of which no version is known is one that ends where it begins. `document` is there where updates are folded.
+    """
+
+    sequence: str
+    until: str | None = None
+    is_incomplete: bool = False
+    is_deleted: bool = False
+    document: str | None = None
+    offset: int | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing has ended it."""
+        return self.until is None
+
+
+def changed(stored: Sequence[Version], events: Sequence[Event], *, folds: bool) -> list[Version]:
+    """The versions that the events make, and the stored ones that end otherwise now, in order.
+
+    `stored` are the key's versions that end after the first of the events, with their documents where `folds` is true:
+    where it is not, updates that only say what changed are passed over.
+    """
+    before = {version.sequence: version for version in stored}
+    new = {event.sequence: event for event in sorted(events, key=lambda event: event.offset) if folds or not event.is_partial}
+    ends = {version.until: version.is_deleted for version in stored if version.until is not None}
+    found: list[Version] = []
+    current: Version | None = None
+
+    def end(at: str, *, is_deleted: bool) -> None:
+        nonlocal current
+        if current is not None:
+            found.append(replace(current, until=at, is_deleted=is_deleted))
+        current = None
+
+    for sequence in sorted({*before, *new, *ends}):
+        event, version = new.get(sequence), before.get(sequence)
+        if event is not None and event.op is bronze.Op.DELETE:
+            if current is None:
+                found.append(Version(sequence, sequence, is_deleted=True, offset=event.offset))
+            end(sequence, is_deleted=True)
+        elif event is not None:
+            made = _made(event, current)
+            end(sequence, is_deleted=False)
+            current = made
+        elif version is None:
+            end(sequence, is_deleted=ends[sequence])
+        else:
+            end(sequence, is_deleted=False)
+            current = replace(version, until=None, is_deleted=False)
+            if version.until == sequence:
+                end(sequence, is_deleted=version.is_deleted)
+    if current is not None:
+        found.append(current)
+    return [each for each in found if each != before.get(each.sequence)]
+
+
+def _made(event: Event, current: Version | None) -> Version:
+    """The version that an event which is no delete begins."""
+    if not event.is_partial:
+        return Version(event.sequence, document=event.document, offset=event.offset)
+    base = None if current is None else current.document
+    is_unsure = current is None or current.is_incomplete
+    if is_unsure and event.before is not None:
+        base, is_unsure = event.before, False
+    document, is_incomplete = fold.folded_text(base, [event.update or Update.unreadable(event.sequence)])
+    return Version(event.sequence, document=document, is_incomplete=is_incomplete or is_unsure, offset=event.offset)
+
+
+def laid_out(folds: bool) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """`changed` for `mapInArrow`: rows `__key, events, stored` (arrays of `EVENT` and `STORED`) to rows of `LAID_OUT_DDL`."""
+
+    def lay_out(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            rows: list[dict[str, Any]] = []
+            for row in batch.to_pylist():
+                events = [_event(each) for each in row["events"]]
+                stored = [Version(**each) for each in row["stored"] or ()]
+                rows += ({"__key": row["__key"], **vars(each)} for each in changed(stored, events, folds=folds))
+            yield from pa.Table.from_pylist(rows, schema=_SCHEMA).to_batches()
+
+    return lay_out
+
+
+def _event(row: Mapping[str, Any]) -> Event:
+    is_partial = row["op"] == bronze.Op.UPDATE.value and not row["is_whole"]
+    update = Update.from_bronze(row) if is_partial else None
+    return Event(row["sequence"], row["offset"], bronze.Op(row["op"]), row["is_whole"], row["after"], row["before"], update)

@@ -1,0 +1,320 @@
+"""History: one row a version of a document, with the time of the source in which it held.
+
+For each collection with `history: true`, from the bronze batch that its table is at to the one that silver is at:
+
+    touched     the collection's events of a range, and the stored versions of their keys that end after the first of them
+    laid out    each key's versions anew (`cdc_core.versions`); updates that say only what changed are folded, each by itself
+    typed       by a schema of its own, because versions in between have fields that silver never saw
+    merged      one MERGE: new versions, and the ends of those before them; its commit carries the position
+    swept       a drop, a rename or a snapshot's end closes what it found no longer there
+
+`valid_from` and `valid_to` are cluster times in whole seconds, so that one second is a consistent cut over all collections:
+no transaction lies on both sides of it. Run again, or killed at any point, it comes to the same: the table is a function of
+the events, whatever order and ranges they come in.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from cdc_core import bronze, errors, merge, reduce, typed, versions
+from cdc_core import quarantine as unreadable
+from cdc_core.properties import FullUpdateType
+from pipelines import delta, registry, schemas, silver_collection
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from cdc_core import tables
+    from cdc_core.settings import CollectionSettings, Settings
+
+GENERATION = "history"
+"""What `ops/schemas` calls the schemas of these tables."""
+
+ENGINE_DDL = (
+    "`__rescued` MAP<STRING, STRING>, `__incomplete` BOOLEAN, `__as_captured` BOOLEAN, "
+    "`__key` STRING, `__sequence` STRING, `__until` STRING, `valid_from` TIMESTAMP, `valid_to` TIMESTAMP"
+)
+RESERVED = frozenset({"__as_captured", "__until", "valid_from", "valid_to"})
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a history stands: up to `to`, a batch of the bronze called `log`; nothing from before `floor` may come any more."""
+
+    to: int = 0
+    floor: str = ""
+    log: str | None = None
+
+    @property
+    def extra(self) -> dict[str, object]:
+        """What a commit says beside `to`."""
+        return {"floor": self.floor, "log": self.log}
+
+
+def position(spark: SparkSession, table: tables.TableRef) -> Position:
+    """Where a history's table stands; at the beginning where there is none."""
+    commit = delta.position(spark, table) if delta.exists(spark, table) else None
+    found = {} if commit is None or commit.metadata is None else commit.metadata
+    return Position(found.get("to") or 0, found.get("floor") or "", found.get("log"))
+
+
+def is_due(at: Position, silver: registry.SilverPosition) -> bool:
+    """Whether silver has applied events that the history has not."""
+    return at.to < silver.to or silver.is_of_other(at.log)
+
+
+def create(spark: SparkSession, table: tables.TableRef, *, properties: Mapping[str, str]) -> None:
+    """Make a collection's table where there is none, without any column of documents."""
+    delta.create(spark, table, columns=ENGINE_DDL, properties=properties)
+
+
+@dataclass
+class History:
+    """One collection's table of versions, claimed by `writer`."""
+
+    spark: SparkSession
+    settings: Settings
+    layout: tables.Layout
+    namespace: registry.Namespace
+    writer: delta.Writer
+
+    def __post_init__(self) -> None:
+        self.options: CollectionSettings = self.settings.silver.for_collection(str(self.namespace))
+        self.folds = silver_collection.keeps_document(self.settings, self.namespace)
+        self.bronze = self.layout.bronze(self.settings.name)
+        self.mode = self.options.unwrap.delete_tombstone_handling_mode
+        kept = schemas.latest(self.spark, self.layout.ops("schemas"), generations={str(self.namespace): GENERATION})
+        self.schema = kept.get(str(self.namespace), schemas.Kept(generation=GENERATION))
+
+    def brought_up(self, at: Position, silver: registry.SilverPosition, *, stop: threading.Event) -> int:
+        """Apply what lies between a position and silver's; how many events. Between ranges `stop` is obeyed."""
+        reached = replace(at, to=0 if silver.is_of_other(at.log) else at.to, log=silver.log)
+        span = reduce.Range(reached.to, silver.to)
+        counts, sweeps = silver_collection.surveyed(self.spark, self.bronze, span)
+        own = counts.get(self.namespace, silver_collection.Counts())
+        due = [each for each in silver_collection.obeyed(sweeps, self.options) if each.db_collection == str(self.namespace)]
+        ranges: Sequence[reduce.Range] = (span,)
+        if own.events > self.options.max_batch_events:
+            ranges = silver_collection.bounded(self._events(span), span=span, limit=self.options.max_batch_events)
+        for range_ in ranges:
+            if stop.is_set():
+                return 0
+            # While sweeps are to come, the position stays: a crash in between repeats the last range.
+            to = reached.to if due and range_ is ranges[-1] else range_.to
+            reached = replace(reached, to=to)
+            self._range(range_, reached)
+        for sweep in due:
+            is_end = sweep.cause is not reduce.Cause.SNAPSHOT and not self.mode.keeps_row
+            floor = max(reached.floor, sweep.first) if is_end else reached.floor
+            reached = replace(reached, floor=floor, to=silver.to if sweep is due[-1] else reached.to)
+            self._sweep(sweep, reached)
+        return own.events
+
+    # --- events
+
+    def _events(self, span: reduce.Range) -> DataFrame:
+        return silver_collection.events(self.spark, self.bronze, self.namespace, span)
+
+    def _range(self, range_: reduce.Range, reached: Position) -> None:
+        found = self._events(range_).where(~F.coalesce(unreadable.is_suspect(), F.lit(False)))
+        if reached.floor:
+            found = found.where(f"sequence >= {merge.literal(reached.floor)}")
+        if self.mode.keeps_row:
+            found = found.where(f"op <> '{bronze.Op.DELETE.value}'")
+        low = found.agg(F.min("sequence")).first()[0]
+        if low is None:
+            self.writer.mark(to=reached.to, extra=reached.extra)
+            return
+        if self.folds:
+            found = self._with_awaited(found, range_)
+        laid_out = delta.computed(self._laid_out(found, low))
+        try:
+            self._merge(found, laid_out, range_.to, reached)
+        finally:
+            delta.release(laid_out)
+
+    def _stored(self) -> DataFrame:
+        return self.spark.table(str(self.writer.table))
+
+    def _with_awaited(self, found: DataFrame, range_: reduce.Range) -> DataFrame:
+        """The events and, for documents that come later than updates of theirs, those updates, to be folded once more."""
+        unknown = self._stored().where("`__incomplete`").select(F.col("__key").alias("key"), F.col("__sequence").alias("at"))
+        late = found.where("after IS NOT NULL").join(unknown, "key").where("sequence < at")
+        since = delta.computed(late.groupBy("key").agg(F.min("sequence").alias("since")))
+        if since.isEmpty():
+            return found
+        earlier = self._events(reduce.Range(0, range_.after)).where(reduce.is_partial())
+        return found.unionByName(earlier.join(F.broadcast(since), "key").where("sequence > since").select(*found.columns))
+
+    def _laid_out(self, found: DataFrame, low: str) -> DataFrame:
+        """Each key's versions that are new, or that end otherwise."""
+        is_whole = F.col("after").isNotNull().alias("is_whole")
+        whole = ("after", "before", "updateDescription")
+        given = [F.col(name) if self.folds else F.lit(None).cast(found.schema[name].dataType).alias(name) for name in whole]
+        events = found.select("key", "sequence", "offset", "op", is_whole, *given)
+        grouped = events.groupBy(F.col("key").alias("__key")).agg(F.collect_list(F.struct(*versions.EVENT)).alias("events"))
+        touched = found.select(F.col("key").alias("__key"))
+        table = self._stored().join(touched, "__key", "left_semi")
+        held = table.where(f"`__until` IS NULL OR `__until` > {merge.literal(low)}").select(
+            "__key",
+            F.struct(
+                F.col("__sequence").alias("sequence"),
+                F.col("__until").alias("until"),
+                F.col("__incomplete").alias("is_incomplete"),
+                (F.col("__deleted") if "__deleted" in table.columns else F.lit(False)).alias("is_deleted"),
+                (F.col("__document") if "__document" in table.columns else F.lit(None).cast("string")).alias("document"),
+            ).alias("version"),
+        )
+        stored = held.groupBy("__key").agg(F.collect_list("version").alias("stored"))
+        joined = grouped.join(stored, "__key", "left").select("__key", "events", "stored")
+        return joined.mapInArrow(versions.laid_out(self.folds), versions.LAID_OUT_DDL)
+
+    # --- the table
+
+    def _merge(self, found: DataFrame, laid_out: DataFrame, number: int, reached: Position) -> None:
+        columns = reduce.needed(self.options.unwrap)
+        envelope = found.select(*dict.fromkeys(("offset", "after", "updateDescription", *columns)))
+        joined = laid_out.where("offset IS NOT NULL").join(envelope, "offset").withColumn("is_folded", F.col("document").isNotNull())
+        made = delta.computed(joined.withColumn("after", F.coalesce("document", "after")).drop("document"))
+        evolution = schemas.evolve(
+            made.select("after", "sequence"),
+            current=self.schema.schema,
+            options=self.options.unwrap,
+            pins=silver_collection.pins(self.options),
+            mark="sequence",
+            reserved=RESERVED,
+        )
+        if evolution.changes:
+            self.schema = schemas.Kept(self.schema.version + 1, evolution.schema, GENERATION)
+            schemas.append(
+                self.spark,
+                self.layout.ops("schemas"),
+                collection=str(self.namespace),
+                version=self.schema.version,
+                batch=number,
+                evolution=evolution,
+                generation=GENERATION,
+            )
+        source = self._typed(made, evolution.plan)
+        names = self._made_room(source.drop("__is_new").schema, reached)
+        ended = laid_out.where("offset IS NULL").select(*self._ends(), F.lit(False).alias("__is_new"))
+        both = delta.computed(source.unionByName(ended, allowMissingColumns=True))
+        view = f"history_{threading.get_ident()}"
+        both.createOrReplaceTempView(view)
+        try:
+            self.writer.merge(self._statement(view, names), to=reached.to, extra=reached.extra)
+        finally:
+            self.spark.catalog.dropTempView(view)
+            delta.release(both)
+            delta.release(made)
+
+    def _ends(self) -> list[Column]:
+        """The columns that say which version a row is and when it ended."""
+        deleted = [F.col("is_deleted").alias("__deleted")] if self.mode.adds_deleted else []
+        return [
+            "__key",  # type: ignore[list-item]
+            F.col("sequence").alias("__sequence"),
+            F.col("until").alias("__until"),
+            *deleted,
+            _time("sequence").alias("valid_from"),
+            _time("until").alias("valid_to"),
+        ]
+
+    def _typed(self, made: DataFrame, plan: typed.Plan) -> DataFrame:
+        """The new versions with the table's columns."""
+        is_looked_up = self.settings.source.capture_mode_full_update_type is FullUpdateType.LOOKUP
+        is_update = F.expr(f"op = '{bronze.Op.UPDATE.value}' AND updateDescription IS NOT NULL AND NOT is_folded")
+        documents = typed.documents(made, plan=plan)
+        return documents.where("NOT unreadable").select(
+            "document.*",
+            *(each.value.alias(each.name) for each in reduce.added(self.options.unwrap)),
+            F.col("rescued").alias("__rescued"),
+            F.col("is_incomplete").alias("__incomplete"),
+            (F.lit(is_looked_up) & is_update).alias("__as_captured"),
+            *([F.col("after").alias("__document")] if self.folds else []),
+            *self._ends(),
+            F.lit(True).alias("__is_new"),
+        )
+
+    def _made_room(self, wanted: T.StructType, reached: Position) -> list[str]:
+        """The table's columns for these, added where they are missing; rewritten where a type is wider now: gold has plain types."""
+        changes = merge.alterations(self._stored().schema, wanted)
+        if changes.impossible:
+            raise errors.DecisionNeeded(
+                f"{self.writer.table.label}: columns cannot change in place ({'; '.join(changes.impossible)}); remove this table, "
+                "and gold makes it anew from bronze"
+            )
+        for statement in changes.added:
+            self.writer.alter(f"ALTER TABLE {self.writer.table} {statement}")
+        if changes.widened:
+            held = self._stored()
+            cast = [F.col(merge.quoted(each.name)).cast(_widened(each.dataType, wanted, each.name)).alias(each.name) for each in held.schema]
+            before = self.writer.metadata
+            extra = {name: before.get(name) for name in ("floor", "log")}
+            self.writer.overwrite(held.select(*cast), to=before.get("to"), extra=extra, overwrite_schema=True)
+        return wanted.names
+
+    def _statement(self, view: str, names: Sequence[str]) -> str:
+        ends = ["__until", *(["__deleted"] if self.mode.adds_deleted else []), "valid_to"]
+
+        def assigned(columns: Sequence[str]) -> str:
+            return ", ".join(f"t.{merge.quoted(name)} = s.{merge.quoted(name)}" for name in columns)
+
+        return (
+            f"MERGE INTO {self.writer.table} AS t USING {merge.quoted(view)} AS s "
+            "ON t.`__key` = s.`__key` AND t.`__sequence` = s.`__sequence`\n"
+            f"WHEN MATCHED AND s.`__is_new` THEN UPDATE SET {assigned(names)}\n"
+            f"WHEN MATCHED THEN UPDATE SET {assigned(ends)}\n"
+            f"WHEN NOT MATCHED THEN INSERT ({', '.join(map(merge.quoted, names))}) "
+            f"VALUES ({', '.join(f's.{merge.quoted(name)}' for name in names)})"
+        )
+
+    # --- sweeps
+
+    def _sweep(self, sweep: reduce.Sweep, reached: Position) -> None:
+        """End what a drop or a rename took away, or, at its first chunk's sequence, what a snapshot of the whole did not find."""
+        if self.mode.keeps_row:
+            self.writer.mark(to=reached.to, extra=reached.extra)
+            return
+        at = merge.literal(sweep.first)
+        is_snapshot = sweep.cause is reduce.Cause.SNAPSHOT  # what changed after that was there
+        held = "`__until` IS NULL" if is_snapshot else f"(`__until` IS NULL OR `__until` > {at})"
+        marked = ", `__deleted` = true" if self.mode.adds_deleted and "__deleted" in self._stored().columns else ""
+        self.writer.merge(
+            f"UPDATE {self.writer.table} SET `__until` = {at}, `valid_to` = timestamp_seconds({int(sweep.first[:8], 16)}){marked} "
+            f"WHERE {held} AND `__sequence` < {at}",
+            to=reached.to,
+            extra=reached.extra,
+        )
+
+
+def _time(sequence: str) -> Column:
+    """The cluster time of a sequence, which begins with its seconds in hexadecimal digits."""
+    return F.expr(f"timestamp_seconds(CAST(conv(substr({sequence}, 1, 8), 16, 10) AS BIGINT))")
+
+
+def _widened(held: T.DataType, wanted: T.StructType, name: str) -> T.DataType:
+    """The type of a held column with what is wider in the wanted one, its fields in the order that they have."""
+    return _joined(held, wanted[name].dataType) if name in wanted.names else held
+
+
+def _joined(held: T.DataType, wanted: T.DataType) -> T.DataType:
+    match held, wanted:
+        case T.StructType(), T.StructType():
+            fields = {each.name: each.dataType for each in wanted}
+            return T.StructType(
+                [T.StructField(each.name, _joined(each.dataType, fields.get(each.name, each.dataType))) for each in held]
+            )
+        case T.ArrayType(), T.ArrayType():
+            return T.ArrayType(_joined(held.elementType, wanted.elementType))
+        case T.MapType(), T.MapType():
+            return T.MapType(held.keyType, _joined(held.valueType, wanted.valueType))
+        case _:
+            return wanted

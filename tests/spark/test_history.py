@@ -1,0 +1,188 @@
+"""History tables: at each second of the source, what the documents were then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cdc_core import errors, settings
+from cdc_core.unwrap_options import DeleteMode
+from pipelines import delta, gold, silver
+from pipelines import spark as sparks
+from tests import bronze_rows, histories, model, oracle
+from tests.histories import History, Mode
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+ENGINE = ("__incomplete", "__as_captured", "__document", "__sequence", "__until", "__deleted", "valid_from", "valid_to")
+
+
+class Hop:
+    """A lakehouse with a bronze that is written by hand, and the jobs after it."""
+
+    def __init__(self, spark: SparkSession, root: Path, collections: Mapping[str, Mapping[str, Any]]) -> None:
+        self.spark = spark
+        self.settings = settings.parse(
+            {
+                "name": "shop",
+                "lakehouse": {"root": str(root)},
+                "source": {"mongodb.connection.string": "${env:NOWHERE}"},
+                "silver": {
+                    "defaults": {"history": True},
+                    "collections": {f"{bronze_rows.DB}.{name}": dict(options) for name, options in collections.items()},
+                },
+            }
+        )
+        self.layout = delta.layout(self.settings.lakehouse)
+        self.bronze = bronze_rows.Log(spark, self.layout.bronze("shop"))
+
+    def run(self) -> gold.Result:
+        silver.run(self.spark, self.settings, sessions=sparks.sessions(self.spark))
+        return gold.run(self.spark, self.settings, sessions=sparks.sessions(self.spark))
+
+    def table(self, collection: str) -> str:
+        return str(self.layout.history(bronze_rows.DB, collection))
+
+    def at(self, collection: str, second: int) -> dict[Any, Any]:
+        """What the documents were at a second: `_id` to `v`."""
+        rows = self.spark.sql(
+            f"SELECT _id, v FROM {self.table(collection)} WHERE valid_from <= timestamp_seconds({second}) "
+            f"AND (valid_to IS NULL OR valid_to > timestamp_seconds({second}))"
+        )
+        return {row["_id"]: row["v"] for row in rows.collect()}
+
+
+def change(op: str, key: int, at: int, v: Any = None) -> dict[str, Any]:
+    return {"op": op, "key": key, "at": at, **({} if op == "d" else {"after": {"_id": key, "v": v}})}
+
+
+@pytest.fixture
+def hop(spark: SparkSession, lakehouse: Path) -> Hop:
+    modes = {mode.value: {"delete.tombstone.handling.mode": mode.value} for mode in model.MODES}
+    return Hop(spark, lakehouse, modes)
+
+
+def test_what_a_delete_does_to_a_version(hop: Hop) -> None:
+    """It closes it, or under `drop` leaves it open; the modes that rewrite mark it. A second run changes nothing."""
+    events = [change("c", 1, 10, "a"), change("u", 1, 20, "b"), change("d", 1, 30), change("c", 1, 40, "c"), change("c", 2, 15, "x")]
+    names = [mode.value for mode in model.MODES]
+    hop.bronze.append(dict.fromkeys(names, events))
+    first = hop.run()
+    assert sum("(history)" in each.namespace for each in first.collections) == len(names)
+    for name in names:
+        is_drop = name == DeleteMode.DROP.value
+        assert [hop.at(name, second).get(1) for second in (9, 10, 19, 20, 29)] == [None, "a", "a", "b", "b"]
+        assert hop.at(name, 35) == ({1: "b", 2: "x"} if is_drop else {2: "x"})
+        assert hop.at(name, 99) == {1: "c", 2: "x"}
+        table = hop.spark.table(hop.table(name))
+        marked = table.where("`__deleted`").select("v").collect() if "__deleted" in table.columns else []
+        assert [row.v for row in marked] == (["b"] if name.startswith("rewrite") else [])
+    assert hop.run().collections == ()
+
+
+def test_late_events_drops_and_wider_types(spark: SparkSession, lakehouse: Path) -> None:
+    """A version is put between others; a drop closes all, for good; a column that widens is rewritten, gold has plain types."""
+    hop = Hop(spark, lakehouse, {"things": {}})
+    hop.bronze.append({"things": [change("c", 1, 10, 1), change("u", 1, 30, 3), change("c", 2, 12, 7)]})
+    hop.run()
+    hop.bronze.append({"things": [change("u", 1, 20, 2.5), change("d", 3, 25)]})
+    hop.run()
+    assert [hop.at("things", second)[1] for second in (10, 20, 30)] == [1.0, 2.5, 3.0]
+    hop.bronze.append({"things": [{"drop": 50}, change("r", 3, 22, 9), change("u", 2, 45, 8), change("c", 2, 60, 9)]})
+    hop.run()
+    assert hop.at("things", 23)[3] == 9 and 3 not in hop.at("things", 25)
+    assert (hop.at("things", 49), hop.at("things", 50), hop.at("things", 60)) == ({1: 3.0, 2: 8.0}, {}, {2: 9.0})
+    table = hop.spark.table(hop.table("things"))
+    assert dict(table.dtypes)["v"] == "double" and table.where("v IS NULL AND valid_from <> valid_to").isEmpty()
+    details = hop.spark.sql(f"DESCRIBE DETAIL {hop.table('things')}").first()
+    assert not {"deletionVectors", "columnMapping", "typeWidening"} & set(details.tableFeatures or ())
+
+
+def test_it_can_be_asked_for_later_and_taken_out_again(spark: SparkSession, lakehouse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins with bronze's first batch whenever it is asked for; a killed run is repeated; looked-up documents are labelled."""
+    hop = Hop(spark, lakehouse, {"things": {"history": False}})
+    hop.bronze.append({"things": [change("c", 1, 10, "a")]})
+    hop.run()
+    later = Hop(spark, lakehouse, {"things": {"max.batch.events": 2}})
+    later.bronze = hop.bronze
+    looked_up = {**change("u", 1, 20, "b"), "update": {"v": "b"}}
+    hop.bronze.append({"things": [looked_up, change("u", 1, 30, "c"), change("c", 2, 30, "x")]}, batches=3)
+
+    class Killed(BaseException):
+        pass
+
+    merge = delta.Writer.merge
+
+    def killed(writer: delta.Writer, sql: str, **named: Any) -> int:
+        version = merge(writer, sql, **named)
+        if "_history" in sql:
+            raise Killed
+        return version
+
+    with monkeypatch.context() as dying:
+        dying.setattr(delta.Writer, "merge", killed)
+        with pytest.raises(Killed):
+            later.run()
+    later.run()
+    assert [later.at("things", second).get(1) for second in (10, 20, 30)] == ["a", "b", "c"]
+    captured = spark.table(later.table("things")).where("`__as_captured`").select("v").collect()
+    assert [row.v for row in captured] == ["b"]
+    hop.bronze.append({"things_history": [change("c", 1, 40, "y")]})
+    with pytest.raises(errors.DecisionNeeded, match="things_history"):
+        later.run()
+
+
+CASES = (
+    model.Case(Mode.DESCRIBED, DeleteMode.TOMBSTONE),
+    model.Case(Mode.DESCRIBED, DeleteMode.REWRITE, has_pre_images=True),
+    model.Case(Mode.WHOLE, DeleteMode.REWRITE_WITH_TOMBSTONE),
+)
+
+
+def test_any_histories(spark: SparkSession, lakehouse: Path) -> None:
+    """Each version of any document, in its second: whole documents, and updates that are folded one by one."""
+    drawn = histories.drawn(120, seed=5)
+    hop = Hop(spark, lakehouse, {case.name: case.options for case in CASES})
+    landed = {case: model.landing(drawn, case) for case in CASES}
+    for batch in range(histories.BATCHES):
+        hop.bronze.append({case.name: landed[case][batch] for case in CASES})
+        hop.run()
+    for case in CASES:
+        table = spark.table(hop.table(case.name)).toArrow()
+        for step in range(max(len(history.versions) for history in drawn)):
+            assert faults(table, drawn, case, step) == [], case.name
+
+
+def faults(table: pa.Table, drawn: Sequence[History], case: model.Case, step: int) -> list[str]:
+    """What the versions that hold at a step of each history differ from what its document was."""
+    began = [int(second.timestamp()) for second in table["valid_from"].to_pylist()]
+    ended = [None if second is None else int(second.timestamp()) for second in table["valid_to"].to_pylist()]
+    numbers = [int(key) for key in table["__key"].to_pylist()]
+    at = [1 + number * model.SECONDS + step for number in numbers]
+    holds = [start <= now and (end is None or end > now) for start, end, now in zip(began, ended, at, strict=True)]
+    expected = {number: history.versions[step] for number, history in enumerate(drawn) if step < len(history.versions)}
+    known = {number for number in expected if is_known(drawn[number], case, step)}
+    held = table.filter([is_held and number in expected for is_held, number in zip(holds, numbers, strict=True)])
+    gone = [str(number) for number in known if expected[number] is None]
+    found = [f"{key} at {step}: there is a version of it" for key in held["__key"].to_pylist() if key in gone]
+    alive = {number for number in known if expected[number] is not None}
+    judged = held.filter([int(key) in alive for key in held["__key"].to_pylist()])
+    found += [f"{key} at {step}: incomplete" for key in judged.filter(judged["__incomplete"])["__key"].to_pylist()]
+    values = [oracle.read_bson(histories.raw(expected[number], number)) for number in sorted(alive)]
+    return found + oracle.differences(values, judged, added=[name for name in ENGINE if name in table.column_names])
+
+
+def is_known(history: History, case: model.Case, step: int) -> bool:
+    """Whether the events tell what the document was at a step."""
+    if history.versions[step] is None:
+        return step > 0  # nobody heard of what was not there before the first event
+    if step > 0 and (case.mode is Mode.WHOLE or case.has_pre_images):
+        return True
+    begun = step
+    while begun > 0 and history.versions[begun - 1] is not None:
+        begun -= 1
+    return begun > 0 or (history.snapshot is not None and history.snapshot <= step and history.versions[history.snapshot] is not None)

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import hypothesis
+import orjson
+import pytest
+from hypothesis import strategies as st
+
+from cdc_core import bronze, fold, versions
+from cdc_core.versions import Event, Version
+
+
+def whole(at: int, value: Any, op: bronze.Op = bronze.Op.UPDATE) -> Event:
+    document = orjson.dumps({"v": value}).decode()
+    return Event(f"{at:04}", at, op, is_whole=True, document=document)
+
+
+def delete(at: int) -> Event:
+    return Event(f"{at:04}", at, bronze.Op.DELETE)
+
+
+def partial(at: int, before: Any = None, **fields: Any) -> Event:
+    text = None if before is None else orjson.dumps(before).decode()
+    return Event(f"{at:04}", at, bronze.Op.UPDATE, before=text, update=fold.Update(f"{at:04}", fields))
+
+
+class Kept:
+    """A key's versions, as a table keeps them."""
+
+    def __init__(self) -> None:
+        self.versions: dict[str, Version] = {}
+
+    def add(self, *events: Event, folds: bool = True) -> None:
+        low = min(event.sequence for event in events)
+        held = [version for version in self.versions.values() if version.until is None or version.until > low]
+        for version in versions.changed(held, events, folds=folds):
+            before = self.versions.get(version.sequence)
+            if version.offset is None:  # only where it ends is written
+                assert before is not None
+                version = Version(**{**vars(before), "until": version.until, "is_deleted": version.is_deleted})
+            self.versions[version.sequence] = Version(**{**vars(version), "offset": None})
+
+    def spans(self) -> list[tuple[int, int | None, Any]]:
+        """From, to and value, in order; what ends where it begins holds nothing."""
+        return [
+            (int(key), None if each.until is None else int(each.until), None if each.document is None else orjson.loads(each.document))
+            for key, each in sorted(self.versions.items())
+            if each.until != key
+        ]
+
+
+def test_versions_follow_each_other() -> None:
+    kept = Kept()
+    kept.add(whole(1, "a", bronze.Op.CREATE), whole(2, "b"), delete(4), whole(6, "c", bronze.Op.CREATE))
+    assert kept.spans() == [(1, 2, {"v": "a"}), (2, 4, {"v": "b"}), (6, None, {"v": "c"})]
+    assert [each.is_deleted for each in kept.versions.values()] == [False, True, False]
+
+
+def test_updates_are_folded_each_by_itself() -> None:
+    """Onto the version before, over the borders of runs; onto a pre-image where there is none."""
+    kept = Kept()
+    kept.add(whole(1, "a", bronze.Op.CREATE), partial(2, w=1))
+    kept.add(partial(3, v="b"))
+    assert [value for _, _, value in kept.spans()] == [{"v": "a"}, {"v": "a", "w": 1}, {"v": "b", "w": 1}]
+    other = Kept()
+    other.add(partial(5, before={"v": 1, "x": 2}, v=3))
+    assert other.spans() == [(5, None, {"v": 3, "x": 2})] and not other.versions["0005"].is_incomplete
+
+
+def test_a_document_that_comes_late_completes_what_followed() -> None:
+    """Its updates come along once more; until then the versions hold what is known, and say so."""
+    kept = Kept()
+    updates = [partial(3, w=1), partial(4, x=2)]
+    kept.add(*updates)
+    assert [each.is_incomplete for each in kept.versions.values()] == [True, True]
+    kept.add(whole(1, "a", bronze.Op.READ), *updates)
+    assert kept.spans() == [(1, 3, {"v": "a"}), (3, 4, {"v": "a", "w": 1}), (4, None, {"v": "a", "w": 1, "x": 2})]
+    assert not any(each.is_incomplete for each in kept.versions.values())
+
+
+def test_a_delete_is_remembered_for_what_comes_late() -> None:
+    kept = Kept()
+    kept.add(delete(5))
+    kept.add(whole(3, "a", bronze.Op.READ))
+    assert kept.spans() == [(3, 5, {"v": "a"})]
+
+
+def test_without_documents_updates_of_unknown_ones_are_passed_over() -> None:
+    kept = Kept()
+    kept.add(partial(2, w=1), whole(3, "a"), folds=False)
+    assert kept.spans() == [(3, None, {"v": "a"})]
+
+
+EVENTS = st.lists(
+    st.one_of(st.builds(lambda v: ("whole", v), st.integers(0, 2)), st.just(("delete", None)), st.builds(lambda v: ("read", v), st.integers(0, 2))),
+    min_size=1,
+    max_size=7,
+)
+
+
+@hypothesis.given(EVENTS, st.randoms(use_true_random=False), st.integers(1, 3))
+def test_any_order_gives_the_same(drawn: list[tuple[str, Any]], random: Any, runs: int) -> None:
+    """Events shuffled into several runs, some of them twice: at each moment there is what the last event before it said."""
+    made = {"whole": lambda at, v: whole(at, v), "delete": lambda at, v: delete(at), "read": lambda at, v: whole(at, v, bronze.Op.READ)}
+    events = [made[what](at, value) for at, (what, value) in enumerate(drawn, 1)]
+    shuffled = [*events, *random.sample(events, min(2, len(events)))]
+    random.shuffle(shuffled)
+    kept = Kept()
+    for number in range(runs):
+        if part := shuffled[number::runs]:
+            kept.add(*part)
+    for at, (what, value) in enumerate(drawn, 1):
+        holding = [found for start, end, found in kept.spans() if start <= at and (end is None or end > at)]
+        assert holding == ([] if what == "delete" else [{"v": value}]), (at, drawn)
+    assert all(first[1] is None or first[1] <= second[0] for first, second in itertools.pairwise(kept.spans()))
+
+
+@pytest.mark.parametrize("op", [bronze.Op.CREATE, bronze.Op.READ])
+def test_what_is_there_already_changes_nothing(op: bronze.Op) -> None:
+    kept = Kept()
+    kept.add(whole(1, "a", op), delete(2))
+    held = list(kept.versions.values())
+    again = versions.changed(held, [whole(1, "a", op), delete(2)], folds=True)
+    assert [Version(**{**vars(each), "offset": None}) for each in again] in ([], held)
