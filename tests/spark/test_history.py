@@ -60,14 +60,9 @@ def change(op: str, key: int, at: int, v: Any = None) -> dict[str, Any]:
     return {"op": op, "key": key, "at": at, **({} if op == "d" else {"after": {"_id": key, "v": v}})}
 
 
-@pytest.fixture
-def hop(spark: SparkSession, lakehouse: Path) -> Hop:
-    modes = {mode.value: {"delete.tombstone.handling.mode": mode.value} for mode in model.MODES}
-    return Hop(spark, lakehouse, modes)
-
-
-def test_what_a_delete_does_to_a_version(hop: Hop) -> None:
+def test_what_a_delete_does_to_a_version(spark: SparkSession, lakehouse: Path) -> None:
     """It closes it, or under `drop` leaves it open; the modes that rewrite mark it. A second run changes nothing."""
+    hop = Hop(spark, lakehouse, {mode.value: {"delete.tombstone.handling.mode": mode.value} for mode in model.MODES})
     events = [change("c", 1, 10, "a"), change("u", 1, 20, "b"), change("d", 1, 30), change("c", 1, 40, "c"), change("c", 2, 15, "x")]
     names = [mode.value for mode in model.MODES]
     hop.bronze.append(dict.fromkeys(names, events))
@@ -143,15 +138,16 @@ CASES = (
 )
 
 
-def test_any_histories(spark: SparkSession, lakehouse: Path) -> None:
-    """Each version of any document, in its second: whole documents, and updates that are folded one by one."""
-    drawn = histories.drawn(120, seed=5)
-    hop = Hop(spark, lakehouse, {case.name: case.options for case in CASES})
-    landed = {case: model.landing(drawn, case) for case in CASES}
+@pytest.mark.parametrize("cases", [CASES[:1], pytest.param(CASES[1:], marks=pytest.mark.journey)], ids=["folded", "others"])
+def test_any_histories(spark: SparkSession, lakehouse: Path, cases: Sequence[model.Case]) -> None:
+    """Each version of any document, in its second: updates that are folded one by one; whole documents and pre-images."""
+    drawn = histories.drawn(200, seed=5)
+    hop = Hop(spark, lakehouse, {case.name: case.options for case in cases})
+    landed = {case: model.landing(drawn, case) for case in cases}
     for batch in range(histories.BATCHES):
-        hop.bronze.append({case.name: landed[case][batch] for case in CASES})
+        hop.bronze.append({case.name: landed[case][batch] for case in cases})
         hop.run()
-    for case in CASES:
+    for case in cases:
         table = spark.table(hop.table(case.name)).toArrow()
         for step in range(max(len(history.versions) for history in drawn)):
             assert faults(table, drawn, case, step) == [], case.name
