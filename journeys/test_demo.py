@@ -1,4 +1,4 @@
-"""The demo, and what stands on its tables: the queries that it shows, and the status."""
+"""The demo, and what stands on its tables: the queries that it shows, the status, the notebook."""
 
 from __future__ import annotations
 
@@ -78,6 +78,21 @@ def test_the_spark_query_that_is_shown_works(
     """The one-liner with Spark prints the same table."""
     exec(demo_report.QUERIES["Spark SQL"](str(folder / "lakehouse" / "gold" / "shop" / "orders")), {})  # noqa: S102
     assert "status" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.name)
+def test_the_notebook_runs_from_its_first_cell_to_its_last(
+    path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every code cell runs in order, and prints rows; the file holds no output of an earlier run."""
+    monkeypatch.setenv("MEDALLION_LAKEHOUSE", str(folder / "lakehouse"))
+    cells = [cell for cell in json.loads(path.read_text("utf-8"))["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] for cell in cells)
+    namespace: dict[str, Any] = {}
+    for number, cell in enumerate(cells):
+        exec(compile("".join(cell["source"]), f"{path.name}:{number}", "exec"), namespace)  # noqa: S102
+    shown = capsys.readouterr().out
+    assert shown.count("+--") >= 5 and "ask us" in shown
 
 
 def test_played_again_the_shop_goes_on(

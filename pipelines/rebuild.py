@@ -1,7 +1,8 @@
 """Rebuild one table: all that bronze holds of a collection, applied once more beside the table, compared, and swapped.
 
     claimed    the table, so that nobody writes it meanwhile; a refused rebuild has changed nothing
-    shadowed   bronze batches 0 to the table's position, or all of a bronze that was made anew, applied to an empty table;
+    shadowed   bronze batches 0 to the table's position, or all of a bronze that was made anew, or trimmed and then holds a
+               snapshot of the whole, applied to an empty table;
                again from the start with wider types as long as values are rescued that another type of their column would hold
     compared   rows, keys and documents, with the columns in which they differ and why
     swapped    the deletes and the schema are noted, then one commit replaces the table's rows and columns
@@ -30,7 +31,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from cdc_core import document_schema, errors, merge, reduce, tables, typed
+from cdc_core import document_schema, errors, merge, reduce, snapshot_state, tables, typed
 from cdc_core.document_schema import DocumentSchema
 from cdc_core.settings import OnConflict
 from pipelines import bronze, delta, registry, schemas, silver_collection
@@ -118,7 +119,7 @@ def run(
 
     Nothing is swapped where rows would be lost that no delete in bronze explains, unless `drops_lost` says so: `refuse`
     raises then. Raises `SettingsError` for an unknown collection, `DecisionNeeded` where bronze no longer begins with its
-    first batch, `TableOwned`, `LeaseHeld`, `OwnershipLost`, and `Temporary` when `stop` was set; the table is then as it was.
+    first batch, nor holds a whole snapshot, `TableOwned`, `LeaseHeld`, `OwnershipLost`, and `Temporary` when `stop` was set; the table is then as it was.
     """
     started = time.monotonic()
     layout = delta.layout(settings.lakehouse)
@@ -256,11 +257,20 @@ class _Rebuild:
 
     def _check_bronze(self, to: int) -> None:
         edges = self.spark.sql(f"SELECT min(batch) AS first, max(batch) AS last FROM {self._bronze}").first()
-        if edges.first != 1 or edges.last < to:
+        if edges.last < to or not (edges.first == 1 or self._is_read_again()):
             raise errors.DecisionNeeded(
-                f"{self._bronze.label}: it holds batches {edges.first} to {edges.last}, and rebuilding "
-                f"{self.namespace} needs 1 to {to}; another bronze table (another name) begins with a new snapshot"
+                f"{self._bronze.label}: it holds batches {edges.first} to {edges.last}, and rebuilding {self.namespace} needs 1 to "
+                f"{to}, or a whole snapshot: medallion signal execute-snapshot --data-collections {self.namespace}, and then again"
             )
+
+    def _is_read_again(self) -> bool:
+        """Whether a trimmed bronze holds a snapshot of the whole collection, from its plan to its end."""
+        name = str(self.namespace)
+        states = snapshot_state.states(bronze.snapshot_heartbeats(self.spark, self._bronze))
+        return any(
+            name in state.planned and state.of(name).completed and state.of(name).sweep and name not in state.conditions
+            for state in states
+        )
 
     @contextmanager
     def _shadows(self, generation: str) -> Iterator[Iterator[tables.Layout]]:

@@ -75,8 +75,9 @@ class Log:
         common = {"resume_token": f"token-{self.offset}", "offset": self.offset, "batch": self.batch, "ts_ms": 5}
         if "sweep" in event:
             first = sequence(event["sweep"], is_snapshot=True)
-            state = {"chunks": 1, "completed": True, "first": first, "sweep": True}
-            payload = {"snapshot": {"id": "s", "collections": {f"{DB}.{collection}": state}}}
+            namespace = f"{DB}.{collection}"
+            state = {"chunks": 1, "documents": 1, "completed": True, "first": first, "sweep": True}
+            payload = {"snapshot": {"id": "s", "planned": [namespace], "collections": {namespace: state}}}
             return common | {"kind": "heartbeat", "payload": text(payload)}
         if "drop" in event:
             place = {"db": DB, "collection": collection, "sequence": sequence(event["drop"])}

@@ -288,7 +288,7 @@ class Judgement:
     used: set[str] = field(default_factory=set)
 
     def differ(self, path: str, what: str) -> None:
-        self.differences.append(f"{self.where}: {path or 'the document'}: {what}")
+        self.differences.append(f"{self.where}: {path or 'the field without a name'}: {what}")
 
     def value(
         self, value: Value, cell: Any, type_: pa.DataType | None, path: str, *, in_array: bool = False
@@ -318,7 +318,7 @@ class Judgement:
             self.differ(path, f"{value.type} {_shown(value.held)} is {_shown(cell)} in gold")
 
     def fields(
-        self, value: Value, cell: Mapping[str, Any], type_: pa.StructType, path: str, *, in_array: bool
+        self, value: Value, cell: Mapping[str, Any], type_: pa.StructType, path: str | None, *, in_array: bool
     ) -> None:
         free = {type_.field(number).name: type_.field(number).type for number in range(type_.num_fields)}
         for name, inner in sorted(value.held, key=lambda item: item[0] not in free):
@@ -334,7 +334,7 @@ class Judgement:
         filled = [column for column in candidates if cell.get(column) is not None]
         return (filled or candidates or [None])[0]
 
-    def nothing_else(self, columns: Iterable[str], cell: Mapping[str, Any], path: str) -> None:
+    def nothing_else(self, columns: Iterable[str], cell: Mapping[str, Any], path: str | None) -> None:
         for column in columns:
             if cell.get(column) is not None:
                 self.differ(_joined(path, column), f"{_shown(cell[column])} in gold, nothing in the source")
@@ -406,8 +406,9 @@ def holds(value: Value, cell: Any) -> bool:
             return False
 
 
-def _joined(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
+def _joined(path: str | None, name: str) -> str:
+    """The dotted path of a field; None is the document itself, and not a field without a name."""
+    return name if path is None else f"{path}.{name}"
 
 
 def _shown(value: Any) -> str:
@@ -487,7 +488,7 @@ def _differences(
         cells = {item.name: row[item.name] for item in columns}
         judgement = Judgement(where, dict(row.get("__rescued") or ()), is_rebuilt)
         if flatten is None:
-            judgement.fields(document, cells, columns, "", in_array=False)
+            judgement.fields(document, cells, columns, None, in_array=False)
         else:
             _judge_flattened(judgement, document, cells, columns, flatten)
         yield from judgement.differences
@@ -505,7 +506,7 @@ def _judge_flattened(
         column = judgement.column(delimiter.join(path), free, cells)
         column_type = None if column is None else free.pop(column)
         judgement.value(value, cells.get(column or ""), column_type, ".".join(path))
-    judgement.nothing_else(free, cells, "")
+    judgement.nothing_else(free, cells, None)
 
 
 def _leaves(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
+
 from cdc_core import errors, settings
 from cdc_core.unwrap_options import DeleteMode
 from pipelines import delta, gold, silver
@@ -15,7 +17,6 @@ from tests import bronze_rows, histories, model, oracle
 from tests.histories import History, Mode
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 ENGINE = ("__incomplete", "__as_captured", "__document", "__sequence", "__until", "__deleted", "valid_from", "valid_to")
@@ -97,6 +98,7 @@ def test_late_events_drops_and_wider_types(spark: SparkSession, lakehouse: Path)
     assert not {"deletionVectors", "columnMapping", "typeWidening"} & set(details.tableFeatures or ())
 
 
+@pytest.mark.journey
 def test_it_can_be_asked_for_later_and_taken_out_again(spark: SparkSession, lakehouse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It begins with bronze's first batch whenever it is asked for; a killed run is repeated; looked-up documents are labelled."""
     hop = Hop(spark, lakehouse, {"things": {"history": False}})
@@ -162,14 +164,19 @@ def faults(table: pa.Table, drawn: Sequence[History], case: model.Case, step: in
     holds = [start <= now and (end is None or end > now) for start, end, now in zip(began, ended, at, strict=True)]
     expected = {number: history.versions[step] for number, history in enumerate(drawn) if step < len(history.versions)}
     known = {number for number in expected if is_known(drawn[number], case, step)}
-    held = table.filter([is_held and number in expected for is_held, number in zip(holds, numbers, strict=True)])
+    held = chosen(table, (is_held and number in expected for is_held, number in zip(holds, numbers, strict=True)))
     gone = [str(number) for number in known if expected[number] is None]
     found = [f"{key} at {step}: there is a version of it" for key in held["__key"].to_pylist() if key in gone]
     alive = {number for number in known if expected[number] is not None}
-    judged = held.filter([int(key) in alive for key in held["__key"].to_pylist()])
+    judged = chosen(held, (int(key) in alive for key in held["__key"].to_pylist()))
     found += [f"{key} at {step}: incomplete" for key in judged.filter(judged["__incomplete"])["__key"].to_pylist()]
     values = [oracle.read_bson(histories.raw(expected[number], number)) for number in sorted(alive)]
-    return found + oracle.differences(values, judged, added=[name for name in ENGINE if name in table.column_names])
+    differences = oracle.differences(values, judged, added=[name for name in ENGINE if name in table.column_names])
+    return found + [f"at {step}: {each}: {drawn[int(each.split(':')[0])]}" for each in differences]
+
+
+def chosen(table: pa.Table, are_chosen: Iterable[bool]) -> pa.Table:
+    return table.filter(pa.array(are_chosen, pa.bool_()))
 
 
 def is_known(history: History, case: model.Case, step: int) -> bool:

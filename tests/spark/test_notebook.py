@@ -1,0 +1,52 @@
+"""The analysts' notebook over tables as gold has them; the journey of the demo runs it over its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cdc_core import tables
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+
+GOLD = {
+    "customers": "'c1' AS _id, 'Lyon' AS address_city",
+    "orders": (
+        "1L AS _id, 'new' AS status, 7.50BD AS total, 2 AS pieces, 'c1' AS customer, 'c' AS __op, 5000L AS __source_ts_ms, "
+        "array(named_struct('sku', 'p1', 'quantity', 2, 'price', 3.75BD)) AS lines"
+    ),
+    "products": "'p1' AS _id, 'oak lamp' AS title, map('weight', '\"ask us\"') AS __rescued",
+    "lost_and_found": "'the till' AS _id",
+}
+"""A row of each of the shop's gold tables."""
+
+
+@pytest.fixture
+def lake(spark: SparkSession, lakehouse: Path) -> Path:
+    """A lakehouse with the shop's gold tables."""
+    layout = tables.Layout(root=str(lakehouse))
+    for collection, row in GOLD.items():
+        spark.sql(f"SELECT {row}, '1' AS __key").write.format("delta").save(layout.gold("shop", collection).path)
+    return lakehouse
+
+
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.name)
+def test_the_notebook_runs_from_its_first_cell_to_its_last(
+    path: Path, lake: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every code cell runs in order, and prints rows; the file holds no output of an earlier run."""
+    monkeypatch.setenv("MEDALLION_LAKEHOUSE", str(lake))
+    cells = [cell for cell in json.loads(path.read_text("utf-8"))["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] for cell in cells)
+    namespace: dict[str, Any] = {}
+    for number, cell in enumerate(cells):
+        exec(compile("".join(cell["source"]), f"{path.name}:{number}", "exec"), namespace)  # noqa: S102
+    shown = capsys.readouterr().out
+    assert shown.count("+--") >= 5
+    assert all(found in shown for found in ("ask us", "oak lamp", "Lyon", "7.50"))
