@@ -320,6 +320,7 @@ def test_an_end_at_every_commit(
     assert [(each["status"], each["event_count"]) for each in told] == [("BEGIN", None), ("END", 5)]
 
 
+@pytest.mark.journey
 def test_a_clock_that_is_wrong(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,6 +80,7 @@ def test_what_a_delete_does_to_a_version(spark: SparkSession, lakehouse: Path) -
     assert hop.run().collections == ()
 
 
+@pytest.mark.journey
 def test_late_events_drops_and_wider_types(spark: SparkSession, lakehouse: Path) -> None:
     """A version is put between others; a drop closes all, for good; a column that widens is rewritten, gold has plain types."""
     hop = Hop(spark, lakehouse, {"things": {}})
@@ -140,16 +141,16 @@ CASES = (
 )
 
 
-@pytest.mark.parametrize("cases", [CASES[:1], pytest.param(CASES[1:], marks=pytest.mark.journey)], ids=["folded", "others"])
-def test_any_histories(spark: SparkSession, lakehouse: Path, cases: Sequence[model.Case]) -> None:
+@pytest.mark.journey
+def test_any_histories(spark: SparkSession, lakehouse: Path) -> None:
     """Each version of any document, in its second: updates that are folded one by one; whole documents and pre-images."""
     drawn = histories.drawn(200, seed=5)
-    hop = Hop(spark, lakehouse, {case.name: case.options for case in cases})
-    landed = {case: model.landing(drawn, case) for case in cases}
+    hop = Hop(spark, lakehouse, {case.name: case.options for case in CASES})
+    landed = {case: model.landing(drawn, case) for case in CASES}
     for batch in range(histories.BATCHES):
-        hop.bronze.append({case.name: landed[case][batch] for case in cases})
+        hop.bronze.append({case.name: landed[case][batch] for case in CASES})
         hop.run()
-    for case in cases:
+    for case in CASES:
         table = spark.table(hop.table(case.name)).toArrow()
         for step in range(max(len(history.versions) for history in drawn)):
             assert faults(table, drawn, case, step) == [], case.name

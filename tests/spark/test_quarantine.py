@@ -277,6 +277,7 @@ def test_replay(spark: SparkSession, layout: tables.Layout) -> None:
     assert states["token-2"] is quarantines.State.ENDED
 
 
+@pytest.mark.journey
 def test_a_replay_brings_back_what_can_be_read_and_no_more(spark: SparkSession, layout: tables.Layout) -> None:
     """Of each document the events before the first that still cannot be read come back; the others stay."""
     filled(
