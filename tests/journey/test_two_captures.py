@@ -40,6 +40,7 @@ def inserted(database: Any, pipeline: processes.Pipeline, capture: processes.Com
     )
 
 
+@pytest.mark.journey
 @pytest.mark.timeout(600)
 def test_of_two_captures_one_writes(tmp_path: Path, mongodb_uri: str, database: Any) -> None:
     """A second capture is refused; a paused one that was replaced stops; neither has changed anything."""

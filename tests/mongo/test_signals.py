@@ -154,6 +154,7 @@ def test_signals_that_come_together(
     check_numbers(rows(spark, found))
 
 
+@pytest.mark.journey
 def test_a_snapshot_that_was_paused_and_killed_goes_on_and_can_be_stopped(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

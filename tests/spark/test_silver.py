@@ -351,6 +351,7 @@ def test_idle_collections_cost_nothing(hop: Hop, monkeypatch: pytest.MonkeyPatch
     assert registry.silver_position(hop.spark, hop.silver_table("idle")).to == 3
 
 
+@pytest.mark.journey
 def test_a_start_reads_no_batch_that_all_collections_have_behind_them(
     hop: Hop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
