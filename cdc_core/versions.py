@@ -92,7 +92,7 @@ class Version:
 def changed(stored: Sequence[Version], events: Sequence[Event], *, folds: bool) -> list[Version]:
     """The versions that the events make, and the stored ones that end otherwise now, in order.
 
-    `stored` are the key's versions that end after the first of the events, with their documents where `folds` is true:
+    `stored` are the key's versions that end at the first of the events or later, with their documents where `folds` is true:
     where it is not, updates that only say what changed are passed over.
     """
     before = {version.sequence: version for version in stored}

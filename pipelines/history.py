@@ -2,7 +2,7 @@
 
 For each collection with `history: true`, from the bronze batch that its table is at to the one that silver is at:
 
-    touched     the collection's events of a range, and the stored versions of their keys that end after the first of them
+    touched     the collection's events of a range, and the stored versions of their keys that end at the first of them or later
     laid out    each key's versions anew (`cdc_core.versions`); updates that say only what changed are folded, each by itself
     typed       by a schema of its own, because versions in between have fields that silver never saw
     merged      one MERGE: new versions, and the ends of those before them; its commit carries the position
@@ -162,7 +162,7 @@ class History:
         grouped = events.groupBy(F.col("key").alias("__key")).agg(F.collect_list(F.struct(*versions.EVENT)).alias("events"))
         touched = found.select(F.col("key").alias("__key"))
         table = self._stored().join(touched, "__key", "left_semi")
-        held = table.where(f"`__until` IS NULL OR `__until` > {merge.literal(low)}").select(
+        held = table.where(f"`__until` IS NULL OR `__until` >= {merge.literal(low)}").select(
             "__key",
             F.struct(
                 F.col("__sequence").alias("sequence"),

@@ -80,6 +80,18 @@ def test_what_a_delete_does_to_a_version(spark: SparkSession, lakehouse: Path) -
     assert hop.run().collections == ()
 
 
+def test_an_update_that_comes_again_changes_nothing(spark: SparkSession, lakehouse: Path) -> None:
+    """A range that is repeated finds the version before its first event, which ends where that one begins."""
+    hop = Hop(spark, lakehouse, {"things": {"keep.document": True}})
+    update = {"op": "u", "key": 1, "at": 20, "update": {"w": 2}}
+    hop.bronze.append({"things": [change("c", 1, 10, "a"), update]})
+    hop.run()
+    hop.bronze.append({"things": [update]})
+    hop.run()
+    assert (hop.at("things", 10), hop.at("things", 20)) == ({1: "a"}, {1: "a"})
+    assert hop.spark.table(hop.table("things")).where("`__incomplete`").isEmpty()
+
+
 @pytest.mark.journey
 def test_late_events_drops_and_wider_types(spark: SparkSession, lakehouse: Path) -> None:
     """A version is put between others; a drop closes all, for good; a column that widens is rewritten, gold has plain types."""

@@ -34,7 +34,7 @@ class Kept:
 
     def add(self, *events: Event, folds: bool = True) -> None:
         low = min(event.sequence for event in events)
-        held = [version for version in self.versions.values() if version.until is None or version.until > low]
+        held = [version for version in self.versions.values() if version.until is None or version.until >= low]
         for version in versions.changed(held, events, folds=folds):
             before = self.versions.get(version.sequence)
             if version.offset is None:  # only where it ends is written
@@ -67,6 +67,15 @@ def test_updates_are_folded_each_by_itself() -> None:
     other = Kept()
     other.add(partial(5, before={"v": 1, "x": 2}, v=3))
     assert other.spans() == [(5, None, {"v": 3, "x": 2})] and not other.versions["0005"].is_incomplete
+
+
+def test_an_update_that_comes_again_is_folded_onto_the_same_version() -> None:
+    """A range is repeated after a crash: the version before its first event ends where that one begins."""
+    kept = Kept()
+    kept.add(whole(1, "a", bronze.Op.CREATE), partial(2, w=1))
+    before = kept.spans()
+    kept.add(partial(2, w=1))
+    assert kept.spans() == before and not kept.versions["0002"].is_incomplete
 
 
 def test_a_document_that_comes_late_completes_what_followed() -> None:
