@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-_NAMES = {pa.string(): "STRING", pa.int64(): "BIGINT", pa.int32(): "INT"}
+_NAMES = {pa.string(): "STRING", pa.int64(): "BIGINT", pa.int32(): "INT", pa.bool_(): "BOOLEAN"}
 
 
 def spark_type(type_: pa.DataType) -> str:

@@ -92,10 +92,7 @@ class Layout:
 
     def history(self, db: str, collection: str) -> TableRef:
         """The versions of one collection's documents, beside its gold table."""
-        gold = self.gold(db, collection)
-        if gold.path is not None:
-            return TableRef.at(f"{gold.path}_history")
-        return TableRef.named(*filter(None, (self.catalog, f"{self.schema_prefix}gold", f"{self._name(db, collection)}_history")))
+        return self._table("gold", db, f"{collection}_history")
 
     def quarantine(self, db: str, collection: str) -> TableRef:
         """The events of one collection that could not be read."""
@@ -125,11 +122,8 @@ class Layout:
     def _table(self, layer: str, *names: str) -> TableRef:
         if self.root is not None:
             return TableRef.at("/".join((self.root.rstrip("/"), layer, *map(path_name, names))))
-        return TableRef.named(*filter(None, (self.catalog, f"{self.schema_prefix}{layer}", self._name(*names))))
-
-    @staticmethod
-    def _name(*names: str) -> str:
-        return "__".join(map(catalog_name, names))
+        table = "__".join(map(catalog_name, names))
+        return TableRef.named(*filter(None, (self.catalog, f"{self.schema_prefix}{layer}", table)))
 
 
 def collisions(namespaces: list[tuple[str, str]]) -> list[tuple[str, str, str]]:

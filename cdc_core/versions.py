@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from cdc_core import bronze, fold
+from cdc_core import arrow, bronze, fold
 from cdc_core.fold import Update
 
 EVENT = ("sequence", "offset", "op", "is_whole", "after", "before", "updateDescription")
@@ -40,10 +40,7 @@ _SCHEMA = pa.schema(
     ]
 )
 
-LAID_OUT_DDL = (
-    "`__key` STRING, `sequence` STRING, `until` STRING, `is_incomplete` BOOLEAN, `is_deleted` BOOLEAN, "
-    "`document` STRING, `offset` BIGINT"
-)
+LAID_OUT_DDL = arrow.columns_ddl(_SCHEMA)
 """The rows of `laid_out`."""
 
 
@@ -82,11 +79,6 @@ class Version:
     is_deleted: bool = False
     document: str | None = None
     offset: int | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether nothing has ended it."""
-        return self.until is None
 
 
 def changed(stored: Sequence[Version], events: Sequence[Event], *, folds: bool) -> list[Version]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pipelines import demo, demo_report, settings_file, shop, status
+from tests import notebooks
 
 if TYPE_CHECKING:
     from pymongo import MongoClient
@@ -80,17 +81,13 @@ def test_the_spark_query_that_is_shown_works(
     assert "status" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", notebooks.PATHS, ids=lambda path: path.name)
 def test_the_notebook_runs_from_its_first_cell_to_its_last(
     path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every code cell runs in order, and prints rows; the file holds no output of an earlier run."""
     monkeypatch.setenv("MEDALLION_LAKEHOUSE", str(folder / "lakehouse"))
-    cells = [cell for cell in json.loads(path.read_text("utf-8"))["cells"] if cell["cell_type"] == "code"]
-    assert all(cell["outputs"] == [] for cell in cells)
-    namespace: dict[str, Any] = {}
-    for number, cell in enumerate(cells):
-        exec(compile("".join(cell["source"]), f"{path.name}:{number}", "exec"), namespace)  # noqa: S102
+    assert all(cell["outputs"] == [] for cell in notebooks.run(path))
     shown = capsys.readouterr().out
     assert shown.count("+--") >= 5 and "ask us" in shown
 

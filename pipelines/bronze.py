@@ -283,10 +283,10 @@ def told_heartbeats(spark: SparkSession, table: tables.TableRef) -> list[dict[st
 
 def noted_collections(spark: SparkSession, table: tables.TableRef) -> frozenset[str] | None:
     """The collections that were captured when the settings last let in others; None where that was never noted."""
-    found = spark.sql(
+    last = spark.sql(
         f"SELECT max_by(payload, `offset`) AS payload FROM {table} WHERE kind = 'heartbeat' AND payload LIKE '{{\"stream\"%'"
     ).first()
-    noted = json.loads(found.payload).get("captured") if found.payload else None
+    noted = json.loads(last.payload).get("captured") if last.payload else None
     return None if noted is None else frozenset(noted)
 
 

@@ -512,8 +512,8 @@ class Writer:
         except (_NeedsMerge, Py4JError, TypeError):  # another Delta has other methods: nothing was committed
             return None
 
-    def alter(self, sql: str) -> None:
-        """Run one ALTER TABLE after ownership was checked; the next commit is fenced on top of it."""
+    def alter(self, change: str) -> None:
+        """Run `ALTER TABLE … change` on the table after ownership was checked; the next commit is fenced on top of it."""
         self.check_ownership()
         with session_confs(
             self.spark,
@@ -523,7 +523,7 @@ class Writer:
                 )
             },
         ), _translating(self.table):
-            self.spark.sql(sql).collect()
+            self.spark.sql(f"ALTER TABLE {self.table} {change}").collect()
         self.version = version(self.spark, self.table)
 
     def append_arrow(

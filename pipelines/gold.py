@@ -127,7 +127,7 @@ def run(
     found: list[CollectionResult] = []
     try:
         while True:
-            published = gold.published(ended)
+            published = gold.published()
             found += published
             if once or ended.is_set():
                 break
@@ -159,12 +159,12 @@ class _Gold:
                 writer.release()
         self.writers.clear()
 
-    def published(self, stop: threading.Event) -> list[CollectionResult]:
+    def published(self) -> list[CollectionResult]:
         """Bring every table to where silver is now."""
         known = registry.read(self.spark, self.settings).namespaces
         due = [work for work in map(self._work, known) if work is not None]
-        results = self.pool.each(due, self._applied, stop=stop)
-        results += self.pool.each(self._histories(known), self._versioned, stop=stop)
+        results = self.pool.each(due, self._applied, stop=self.stop)
+        results += self.pool.each(self._histories(known), self._versioned, stop=self.stop)
         return [result for result in results if result is not None]
 
     def _histories(self, known: Sequence[registry.Namespace]) -> list[_Versions]:
@@ -305,7 +305,7 @@ class Table:
         if alteration.widened or alteration.impossible:
             return self.rewritten(writer)
         for statement in alteration.added:
-            writer.alter(f"ALTER TABLE {writer.table} {statement}")
+            writer.alter(statement)
         if not changes.count:
             writer.mark(to=self.work.silver.to, extra=self._extra())
             return 0

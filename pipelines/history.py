@@ -97,7 +97,7 @@ class History:
         """Apply what lies between a position and silver's; how many events. Between ranges `stop` is obeyed."""
         reached = replace(at, to=0 if silver.is_of_other(at.log) else at.to, log=silver.log)
         span = reduce.Range(reached.to, silver.to)
-        counts, sweeps = silver_collection.surveyed(self.spark, self.bronze, span)
+        counts, sweeps = silver_collection.surveyed(self.spark, self.bronze, span, own=self.namespace.predicate)
         own = counts.get(self.namespace, silver_collection.Counts())
         due = [each for each in silver_collection.obeyed(sweeps, self.options) if each.db_collection == str(self.namespace)]
         ranges: Sequence[reduce.Range] = (span,)
@@ -191,19 +191,10 @@ class History:
             mark="sequence",
             reserved=RESERVED,
         )
-        if evolution.changes:
-            self.schema = schemas.Kept(self.schema.version + 1, evolution.schema, GENERATION)
-            schemas.append(
-                self.spark,
-                self.layout.ops("schemas"),
-                collection=str(self.namespace),
-                version=self.schema.version,
-                batch=number,
-                evolution=evolution,
-                generation=GENERATION,
-            )
+        ops, name = self.layout.ops("schemas"), str(self.namespace)
+        self.schema = schemas.keep(self.spark, ops, self.schema, evolution, collection=name, batch=number)
         source = self._typed(made, evolution.plan)
-        names = self._made_room(source.drop("__is_new").schema, reached)
+        names = self._made_room(source.drop("__is_new").schema)
         ended = laid_out.where("offset IS NULL").select(*self._ends(), F.lit(False).alias("__is_new"))
         both = delta.computed(source.unionByName(ended, allowMissingColumns=True))
         view = f"history_{threading.get_ident()}"
@@ -243,7 +234,7 @@ class History:
             F.lit(True).alias("__is_new"),
         )
 
-    def _made_room(self, wanted: T.StructType, reached: Position) -> list[str]:
+    def _made_room(self, wanted: T.StructType) -> list[str]:
         """The table's columns for these, added where they are missing; rewritten where a type is wider now: gold has plain types."""
         changes = merge.alterations(self._stored().schema, wanted)
         if changes.impossible:
@@ -252,12 +243,12 @@ class History:
                 "and gold makes it anew from bronze"
             )
         for statement in changes.added:
-            self.writer.alter(f"ALTER TABLE {self.writer.table} {statement}")
+            self.writer.alter(statement)
         if changes.widened:
             held = self._stored()
             cast = [F.col(merge.quoted(each.name)).cast(_widened(each.dataType, wanted, each.name)).alias(each.name) for each in held.schema]
             before = self.writer.metadata
-            extra = {name: before.get(name) for name in ("floor", "log")}
+            extra = {name: before.get(name) for name in Position().extra}
             self.writer.overwrite(held.select(*cast), to=before.get("to"), extra=extra, overwrite_schema=True)
         return wanted.names
 

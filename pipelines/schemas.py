@@ -175,6 +175,18 @@ def facts(spark: SparkSession, table: tables.TableRef) -> DataFrame:
     return rows.withColumn("generation", F.coalesce(found, F.lit("")))
 
 
+def keep(
+    spark: SparkSession, table: tables.TableRef, kept: Kept, evolution: Evolution, *, collection: str, batch: int
+) -> Kept:
+    """The schema that a batch led to; what changed is appended, before any table holds it."""
+    if not evolution.changes:
+        return kept
+    changed = replace(kept, version=kept.version + 1, schema=evolution.schema)
+    of = {"collection": collection, "version": changed.version, "generation": kept.generation}
+    append(spark, table, batch=batch, evolution=evolution, **of)
+    return changed
+
+
 def append(
     spark: SparkSession,
     table: tables.TableRef,

@@ -444,19 +444,8 @@ class Collection:
 
     def _keep(self, evolution: schemas.Evolution, number: int) -> None:
         """Append what changed to the schemas, before the table holds it."""
-        if not evolution.changes:
-            return
-        version = self.schema.version + 1
-        schemas.append(
-            self.spark,
-            self.layout.ops("schemas"),
-            collection=str(self.namespace),
-            version=version,
-            batch=number,
-            evolution=evolution,
-            generation=self.schema.generation,
-        )
-        self.schema = replace(self.schema, version=version, schema=evolution.schema)
+        ops, name = self.layout.ops("schemas"), str(self.namespace)
+        self.schema = schemas.keep(self.spark, ops, self.schema, evolution, collection=name, batch=number)
 
     # --- what was deleted
 
@@ -651,7 +640,7 @@ class Collection:
                 "run medallion rebuild for this table, or take the pin back"
             )
         for statement in changes.statements:
-            self.writer.alter(f"ALTER TABLE {self.writer.table} {statement}")
+            self.writer.alter(statement)
         return wanted.names
 
     def _statement(self, view: str, batch: _Batch, columns: Sequence[str]) -> merge.Statement:

@@ -240,20 +240,16 @@ class Snapshot:
             try:
                 self._land(collection, bounds, read.result())
             except mongodb.CollectionChanged:
-                for _, other in reads:
-                    other.cancel()
+                _cancel(reads)
                 if (anew := self._made_anew(client, collection)) is None:
                     self._mark_completed(collection.namespace)
                     return
                 collection = anew
                 ranges = self._ranges(client, collection, documents)
-                reads.clear()
             finally:
                 if self.stopped.is_set():
-                    for _, other in reads:
-                        other.cancel()
-        for _, other in reads:
-            other.cancel()
+                    _cancel(reads)
+        _cancel(reads)
 
     def _made_anew(self, client: mongodb.Client, collection: mongodb.Collection) -> mongodb.Collection | None:
         """What has the collection's name now, if anything: made anew, or resharded, which the stream says nothing of."""
@@ -389,6 +385,12 @@ class Snapshot:
         self.report(
             Progress(namespace, state.documents, max(self._about.get(namespace, 0), state.documents), done, about, rate, left)
         )
+
+
+def _cancel(reads: deque[tuple[mongodb.Range, Future[ChunkRows]]]) -> None:
+    """Forget chunks that are asked for; one that is read already is read in vain."""
+    while reads:
+        reads.popleft()[1].cancel()
 
 
 def snapshot_rows(

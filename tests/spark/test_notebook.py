@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from cdc_core import tables
+from tests import notebooks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
 GOLD = {
     "customers": "'c1' AS _id, 'Lyon' AS address_city",
@@ -36,17 +34,13 @@ def lake(spark: SparkSession, lakehouse: Path) -> Path:
     return lakehouse
 
 
-@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", notebooks.PATHS, ids=lambda path: path.name)
 def test_the_notebook_runs_from_its_first_cell_to_its_last(
     path: Path, lake: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every code cell runs in order, and prints rows; the file holds no output of an earlier run."""
     monkeypatch.setenv("MEDALLION_LAKEHOUSE", str(lake))
-    cells = [cell for cell in json.loads(path.read_text("utf-8"))["cells"] if cell["cell_type"] == "code"]
-    assert all(cell["outputs"] == [] for cell in cells)
-    namespace: dict[str, Any] = {}
-    for number, cell in enumerate(cells):
-        exec(compile("".join(cell["source"]), f"{path.name}:{number}", "exec"), namespace)  # noqa: S102
+    assert all(cell["outputs"] == [] for cell in notebooks.run(path))
     shown = capsys.readouterr().out
     assert shown.count("+--") >= 5
     assert all(found in shown for found in ("ask us", "oak lamp", "Lyon", "7.50"))
