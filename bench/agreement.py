@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import ground
-from cdc_core.properties import CaptureMode
+from cdc_core.properties.source import CaptureMode
 from tests import agreement
 
 

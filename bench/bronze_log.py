@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from bench import ground
-from cdc_core import tables
-from pipelines import bronze
-from pipelines import spark as sparks
+from cdc_core.tables import layout as tables
+from pipelines.bronze import log as bronze
+from pipelines.spark import session as sparks
 
 
 def commit_times(log: bronze.Log, *, count: int) -> list[float]:

@@ -16,8 +16,9 @@ from bson.raw_bson import DEFAULT_RAW_BSON_OPTIONS
 from bson.timestamp import Timestamp
 
 from bench import ground
-from pipelines import capture, mongodb
-from pipelines import spark as sparks
+from pipelines.capture import service as capture
+from pipelines.mongodb import client as mongodb
+from pipelines.spark import session as sparks
 
 
 WARM_UP = 100_000

@@ -16,8 +16,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bench import ground
-from pipelines import capture, delta, gold, mongodb, silver
-from pipelines import spark as sparks
+from pipelines.capture import service as capture
+from pipelines.delta import tables as delta
+from pipelines.gold import run as gold
+from pipelines.mongodb import client as mongodb
+from pipelines.silver import run as silver
+from pipelines.spark import session as sparks
 
 
 def measured(

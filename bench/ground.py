@@ -19,8 +19,9 @@ from bson.int64 import Int64
 from rich.console import Console
 from rich.table import Table
 
-from cdc_core import settings
-from pipelines import embedded_mongodb, mongodb
+from cdc_core.settings import parse as settings
+from pipelines.demo import embedded_mongodb
+from pipelines.mongodb import client as mongodb
 from tests import kills, processes
 
 Row = tuple[object, ...]

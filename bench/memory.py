@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import ground
-from pipelines import mongodb
+from pipelines.mongodb import client as mongodb
 
 
 def resident_mb(pid: int) -> float:

@@ -26,12 +26,16 @@ from typing import Any
 import pyarrow as pa
 
 from bench import ground
-from cdc_core import bronze as columns
-from cdc_core import resume_token
-from cdc_core import snapshot_state
-from cdc_core.settings import Settings
-from pipelines import bronze, delta, mongodb, silver, snapshot
-from pipelines import spark as sparks
+from cdc_core.bronze import columns
+from cdc_core.stream import resume_token
+from cdc_core.snapshot import state as snapshot_state
+from cdc_core.settings.parse import Settings
+from pipelines.bronze import log as bronze
+from pipelines.delta import tables as delta
+from pipelines.mongodb import client as mongodb
+from pipelines.silver import run as silver
+from pipelines.snapshot import snapshot
+from pipelines.spark import session as sparks
 
 DB, COLLECTION = "bench", "orders"
 CHUNK = 50_000

@@ -16,8 +16,11 @@ from typing import Any
 
 from bench import ground
 from bench.silver import COLLECTION, DB, Documents, chosen, events_of, fill, merge_plainly, plain_table, timed, update
-from pipelines import bronze, delta, parallel, silver
-from pipelines import spark as sparks
+from pipelines.bronze import log as bronze
+from pipelines.delta import tables as delta
+from pipelines.silver import run as silver
+from pipelines.spark import parallel
+from pipelines.spark import session as sparks
 
 
 class Wide(Documents):

@@ -16,9 +16,10 @@ FOLDER = Path(__file__).resolve().parent
 if __name__ == "__main__":
     sys.path.insert(0, str(FOLDER.parent))
 
-from cdc_core import debezium_import, errors  # noqa: E402
-from cdc_core import properties as known  # noqa: E402
-from cdc_core.settings import PROPERTIES, Property  # noqa: E402
+from cdc_core import errors
+from cdc_core.settings import connector as debezium_import
+from cdc_core.properties import source as known
+from cdc_core.settings.parse import PROPERTIES, Property  # noqa: E402
 
 CONNECTOR = FOLDER.parent / "tests" / "cases" / "connector_properties.json"
 """The connector's properties by where they are known from, each with the test that shows what it does here."""

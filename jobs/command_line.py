@@ -29,7 +29,7 @@ from cdc_core import errors
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from cdc_core.settings import Settings
+    from cdc_core.settings.parse import Settings
 
 BUG, WRONG, INTERRUPTED = 1, 2, 130
 
@@ -148,8 +148,8 @@ class _File:
     root: str | None
 
     def load(self) -> Settings:
-        from cdc_core.settings import Lakehouse
-        from pipelines import settings_file
+        from cdc_core.settings.parse import Lakehouse
+        from pipelines.settings import file as settings_file
 
         if self.root and self.catalog or self.schema_prefix and not self.catalog:
             raise click.UsageError("the tables lie below --root, or in --catalog with --schema-prefix")
@@ -207,7 +207,7 @@ def demo(directory: Path, mongodb_uri: str | None, seconds: int) -> None:
     Starts an embedded MongoDB, plays a shop's life against it while the pipeline runs, and shows the tables, what
     changed, how far behind each layer was, and how to query the result.
     """
-    from pipelines import demo as pipeline
+    from pipelines.demo import run as pipeline
 
     _quiet_log()
     with _stopping() as stop:
@@ -222,8 +222,8 @@ def check(file: _File) -> None:
     Reads the settings, then asks the source: reachable, a replica set, new enough, rights, oplog window, pre-images.
     Says what to mend. Changes nothing.
     """
-    from pipelines import check as pipeline
-    from pipelines import report
+    from pipelines.operations import check as pipeline
+    from pipelines.terminal import tables as report
 
     _quiet_log()
     findings = pipeline.run(file.load())
@@ -239,9 +239,9 @@ def capture(file: _File, once: bool, take_over: bool) -> None:
     The first start takes a snapshot of the collections while the stream is already open. SIGTERM commits what was read
     and ends within seconds. There can be one capture a table; a second one stops and has changed nothing.
     """
-    from pipelines import capture as pipeline
-    from pipelines import report
-    from pipelines import spark as sparks
+    from pipelines.capture import service as pipeline
+    from pipelines.terminal import tables as report
+    from pipelines.spark import session as sparks
 
     with _stopping() as stop, report.progress() as progress:
         settings, spark = _opened(file, "capture", captures=True)
@@ -261,9 +261,9 @@ def capture(file: _File, once: bool, take_over: bool) -> None:
 @_settings(_once(default=True), _take_over)
 def silver(file: _File, once: bool, take_over: bool) -> None:
     """Apply captured events to the silver tables, one a collection."""
-    from pipelines import report
-    from pipelines import silver as pipeline
-    from pipelines import spark as sparks
+    from pipelines.terminal import tables as report
+    from pipelines.silver import run as pipeline
+    from pipelines.spark import session as sparks
 
     with _stopping() as stop:
         settings, spark = _opened(file, "silver")
@@ -277,9 +277,9 @@ def silver(file: _File, once: bool, take_over: bool) -> None:
 @_settings(_once(default=True), _take_over)
 def gold(file: _File, once: bool, take_over: bool) -> None:
     """Bring the gold tables up to date: current documents, for analysts."""
-    from pipelines import gold as pipeline
-    from pipelines import report
-    from pipelines import spark as sparks
+    from pipelines.gold import run as pipeline
+    from pipelines.terminal import tables as report
+    from pipelines.spark import session as sparks
 
     with _stopping() as stop:
         settings, spark = _opened(file, "gold")
@@ -296,7 +296,7 @@ def run(file: _File, once: bool, take_over: bool) -> None:
 
     With --once: each layer in turn, up to what was there at the start.
     """
-    from pipelines import report
+    from pipelines.terminal import tables as report
     from pipelines import run as pipeline
 
     with _stopping() as stop, report.progress() as progress:
@@ -313,8 +313,8 @@ def status(file: _File, as_json: bool) -> None:
 
     Reads tables and asks the source for its oplog; claims nothing, changes nothing.
     """
-    from pipelines import report
-    from pipelines import status as pipeline
+    from pipelines.terminal import tables as report
+    from pipelines.operations import status as pipeline
 
     settings, spark = _opened(file, "status", quiet=True)
     found = pipeline.read(spark, settings)
@@ -333,7 +333,8 @@ def schema(file: _File, collection: str | None, as_json: bool) -> None:
     Example:
       medallion schema --config conf/shop.yml --collection shop.orders
     """
-    from pipelines import evolution, report
+    from pipelines.operations import schema as evolution
+    from pipelines.terminal import tables as report
 
     settings, spark = _opened(file, "schema", quiet=True)
     found = evolution.read(spark, settings, collection=collection)
@@ -399,8 +400,8 @@ def send_signal(
     import json
     import time
 
-    from cdc_core import values
-    from pipelines import signals
+    from cdc_core.properties import types as values
+    from pipelines.channels import signals
 
     asked: dict[str, Any] = {}
     if data is not None:
@@ -469,8 +470,8 @@ def quarantine(
     """
     import time
 
-    from pipelines import quarantine as pipeline
-    from pipelines import report
+    from pipelines.operations import quarantine as pipeline
+    from pipelines.terminal import tables as report
 
     if (tokens or corrections) and not collection:
         raise click.UsageError("--token and --corrections are of one collection: name it with --collection")
@@ -530,8 +531,8 @@ def rebuild(
       medallion rebuild --config conf/shop.yml --collection shop.orders
       medallion rebuild --config conf/shop.yml --collection shop.orders --layer gold
     """
-    from pipelines import rebuild as pipeline
-    from pipelines import report
+    from pipelines.operations import rebuild as pipeline
+    from pipelines.terminal import tables as report
 
     with _stopping() as stop:
         settings, spark = _opened(file, "rebuild", quiet=True)
@@ -567,7 +568,7 @@ def unwrap(options: str, source: str, target: str) -> None:
     In:  {"key": …, "value": …}
     Out: {"key": …, "value": …, "headers": …}  or  {"dropped": true}
     """
-    from pipelines import unwrap_files
+    from pipelines.operations import unwrap as unwrap_files
 
     click.echo(str(unwrap_files.run(options, source, target)), err=True)
 
@@ -584,7 +585,7 @@ def import_debezium(connector: Path, out: Path | None, root: str) -> None:
     are translated, passwords become variables of the environment, and each property that is left out is named with the
     reason, in the file and on stderr.
     """
-    from pipelines import debezium_connector, settings_file
+    from pipelines.settings import connector as debezium_connector, file as settings_file
 
     found = debezium_connector.read(connector, root=root)
     click.echo(found.text, nl=False) if out is None else settings_file.write(out, found.text)
@@ -604,14 +605,14 @@ def _opened(
     import logging
 
     from jobs import log_lines
-    from pipelines import spark as sparks
+    from pipelines.spark import session as sparks
 
     _quiet_log() if quiet else log_lines.configure()
     settings = file.load()
     for warning in settings.warnings:
         logging.getLogger(__name__).warning(warning)
     if captures:
-        from pipelines import capture
+        from pipelines.capture import service as capture
 
         capture.check_source(settings)
     return settings, sparks.session(f"medallion {verb} {settings.name}")
@@ -652,9 +653,9 @@ def _say(message: str) -> None:
 
 def _place(error: BaseException) -> str:
     """Where the project's own code raised, as `at silver.py:123`. The message stays out: it may hold a document."""
-    packages = {str(Path(__file__).resolve().parents[1] / name) for name in ("cdc_core", "pipelines", "jobs")}
+    packages = [Path(__file__).resolve().parents[1] / name for name in ("cdc_core", "pipelines", "jobs")]
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if str(Path(frame.filename).resolve().parent) in packages]
+    ours = [frame for frame in frames if any(Path(frame.filename).resolve().is_relative_to(each) for each in packages)]
     last = (ours or frames)[-1]
     return f"at {Path(last.filename).name}:{last.lineno}"
 

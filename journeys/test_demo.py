@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pipelines import demo, demo_report, settings_file, shop, status
+from pipelines.demo import run as demo, shop, tables as demo_report
+from pipelines.operations import status
+from pipelines.settings import file as settings_file
 from tests import notebooks
 
 if TYPE_CHECKING:

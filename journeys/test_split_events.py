@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from pipelines import delta, embedded_mongodb, mongodb
+from pipelines.delta import tables as delta
+from pipelines.demo import embedded_mongodb
+from pipelines.mongodb import client as mongodb
 from tests import newer_mongodb
 from tests.conftest import StartServer
 from tests.mongo.test_capture import check_numbers, once, pipeline, rows

@@ -7,13 +7,15 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from pipelines import capture, gold, silver
-from pipelines import spark as sparks
+from pipelines.capture import service as capture
+from pipelines.gold import run as gold
+from pipelines.silver import run as silver
+from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from cdc_core.settings import Settings
+    from cdc_core.settings.parse import Settings
 
 Layer = Callable[[threading.Event], object]
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pyarrow as pa
 
-from cdc_core import bronze, keys
-from pipelines import delta
+from cdc_core.bronze import columns as bronze
+from cdc_core.extended_json import keys
+from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from cdc_core import tables
+    from cdc_core.tables import layout as tables
 
 DB = "cases"
 

@@ -10,9 +10,12 @@ from typing import Any
 import pyarrow as pa
 from bson.timestamp import Timestamp
 
-from cdc_core import events, filters, transactions
-from cdc_core.settings import Settings
-from pipelines import capture, metrics, mongodb, snapshot, source
+from cdc_core.bronze import event_rows as events
+from cdc_core.stream import filters, transactions
+from cdc_core.settings.parse import Settings
+from pipelines.capture import metrics, service as capture
+from pipelines.mongodb import client as mongodb, connection as source
+from pipelines.snapshot import snapshot
 
 TS_MS = 1
 """The clock of the capture service, as these rows have it."""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
-from pipelines import embedded_mongodb, mongodb
+from pipelines.demo import embedded_mongodb
+from pipelines.mongodb import client as mongodb
 
 if TYPE_CHECKING:
     from pymongo import MongoClient
@@ -33,7 +34,7 @@ StartServer = Callable[[embedded_mongodb.Options], embedded_mongodb.EmbeddedMong
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The run's Spark session, started by the first test that asks."""
-    from pipelines import spark as spark_sessions
+    from pipelines.spark import session as spark_sessions
 
     session = spark_sessions.session(
         "mongo-medallion tests",

@@ -22,7 +22,7 @@ from bson import Binary, Code, DatetimeMS, Decimal128, Int64, MaxKey, MinKey, Ob
 from bson.codec_options import CodecOptions
 from hypothesis import strategies as st
 
-from cdc_core import extended_json
+from cdc_core.extended_json import codec as extended_json
 
 Document = dict[str, Any]
 CODEC: CodecOptions[Document] = CodecOptions(uuid_representation=bson.binary.UuidRepresentation.STANDARD)

@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_core import settings
-from cdc_core.unwrap_options import DeleteMode
-from pipelines import delta, rebuild, silver
-from pipelines import spark as sparks
+from cdc_core.settings import parse as settings
+from cdc_core.properties.unwrap import DeleteMode
+from pipelines.delta import tables as delta
+from pipelines.operations import rebuild
+from pipelines.silver import run as silver
+from pipelines.spark import session as sparks
 from tests import bronze_rows, histories, oracle
 from tests.histories import History, Mode
 

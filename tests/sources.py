@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cdc_core import properties, values
+from cdc_core.properties import source as properties, types as values
 
 
 def source(given: Mapping[str, Any]) -> properties.Source:

@@ -6,10 +6,10 @@
     kind STRING           one of `Kind`
     op STRING             one of `Op`; null where the kind has none
     db, collection STRING the namespace
-    key STRING            canonical JSON of `_id` (`cdc_core.keys`)
+    key STRING            canonical JSON of `_id` (`cdc_core.extended_json.keys`)
     documentKey STRING    `_id` with the shard key's fields, where there are any
-    sequence STRING       24 hex digits that sort as the events must apply to a key (`cdc_core.resume_token`)
-    before, after STRING  the document as type-exact Extended JSON v2 (`cdc_core.extended_json`)
+    sequence STRING       24 hex digits that sort as the events must apply to a key (`cdc_core.stream.resume_token`)
+    before, after STRING  the document as type-exact Extended JSON v2 (`cdc_core.extended_json.codec`)
     updateDescription     updatedFields STRING, removedFields, truncatedArrays, disambiguatedPaths STRING
     source                Debezium's source block
     transaction           id STRING, total_order BIGINT, data_collection_order BIGINT
@@ -23,7 +23,7 @@ from enum import Enum
 
 import pyarrow as pa
 
-from cdc_core import arrow
+from cdc_core.sql import arrow
 
 
 class Kind(str, Enum):

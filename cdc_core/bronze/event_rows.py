@@ -22,7 +22,9 @@ from bson.codec_options import CodecOptions
 from bson.errors import InvalidBSON, InvalidStringData
 from bson.objectid import ObjectId
 
-from cdc_core import bronze, debezium_json, extended_json, field_filters, keys, resume_token, transactions
+from cdc_core.bronze import columns as bronze
+from cdc_core.extended_json import codec as extended_json, dialects as debezium_json, keys
+from cdc_core.stream import fields as field_filters, resume_token, transactions
 
 VERSION = "0.1.0"
 """`source.version`: the version of this project, as Debezium gives its own there."""

@@ -22,7 +22,7 @@ from bson.decimal128 import Decimal128
 from bson.int64 import Int64
 from bson.objectid import ObjectId
 
-from cdc_core import extended_json
+from cdc_core.extended_json import codec as extended_json
 
 _DECIMAL_DIGITS = 34
 _INT64 = range(-(1 << 63), 1 << 63)

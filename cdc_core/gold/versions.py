@@ -19,8 +19,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from cdc_core import arrow, bronze, fold
-from cdc_core.fold import Update
+from cdc_core.bronze import columns as bronze
+from cdc_core.silver import fold
+from cdc_core.sql import arrow
+from cdc_core.silver.fold import Update
 
 EVENT = ("sequence", "offset", "op", "is_whole", "after", "before", "updateDescription")
 """The fields of an event that `laid_out` reads."""

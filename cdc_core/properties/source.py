@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
-from cdc_core import values
+from cdc_core.properties import types as values
 
 
 class CaptureMode(enum.Enum):

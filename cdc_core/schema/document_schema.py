@@ -34,7 +34,8 @@ from typing import Any, Union
 
 import orjson
 
-from cdc_core import column_names, errors
+from cdc_core import errors
+from cdc_core.schema import names as column_names
 
 MAX_DEPTH = 32
 """Nesting of a column's type; what lies deeper is the JSON text of its document or array."""

@@ -19,7 +19,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from cdc_core import unwrap_options
+from cdc_core.properties import unwrap as unwrap_options
 
 ENGINE = frozenset(
     {"__key", "__sequence", "__batch", "__document", "__rescued", "__deleted", "__incomplete", "__known"}

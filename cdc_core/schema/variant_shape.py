@@ -13,8 +13,8 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Union
 
-from cdc_core import column_names
-from cdc_core.document_schema import (
+from cdc_core.schema import names as column_names
+from cdc_core.schema.document_schema import (
     BASE,
     MAX_FIELDS,
     NOTHING,

@@ -15,7 +15,9 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from cdc_core import errors, properties, settings, unwrap_options, values
+from cdc_core import errors
+from cdc_core.properties import source as properties, types as values, unwrap as unwrap_options
+from cdc_core.settings import parse as settings
 
 CONNECTOR = "io.debezium.connector.mongodb.MongoDbConnector"
 UNWRAP = (

@@ -1,7 +1,7 @@
 """The settings of one pipeline: validated, frozen, and without a secret in them.
 
 `parse` reads a whole document (what YAML or JSON gave) and reports all of its mistakes at once. References
-such as ``${env:NAME}`` stay references: `pipelines.secrets` resolves them at the last moment.
+such as ``${env:NAME}`` stay references: `pipelines.settings.secrets` resolves them at the last moment.
 """
 
 from __future__ import annotations
@@ -13,18 +13,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cdc_core import (
-    document_schema,
-    errors,
-    field_filters,
-    filters,
-    patterns,
-    properties,
-    tables,
-    unwrap_options,
-    values,
-)
-from cdc_core.properties import (
+from cdc_core import errors
+from cdc_core.properties import source as properties, types as values, unwrap as unwrap_options
+from cdc_core.schema import document_schema
+from cdc_core.stream import fields as field_filters, filters, patterns
+from cdc_core.tables import layout as tables
+from cdc_core.properties.source import (
     PROPERTIES,
     CaptureMode,
     CaptureScope,
@@ -42,7 +36,7 @@ from cdc_core.properties import (
     Source,
     describe_foreign,
 )
-from cdc_core.values import Reference
+from cdc_core.properties.types import Reference
 
 __all__ = [
     "PROPERTIES",

@@ -16,7 +16,8 @@ from typing import Any
 
 from bson import json_util
 
-from cdc_core import patterns, values
+from cdc_core.properties import types as values
+from cdc_core.stream import patterns
 
 
 class Type(str, Enum):

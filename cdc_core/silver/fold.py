@@ -1,6 +1,6 @@
 """Partial updates applied to documents as the server applied them: `updateDescription` onto what is stored.
 
-Everything here works on parsed type-exact Extended JSON (`orjson.loads` of what `cdc_core.extended_json`
+Everything here works on parsed type-exact Extended JSON (`orjson.loads` of what `cdc_core.extended_json.codec`
 writes), and nothing here raises on data: a base that is newer than the update, a path that leads nowhere and
 a text that cannot be read are answers, not errors.
 
@@ -33,7 +33,8 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_core import bronze, extended_json
+from cdc_core.bronze import columns as bronze
+from cdc_core.extended_json import codec as extended_json
 
 Document = dict[str, Any]
 Container = dict[str, Any] | list[Any]

@@ -1,6 +1,6 @@
 """The SQL that brings reduced, typed rows into a collection's table, and the ALTERs that make room for them.
 
-A source row has the table's columns, `__guard` and `__action` (`cdc_core.reduce`). Every clause is guarded by sequence: a
+A source row has the table's columns, `__guard` and `__action` (`cdc_core.silver.reduce`). Every clause is guarded by sequence: a
 row that holds a later document, or knows of a later event, keeps it, so that a statement may be run again, and ranges
 in any order.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pyspark.sql import types as T
 
-from cdc_core import reduce
+from cdc_core.silver import reduce
 
 def quoted(name: str) -> str:
     """The name as one part of a Spark SQL identifier."""

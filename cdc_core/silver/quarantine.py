@@ -7,7 +7,7 @@ document stays what it was before the event, marked incomplete:
   changes;
 * a full document or a delete that comes later supersedes it, and all that followed it;
 * the event itself, when it comes again and can be read, takes its own place in the order, by `sequence`. What
-  followed it has to come again with it (`pipelines.quarantine.replay` sees to that).
+  followed it has to come again with it (`pipelines.operations.quarantine.replay` sees to that).
 
 The quarantine's rows are facts, which are only ever appended: bronze's columns, `reason` and `to`, the last
 batch of the range in which the fact was found. The newest fact of an event counts, and one that ends its stay
@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from cdc_core import bronze, reduce
+from cdc_core.bronze import columns as bronze
+from cdc_core.silver import reduce
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

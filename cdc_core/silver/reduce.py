@@ -28,7 +28,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from cdc_core import arrow, bronze, fold, unwrap_options
+from cdc_core.bronze import columns as bronze
+from cdc_core.properties import unwrap as unwrap_options
+from cdc_core.silver import fold
+from cdc_core.sql import arrow
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from cdc_core.properties import SnapshotMode, Source
+from cdc_core.properties.source import SnapshotMode, Source
 
 
 class Snapshotter(Protocol):

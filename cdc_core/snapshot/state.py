@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from cdc_core import extended_json
+from cdc_core.extended_json import codec as extended_json
 
 
 class Kind(str, Enum):

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cdc_core import values
+from cdc_core.properties import types as values
 
 Path = tuple[str, ...]
 Document = Mapping[str, Any]

@@ -19,9 +19,9 @@ from typing import Any
 
 from bson import json_util
 
-from cdc_core import patterns
-from cdc_core.patterns import Pattern
-from cdc_core.properties import (
+from cdc_core.stream import patterns
+from cdc_core.stream.patterns import Pattern
+from cdc_core.properties.source import (
     CaptureScope,
     FullUpdateType,
     MatchMode,

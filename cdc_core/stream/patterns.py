@@ -17,7 +17,7 @@ import re
 import warnings
 from dataclasses import dataclass
 
-from cdc_core import values
+from cdc_core.properties import types as values
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bson import decode
 
-from cdc_core import extended_json
+from cdc_core.extended_json import codec as extended_json
 
 _NAME = b"splitEvent"
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from cdc_core import column_names, document_schema
-from cdc_core.document_schema import (
+from cdc_core.schema import document_schema, names as column_names
+from cdc_core.schema.document_schema import (
     PARTS,
     Array,
     ColumnType,

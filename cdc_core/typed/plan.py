@@ -29,9 +29,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from cdc_core import column_names, document_schema, typed_values
-from cdc_core.document_schema import Array, ColumnType, Decimal, Map, Scalar, Shape, Struct
-from cdc_core.typed_values import Document, Path, at, entry, quote
+from cdc_core.schema import document_schema, names as column_names
+from cdc_core.typed import expressions as typed_values
+from cdc_core.schema.document_schema import Array, ColumnType, Decimal, Map, Scalar, Shape, Struct
+from cdc_core.typed.expressions import Document, Path, at, entry, quote
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

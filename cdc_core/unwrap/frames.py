@@ -4,7 +4,7 @@
     rows = unwrap_frames.unwrapped(events, options=unwrap_options.parse({"delete.tombstone.handling.mode": "rewrite"}))
 
 One DataFrame is one table: events of several collections are filtered apart before. The rows come from
-`cdc_core.unwrap`, record by record, in Arrow batches (a Python pass, some ten thousand events a second and core).
+`cdc_core.unwrap.records`, record by record, in Arrow batches (a Python pass, some ten thousand events a second and core).
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pyarrow as pa
 
-from cdc_core import column_names, document_schema, unwrap
-from cdc_core.document_schema import ColumnType, DocumentSchema, Scalar
-from cdc_core.unwrap import Extracted, Unchanged
-from cdc_core.unwrap_options import UnwrapOptions
+from cdc_core.schema import document_schema, names as column_names
+from cdc_core.unwrap import records as unwrap
+from cdc_core.schema.document_schema import ColumnType, DocumentSchema, Scalar
+from cdc_core.unwrap.records import Extracted, Unchanged
+from cdc_core.properties.unwrap import UnwrapOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

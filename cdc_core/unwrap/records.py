@@ -23,11 +23,13 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from cdc_core import change_event, column_names, connect_json, debezium_json, document_schema
-from cdc_core.change_event import ChangeEvent, Json
-from cdc_core.debezium_json import Parsed
-from cdc_core.document_schema import DocumentSchema
-from cdc_core.unwrap_options import AddedField, ArrayEncoding, FieldNameAdjustment, UnwrapOptions
+from cdc_core.extended_json import dialects as debezium_json
+from cdc_core.schema import document_schema, names as column_names
+from cdc_core.unwrap import change_event, json_converter as connect_json
+from cdc_core.unwrap.change_event import ChangeEvent, Json
+from cdc_core.extended_json.dialects import Parsed
+from cdc_core.schema.document_schema import DocumentSchema
+from cdc_core.properties.unwrap import AddedField, ArrayEncoding, FieldNameAdjustment, UnwrapOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -510,6 +512,6 @@ def printed_key(key: Parsed) -> Json:
 
 def unwrapped(df: DataFrame, *, options: UnwrapOptions, schema: DocumentSchema | None = None) -> DataFrame:
     """The same over a DataFrame of `key` and `value`: see `unwrap_frames.unwrapped`."""
-    from cdc_core import unwrap_frames
+    from cdc_core.unwrap import frames as unwrap_frames
 
     return unwrap_frames.unwrapped(df, options=options, schema=schema)

@@ -17,13 +17,16 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from cdc_core import errors, merge, tables, values
-from pipelines import delta
+from cdc_core import errors
+from cdc_core.properties import types as values
+from cdc_core.silver import merge
+from cdc_core.tables import layout as tables
+from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from cdc_core.settings import Settings
+    from cdc_core.settings.parse import Settings
 
 SCHEMA = pa.schema(
     [(name, pa.int64() if name == "batch" else pa.string()) for name in ("db", "collection", "batch", "pipeline", "log")]

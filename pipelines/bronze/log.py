@@ -18,8 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from cdc_core import bronze, errors, reduce, tables, transactions
-from pipelines import delta, local_table
+from cdc_core import errors
+from cdc_core.bronze import columns as bronze
+from cdc_core.silver import reduce
+from cdc_core.stream import transactions
+from cdc_core.tables import layout as tables
+from pipelines.delta import local_log as local_table, tables as delta
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -220,7 +224,7 @@ def last_batch(spark: SparkSession, table: tables.TableRef) -> int:
 def rows(
     spark: SparkSession, table: tables.TableRef, span: reduce.Range, *, among: Mapping[str, str] | None = None
 ) -> DataFrame:
-    """The rows of a span of batches, in no order, with the columns of `cdc_core.bronze.SCHEMA`.
+    """The rows of a span of batches, in no order, with the columns of `cdc_core.bronze.columns.SCHEMA`.
 
     `among` says which values of some columns are asked for: files that hold none of them may be left out.
 

@@ -28,8 +28,9 @@ from cdc_core import errors
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from pipelines import mongodb, snapshot
-    from pipelines.capture import ByteQueue
+    from pipelines.mongodb import client as mongodb
+    from pipelines.snapshot import snapshot
+    from pipelines.capture.service import ByteQueue
 
 PATIENCE = 2.0
 """Seconds for which status waits for a capture's metrics."""

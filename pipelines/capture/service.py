@@ -3,10 +3,10 @@
     reader thread     change stream ─→ raw batches ─→ bounded queue
     main thread       queue ─→ rows (decode, number, encode) ─→ at most one full commit waiting
     committer thread  rows ─→ Parquet ─→ one Delta commit
-    snapshot thread   chunks from executors ─→ commits in between (`pipelines.snapshots`)
-    signals thread    a file, a table ─→ what the snapshot thread is asked for (`pipelines.signals`)
+    snapshot thread   chunks from executors ─→ commits in between (`pipelines.snapshot.queue`)
+    signals thread    a file, a table ─→ what the snapshot thread is asked for (`pipelines.channels.signals`)
 
-The position is in the table (`pipelines.bronze`): after `kill -9` at any instant the next start reads it there and goes
+The position is in the table (`pipelines.bronze.log`): after `kill -9` at any instant the next start reads it there and goes
 on behind it. A first start commits the stream's token before anything is read, so that a snapshot's stream begins
 before its first chunk.
 """
@@ -30,27 +30,23 @@ from typing import TYPE_CHECKING, Any
 from bson import json_util
 from bson.timestamp import Timestamp
 
-from cdc_core import (
-    bronze as rows_of,
-    errors,
-    events,
-    field_filters,
-    filters,
-    notifications,
-    resume_token,
-    signals,
-    snapshot_mode,
-    snapshot_state,
-    split_events,
-    transactions,
-)
-from cdc_core.properties import LimitAction, OversizeMode, PipelineOrder, SignalChannel, SnapshotMode
-from pipelines import bronze, delta, metrics, mongodb, notifier, snapshot, snapshots, source
-from pipelines import signals as channels
-from pipelines import spark as sparks
+from cdc_core import errors
+from cdc_core.bronze import columns as rows_of, event_rows as events
+from cdc_core.signals import notification as notifications, signal as signals
+from cdc_core.snapshot import mode as snapshot_mode, state as snapshot_state
+from cdc_core.stream import fields as field_filters, filters, resume_token, split_events, transactions
+from cdc_core.properties.source import LimitAction, OversizeMode, PipelineOrder, SignalChannel, SnapshotMode
+from pipelines.bronze import log as bronze
+from pipelines.capture import metrics
+from pipelines.channels import notifier
+from pipelines.delta import tables as delta
+from pipelines.mongodb import client as mongodb, connection as source
+from pipelines.snapshot import queue as snapshots, snapshot
+from pipelines.channels import signals as channels
+from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
-    from cdc_core.settings import Settings
+    from cdc_core.settings.parse import Settings
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)

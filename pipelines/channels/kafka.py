@@ -14,13 +14,15 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cdc_core import errors, notifications, properties, signals
-from pipelines import secrets
+from cdc_core import errors
+from cdc_core.properties import source as properties
+from cdc_core.signals import notification as notifications, signal as signals
+from pipelines.settings import secrets
 
 if TYPE_CHECKING:
     import confluent_kafka
 
-    from cdc_core.settings import Settings
+    from cdc_core.settings.parse import Settings
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +128,7 @@ class _Trouble:
 
 @dataclass
 class Topic:
-    """A channel of `pipelines.signals`; `done` are the marks of the signals that bronze holds.
+    """A channel of `pipelines.channels.signals`; `done` are the marks of the signals that bronze holds.
 
     Raises `SettingsError` for options that the client refuses.
     """

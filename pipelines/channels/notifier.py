@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from cdc_core import errors, notifications
-from cdc_core.properties import NotificationChannel
-from pipelines import delta, kafka
+from cdc_core import errors
+from cdc_core.signals import notification as notifications
+from cdc_core.properties.source import NotificationChannel
+from pipelines.channels import kafka
+from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
-    from cdc_core.settings import Settings
+    from cdc_core.settings.parse import Settings
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)

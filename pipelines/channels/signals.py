@@ -19,12 +19,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from cdc_core import errors, signals, tables
-from cdc_core.properties import SignalChannel
-from pipelines import delta, kafka
+from cdc_core import errors
+from cdc_core.signals import signal as signals
+from cdc_core.tables import layout as tables
+from cdc_core.properties.source import SignalChannel
+from pipelines.channels import kafka
+from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
-    from cdc_core.settings import Settings
+    from cdc_core.settings.parse import Settings
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)

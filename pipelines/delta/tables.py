@@ -38,10 +38,12 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
-from cdc_core import arrow, claims, errors, tables
-from pipelines import local_table
-from pipelines import spark as sparks
-from pipelines.local_table import Commit
+from cdc_core import errors
+from cdc_core.sql import arrow
+from cdc_core.tables import claims, layout as tables
+from pipelines.delta import local_log as local_table
+from pipelines.spark import session as sparks
+from pipelines.delta.local_log import Commit
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from cdc_core import errors
-from pipelines import mongodb
+from pipelines.mongodb import client as mongodb
 
 if TYPE_CHECKING:
     from pymongo import MongoClient

@@ -21,12 +21,16 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
 
-from cdc_core import tables
-from cdc_core.settings import Reference, Settings
-from pipelines import delta, demo_report, embedded_mongodb, mongodb, report, settings_file, shop
+from cdc_core.tables import layout as tables
+from cdc_core.settings.parse import Reference, Settings
+from pipelines.delta import tables as delta
+from pipelines.demo import embedded_mongodb, shop, tables as demo_report
+from pipelines.mongodb import client as mongodb
+from pipelines.settings import file as settings_file
+from pipelines.terminal import tables as report
 from pipelines import run as layers
-from pipelines import spark as sparks
-from pipelines.capture import Progress
+from pipelines.spark import session as sparks
+from pipelines.capture.service import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,11 +16,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cdc_core import tables
-from pipelines import delta, shop
+from cdc_core.tables import layout as tables
+from pipelines.delta import tables as delta
+from pipelines.demo import shop
 
 if TYPE_CHECKING:
-    from pipelines.demo import Played, Stage
+    from pipelines.demo.run import Played, Stage
 
 LATEST = "__source_ts_ms"
 ROWS, WIDTH = 3, 24

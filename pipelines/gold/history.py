@@ -3,7 +3,7 @@
 For each collection with `history: true`, from the bronze batch that its table is at to the one that silver is at:
 
     touched     the collection's events of a range, and the stored versions of their keys that end at the first of them or later
-    laid out    each key's versions anew (`cdc_core.versions`); updates that say only what changed are folded, each by itself
+    laid out    each key's versions anew (`cdc_core.gold.versions`); updates that say only what changed are folded, each by itself
     typed       by a schema of its own, because versions in between have fields that silver never saw
     merged      one MERGE: new versions, and the ends of those before them; its commit carries the position
     swept       a drop, a rename or a snapshot's end closes what it found no longer there
@@ -23,16 +23,23 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from cdc_core import bronze, errors, merge, reduce, typed, versions
-from cdc_core import quarantine as unreadable
-from cdc_core.properties import FullUpdateType
-from pipelines import delta, registry, schemas, silver_collection
+from cdc_core import errors
+from cdc_core.bronze import columns as bronze
+from cdc_core.gold import versions
+from cdc_core.silver import merge, reduce
+from cdc_core.typed import plan as typed
+from cdc_core.silver import quarantine as unreadable
+from cdc_core.properties.source import FullUpdateType
+from pipelines.bronze import collections as registry
+from pipelines.delta import tables as delta
+from pipelines.schema import log as schemas
+from pipelines.silver import collection as silver_collection
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from cdc_core import tables
-    from cdc_core.settings import CollectionSettings, Settings
+    from cdc_core.tables import layout as tables
+    from cdc_core.settings.parse import CollectionSettings, Settings
 
 GENERATION = "history"
 """What `ops/schemas` calls the schemas of these tables."""

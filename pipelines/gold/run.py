@@ -25,13 +25,19 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
-from cdc_core import column_names, errors, merge, tables
-from pipelines import delta, history, parallel, registry
+from cdc_core import errors
+from cdc_core.schema import names as column_names
+from cdc_core.silver import merge
+from cdc_core.tables import layout as tables
+from pipelines.bronze import collections as registry
+from pipelines.delta import tables as delta
+from pipelines.gold import history
+from pipelines.spark import parallel
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from cdc_core.settings import Settings
+    from cdc_core.settings.parse import Settings
 
 PROPERTIES = {
     "delta.enableDeletionVectors": "false",

@@ -26,7 +26,8 @@ from bson.timestamp import Timestamp
 from pymongo import errors as driver
 from pymongo.read_preferences import ReadPreference
 
-from cdc_core import errors, resume_token, split_events
+from cdc_core import errors
+from cdc_core.stream import resume_token, split_events
 
 Client = pymongo.MongoClient[dict[str, Any]]
 

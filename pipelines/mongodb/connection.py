@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cdc_core import errors, events, filters
-from cdc_core.properties import OversizeMode
-from pipelines import mongodb, secrets
+from cdc_core import errors
+from cdc_core.bronze import event_rows as events
+from cdc_core.stream import filters
+from cdc_core.properties.source import OversizeMode
+from pipelines.mongodb import client as mongodb
+from pipelines.settings import secrets
 
 if TYPE_CHECKING:
-    from cdc_core.settings import Source
+    from cdc_core.settings.parse import Source
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cdc_core import errors, filters, tables
-from cdc_core.settings import FullUpdateType, Settings
-from pipelines import delta, kafka, local_table, mongodb, report, source
+from cdc_core import errors
+from cdc_core.stream import filters
+from cdc_core.tables import layout as tables
+from cdc_core.settings.parse import FullUpdateType, Settings
+from pipelines.channels import kafka
+from pipelines.delta import local_log as local_table, tables as delta
+from pipelines.mongodb import client as mongodb, connection as source
+from pipelines.terminal import tables as report
 
 class Verdict(enum.Enum):
     """What an answer means."""

@@ -21,14 +21,18 @@ import orjson
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from cdc_core import bronze, errors, quarantine, reduce, tables
-from pipelines import bronze as bronze_table
-from pipelines import delta, registry
+from cdc_core import errors
+from cdc_core.bronze import columns as bronze
+from cdc_core.silver import quarantine, reduce
+from cdc_core.tables import layout as tables
+from pipelines.bronze import log as bronze_table
+from pipelines.bronze import collections as registry
+from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from cdc_core.settings import Settings
+    from cdc_core.settings.parse import Settings
 
 PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "50"}
 
@@ -84,7 +88,7 @@ def parted(
 
     `has_suspects` says whether `quarantine.is_suspect` holds for any of them. Facts are appended to `table`,
     which is made where it is needed. The result may hold updates of which nothing is known
-    (`cdc_core.quarantine.Split`).
+    (`cdc_core.silver.quarantine.Split`).
     """
     waiting = _waiting(spark, table, before=span.after)
     if not has_suspects and (waiting is None or _of_same_keys(events, waiting).isEmpty()):

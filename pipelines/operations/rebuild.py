@@ -31,15 +31,23 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from cdc_core import document_schema, errors, merge, reduce, snapshot_state, tables, typed
-from cdc_core.document_schema import DocumentSchema
-from cdc_core.settings import OnConflict
-from pipelines import bronze, delta, registry, schemas, silver_collection
+from cdc_core import errors
+from cdc_core.schema import document_schema
+from cdc_core.silver import merge, reduce
+from cdc_core.snapshot import state as snapshot_state
+from cdc_core.tables import layout as tables
+from cdc_core.typed import plan as typed
+from cdc_core.schema.document_schema import DocumentSchema
+from cdc_core.settings.parse import OnConflict
+from pipelines.bronze import collections as registry, log as bronze
+from pipelines.delta import tables as delta
+from pipelines.schema import log as schemas
+from pipelines.silver import collection as silver_collection
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from cdc_core.settings import CollectionSettings, Settings
+    from cdc_core.settings.parse import CollectionSettings, Settings
 
 log = logging.getLogger(__name__)
 
@@ -230,7 +238,7 @@ class _Rebuild:
 
     def gold(self) -> Result:
         """The gold table, from silver as it is now."""
-        from pipelines import gold
+        from pipelines.gold import run as gold
 
         table = gold.at_silver(self.spark, self.layout, self.namespace)
         found = compared(self.spark.table(str(self.writer.table)), table.documents())

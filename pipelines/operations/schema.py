@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cdc_core import document_schema
-from pipelines import delta, registry, schemas
+from cdc_core.schema import document_schema
+from pipelines.bronze import collections as registry
+from pipelines.delta import tables as delta
+from pipelines.schema import log as schemas
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
 
-    from cdc_core.settings import Settings
+    from cdc_core.settings.parse import Settings
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cdc_core import claims, errors, merge, resume_token, snapshot_state, tables
-from cdc_core.settings import Settings
-from pipelines import bronze, delta, metrics, mongodb, quarantine, registry, source
+from cdc_core import errors
+from cdc_core.silver import merge
+from cdc_core.snapshot import state as snapshot_state
+from cdc_core.stream import resume_token
+from cdc_core.tables import claims, layout as tables
+from cdc_core.settings.parse import Settings
+from pipelines.bronze import collections as registry, log as bronze
+from pipelines.capture import metrics
+from pipelines.delta import tables as delta
+from pipelines.mongodb import client as mongodb, connection as source
+from pipelines.operations import quarantine
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession

@@ -1,6 +1,6 @@
 """Change events in a file, rows in another: `medallion unwrap`, to try options in a second, without Spark or a server.
 
-One line in, one line out. In: whatever `cdc_core.change_event` reads, as a line of JSON. Out: `{"key": …, "value": …,
+One line in, one line out. In: whatever `cdc_core.unwrap.change_event` reads, as a line of JSON. Out: `{"key": …, "value": …,
 "headers": [[name, value], …]}`, `{"dropped": true}`, or the line's own record where it is no change event. The lines
 of one collection are one table: the file is read twice, for the schema and for the rows.
 """
@@ -20,9 +20,11 @@ from typing import IO
 
 import orjson
 
-from cdc_core import errors, unwrap, unwrap_options
-from cdc_core.unwrap import Dropped, Extracted, Unchanged
-from cdc_core.unwrap_options import UnwrapOptions
+from cdc_core import errors
+from cdc_core.properties import unwrap as unwrap_options
+from cdc_core.unwrap import records as unwrap
+from cdc_core.unwrap.records import Dropped, Extracted, Unchanged
+from cdc_core.properties.unwrap import UnwrapOptions
 
 STANDARD_STREAM = "-"
 Name = str | os.PathLike[str]

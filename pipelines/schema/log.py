@@ -16,17 +16,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from cdc_core import (
-    arrow,
-    column_names,
-    document_schema,
-    tables,
-    typed,
-    unwrap_options,
-    variant_shapes,
-)
-from cdc_core.document_schema import DocumentSchema, Shape
-from pipelines import closer_look, delta
+from cdc_core.properties import unwrap as unwrap_options
+from cdc_core.schema import document_schema, names as column_names, variant_shape as variant_shapes
+from cdc_core.sql import arrow
+from cdc_core.tables import layout as tables
+from cdc_core.typed import plan as typed
+from cdc_core.schema.document_schema import DocumentSchema, Shape
+from pipelines.delta import tables as delta
+from pipelines.schema import mixed_kinds as closer_look
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

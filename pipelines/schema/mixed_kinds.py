@@ -12,8 +12,9 @@ import json
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cdc_core import document_schema, typed, typed_values, variant_shapes
-from cdc_core.document_schema import DocumentSchema, Pins, Shape
+from cdc_core.schema import document_schema, variant_shape as variant_shapes
+from cdc_core.typed import expressions as typed_values, plan as typed
+from cdc_core.schema.document_schema import DocumentSchema, Pins, Shape
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import orjson
 
-from cdc_core import debezium_import, errors
-from pipelines import settings_file
+from cdc_core import errors
+from cdc_core.settings import connector as debezium_import
+from pipelines.settings import file as settings_file
 
 
 @dataclass(frozen=True)

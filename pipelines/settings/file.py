@@ -14,8 +14,9 @@ from typing import Any
 
 import yaml
 
-from cdc_core import errors, settings
-from pipelines import secrets
+from cdc_core import errors
+from cdc_core.settings import parse as settings
+from pipelines.settings import secrets
 
 
 def load(path: str | Path) -> settings.Settings:

@@ -13,7 +13,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import quote
 
-from cdc_core import errors, values
+from cdc_core import errors
+from cdc_core.properties import types as values
 
 ReadSecret = Callable[[str, str], str]
 

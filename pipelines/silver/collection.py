@@ -1,4 +1,4 @@
-"""One collection's silver table, while ranges of bronze are applied to it. The steps are those of `pipelines.silver`."""
+"""One collection's silver table, while ranges of bronze are applied to it. The steps are those of `pipelines.silver.run`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,26 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
-from cdc_core import bronze, document_schema, errors, merge, reduce, tables, typed, unwrap_options
-from cdc_core import quarantine as unreadable
-from cdc_core.settings import OnGone
-from pipelines import bronze as log
-from pipelines import delta, quarantine, registry, schemas
-from pipelines import spark as sparks
+from cdc_core import errors
+from cdc_core.bronze import columns as bronze
+from cdc_core.properties import unwrap as unwrap_options
+from cdc_core.schema import document_schema
+from cdc_core.silver import merge, reduce
+from cdc_core.tables import layout as tables
+from cdc_core.typed import plan as typed
+from cdc_core.silver import quarantine as unreadable
+from cdc_core.settings.parse import OnGone
+from pipelines.bronze import log
+from pipelines.bronze import collections as registry
+from pipelines.delta import tables as delta
+from pipelines.operations import quarantine
+from pipelines.schema import log as schemas
+from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession
 
-    from cdc_core.settings import CollectionSettings, Settings
+    from cdc_core.settings.parse import CollectionSettings, Settings
 
 PROPERTIES = {
     "delta.enableDeletionVectors": "true",

@@ -26,14 +26,21 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from cdc_core import errors, reduce, tables
-from cdc_core.settings import OnConflict
-from pipelines import bronze, delta, parallel, rebuild, registry, schemas, silver_collection
+from cdc_core import errors
+from cdc_core.silver import reduce
+from cdc_core.tables import layout as tables
+from cdc_core.settings.parse import OnConflict
+from pipelines.bronze import collections as registry, log as bronze
+from pipelines.delta import tables as delta
+from pipelines.operations import rebuild
+from pipelines.schema import log as schemas
+from pipelines.silver import collection as silver_collection
+from pipelines.spark import parallel
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from cdc_core.settings import Settings
+    from cdc_core.settings.parse import Settings
 
 IDLE_BATCHES = 10_000
 """A collection without events moves its position when it is this many batches behind."""

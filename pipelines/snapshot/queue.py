@@ -1,7 +1,7 @@
 """The snapshots of one capture: the initial one, those that signals ask for, and those of collections that were replaced.
 
 They are taken one after the other, in a thread of their own, in the order in which they were planned. What is planned,
-paused and stopped stands in heartbeats (`cdc_core.snapshot_state`), so that a capture that is started again goes on.
+paused and stopped stands in heartbeats (`cdc_core.snapshot.state`), so that a capture that is started again goes on.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from cdc_core import notifications
-from cdc_core.snapshot_state import Kind, State
-from pipelines import snapshot
+from cdc_core.signals import notification as notifications
+from cdc_core.snapshot.state import Kind, State
+from pipelines.snapshot import snapshot
 
 if TYPE_CHECKING:
-    from pipelines import metrics, notifier
+    from pipelines.capture import metrics
+    from pipelines.channels import notifier
 
 IDLE_WAIT = 0.5
 

@@ -24,10 +24,14 @@ import pyarrow as pa
 from bson import json_util
 from bson.timestamp import Timestamp
 
-from cdc_core import bronze, errors, events, extended_json, field_filters, keys, notifications, resume_token
-from cdc_core.snapshot_state import CollectionState, Kind, State
-from pipelines import bronze as bronze_table
-from pipelines import mongodb, source
+from cdc_core import errors
+from cdc_core.bronze import columns as bronze, event_rows as events
+from cdc_core.extended_json import codec as extended_json, keys
+from cdc_core.signals import notification as notifications
+from cdc_core.stream import fields as field_filters, resume_token
+from cdc_core.snapshot.state import CollectionState, Kind, State
+from pipelines.bronze import log as bronze_table
+from pipelines.mongodb import client as mongodb, connection as source
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,13 +17,13 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from pipelines.capture import Progress
-    from pipelines.check import Finding
-    from pipelines.evolution import Evolution
-    from pipelines.quarantine import Event, Replayed
-    from pipelines.rebuild import Result
-    from pipelines.snapshot import Progress as SnapshotProgress
-    from pipelines.status import Collection, Layer, Status
+    from pipelines.capture.service import Progress
+    from pipelines.operations.check import Finding
+    from pipelines.operations.schema import Evolution
+    from pipelines.operations.quarantine import Event, Replayed
+    from pipelines.operations.rebuild import Result
+    from pipelines.snapshot.snapshot import Progress as SnapshotProgress
+    from pipelines.operations.status import Collection, Layer, Status
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ def described(now: Progress, *, rate: float) -> str:
 
 def snapshot_line(now: SnapshotProgress) -> str:
     """A snapshot's progress: documents done of about how many, rate, time left."""
-    from pipelines import snapshot
+    from pipelines.snapshot import snapshot
     assert isinstance(now, snapshot.Progress)
     left = "" if now.seconds_left is None else f", {duration(now.seconds_left)} left"
     return (
@@ -263,7 +263,7 @@ def _bronze_line(found: Status) -> Text:
 
 
 def _writer(writer: object) -> str:
-    from pipelines.status import Writer
+    from pipelines.operations.status import Writer
 
     if not isinstance(writer, Writer) or writer.has_left:
         return "no writer"

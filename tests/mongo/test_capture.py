@@ -18,10 +18,18 @@ from bson.decimal128 import Decimal128
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 
-from cdc_core import bronze as columns
-from cdc_core import errors, settings
-from pipelines import bronze, capture, delta, embedded_mongodb, mongodb, silver, snapshot, status
-from pipelines import spark as sparks
+from cdc_core.bronze import columns
+from cdc_core import errors
+from cdc_core.settings import parse as settings
+from pipelines.bronze import log as bronze
+from pipelines.capture import service as capture
+from pipelines.delta import tables as delta
+from pipelines.demo import embedded_mongodb
+from pipelines.mongodb import client as mongodb
+from pipelines.operations import status
+from pipelines.silver import run as silver
+from pipelines.snapshot import snapshot
+from pipelines.spark import session as sparks
 
 
 def pipeline(uri: str, root: Path, db: str, **source: Any) -> settings.Settings:

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from cdc_core import errors
-from pipelines import capture, delta, mongodb
-from pipelines import source as sources
+from pipelines.capture import service as capture
+from pipelines.delta import tables as delta
+from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import connection as sources
 from tests.mongo.test_capture import check_numbers, once, pipeline, rows, table
 from tests.sources import source
 
@@ -172,7 +174,7 @@ def test_too_many_collections(
     with pytest.raises(errors.SourceUnsuitable, match="2 collections are captured, the limit is 1"):
         once(spark, found)
     assert not delta.exists(spark, table(found))
-    with caplog.at_level(logging.WARNING, "pipelines.capture"):
+    with caplog.at_level(logging.WARNING, "pipelines.capture.service"):
         once(spark, pipeline(mongodb_uri, lakehouse, database.name, **{"guardrail.collections.max": 1}))
     assert "the limit is 1" in caplog.text
 

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cdc_core import errors, settings
-from pipelines import check, embedded_mongodb, mongodb
-from pipelines.check import Finding, Verdict
+from cdc_core import errors
+from cdc_core.settings import parse as settings
+from pipelines.demo import embedded_mongodb
+from pipelines.mongodb import client as mongodb
+from pipelines.operations import check
+from pipelines.operations.check import Finding, Verdict
 
 if TYPE_CHECKING:
     from pymongo import MongoClient

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from cdc_core import errors
-from pipelines import embedded_mongodb, mongodb
+from pipelines.demo import embedded_mongodb
+from pipelines.mongodb import client as mongodb
 
 PROJECT = Path(__file__).parents[2]
 OWNER = """

@@ -25,9 +25,11 @@ from typing import Any
 import pytest
 from bson.timestamp import Timestamp
 
-from cdc_core import debezium_import, debezium_json, events, settings
-from cdc_core.debezium_json import Dialect
-from pipelines import mongodb
+from cdc_core.bronze import event_rows as events
+from cdc_core.extended_json import dialects as debezium_json
+from cdc_core.settings import connector as debezium_import, parse as settings
+from cdc_core.extended_json.dialects import Dialect
+from pipelines.mongodb import client as mongodb
 from tests import captured
 from tests import recorded as lines_of
 from tests.connector_workload import IDS, REFUSED_IDS, Workload

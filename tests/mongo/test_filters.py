@@ -11,7 +11,7 @@ import pytest
 from pymongo import MongoClient
 from pymongo.database import Database
 
-from cdc_core import filters
+from cdc_core.stream import filters
 from tests.sources import source
 
 CASES = Path(__file__).resolve().parents[1] / "cases" / "filters" / "namespaces.json"

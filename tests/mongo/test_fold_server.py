@@ -19,7 +19,9 @@ from pymongo.collection import Collection
 from pymongo.database import Database
 from pymongo.errors import OperationFailure
 
-from cdc_core import bronze, events, extended_json, fold
+from cdc_core.bronze import columns as bronze, event_rows as events
+from cdc_core.extended_json import codec as extended_json
+from cdc_core.silver import fold
 
 PADDING = "p" * 3000
 """Smaller documents come as a replacement when a pipeline updates them, so no array is ever truncated."""

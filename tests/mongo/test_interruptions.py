@@ -15,9 +15,16 @@ import bson
 import pytest
 from bson.raw_bson import RawBSONDocument
 
-from cdc_core import settings
-from pipelines import bronze, capture, delta, gold, mongodb, silver, snapshot, status
-from pipelines import spark as sparks
+from cdc_core.settings import parse as settings
+from pipelines.bronze import log as bronze
+from pipelines.capture import service as capture
+from pipelines.delta import tables as delta
+from pipelines.gold import run as gold
+from pipelines.mongodb import client as mongodb
+from pipelines.operations import status
+from pipelines.silver import run as silver
+from pipelines.snapshot import snapshot
+from pipelines.spark import session as sparks
 from tests.mongo.test_capture import Running, check_numbers, once, pipeline, rows, table, until
 from tests.network import Proxy
 

@@ -15,7 +15,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cdc_core import errors
-from pipelines import capture, embedded_mongodb, metrics, mongodb
+from pipelines.capture import metrics, service as capture
+from pipelines.demo import embedded_mongodb
+from pipelines.mongodb import client as mongodb
 from tests.mongo.test_capture import Running, once, pipeline, until
 
 FAILING = {"failCommands": ["getMore"], "closeConnection": True, "appName": mongodb.APP_NAME}

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cdc_core import settings
-from pipelines import capture, gold, silver
+from cdc_core.settings import parse as settings
+from pipelines.capture import service as capture
+from pipelines.gold import run as gold
+from pipelines.silver import run as silver
 from tests import oracle
 
 if TYPE_CHECKING:

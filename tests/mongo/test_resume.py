@@ -10,8 +10,8 @@ from bson import Binary, Code, Decimal128, Int64, MaxKey, ObjectId, Timestamp
 from bson.datetime_ms import DatetimeMS
 from bson.raw_bson import RawBSONDocument
 
-from cdc_core import resume_token
-from pipelines import mongodb
+from cdc_core.stream import resume_token
+from pipelines.mongodb import client as mongodb
 
 IDS = (
     *(

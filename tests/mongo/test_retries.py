@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from cdc_core import errors
-from pipelines import embedded_mongodb, mongodb
+from pipelines.demo import embedded_mongodb
+from pipelines.mongodb import client as mongodb
 from tests.mongo.test_capture import Running, check_numbers, once, pipeline, rows, until
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from cdc_core import settings
-from pipelines import capture, delta, gold, silver
-from pipelines import spark as sparks
+from cdc_core.settings import parse as settings
+from pipelines.capture import service as capture
+from pipelines.delta import tables as delta
+from pipelines.gold import run as gold
+from pipelines.silver import run as silver
+from pipelines.spark import session as sparks
 
 
 class Journey:

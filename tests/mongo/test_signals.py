@@ -11,7 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from jobs import command_line
-from pipelines import bronze, capture, delta, snapshot
+from pipelines.bronze import log as bronze
+from pipelines.capture import service as capture
+from pipelines.delta import tables as delta
+from pipelines.snapshot import snapshot
 from tests.mongo.test_capture import Running, check_numbers, once, pipeline, rows, until
 
 QUICK = {"signal.poll.interval.ms": 200, "commit.interval.ms": 200}
@@ -84,7 +87,7 @@ def test_the_command_sends_a_signal_that_the_next_start_finds(
         f"name: shop\nlakehouse: {{root: {lakehouse}}}\nsource:\n"
         f"  mongodb.connection.string: {mongodb_uri}\n  database.include.list: {database.name}\n"
     )
-    monkeypatch.setattr("pipelines.spark.session", lambda *_, **__: spark)
+    monkeypatch.setattr("pipelines.spark.session.session", lambda *_, **__: spark)
     monkeypatch.setattr("jobs.log_lines.configure", lambda **_: None)  # it is for a process of its own
     sent = CliRunner().invoke(
         command_line.medallion,

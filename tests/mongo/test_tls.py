@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import trustme
 
-from cdc_core import errors, settings
-from pipelines import embedded_mongodb, mongodb, source
+from cdc_core import errors
+from cdc_core.settings import parse as settings
+from pipelines.demo import embedded_mongodb
+from pipelines.mongodb import client as mongodb, connection as source
 from tests.conftest import StartServer
 
 

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cdc_core import errors, reduce, tables
-from pipelines import bronze, delta
+from cdc_core import errors
+from cdc_core.silver import reduce
+from cdc_core.tables import layout as tables
+from pipelines.bronze import log as bronze
+from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from cdc_core import tables
-from pipelines import delta
+from cdc_core.tables import layout as tables
+from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

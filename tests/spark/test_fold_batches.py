@@ -5,7 +5,9 @@ from __future__ import annotations
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from cdc_core import arrow, bronze, fold
+from cdc_core.bronze import columns as bronze
+from cdc_core.silver import fold
+from cdc_core.sql import arrow
 
 
 def test_fold_batches_in_spark(spark: SparkSession) -> None:

@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cdc_core import tables
-from pipelines import delta, gold, silver
-from pipelines import spark as sparks
+from cdc_core.tables import layout as tables
+from pipelines.delta import tables as delta
+from pipelines.gold import run as gold
+from pipelines.silver import run as silver
+from pipelines.spark import session as sparks
 from tests import bronze_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from cdc_core import settings
+    from cdc_core.settings import parse as settings
 
 EVERYTHING = {
     "_id": {"$oid": "65f0c0ffee0123456789abcd"},
@@ -56,7 +58,7 @@ def published(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def _settings(root: Path) -> settings.Settings:
-    from cdc_core import settings
+    from cdc_core.settings import parse as settings
 
     return settings.parse(
         {

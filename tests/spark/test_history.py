@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from cdc_core import errors, settings
-from cdc_core.unwrap_options import DeleteMode
-from pipelines import delta, gold, silver
-from pipelines import spark as sparks
+from cdc_core import errors
+from cdc_core.settings import parse as settings
+from cdc_core.properties.unwrap import DeleteMode
+from pipelines.delta import tables as delta
+from pipelines.gold import run as gold
+from pipelines.silver import run as silver
+from pipelines.spark import session as sparks
 from tests import bronze_rows, histories, model, oracle
 from tests.histories import History, Mode
 

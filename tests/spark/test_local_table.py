@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from pipelines import local_table
+from pipelines.delta import local_log as local_table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

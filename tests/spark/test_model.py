@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cdc_core.unwrap_options import DeleteMode
+from cdc_core.properties.unwrap import DeleteMode
 from tests import histories, model
 from tests.histories import Mode
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cdc_core import tables
+from cdc_core.tables import layout as tables
 from tests import notebooks
 
 if TYPE_CHECKING:

@@ -12,10 +12,13 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from cdc_core import bronze, errors, quarantine, reduce, tables
-from pipelines import bronze as bronze_table
-from pipelines import delta
-from pipelines import quarantine as quarantines
+from cdc_core import errors
+from cdc_core.bronze import columns as bronze
+from cdc_core.silver import quarantine, reduce
+from cdc_core.tables import layout as tables
+from pipelines.bronze import log as bronze_table
+from pipelines.delta import tables as delta
+from pipelines.operations import quarantine as quarantines
 
 Reason = quarantine.Reason
 BROKEN = '{"_id":1,"a":'

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cdc_core import errors
-from pipelines import delta, evolution, rebuild, registry, silver_collection
+from pipelines.bronze import collections as registry
+from pipelines.delta import tables as delta
+from pipelines.operations import rebuild, schema as evolution
+from pipelines.silver import collection as silver_collection
 from tests import bronze_rows
 from tests.spark.test_silver import CASES, Hop, Killed, _forget_claims, document, killing, pipeline
 

@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from cdc_core import errors, reduce, settings, tables
-from pipelines import delta, gold, rebuild, registry, silver, silver_collection
-from pipelines import spark as sparks
+from cdc_core import errors
+from cdc_core.settings import parse as settings
+from cdc_core.silver import reduce
+from cdc_core.tables import layout as tables
+from pipelines.bronze import collections as registry
+from pipelines.delta import tables as delta
+from pipelines.gold import run as gold
+from pipelines.operations import rebuild
+from pipelines.silver import collection as silver_collection, run as silver
+from pipelines.spark import session as sparks
 from tests import bronze_rows
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from pipelines import spark as spark_sessions
+from pipelines.spark import session as spark_sessions
 
 PROJECT = Path(__file__).parents[2]
 

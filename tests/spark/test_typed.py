@@ -15,8 +15,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as sf
 
-from cdc_core import column_names, document_schema, tables, typed, unwrap_options
-from pipelines import schemas
+from cdc_core.properties import unwrap as unwrap_options
+from cdc_core.schema import document_schema, names as column_names
+from cdc_core.tables import layout as tables
+from cdc_core.typed import plan as typed
+from pipelines.schema import log as schemas
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cdc_core import unwrap, unwrap_frames, unwrap_options
+from cdc_core.properties import unwrap as unwrap_options
+from cdc_core.unwrap import frames as unwrap_frames, records as unwrap
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

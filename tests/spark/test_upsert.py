@@ -11,7 +11,8 @@ import pytest
 from py4j.protocol import Py4JError
 
 from cdc_core import errors
-from pipelines import delta, silver_collection
+from pipelines.delta import tables as delta
+from pipelines.silver import collection as silver_collection
 from tests import bronze_rows
 from tests.spark.test_silver import Hop, pipeline
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from jobs import command_line
-from pipelines import delta, silver
+from pipelines.delta import tables as delta
+from pipelines.silver import run as silver
 from tests import bronze_rows
 from tests.spark.test_silver import Hop, document, pipeline
 
@@ -136,7 +137,7 @@ def test_replay_respects_the_claim_of_the_capture(person: Person) -> None:
 
 def test_status_counts_what_is_held(person: Person) -> None:
     """Quarantined is how many events are held now, however many facts there are about them."""
-    from pipelines import status
+    from pipelines.operations import status
 
     hop = person.hop
     hop.bronze.append({"orders": [document(1, 10, "c"), document(1, 20) | {"text": "{"}]})

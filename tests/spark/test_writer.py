@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from cdc_core import errors, tables
-from pipelines import delta
+from cdc_core import errors
+from cdc_core.tables import layout as tables
+from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

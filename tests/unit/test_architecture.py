@@ -109,11 +109,11 @@ def test_layers_import_downwards() -> None:
 @pytest.mark.parametrize(
     ("packages", "only"),
     [
-        (("pymongo", "gridfs"), {"pipelines/mongodb.py"}),
-        (("delta",), {"pipelines/spark.py"}),
-        (("yaml",), {"pipelines/settings_file.py"}),
+        (("pymongo", "gridfs"), {"pipelines/mongodb/client.py"}),
+        (("delta",), {"pipelines/spark/session.py"}),
+        (("yaml",), {"pipelines/settings/file.py"}),
         (("click",), {"jobs/command_line.py"}),
-        (("prometheus_client",), {"pipelines/metrics.py"}),
+        (("prometheus_client",), {"pipelines/capture/metrics.py"}),
     ],
 )
 def test_a_foreign_package_has_one_seam(packages: tuple[str, ...], only: set[str]) -> None:
@@ -123,7 +123,7 @@ def test_a_foreign_package_has_one_seam(packages: tuple[str, ...], only: set[str
 
 def test_only_the_spark_module_starts_spark() -> None:
     """Sessions are built in one place."""
-    assert users("getOrCreate", "launch_gateway", "newSession") <= {"pipelines/spark.py"}
+    assert users("getOrCreate", "launch_gateway", "newSession") <= {"pipelines/spark/session.py"}
 
 
 def test_only_the_delta_modules_know_deltas_tables() -> None:
@@ -137,14 +137,14 @@ def test_only_the_delta_modules_know_deltas_tables() -> None:
         "OPTIMIZE ",
         "VACUUM ",
     )
-    assert users(*words) <= {"pipelines/delta.py", "pipelines/local_table.py"}
+    assert users(*words) <= {"pipelines/delta/tables.py", "pipelines/delta/local_log.py"}
 
 
 def test_only_the_secrets_module_resolves_references() -> None:
     """The environment is read where secrets are resolved and where Spark is started, and nowhere else."""
     reading = {module.name for module in MODULES if "environ" in set(module.names())}
-    assert reading <= {"pipelines/secrets.py", "pipelines/spark.py"}
-    assert users("getenv", "dbutils") <= {"pipelines/secrets.py"}
+    assert reading <= {"pipelines/settings/secrets.py", "pipelines/spark/session.py"}
+    assert users("getenv", "dbutils") <= {"pipelines/settings/secrets.py"}
 
 
 def test_the_core_is_pure() -> None:

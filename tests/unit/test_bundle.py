@@ -13,7 +13,7 @@ import yaml
 from databricks.bundles.jobs import Job
 
 from jobs import command_line
-from pipelines import settings_file
+from pipelines.settings import file as settings_file
 
 ROOT = Path(__file__).resolve().parents[2]
 BUNDLE: dict[str, Any] = yaml.safe_load((ROOT / "databricks.yml").read_text())

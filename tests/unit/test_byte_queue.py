@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from pipelines import capture, mongodb
+from pipelines.capture import service as capture
+from pipelines.mongodb import client as mongodb
 
 
 def batch(size: int) -> mongodb.Batch:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hypothesis
 import hypothesis.strategies as st
 
-from cdc_core import column_names, unwrap_options
+from cdc_core.properties import unwrap as unwrap_options
+from cdc_core.schema import names as column_names
 
 NAMING = column_names.Naming()
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pymongo import errors as driver
 
-from pipelines import mongodb
-from pipelines import source as sources
+from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import connection as sources
 from tests.sources import source
 
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from cdc_core import debezium_import, errors, properties, settings, unwrap_options
+from cdc_core import errors
+from cdc_core.properties import source as properties, unwrap as unwrap_options
+from cdc_core.settings import connector as debezium_import, parse as settings
 from jobs import command_line
-from pipelines import debezium_connector, settings_file
+from pipelines.settings import connector as debezium_connector, file as settings_file
 
 CASES = Path(__file__).resolve().parents[1] / "cases" / "debezium_import"
 TAKEN = sorted((CASES / "taken").glob("*.json"))

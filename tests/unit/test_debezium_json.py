@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_core import debezium_json
-from cdc_core.debezium_json import Dialect
+from cdc_core.extended_json import dialects as debezium_json
+from cdc_core.extended_json.dialects import Dialect
 from tests import recorded
 
 CASES = pathlib.Path(__file__).parent.parent / "cases" / "unwrap"

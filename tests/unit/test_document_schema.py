@@ -12,8 +12,9 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from cdc_core import column_names, document_schema, errors
-from cdc_core.document_schema import Array, Decimal, Kind, Map, Scalar
+from cdc_core import errors
+from cdc_core.schema import document_schema, names as column_names
+from cdc_core.schema.document_schema import Array, Decimal, Kind, Map, Scalar
 
 CASES = pathlib.Path(__file__).parent.parent / "cases" / "types"
 DOCUMENTS = [json.loads(line) for line in (CASES / "documents.jsonl").read_text().splitlines()]

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from cdc_core import debezium_import, errors, properties, settings
+from cdc_core import errors
+from cdc_core.properties import source as properties
+from cdc_core.settings import connector as debezium_import, parse as settings
 from docs import render
 from jobs import command_line
-from pipelines import settings_file
+from pipelines.settings import file as settings_file
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

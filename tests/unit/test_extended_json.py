@@ -16,7 +16,7 @@ from bson.codec_options import DatetimeConversion
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdc_core import extended_json
+from cdc_core.extended_json import codec as extended_json
 
 CASES = json.loads((Path(__file__).parent.parent / "cases" / "extended_json" / "values.json").read_text())
 READER = json_util.JSONOptions(

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_core import events, field_filters, values
-from cdc_core.field_filters import Fields, Rename, Update
+from cdc_core.bronze import event_rows as events
+from cdc_core.properties import types as values
+from cdc_core.stream import fields as field_filters
+from cdc_core.stream.fields import Fields, Rename, Update
 
 CASES = json.loads(
     (Path(__file__).resolve().parents[1] / "cases" / "filters" / "fields.json").read_text(encoding="utf-8")

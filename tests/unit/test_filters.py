@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_core import filters, patterns, values
-from cdc_core.properties import CaptureScope
+from cdc_core.properties import types as values
+from cdc_core.stream import filters, patterns
+from cdc_core.properties.source import CaptureScope
 from tests.sources import source
 
 CASES = Path(__file__).resolve().parents[1] / "cases" / "filters"

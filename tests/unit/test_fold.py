@@ -14,7 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_core import bronze, extended_json, fold
+from cdc_core.bronze import columns as bronze
+from cdc_core.extended_json import codec as extended_json
+from cdc_core.silver import fold
 
 CASES = Path(__file__).resolve().parents[1] / "cases" / "fold"
 UPDATES = pa.list_(pa.struct([("sequence", pa.string()), ("updateDescription", bronze.UPDATE_DESCRIPTION)]))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import types as T
 
-from cdc_core import merge
+from cdc_core.silver import merge
 
 INT, LONG, DOUBLE, TEXT = T.IntegerType(), T.LongType(), T.DoubleType(), T.StringType()
 

@@ -9,8 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from cdc_core import snapshot_state
-from pipelines import metrics, mongodb, snapshot
+from cdc_core.snapshot import state as snapshot_state
+from pipelines.capture import metrics
+from pipelines.mongodb import client as mongodb
+from pipelines.snapshot import snapshot
 
 ROOT = Path(__file__).resolve().parents[2]
 ATTRIBUTES: dict[str, list[str]] = json.loads((ROOT / "tests" / "cases" / "metrics.json").read_text(encoding="utf-8"))

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from bson import Binary, Code, Decimal128, Int64, ObjectId, Regex, Timestamp
 
-from cdc_core import extended_json, keys
+from cdc_core.extended_json import codec as extended_json, keys
 from tests import oracle, workload
 
 UTC = datetime.timezone.utc

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cdc_core import reduce
+from cdc_core.silver import reduce
 
 RANGES = [
     ([], (0, 0), 10, []),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines import report, status
-from pipelines.capture import Progress
-from pipelines.snapshot import Progress as SnapshotProgress
+from pipelines.operations import status
+from pipelines.terminal import tables as report
+from pipelines.capture.service import Progress
+from pipelines.snapshot.snapshot import Progress as SnapshotProgress
 
 
 @pytest.mark.parametrize(

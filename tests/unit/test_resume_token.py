@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_core import resume_token
+from cdc_core.stream import resume_token
 
 CASES = json.loads((Path(__file__).parent.parent / "cases" / "resume_token" / "tokens.json").read_text())
 

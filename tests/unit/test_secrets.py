@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cdc_core import errors
-from pipelines import secrets
+from pipelines.settings import secrets
 
 ENVIRONMENT = {
     "USER_NAME": "joe",

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from cdc_core import errors, properties, settings, unwrap_options
-from pipelines import settings_file
+from cdc_core import errors
+from cdc_core.properties import source as properties, unwrap as unwrap_options
+from cdc_core.settings import parse as settings
+from pipelines.settings import file as settings_file
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = ROOT / "tests" / "cases" / "settings"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cdc_core import signals
-from pipelines import signals as channels
+from cdc_core.signals import signal as signals
+from pipelines.channels import signals as channels
 
 NAMESPACES = ("shop.orders", "shop.stock", "other.orders")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cdc_core import snapshot_mode
+from cdc_core.snapshot import mode as snapshot_mode
 from tests.snapshotters import Never
 from tests.sources import source
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from cdc_core import snapshot_state
-from cdc_core.snapshot_state import CollectionState, Kind, State
+from cdc_core.snapshot import state as snapshot_state
+from cdc_core.snapshot.state import CollectionState, Kind, State
 
 
 def test_a_state_is_what_its_heartbeats_say() -> None:

@@ -11,7 +11,8 @@ from bson.binary import Binary
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
-from cdc_core import events, split_events, transactions
+from cdc_core.bronze import event_rows as events
+from cdc_core.stream import split_events, transactions
 
 TOKEN = "82{:08X}{:08X}2B022C0100296E5A1004421E9C2BE69342E885031C52C7B7562746645F696400646B0136FAF9C3DA20B05111340004"
 

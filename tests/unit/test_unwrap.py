@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_core import unwrap, unwrap_options
+from cdc_core.properties import unwrap as unwrap_options
+from cdc_core.unwrap import records as unwrap
 
 SOURCE = {"db": "shop", "collection": "orders", "ts_ms": 5, "snapshot": "false"}
 

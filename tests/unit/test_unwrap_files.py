@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cdc_core import errors
-from pipelines import unwrap_files
+from pipelines.operations import unwrap as unwrap_files
 
 SOURCE = {"db": "d", "collection": "c"}
 LINES = [

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_core import errors, unwrap_options
-from cdc_core.unwrap_options import AddedField, ArrayEncoding, DeleteMode, FieldNameAdjustment, UnwrapOptions
+from cdc_core import errors
+from cdc_core.properties import unwrap as unwrap_options
+from cdc_core.properties.unwrap import AddedField, ArrayEncoding, DeleteMode, FieldNameAdjustment, UnwrapOptions
 
 
 def problems(options: dict[str, object]) -> list[str]:

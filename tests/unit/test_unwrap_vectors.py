@@ -17,9 +17,12 @@ from typing import Any
 
 import pytest
 
-from cdc_core import debezium_json, document_schema, unwrap, unwrap_options
-from cdc_core.document_schema import Array, Scalar, Struct
-from cdc_core.unwrap_options import ArrayEncoding, FieldNameAdjustment, UnwrapOptions
+from cdc_core.extended_json import dialects as debezium_json
+from cdc_core.properties import unwrap as unwrap_options
+from cdc_core.schema import document_schema
+from cdc_core.unwrap import records as unwrap
+from cdc_core.schema.document_schema import Array, Scalar, Struct
+from cdc_core.properties.unwrap import ArrayEncoding, FieldNameAdjustment, UnwrapOptions
 from tests import recorded
 
 CASES = pathlib.Path(__file__).parent.parent / "cases" / "unwrap"

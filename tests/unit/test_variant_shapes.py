@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_core import document_schema, variant_shapes
-from cdc_core.document_schema import Kind, Shape
+from cdc_core.schema import document_schema, variant_shape as variant_shapes
+from cdc_core.schema.document_schema import Kind, Shape
 
 
 def kinds(shape: Shape) -> set[Kind]:

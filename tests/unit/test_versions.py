@@ -8,8 +8,10 @@ import orjson
 import pytest
 from hypothesis import strategies as st
 
-from cdc_core import bronze, fold, versions
-from cdc_core.versions import Event, Version
+from cdc_core.bronze import columns as bronze
+from cdc_core.gold import versions
+from cdc_core.silver import fold
+from cdc_core.gold.versions import Event, Version
 
 
 def whole(at: int, value: Any, op: bronze.Op = bronze.Op.UPDATE) -> Event:
