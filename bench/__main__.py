@@ -33,7 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="smaller, for a look")
     arguments = parser.parse_args(argv)
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}", flush=True)
-    print(", ".join(f"{name} {metadata.version(name)}" for name in ("pyspark", "delta-spark", "pymongo", "pyarrow")), flush=True)
+    print(
+        ", ".join(f"{name} {metadata.version(name)}" for name in ("pyspark", "delta-spark", "pymongo", "pyarrow")),
+        flush=True,
+    )
     failed = []
     for hop in arguments.hops or HOPS:
         options = (QUICK if arguments.quick else HOPS)[hop]

@@ -21,7 +21,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rate", type=float, default=0, help="changed documents a second; 0 for as many as go")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="keep everything in this folder")
-    parser.add_argument("--capture-mode", default=CaptureMode.UPDATE_FULL.value, choices=[mode.value for mode in CaptureMode])
+    parser.add_argument(
+        "--capture-mode", default=CaptureMode.UPDATE_FULL.value, choices=[mode.value for mode in CaptureMode]
+    )
     arguments = parser.parse_args(argv)
     source = f"  capture.mode: {arguments.capture_mode}"
     with ground.trial("agreement", keep=arguments.keep, source=source) as trial:

@@ -58,7 +58,11 @@ def synthesise(folder: Path, *, commits: int) -> None:
         actions.append(
             {
                 "add": {
-                    "path": name, "partitionValues": {}, "size": size, "modificationTime": 0, "dataChange": False,
+                    "path": name,
+                    "partitionValues": {},
+                    "size": size,
+                    "modificationTime": 0,
+                    "dataChange": False,
                     "stats": json.dumps(stats),
                 }
             }  # fmt: skip
@@ -106,9 +110,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = [
         ("early", 20, statistics.median(early), statistics.mean(early), max(early)),
         ("late", arguments.commits, statistics.median(late), statistics.mean(late), max(late)),
-        ("late / early", "", statistics.median(late) / statistics.median(early), statistics.mean(late) / statistics.mean(early), max(late) / max(early)),
+        (
+            "late / early",
+            "",
+            statistics.median(late) / statistics.median(early),
+            statistics.mean(late) / statistics.mean(early),
+            max(late) / max(early),
+        ),
     ]
-    ground.show(f"A bronze commit, seconds (opening the late log: {opened:.1f} s)", ("log", "commits before", "median", "mean", "max"), rows)
+    ground.show(
+        f"A bronze commit, seconds (opening the late log: {opened:.1f} s)",
+        ("log", "commits before", "median", "mean", "max"),
+        rows,
+    )
     return 0
 
 

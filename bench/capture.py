@@ -20,7 +20,6 @@ from pipelines.capture import service as capture
 from pipelines.mongodb import client as mongodb
 from pipelines.spark import session as sparks
 
-
 WARM_UP = 100_000
 """Documents that are captured before the clock starts, so many that every executor has had a chunk."""
 
@@ -61,9 +60,7 @@ def stream_rate(spark: object, uri: str, *, db: str, size: int, events: int) -> 
     start = mongodb.operation_time(client)
     client.close()
     with ground.lakehouse() as root:
-        settings = ground.pipeline(
-            uri, root, **{"collection.include.list": f"{db}.orders", "snapshot.mode": "no_data"}
-        )
+        settings = ground.pipeline(uri, root, **{"collection.include.list": f"{db}.orders", "snapshot.mode": "no_data"})
         capture.run(spark, settings, once=True)  # the position before the documents
         ground.insert(uri, (db, "orders"), count=events, size=size)
         raw = raw_drain(uri, db, start=start, events=events)

@@ -102,9 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = []
     with ground.server() as uri:
         for name, query, layers in (("bronze", newest_in_bronze, False), ("gold", newest_in_gold, True)):
-            seen = sorted(
-                measured(spark, uri, seconds=arguments.seconds, rate=arguments.rate, query=query, layers=layers)
-            )
+            seen = sorted(measured(spark, uri, seconds=arguments.seconds, rate=arguments.rate, query=query, layers=layers))
             rows.append((f"insert → {name}", len(seen), statistics.median(seen), seen[int(len(seen) * 0.95)]))
     sparks.stop()
     ground.show("Freshness, seconds", ("way", "inserts", "p50", "p95"), rows)

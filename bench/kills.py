@@ -15,9 +15,7 @@ from tests import kills
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs it and prints the outcome; 0 when nothing was lost, doubled or different."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.kills", description="Kill each layer, again and again."
-    )
+    parser = argparse.ArgumentParser(prog="python -m bench.kills", description="Kill each layer, again and again.")
     parser.add_argument("--rounds", type=int, default=20, help="kills of each of capture, silver and gold")
     parser.add_argument("--rate", type=float, default=60, help="changed documents a second")
     parser.add_argument("--seed", type=int, default=1)

@@ -61,7 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 client[db].create_collection("big")
                 peak(uri, root, db)  # the position before the documents
                 count = max(4, int(arguments.gigabytes * 1e9 / size))
-                writer = threading.Thread(target=ground.insert, args=(uri, (db, "big")), kwargs={"count": count, "size": size})
+                writer = threading.Thread(
+                    target=ground.insert, args=(uri, (db, "big")), kwargs={"count": count, "size": size}
+                )
                 writer.start()
                 writer.join()
                 start, most, seconds = peak(uri, root, db)

@@ -27,9 +27,9 @@ import pyarrow as pa
 
 from bench import ground
 from cdc_core.bronze import columns
-from cdc_core.stream import resume_token
-from cdc_core.snapshot import state as snapshot_state
 from cdc_core.settings.parse import Settings
+from cdc_core.snapshot import state as snapshot_state
+from cdc_core.stream import resume_token
 from pipelines.bronze import log as bronze
 from pipelines.delta import tables as delta
 from pipelines.mongodb import client as mongodb
@@ -86,8 +86,8 @@ def fill(log: bronze.Log, documents: Documents, *, rows: int, start: int = 0, na
     collection = mongodb.Collection(DB, name, None)
     state = snapshot_state.State("bench", (f"{DB}.{name}",))
     log.heartbeat(state.begun(), token=token(0), ts_ms=0)
-    for start in range(start, rows, CHUNK):
-        numbers = range(start, min(start + CHUNK, rows))
+    for first in range(start, rows, CHUNK):
+        numbers = range(first, min(first + CHUNK, rows))
         chunk = pa.table(
             {"key": [documents.key(n) for n in numbers], "after": [documents.text(n, 0) for n in numbers]},
             schema=snapshot.ROWS,
@@ -105,7 +105,13 @@ def fill(log: bronze.Log, documents: Documents, *, rows: int, start: int = 0, na
 
 
 def update(
-    log: bronze.Log, documents: Documents, numbers: Sequence[int], *, version: int, is_partial: bool = False, name: str = COLLECTION
+    log: bronze.Log,
+    documents: Documents,
+    numbers: Sequence[int],
+    *,
+    version: int,
+    is_partial: bool = False,
+    name: str = COLLECTION,
 ) -> None:
     """Commit updates with the whole document, or with what changed, in order."""
     for start in range(0, len(numbers), CHUNK):
@@ -131,7 +137,9 @@ def update(
                 values["updateDescription"] = [documents.change(n, version) for n in some]
             else:
                 values["after"] = [documents.text(n, version) for n in some]
-            arrays = [pa.array(values[f.name], f.type) if f.name in values else pa.nulls(count, f.type) for f in columns.SCHEMA]
+            arrays = [
+                pa.array(values[f.name], f.type) if f.name in values else pa.nulls(count, f.type) for f in columns.SCHEMA
+            ]
             return pa.Table.from_arrays(arrays, schema=columns.SCHEMA)
 
         log.append(numbered)
@@ -249,9 +257,9 @@ def _told(work: str, turns: Sequence[Turn], events: int) -> ground.Row:
 
 def plain_table(spark: Any, root: Path, bronze_table: Any) -> str:
     """A plain Delta table of the documents of bronze's snapshot, as SQL names it."""
-    spark.sql(
-        f"SELECT key, from_json(after, '{PLAIN_SCHEMA}') AS d FROM {bronze_table} WHERE kind = 'snapshot'"
-    ).selectExpr(*_expressions()).write.format("delta").mode("overwrite").save(f"{root}/plain")
+    spark.sql(f"SELECT key, from_json(after, '{PLAIN_SCHEMA}') AS d FROM {bronze_table} WHERE kind = 'snapshot'").selectExpr(
+        *_expressions()
+    ).write.format("delta").mode("overwrite").save(f"{root}/plain")
     return f"delta.`{root}/plain`"
 
 
@@ -280,7 +288,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--events", type=int, default=200_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--partial", action="store_true", help="updates that say what changed, folded onto what silver keeps")
+    parser.add_argument(
+        "--partial", action="store_true", help="updates that say what changed, folded onto what silver keeps"
+    )
     arguments = parser.parse_args(argv)
     spark = sparks.session("bench", conf={"spark.driver.memory": "4g"})
     with ground.lakehouse() as root:

@@ -125,9 +125,7 @@ _config = click.option(
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="The pipeline's settings, for example conf/shop.yml.",
 )
-_debug = click.option(
-    "--debug", is_flag=True, expose_value=False, help="Show tracebacks. They may hold data of documents."
-)
+_debug = click.option("--debug", is_flag=True, expose_value=False, help="Show tracebacks. They may hold data of documents.")
 _take_over = click.option(
     "--take-over", is_flag=True, help="Claim a table whose owner you know to be gone (or stopped for good)."
 )
@@ -240,8 +238,8 @@ def capture(file: _File, once: bool, take_over: bool) -> None:
     and ends within seconds. There can be one capture a table; a second one stops and has changed nothing.
     """
     from pipelines.capture import service as pipeline
-    from pipelines.terminal import tables as report
     from pipelines.spark import session as sparks
+    from pipelines.terminal import tables as report
 
     with _stopping() as stop, report.progress() as progress:
         settings, spark = _opened(file, "capture", captures=True)
@@ -261,15 +259,13 @@ def capture(file: _File, once: bool, take_over: bool) -> None:
 @_settings(_once(default=True), _take_over)
 def silver(file: _File, once: bool, take_over: bool) -> None:
     """Apply captured events to the silver tables, one a collection."""
-    from pipelines.terminal import tables as report
     from pipelines.silver import run as pipeline
     from pipelines.spark import session as sparks
+    from pipelines.terminal import tables as report
 
     with _stopping() as stop:
         settings, spark = _opened(file, "silver")
-        result = pipeline.run(
-            spark, settings, once=once, take_over=take_over, sessions=sparks.sessions(spark), stop=stop
-        )
+        result = pipeline.run(spark, settings, once=once, take_over=take_over, sessions=sparks.sessions(spark), stop=stop)
     report.result("silver", result)
 
 
@@ -278,14 +274,12 @@ def silver(file: _File, once: bool, take_over: bool) -> None:
 def gold(file: _File, once: bool, take_over: bool) -> None:
     """Bring the gold tables up to date: current documents, for analysts."""
     from pipelines.gold import run as pipeline
-    from pipelines.terminal import tables as report
     from pipelines.spark import session as sparks
+    from pipelines.terminal import tables as report
 
     with _stopping() as stop:
         settings, spark = _opened(file, "gold")
-        result = pipeline.run(
-            spark, settings, once=once, take_over=take_over, sessions=sparks.sessions(spark), stop=stop
-        )
+        result = pipeline.run(spark, settings, once=once, take_over=take_over, sessions=sparks.sessions(spark), stop=stop)
     report.result("gold", result)
 
 
@@ -296,8 +290,8 @@ def run(file: _File, once: bool, take_over: bool) -> None:
 
     With --once: each layer in turn, up to what was there at the start.
     """
-    from pipelines.terminal import tables as report
     from pipelines import run as pipeline
+    from pipelines.terminal import tables as report
 
     with _stopping() as stop, report.progress() as progress:
         settings, spark = _opened(file, "run", captures=True)
@@ -313,8 +307,8 @@ def status(file: _File, as_json: bool) -> None:
 
     Reads tables and asks the source for its oplog; claims nothing, changes nothing.
     """
-    from pipelines.terminal import tables as report
     from pipelines.operations import status as pipeline
+    from pipelines.terminal import tables as report
 
     settings, spark = _opened(file, "status", quiet=True)
     found = pipeline.read(spark, settings)
@@ -479,9 +473,7 @@ def quarantine(
         if tokens or corrections or take_over:
             raise click.UsageError("--token, --corrections and --take-over belong to replay")
         settings, spark = _opened(file, "quarantine", quiet=True)
-        events = pipeline.of_pipeline(
-            spark, settings, collection=collection, all_states=all_states, with_texts=documents
-        )
+        events = pipeline.of_pipeline(spark, settings, collection=collection, all_states=all_states, with_texts=documents)
         click.echo(pipeline.to_json(events)) if as_json else report.quarantined(events)
         return
     if all_states or documents:
@@ -575,7 +567,12 @@ def unwrap(options: str, source: str, target: str) -> None:
 
 @medallion.command("import-debezium")
 @click.argument("connector", metavar="CONNECTOR.JSON", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--out", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="The settings file, new; stdout when left out.")
+@click.option(
+    "--out",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The settings file, new; stdout when left out.",
+)
 @click.option("--root", metavar="FOLDER", default="./lakehouse", show_default=True, help="Below what the tables will lie.")
 @_debug
 def import_debezium(connector: Path, out: Path | None, root: str) -> None:
@@ -585,7 +582,8 @@ def import_debezium(connector: Path, out: Path | None, root: str) -> None:
     are translated, passwords become variables of the environment, and each property that is left out is named with the
     reason, in the file and on stderr.
     """
-    from pipelines.settings import connector as debezium_connector, file as settings_file
+    from pipelines.settings import connector as debezium_connector
+    from pipelines.settings import file as settings_file
 
     found = debezium_connector.read(connector, root=root)
     click.echo(found.text, nl=False) if out is None else settings_file.write(out, found.text)
@@ -595,9 +593,7 @@ def import_debezium(connector: Path, out: Path | None, root: str) -> None:
         click.echo(f"set {line}", err=True)
 
 
-def _opened(
-    file: _File, verb: str, *, quiet: bool = False, captures: bool = False
-) -> tuple[Settings, SparkSession]:
+def _opened(file: _File, verb: str, *, quiet: bool = False, captures: bool = False) -> tuple[Settings, SparkSession]:
     """The settings and a session for one command, with the log configured.
 
     One that `captures` looks at the source first: a wrong password is told without waiting for Spark.

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pipelines.demo import run as demo, shop, tables as demo_report
+from pipelines.demo import run as demo
+from pipelines.demo import shop
+from pipelines.demo import tables as demo_report
 from pipelines.operations import status
 from pipelines.settings import file as settings_file
 from tests import notebooks
@@ -75,11 +77,9 @@ def test_the_queries_that_are_shown_work_when_pasted(folder: Path, reader: str) 
     assert "new" in shown.stdout and "status" in shown.stdout
 
 
-def test_the_spark_query_that_is_shown_works(
-    folder: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_spark_query_that_is_shown_works(folder: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
     """The one-liner with Spark prints the same table."""
-    exec(demo_report.QUERIES["Spark SQL"](str(folder / "lakehouse" / "gold" / "shop" / "orders")), {})  # noqa: S102
+    exec(demo_report.QUERIES["Spark SQL"](str(folder / "lakehouse" / "gold" / "shop" / "orders")), {})
     assert "status" in capsys.readouterr().out
 
 

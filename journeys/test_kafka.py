@@ -74,7 +74,11 @@ def test_a_signal_that_was_taken_and_not_yet_committed_is_done_once(
 ) -> None:
     """The group's position is lost behind the commit of bronze: bronze knows the message."""
     kafka_broker.make_topic(brokers, database.name)
-    more = {"signal.enabled.channels": "kafka", "signal.kafka.topic": database.name, "signal.kafka.bootstrap.servers": brokers}
+    more = {
+        "signal.enabled.channels": "kafka",
+        "signal.kafka.topic": database.name,
+        "signal.kafka.bootstrap.servers": brokers,
+    }
     database.orders.insert_one({"_id": 1})
     group = {"signal.kafka.groupId": f"{database.name}-group", "snapshot.mode": "no_data"}
     found = pipeline(mongodb_uri, lakehouse, database.name, **QUICK, **more, **group)
@@ -123,7 +127,11 @@ def test_an_option_that_the_client_does_not_know_is_refused(
 ) -> None:
     more = {"signal.enabled.channels": "kafka", "signal.consumer.no.such.option": "1"}
     if channel == "sink":
-        more = {"notification.enabled.channels": "sink", "notification.sink.topic.name": "t", "producer.override.no.such.option": "1"}
+        more = {
+            "notification.enabled.channels": "sink",
+            "notification.sink.topic.name": "t",
+            "producer.override.no.such.option": "1",
+        }
     found = pipeline(mongodb_uri, lakehouse, database.name, **{"signal.kafka.bootstrap.servers": "127.0.0.1:1"}, **more)
     with pytest.raises(errors.SettingsError, match=r"source\.(signal\.consumer|producer\.override)\..*no\.such\.option"):
         once(spark, found)

@@ -88,9 +88,7 @@ def _together(layers: Mapping[str, Layer], *, stop: threading.Event) -> dict[str
             failures.append(error)
             stop.set()
 
-    threads = [
-        threading.Thread(target=body, args=(name, layer), name=name, daemon=True) for name, layer in layers.items()
-    ]
+    threads = [threading.Thread(target=body, args=(name, layer), name=name, daemon=True) for name, layer in layers.items()]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -11,10 +11,12 @@ import pyarrow as pa
 from bson.timestamp import Timestamp
 
 from cdc_core.bronze import event_rows as events
-from cdc_core.stream import filters, transactions
 from cdc_core.settings.parse import Settings
-from pipelines.capture import metrics, service as capture
-from pipelines.mongodb import client as mongodb, connection as source
+from cdc_core.stream import filters, transactions
+from pipelines.capture import metrics
+from pipelines.capture import service as capture
+from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import connection as source
 from pipelines.snapshot import snapshot
 
 TS_MS = 1
@@ -37,7 +39,14 @@ class Stream:
         connection = source.connection(begun)
         counted = metrics.Metrics(settings.name)
         self._capture = capture._Capture(
-            None, settings, connection, self.client, threading.Event(), None, None, counted  # type: ignore[arg-type]
+            None,
+            settings,
+            connection,
+            self.client,
+            threading.Event(),
+            None,
+            None,
+            counted,  # type: ignore[arg-type]
         )
         if begun.provide_transaction_metadata:
             self._capture._tracker = transactions.Tracker()

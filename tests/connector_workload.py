@@ -346,7 +346,7 @@ VALUES: dict[str, Any] = {
     "string_empty": "",
     "string_number": "123",
     "string_space": "  a b ",
-    "string_quotes": 'a"b\\c/d\'e',
+    "string_quotes": "a\"b\\c/d'e",
     "string_controls": "a\b\f\n\r\t\x01\x1f\x7fz",
     "string_nul": "a\0b",
     "string_latin": "é ß ñ",

@@ -153,7 +153,10 @@ def drawn(count: int, *, seed: int = 0) -> list[History]:
 
     @hypothesis.seed(seed)
     @hypothesis.settings(
-        max_examples=count, database=None, phases=[hypothesis.Phase.generate], suppress_health_check=list(hypothesis.HealthCheck)
+        max_examples=count,
+        database=None,
+        phases=[hypothesis.Phase.generate],
+        suppress_health_check=list(hypothesis.HealthCheck),
     )
     @hypothesis.given(histories())
     def collect(history: History) -> None:
@@ -247,7 +250,9 @@ def _batch(history: History, number: int) -> int:
     return sum(cut < number for cut in history.cuts)
 
 
-def _event(history: History, number: int, before: Document | None, after: Document | None, mode: Mode) -> dict[str, Any] | None:
+def _event(
+    history: History, number: int, before: Document | None, after: Document | None, mode: Mode
+) -> dict[str, Any] | None:
     if after is None:
         return None if before is None else {"op": "d"}
     if before is None:

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_core.settings import parse as settings
 from cdc_core.properties.unwrap import DeleteMode
+from cdc_core.settings import parse as settings
 from pipelines.delta import tables as delta
 from pipelines.operations import rebuild
 from pipelines.silver import run as silver
@@ -75,7 +75,9 @@ CASES = (
 fields that are pinned as maps."""
 
 
-def faults(spark: SparkSession, root: Path, drawn: Sequence[History], *, cases: Sequence[Case] = CASES, rebuilds: bool = True) -> list[str]:
+def faults(
+    spark: SparkSession, root: Path, drawn: Sequence[History], *, cases: Sequence[Case] = CASES, rebuilds: bool = True
+) -> list[str]:
     """What the tables have other than the model, a sentence each."""
     chosen = settings.parse(
         {
@@ -217,7 +219,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         drawn = histories.drawn(arguments.histories, seed=seed)
         with tempfile.TemporaryDirectory(prefix="medallion-model-") as folder:
             new = faults(spark, Path(folder), drawn, cases=cases)
-        print(f"seed {seed}: {len(drawn):,} histories in {len(cases)} collections, {time.monotonic() - begun:,.0f} s", flush=True)
+        print(
+            f"seed {seed}: {len(drawn):,} histories in {len(cases)} collections, {time.monotonic() - begun:,.0f} s",
+            flush=True,
+        )
         for fault in new:
             print(fault, flush=True)
         found += new

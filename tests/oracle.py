@@ -202,9 +202,7 @@ def _same(left: Any, right: Any) -> bool:
         return left.keys() == right.keys() and all(_same(left[name], right[name]) for name in left)
     if isinstance(left, list):
         return len(left) == len(right) and all(map(_same, left, right))
-    return bool(left == right) and (
-        not isinstance(left, float) or math.copysign(1, left) == math.copysign(1, right)
-    )
+    return bool(left == right) and (not isinstance(left, float) or math.copysign(1, left) == math.copysign(1, right))
 
 
 # --- keys ---------------------------------------------------------------------------------------------------
@@ -226,10 +224,7 @@ def _canonical(value: Value) -> Any:
         case "int" | "long" | "double" | "decimal":
             return _canonical_number(value)
         case "object":
-            return {
-                f"${name}" if _LOOKS_LIKE_WRAPPER.fullmatch(name) else name: _canonical(inner)
-                for name, inner in held
-            }
+            return {f"${name}" if _LOOKS_LIKE_WRAPPER.fullmatch(name) else name: _canonical(inner) for name, inner in held}
         case "array":
             return [_canonical(inner) for inner in held]
         case "symbol":
@@ -290,9 +285,7 @@ class Judgement:
     def differ(self, path: str, what: str) -> None:
         self.differences.append(f"{self.where}: {path or 'the field without a name'}: {what}")
 
-    def value(
-        self, value: Value, cell: Any, type_: pa.DataType | None, path: str, *, in_array: bool = False
-    ) -> None:
+    def value(self, value: Value, cell: Any, type_: pa.DataType | None, path: str, *, in_array: bool = False) -> None:
         """Judges one value against its cell; without a column (`type_` None) only `__rescued` can hold it."""
         if value.type == "null":
             if cell is not None:
@@ -314,7 +307,9 @@ class Judgement:
             self.entries(value, dict(cell), type_, path, in_array=in_array)
         elif value.type == "array" and (pa.types.is_list(type_) or pa.types.is_large_list(type_)):
             self.elements(value, cell, type_, path)
-        elif not (holds(value, cell) or ((in_array or self.is_rebuilt) and isinstance(cell, str) and is_json_of(cell, value))):
+        elif not (
+            holds(value, cell) or ((in_array or self.is_rebuilt) and isinstance(cell, str) and is_json_of(cell, value))
+        ):
             self.differ(path, f"{value.type} {_shown(value.held)} is {_shown(cell)} in gold")
 
     def fields(
@@ -339,9 +334,7 @@ class Judgement:
             if cell.get(column) is not None:
                 self.differ(_joined(path, column), f"{_shown(cell[column])} in gold, nothing in the source")
 
-    def entries(
-        self, value: Value, cell: Mapping[str, Any], type_: pa.MapType, path: str, *, in_array: bool
-    ) -> None:
+    def entries(self, value: Value, cell: Mapping[str, Any], type_: pa.MapType, path: str, *, in_array: bool) -> None:
         for name, inner in value.held:
             self.value(inner, cell.get(name), type_.item_type, _joined(path, name), in_array=in_array)
         for name in cell.keys() - {name for name, _ in value.held}:
@@ -365,11 +358,7 @@ def holds(value: Value, cell: Any) -> bool:
                 or (held == cell and math.copysign(1, held) == math.copysign(1, cell))
             )
         case "int" | "long":
-            return (
-                isinstance(cell, int | float | decimal.Decimal)
-                and not isinstance(cell, bool)
-                and cell == held
-            )
+            return isinstance(cell, int | float | decimal.Decimal) and not isinstance(cell, bool) and cell == held
         case "decimal":
             if isinstance(cell, decimal.Decimal):
                 return cell == decimal.Decimal(held)
@@ -379,23 +368,15 @@ def holds(value: Value, cell: Any) -> bool:
         case "bool":
             return cell is held
         case "date":
-            return isinstance(cell, datetime.datetime) and cell - _EPOCH == datetime.timedelta(
-                milliseconds=held
-            )
+            return isinstance(cell, datetime.datetime) and cell - _EPOCH == datetime.timedelta(milliseconds=held)
         case "timestamp":
-            return isinstance(cell, datetime.datetime) and cell - _EPOCH == datetime.timedelta(
-                seconds=held[0]
-            )
+            return isinstance(cell, datetime.datetime) and cell - _EPOCH == datetime.timedelta(seconds=held[0])
         case "binData":
             return bool(cell == held[0])
         case "regex":
             return bool(cell == {"regex": held[0], "options": held[1]})
         case "javascriptWithScope":
-            return (
-                isinstance(cell, dict)
-                and cell.get("code") == held[0]
-                and is_json_of(cell.get("scope"), held[1])
-            )
+            return isinstance(cell, dict) and cell.get("code") == held[0] and is_json_of(cell.get("scope"), held[1])
         case "dbPointer":
             return isinstance(cell, dict) and list(cell.values()) == list(held)
         case "minKey":
@@ -431,14 +412,9 @@ def compare(
     `flatten` is the delimiter where `flatten.struct` is set, `added` names the columns of `add.fields`.
     """
     documents = [
-        read_bson(bytes(found.raw))
-        for found in collection.with_options(codec_options=DEFAULT_RAW_BSON_OPTIONS).find()
+        read_bson(bytes(found.raw)) for found in collection.with_options(codec_options=DEFAULT_RAW_BSON_OPTIONS).find()
     ]
-    table = (
-        read(gold)
-        if Path(str(gold), "_delta_log").exists()
-        else pa.table({"__key": pa.array([], pa.string())})
-    )
+    table = read(gold) if Path(str(gold), "_delta_log").exists() else pa.table({"__key": pa.array([], pa.string())})
     return list(_limited(_differences(documents, table, flatten=flatten, added=added), limit))
 
 
@@ -509,9 +485,7 @@ def _judge_flattened(
     judgement.nothing_else(free, cells, None)
 
 
-def _leaves(
-    value: Value, path: tuple[str, ...], rescued: Mapping[str, str]
-) -> Iterator[tuple[tuple[str, ...], Value]]:
+def _leaves(value: Value, path: tuple[str, ...], rescued: Mapping[str, str]) -> Iterator[tuple[tuple[str, ...], Value]]:
     """What has a column of its own where documents are flattened."""
     for name, inner in value.held:
         here = (*path, name)

@@ -94,9 +94,7 @@ class Command:
     def __enter__(self) -> Command:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self.is_running:
             self.signal_group(signal.SIGCONT)
             self.kill()
@@ -163,9 +161,7 @@ silver: {silver}
     def recording(self) -> Path:
         return self.folder / "tokens.jsonl"
 
-    def workload(
-        self, *, operations: int = FOREVER, seed: int = 1, threads: int = 4, rate: float = 0
-    ) -> Command:
+    def workload(self, *, operations: int = FOREVER, seed: int = 1, threads: int = 4, rate: float = 0) -> Command:
         """A random workload over this database."""
         options = {
             "operations": operations,
@@ -180,9 +176,7 @@ silver: {silver}
 
 def version(table: Path) -> int:
     """The newest version of a Delta table, -1 where there is none."""
-    return max(
-        (int(file.stem) for file in (table / "_delta_log").glob("*.json") if file.stem.isdigit()), default=-1
-    )
+    return max((int(file.stem) for file in (table / "_delta_log").glob("*.json") if file.stem.isdigit()), default=-1)
 
 
 def positions(table: Path) -> set[str]:

@@ -25,9 +25,7 @@ from pymongo import MongoClient
 DOCUMENT_CHANGES = ("insert", "update", "replace", "delete")
 
 
-def record(
-    uri: str, *, database: str, collections: Sequence[str], out: Path, stopped: threading.Event
-) -> int:
+def record(uri: str, *, database: str, collections: Sequence[str], out: Path, stopped: threading.Event) -> int:
     """Records until `stopped` is set and the stream has passed that moment; how many tokens there were."""
     pipeline = [
         {"$match": {"ns.coll": {"$in": list(collections)}, "operationType": {"$in": list(DOCUMENT_CHANGES)}}},
@@ -54,10 +52,7 @@ def record(
 
 def _line(event: Any) -> str:
     time = event["clusterTime"]
-    return (
-        json.dumps([event["_id"]["_data"], event["operationType"], event["ns"]["coll"], time.time, time.inc])
-        + "\n"
-    )
+    return json.dumps([event["_id"]["_data"], event["operationType"], event["ns"]["coll"], time.time, time.inc]) + "\n"
 
 
 def _reached(token: str, end: Timestamp) -> bool:

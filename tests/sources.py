@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cdc_core.properties import source as properties, types as values
+from cdc_core.properties import source as properties
+from cdc_core.properties import types as values
 
 
 def source(given: Mapping[str, Any]) -> properties.Source:

@@ -124,9 +124,7 @@ def double(rng: Random) -> float:
 
 
 def date(rng: Random) -> datetime.datetime:
-    return datetime.datetime(1970, 1, 1, tzinfo=UTC) + datetime.timedelta(
-        milliseconds=rng.randrange(-(2**41), 2**42)
-    )
+    return datetime.datetime(1970, 1, 1, tzinfo=UTC) + datetime.timedelta(milliseconds=rng.randrange(-(2**41), 2**42))
 
 
 def decimal(rng: Random) -> Decimal128:
@@ -156,8 +154,7 @@ def small(rng: Random) -> Document:
 def items(rng: Random) -> list[Any]:
     """An array of documents of about one shape."""
     return [
-        {"sku": text(rng, 5), "quantity": rng.randrange(10)}
-        | ({"note": text(rng)} if rng.random() < 0.3 else {})
+        {"sku": text(rng, 5), "quantity": rng.randrange(10)} | ({"note": text(rng)} if rng.random() < 0.3 else {})
         for _ in range(rng.randrange(5))
     ]
 
@@ -295,9 +292,7 @@ def document(rng: Random, collection: str, plan: Plan, share: float) -> Document
     """The fields of a document, without `_id`."""
     found: Document = {"name": text(rng), "drift": drifting(rng, share), "seen": date(rng)}
     if rng.random() < 0.3:
-        found[f"since_{int(share * 10)}"] = rng.choice(
-            (rng.randrange(100), text(rng), round(rng.random(), 3))
-        )
+        found[f"since_{int(share * 10)}"] = rng.choice((rng.randrange(100), text(rng), round(rng.random(), 3)))
     match collection:
         case "customers":
             found |= {
@@ -341,11 +336,7 @@ def change(rng: Random, collection: str, share: float) -> Any:
         case 2:
             return {"$set": {f"address.more.f{rng.randrange(4)}": rng.choice((1, "one", 1.5, None))}}
         case 3:
-            return {
-                "$unset": {
-                    rng.choice(("name", "address.zip", "address.geo", "address", "drift", "tags.0")): ""
-                }
-            }
+            return {"$unset": {rng.choice(("name", "address.zip", "address.geo", "address", "drift", "tags.0")): ""}}
         case 4:
             return {"$push": {"items": {"sku": text(rng), "quantity": rng.randrange(9), "gift": True}}}
         case 5:
@@ -368,11 +359,7 @@ def change(rng: Random, collection: str, share: float) -> Any:
                 {"$unset": "raw"},
             ]
         case 13:
-            return (
-                {"$set": {f"v{rng.randrange(8)}": any_value(rng)}}
-                if collection == "anything"
-                else {"$set": {"n": None}}
-            )
+            return {"$set": {f"v{rng.randrange(8)}": any_value(rng)}} if collection == "anything" else {"$set": {"n": None}}
         case 14:
             return {
                 "$set": {
@@ -461,9 +448,7 @@ def update(writer: Writer) -> int:
 
 def upsert(writer: Writer) -> int:
     collection, name, key = writer.pick()
-    collection.update_one(
-        {"_id": key}, {"$set": writer.document("customers"), "$setOnInsert": {"first": 1}}, upsert=True
-    )
+    collection.update_one({"_id": key}, {"$set": writer.document("customers"), "$setOnInsert": {"first": 1}}, upsert=True)
     return 1
 
 
@@ -583,9 +568,7 @@ def _applied(error: Exception) -> int:
     """How many documents a bulk write changed before or beside what the server refused."""
     if not isinstance(error, BulkWriteError):
         return 0
-    return sum(
-        int(error.details.get(name, 0)) for name in ("nInserted", "nModified", "nRemoved", "nUpserted")
-    )
+    return sum(int(error.details.get(name, 0)) for name in ("nInserted", "nModified", "nRemoved", "nUpserted"))
 
 
 def start(uri: str, plan: Plan) -> tuple[Progress, list[threading.Thread]]:
@@ -617,9 +600,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=Plan.seed)
     parser.add_argument("--threads", type=int, default=Plan.threads)
     parser.add_argument("--database", default=Plan.database)
-    parser.add_argument(
-        "--rate", type=float, default=Plan.rate, help="documents a second at most, 0 for no bound"
-    )
+    parser.add_argument("--rate", type=float, default=Plan.rate, help="documents a second at most, 0 for no bound")
     arguments = parser.parse_args(argv)
     uri = arguments.uri
     plan = Plan(**{name: value for name, value in vars(arguments).items() if name != "uri"})

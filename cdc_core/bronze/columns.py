@@ -1,20 +1,20 @@
 """The bronze table's columns: one row an event, in stream order, in Debezium's envelope.
 
-    resume_token STRING   the change stream's `_id._data`; `snapshot:<id>:<chunk>` for snapshot rows
-    offset BIGINT         unique and increasing in commit order
-    batch BIGINT          the number of the commit, dense and increasing; the table is clustered by it
-    kind STRING           one of `Kind`
-    op STRING             one of `Op`; null where the kind has none
-    db, collection STRING the namespace
-    key STRING            canonical JSON of `_id` (`cdc_core.extended_json.keys`)
-    documentKey STRING    `_id` with the shard key's fields, where there are any
-    sequence STRING       24 hex digits that sort as the events must apply to a key (`cdc_core.stream.resume_token`)
-    before, after STRING  the document as type-exact Extended JSON v2 (`cdc_core.extended_json.codec`)
-    updateDescription     updatedFields STRING, removedFields, truncatedArrays, disambiguatedPaths STRING
-    source                Debezium's source block
-    transaction           id STRING, total_order BIGINT, data_collection_order BIGINT
-    payload STRING        JSON of the kinds that are not about a document
-    ts_ms BIGINT          the capture service's clock, milliseconds since 1970
+resume_token STRING   the change stream's `_id._data`; `snapshot:<id>:<chunk>` for snapshot rows
+offset BIGINT         unique and increasing in commit order
+batch BIGINT          the number of the commit, dense and increasing; the table is clustered by it
+kind STRING           one of `Kind`
+op STRING             one of `Op`; null where the kind has none
+db, collection STRING the namespace
+key STRING            canonical JSON of `_id` (`cdc_core.extended_json.keys`)
+documentKey STRING    `_id` with the shard key's fields, where there are any
+sequence STRING       24 hex digits that sort as the events must apply to a key (`cdc_core.stream.resume_token`)
+before, after STRING  the document as type-exact Extended JSON v2 (`cdc_core.extended_json.codec`)
+updateDescription     updatedFields STRING, removedFields, truncatedArrays, disambiguatedPaths STRING
+source                Debezium's source block
+transaction           id STRING, total_order BIGINT, data_collection_order BIGINT
+payload STRING        JSON of the kinds that are not about a document
+ts_ms BIGINT          the capture service's clock, milliseconds since 1970
 """
 
 from __future__ import annotations
@@ -74,9 +74,7 @@ SOURCE = pa.struct(
     ]
 )
 
-TRANSACTION = pa.struct(
-    [("id", pa.string()), ("total_order", pa.int64()), ("data_collection_order", pa.int64())]
-)
+TRANSACTION = pa.struct([("id", pa.string()), ("total_order", pa.int64()), ("data_collection_order", pa.int64())])
 
 SCHEMA = pa.schema(
     [

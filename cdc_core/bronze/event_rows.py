@@ -23,8 +23,11 @@ from bson.errors import InvalidBSON, InvalidStringData
 from bson.objectid import ObjectId
 
 from cdc_core.bronze import columns as bronze
-from cdc_core.extended_json import codec as extended_json, dialects as debezium_json, keys
-from cdc_core.stream import fields as field_filters, resume_token, transactions
+from cdc_core.extended_json import codec as extended_json
+from cdc_core.extended_json import dialects as debezium_json
+from cdc_core.extended_json import keys
+from cdc_core.stream import fields as field_filters
+from cdc_core.stream import resume_token, transactions
 
 VERSION = "0.1.0"
 """`source.version`: the version of this project, as Debezium gives its own there."""
@@ -37,9 +40,7 @@ SKIPPED = "medallionSkipped"
 _OPS = {"insert": "c", "update": "u", "replace": "u", "delete": "d"}
 
 _EXACT = extended_json.CODEC_OPTIONS
-_LENIENT = CodecOptions(
-    datetime_conversion=_EXACT.datetime_conversion, unicode_decode_error_handler="replace"
-)
+_LENIENT = CodecOptions(datetime_conversion=_EXACT.datetime_conversion, unicode_decode_error_handler="replace")
 
 
 FieldsOf = Callable[[str, str], "field_filters.Fields | None"]
@@ -169,7 +170,9 @@ class Rows:
         if changed is not None:
             after_text = None if after_text is None else filtered(after_text, fields=changed, taken=self.taken)
             before_text = None if before_text is None else filtered(before_text, fields=changed, taken=self.taken)
-            description_row = None if description_row is None else _filtered_update(description_row, fields=changed, taken=self.taken)
+            description_row = (
+                None if description_row is None else _filtered_update(description_row, fields=changed, taken=self.taken)
+            )
         key = keys.canonical(document_key["_id"]) if is_exact else keys.canonical_raw(_part(raw, (b"documentKey",)))
         self._keys.append(key)
         self._document_keys.append(_document_key(document_key, key) or text.of(document_key, b"documentKey"))
@@ -223,9 +226,7 @@ class Rows:
 
     def mark(self, mark: Mark) -> None:
         """Add a row of another kind, with a JSON payload."""
-        self._other(
-            mark.token, mark.kind.value, mark.db, mark.collection, orjson.dumps(mark.payload, default=str)
-        )
+        self._other(mark.token, mark.kind.value, mark.db, mark.collection, orjson.dumps(mark.payload, default=str))
 
     def table(self, *, batch: int, first_offset: int, ts_ms: int) -> pa.Table:
         """The rows as a table of `bronze.SCHEMA`, numbered from `first_offset` on within one batch."""
@@ -335,8 +336,7 @@ class Rows:
             "updatedFields": updated_text,
             "removedFields": description.get("removedFields") or None,
             "truncatedArrays": [
-                {"field": entry["field"], "size": entry["newSize"]}
-                for entry in description.get("truncatedArrays") or ()
+                {"field": entry["field"], "size": entry["newSize"]} for entry in description.get("truncatedArrays") or ()
             ]
             or None,
             "disambiguatedPaths": None if ambiguous is None else extended_json.dumps_value(ambiguous),

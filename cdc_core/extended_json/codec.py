@@ -195,9 +195,7 @@ def dumps_value(value: object, *, proven: bytes | None = None) -> bytes:
     return _dumps_spelled(value)
 
 
-_OPTIONS = (
-    orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
-)
+_OPTIONS = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
 
 
 def _dumps_spelled(value: object) -> bytes:
@@ -248,8 +246,7 @@ def _code(value: Code) -> dict[str, object]:
 
 
 _FLAGS = tuple(
-    (flag, letter)
-    for letter, flag in (("i", re.I), ("l", re.L), ("m", re.M), ("s", re.S), ("u", re.U), ("x", re.X))
+    (flag, letter) for letter, flag in (("i", re.I), ("l", re.L), ("m", re.M), ("s", re.S), ("u", re.U), ("x", re.X))
 )
 
 
@@ -297,9 +294,7 @@ _WRAP: dict[type, Any] = {
     Binary: lambda value: _binary(value, value.subtype),
     Timestamp: lambda value: {"$timestamp": {"t": value.time, "i": value.inc}},
     Regex: _regex,
-    RegularExpression: lambda value: {
-        "$regularExpression": {"pattern": value.pattern, "options": value.options}
-    },
+    RegularExpression: lambda value: {"$regularExpression": {"pattern": value.pattern, "options": value.options}},
     Code: _code,
     Symbol: lambda value: {"$symbol": value.text},
     Undefined: lambda value: {"$undefined": True},
@@ -497,9 +492,7 @@ def _value(raw: bytes, kind: int, start: int, end: int, repairs: list[bytes]) ->
             return None
         case 0x0B:
             middle = raw.index(0, start)
-            return _regular_expression(
-                _text(raw, start, middle, repairs), _text(raw, middle + 1, end - 1, repairs)
-            )
+            return _regular_expression(_text(raw, start, middle, repairs), _text(raw, middle + 1, end - 1, repairs))
         case 0x0C:
             return DBPointer(_text(raw, start + 4, end - 13, repairs), ObjectId(raw[end - 12 : end]))
         case 0x0D:
@@ -508,9 +501,7 @@ def _value(raw: bytes, kind: int, start: int, end: int, repairs: list[bytes]) ->
             return Symbol(_text(raw, start + 4, end - 1, repairs))
         case 0x0F:
             scope_at = start + 8 + _int32(raw, start + 4)[0]
-            return _scoped(
-                _text(raw, start + 8, scope_at - 1, repairs), _document(raw, scope_at, end, repairs)
-            )
+            return _scoped(_text(raw, start + 8, scope_at - 1, repairs), _document(raw, scope_at, end, repairs))
         case 0x10:
             return _int32(raw, start)[0]
         case 0x11:

@@ -37,9 +37,7 @@ _WRAPPER_KEY = re.compile(
 )
 _OBJECT_ID = re.compile(r"[0-9a-fA-F]{24}")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
-_ISO_DATE = re.compile(
-    r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d|[+-]\d\d)", re.ASCII
-)
+_ISO_DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d|[+-]\d\d)", re.ASCII)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _NOT_FINITE = {"NaN": "NaN", "Infinity": "Infinity", "-Infinity": "-Infinity", "+Infinity": "Infinity"}
 
@@ -371,7 +369,7 @@ def _decimal_parts(number: float) -> tuple[str, str, int]:
 
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _RAW_CATEGORIES = frozenset("Lu Ll Lt Lo Nd Nl No Zs Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So".split())
-_SIMPLE = re.compile(r'[ !#-\[\]-~]*')
+_SIMPLE = re.compile(r"[ !#-\[\]-~]*")
 
 
 def _quoted(text: str) -> str:

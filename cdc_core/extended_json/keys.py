@@ -97,9 +97,7 @@ def _text(value: object) -> str:
 
 
 def _document(items: Iterable[tuple[str, object]]) -> str:
-    fields = (
-        f"{orjson.dumps(extended_json.escape_key(name)).decode()}:{_text(item)}" for name, item in items
-    )
+    fields = (f"{orjson.dumps(extended_json.escape_key(name)).decode()}:{_text(item)}" for name, item in items)
     return f"{{{','.join(fields)}}}"
 
 

@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from cdc_core.bronze import columns as bronze
 from cdc_core.silver import fold
-from cdc_core.sql import arrow
 from cdc_core.silver.fold import Update
+from cdc_core.sql import arrow
 
 EVENT = ("sequence", "offset", "op", "is_whole", "after", "before", "updateDescription")
 """The fields of an event that `laid_out` reads."""
@@ -90,7 +90,9 @@ def changed(stored: Sequence[Version], events: Sequence[Event], *, folds: bool) 
     where it is not, updates that only say what changed are passed over.
     """
     before = {version.sequence: version for version in stored}
-    new = {event.sequence: event for event in sorted(events, key=lambda event: event.offset) if folds or not event.is_partial}
+    new = {
+        event.sequence: event for event in sorted(events, key=lambda event: event.offset) if folds or not event.is_partial
+    }
     ends = {version.until: version.is_deleted for version in stored if version.until is not None}
     found: list[Version] = []
     current: Version | None = None

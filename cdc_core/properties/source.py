@@ -193,16 +193,28 @@ class Source:
         "Where the replica set or the mongos routers are; what it says wins over the properties below.",
     )
     mongodb_user: values.Reference | None = _property(
-        "mongodb.user", values.Referable(), None, "The user name, or a reference to it.",
+        "mongodb.user",
+        values.Referable(),
+        None,
+        "The user name, or a reference to it.",
     )
     mongodb_password: values.Reference | None = _property(
-        "mongodb.password", values.Secret(), None, "A reference to the password, never the password.",
+        "mongodb.password",
+        values.Secret(),
+        None,
+        "A reference to the password, never the password.",
     )
     mongodb_authsource: str = _property(
-        "mongodb.authsource", values.Text(), "admin", "The database that holds the user.",
+        "mongodb.authsource",
+        values.Text(),
+        "admin",
+        "The database that holds the user.",
     )
     mongodb_ssl_enabled: bool = _property(
-        "mongodb.ssl.enabled", values.Boolean(), False, "Whether connections use TLS.",
+        "mongodb.ssl.enabled",
+        values.Boolean(),
+        False,
+        "Whether connections use TLS.",
     )
     mongodb_ssl_invalid_hostname_allowed: bool = _property(
         "mongodb.ssl.invalid.hostname.allowed",
@@ -244,7 +256,10 @@ class Source:
         "How long to wait for a server that can answer, elections included.",
     )
     mongodb_socket_timeout_ms: int = _property(
-        "mongodb.socket.timeout.ms", _MILLISECONDS, 0, "How long one answer may take; 0 for ever.",
+        "mongodb.socket.timeout.ms",
+        _MILLISECONDS,
+        0,
+        "How long one answer may take; 0 for ever.",
     )
     mongodb_heartbeat_frequency_ms: int = _property(
         "mongodb.heartbeat.frequency.ms",
@@ -255,7 +270,10 @@ class Source:
 
     # What is captured
     database_include_list: tuple[str, ...] = _property(
-        "database.include.list", values.Patterns(), (), "The databases to capture; all when empty.",
+        "database.include.list",
+        values.Patterns(),
+        (),
+        "The databases to capture; all when empty.",
     )
     database_exclude_list: tuple[str, ...] = _property(
         "database.exclude.list",
@@ -305,9 +323,7 @@ class Source:
     # How it is captured
     capture_mode: CaptureMode = _property(
         "capture.mode",
-        values.Choice(
-            CaptureMode, {"change_streams_update_full_with_pre-image": CaptureMode.UPDATE_FULL_WITH_PRE_IMAGE}
-        ),
+        values.Choice(CaptureMode, {"change_streams_update_full_with_pre-image": CaptureMode.UPDATE_FULL_WITH_PRE_IMAGE}),
         CaptureMode.UPDATE_FULL,
         "Whether updates come with the whole document, and whether with the document before them.",
     )
@@ -436,8 +452,12 @@ class Source:
         "Documents in one answer of a snapshot read; 0 for the server's default.",
     )
     snapshot_max_threads: int | None = _property(
-        "snapshot.max.threads", values.Integer(1, 1024), None,
-        "How many chunks of a snapshot are read at once; left out, as many as Spark has cores.", debezium_default="1")
+        "snapshot.max.threads",
+        values.Integer(1, 1024),
+        None,
+        "How many chunks of a snapshot are read at once; left out, as many as Spark has cores.",
+        debezium_default="1",
+    )
     snapshot_include_collection_list: tuple[str, ...] = _property(
         "snapshot.include.collection.list",
         values.Patterns(),
@@ -452,7 +472,7 @@ class Source:
                 values.Names(),
                 (),
                 "Collections of which a snapshot reads only what the find filter in "
-                "snapshot.collection.filter.overrides.<database>.<collection> matches."
+                "snapshot.collection.filter.overrides.<database>.<collection> matches.",
             )
         },
     )
@@ -595,7 +615,10 @@ class Source:
         "The wait before the first retry; it doubles with each.",
     )
     errors_retry_delay_max_ms: int = _property(
-        "errors.retry.delay.max.ms", values.Integer(1), 10_000, "The longest wait between two retries.",
+        "errors.retry.delay.max.ms",
+        values.Integer(1),
+        10_000,
+        "The longest wait between two retries.",
     )
     retriable_restart_connector_wait_ms: int = _property(
         "retriable.restart.connector.wait.ms",
@@ -615,7 +638,7 @@ class Source:
     metrics_address: str = _property(
         "metrics.address",
         values.Text(),
-        "0.0.0.0",  # noqa: S104 - who scrapes is another machine
+        "0.0.0.0",
         "The address on which that port listens.",
         ours=True,
     )
@@ -635,9 +658,7 @@ class Source:
     )
 
 
-PROPERTIES: tuple[Property, ...] = tuple(
-    each.metadata["property"] for each in fields(Source) if "property" in each.metadata
-)
+PROPERTIES: tuple[Property, ...] = tuple(each.metadata["property"] for each in fields(Source) if "property" in each.metadata)
 
 FAMILIES: tuple[Family, ...] = tuple(each.metadata["family"] for each in fields(Source) if "family" in each.metadata)
 
@@ -772,9 +793,7 @@ def describe_foreign(name: str) -> str | None:
         return None
     if name in FOREIGN:
         return FOREIGN[name]
-    return next(
-        (why for known, why in FOREIGN.items() if known.endswith("*") and name.startswith(known[:-1])), None
-    )
+    return next((why for known, why in FOREIGN.items() if known.endswith("*") and name.startswith(known[:-1])), None)
 
 
 BY_NAME: Mapping[str, Property] = {each.name: each for each in PROPERTIES}

@@ -186,11 +186,7 @@ class Shape:
         return seen not in NOTHING
 
     def _see_fields(self, value: Mapping[str, Any], mark: str) -> bool:
-        found = [
-            self._field(column_names.unescaped(key)).see(item, mark)
-            for key, item in value.items()
-            if item is not None
-        ]
+        found = [self._field(column_names.unescaped(key)).see(item, mark) for key, item in value.items() if item is not None]
         return any(found)
 
     def _see_elements(self, value: Sequence[Any], mark: str) -> bool:
@@ -786,9 +782,7 @@ def _widens(type_: ColumnType, pin: Scalar | Decimal) -> bool:
             return False
 
 
-def _columns(
-    current: tuple[Column, ...], fields: tuple[Field, ...], naming: column_names.Naming
-) -> tuple[Column, ...]:
+def _columns(current: tuple[Column, ...], fields: tuple[Field, ...], naming: column_names.Naming) -> tuple[Column, ...]:
     """The table's columns: those that it has, then a new one for each path that needs it."""
     known = {column.path for column in current}
     columns = list(current)
@@ -800,9 +794,7 @@ def _columns(
     return tuple(columns)
 
 
-def _with_columns(
-    fields: Iterable[Field], paths: set[tuple[str, ...]], path: tuple[str, ...]
-) -> tuple[Field, ...]:
+def _with_columns(fields: Iterable[Field], paths: set[tuple[str, ...]], path: tuple[str, ...]) -> tuple[Field, ...]:
     """The flattened fields without those that found no place among the columns; their values are rescued."""
     kept = []
     for item in fields:
@@ -830,7 +822,7 @@ def _leaves(fields: Iterable[Field], path: tuple[str, ...]) -> list[tuple[str, .
 
 # --- retype -------------------------------------------------------------------------------------------------
 
-Steps = tuple[Union[str, int], ...]
+Steps = tuple[str | int, ...]
 """A way into a schema: names of fields, ELEMENT for what is in an array, VALUE for what is in a map."""
 ELEMENT, VALUE = 0, 1
 
@@ -866,9 +858,7 @@ def conflicts(schema: DocumentSchema, path: str, text: str) -> tuple[Conflict, .
         return ()
     ways = (_places(schema.struct, given.split("."), numbers_fields) for given in (path, _NUMBERED.sub("", path)))
     places = next(filter(None, map(tuple, ways)), ())
-    return tuple(
-        Conflict(steps, seen) for steps, type_ in places if not _is_of(seen, type_) and cast(value, type_)[1]
-    )
+    return tuple(Conflict(steps, seen) for steps, type_ in places if not _is_of(seen, type_) and cast(value, type_)[1])
 
 
 _NUMBERED = re.compile(r"#\d+$")
@@ -1110,9 +1100,7 @@ def rescue(rescued: dict[str, str], path: str, text: str) -> None:
     rescued[free] = text
 
 
-def _cast_document(
-    value: Any, seen: Kind, type_: Struct, path: str | None, rescued: dict[str, str]
-) -> dict[str, Any]:
+def _cast_document(value: Any, seen: Kind, type_: Struct, path: str | None, rescued: dict[str, str]) -> dict[str, Any]:
     if seen not in (Kind.DOCUMENT, Kind.EMPTY_DOCUMENT) and not isinstance(value, ArrayDocument):
         raise _Misfit
     result: dict[str, Any] = {}
@@ -1128,17 +1116,13 @@ def _cast_document(
     return result
 
 
-def _cast_array(
-    value: Any, seen: Kind, element: ColumnType, path: str | None, rescued: dict[str, str]
-) -> list[Any]:
+def _cast_array(value: Any, seen: Kind, element: ColumnType, path: str | None, rescued: dict[str, str]) -> list[Any]:
     if not isinstance(value, list):
         raise _Misfit
     return [_cast(item, element, f"{path}.{index}", rescued) for index, item in enumerate(value)]
 
 
-def _cast_map(
-    value: Any, seen: Kind, type_: ColumnType, path: str | None, rescued: dict[str, str]
-) -> dict[str, Any]:
+def _cast_map(value: Any, seen: Kind, type_: ColumnType, path: str | None, rescued: dict[str, str]) -> dict[str, Any]:
     if seen not in (Kind.DOCUMENT, Kind.EMPTY_DOCUMENT):
         raise _Misfit
     return {

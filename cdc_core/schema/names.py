@@ -21,9 +21,7 @@ from dataclasses import dataclass
 
 from cdc_core.properties import unwrap as unwrap_options
 
-ENGINE = frozenset(
-    {"__key", "__sequence", "__batch", "__document", "__rescued", "__deleted", "__incomplete", "__known"}
-)
+ENGINE = frozenset({"__key", "__sequence", "__batch", "__document", "__rescued", "__deleted", "__incomplete", "__known"})
 """The engine's own columns of a silver or gold table."""
 
 MAX_LENGTH = 200

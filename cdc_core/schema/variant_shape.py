@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Union
 
 from cdc_core.schema import names as column_names
 from cdc_core.schema.document_schema import (
@@ -94,10 +93,7 @@ def _of_members(members: dict[str, Shape], mark: str) -> Shape:
         found.kinds[Kind.CODE_WITH_SCOPE] = mark
     elif "$scope" in members:
         found.fields["$scope"] = members["$scope"]
-    holds = any(
-        member.opaque or member.kinds.keys() - NOTHING
-        for member in found.fields.values()
-    )
+    holds = any(member.opaque or member.kinds.keys() - NOTHING for member in found.fields.values())
     if holds:
         found.kinds[Kind.DOCUMENT] = mark
     elif found.fields or not members:
@@ -105,7 +101,7 @@ def _of_members(members: dict[str, Shape], mark: str) -> Shape:
     return found
 
 
-Node = tuple[Union[str, None], ...]
+Node = tuple[str | None, ...]
 """Where a value stands: the names of fields, None for the elements of an array."""
 
 

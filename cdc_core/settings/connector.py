@@ -16,7 +16,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from cdc_core import errors
-from cdc_core.properties import source as properties, types as values, unwrap as unwrap_options
+from cdc_core.properties import source as properties
+from cdc_core.properties import types as values
+from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.settings import parse as settings
 
 CONNECTOR = "io.debezium.connector.mongodb.MongoDbConnector"
@@ -343,7 +345,9 @@ class _Reading:
         channels = [each.strip() for each in self._text("notification.enabled.channels").split(",")]
         known = ("signal.kafka.bootstrap.servers", "producer.override.bootstrap.servers")
         if "sink" in channels and not any(name in self.given for name in known):
-            self.source[known[1]] = self._variable("KAFKA_BOOTSTRAP_SERVERS", "the brokers of Kafka Connect, for the channel sink")
+            self.source[known[1]] = self._variable(
+                "KAFKA_BOOTSTRAP_SERVERS", "the brokers of Kafka Connect, for the channel sink"
+            )
 
     def _translated(self, origin: str, each: properties.Property) -> object:
         """The value in today's words; None where it only says what holds here anyway."""

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cdc_core import errors
-from cdc_core.properties import source as properties, types as values, unwrap as unwrap_options
-from cdc_core.schema import document_schema
-from cdc_core.stream import fields as field_filters, filters, patterns
-from cdc_core.tables import layout as tables
+from cdc_core.properties import source as properties
+from cdc_core.properties import types as values
+from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.properties.source import (
     PROPERTIES,
     CaptureMode,
@@ -37,6 +36,10 @@ from cdc_core.properties.source import (
     describe_foreign,
 )
 from cdc_core.properties.types import Reference
+from cdc_core.schema import document_schema
+from cdc_core.stream import fields as field_filters
+from cdc_core.stream import filters, patterns
+from cdc_core.tables import layout as tables
 
 __all__ = [
     "PROPERTIES",
@@ -153,9 +156,7 @@ def parse(document: object, *, where: str = "") -> Settings:
     """
     if not isinstance(document, Mapping):
         expected = "a mapping with the keys name, lakehouse and source"
-        raise errors.SettingsError(
-            errors.Problem(where, f"{expected} is expected, found {values.shown(document)}")
-        )
+        raise errors.SettingsError(errors.Problem(where, f"{expected} is expected, found {values.shown(document)}"))
     reader = _Reader()
     settings = _settings(reader, document)
     if reader.problems:
@@ -282,16 +283,12 @@ def _settings(reader: _Reader, document: Mapping[Any, Any]) -> Settings:
 def _name(reader: _Reader, sections: Mapping[str, Any]) -> str:
     found = sections.get("name")
     if found is None:
-        reader.refuse(
-            "name", "a name for the pipeline is expected", "a pasted connector has it as topic.prefix"
-        )
+        reader.refuse("name", "a name for the pipeline is expected", "a pasted connector has it as topic.prefix")
         return ""
     name: str = reader.value("name", values.Text(), found, "")
     if name and not _NAME.fullmatch(name):
         fit = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:100]
-        reader.refuse(
-            "name", "letters, digits, _ and - are expected, as it names tables", f"for example {fit}"
-        )
+        reader.refuse("name", "letters, digits, _ and - are expected, as it names tables", f"for example {fit}")
     return name
 
 
@@ -309,9 +306,7 @@ def _lakehouse(reader: _Reader, sections: Mapping[str, Any]) -> Lakehouse:
 
 def _check_lakehouse(reader: _Reader, lakehouse: Lakehouse) -> None:
     if (lakehouse.root is None) == (lakehouse.catalog is None):
-        reader.refuse(
-            "lakehouse", "either root or catalog is expected", "a folder's path, or the name of a catalog"
-        )
+        reader.refuse("lakehouse", "either root or catalog is expected", "a folder's path, or the name of a catalog")
     if lakehouse.schema_prefix and lakehouse.catalog is None:
         reader.refuse("lakehouse.schema_prefix", "it stands beside catalog only")
     if not _SCHEMA_PREFIX.fullmatch(values.without_references(lakehouse.schema_prefix)):
@@ -390,17 +385,13 @@ def _filter_overrides(reader: _Reader, section: Mapping[str, Any], listed: tuple
     for namespace in given:
         if namespace not in listed:
             hint = "list it in snapshot.collection.filter.overrides"
-            reader.refuse(
-                f"source.{properties.FILTER_OVERRIDE}{namespace}", "the collection is not listed", hint
-            )
+            reader.refuse(f"source.{properties.FILTER_OVERRIDE}{namespace}", "the collection is not listed", hint)
     for namespace in listed:
         if namespace not in given:
             hint = f"{properties.FILTER_OVERRIDE}{namespace} holds it"
             reader.refuse("source.snapshot.collection.filter.overrides", f"{namespace} has no filter", hint)
     return {
-        namespace: reader.value(
-            f"source.{properties.FILTER_OVERRIDE}{namespace}", values.FindFilter(), found, "{}"
-        )
+        namespace: reader.value(f"source.{properties.FILTER_OVERRIDE}{namespace}", values.FindFilter(), found, "{}")
         for namespace, found in given.items()
     }
 
@@ -408,9 +399,7 @@ def _filter_overrides(reader: _Reader, section: Mapping[str, Any], listed: tuple
 def _check_lists(reader: _Reader, source: Source, name: str) -> None:
     for include, exclude in _EXCLUSIVE:
         if _value(source, include) and _value(source, exclude):
-            reader.refuse(
-                f"source.{exclude}", f"it does not stand beside {include}", "the include list alone decides"
-            )
+            reader.refuse(f"source.{exclude}", f"it does not stand beside {include}", "the include list alone decides")
     if source.filters_match_mode is MatchMode.REGEX:
         for list_name in _PATTERN_LISTS:
             _check_patterns(reader, list_name, _value(source, list_name))
@@ -421,9 +410,7 @@ def _check_patterns(reader: _Reader, list_name: str, entries: tuple[str, ...]) -
         try:
             pattern = patterns.regex(entry)
         except values.Refused as refused:
-            reader.refuse(
-                f"source.{list_name}", f"{refused.expected} is expected, found {entry}", refused.hint
-            )
+            reader.refuse(f"source.{list_name}", f"{refused.expected} is expected, found {entry}", refused.hint)
             continue
         if pattern.server_text is None and not list_name.startswith("snapshot"):
             reader.warnings.append(
@@ -446,9 +433,7 @@ def _check_collections(reader: _Reader, source: Source, name: str) -> None:
     for entry in source.collection_include_list:
         if "." not in entry and patterns.literal(entry).text == entry:
             hint = f"{entry}.*" if source.filters_match_mode is MatchMode.LITERAL else rf"{entry}\..*"
-            reader.refuse(
-                "source.collection.include.list", f"database.collection is expected, found {entry}", hint
-            )
+            reader.refuse("source.collection.include.list", f"database.collection is expected, found {entry}", hint)
 
 
 def _check_connection(reader: _Reader, source: Source, name: str) -> None:
@@ -460,9 +445,7 @@ def _check_capture(reader: _Reader, source: Source, name: str) -> None:
     target = source.capture_target
     match source.capture_scope:
         case CaptureScope.DATABASE if target is None or "." in target:
-            reader.refuse(
-                "source.capture.target", "the name of a database is expected beside capture.scope: database"
-            )
+            reader.refuse("source.capture.target", "the name of a database is expected beside capture.scope: database")
         case CaptureScope.COLLECTION if target is None or "." not in target.strip("."):
             expected = "database.collection is expected beside capture.scope: collection"
             reader.refuse("source.capture.target", expected)
@@ -470,22 +453,16 @@ def _check_capture(reader: _Reader, source: Source, name: str) -> None:
         reader.refuse("source.cursor.pipeline", "it is expected beside cursor.pipeline.order: user_only")
     skips = source.cursor_oversize_handling_mode is OversizeMode.SKIP
     if skips and source.cursor_oversize_skip_threshold == 0:
-        reader.refuse(
-            "source.cursor.oversize.skip.threshold", "a size is expected beside the mode skip", "16777216"
-        )
+        reader.refuse("source.cursor.oversize.skip.threshold", "a size is expected beside the mode skip", "16777216")
 
 
 def _check_modes(reader: _Reader, source: Source, name: str) -> None:
     if source.snapshot_mode is SnapshotMode.CUSTOM and source.snapshot_mode_custom_name is None:
-        reader.refuse(
-            "source.snapshot.mode.custom.name", "an import path is expected beside snapshot.mode: custom"
-        )
+        reader.refuse("source.snapshot.mode.custom.name", "an import path is expected beside snapshot.mode: custom")
     if source.topic_prefix is not None and name and source.topic_prefix != name:
         reader.refuse("source.topic.prefix", f"the pipeline's name is expected, {name}", "or leave it out")
     if source.errors_retry_delay_max_ms < source.errors_retry_delay_initial_ms:
-        reader.refuse(
-            "source.errors.retry.delay.max.ms", "no less than errors.retry.delay.initial.ms is expected"
-        )
+        reader.refuse("source.errors.retry.delay.max.ms", "no less than errors.retry.delay.initial.ms is expected")
 
 
 def _check_kafka(reader: _Reader, source: Source, name: str) -> None:
@@ -509,9 +486,7 @@ def _check_kafka(reader: _Reader, source: Source, name: str) -> None:
 
 def _warn(reader: _Reader, source: Source, name: str) -> None:
     if source.max_queue_size_in_bytes < source.commit_max_bytes:
-        reader.warnings.append(
-            "source.max.queue.size.in.bytes is below commit.max.bytes: no commit will be larger than it"
-        )
+        reader.warnings.append("source.max.queue.size.in.bytes is below commit.max.bytes: no commit will be larger than it")
     if source.heartbeat_interval_ms == 0:
         reader.warnings.append(
             "source.heartbeat.interval.ms is 0: the position of a quiet stream is not committed, "
@@ -566,16 +541,12 @@ def _check_namespaces(reader: _Reader, namespaces: Mapping[str, object], source:
     for namespace in namespaces:
         db, dot, collection = namespace.partition(".")
         if not (db and dot and collection):
-            reader.refuse(
-                f"silver.collections.{namespace}", "a collection, as database.collection, is expected"
-            )
+            reader.refuse(f"silver.collections.{namespace}", "a collection, as database.collection, is expected")
         elif not captured.includes(db, collection):
             reader.warnings.append(f"silver.collections.{namespace}: the filters of source do not capture it")
 
 
-def _collection(
-    reader: _Reader, path: str, shared: Mapping[str, Any], own: Mapping[str, Any]
-) -> CollectionSettings:
+def _collection(reader: _Reader, path: str, shared: Mapping[str, Any], own: Mapping[str, Any]) -> CollectionSettings:
     """One collection's settings: its own keys over the defaults; mistakes in the defaults are reported with
     them.
     """
@@ -584,10 +555,7 @@ def _collection(
     merged = {**shared, **own}
     reader.unknown(path, mine, _COLLECTION_NAMES)
     quiet = _Reader()
-    plain = {
-        name: (reader if name in mine else quiet)._key(path, name, key, merged)
-        for name, key in _COLLECTION.items()
-    }
+    plain = {name: (reader if name in mine else quiet)._key(path, name, key, merged) for name, key in _COLLECTION.items()}
     schema = {**_pins(quiet, path, shared.get("schema")), **_pins(reader, path, mine.get("schema"))}
     return CollectionSettings(
         unwrap=_unwrap(reader, path, mine, merged),
@@ -602,12 +570,8 @@ def _collection(
     )
 
 
-def _unwrap(
-    reader: _Reader, path: str, mine: Mapping[str, Any], merged: Mapping[str, Any]
-) -> unwrap_options.UnwrapOptions:
-    options = {
-        name: value for name, value in merged.items() if name in unwrap_options.NAMES and value is not None
-    }
+def _unwrap(reader: _Reader, path: str, mine: Mapping[str, Any], merged: Mapping[str, Any]) -> unwrap_options.UnwrapOptions:
+    options = {name: value for name, value in merged.items() if name in unwrap_options.NAMES and value is not None}
     written = {name: value for name, value in options.items() if name in mine}
     reader.warnings.extend(f"{path}.{ignored}" for ignored in unwrap_options.ignored(written))
     try:
@@ -630,9 +594,7 @@ def _pins(reader: _Reader, path: str, found: object) -> dict[str, str]:
 
 
 def _pin(reader: _Reader, path: str, found: object) -> str:
-    text = re.sub(
-        r"\s+", "", str(reader.value(path, values.Text("a type such as decimal(18,2)"), found, "string"))
-    )
+    text = re.sub(r"\s+", "", str(reader.value(path, values.Text("a type such as decimal(18,2)"), found, "string")))
     return _TYPE_ALIASES.get(text.lower(), text.lower())
 
 

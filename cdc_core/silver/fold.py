@@ -351,15 +351,11 @@ def _copied(value: Any) -> Any:
 
 def _folded_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     text = batch.schema.field("base").type
-    schema = pa.schema(
-        [("__key", batch.schema.field("__key").type), ("document", text), ("incomplete", pa.bool_())]
-    )
+    schema = pa.schema([("__key", batch.schema.field("__key").type), ("document", text), ("incomplete", pa.bool_())])
     documents: list[bytes | None] = []
     incomplete: list[bool] = []
     start, size = 0, 0
-    for base, updates in zip(
-        batch.column("base").to_pylist(), _updates(batch.column("updates")), strict=True
-    ):
+    for base, updates in zip(batch.column("base").to_pylist(), _updates(batch.column("updates")), strict=True):
         document, is_incomplete = _folded(base, updates)
         documents.append(document)
         incomplete.append(is_incomplete)

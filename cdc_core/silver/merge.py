@@ -14,6 +14,7 @@ from pyspark.sql import types as T
 
 from cdc_core.silver import reduce
 
+
 def quoted(name: str) -> str:
     """The name as one part of a Spark SQL identifier."""
     return f"`{name.replace('`', '``')}`"
@@ -30,7 +31,9 @@ def is_same(held: T.DataType, wanted: T.DataType) -> bool:
     match held, wanted:
         case T.StructType(), T.StructType():
             fields = {each.name: each.dataType for each in wanted}
-            return fields.keys() == {each.name for each in held} and all(is_same(each.dataType, fields[each.name]) for each in held)
+            return fields.keys() == {each.name for each in held} and all(
+                is_same(each.dataType, fields[each.name]) for each in held
+            )
         case T.ArrayType(), T.ArrayType():
             return is_same(held.elementType, wanted.elementType)
         case T.MapType(), T.MapType():

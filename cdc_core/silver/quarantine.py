@@ -109,9 +109,7 @@ def held(facts: DataFrame, *, before: int | None = None) -> DataFrame:
 def current(facts: DataFrame, *, before: int | None = None) -> DataFrame:
     """The newest fact of each event, as of the ranges up to batch `before`."""
     known = facts if before is None else facts.where(F.col("to") <= before)
-    order = Window.partitionBy(*IDENTITY).orderBy(
-        F.col("to").desc(), _is_ending().desc(), F.col("batch").desc()
-    )
+    order = Window.partitionBy(*IDENTITY).orderBy(F.col("to").desc(), _is_ending().desc(), F.col("batch").desc())
     ranked = known.withColumn("_place", F.row_number().over(order))
     return ranked.where("_place = 1").drop("_place")
 
@@ -157,9 +155,9 @@ def _placed(events: DataFrame, waiting: DataFrame) -> DataFrame:
     event, document = Window.partitionBy(*IDENTITY), Window.partitionBy("key")
     so_far = document.orderBy("sequence", "offset").rowsBetween(Window.unboundedPreceding, Window.currentRow)
     both = fresh.select(*columns).unionByName(old.select(*columns))
-    came = both.withColumns(
-        {"_is_again": F.max("_is_old").over(event), "_has_come": ~F.min("_is_old").over(event)}
-    ).where("NOT (_is_old AND _has_come)")
+    came = both.withColumns({"_is_again": F.max("_is_old").over(event), "_has_come": ~F.min("_is_old").over(event)}).where(
+        "NOT (_is_old AND _has_come)"
+    )
     sequence, is_whole = F.col("sequence"), F.col("_reason").isNull() & ~reduce.is_partial()
     judged = came.withColumns(
         {

@@ -180,10 +180,7 @@ def latest(
         "event.sequence",
         "event.offset",
         "event.after",
-        *(
-            F.when(is_decided, F.col(f"event.{name}")).otherwise(F.col(f"envelope.{name}")).alias(name)
-            for name in columns
-        ),
+        *(F.when(is_decided, F.col(f"event.{name}")).otherwise(F.col(f"envelope.{name}")).alias(name) for name in columns),
         F.when(later, F.col("partial")).alias("partial_sequence"),
         *names,
     )
@@ -197,9 +194,7 @@ def latest_of_many(events: DataFrame, *, columns: Sequence[str] = ("op",)) -> Da
     order = F.struct("sequence", "offset")
     winners = events.groupBy("key").agg(F.max_by("offset", order).alias("winner")).select("winner")
     won = events.join(F.broadcast(winners), F.col("offset") == F.col("winner"), "left_semi")
-    return won.select(
-        "key", "sequence", "offset", "after", *columns, F.lit(None).cast("string").alias("partial_sequence")
-    )
+    return won.select("key", "sequence", "offset", "after", *columns, F.lit(None).cast("string").alias("partial_sequence"))
 
 
 def histories(events: DataFrame, *, columns: Sequence[str] = ("op",), keeps_last: bool = False) -> DataFrame:
@@ -261,9 +256,7 @@ def fold_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             )
 
 
-def decided(
-    latest_events: DataFrame, *, mode: unwrap_options.DeleteMode, columns: Sequence[str] = ("op",)
-) -> DataFrame:
+def decided(latest_events: DataFrame, *, mode: unwrap_options.DeleteMode, columns: Sequence[str] = ("op",)) -> DataFrame:
     """Reduced rows of `latest` under a delete mode.
 
     Deletes must have been left out of `latest` where the mode keeps rows; where it marks them, a delete's row is its
@@ -280,7 +273,10 @@ def decided(
         nothing = F.lit(None).cast("STRUCT<sequence: STRING, after: STRING>")
         last = F.col("last") if "last" in latest_events.columns else nothing
         document = F.when(is_bare, F.coalesce(last["after"], deleted_document())).when(is_delete, F.col("before"))
-        document, guard = document.otherwise(F.col("after")), F.when(is_bare, F.coalesce(last["sequence"], F.lit(""))).otherwise(guard)
+        document, guard = (
+            document.otherwise(F.col("after")),
+            F.when(is_bare, F.coalesce(last["sequence"], F.lit(""))).otherwise(guard),
+        )
     else:
         action = F.when(is_delete, Action.REMOVE.value).when(is_known, Action.DOCUMENT.value).otherwise(Action.MARK.value)
         document = F.when(~is_delete, F.col("after"))
@@ -360,5 +356,5 @@ def _added(field: unwrap_options.AddedField) -> Added:
 
 
 def _rendered(name: str, type_: str, value: Column) -> Added:
-    is_struct = type_.startswith("STRUCT") or type_.startswith("ARRAY<STRUCT")
+    is_struct = type_.startswith(("STRUCT", "ARRAY<STRUCT"))
     return Added(name, "STRING", F.to_json(value)) if is_struct else Added(name, type_, value)

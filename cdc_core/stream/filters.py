@@ -19,8 +19,6 @@ from typing import Any
 
 from bson import json_util
 
-from cdc_core.stream import patterns
-from cdc_core.stream.patterns import Pattern
 from cdc_core.properties.source import (
     CaptureScope,
     FullUpdateType,
@@ -30,6 +28,8 @@ from cdc_core.properties.source import (
     PipelineOrder,
     Source,
 )
+from cdc_core.stream import patterns
+from cdc_core.stream.patterns import Pattern
 
 Stage = Mapping[str, Any]
 
@@ -85,9 +85,7 @@ class Filter:
 
     def named(self) -> tuple[tuple[str, str], ...]:
         """The collections that the include list names outright, as it writes them: they ought to exist."""
-        pairs = itertools.chain.from_iterable(
-            pattern.by_database() or () for pattern in self.collections.include
-        )
+        pairs = itertools.chain.from_iterable(pattern.by_database() or () for pattern in self.collections.include)
         return tuple((db, collection.literal) for db, collection in pairs if collection.literal is not None)
 
     def left_to_client(self) -> tuple[str, ...]:
@@ -163,15 +161,9 @@ def server_stages(filter_: Filter, *, operations: Collection[str] = OPERATIONS) 
 def pipeline(source: Source) -> list[dict[str, Any]]:
     """Every stage of the change stream: filters and `cursor.pipeline` in their order, splitting last."""
     internal = server_stages(of(source), operations=operations(source))
-    user = (
-        []
-        if source.cursor_pipeline is None
-        else json_util.loads(source.cursor_pipeline, json_options=_RELAXED)
-    )
+    user = [] if source.cursor_pipeline is None else json_util.loads(source.cursor_pipeline, json_options=_RELAXED)
     split: list[dict[str, Any]] = (
-        [{"$changeStreamSplitLargeEvent": {}}]
-        if source.cursor_oversize_handling_mode is OversizeMode.SPLIT
-        else []
+        [{"$changeStreamSplitLargeEvent": {}}] if source.cursor_oversize_handling_mode is OversizeMode.SPLIT else []
     )
     match source.cursor_pipeline_order:
         case PipelineOrder.INTERNAL_FIRST:
@@ -272,11 +264,7 @@ def _excluded_databases(names: Names, field: str) -> list[dict[str, Any]]:
 
 def _collection_conditions(names: Names, field: str) -> list[dict[str, Any]]:
     if names.include:
-        return (
-            [_any(_namespace_clauses(names.include, field))]
-            if _server_texts(names.include) is not None
-            else []
-        )
+        return [_any(_namespace_clauses(names.include, field))] if _server_texts(names.include) is not None else []
     known = tuple(pattern for pattern in names.exclude if pattern.server_text is not None)
     return [{"$nor": _namespace_clauses(known, field)}] if known else []
 
@@ -298,10 +286,7 @@ def _namespace_clauses(entries: Sequence[Pattern], field: str) -> list[dict[str,
         for db, collections in sorted(by_database.items())
     ]
     name = {"$concat": [f"${field}.db", ".", f"${field}.coll"]}
-    whole = [
-        {"$expr": {"$regexMatch": {"input": name, "regex": regex, "options": "i"}}}
-        for regex in _anchored(others)
-    ]
+    whole = [{"$expr": {"$regexMatch": {"input": name, "regex": regex, "options": "i"}}} for regex in _anchored(others)]
     return [*clauses, *whole]
 
 

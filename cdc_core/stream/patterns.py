@@ -110,9 +110,7 @@ _PLAIN_SIGN = r"[^\\^$.|?*+()\[\]{}]"
 _PLAIN = re.compile(rf"(?:{_PLAIN_SIGN}|\\[^0-9A-Za-z])*")
 _NAME = re.compile(rf"(?:{_PLAIN_SIGN}|\\[^0-9A-Za-z]|\.)*")
 _PLAIN_WITHOUT_DOTS = re.compile(rf"(?:{_PLAIN_SIGN}|\\[^0-9A-Za-z.])+")
-_DATABASE = re.compile(
-    rf"\^?((?:{_PLAIN_SIGN}|\\[^0-9A-Za-z.])+)(\\\.|\[\.\]|\.)((?![?*+{{]).+?)(?:(?<!\\)\$)?", re.DOTALL
-)
+_DATABASE = re.compile(rf"\^?((?:{_PLAIN_SIGN}|\\[^0-9A-Za-z.])+)(\\\.|\[\.\]|\.)((?![?*+{{]).+?)(?:(?<!\\)\$)?", re.DOTALL)
 _PORTABLE = re.compile(
     r"""(?: [^\\\[\](){}?*+\x00-\x1f\x7f-\U0010ffff]        # a sign that is no operator, or one of . ^ $ |
           | \\[dDwWsSbB] | \\[^0-9A-Za-z]                   # a class, or an escaped sign

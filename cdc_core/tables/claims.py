@@ -57,9 +57,7 @@ class Verdict(Enum):
     LEASE_RUNNING = "lease of another host not over"
 
 
-def verdict(
-    claim: Mapping[str, object] | None, *, host: str, now_ms: int, is_alive: bool, committed_ms: int = 0
-) -> Verdict:
+def verdict(claim: Mapping[str, object] | None, *, host: str, now_ms: int, is_alive: bool, committed_ms: int = 0) -> Verdict:
     """Whether the table is free for a new writer on `host` at `now_ms`.
 
     `is_alive` tells whether the claim's process still runs (only asked for the same host); `committed_ms` is when the

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from cdc_core.schema import document_schema, names as column_names
+from cdc_core.schema import document_schema
+from cdc_core.schema import names as column_names
 from cdc_core.schema.document_schema import (
     PARTS,
     Array,
@@ -149,11 +150,7 @@ class Document(Part):
     @cached_property
     def _members(self) -> list[tuple[str, str, str, str]]:
         """Key, column, type for `from_json`, the same named."""
-        members = [
-            (escaped(item.name), item.column, part.ddl, part.named)
-            for item, part in self.known
-            if part is not None
-        ]
+        members = [(escaped(item.name), item.column, part.ddl, part.named) for item, part in self.known if part is not None]
         members += [(escaped(name), column, "STRING", "STRING") for name, column in self.texts]
         members += [(key, column, "STRING", "STRING") for key, column in self.refused]
         return members or [("\u0001nothing", "nothing", "STRING", "STRING")]
@@ -194,9 +191,7 @@ class Document(Part):
     def value(self, raw: str) -> str:
         if self.plain:
             return raw
-        fields = ", ".join(
-            f"{quote(item.column)}, {field_value(item, part, raw)}" for item, part in self.known
-        )
+        fields = ", ".join(f"{quote(item.column)}, {field_value(item, part, raw)}" for item, part in self.known)
         return f"IF({raw} IS NULL, NULL, named_struct({fields}))"
 
     def misfits(self, raw: str, path: Path) -> list[str]:
@@ -211,9 +206,7 @@ class Document(Part):
         return found
 
     def hard(self, raw: str) -> list[str]:
-        found = [
-            test for item, part in self.known if part is not None for test in part.hard(at(raw, item.column))
-        ]
+        found = [test for item, part in self.known if part is not None for test in part.hard(at(raw, item.column))]
         found += [f"{at(raw, column)} RLIKE {quote(UNSAFE)}" for _, column in self.texts]
         return found + [f"{at(raw, column)} IS NOT NULL" for _, column in self.refused]
 
@@ -684,9 +677,7 @@ def _pair_named(type_: str) -> str:
 
 
 _REGEX = _pair(Kind.REGEX, Scalar.REGEX, "STRUCT<pattern: STRING, options: STRING>", "pattern", "options")
-_POINTER = _pair(
-    Kind.DB_POINTER, Scalar.DB_POINTER, "STRUCT<`$ref`: STRING, `$id`: STRUCT<`$oid`: STRING>>", "a", "b.c"
-)
+_POINTER = _pair(Kind.DB_POINTER, Scalar.DB_POINTER, "STRUCT<`$ref`: STRING, `$id`: STRUCT<`$oid`: STRING>>", "a", "b.c")
 
 
 def _code_with_scope(shape: Shape, text: str) -> Part:

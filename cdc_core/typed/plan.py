@@ -29,9 +29,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from cdc_core.schema import document_schema, names as column_names
-from cdc_core.typed import expressions as typed_values
+from cdc_core.schema import document_schema
+from cdc_core.schema import names as column_names
 from cdc_core.schema.document_schema import Array, ColumnType, Decimal, Map, Scalar, Shape, Struct
+from cdc_core.typed import expressions as typed_values
 from cdc_core.typed.expressions import Document, Path, at, entry, quote
 
 if TYPE_CHECKING:
@@ -66,9 +67,7 @@ class Plan:
         return f"STRUCT<{', '.join(fields)}>"
 
 
-def plan(
-    schema: document_schema.DocumentSchema, shape: Shape, *, column: str = "after", refused: int = 0
-) -> Plan:
+def plan(schema: document_schema.DocumentSchema, shape: Shape, *, column: str = "after", refused: int = 0) -> Plan:
     """The plan for a batch of this shape; `refused` is how many of its documents `try_parse_json` refuses."""
     text = document_schema.quoted(column)
     root = typed_values.document(schema.struct, shape, text=text)
@@ -203,9 +202,7 @@ def _exact(schema_json: str) -> Callable[[pa.Array], pa.Array]:
 def rows(texts: pa.Array, schema: document_schema.DocumentSchema) -> pa.Array:
     """Each text as a struct of `document`, `rescued`, `unreadable`; null where the text is."""
     row_type = pa.struct([(name, arrow(type_)) for name, type_ in schema.table()])
-    type_ = pa.struct(
-        [("document", row_type), ("rescued", pa.map_(pa.string(), pa.string())), ("unreadable", pa.bool_())]
-    )
+    type_ = pa.struct([("document", row_type), ("rescued", pa.map_(pa.string(), pa.string())), ("unreadable", pa.bool_())])
     return pa.array([_row(text.as_py(), schema) for text in texts], type=type_)
 
 
@@ -244,9 +241,7 @@ def _whole(value: Any) -> Any:
     return [_whole(item) for item in value] if isinstance(value, list) else value
 
 
-def observer(
-    *, arrays_as_documents: bool = False
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def observer(*, arrays_as_documents: bool = False) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """For `mapInArrow` over texts and marks: one row a partition, the JSON of the shape of what can be read
     there.
     """
@@ -280,9 +275,7 @@ def conflicts(schema_json: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator
         for batch in batches:
             for path, text in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist()):
                 found.update(document_schema.conflicts(schema, path, text))
-        yield pa.RecordBatch.from_pydict(
-            {"conflict": pa.array([each.to_json() for each in found], pa.string())}
-        )
+        yield pa.RecordBatch.from_pydict({"conflict": pa.array([each.to_json() for each in found], pa.string())})
 
     return look
 

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pyarrow as pa
 
-from cdc_core.schema import document_schema, names as column_names
-from cdc_core.unwrap import records as unwrap
-from cdc_core.schema.document_schema import ColumnType, DocumentSchema, Scalar
-from cdc_core.unwrap.records import Extracted, Unchanged
 from cdc_core.properties.unwrap import UnwrapOptions
+from cdc_core.schema import document_schema
+from cdc_core.schema import names as column_names
+from cdc_core.schema.document_schema import ColumnType, DocumentSchema, Scalar
+from cdc_core.unwrap import records as unwrap
+from cdc_core.unwrap.records import Extracted, Unchanged
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

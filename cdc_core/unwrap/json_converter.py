@@ -10,10 +10,10 @@ import base64
 from collections.abc import Mapping
 
 from cdc_core.extended_json import dialects as debezium_json
-from cdc_core.schema import document_schema
-from cdc_core.unwrap.change_event import Json
 from cdc_core.extended_json.dialects import Parsed
+from cdc_core.schema import document_schema
 from cdc_core.schema.document_schema import Array, ColumnType, Map, Scalar, Struct
+from cdc_core.unwrap.change_event import Json
 
 
 def document(value: Mapping[str, Parsed], type_: Struct, rescued: dict[str, str], *, path: str = "") -> dict[str, Json]:

@@ -24,12 +24,14 @@ from typing import TYPE_CHECKING
 import orjson
 
 from cdc_core.extended_json import dialects as debezium_json
-from cdc_core.schema import document_schema, names as column_names
-from cdc_core.unwrap import change_event, json_converter as connect_json
-from cdc_core.unwrap.change_event import ChangeEvent, Json
 from cdc_core.extended_json.dialects import Parsed
-from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.properties.unwrap import AddedField, ArrayEncoding, FieldNameAdjustment, UnwrapOptions
+from cdc_core.schema import document_schema
+from cdc_core.schema import names as column_names
+from cdc_core.schema.document_schema import DocumentSchema
+from cdc_core.unwrap import change_event
+from cdc_core.unwrap import json_converter as connect_json
+from cdc_core.unwrap.change_event import ChangeEvent, Json
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

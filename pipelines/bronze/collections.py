@@ -70,9 +70,7 @@ def read(spark: SparkSession, settings: Settings, *, log: str | None = None) -> 
     return Known(discovered, tuple(itertools.starmap(Namespace, found)))
 
 
-def note(
-    spark: SparkSession, settings: Settings, *, new: Sequence[Namespace], discovered: int, log: str | None
-) -> None:
+def note(spark: SparkSession, settings: Settings, *, new: Sequence[Namespace], discovered: int, log: str | None) -> None:
     """Note new collections of a pipeline, and that there is no other up to the batch `discovered` of the bronze `log`."""
     named: list[tuple[str | None, str | None]] = [(each.db, each.collection) for each in new]
     rows = [dict(zip(SCHEMA.names, (*names, discovered, settings.name, log))) for names in named or [(None, None)]]

@@ -23,7 +23,8 @@ from cdc_core.bronze import columns as bronze
 from cdc_core.silver import reduce
 from cdc_core.stream import transactions
 from cdc_core.tables import layout as tables
-from pipelines.delta import local_log as local_table, tables as delta
+from pipelines.delta import local_log as local_table
+from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -105,9 +106,7 @@ class Log:
 
         Raises `TableOwned`, `LeaseHeld` or `TableNotOurs`; a refused capture has changed nothing.
         """
-        delta.create(
-            spark, table, columns=bronze.COLUMNS_DDL, properties=PROPERTIES, cluster_by=("batch",)
-        )
+        delta.create(spark, table, columns=bronze.COLUMNS_DDL, properties=PROPERTIES, cluster_by=("batch",))
         _check_columns(spark, table)
         writer = delta.Writer.claim(spark, table, take_over=take_over, kept=("batch", "log"))
         if found is not None and writer.version == found.version + 1:
@@ -325,9 +324,7 @@ def open_transaction(spark: SparkSession, table: tables.TableRef) -> transaction
     return transactions.Open(payload["id"], {f"{row.db}.{row.collection}": row.events for row in counted})
 
 
-def heartbeat_row(
-    payload: Mapping[str, Any], *, token: str, batch: int, offset: int, ts_ms: int
-) -> pa.Table:
+def heartbeat_row(payload: Mapping[str, Any], *, token: str, batch: int, offset: int, ts_ms: int) -> pa.Table:
     """One heartbeat row as a table of `bronze.SCHEMA`."""
     values: dict[str, Any] = dict.fromkeys(bronze.SCHEMA.names)
     values |= {

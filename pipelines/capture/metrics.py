@@ -28,9 +28,9 @@ from cdc_core import errors
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
+    from pipelines.capture.service import ByteQueue
     from pipelines.mongodb import client as mongodb
     from pipelines.snapshot import snapshot
-    from pipelines.capture.service import ByteQueue
 
 PATIENCE = 2.0
 """Seconds for which status waits for a capture's metrics."""
@@ -173,7 +173,7 @@ def asked(*, port: int | None, address: str) -> dict[str, float]:
     """What a capture that runs now shows at that port, the sample's labels in its name; nothing where none answers."""
     if port is None:
         return {}
-    host = "127.0.0.1" if address in ("0.0.0.0", "::", "") else address  # noqa: S104 - it listens there, too
+    host = "127.0.0.1" if address in ("0.0.0.0", "::", "") else address
     try:
         with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=PATIENCE) as answer:
             text = answer.read().decode()

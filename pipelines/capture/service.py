@@ -31,23 +31,30 @@ from bson import json_util
 from bson.timestamp import Timestamp
 
 from cdc_core import errors
-from cdc_core.bronze import columns as rows_of, event_rows as events
-from cdc_core.signals import notification as notifications, signal as signals
-from cdc_core.snapshot import mode as snapshot_mode, state as snapshot_state
-from cdc_core.stream import fields as field_filters, filters, resume_token, split_events, transactions
+from cdc_core.bronze import columns as rows_of
+from cdc_core.bronze import event_rows as events
 from cdc_core.properties.source import LimitAction, OversizeMode, PipelineOrder, SignalChannel, SnapshotMode
+from cdc_core.signals import notification as notifications
+from cdc_core.signals import signal as signals
+from cdc_core.snapshot import mode as snapshot_mode
+from cdc_core.snapshot import state as snapshot_state
+from cdc_core.stream import fields as field_filters
+from cdc_core.stream import filters, resume_token, split_events, transactions
 from pipelines.bronze import log as bronze
 from pipelines.capture import metrics
 from pipelines.channels import notifier
-from pipelines.delta import tables as delta
-from pipelines.mongodb import client as mongodb, connection as source
-from pipelines.snapshot import queue as snapshots, snapshot
 from pipelines.channels import signals as channels
+from pipelines.delta import tables as delta
+from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import connection as source
+from pipelines.snapshot import queue as snapshots
+from pipelines.snapshot import snapshot
 from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
-    from cdc_core.settings.parse import Settings
     from pyspark.sql import SparkSession
+
+    from cdc_core.settings.parse import Settings
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +134,9 @@ def run(
                     return _joined(done, capture.run(once=once, take_over=take_over))
             except errors.SourceUnreachable as error:
                 has_begun = capture is not None and capture.has_begun
-                spent = (0 if capture is not None and capture.has_progressed else spent) + (capture.attempts if capture else 1)
+                spent = (0 if capture is not None and capture.has_progressed else spent) + (
+                    capture.attempts if capture else 1
+                )
                 is_last = 0 <= settings.source.errors_max_retries < spent
                 if is_last or stop.is_set() or not (has_begun or done):
                     raise
@@ -161,9 +170,7 @@ def _suitable(settings: Settings) -> Iterator[tuple[source.Connection, mongodb.C
 
 
 @contextlib.contextmanager
-def _connected(
-    settings: Settings, capturing: Callable[[source.Connection, mongodb.Client], _Capture]
-) -> Iterator[_Capture]:
+def _connected(settings: Settings, capturing: Callable[[source.Connection, mongodb.Client], _Capture]) -> Iterator[_Capture]:
     """A capture with a client of its own, both closed at the end."""
     with _suitable(settings) as (connection, client):
         capture = capturing(connection, client)
@@ -331,9 +338,7 @@ class _Capture:
             log.warning("the oplog no longer holds the position of %s: a new snapshot begins", _utc(position.token))
             return stream, {"from": position.token, "to": stream.begins, "since": _utc(position.token)}
 
-    def _opened(
-        self, options: mongodb.StreamOptions, position: bronze.Position | None
-    ) -> mongodb.ChangeStream:
+    def _opened(self, options: mongodb.StreamOptions, position: bronze.Position | None) -> mongodb.ChangeStream:
         """A stream that continues behind the position, or begins now.
 
         A token of a stream with another filter, or one that the server refuses, is replaced by its cluster time; what
@@ -563,9 +568,7 @@ class _Capture:
         if self._log.commits % bronze.COMPACT_EVERY == 0 and self.sessions is not None:
             self._log.compact(self.sessions())
 
-    def _count(
-        self, rows: events.Rows, operations: Mapping[str | None, int], newest: tuple[int, int] | None
-    ) -> None:
+    def _count(self, rows: events.Rows, operations: Mapping[str | None, int], newest: tuple[int, int] | None) -> None:
         assert self._log is not None
         streaming = self.metrics.streaming
         streaming.committed(operations, position=newest, at=time.time())
@@ -991,9 +994,7 @@ def _is_landed(raw: bytes, landed: str) -> bool:
     return resume_token.without_fragment(token) <= resume_token.without_fragment(landed)
 
 
-def _position_lost(
-    position: bronze.Position | None, error: mongodb.HistoryLost | None
-) -> errors.PositionLost:
+def _position_lost(position: bronze.Position | None, error: mongodb.HistoryLost | None) -> errors.PositionLost:
     code = error.code if error else mongodb.CHANGE_STREAM_HISTORY_LOST
     at = "" if position is None else f" of {_utc(position.token)}"
     return errors.PositionLost(

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from cdc_core import errors
 from cdc_core.properties import source as properties
-from cdc_core.signals import notification as notifications, signal as signals
+from cdc_core.signals import notification as notifications
+from cdc_core.signals import signal as signals
 from pipelines.settings import secrets
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ _QUIET = {"log_level": 0, "reconnect.backoff.ms": 1_000}
 def library() -> Any:
     """The module `confluent_kafka`; raises `SettingsError` where it is not installed."""
     try:
-        import confluent_kafka  # noqa: PLC0415 - only where a channel asks for it
+        import confluent_kafka
     except ImportError as error:
         message = "the channels kafka and sink need the package confluent-kafka"
         raise errors.SettingsError(errors.Problem("source", message, "pip install 'mongo-medallion[kafka]'")) from error

@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from cdc_core import errors
-from cdc_core.signals import notification as notifications
 from cdc_core.properties.source import NotificationChannel
+from cdc_core.signals import notification as notifications
 from pipelines.channels import kafka
 from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
-    from cdc_core.settings.parse import Settings
     from pyspark.sql import SparkSession
+
+    from cdc_core.settings.parse import Settings
 
 log = logging.getLogger(__name__)
 

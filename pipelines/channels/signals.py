@@ -20,15 +20,16 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from cdc_core import errors
+from cdc_core.properties.source import SignalChannel
 from cdc_core.signals import signal as signals
 from cdc_core.tables import layout as tables
-from cdc_core.properties.source import SignalChannel
 from pipelines.channels import kafka
 from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
-    from cdc_core.settings.parse import Settings
     from pyspark.sql import SparkSession
+
+    from cdc_core.settings.parse import Settings
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,9 @@ class File:
         """The whole lines that are new; none of a file that cannot be emptied, for they would come again at each start."""
         if self.path.exists() and not os.access(self.path, os.W_OK):
             if not self._is_refused:
-                log.warning("%s: its signals are not heeded, because it cannot be written, and handled ones stay in it", self.path)
+                log.warning(
+                    "%s: its signals are not heeded, because it cannot be written, and handled ones stay in it", self.path
+                )
             self._is_refused = True
             return []
         self._is_refused = False

@@ -20,7 +20,8 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cdc_core.tables import claims, layout as tables
+from cdc_core.tables import claims
+from cdc_core.tables import layout as tables
 
 _COMMIT = re.compile(r"[0-9]{20}\.json")
 _CHECKPOINT = re.compile(r"[0-9]{20}\.checkpoint\.parquet")

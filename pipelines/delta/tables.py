@@ -40,10 +40,11 @@ from pyspark.sql import functions as F
 
 from cdc_core import errors
 from cdc_core.sql import arrow
-from cdc_core.tables import claims, layout as tables
+from cdc_core.tables import claims
+from cdc_core.tables import layout as tables
 from pipelines.delta import local_log as local_table
-from pipelines.spark import session as sparks
 from pipelines.delta.local_log import Commit
+from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -175,7 +176,9 @@ def remove(spark: SparkSession, shadow: tables.Layout) -> None:
     Over Spark Connect the files of a shadow on an object store stay, in no table's way.
     """
     if shadow.root is None:
-        for schema in {str(table).rpartition(".")[0] for table in (shadow.silver("", ""), shadow.quarantine("", ""), shadow.ops(""))}:
+        for schema in {
+            str(table).rpartition(".")[0] for table in (shadow.silver("", ""), shadow.quarantine("", ""), shadow.ops(""))
+        }:
             spark.sql(f"DROP SCHEMA IF EXISTS {schema} CASCADE")
         return
     if shadow.root.startswith(("/", "file:")):
@@ -339,9 +342,7 @@ class Writer:
     claim, raises `OwnershipLost`, and nothing of it is in the table.
     """
 
-    def __init__(
-        self, spark: SparkSession, table: tables.TableRef, *, identity: claims.Writer, base: Commit | None
-    ) -> None:
+    def __init__(self, spark: SparkSession, table: tables.TableRef, *, identity: claims.Writer, base: Commit | None) -> None:
         self.spark = spark
         self.table = table
         self.identity = identity
@@ -350,9 +351,7 @@ class Writer:
         self._log: Any = None
 
     @staticmethod
-    def claim(
-        spark: SparkSession, table: tables.TableRef, *, take_over: bool = False, kept: Sequence[str] = ()
-    ) -> Writer:
+    def claim(spark: SparkSession, table: tables.TableRef, *, take_over: bool = False, kept: Sequence[str] = ()) -> Writer:
         """Claim the table by an empty commit that names this process, with a lease.
 
         Where the owner commits in between, the claim looks again: what it takes over is what the table holds then.
@@ -517,14 +516,17 @@ class Writer:
     def alter(self, change: str) -> None:
         """Run `ALTER TABLE … change` on the table after ownership was checked; the next commit is fenced on top of it."""
         self.check_ownership()
-        with session_confs(
-            self.spark,
-            {
-                "spark.databricks.delta.commitInfo.userMetadata": self._metadata(
-                    self.metadata.get("to"), _carried(self.metadata)
-                )
-            },
-        ), _translating(self.table):
+        with (
+            session_confs(
+                self.spark,
+                {
+                    "spark.databricks.delta.commitInfo.userMetadata": self._metadata(
+                        self.metadata.get("to"), _carried(self.metadata)
+                    )
+                },
+            ),
+            _translating(self.table),
+        ):
             self.spark.sql(f"ALTER TABLE {self.table} {change}").collect()
         self.version = version(self.spark, self.table)
 
@@ -686,9 +688,7 @@ class _ParquetFile:
     stats: str
 
     @staticmethod
-    def write(
-        folder: Path, rows: pa.Table, *, statistics: Sequence[str], table: tables.TableRef
-    ) -> _ParquetFile:
+    def write(folder: Path, rows: pa.Table, *, statistics: Sequence[str], table: tables.TableRef) -> _ParquetFile:
         path = folder / f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
         repeated = [name for name in rows.column_names if name in _REPEATED]
         try:

@@ -142,9 +142,7 @@ class EmbeddedMongoDB:
     def __enter__(self) -> EmbeddedMongoDB:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.stop()
 
     def _uri(self, query: str) -> str:
@@ -171,9 +169,7 @@ class EmbeddedMongoDB:
             if in_use and time.monotonic() > patience:
                 raise errors.DecisionNeeded(f"another MongoDB is running over {self.data_dir}; stop it first")
             if not in_use and ("Address already in use" not in said or time.monotonic() > deadline):
-                raise errors.DecisionNeeded(
-                    f"{command} did not start (exit {status}): {said} (log: {self.log_file})"
-                )
+                raise errors.DecisionNeeded(f"{command} did not start (exit {status}): {said} (log: {self.log_file})")
             time.sleep(0.2)
 
     def _spawn(self, command: Path) -> None:
@@ -273,9 +269,7 @@ class EmbeddedMongoDB:
         """What mongod said last about why it ended."""
         for path in (self.log_file, self.data_dir / "mongod.out"):
             lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-            telling = [
-                line for line in lines[-60:] if re.search(r'"s":"[EF]"|^Error|error while loading', line)
-            ]
+            telling = [line for line in lines[-60:] if re.search(r'"s":"[EF]"|^Error|error while loading', line)]
             if telling:
                 return telling[-1][:600]
         return "it said nothing"
@@ -307,9 +301,7 @@ def _replica_set(client: MongoClient[dict[str, Any]]) -> dict[str, Any] | None:
     try:
         return client["local"]["system.replset"].find_one()
     except Exception as error:
-        if (
-            getattr(error, "code", None) == UNAUTHORIZED
-        ):  # no user yet, so nothing but the localhost exception
+        if getattr(error, "code", None) == UNAUTHORIZED:  # no user yet, so nothing but the localhost exception
             return None
         raise
 
@@ -327,9 +319,7 @@ def _reconfigure(client: MongoClient[dict[str, Any]], config: dict[str, Any], de
 
 def _check_version(command: Path) -> None:
     try:
-        shown = subprocess.run(
-            [command, "--version"], capture_output=True, text=True, timeout=30, check=False
-        )
+        shown = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=30, check=False)
     except OSError as error:
         raise errors.DecisionNeeded(f"{command} does not run here: {error.strerror}") from error
     found = re.search(r"db version v(\d+)\.(\d+)", shown.stdout)

@@ -21,16 +21,17 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
 
-from cdc_core.tables import layout as tables
 from cdc_core.settings.parse import Reference, Settings
+from cdc_core.tables import layout as tables
+from pipelines import run as layers
+from pipelines.capture.service import Progress
 from pipelines.delta import tables as delta
-from pipelines.demo import embedded_mongodb, shop, tables as demo_report
+from pipelines.demo import embedded_mongodb, shop
+from pipelines.demo import tables as demo_report
 from pipelines.mongodb import client as mongodb
 from pipelines.settings import file as settings_file
-from pipelines.terminal import tables as report
-from pipelines import run as layers
 from pipelines.spark import session as sparks
-from pipelines.capture.service import Progress
+from pipelines.terminal import tables as report
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -110,12 +111,13 @@ class Played:
     published: int = 0
 
 
-def _opened(
-    folder: Path, *, mongodb_uri: str | None, screen: Console, stack: contextlib.ExitStack
-) -> Stage:
+def _opened(folder: Path, *, mongodb_uri: str | None, screen: Console, stack: contextlib.ExitStack) -> Stage:
     """MongoDB and Spark, started side by side; the server ends with `stack`, Spark with the process."""
     is_first = not (folder / "lakehouse").exists()
-    screen.print(f"[bold]mongo-medallion demo[/]  in {demo_report.near(str(folder))}" + ("" if is_first else "  [dim](goes on from last time)[/]"))
+    screen.print(
+        f"[bold]mongo-medallion demo[/]  in {demo_report.near(str(folder))}"
+        + ("" if is_first else "  [dim](goes on from last time)[/]")
+    )
     with screen.status("Starting MongoDB and Spark (Spark's first start downloads Delta's jars)") as status:
         with ThreadPoolExecutor(1) as pool:
             server = pool.submit(_server, folder / "mongodb", mongodb_uri, stack)
@@ -127,7 +129,9 @@ def _opened(
         status.update("Stocking the shop")
         shop.stock(client)
 
-    (folder / "shop.yml").write_text(SETTINGS.format(directory=folder, root=json.dumps(str(folder / "lakehouse"))), encoding="utf-8")
+    (folder / "shop.yml").write_text(
+        SETTINGS.format(directory=folder, root=json.dumps(str(folder / "lakehouse"))), encoding="utf-8"
+    )
     settings = _connected(settings_file.load(folder / "shop.yml"), uri)
     return Stage(folder, settings, delta.layout(settings.lakehouse), spark, client)
 

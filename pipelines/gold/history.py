@@ -26,10 +26,10 @@ from pyspark.sql import types as T
 from cdc_core import errors
 from cdc_core.bronze import columns as bronze
 from cdc_core.gold import versions
-from cdc_core.silver import merge, reduce
-from cdc_core.typed import plan as typed
-from cdc_core.silver import quarantine as unreadable
 from cdc_core.properties.source import FullUpdateType
+from cdc_core.silver import merge, reduce
+from cdc_core.silver import quarantine as unreadable
+from cdc_core.typed import plan as typed
 from pipelines.bronze import collections as registry
 from pipelines.delta import tables as delta
 from pipelines.schema import log as schemas
@@ -38,8 +38,8 @@ from pipelines.silver import collection as silver_collection
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from cdc_core.tables import layout as tables
     from cdc_core.settings.parse import CollectionSettings, Settings
+    from cdc_core.tables import layout as tables
 
 GENERATION = "history"
 """What `ops/schemas` calls the schemas of these tables."""
@@ -188,7 +188,11 @@ class History:
     def _merge(self, found: DataFrame, laid_out: DataFrame, number: int, reached: Position) -> None:
         columns = reduce.needed(self.options.unwrap)
         envelope = found.select(*dict.fromkeys(("offset", "after", "updateDescription", *columns)))
-        joined = laid_out.where("offset IS NOT NULL").join(envelope, "offset").withColumn("is_folded", F.col("document").isNotNull())
+        joined = (
+            laid_out.where("offset IS NOT NULL")
+            .join(envelope, "offset")
+            .withColumn("is_folded", F.col("document").isNotNull())
+        )
         made = delta.computed(joined.withColumn("after", F.coalesce("document", "after")).drop("document"))
         evolution = schemas.evolve(
             made.select("after", "sequence"),
@@ -253,7 +257,10 @@ class History:
             self.writer.alter(statement)
         if changes.widened:
             held = self._stored()
-            cast = [F.col(merge.quoted(each.name)).cast(_widened(each.dataType, wanted, each.name)).alias(each.name) for each in held.schema]
+            cast = [
+                F.col(merge.quoted(each.name)).cast(_widened(each.dataType, wanted, each.name)).alias(each.name)
+                for each in held.schema
+            ]
             before = self.writer.metadata
             extra = {name: before.get(name) for name in Position().extra}
             self.writer.overwrite(held.select(*cast), to=before.get("to"), extra=extra, overwrite_schema=True)

@@ -119,7 +119,9 @@ def translated(error: driver.PyMongoError, what: str) -> BaseException:
     if isinstance(error, driver.ServerSelectionTimeoutError):
         if _refused_at_handshake(error):
             return errors.AccessRefused(f"{what}: the server refused user name or password; check the secret")
-        return errors.SourceUnreachable(f"{what}: no server answered in time: {_first_line(error)}; is it running, and the host right?")
+        return errors.SourceUnreachable(
+            f"{what}: no server answered in time: {_first_line(error)}; is it running, and the host right?"
+        )
     if isinstance(error, (driver.ConnectionFailure, driver.WaitQueueTimeoutError)):
         return errors.SourceUnreachable(f"{what}: the connection failed: {_first_line(error)}")
     if isinstance(error, driver.ConfigurationError):
@@ -657,9 +659,7 @@ def boundary(
         "singleBatch": True,
     }
     with translating(f"planning the snapshot of {collection.namespace}"):
-        reply = connection[collection.db].command(
-            command, codec_options=EXACT, read_preference=connection.read_preference
-        )
+        reply = connection[collection.db].command(command, codec_options=EXACT, read_preference=connection.read_preference)
     found = reply["cursor"]["firstBatch"]
     return encode({"hi": found[0]["_id"]}, codec_options=EXACT) if found else None
 

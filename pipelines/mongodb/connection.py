@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from cdc_core import errors
 from cdc_core.bronze import event_rows as events
-from cdc_core.stream import filters
 from cdc_core.properties.source import OversizeMode
+from cdc_core.stream import filters
 from pipelines.mongodb import client as mongodb
 from pipelines.settings import secrets
 

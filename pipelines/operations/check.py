@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cdc_core import errors
+from cdc_core.settings.parse import FullUpdateType, Settings
 from cdc_core.stream import filters
 from cdc_core.tables import layout as tables
-from cdc_core.settings.parse import FullUpdateType, Settings
 from pipelines.channels import kafka
-from pipelines.delta import local_log as local_table, tables as delta
-from pipelines.mongodb import client as mongodb, connection as source
+from pipelines.delta import local_log as local_table
+from pipelines.delta import tables as delta
+from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import connection as source
 from pipelines.terminal import tables as report
+
 
 class Verdict(enum.Enum):
     """What an answer means."""
@@ -205,9 +208,7 @@ def _snapshot_reads(asked: Source) -> Iterator[Finding]:
     watched = [each for each in _captured(asked) if each.kind == "collection"]
     refused = [(each, error) for each in watched if (error := _refusal(asked.client, each)) is not None]
     for collection, error in refused:
-        yield _wrong(
-            f"snapshot of {collection.namespace}", error, f"db.grantRolesToUser(<user>, [{_role(collection.db)}])"
-        )
+        yield _wrong(f"snapshot of {collection.namespace}", error, f"db.grantRolesToUser(<user>, [{_role(collection.db)}])")
     if watched and not refused:
         yield Finding("snapshot reads", Verdict.FINE, "allowed on each of them")
 
@@ -215,9 +216,7 @@ def _snapshot_reads(asked: Source) -> Iterator[Finding]:
 def _refusal(client: mongodb.Client, collection: mongodb.Collection) -> errors.MedallionError | None:
     after = mongodb.operation_time(client)
     try:
-        with contextlib.closing(
-            mongodb.read_chunk(client, collection, mongodb.Range(), after=after, fetch_size=1)
-        ) as read:
+        with contextlib.closing(mongodb.read_chunk(client, collection, mongodb.Range(), after=after, fetch_size=1)) as read:
             next(read, None)
     except errors.MedallionError as error:
         return error
@@ -253,9 +252,7 @@ def _images(asked: Source) -> Iterator[Finding]:
     about = " and ".join(wanted)
     without = [each for each in _captured(asked) if each.kind == "collection" and not each.has_images]
     for each in without:
-        mend = (
-            f"use {each.db}; db.runCommand({{collMod: '{each.name}', changeStreamPreAndPostImages: {{enabled: true}}}})"
-        )
+        mend = f"use {each.db}; db.runCommand({{collMod: '{each.name}', changeStreamPreAndPostImages: {{enabled: true}}}})"
         found = f"{each.namespace} keeps none, and the capture mode asks for them"
         yield Finding(about, Verdict.WRONG, found, mend, errors.SourceUnsuitable())
     if not without:

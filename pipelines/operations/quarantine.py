@@ -25,8 +25,8 @@ from cdc_core import errors
 from cdc_core.bronze import columns as bronze
 from cdc_core.silver import quarantine, reduce
 from cdc_core.tables import layout as tables
-from pipelines.bronze import log as bronze_table
 from pipelines.bronze import collections as registry
+from pipelines.bronze import log as bronze_table
 from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
@@ -110,7 +110,11 @@ def listed(
     chosen = quarantine.current(facts) if all_states else quarantine.held(facts)
     names = ("resume_token", "kind", "op", "key", "sequence", "batch", "reason")
     texts = F.struct("before", "after", *(f"updateDescription.{name}" for name in CORRECTABLE[2:]))
-    columns = (F.concat_ws(".", "db", "collection").alias("collection"), *names, *([texts.alias("texts")] if with_texts else []))
+    columns = (
+        F.concat_ws(".", "db", "collection").alias("collection"),
+        *names,
+        *([texts.alias("texts")] if with_texts else []),
+    )
     return [_event(row) for row in chosen.select(*columns).orderBy("sequence", "batch").collect()]
 
 
@@ -283,9 +287,7 @@ def _check(
     for token, texts in corrections.items():
         for field, text in texts.items():
             if field not in CORRECTABLE:
-                problems.append(
-                    errors.Problem(f"{token}.{field}", f"one of {', '.join(CORRECTABLE)} is expected")
-                )
+                problems.append(errors.Problem(f"{token}.{field}", f"one of {', '.join(CORRECTABLE)} is expected"))
             elif not _is_document(text):
                 problems.append(errors.Problem(f"{token}.{field}", "the text is not a JSON document"))
     if problems:
@@ -325,9 +327,7 @@ def _readable(spark: SparkSession, rows: Sequence[dict[str, Any]]) -> list[dict[
     return [row for at, row in enumerate(rows) if at not in reasons and at < blocked.get(row["key"], len(rows))]
 
 
-def _not_yet_again(
-    spark: SparkSession, table: tables.TableRef, rows: Sequence[dict[str, Any]]
-) -> list[dict[str, Any]]:
+def _not_yet_again(spark: SparkSession, table: tables.TableRef, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows of which bronze holds no copy after the range in which they were found."""
     if not rows:
         return []

@@ -33,13 +33,14 @@ from pyspark.sql import functions as F
 
 from cdc_core import errors
 from cdc_core.schema import document_schema
+from cdc_core.schema.document_schema import DocumentSchema
+from cdc_core.settings.parse import OnConflict
 from cdc_core.silver import merge, reduce
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.tables import layout as tables
 from cdc_core.typed import plan as typed
-from cdc_core.schema.document_schema import DocumentSchema
-from cdc_core.settings.parse import OnConflict
-from pipelines.bronze import collections as registry, log as bronze
+from pipelines.bronze import collections as registry
+from pipelines.bronze import log as bronze
 from pipelines.delta import tables as delta
 from pipelines.schema import log as schemas
 from pipelines.silver import collection as silver_collection
@@ -455,7 +456,9 @@ def _texts(table: DataFrame) -> DataFrame:
     rescued = F.col("__rescued") if "__rescued" in table.columns else F.lit(None).cast("MAP<STRING, STRING>")
     entries = F.when(F.size(rescued) > 0, F.array_sort(F.map_entries(rescued))).alias("__rescued")
     text = F.to_json(F.struct(F.col("__key"), *named, entries))
-    return table.select(F.col("__key").alias("key"), text.alias("text"), F.greatest(F.size(rescued), F.lit(0)).alias("rescued"))
+    return table.select(
+        F.col("__key").alias("key"), text.alias("text"), F.greatest(F.size(rescued), F.lit(0)).alias("rescued")
+    )
 
 
 def _named(texts: DataFrame, name: str) -> tuple[Column, Column]:

@@ -15,15 +15,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cdc_core import errors
+from cdc_core.settings.parse import Settings
 from cdc_core.silver import merge
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.stream import resume_token
-from cdc_core.tables import claims, layout as tables
-from cdc_core.settings.parse import Settings
-from pipelines.bronze import collections as registry, log as bronze
+from cdc_core.tables import claims
+from cdc_core.tables import layout as tables
+from pipelines.bronze import collections as registry
+from pipelines.bronze import log as bronze
 from pipelines.capture import metrics
 from pipelines.delta import tables as delta
-from pipelines.mongodb import client as mongodb, connection as source
+from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import connection as source
 from pipelines.operations import quarantine
 
 if TYPE_CHECKING:
@@ -261,8 +264,7 @@ class _Reading:
             return {}
         bounds = [_bounds(each) for each in found]
         values = ", ".join(
-            f"({merge.literal(each.namespace.db)}, {merge.literal(each.namespace.collection)}, "
-            f"{', '.join(map(str, bound))})"
+            f"({merge.literal(each.namespace.db)}, {merge.literal(each.namespace.collection)}, {', '.join(map(str, bound))})"
             for each, bound in zip(found, bounds, strict=True)
         )
         rows = self.spark.sql(
@@ -362,4 +364,3 @@ def _bounds(each: _Both) -> tuple[int, int, int, int]:
         gold.before if gold else 0,
         gold.batch if gold else 0,
     )
-

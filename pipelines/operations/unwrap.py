@@ -22,9 +22,9 @@ import orjson
 
 from cdc_core import errors
 from cdc_core.properties import unwrap as unwrap_options
+from cdc_core.properties.unwrap import UnwrapOptions
 from cdc_core.unwrap import records as unwrap
 from cdc_core.unwrap.records import Dropped, Extracted, Unchanged
-from cdc_core.properties.unwrap import UnwrapOptions
 
 STANDARD_STREAM = "-"
 Name = str | os.PathLike[str]

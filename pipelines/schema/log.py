@@ -17,11 +17,13 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from cdc_core.properties import unwrap as unwrap_options
-from cdc_core.schema import document_schema, names as column_names, variant_shape as variant_shapes
+from cdc_core.schema import document_schema
+from cdc_core.schema import names as column_names
+from cdc_core.schema import variant_shape as variant_shapes
+from cdc_core.schema.document_schema import DocumentSchema, Shape
 from cdc_core.sql import arrow
 from cdc_core.tables import layout as tables
 from cdc_core.typed import plan as typed
-from cdc_core.schema.document_schema import DocumentSchema, Shape
 from pipelines.delta import tables as delta
 from pipelines.schema import mixed_kinds as closer_look
 
@@ -112,15 +114,17 @@ def _seen(df: DataFrame, column: str, mark: str | None, also: Mapping[str, str])
     text = _quoted(column)
     order = _quoted(mark) if mark else text
     conditions = [f"({condition}) AS also_{number}" for number, condition in enumerate(also.values())]
-    row = df.selectExpr(
-        f"{text} AS text", f"CAST({order} AS STRING) AS mark", f"try_parse_json({text}) AS v", *conditions
-    ).selectExpr(
-        "schema_of_variant_agg(v) AS schema",
-        "count_if(text IS NOT NULL AND v IS NULL) AS refused",
-        "min_by(text, struct(mark, text)) FILTER (WHERE v IS NOT NULL) AS first",
-        "min(mark) AS first_mark",
-        *(f"count_if(also_{number}) AS also_{number}" for number in range(len(also))),
-    ).first()
+    row = (
+        df.selectExpr(f"{text} AS text", f"CAST({order} AS STRING) AS mark", f"try_parse_json({text}) AS v", *conditions)
+        .selectExpr(
+            "schema_of_variant_agg(v) AS schema",
+            "count_if(text IS NOT NULL AND v IS NULL) AS refused",
+            "min_by(text, struct(mark, text)) FILTER (WHERE v IS NOT NULL) AS first",
+            "min(mark) AS first_mark",
+            *(f"count_if(also_{number}) AS also_{number}" for number in range(len(also))),
+        )
+        .first()
+    )
     first: Any = None
     if row.first is not None:
         first = json.loads(row.first)
@@ -138,9 +142,7 @@ class Kept:
     generation: str = ""
 
 
-def latest(
-    spark: SparkSession, table: tables.TableRef, *, generations: Mapping[str, str] | None = None
-) -> dict[str, Kept]:
+def latest(spark: SparkSession, table: tables.TableRef, *, generations: Mapping[str, str] | None = None) -> dict[str, Kept]:
     """The schema that each collection has now; `generations` are those of the silver tables that a rebuild made."""
     return of_generations(newest(spark, table), generations or {})
 

@@ -12,9 +12,11 @@ import json
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cdc_core.schema import document_schema, variant_shape as variant_shapes
-from cdc_core.typed import expressions as typed_values, plan as typed
+from cdc_core.schema import document_schema
+from cdc_core.schema import variant_shape as variant_shapes
 from cdc_core.schema.document_schema import DocumentSchema, Pins, Shape
+from cdc_core.typed import expressions as typed_values
+from cdc_core.typed import plan as typed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -47,14 +47,10 @@ def _placed(parsed: settings.Settings) -> settings.Settings:
         try:
             return None if text is None else secrets.resolve(text)
         except errors.SettingsError as error:
-            problems.extend(
-                errors.Problem(f"lakehouse.{name}", each.message, each.hint) for each in error.problems
-            )
+            problems.extend(errors.Problem(f"lakehouse.{name}", each.message, each.hint) for each in error.problems)
             return text
 
-    places: dict[str, Any] = {
-        name: resolved(name, text) for name, text in dataclasses.asdict(parsed.lakehouse).items()
-    }
+    places: dict[str, Any] = {name: resolved(name, text) for name, text in dataclasses.asdict(parsed.lakehouse).items()}
     if problems:
         raise errors.SettingsError(problems)
     return dataclasses.replace(parsed, lakehouse=settings.Lakehouse(**places))
@@ -112,14 +108,12 @@ for _tag, _regex, _first in (
     ("tag:yaml.org,2002:merge", r"<<", "<"),
 ):
     for _core in (_Loader, _Dumper):
-        _core.add_implicit_resolver(
-            _tag, re.compile(f"^(?:{_regex})$"), [*_first, *([""] if "null" in _tag else [])]
-        )
+        _core.add_implicit_resolver(_tag, re.compile(f"^(?:{_regex})$"), [*_first, *([""] if "null" in _tag else [])])
 
 
 def _document(text: str, where: str) -> object:
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader with fewer types
+        return yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise _not_yaml(error, where) from None
 
@@ -135,9 +129,7 @@ def _keys(text: str, where: str) -> tuple[dict[str, int], list[errors.Problem]]:
     for path, line, is_repeated in _walk(root, "", ()):
         if is_repeated:
             message = "the key is there twice"
-            repeated.append(
-                errors.Problem(f"{where}:{line}: {path}", message, f"first in line {lines[path]}")
-            )
+            repeated.append(errors.Problem(f"{where}:{line}: {path}", message, f"first in line {lines[path]}"))
         lines.setdefault(path, line)
     return lines, repeated
 
@@ -178,9 +170,7 @@ def _not_yaml(error: Exception, where: str) -> errors.SettingsError:
     if any(word in reason for word in ("alias", "anchor", "tag", "handle", "directive")):
         reason = re.sub(r"'.*'", "'…'", reason)
     hint = next((hint for sign, hint in _HINTS.items() if sign in reason), "")
-    return errors.SettingsError(
-        errors.Problem(f"{where}:{mark.line + 1}:{mark.column + 1}", f"not YAML: {reason}", hint)
-    )
+    return errors.SettingsError(errors.Problem(f"{where}:{mark.line + 1}:{mark.column + 1}", f"not YAML: {reason}", hint))
 
 
 _HINTS = {

@@ -69,27 +69,21 @@ def _variable(name: str, variables: Mapping[str, str]) -> str:
     if not value.strip():
         state = "empty" if name in variables else "not set"
         hint = f"export {name}=…"
-        raise errors.SettingsError(
-            errors.Problem(f"${{env:{name}}}", f"the variable {name} is {state}", hint)
-        )
+        raise errors.SettingsError(errors.Problem(f"${{env:{name}}}", f"the variable {name} is {state}", hint))
     return value.strip()
 
 
 def _databricks(scope: str, key: str) -> str:
     """The secret from Databricks' `dbutils`, which is imported only here."""
     try:
-        from databricks.sdk.runtime import dbutils  # noqa: PLC0415 - only where a secret asks for it
-    except (
-        Exception
-    ) as error:  # outside the platform this import fails in many ways, and none of them matters
+        from databricks.sdk.runtime import dbutils
+    except Exception as error:  # outside the platform this import fails in many ways, and none of them matters
         raise _no_secrets(scope, key) from error
     try:
         return str(dbutils.secrets.get(scope=scope, key=key))
     except Exception as error:  # py4j's and the SDK's errors share no class
         message = f"${{secret:{scope}/{key}}}: Databricks does not give this secret to the job"
-        raise errors.AccessRefused(
-            f"{message}: the scope or the key is missing, or READ on the scope"
-        ) from error
+        raise errors.AccessRefused(f"{message}: the scope or the key is missing, or READ on the scope") from error
 
 
 def _no_secrets(scope: str, key: str) -> errors.SettingsError:
@@ -102,9 +96,7 @@ def _credentials(parts: Sequence[tuple[str, str]]) -> frozenset[int]:
     """Which parts of a connection string are references for its user or password: those before its `@`."""
     if not parts or not parts[0][1].startswith(("mongodb://", "mongodb+srv://")):
         return frozenset()
-    end = max(
-        (at for at, (kind, text) in enumerate(parts) if not kind and "@" in text.partition("?")[0]), default=0
-    )
+    end = max((at for at, (kind, text) in enumerate(parts) if not kind and "@" in text.partition("?")[0]), default=0)
     return frozenset(at for at in range(end) if parts[at][0])
 
 

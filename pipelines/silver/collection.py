@@ -14,13 +14,13 @@ from cdc_core import errors
 from cdc_core.bronze import columns as bronze
 from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.schema import document_schema
+from cdc_core.settings.parse import OnGone
 from cdc_core.silver import merge, reduce
+from cdc_core.silver import quarantine as unreadable
 from cdc_core.tables import layout as tables
 from cdc_core.typed import plan as typed
-from cdc_core.silver import quarantine as unreadable
-from cdc_core.settings.parse import OnGone
-from pipelines.bronze import log
 from pipelines.bronze import collections as registry
+from pipelines.bronze import log
 from pipelines.delta import tables as delta
 from pipelines.operations import quarantine
 from pipelines.schema import log as schemas
@@ -67,7 +67,9 @@ MANY = 2_000_000
 ABOUT = f"kind IN ({', '.join(merge.literal(kind) for kind in reduce.KINDS)})"
 """The rows of bronze that are about one document, as SQL."""
 
-_CALLS_FOR_SWEEP = """(kind = 'heartbeat' AND payload LIKE '%"completed"%') OR (kind = 'schema_change' AND sequence IS NOT NULL)"""
+_CALLS_FOR_SWEEP = (
+    """(kind = 'heartbeat' AND payload LIKE '%"completed"%') OR (kind = 'schema_change' AND sequence IS NOT NULL)"""
+)
 
 
 def _braced(text: str) -> str:
@@ -407,9 +409,7 @@ class Collection:
             return events.where(f"op <> '{bronze.Op.DELETE.value}'")
         return events
 
-    def _readable(
-        self, events: DataFrame, range_: reduce.Range, counts: Counts
-    ) -> tuple[schemas.Evolution, DataFrame]:
+    def _readable(self, events: DataFrame, range_: reduce.Range, counts: Counts) -> tuple[schemas.Evolution, DataFrame]:
         """The schema after the events' documents, and the events that can be read; the others are in quarantine."""
         looked_for = _LOOKED_FOR | ({"updates": _LOOKED_FOR_IN_UPDATES} if self.keeps_document else {})
         evolution = self._evolved(self._looked_at(events, counts), range_.to, also=looked_for, keep=False)

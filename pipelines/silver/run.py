@@ -27,10 +27,11 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from cdc_core import errors
+from cdc_core.settings.parse import OnConflict
 from cdc_core.silver import reduce
 from cdc_core.tables import layout as tables
-from cdc_core.settings.parse import OnConflict
-from pipelines.bronze import collections as registry, log as bronze
+from pipelines.bronze import collections as registry
+from pipelines.bronze import log as bronze
 from pipelines.delta import tables as delta
 from pipelines.operations import rebuild
 from pipelines.schema import log as schemas

@@ -25,13 +25,17 @@ from bson import json_util
 from bson.timestamp import Timestamp
 
 from cdc_core import errors
-from cdc_core.bronze import columns as bronze, event_rows as events
-from cdc_core.extended_json import codec as extended_json, keys
+from cdc_core.bronze import columns as bronze
+from cdc_core.bronze import event_rows as events
+from cdc_core.extended_json import codec as extended_json
+from cdc_core.extended_json import keys
 from cdc_core.signals import notification as notifications
-from cdc_core.stream import fields as field_filters, resume_token
 from cdc_core.snapshot.state import CollectionState, Kind, State
+from cdc_core.stream import fields as field_filters
+from cdc_core.stream import resume_token
 from pipelines.bronze import log as bronze_table
-from pipelines.mongodb import client as mongodb, connection as source
+from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import connection as source
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -260,9 +264,7 @@ class Snapshot:
         found = mongodb.collections(client, [collection.db])
         return next((each for each in found if each.name == collection.name and each.kind == collection.kind), None)
 
-    def _ranges(
-        self, client: mongodb.Client, collection: mongodb.Collection, documents: int
-    ) -> Iterator[mongodb.Range]:
+    def _ranges(self, client: mongodb.Client, collection: mongodb.Collection, documents: int) -> Iterator[mongodb.Range]:
         lo = _as_lo(self.state.of(collection.namespace).hi)
         while True:
             hi = mongodb.boundary(client, collection, lo=lo, documents=documents)
@@ -387,7 +389,9 @@ class Snapshot:
         left = (about - done) / rate if rate > 0 else None
         state = self.state.of(namespace)
         self.report(
-            Progress(namespace, state.documents, max(self._about.get(namespace, 0), state.documents), done, about, rate, left)
+            Progress(
+                namespace, state.documents, max(self._about.get(namespace, 0), state.documents), done, about, rate, left
+            )
         )
 
 
@@ -454,7 +458,9 @@ def read_on_executor(spec: ChunkSpec, batches: Iterator[pa.RecordBatch]) -> Iter
         pass
     for meta, rows in _read_chunk(spec):
         said = None if meta is None else json.dumps(meta)
-        yield pa.RecordBatch.from_pydict({"meta": [said], "rows": [rows]}, pa.schema([("meta", pa.string()), ("rows", pa.binary())]))
+        yield pa.RecordBatch.from_pydict(
+            {"meta": [said], "rows": [rows]}, pa.schema([("meta", pa.string()), ("rows", pa.binary())])
+        )
 
 
 _Piece = tuple[dict[str, Any] | None, bytes | None]

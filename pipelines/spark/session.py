@@ -306,14 +306,11 @@ def _why_not() -> errors.MedallionError:
     if version is None:
         return errors.DecisionNeeded(f"Spark needs Java {JAVA_NEEDED}, and there is none: {how}")
     if version < JAVA_NEEDED:
-        return errors.DecisionNeeded(
-            f"Spark needs Java {JAVA_NEEDED} or later, and this is Java {version}: {how}"
-        )
+        return errors.DecisionNeeded(f"Spark needs Java {JAVA_NEEDED} or later, and this is Java {version}: {how}")
     log = log_file().read_text(errors="replace") if log_file().exists() else ""
     if "unresolved dependenc" in log:
         return errors.Temporary(
-            "Delta's jars could not be downloaded from Maven Central: the first start needs the network "
-            f"(log: {log_file()})"
+            f"Delta's jars could not be downloaded from Maven Central: the first start needs the network (log: {log_file()})"
         )
     last = next((line.strip() for line in reversed(log.splitlines()) if line.strip()), "no output")
     return errors.DecisionNeeded(f"Spark did not start: {last} (log: {log_file()})")
@@ -326,9 +323,7 @@ def _java_version() -> int | None:
     if java is None:
         return None
     try:
-        shown = subprocess.run(
-            [java, "-version"], capture_output=True, text=True, timeout=30, check=False
-        ).stderr
+        shown = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False).stderr
     except OSError:
         return None
     found = re.search(r'version "(?:1\.)?(\d+)', shown)

@@ -19,11 +19,11 @@ from rich.text import Text
 if TYPE_CHECKING:
     from pipelines.capture.service import Progress
     from pipelines.operations.check import Finding
-    from pipelines.operations.schema import Evolution
     from pipelines.operations.quarantine import Event, Replayed
     from pipelines.operations.rebuild import Result
-    from pipelines.snapshot.snapshot import Progress as SnapshotProgress
+    from pipelines.operations.schema import Evolution
     from pipelines.operations.status import Collection, Layer, Status
+    from pipelines.snapshot.snapshot import Progress as SnapshotProgress
 
 log = logging.getLogger(__name__)
 
@@ -117,6 +117,7 @@ def described(now: Progress, *, rate: float) -> str:
 def snapshot_line(now: SnapshotProgress) -> str:
     """A snapshot's progress: documents done of about how many, rate, time left."""
     from pipelines.snapshot import snapshot
+
     assert isinstance(now, snapshot.Progress)
     left = "" if now.seconds_left is None else f", {duration(now.seconds_left)} left"
     return (

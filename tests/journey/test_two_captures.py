@@ -51,18 +51,13 @@ def test_of_two_captures_one_writes(tmp_path: Path, mongodb_uri: str, database: 
     third = pipeline.command("capture", "--take-over", log="third")
     with processes.all_killed(first, second, third):
         first.start()
-        processes.until(
-            lambda: processes.version(pipeline.bronze) >= 2, seconds=120, what="bronze", alive=[first]
-        )
+        processes.until(lambda: processes.version(pipeline.bronze) >= 2, seconds=120, what="bronze", alive=[first])
         inserted(database, pipeline, first, 5)
         time.sleep(1)
 
         before = len(writers(pipeline))
         assert second.run() == errors.TableOwned.exit_code
-        assert (
-            f"process {first.pid}" in second.said
-            and "Traceback" not in second.said.partition("medallion: ")[0]
-        )
+        assert f"process {first.pid}" in second.said and "Traceback" not in second.said.partition("medallion: ")[0]
         assert set(writers(pipeline)[before:]) <= {first.pid}
 
         first.signal_group(signal.SIGSTOP)

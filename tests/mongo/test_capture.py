@@ -18,8 +18,8 @@ from bson.decimal128 import Decimal128
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 
-from cdc_core.bronze import columns
 from cdc_core import errors
+from cdc_core.bronze import columns
 from cdc_core.settings import parse as settings
 from pipelines.bronze import log as bronze
 from pipelines.capture import service as capture
@@ -202,9 +202,7 @@ def test_replaced_capture_stops(spark: Any, mongodb_uri: str, database: Any, lak
     assert sorted(json.loads(row.key) for row in landed if row.kind == "change") == list(range(20))
 
 
-def test_changed_settings_lose_and_double_nothing(
-    spark: Any, mongodb_uri: str, database: Any, lakehouse: Path
-) -> None:
+def test_changed_settings_lose_and_double_nothing(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
     """A position goes on under another filter, scope, pipeline or mode, also where the server refuses its token.
 
     What a run's settings let in is there from the last run on; and a post-image is that of its event, not what came later.
@@ -260,9 +258,7 @@ def test_a_collection_that_is_let_in_later_is_offered_a_snapshot(
         assert all(f"--data-collections {name}.b" in each and f"{name}.a" not in each for each in told)
 
 
-def test_lost_position_changes_nothing(
-    spark: Any, start_mongodb: Any, lakehouse: Path
-) -> None:
+def test_lost_position_changes_nothing(spark: Any, start_mongodb: Any, lakehouse: Path) -> None:
     """A position that the oplog no longer holds is for a person to decide, and the table stays as it is."""
     server = start_mongodb(embedded_mongodb.Options(oplog_mb=4, arguments=("--syncdelay", "2")))
     found = pipeline(server.uri, lakehouse, "shop")
@@ -406,9 +402,7 @@ def test_capped_collections_are_snapshotted_and_views_are_refused(
     database.create_collection("seen", viewOn="ring", pipeline=[])
     found = pipeline(mongodb_uri, lakehouse, database.name)
     assert once(spark, found).snapshot_documents == 20
-    named = pipeline(
-        mongodb_uri, lakehouse / "two", database.name, **{"collection.include.list": f"{database.name}.seen"}
-    )
+    named = pipeline(mongodb_uri, lakehouse / "two", database.name, **{"collection.include.list": f"{database.name}.seen"})
     with pytest.raises(errors.SourceUnsuitable, match="seen is a view"):
         once(spark, named)
 
@@ -430,9 +424,7 @@ def test_table_of_somebody_else_is_refused(spark: Any, mongodb_uri: str, databas
         ("mongodb://127.0.0.1:notaport/", errors.SettingsError),
     ],
 )
-def test_source_that_cannot_be_reached(
-    spark: Any, lakehouse: Path, uri: str, expected: type[errors.MedallionError]
-) -> None:
+def test_source_that_cannot_be_reached(spark: Any, lakehouse: Path, uri: str, expected: type[errors.MedallionError]) -> None:
     """An unreachable server is temporary, an unreadable connection string a mistake; neither makes a table."""
     with pytest.raises(expected):
         once(spark, pipeline(uri, lakehouse, "shop"))

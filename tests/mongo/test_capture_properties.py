@@ -23,7 +23,9 @@ def landed(spark: Any, found: Any, kind: str) -> list[Any]:
     return [row for row in rows(spark, found) if row.kind == kind]
 
 
-def test_a_stream_begins_at_an_operation_time(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, mongo: Any) -> None:
+def test_a_stream_begins_at_an_operation_time(
+    spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, mongo: Any
+) -> None:
     """`capture.start.op.time`: a first start reads the changes since then, and none before."""
     database.orders.insert_one({"_id": 1})
     at = mongodb.operation_time(mongo)
@@ -151,7 +153,9 @@ def test_a_snapshotter_of_ones_own(spark: Any, mongodb_uri: str, database: Any, 
     given = {"snapshot.mode": "custom", "snapshot.mode.custom.name": "tests.snapshotters:Never"}
     assert once(spark, pipeline(mongodb_uri, lakehouse, database.name, **given)).snapshot_documents == 0
     with pytest.raises(errors.SettingsError, match="no class that can be imported"):
-        once(spark, pipeline(mongodb_uri, lakehouse, database.name, **{**given, "snapshot.mode.custom.name": "no.such:Class"}))
+        once(
+            spark, pipeline(mongodb_uri, lakehouse, database.name, **{**given, "snapshot.mode.custom.name": "no.such:Class"})
+        )
 
 
 def test_a_snapshot_without_a_stream(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:

@@ -113,9 +113,7 @@ def test_users_are_asked_for_credentials(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_server_that_does_not_start_says_why(
-    tmp_path: Path, options: embedded_mongodb.Options, says: str
-) -> None:
+def test_a_server_that_does_not_start_says_why(tmp_path: Path, options: embedded_mongodb.Options, says: str) -> None:
     """A mongod that is missing, is none, or refuses its options is one line with the reason."""
     with pytest.raises(errors.DecisionNeeded, match=says):
         embedded_mongodb.EmbeddedMongoDB(tmp_path, options).start()
@@ -130,9 +128,7 @@ def test_an_old_server_is_refused(tmp_path: Path) -> None:
         embedded_mongodb.EmbeddedMongoDB(tmp_path / "data", embedded_mongodb.Options(binary=old)).start()
 
 
-def test_a_mongod_on_the_path_is_taken_where_the_wheel_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mongod_on_the_path_is_taken_where_the_wheel_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the wheel the PATH is searched, and without either the message names both."""
     monkeypatch.setattr(embedded_mongodb, "WHEELS", ())
     monkeypatch.setenv("PATH", str(tmp_path))

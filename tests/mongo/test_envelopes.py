@@ -27,8 +27,9 @@ from bson.timestamp import Timestamp
 
 from cdc_core.bronze import event_rows as events
 from cdc_core.extended_json import dialects as debezium_json
-from cdc_core.settings import connector as debezium_import, parse as settings
 from cdc_core.extended_json.dialects import Dialect
+from cdc_core.settings import connector as debezium_import
+from cdc_core.settings import parse as settings
 from pipelines.mongodb import client as mongodb
 from tests import captured
 from tests import recorded as lines_of

@@ -26,17 +26,13 @@ def _namespace(text: str) -> dict[str, str]:
     return {"db": db, "coll": collection} if dot else {"db": db}
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, id=case["about"]) for case in json.loads(CASES.read_text())]
-)
+@pytest.mark.parametrize("case", [pytest.param(case, id=case["about"]) for case in json.loads(CASES.read_text())])
 def test_the_server_agrees(case: dict[str, Any], database: Database[dict[str, Any]]) -> None:
     """The server sends every captured event and what a stream needs, and nothing else where it can be asked."""
     settings = source(case["source"])
     foreign = "elsewhere.nowhere" if not filters.of(settings).includes("elsewhere", "nowhere") else "admin.x"
     needed = [event("invalidate"), event("dropDatabase", ns="shop")]
-    captured = [
-        event(operation, ns=name) for name in case["in"] for operation in ("insert", "drop", "modify")
-    ]
+    captured = [event(operation, ns=name) for name in case["in"] for operation in ("insert", "drop", "modify")]
     captured += [event("rename", ns=foreign, to=name) for name in case["in"]]
     captured += [event("rename", ns=name, to=foreign) for name in case["in"]]
     built_in = ("admin.", "config.", "local.", "shop.system.")  # no stream has events of these
@@ -52,17 +48,13 @@ def test_the_server_agrees(case: dict[str, Any], database: Database[dict[str, An
         assert sent == expected
 
 
-def test_a_stream_with_these_stages(
-    mongo: MongoClient[dict[str, Any]], database: Database[dict[str, Any]]
-) -> None:
+def test_a_stream_with_these_stages(mongo: MongoClient[dict[str, Any]], database: Database[dict[str, Any]]) -> None:
     """A real stream carries writes, drops, and renames onto a captured collection."""
     name = database.name
     settings = source({"collection.include.list": rf"{name}\.orders, {name}\.cust.*"})
     scope = filters.stream_scope(settings, databases=[name])
     assert scope.db == name
-    with mongo[name].watch(
-        filters.pipeline(settings), max_await_time_ms=200, show_expanded_events=True
-    ) as stream:
+    with mongo[name].watch(filters.pipeline(settings), max_await_time_ms=200, show_expanded_events=True) as stream:
         database["orders"].insert_one({"_id": 1})
         database["Customers"].insert_one({"_id": 2})
         database["other"].insert_one({"_id": 3})

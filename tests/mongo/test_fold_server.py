@@ -19,7 +19,8 @@ from pymongo.collection import Collection
 from pymongo.database import Database
 from pymongo.errors import OperationFailure
 
-from cdc_core.bronze import columns as bronze, event_rows as events
+from cdc_core.bronze import columns as bronze
+from cdc_core.bronze import event_rows as events
 from cdc_core.extended_json import codec as extended_json
 from cdc_core.silver import fold
 
@@ -46,9 +47,7 @@ def content(text: str | bytes | None) -> str:
     return orjson.dumps(orjson.loads(text or "null"), option=orjson.OPT_SORT_KEYS).decode()
 
 
-def recorded(
-    collection: Collection[Any], documents: list[Any], operations: Iterator[tuple[int, Any]]
-) -> Histories:
+def recorded(collection: Collection[Any], documents: list[Any], operations: Iterator[tuple[int, Any]]) -> Histories:
     """Runs the operations one by one; each document's history, and how often a kind of description came."""
     raw: Any = collection.with_options(codec_options=RAW)
     at: dict[bson.Timestamp | None, str] = {}
@@ -58,14 +57,10 @@ def recorded(
         collection.database.client.start_session() as session,
     ):
         collection.insert_many(documents)
-        inserted = {
-            str(document["_id"]): content(extended_json.dumps(document.raw)) for document in raw.find()
-        }
+        inserted = {str(document["_id"]): content(extended_json.dumps(document.raw)) for document in raw.find()}
         for key, operation in operations:
             with contextlib.suppress(OperationFailure):  # a path through a scalar, and the like
-                changed = raw.find_one_and_update(
-                    {"_id": key}, operation, return_document=True, session=session
-                )
+                changed = raw.find_one_and_update({"_id": key}, operation, return_document=True, session=session)
                 after = content(extended_json.dumps(changed.raw))
                 at.setdefault(session.operation_time, after)  # what changes nothing has the time before it
         while (event := stream.try_next()) is not None:
@@ -73,14 +68,10 @@ def recorded(
     histories = {key: History([state], []) for key, state in inserted.items()}
     for row in rows.table(batch=1, first_offset=0, ts_ms=0).to_pylist():
         if row["op"] == "u":
-            assert row["updateDescription"] is not None, (
-                "the document was too small: it came as a replacement"
-            )
+            assert row["updateDescription"] is not None, "the document was too small: it came as a replacement"
             seconds, increment = int(row["sequence"][:8], 16), int(row["sequence"][8:16], 16)
             histories[row["key"]].states.append(at[bson.Timestamp(seconds, increment)])
-            histories[row["key"]].updates.append(
-                {name: row[name] for name in ("sequence", "updateDescription")}
-            )
+            histories[row["key"]].updates.append({name: row[name] for name in ("sequence", "updateDescription")})
     described = [each["updateDescription"] for one in histories.values() for each in one.updates]
     kinds = Counter(name for description in described for name, content_ in description.items() if content_)
     return [*histories.values()], kinds
@@ -113,10 +104,7 @@ def value(rng: random.Random, names: Sequence[str], depth: int = 0) -> Any:
     """A value of any shape, small."""
     shape = rng.random()
     if depth < 3 and shape < 0.3:
-        return {
-            name: value(rng, names, depth + 1)
-            for name in rng.sample(names, rng.randrange(min(4, len(names) + 1)))
-        }
+        return {name: value(rng, names, depth + 1) for name in rng.sample(names, rng.randrange(min(4, len(names) + 1)))}
     if depth < 3 and shape < 0.55:
         return [value(rng, names, depth + 1) for _ in range(rng.randrange(5))]
     return rng.choice(
@@ -130,9 +118,7 @@ def value(rng: random.Random, names: Sequence[str], depth: int = 0) -> Any:
 
 
 def path(rng: random.Random) -> str:
-    return ".".join(
-        rng.choice(("a", "b", "c", "0", "1", "2", "4")) for _ in range(rng.choice((1, 1, 2, 2, 3)))
-    )
+    return ".".join(rng.choice(("a", "b", "c", "0", "1", "2", "4")) for _ in range(rng.choice((1, 1, 2, 2, 3))))
 
 
 def operators(rng: random.Random) -> Any:
@@ -199,9 +185,7 @@ def test_updates_of_a_real_server(histories: Histories) -> None:
     whole = [(one.states[0], one.updates) for one in of]
     assert folded(whole) == [(one.states[-1], False) for one in of]
     single = steps(of)
-    assert folded([(before, [each]) for before, each, _ in single]) == [
-        (after, False) for _, _, after in single
-    ]
+    assert folded([(before, [each]) for before, each, _ in single]) == [(after, False) for _, _, after in single]
 
 
 def test_a_base_that_is_newer_than_its_updates(histories: Histories, rng: random.Random) -> None:

@@ -60,7 +60,9 @@ def test_a_killed_cursor_is_opened_again(mongodb_uri: str, database: Any) -> Non
         for number in range(3):
             database.orders.insert_many([{"_id": 2 * number}, {"_id": 2 * number + 1}])
             assert inserted(opened, 2) == [2 * number, 2 * number + 1]
-            idle = admin.aggregate([{"$currentOp": {"idleCursors": True}}, {"$match": {"ns": f"{database.name}.$cmd.aggregate"}}])
+            idle = admin.aggregate(
+                [{"$currentOp": {"idleCursors": True}}, {"$match": {"ns": f"{database.name}.$cmd.aggregate"}}]
+            )
             cursors = [operation["cursor"]["cursorId"] for operation in idle if operation["type"] == "idleCursor"]
             assert len(database.command({"killCursors": "$cmd.aggregate", "cursors": cursors})["cursorsKilled"]) == 1
         database.orders.insert_one({"_id": "last"})
@@ -69,9 +71,7 @@ def test_a_killed_cursor_is_opened_again(mongodb_uri: str, database: Any) -> Non
 
 
 @pytest.mark.parametrize("broken", [Proxy.cut, Proxy.stall])
-def test_a_network_that_fails_costs_no_event(
-    mongodb_uri: str, database: Any, broken: Callable[[Proxy], None]
-) -> None:
+def test_a_network_that_fails_costs_no_event(mongodb_uri: str, database: Any, broken: Callable[[Proxy], None]) -> None:
     """Connections that are cut, or over which nothing comes any more and nobody says so."""
     address = mongodb_uri.removeprefix("mongodb://").split("/")[0]
     with Proxy(address) as proxy, stream(f"mongodb://{proxy.address}/?{HASTY}", database.name) as opened:
@@ -90,7 +90,10 @@ def test_a_network_that_fails_costs_no_event(
     ("scope", "is_silent"),
     [
         ("collection", True),
-        *(pytest.param(*each, marks=pytest.mark.journey) for each in (("collection", False), ("database", True), ("database", False))),
+        *(
+            pytest.param(*each, marks=pytest.mark.journey)
+            for each in (("collection", False), ("database", True), ("database", False))
+        ),
     ],
 )
 def test_a_stream_goes_on_behind_an_invalidate(
@@ -109,7 +112,11 @@ def test_a_stream_goes_on_behind_an_invalidate(
     database.orders.insert_one({"_id": 0})
 
     def landed(*keys: int) -> bool:
-        held = {row.key for row in rows(spark, found) if row.kind in ("change", "snapshot")} if delta.exists(spark, table(found)) else {}
+        held = (
+            {row.key for row in rows(spark, found) if row.kind in ("change", "snapshot")}
+            if delta.exists(spark, table(found))
+            else {}
+        )
         return {str(key) for key in keys} <= set(held)
 
     def anew() -> None:
@@ -120,7 +127,7 @@ def test_a_stream_goes_on_behind_an_invalidate(
         for number in (1, 2):
             anew()
             database.orders.insert_one({"_id": number})
-            until(lambda: landed(number))
+            until(lambda number=number: landed(number))
         anew()
         database.orders.insert_one({"_id": 3})
     anew()
@@ -245,9 +252,7 @@ def test_a_chunk_whose_cursor_is_gone_is_read_again(database: Any) -> None:
             next(chunk)
 
 
-def test_a_stream_stands_between_whole_events(
-    mongodb_uri: str, database: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_stands_between_whole_events(mongodb_uri: str, database: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its token is never one inside an event that is split: what is left of that event would not be read after a restart."""
 
     def event(place: str, **more: Any) -> dict[str, Any]:
@@ -282,7 +287,12 @@ def test_an_end_at_every_commit(
     """A run that ends after each commit, or in place of the next: nothing is lost, nothing twice, transactions count on."""
     database.a.insert_many([{"_id": number, "pad": "x" * 1000} for number in range(20)])
     database.create_collection("b")
-    given = {"max.batch.size": 3, "commit.max.bytes": 30_000, "snapshot.max.threads": 1, "provide.transaction.metadata": True}
+    given = {
+        "max.batch.size": 3,
+        "commit.max.bytes": 30_000,
+        "snapshot.max.threads": 1,
+        "provide.transaction.metadata": True,
+    }
     found = pipeline(mongodb_uri, lakehouse, database.name, **given)
     append = bronze.Log.append
     runs = commits = 0
@@ -309,10 +319,9 @@ def test_an_end_at_every_commit(
 
     run_to_its_end()
     client = database.client
-    with client.start_session() as session:
-        with session.start_transaction():
-            for number in range(100, 105):
-                database["ab"[number % 2]].insert_one({"_id": number}, session=session)
+    with client.start_session() as session, session.start_transaction():
+        for number in range(100, 105):
+            database["ab"[number % 2]].insert_one({"_id": number}, session=session)
     database.a.insert_one({"_id": 200})
     run_to_its_end()
     assert runs >= commits >= 5

@@ -15,7 +15,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cdc_core import errors
-from pipelines.capture import metrics, service as capture
+from pipelines.capture import metrics
+from pipelines.capture import service as capture
 from pipelines.demo import embedded_mongodb
 from pipelines.mongodb import client as mongodb
 from tests.mongo.test_capture import Running, once, pipeline, until
@@ -72,7 +73,7 @@ def test_the_endpoint_of_a_running_capture(spark: Any, mongodb_uri: str, databas
         assert values["SnapshotDurationInSeconds", "snapshot"] > 0
         assert values["CapturedTables", "streaming", namespace] == 1
         assert values["Connected", "streaming"] == 1
-        asked = metrics.asked(port=port, address="0.0.0.0")  # noqa: S104 - as status asks where no address is set
+        asked = metrics.asked(port=port, address="0.0.0.0")
         assert asked[f"debezium_metrics_RowsScanned{{context=snapshot,table={namespace}}}"] == 200
         database.orders.insert_many([{"_id": number} for number in range(200, 205)])
         database.orders.update_many({"_id": {"$lt": 3}}, {"$set": {"x": 1}})
@@ -104,7 +105,12 @@ def test_without_a_port_nobody_listens_and_a_port_in_use_is_refused(
 
 
 def test_elections_and_disconnects_are_counted_and_a_short_oplog_is_warned_of(
-    spark: Any, start_mongodb: Any, clients: contextlib.ExitStack, lakehouse: Path, port: int, caplog: pytest.LogCaptureFixture
+    spark: Any,
+    start_mongodb: Any,
+    clients: contextlib.ExitStack,
+    lakehouse: Path,
+    port: int,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A primary that steps down is one election; an oplog with less headroom than asked for is a warning in the log."""
     server = start_mongodb(embedded_mongodb.Options(oplog_mb=4, arguments=("--setParameter", "enableTestCommands=1")))

@@ -82,9 +82,7 @@ def recorded(database: Any) -> tuple[str | None, list[tuple[str, str]]]:
     return began.token, read(began, len(IDS) + 3)
 
 
-def test_a_stream_resumes_behind_every_kind_of_id(
-    database: Any, recorded: tuple[str | None, list[tuple[str, str]]]
-) -> None:
+def test_a_stream_resumes_behind_every_kind_of_id(database: Any, recorded: tuple[str | None, list[tuple[str, str]]]) -> None:
     """Whatever the `_id` of the last event, the next one is the next one: nothing lost, nothing twice."""
     _, events = recorded
     for number, (token, _) in enumerate(events[:-1]):
@@ -93,9 +91,7 @@ def test_a_stream_resumes_behind_every_kind_of_id(
         assert read(stream(database.client, database.name, token), len(following)) == following
 
 
-def test_a_stream_resumes_inside_a_transaction(
-    database: Any, recorded: tuple[str | None, list[tuple[str, str]]]
-) -> None:
+def test_a_stream_resumes_inside_a_transaction(database: Any, recorded: tuple[str | None, list[tuple[str, str]]]) -> None:
     """Events that share a cluster time are told apart."""
     began, _ = recorded
     with database.client.start_session() as session, session.start_transaction():
@@ -116,9 +112,7 @@ def test_a_stream_resumes_behind_a_high_water_mark(
     assert read(stream(database.client, database.name, began), len(events)) == events
 
 
-def test_a_lost_connection_changes_nothing(
-    database: Any, recorded: tuple[str | None, list[tuple[str, str]]]
-) -> None:
+def test_a_lost_connection_changes_nothing(database: Any, recorded: tuple[str | None, list[tuple[str, str]]]) -> None:
     """A stream that is opened again in the middle goes on behind what it gave."""
     began, events = recorded
     opened = stream(database.client, database.name, began)
@@ -127,9 +121,7 @@ def test_a_lost_connection_changes_nothing(
     assert read(opened, len(events) - 6) == events[6:]
 
 
-def test_a_position_of_another_oplog_is_lost(
-    database: Any, recorded: tuple[str | None, list[tuple[str, str]]]
-) -> None:
+def test_a_position_of_another_oplog_is_lost(database: Any, recorded: tuple[str | None, list[tuple[str, str]]]) -> None:
     """A time that the oplog holds with a token that it does not hold is no position to read from."""
     _, events = recorded
     foreign = events[3][0].replace(resume_token_uuid(events[3][0]), "00" * 16)

@@ -45,7 +45,9 @@ class Journey:
             f"SELECT get_json_object(payload, '$.operation') AS operation FROM {table} "
             "WHERE kind = 'schema_change' ORDER BY `offset`"
         )
-        return [row.operation for row in found.collect() if row.operation in ("drop", "rename", "dropDatabase", "invalidate")]
+        return [
+            row.operation for row in found.collect() if row.operation in ("drop", "rename", "dropDatabase", "invalidate")
+        ]
 
 
 def documents(count: int, value: str) -> list[dict[str, Any]]:
@@ -76,7 +78,7 @@ def test_what_was_dropped_renamed_or_replaced_is_so_in_gold(
     list(database.source.aggregate([{"$out": "outed"}]))
     database.target.insert_one({"_id": 100, "v": "later"})
     journey.run()
-    new = {number: "new" for number in range(2, 6)}
+    new = dict.fromkeys(range(2, 6), "new")
     assert journey.gold("dropped") == {}
     assert journey.gold("again") == {0: "new", 1: "new"}
     assert journey.gold("kept") == dict.fromkeys(range(4), "old")

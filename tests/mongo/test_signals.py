@@ -65,14 +65,18 @@ def test_a_document_of_the_signal_collection_asks_for_a_snapshot(
         until(lambda: done(spark, found, "one"))
     landed = rows(spark, found)
     check_numbers(landed)
-    assert [(each["id"], each["type"], each["channel"]) for each in signals(landed)] == [("one", "execute-snapshot", "source")]
+    assert [(each["id"], each["type"], each["channel"]) for each in signals(landed)] == [
+        ("one", "execute-snapshot", "source")
+    ]
     incremental = [key for kind, key in snapshots(landed) if kind == "incremental"]
     assert incremental == ["1", "3", "5", "7", "9"]
     assert {row.collection for row in landed if row.kind == "change"} == set()
     state = [plan for plan in plans(landed) if plan.get("collections", {}).get(f"{database.name}.orders")][-1]
     assert state["collections"][f"{database.name}.orders"]["sweep"] is False
     told = [(type_, event) for type_, id_, event in notifications(spark, found) if id_ == "one"]
-    assert told == [("Incremental Snapshot", event) for event in ("STARTED", "IN_PROGRESS", "TABLE_SCAN_COMPLETED", "COMPLETED")]
+    assert told == [
+        ("Incremental Snapshot", event) for event in ("STARTED", "IN_PROGRESS", "TABLE_SCAN_COMPLETED", "COMPLETED")
+    ]
 
 
 def test_the_command_sends_a_signal_that_the_next_start_finds(
@@ -91,7 +95,16 @@ def test_the_command_sends_a_signal_that_the_next_start_finds(
     monkeypatch.setattr("jobs.log_lines.configure", lambda **_: None)  # it is for a process of its own
     sent = CliRunner().invoke(
         command_line.medallion,
-        ["signal", "execute-snapshot", "--config", str(file), "--data-collections", f"{database.name}.orders", "--id", "again"],
+        [
+            "signal",
+            "execute-snapshot",
+            "--config",
+            str(file),
+            "--data-collections",
+            f"{database.name}.orders",
+            "--id",
+            "again",
+        ],
         catch_exceptions=False,
     )
     assert sent.output == "signal again (execute-snapshot) is sent; the capture of shop does it at its next look\n"
@@ -109,23 +122,29 @@ def test_a_file_of_signals_is_read_and_emptied(
     """A blocking snapshot by file; lines that cannot be read and signals that cannot be done stop nothing."""
     database.orders.insert_many([{"_id": number} for number in range(3)])
     file = tmp_path / "signals.txt"
-    asked = {"id": "b", "type": "execute-snapshot", "data": {"data-collections": [f"{database.name}.orders"], "type": "BLOCKING"}}
+    asked = {
+        "id": "b",
+        "type": "execute-snapshot",
+        "data": {"data-collections": [f"{database.name}.orders"], "type": "BLOCKING"},
+    }
     unknown = {"id": "u", "type": "execute-snapshots", "data": {}}
     file.write_text(f"{json.dumps(asked)}\nno json\n{json.dumps(unknown)}\n")
     more = {"signal.enabled.channels": "file", "signal.file": str(file), "snapshot.mode": "no_data"}
     found = pipeline(mongodb_uri, lakehouse, database.name, **QUICK, **more)
     assert once(spark, found).snapshot_documents == 3
     landed = rows(spark, found)
-    assert snapshots(landed) == [("true", "0"), ("true", "1"), ("last", "2")] or [k for _, k in snapshots(landed)] == ["0", "1", "2"]
+    assert snapshots(landed) == [("true", "0"), ("true", "1"), ("last", "2")] or [k for _, k in snapshots(landed)] == [
+        "0",
+        "1",
+        "2",
+    ]
     refused = {each["id"]: each.get("refused") for each in signals(landed)}
     assert refused["b"] is None
     assert "execute-snapshot" in refused["u"]
     assert file.read_text() == ""
 
 
-def test_signals_that_come_together(
-    spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, tmp_path: Path
-) -> None:
+def test_signals_that_come_together(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, tmp_path: Path) -> None:
     """A filter that the server refuses is refused; a stop right behind its snapshot stops it; a pause lets a run with an end end."""
     for name in ("orders", "stock"):
         database[name].insert_many([{"_id": number} for number in range(3)])

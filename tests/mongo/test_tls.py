@@ -14,7 +14,8 @@ import trustme
 from cdc_core import errors
 from cdc_core.settings import parse as settings
 from pipelines.demo import embedded_mongodb
-from pipelines.mongodb import client as mongodb, connection as source
+from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import connection as source
 from tests.conftest import StartServer
 
 

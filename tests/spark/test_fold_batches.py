@@ -22,9 +22,7 @@ def test_fold_batches_in_spark(spark: SparkSession) -> None:
         f"key STRING, sequence STRING, updateDescription {description}",
     )
     bases = spark.createDataFrame([("1", '{"_id":1,"c":[1,2],"x":0}')], "key STRING, base STRING")
-    collected = updates.groupBy("key").agg(
-        F.collect_list(F.struct("sequence", "updateDescription")).alias("updates")
-    )
+    collected = updates.groupBy("key").agg(F.collect_list(F.struct("sequence", "updateDescription")).alias("updates"))
     rows = collected.join(bases, "key", "left").select(F.col("key").alias("__key"), "base", "updates")
     folded = rows.mapInArrow(fold.fold_batches, "__key STRING, document STRING, incomplete BOOLEAN")
     assert {tuple(row) for row in folded.collect()} == {

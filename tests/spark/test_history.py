@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from cdc_core import errors
-from cdc_core.settings import parse as settings
 from cdc_core.properties.unwrap import DeleteMode
+from cdc_core.settings import parse as settings
 from pipelines.delta import tables as delta
 from pipelines.gold import run as gold
 from pipelines.silver import run as silver
@@ -67,7 +67,13 @@ def change(op: str, key: int, at: int, v: Any = None) -> dict[str, Any]:
 def test_what_a_delete_does_to_a_version(spark: SparkSession, lakehouse: Path) -> None:
     """It closes it, or under `drop` leaves it open; the modes that rewrite mark it. A second run changes nothing."""
     hop = Hop(spark, lakehouse, {mode.value: {"delete.tombstone.handling.mode": mode.value} for mode in model.MODES})
-    events = [change("c", 1, 10, "a"), change("u", 1, 20, "b"), change("d", 1, 30), change("c", 1, 40, "c"), change("c", 2, 15, "x")]
+    events = [
+        change("c", 1, 10, "a"),
+        change("u", 1, 20, "b"),
+        change("d", 1, 30),
+        change("c", 1, 40, "c"),
+        change("c", 2, 15, "x"),
+    ]
     names = [mode.value for mode in model.MODES]
     hop.bronze.append(dict.fromkeys(names, events))
     first = hop.run()
@@ -115,7 +121,9 @@ def test_late_events_drops_and_wider_types(spark: SparkSession, lakehouse: Path)
 
 
 @pytest.mark.journey
-def test_it_can_be_asked_for_later_and_taken_out_again(spark: SparkSession, lakehouse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_can_be_asked_for_later_and_taken_out_again(
+    spark: SparkSession, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It begins with bronze's first batch whenever it is asked for; a killed run is repeated; looked-up documents are labelled."""
     hop = Hop(spark, lakehouse, {"things": {"history": False}})
     hop.bronze.append({"things": [change("c", 1, 10, "a")]})
@@ -204,4 +212,6 @@ def is_known(history: History, case: model.Case, step: int) -> bool:
     begun = step
     while begun > 0 and history.versions[begun - 1] is not None:
         begun -= 1
-    return begun > 0 or (history.snapshot is not None and history.snapshot <= step and history.versions[history.snapshot] is not None)
+    return begun > 0 or (
+        history.snapshot is not None and history.snapshot <= step and history.versions[history.snapshot] is not None
+    )

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 SCHEMA = pa.schema([("name", pa.string()), ("n", pa.int64()), ("later", pa.string())])
 
 
-def made(spark: SparkSession, folder: Path, *, clauses: str = "", properties: str = "'delta.enableDeletionVectors' = 'false'") -> str:
+def made(
+    spark: SparkSession, folder: Path, *, clauses: str = "", properties: str = "'delta.enableDeletionVectors' = 'false'"
+) -> str:
     table = f"delta.`{folder}`"
     spark.sql(f"CREATE TABLE {table} (name STRING, n BIGINT) USING DELTA {clauses} TBLPROPERTIES ({properties})")
     return table
@@ -30,9 +32,16 @@ def inserted(spark: SparkSession, table: str, count: int) -> None:
 
 def test_rows_are_those_that_spark_reads(spark: SparkSession, tmp_path: Path) -> None:
     """From commits alone, from a checkpoint and what follows, and after files were removed."""
-    table = made(spark, tmp_path / "a b", properties="'delta.enableDeletionVectors' = 'false', 'delta.checkpointInterval' = '4'")
+    table = made(
+        spark, tmp_path / "a b", properties="'delta.enableDeletionVectors' = 'false', 'delta.checkpointInterval' = '4'"
+    )
     assert local_table.rows(tmp_path / "a b", SCHEMA) == SCHEMA.empty_table()
-    for statement in ("", f"DELETE FROM {table} WHERE n = 1", f"OPTIMIZE {table}", f"ALTER TABLE {table} ADD COLUMNS (later STRING)"):
+    for statement in (
+        "",
+        f"DELETE FROM {table} WHERE n = 1",
+        f"OPTIMIZE {table}",
+        f"ALTER TABLE {table} ADD COLUMNS (later STRING)",
+    ):
         if statement:
             spark.sql(statement).collect()
         inserted(spark, f"{table} (name, n)", 2)

@@ -99,9 +99,7 @@ JUDGED: tuple[tuple[dict[str, Any], quarantine.Reason | None], ...] = (
 def test_reasons(spark: SparkSession) -> None:
     """An event is unreadable by the first thing that is wrong with what silver needs of it."""
     rows = [row | {"offset": number} for number, (row, _) in enumerate(JUDGED)]
-    found = (
-        frame(spark, rows).select("offset", quarantine.reason().alias("reason")).orderBy("offset").collect()
-    )
+    found = frame(spark, rows).select("offset", quarantine.reason().alias("reason")).orderBy("offset").collect()
     assert [row.reason for row in found] == [None if reason is None else reason.value for _, reason in JUDGED]
 
 
@@ -117,9 +115,7 @@ def test_later_updates_follow(spark: SparkSession) -> None:
     given, facts = split(spark, rows)
     assert given == [(1, "c"), (2, "u"), ("mark", "u"), (5, "u")]
     assert facts == [("token-3", Reason.UNREADABLE_UPDATE.value), ("token-4", Reason.FOLLOWS.value)]
-    marks = quarantine.split(frame(spark, rows), waiting=no_facts(spark), to=1).events.where(
-        "length(sequence) <> 24"
-    )
+    marks = quarantine.split(frame(spark, rows), waiting=no_facts(spark), to=1).events.where("length(sequence) <> 24")
     [mark] = marks.collect()
     assert sequence(2) < mark.sequence < sequence(3)
     assert (mark.key, mark.after, mark.updateDescription, mark.before) == ("1", None, None, None)
@@ -263,12 +259,7 @@ def test_replay(spark: SparkSession, layout: tables.Layout) -> None:
     assert bronze_table.read_position(spark, layout.bronze("shop")) == bronze_table.Position("position", 3, 7)
     commit = delta.last_commit(spark, layout.bronze("shop"))
     assert commit is not None and commit.metadata is not None and commit.metadata["stream"] == "fingerprint"
-    rows = (
-        spark.table(str(layout.bronze("shop")))
-        .where("batch = 3 AND kind = 'change'")
-        .orderBy("offset")
-        .collect()
-    )
+    rows = spark.table(str(layout.bronze("shop"))).where("batch = 3 AND kind = 'change'").orderBy("offset").collect()
     assert [(row.resume_token, row.sequence) for row in rows] == [
         ("token-2", sequence(2)),
         ("token-3", sequence(3)),

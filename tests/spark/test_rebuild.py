@@ -12,7 +12,8 @@ import pytest
 from cdc_core import errors
 from pipelines.bronze import collections as registry
 from pipelines.delta import tables as delta
-from pipelines.operations import rebuild, schema as evolution
+from pipelines.operations import rebuild
+from pipelines.operations import schema as evolution
 from pipelines.silver import collection as silver_collection
 from tests import bronze_rows
 from tests.spark.test_silver import CASES, Hop, Killed, _forget_claims, document, killing, pipeline
@@ -95,11 +96,16 @@ def test_what_was_rescued_comes_into_columns(hop: Hop) -> None:
     assert {name: detail.properties[name] for name in silver_collection.PROPERTIES} == silver_collection.PROPERTIES
     hop.bronze.append({ORDERS: [document(2, 30, "c", exact=LONG, inexact=7, text="z", list=[2])]})
     hop.run()
-    rows = [{**fields, "_id": key, "__key": str(key)} for key, fields in enumerate((
-        {"exact": 5.0, "inexact": '{"$numberLong":"9007199254740993"}', "text": "1", "list": ["1"], "pinned": 1},
-        {"exact": 0.5, "inexact": "0.5", "text": "x", "list": ["y"], "pinned": 2},
-        {"exact": 5.0, "inexact": "7", "text": "z", "list": ["2"]},
-    ))]
+    rows = [
+        {**fields, "_id": key, "__key": str(key)}
+        for key, fields in enumerate(
+            (
+                {"exact": 5.0, "inexact": '{"$numberLong":"9007199254740993"}', "text": "1", "list": ["1"], "pinned": 1},
+                {"exact": 0.5, "inexact": "0.5", "text": "x", "list": ["y"], "pinned": 2},
+                {"exact": 5.0, "inexact": "7", "text": "z", "list": ["2"]},
+            )
+        )
+    ]
     assert hop.documents(ORDERS) == rows
     [told] = evolution.read(hop.spark, hop.settings)
     assert {each.name: each.type for each in told.columns}["exact"] == "DOUBLE"
@@ -147,7 +153,9 @@ def test_documents_that_bronze_does_not_hold_are_not_lost(hop: Hop) -> None:
     """A row that no delete explains stops the swap with exit code 3; only a person lets it go."""
     hop.bronze.append({ORDERS: [document(1, 10, "c")]})
     hop.silver()
-    hop.spark.sql(f"INSERT INTO {hop.silver_table(ORDERS)} SELECT 7, false, null, null, '7', __sequence, 1 FROM {hop.silver_table(ORDERS)}")
+    hop.spark.sql(
+        f"INSERT INTO {hop.silver_table(ORDERS)} SELECT 7, false, null, null, '7', __sequence, 1 FROM {hop.silver_table(ORDERS)}"
+    )
     result = rebuilt(hop)
     assert (result.version, result.comparison.lost, result.comparison.lost_keys) == (None, 1, ("7",))
     with pytest.raises(errors.DecisionNeeded, match="nothing was swapped"):
@@ -225,7 +233,10 @@ def test_killed_anywhere(hop: Hop) -> None:
     wanted: dict[int, Row] = {}
     for number, (owner, name) in enumerate(KILLS, start=2):
         wanted[number], wanted[10 * number] = {f"f{number}": "1"}, {f"f{number}": "x"}
-        both = [document(number, 20 * number, "c", **{f"f{number}": 1}), document(10 * number, 20 * number, "c", **wanted[10 * number])]
+        both = [
+            document(number, 20 * number, "c", **{f"f{number}": 1}),
+            document(10 * number, 20 * number, "c", **wanted[10 * number]),
+        ]
         hop.bronze.append({ORDERS: both})
         hop.silver()
         with pytest.MonkeyPatch.context() as patch:
@@ -281,7 +292,9 @@ def test_silver_retypes_by_itself_where_the_settings_say_so(spark: SparkSession,
 
 
 @pytest.mark.journey
-def test_silver_goes_on_where_it_cannot_retype(spark: SparkSession, lakehouse: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_silver_goes_on_where_it_cannot_retype(
+    spark: SparkSession, lakehouse: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Where bronze was trimmed, what was rescued stays rescued, with a warning; the events are applied."""
     hop = Hop(spark, pipeline(lakehouse, **{"schema.on.conflict": "retype"}))
     hop.bronze.append({ORDERS: [document(1, 10, "c", v=1)]})

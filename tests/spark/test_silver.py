@@ -17,7 +17,8 @@ from pipelines.bronze import collections as registry
 from pipelines.delta import tables as delta
 from pipelines.gold import run as gold
 from pipelines.operations import rebuild
-from pipelines.silver import collection as silver_collection, run as silver
+from pipelines.silver import collection as silver_collection
+from pipelines.silver import run as silver
 from pipelines.spark import session as sparks
 from tests import bronze_rows
 
@@ -256,7 +257,7 @@ def test_killed_anywhere(spark: SparkSession, lakehouse: Path) -> None:
                     pass
             _forget_claims(hop)
             job()
-        wanted = {0: {"_id": 0, "v": number}, number: {"_id": number, f"f{number}": number}, **({0: {"_id": 0, "v": number}})}
+        wanted = {number: {"_id": number, f"f{number}": number}, 0: {"_id": 0, "v": number}}
         assert {row["_id"]: {n: v for n, v in row.items() if n != "__key"} for row in hop.documents(ORDERS)} == wanted
         assert hop.documents(f"other{number}") == [{"_id": 1, "__key": "1"}]
 
@@ -359,9 +360,7 @@ def test_idle_collections_cost_nothing(hop: Hop, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.journey
-def test_a_start_reads_no_batch_that_all_collections_have_behind_them(
-    hop: Hop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_reads_no_batch_that_all_collections_have_behind_them(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though the tables of idle ones stand still; but a table that was set back gets its events again."""
     spans: list[reduce.Range] = []
     surveyed = silver_collection.surveyed

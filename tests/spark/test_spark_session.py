@@ -118,9 +118,7 @@ def test_the_jvm_leaves_sigterm_to_its_owner_and_ends_with_it() -> None:
         ("11.0.2", "Spark needs Java 17 or later, and this is Java 11: "),
     ],
 )
-def test_a_machine_without_the_right_java_is_told_how_to_get_it(
-    tmp_path: Path, version: str, says: str
-) -> None:
+def test_a_machine_without_the_right_java_is_told_how_to_get_it(tmp_path: Path, version: str, says: str) -> None:
     """Java that is missing or too old is one line that says how to get one."""
     java = tmp_path / "bin" / "java"
     if version:
@@ -167,8 +165,7 @@ def test_spark_submit_without_delta_is_told_which_file_names_it(tmp_path: Path) 
         "try:\n    spark.session('job')\nexcept errors.SettingsError as error:\n    print(error)\n"
     )
     assert submitted(job, "--master", "local[1]") == [
-        "this Spark has no Delta (jar missing): "
-        "spark-submit --properties-file conf/spark-defaults.conf names what it needs"
+        "this Spark has no Delta (jar missing): spark-submit --properties-file conf/spark-defaults.conf names what it needs"
     ]
 
 

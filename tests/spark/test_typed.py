@@ -16,7 +16,8 @@ import pytest
 from pyspark.sql import functions as sf
 
 from cdc_core.properties import unwrap as unwrap_options
-from cdc_core.schema import document_schema, names as column_names
+from cdc_core.schema import document_schema
+from cdc_core.schema import names as column_names
 from cdc_core.tables import layout as tables
 from cdc_core.typed import plan as typed
 from pipelines.schema import log as schemas

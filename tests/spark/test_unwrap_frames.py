@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cdc_core.properties import unwrap as unwrap_options
-from cdc_core.unwrap import frames as unwrap_frames, records as unwrap
+from cdc_core.unwrap import frames as unwrap_frames
+from cdc_core.unwrap import records as unwrap
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -59,7 +59,9 @@ def operations(hop: Hop) -> list[str]:
 
 def test_newer_rows_replace_and_remove_by_deletion_vectors(hop: Hop) -> None:
     """Twice over the same files: their deletion vectors grow. A late event goes the long way."""
-    hop.bronze.append({"t": [doc(0, 1, at=20), doc(1, 1, at=21), doc(1, 2, at=22), gone(2, at=23), doc(7, 1, at=24, op="c")]})
+    hop.bronze.append(
+        {"t": [doc(0, 1, at=20), doc(1, 1, at=21), doc(1, 2, at=22), gone(2, at=23), doc(7, 1, at=24, op="c")]}
+    )
     hop.silver()
     assert numbers(hop) == {0: 1, 1: 2, 3: 0, 4: 0, 7: 1}
     hop.bronze.append({"t": [doc(3, 1, at=30), doc(0, 3, at=31), gone(7, at=32), gone(99, at=33)]})

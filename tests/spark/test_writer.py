@@ -48,9 +48,7 @@ def owner_commits(spark: SparkSession, table: tables.TableRef, monkeypatch: pyte
     return owner
 
 
-def test_take_over_while_the_owner_commits(
-    spark: SparkSession, table: tables.TableRef, owner_commits: delta.Writer
-) -> None:
+def test_take_over_while_the_owner_commits(spark: SparkSession, table: tables.TableRef, owner_commits: delta.Writer) -> None:
     """The new owner looks again, and goes on behind what the old one committed last."""
     new = delta.Writer.claim(spark, table, take_over=True)
     assert new.metadata["to"] == "after one"

@@ -49,20 +49,14 @@ class Module:
                 yield node.id
             elif isinstance(node, ast.Attribute):
                 yield node.attr
-            elif (
-                isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
-            ):
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
                 yield node.value
 
 
 def _running(node: ast.AST) -> Iterator[ast.AST]:
     """All nodes but those under `if TYPE_CHECKING:`."""
     for child in ast.iter_child_nodes(node):
-        if (
-            isinstance(child, ast.If)
-            and isinstance(child.test, ast.Name)
-            and child.test.id == "TYPE_CHECKING"
-        ):
+        if isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
             continue
         yield child
         yield from _running(child)
@@ -76,9 +70,7 @@ def _docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
 
 
 MODULES = [
-    Module(path, ast.parse(path.read_text()))
-    for package in PACKAGES
-    for path in sorted((PROJECT / package).rglob("*.py"))
+    Module(path, ast.parse(path.read_text())) for package in PACKAGES for path in sorted((PROJECT / package).rglob("*.py"))
 ]
 
 
@@ -94,9 +86,7 @@ def importers(*roots: str) -> set[str]:
 
 def users(*words: str) -> set[str]:
     """The modules whose code names one of these words, or holds it in a text."""
-    return {
-        module.name for module in MODULES for name in module.names() if any(word in name for word in words)
-    }
+    return {module.name for module in MODULES for name in module.names() if any(word in name for word in words)}
 
 
 def test_layers_import_downwards() -> None:
@@ -154,9 +144,9 @@ def test_the_core_is_pure() -> None:
         if module.package == "cdc_core":
             found = {name.split(".")[0] for name in module.imports()}
             assert not found & {*worldly, "pymongo", "deltalake"}, module.name
-            assert not {"SparkSession", "open", "now", "utcnow", "today", "uuid1", "uuid4"} & set(
-                module.names()
-            ), module.name
+            assert not {"SparkSession", "open", "now", "utcnow", "today", "uuid1", "uuid4"} & set(module.names()), (
+                module.name
+            )
 
 
 def test_nothing_starts_on_import() -> None:
@@ -170,6 +160,4 @@ def test_nothing_starts_on_import() -> None:
 
 def test_logging_is_configured_by_jobs_alone() -> None:
     """What is importable leaves the log to its user."""
-    assert {name.split("/")[0] for name in users("basicConfig", "dictConfig", "addHandler", "setLevel")} <= {
-        "jobs"
-    }
+    assert {name.split("/")[0] for name in users("basicConfig", "dictConfig", "addHandler", "setLevel")} <= {"jobs"}

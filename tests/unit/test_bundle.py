@@ -89,9 +89,7 @@ def test_every_task_runs_a_file_with_arguments_that_it_takes(name: str, target: 
     for task in _resolved(job, target)["tasks"]:
         file = (path.parent / task["spark_python_task"]["python_file"]).resolve()
         assert file.is_file() and file.parent == ROOT / "jobs"
-        arguments = [
-            each.replace("${workspace.file_path}", str(ROOT)) for each in task["spark_python_task"]["parameters"]
-        ]
+        arguments = [each.replace("${workspace.file_path}", str(ROOT)) for each in task["spark_python_task"]["parameters"]]
         command = command_line.medallion.commands[verbs[file.name]]
         given = command.make_context(file.name, arguments).params
         assert given["config"].is_file() and given["catalog"] and given["schema_prefix"]

@@ -19,7 +19,21 @@ from jobs import command_line, log_lines
 from pipelines.spark import session as spark
 
 ROOT = Path(__file__).resolve().parents[2]
-VERBS = ("demo", "check", "capture", "silver", "gold", "run", "status", "schema", "signal", "quarantine", "rebuild", "unwrap", "import-debezium")
+VERBS = (
+    "demo",
+    "check",
+    "capture",
+    "silver",
+    "gold",
+    "run",
+    "status",
+    "schema",
+    "signal",
+    "quarantine",
+    "rebuild",
+    "unwrap",
+    "import-debezium",
+)
 
 
 @pytest.fixture
@@ -176,8 +190,15 @@ def test_a_job_runs_from_a_plain_checkout(file: str, tmp_path: Path) -> None:
 def test_a_log_event_is_one_line_with_its_values() -> None:
     """A log line holds time, level, module, event and pairs, and never a line break."""
     record = logging.makeLogRecord(
-        {"name": "pipelines.capture.service", "levelname": "INFO", "msg": "committed\nit", "created": 0.25, "msecs": 250,
-         "batch": 7, "where": "a b"}
+        {
+            "name": "pipelines.capture.service",
+            "levelname": "INFO",
+            "msg": "committed\nit",
+            "created": 0.25,
+            "msecs": 250,
+            "batch": 7,
+            "where": "a b",
+        }
     )
     assert log_lines.Line().format(record) == (
         '1970-01-01T00:00:00.250Z info pipelines.capture.service committed\\nit batch=7 where="a b"'

@@ -68,6 +68,6 @@ def test_tls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_missing_right_is_told_without_the_command() -> None:
     """Which command was refused is told by its name: a change stream's is longer than a screen."""
-    said = 'not authorized on shop to execute command { aggregate: 1, pipeline: [ { $changeStream: {} } ], lsid: 1 }'
+    said = "not authorized on shop to execute command { aggregate: 1, pipeline: [ { $changeStream: {} } ], lsid: 1 }"
     told = mongodb.translated(driver.OperationFailure(said, 13), "opening the change stream")
     assert "(error 13: not authorized on shop to execute command aggregate);" in str(told)

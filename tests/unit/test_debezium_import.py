@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from cdc_core import errors
-from cdc_core.properties import source as properties, unwrap as unwrap_options
-from cdc_core.settings import connector as debezium_import, parse as settings
+from cdc_core.properties import source as properties
+from cdc_core.properties import unwrap as unwrap_options
+from cdc_core.settings import connector as debezium_import
+from cdc_core.settings import parse as settings
 from jobs import command_line
-from pipelines.settings import connector as debezium_connector, file as settings_file
+from pipelines.settings import connector as debezium_connector
+from pipelines.settings import file as settings_file
 
 CASES = Path(__file__).resolve().parents[1] / "cases" / "debezium_import"
 TAKEN = sorted((CASES / "taken").glob("*.json"))
@@ -107,13 +110,19 @@ def test_user_and_password_of_their_own() -> None:
     assert (source["mongodb.user"], source["mongodb.password"]) == ("joe", "${env:MONGODB_PASSWORD}")
     assert source_of(mongodb__user="joe", mongodb__password="${env:OURS}")["mongodb.password"] == "${env:OURS}"
     assert source_of(mongodb__user="${secrets:a/b:user}")["mongodb.user"] == "${env:MONGODB_USER}"
-    given = {**SMALLEST, "mongodb.connection.string": "mongodb://a:x@h", "mongodb.user": "joe", "mongodb.password": "hunter2"}
+    given = {
+        **SMALLEST,
+        "mongodb.connection.string": "mongodb://a:x@h",
+        "mongodb.user": "joe",
+        "mongodb.password": "hunter2",
+    }
     both: Any = imported(given).document
     assert set(both["source"]) == {"mongodb.connection.string"}
 
 
 def test_hosts_of_older_versions() -> None:
     """`mongodb.hosts` becomes a connection string, direct where the members are not to be discovered."""
+
     def uri(hosts: str, **more: str) -> str:
         given = {"mongodb.name": "shop", "mongodb.hosts": hosts, **{k.replace("__", "."): v for k, v in more.items()}}
         document: Any = imported(given).document
@@ -164,13 +173,17 @@ def test_properties_without_a_meaning_here_are_named(name: str) -> None:
 @pytest.mark.parametrize("name", unwrap_options.NAMES)
 def test_options_of_the_transformation(name: str) -> None:
     """Each option of ExtractNewDocumentState goes under `silver.defaults`, or is named with the reason."""
-    value = {"delete.tombstone.handling.mode": "drop", "delete.handling.mode": "drop", "array.encoding": "array"}.get(name, "true")
+    value = {"delete.tombstone.handling.mode": "drop", "delete.handling.mode": "drop", "array.encoding": "array"}.get(
+        name, "true"
+    )
     value = "avro" if name == "field.name.adjustment.mode" else value
     type_ = {"transforms.x.type": debezium_import.UNWRAP[0]}
     found = imported({**SMALLEST, "transforms": "x", **type_, **({} if name == "type" else {f"transforms.x.{name}": value})})
     silver: Any = found.document.get("silver", {"defaults": {}})
     assert (name in silver["defaults"]) is (name not in unwrap_options.IGNORED)
-    assert (f"transforms.x.{name}" in [note.name for note in found.notes]) is (name in unwrap_options.IGNORED and name != "type")
+    assert (f"transforms.x.{name}" in [note.name for note in found.notes]) is (
+        name in unwrap_options.IGNORED and name != "type"
+    )
 
 
 @pytest.mark.parametrize("connector", ["x", [], None, 5, {"config": []}])
@@ -207,7 +220,10 @@ def test_what_is_not_json(text: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "not JSON" in shown and "hunter2" not in shown
 
 
-@pytest.mark.parametrize("text", ["yes", "09", "1e3", "0x10", "2020-01-01", "null", "~", "a: b", "# no", "1_000", "on", "é\u2028", "1:30", "<<", "="])
+@pytest.mark.parametrize(
+    "text",
+    ["yes", "09", "1e3", "0x10", "2020-01-01", "null", "~", "a: b", "# no", "1_000", "on", "é\u2028", "1:30", "<<", "="],
+)
 def test_texts_stay_texts(text: str) -> None:
     """What YAML would take for something else is quoted, and loads as the text that it is."""
     written = settings_file.rendered({"a": text, "b": True, "c": 5})

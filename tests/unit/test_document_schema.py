@@ -13,7 +13,8 @@ import hypothesis.strategies as st
 import pytest
 
 from cdc_core import errors
-from cdc_core.schema import document_schema, names as column_names
+from cdc_core.schema import document_schema
+from cdc_core.schema import names as column_names
 from cdc_core.schema.document_schema import Array, Decimal, Kind, Map, Scalar
 
 CASES = pathlib.Path(__file__).parent.parent / "cases" / "types"
@@ -127,9 +128,7 @@ def test_everything_is_somewhere(history: list[Any], document: Any) -> None:
     assert not lost(document, schema.struct, rescued, None)
 
 
-def lost(
-    value: Any, type_: document_schema.ColumnType, rescued: dict[str, str], path: str | None
-) -> list[str]:
+def lost(value: Any, type_: document_schema.ColumnType, rescued: dict[str, str], path: str | None) -> list[str]:
     """The paths of values that are neither in a column nor rescued."""
     if path in rescued or document_schema.kind(value) in ABSENT:
         return []
@@ -149,11 +148,7 @@ def lost(
                     paths.append(here)
             return paths
         case Array(element):
-            return [
-                where
-                for index, item in enumerate(value)
-                for where in lost(item, element, rescued, f"{path}.{index}")
-            ]
+            return [where for index, item in enumerate(value) for where in lost(item, element, rescued, f"{path}.{index}")]
         case _:
             return []
 

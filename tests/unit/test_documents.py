@@ -10,7 +10,8 @@ import pytest
 
 from cdc_core import errors
 from cdc_core.properties import source as properties
-from cdc_core.settings import connector as debezium_import, parse as settings
+from cdc_core.settings import connector as debezium_import
+from cdc_core.settings import parse as settings
 from docs import render
 from jobs import command_line
 from pipelines.settings import file as settings_file
@@ -82,8 +83,10 @@ def test_every_property_that_works_has_its_test() -> None:
 
 def test_every_supported_property_is_read_by_the_code() -> None:
     """What the documents list is looked at outside the settings, or is named as without effect."""
-    files = [path for package in ("cdc_core", "pipelines") for path in (ROOT / package).glob("*.py")]
-    code = "\n".join(path.read_text(encoding="utf-8") for path in files if path.name not in ("properties.py", "settings.py"))
+    files = [path for package in ("cdc_core", "pipelines") for path in (ROOT / package).rglob("*.py")]
+    code = "\n".join(
+        path.read_text(encoding="utf-8") for path in files if path.parent.name not in ("properties", "settings")
+    )
     for each in settings.PROPERTIES:
         is_read = re.search(rf"\b{each.attribute}\b", code) is not None
         expected = each.name not in (*render.WITHOUT_EFFECT, "topic.prefix")
@@ -94,7 +97,7 @@ def test_every_setting_of_silver_and_gold_is_in_the_settings_document() -> None:
     """The keys outside `source` are there too, as a refused key lists them."""
     text = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
     told = set(re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE))
-    unwrap = {name for name in settings.unwrap_options.NAMES}
+    unwrap = set(settings.unwrap_options.NAMES)
     known = {
         *(set(settings._COLLECTION_NAMES) - unwrap),
         *settings._LAKEHOUSE,

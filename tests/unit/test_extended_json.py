@@ -19,9 +19,7 @@ from hypothesis import strategies as st
 from cdc_core.extended_json import codec as extended_json
 
 CASES = json.loads((Path(__file__).parent.parent / "cases" / "extended_json" / "values.json").read_text())
-READER = json_util.JSONOptions(
-    json_mode=json_util.JSONMode.CANONICAL, datetime_conversion=DatetimeConversion.DATETIME_MS
-)
+READER = json_util.JSONOptions(json_mode=json_util.JSONMode.CANONICAL, datetime_conversion=DatetimeConversion.DATETIME_MS)
 
 
 def element(kind: int, content: bytes, name: bytes = b"a") -> bytes:
@@ -91,9 +89,7 @@ def _documents_of(values: st.SearchStrategy[tuple[int, bytes]]) -> st.SearchStra
 
 def _arrays_of(values: st.SearchStrategy[tuple[int, bytes]]) -> st.SearchStrategy[bytes]:
     return st.lists(values, max_size=4).map(
-        lambda items: document(
-            *(element(kind, content, str(index).encode()) for index, (kind, content) in enumerate(items))
-        )
+        lambda items: document(*(element(kind, content, str(index).encode()) for index, (kind, content) in enumerate(items)))
     )
 
 

@@ -16,9 +16,7 @@ from cdc_core.properties import types as values
 from cdc_core.stream import fields as field_filters
 from cdc_core.stream.fields import Fields, Rename, Update
 
-CASES = json.loads(
-    (Path(__file__).resolve().parents[1] / "cases" / "filters" / "fields.json").read_text(encoding="utf-8")
-)
+CASES = json.loads((Path(__file__).resolve().parents[1] / "cases" / "filters" / "fields.json").read_text(encoding="utf-8"))
 
 
 def update_of(text: dict[str, Any]) -> Update:

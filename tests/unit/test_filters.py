@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc_core.properties import types as values
-from cdc_core.stream import filters, patterns
 from cdc_core.properties.source import CaptureScope
+from cdc_core.stream import filters, patterns
 from tests.sources import source
 
 CASES = Path(__file__).resolve().parents[1] / "cases" / "filters"
@@ -38,10 +38,7 @@ def test_lists(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", cases("scopes.json"))
 def test_scopes(case: dict[str, Any]) -> None:
     """A stream is no wider than the lists and no narrower than they allow."""
-    assert (
-        str(filters.stream_scope(source(case["source"]), databases=case.get("databases", ())))
-        == case["scope"]
-    )
+    assert str(filters.stream_scope(source(case["source"]), databases=case.get("databases", ()))) == case["scope"]
 
 
 @pytest.mark.parametrize("text", ["(", "a)", "[a", "*a", "a{2,1}", "(?<name>a)", r"\p{L}", "[a--b]"])
@@ -116,10 +113,7 @@ def test_stages_of_the_settings_stand_where_asked() -> None:
         "cursor.oversize.handling.mode": "split",
     }
     shapes = {
-        order: [
-            next(iter(stage))
-            for stage in filters.pipeline(source({**given_, "cursor.pipeline.order": order}))
-        ]
+        order: [next(iter(stage)) for stage in filters.pipeline(source({**given_, "cursor.pipeline.order": order}))]
         for order in ("internal_first", "user_first", "user_only")
     }
     assert shapes == {
@@ -196,9 +190,7 @@ def test_named_collections() -> None:
 
 def test_snapshots_read_captured_collections_only() -> None:
     """`snapshot.include.collection.list` narrows what is captured and never widens it."""
-    filter_ = filters.of(
-        source({"database.include.list": "shop", "snapshot.include.collection.list": "shop.a,mall.b"})
-    )
+    filter_ = filters.of(source({"database.include.list": "shop", "snapshot.include.collection.list": "shop.a,mall.b"}))
     assert filter_.is_snapshotted("shop", "a")
     assert not filter_.is_snapshotted("shop", "b")
     assert not filter_.is_snapshotted("mall", "b")

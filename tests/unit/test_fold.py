@@ -39,11 +39,7 @@ def struct(description: Mapping[str, Any] | None, sequence: str) -> dict[str, An
     """One element of the `updates` column."""
     if description is None:
         return {"sequence": sequence, "updateDescription": None}
-    texts = {
-        name: text(description[name])
-        for name in ("updatedFields", "disambiguatedPaths")
-        if name in description
-    }
+    texts = {name: text(description[name]) for name in ("updatedFields", "disambiguatedPaths") if name in description}
     nothing = {
         "updatedFields": None,
         "removedFields": None,
@@ -61,9 +57,7 @@ def structs(descriptions: Sequence[Mapping[str, Any] | None]) -> list[dict[str, 
     ]
 
 
-def batch(
-    rows: Sequence[tuple[str | None, list[dict[str, Any]] | None]], string: pa.DataType | None = None
-) -> Any:
+def batch(rows: Sequence[tuple[str | None, list[dict[str, Any]] | None]], string: pa.DataType | None = None) -> Any:
     keys = [str(number) for number in range(len(rows))]
     bases, updates = [base for base, _ in rows], [of for _, of in rows]
     columns = [pa.array(keys), pa.array(bases, string or pa.string()), pa.array(updates, UPDATES)]
@@ -72,9 +66,7 @@ def batch(
 
 def folded(rows: Sequence[tuple[str | None, list[dict[str, Any]] | None]]) -> list[tuple[Any, bool]]:
     batches = list(fold.fold_batches(iter([batch(rows)])))
-    assert [key for of in batches for key in of.column("__key").to_pylist()] == [
-        str(n) for n in range(len(rows))
-    ]
+    assert [key for of in batches for key in of.column("__key").to_pylist()] == [str(n) for n in range(len(rows))]
     return [
         (None if row["document"] is None else orjson.loads(row["document"]), row["incomplete"])
         for of in batches
@@ -125,11 +117,7 @@ class Description:
 
     def struct(self, sequence: str) -> dict[str, Any]:
         fields = {extended_json.escape_key(path): value for path, value in self.updated.items()}
-        named = (
-            None
-            if self.named is None
-            else text({extended_json.escape_key(p): v for p, v in self.named.items()})
-        )
+        named = None if self.named is None else text({extended_json.escape_key(p): v for p, v in self.named.items()})
         description = {
             "updatedFields": text(fields),
             "removedFields": self.removed,
@@ -241,10 +229,7 @@ def containers_of(value: Any) -> Iterator[Any]:
 
 
 def descriptions(history: Sequence[dict[str, Any]], *, is_expanded: bool = False) -> list[Description]:
-    return [
-        Description(before, after, is_expanded=is_expanded)
-        for before, after in zip(history, history[1:], strict=False)
-    ]
+    return [Description(before, after, is_expanded=is_expanded) for before, after in zip(history, history[1:], strict=False)]
 
 
 def updates(described: Sequence[Description]) -> list[dict[str, Any]]:
@@ -261,9 +246,9 @@ def test_the_rest_of_a_history_leads_to_its_end_from_any_later_state(
     rest = data.draw(st.permutations(updates(descriptions(history))[start:]))
     result = fold.fold(history[base], [fold.Update.from_bronze(each) for each in rest])
     assert (text(result.document), result.incomplete) == (text(history[-1]), False)
-    assert [
-        (text(document), incomplete) for document, incomplete in folded([(text(history[base]), rest)])
-    ] == [(text(history[-1]), False)]
+    assert [(text(document), incomplete) for document, incomplete in folded([(text(history[base]), rest)])] == [
+        (text(history[-1]), False)
+    ]
 
 
 @given(histories(PLAIN_NAMES), st.data())
@@ -308,9 +293,7 @@ def leads_elsewhere(document: Any, parts: tuple[str | int, ...]) -> bool:
     return is_document(here) or isinstance(here, list)
 
 
-JSON_LIKE = st.recursive(
-    SCALARS | st.text(max_size=3), lambda c: st.lists(c) | st.dictionaries(st.text(max_size=4), c)
-)
+JSON_LIKE = st.recursive(SCALARS | st.text(max_size=3), lambda c: st.lists(c) | st.dictionaries(st.text(max_size=4), c))
 
 
 @given(
@@ -322,10 +305,7 @@ JSON_LIKE = st.recursive(
             st.dictionaries(st.text(".ab01$", max_size=6), JSON_LIKE, max_size=3),
             st.lists(st.text(".ab01$", max_size=6), max_size=3),
             st.lists(st.tuples(st.text(".ab01$", max_size=6), st.integers(0, 3)), max_size=2),
-            st.none()
-            | st.dictionaries(
-                st.text(".ab01", max_size=4), st.lists(st.text("ab01", max_size=2), min_size=1)
-            ),
+            st.none() | st.dictionaries(st.text(".ab01", max_size=4), st.lists(st.text("ab01", max_size=2), min_size=1)),
         ),
         max_size=4,
     ),
@@ -374,8 +354,7 @@ def test_slices_and_missing_lists() -> None:
     for start in range(len(rows)):
         [of] = fold.fold_batches(iter([whole.slice(start, 2)]))
         assert [
-            (None if row["document"] is None else json.loads(row["document"]), row["incomplete"])
-            for row in of.to_pylist()
+            (None if row["document"] is None else json.loads(row["document"]), row["incomplete"]) for row in of.to_pylist()
         ] == expected[start : start + 2]
 
 
@@ -385,9 +364,7 @@ def test_large_results_are_cut_into_batches(monkeypatch: pytest.MonkeyPatch) -> 
     rows: list[tuple[str | None, Any]] = [(text({"n": n, "x": "x" * 40}), []) for n in range(10)]
     results = list(fold.fold_batches(iter([batch(rows)])))
     assert len(results) > 3
-    assert [
-        json.loads(document)["n"] for of in results for document in of.column("document").to_pylist()
-    ] == [*range(10)]
+    assert [json.loads(document)["n"] for of in results for document in of.column("document").to_pylist()] == [*range(10)]
 
 
 def test_wide_strings_stay_wide() -> None:

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_core.extended_json import codec as extended_json, keys
+from cdc_core.extended_json import codec as extended_json
+from cdc_core.extended_json import keys
 
 CASES = json.loads((Path(__file__).parent.parent / "cases" / "keys" / "keys.json").read_text())
 

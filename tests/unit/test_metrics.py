@@ -97,7 +97,9 @@ def test_a_snapshot_is_running_then_completed_or_aborted() -> None:
 
     def states(now: float) -> tuple[float, ...]:
         values = told(found, now=now)
-        return tuple(values["snapshot", f"Snapshot{name}"] for name in ("Running", "Completed", "Aborted", "DurationInSeconds"))
+        return tuple(
+            values["snapshot", f"Snapshot{name}"] for name in ("Running", "Completed", "Aborted", "DurationInSeconds")
+        )
 
     assert states(0) == (0, 0, 0, 0)
     found.snapshot.begun(taken, at=10)  # type: ignore[arg-type]

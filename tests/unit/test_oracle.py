@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 from bson import Binary, Code, Decimal128, Int64, ObjectId, Regex, Timestamp
 
-from cdc_core.extended_json import codec as extended_json, keys
+from cdc_core.extended_json import codec as extended_json
+from cdc_core.extended_json import keys
 from tests import oracle, workload
 
 UTC = datetime.timezone.utc
@@ -107,9 +108,7 @@ def test_two_rows_of_one_document_are_found() -> None:
 
 def test_flattened_documents_are_found_by_their_paths() -> None:
     """With `flatten.struct` a leaf has a column of its own and a blank document is rescued."""
-    schema = pa.schema(
-        [("_id", pa.int32()), ("a_b_c", pa.int32()), ("__rescued", RESCUED), ("__key", pa.string())]
-    )
+    schema = pa.schema([("_id", pa.int32()), ("a_b_c", pa.int32()), ("__rescued", RESCUED), ("__key", pa.string())])
     document = {"_id": 1, "a": {"b": {"c": 5}}, "blank": {}}
     row = {"_id": 1, "a_b_c": 5, "__rescued": [("blank", "{}")], "__key": "1"}
     read = [oracle.read_bson(bson.encode(document))]
@@ -151,12 +150,4 @@ def test_numbers_that_the_index_holds_equal_are_one_key(one: Any, other: Any) ->
         return oracle.key(dict(oracle.read_bson(bson.encode({"_id": value})).held)["_id"])
 
     assert key(one) == key(other)
-    assert (
-        len(
-            {
-                key(value)
-                for value in (1, "1", True, Timestamp(0, 1), Code("1"), {"a": 1}, 0.1, Decimal128("0.1"))
-            }
-        )
-        == 8
-    )
+    assert len({key(value) for value in (1, "1", True, Timestamp(0, 1), Code("1"), {"a": 1}, 0.1, Decimal128("0.1"))}) == 8

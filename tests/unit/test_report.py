@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.operations import status
-from pipelines.terminal import tables as report
 from pipelines.capture.service import Progress
+from pipelines.operations import status
 from pipelines.snapshot.snapshot import Progress as SnapshotProgress
+from pipelines.terminal import tables as report
 
 
 @pytest.mark.parametrize(

@@ -68,8 +68,8 @@ def test_a_secret_that_databricks_refuses(monkeypatch: pytest.MonkeyPatch) -> No
     """A secret that the platform does not give is a decision for a person, and the reason names the scope."""
 
     class Runtime:
-        class dbutils:  # noqa: N801 - Databricks' name
-            class secrets:  # noqa: N801 - Databricks' name
+        class dbutils:
+            class secrets:
                 @staticmethod
                 def get(scope: str, key: str) -> str:
                     if key == "pw":

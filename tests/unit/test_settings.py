@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from cdc_core import errors
-from cdc_core.properties import source as properties, unwrap as unwrap_options
+from cdc_core.properties import source as properties
+from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.settings import parse as settings
 from pipelines.settings import file as settings_file
 

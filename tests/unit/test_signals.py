@@ -52,7 +52,11 @@ def test_conditions_are_filters_of_collections() -> None:
         ("execute-snapshot", {"data-collections": ["("]}, "no regular expression"),
         ("execute-snapshot", {"data-collections": ["a.b"], "type": "full"}, "incremental or blocking"),
         ("execute-snapshot", {"data-collections": ["a.b"], "surrogate-key": "x"}, "surrogate-key"),
-        ("execute-snapshot", {"data-collections": ["a.b"], "additional-conditions": [{"filter": "{}"}]}, "additional-conditions"),
+        (
+            "execute-snapshot",
+            {"data-collections": ["a.b"], "additional-conditions": [{"filter": "{}"}]},
+            "additional-conditions",
+        ),
         (
             "execute-snapshot",
             {"data-collections": ["a.b"], "additional-conditions": [{"data-collection": "a.b", "filter": "{x"}]},

@@ -202,9 +202,7 @@ def test_deletes_and_tombstones_follow_the_mode(mode: str, with_id: str, delete:
     events = [event(op="d", ts_ms=7), {"key": {"id": "1"}, "value": None}]
     headers = [[["__op", "d"], ["__ts_ms", 7]], [["__op", "d"]]]
     expected = [
-        unwrap.DROPPED
-        if value is None
-        else {"key": {"id": 1}, "value": None if value == "null" else value, "headers": h}
+        unwrap.DROPPED if value is None else {"key": {"id": 1}, "value": None if value == "null" else value, "headers": h}
         for value, h in zip((delete, tombstone), headers)
     ]
     assert rows(events, **options) == expected
@@ -282,7 +280,11 @@ def test_fields_that_the_event_has_not_are_null_columns_and_no_headers() -> None
     headers = [["__id", None], ["__updateDescription_removedFields", None]]
     assert row == {"key": {"id": 1}, "value": {"_id": 1}, "headers": headers}
     assert document(event({"_id": 1}), **options) == {
-        "_id": 1, "__nope": None, "__source_nope": None, "__nope_nope": None, "__id": None
+        "_id": 1,
+        "__nope": None,
+        "__source_nope": None,
+        "__nope_nope": None,
+        "__id": None,
     }
 
 

@@ -154,7 +154,7 @@ def test_a_value_outside_its_set_is_refused(options: dict[str, object]) -> None:
 
 def test_what_kafka_and_other_transformations_read_is_accepted_and_named() -> None:
     """They change nothing, and a warning can say why."""
-    options = {name: "true" for name in unwrap_options.IGNORED}
+    options = dict.fromkeys(unwrap_options.IGNORED, "true")
     assert unwrap_options.parse(options) == UnwrapOptions()
     assert [text.split(":")[0] for text in unwrap_options.ignored(options)] == list(unwrap_options.IGNORED)[1:]
 

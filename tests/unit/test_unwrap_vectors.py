@@ -19,10 +19,10 @@ import pytest
 
 from cdc_core.extended_json import dialects as debezium_json
 from cdc_core.properties import unwrap as unwrap_options
-from cdc_core.schema import document_schema
-from cdc_core.unwrap import records as unwrap
-from cdc_core.schema.document_schema import Array, Scalar, Struct
 from cdc_core.properties.unwrap import ArrayEncoding, FieldNameAdjustment, UnwrapOptions
+from cdc_core.schema import document_schema
+from cdc_core.schema.document_schema import Array, Scalar, Struct
+from cdc_core.unwrap import records as unwrap
 from tests import recorded
 
 CASES = pathlib.Path(__file__).parent.parent / "cases" / "unwrap"
@@ -348,9 +348,7 @@ def source_document(envelope: dict[str, Any], identity: Any) -> dict[str, Any]:
     return document
 
 
-def flat_pairs(
-    document: dict[str, Any], options: UnwrapOptions, prefix: str, above: str
-) -> Iterator[tuple[str, str, Any]]:
+def flat_pairs(document: dict[str, Any], options: UnwrapOptions, prefix: str, above: str) -> Iterator[tuple[str, str, Any]]:
     delimiter = options.flatten_struct_delimiter
     for name, value in document.items():
         own = name.replace(".", delimiter) if options.flatten_struct else name

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_core.schema import document_schema, variant_shape as variant_shapes
+from cdc_core.schema import document_schema
+from cdc_core.schema import variant_shape as variant_shapes
 from cdc_core.schema.document_schema import Kind, Shape
 
 
@@ -28,9 +29,7 @@ def test_wrappers_show() -> None:
 
 def test_names_of_any_kind() -> None:
     """Quoted names are read, escaped keys become the field's own name."""
-    shape = variant_shapes.shape(
-        "OBJECT<``: BIGINT, `<x: BIGINT>`: STRING, `a``b, c`: BOOLEAN, `$$oid`: DECIMAL(2,1)>"
-    )
+    shape = variant_shapes.shape("OBJECT<``: BIGINT, `<x: BIGINT>`: STRING, `a``b, c`: BOOLEAN, `$$oid`: DECIMAL(2,1)>")
     assert {name: kinds(below) for name, below in shape.fields.items()} == {
         "": {Kind.INT32},
         "<x: BIGINT>": {Kind.STRING},
@@ -41,9 +40,7 @@ def test_names_of_any_kind() -> None:
 
 def test_what_holds_nothing_is_empty() -> None:
     """Arrays and documents from which no column can come count as empty, at any depth."""
-    shape = variant_shapes.shape(
-        "OBJECT<a: ARRAY<VOID>, b: OBJECT<c: ARRAY<ARRAY<VOID>>>, d: OBJECT<>, e: VOID>"
-    )
+    shape = variant_shapes.shape("OBJECT<a: ARRAY<VOID>, b: OBJECT<c: ARRAY<ARRAY<VOID>>>, d: OBJECT<>, e: VOID>")
     assert kinds(shape) == {Kind.EMPTY_DOCUMENT}
     assert kinds(shape.fields["a"]) == {Kind.EMPTY_ARRAY}
     assert kinds(shape.fields["b"]) == kinds(shape.fields["d"]) == {Kind.EMPTY_DOCUMENT}

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from cdc_core.bronze import columns as bronze
 from cdc_core.gold import versions
-from cdc_core.silver import fold
 from cdc_core.gold.versions import Event, Version
+from cdc_core.silver import fold
 
 
 def whole(at: int, value: Any, op: bronze.Op = bronze.Op.UPDATE) -> Event:
@@ -47,7 +47,11 @@ class Kept:
     def spans(self) -> list[tuple[int, int | None, Any]]:
         """From, to and value, in order; what ends where it begins holds nothing."""
         return [
-            (int(key), None if each.until is None else int(each.until), None if each.document is None else orjson.loads(each.document))
+            (
+                int(key),
+                None if each.until is None else int(each.until),
+                None if each.document is None else orjson.loads(each.document),
+            )
             for key, each in sorted(self.versions.items())
             if each.until != key
         ]
@@ -105,7 +109,11 @@ def test_without_documents_updates_of_unknown_ones_are_passed_over() -> None:
 
 
 EVENTS = st.lists(
-    st.one_of(st.builds(lambda v: ("whole", v), st.integers(0, 2)), st.just(("delete", None)), st.builds(lambda v: ("read", v), st.integers(0, 2))),
+    st.one_of(
+        st.builds(lambda v: ("whole", v), st.integers(0, 2)),
+        st.just(("delete", None)),
+        st.builds(lambda v: ("read", v), st.integers(0, 2)),
+    ),
     min_size=1,
     max_size=7,
 )
@@ -114,7 +122,11 @@ EVENTS = st.lists(
 @hypothesis.given(EVENTS, st.randoms(use_true_random=False), st.integers(1, 3))
 def test_any_order_gives_the_same(drawn: list[tuple[str, Any]], random: Any, runs: int) -> None:
     """Events shuffled into several runs, some of them twice: at each moment there is what the last event before it said."""
-    made = {"whole": lambda at, v: whole(at, v), "delete": lambda at, v: delete(at), "read": lambda at, v: whole(at, v, bronze.Op.READ)}
+    made = {
+        "whole": lambda at, v: whole(at, v),
+        "delete": lambda at, v: delete(at),
+        "read": lambda at, v: whole(at, v, bronze.Op.READ),
+    }
     events = [made[what](at, value) for at, (what, value) in enumerate(drawn, 1)]
     shuffled = [*events, *random.sample(events, min(2, len(events)))]
     random.shuffle(shuffled)
