@@ -36,6 +36,7 @@ import orjson
 
 from cdc_core import errors
 from cdc_core.schema import names as column_names
+from cdc_core.sql.names import identifier
 
 MAX_DEPTH = 32
 """Nesting of a column's type; what lies deeper is the JSON text of its document or array."""
@@ -336,22 +337,17 @@ def ddl(type_: ColumnType) -> str:
         case Scalar.TEXT:
             return "STRING"
         case Scalar.REGEX | Scalar.CODE_WITH_SCOPE | Scalar.DB_POINTER:
-            return f"STRUCT<{', '.join(f'{quoted(part)}: STRING' for part in PARTS[type_])}>"
+            return f"STRUCT<{', '.join(f'{identifier(part)}: STRING' for part in PARTS[type_])}>"
         case Scalar():
             return type_.value
         case Decimal(precision, scale):
             return f"DECIMAL({precision},{scale})"
         case Struct(fields):
-            return f"STRUCT<{', '.join(f'{quoted(item.column)}: {ddl(item.type)}' for item in fields)}>"
+            return f"STRUCT<{', '.join(f'{identifier(item.column)}: {ddl(item.type)}' for item in fields)}>"
         case Array(element):
             return f"ARRAY<{ddl(element)}>"
         case Map(value):
             return f"MAP<STRING, {ddl(value)}>"
-
-
-def quoted(name: str) -> str:
-    """The name as one part of a Spark SQL identifier."""
-    return f"`{name.replace('`', '``')}`"
 
 
 BASE: Mapping[Kind, Scalar] = {
@@ -407,7 +403,7 @@ class DocumentSchema:
 
     def table_ddl(self) -> str:
         """The table's columns as Spark SQL writes them in CREATE TABLE."""
-        return ", ".join(f"{quoted(name)} {ddl(type_)}" for name, type_ in self.table())
+        return ", ".join(f"{identifier(name)} {ddl(type_)}" for name, type_ in self.table())
 
     def column_of(self, *path: str) -> str | None:
         """The name of the column at a path, if it is one."""

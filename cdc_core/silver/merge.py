@@ -13,17 +13,7 @@ from dataclasses import dataclass
 from pyspark.sql import types as T
 
 from cdc_core.silver import reduce
-
-
-def quoted(name: str) -> str:
-    """The name as one part of a Spark SQL identifier."""
-    return f"`{name.replace('`', '``')}`"
-
-
-def literal(text: str) -> str:
-    """The text as a Spark SQL string literal."""
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return "'" + "".join(c if c >= " " else f"\\u{ord(c):04x}" for c in escaped) + "'"
+from cdc_core.sql.names import identifier, literal
 
 
 def is_same(held: T.DataType, wanted: T.DataType) -> bool:
@@ -63,7 +53,7 @@ class Statement:
 
     def render(self) -> str:
         """The statement; `keys` become literal ranges over the target, which skip files."""
-        source = f"(SELECT {self.hint} * FROM {quoted(self.source)})" if self.hint else quoted(self.source)
+        source = f"(SELECT {self.hint} * FROM {identifier(self.source)})" if self.hint else identifier(self.source)
         condition = f"t.`__key` = s.`__key`{self._pruning()}"
         clauses = "\n".join(self._clauses())
         return f"MERGE INTO {self.target} AS t USING {source} AS s ON {condition}\n{clauses}"
@@ -91,8 +81,8 @@ class Statement:
             doubted = "t.`__incomplete` = true, t.`__known` = coalesce(t.`__known`, t.`__sequence`)"
             yield f"WHEN MATCHED AND s.`__incomplete` AND {is_newer} THEN UPDATE SET {doubted}, {marks}"
         is_kept = f" AND s.`__action` <> {literal(reduce.Action.REMOVE.value)}" if self.removes else ""
-        names = ", ".join(map(quoted, self.columns))
-        values = ", ".join(f"s.{quoted(name)}" for name in self.columns)
+        names = ", ".join(map(identifier, self.columns))
+        values = ", ".join(f"s.{identifier(name)}" for name in self.columns)
         yield f"WHEN NOT MATCHED{is_kept} THEN INSERT ({names}) VALUES ({values})"
 
     def _document(self) -> str:
@@ -107,15 +97,17 @@ class Statement:
         }
         if "__deleted" in self.columns:
             stays = f"({is_behind} AND coalesce(t.`__deleted`, false))"
-            values |= {name: f"CASE WHEN {stays} THEN t.{quoted(name)} ELSE s.{quoted(name)} END" for name in self.added}
+            values |= {
+                name: f"CASE WHEN {stays} THEN t.{identifier(name)} ELSE s.{identifier(name)} END" for name in self.added
+            }
             values["__deleted"] = f"(s.`__deleted` OR {stays})"
             values["__incomplete"] = f"(s.`__incomplete` OR {is_behind}) AND NOT {stays}"
         plain = [name for name in self.columns if name not in values]
-        own = [f"t.{quoted(name)} = {value}" for name, value in values.items() if name in self.columns]
+        own = [f"t.{identifier(name)} = {value}" for name, value in values.items() if name in self.columns]
         return ", ".join([*([self._assigned(plain)] if plain else []), *own])
 
     def _assigned(self, names: Sequence[str]) -> str:
-        return ", ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in names)
+        return ", ".join(f"t.{identifier(name)} = s.{identifier(name)}" for name in names)
 
 
 HAS_NO_BASE = "(coalesce(`__incomplete`, false) AND coalesce(`__known`, '') = '')"
@@ -148,10 +140,10 @@ def alterations(current: T.StructType, wanted: T.StructType) -> Alteration:
     previous: str | None = None
     for field in wanted.fields:
         if field.name in current.names:
-            _compare(current[field.name].dataType, field.dataType, quoted(field.name), added, widened, impossible)
+            _compare(current[field.name].dataType, field.dataType, identifier(field.name), added, widened, impossible)
         else:
-            place = "FIRST" if previous is None else f"AFTER {quoted(previous)}"
-            added.append(f"{quoted(field.name)} {ddl(field.dataType)} {place}")
+            place = "FIRST" if previous is None else f"AFTER {identifier(previous)}"
+            added.append(f"{identifier(field.name)} {ddl(field.dataType)} {place}")
         previous = field.name
     adding = (f"ADD COLUMNS ({', '.join(added)})",) if added else ()
     return Alteration(adding, tuple(f"ALTER COLUMN {change}" for change in widened), tuple(impossible))
@@ -162,7 +154,7 @@ def _compare(
 ) -> None:
     if isinstance(current, T.StructType) and isinstance(wanted, T.StructType):
         for field in wanted.fields:
-            below = f"{path}.{quoted(field.name)}"
+            below = f"{path}.{identifier(field.name)}"
             if field.name in current.names:
                 _compare(current[field.name].dataType, field.dataType, below, added, widened, impossible)
             else:
@@ -193,7 +185,7 @@ def ddl(type_: T.DataType) -> str:
     """The type as Spark SQL writes it, names quoted."""
     match type_:
         case T.StructType():
-            return f"STRUCT<{', '.join(f'{quoted(field.name)}: {ddl(field.dataType)}' for field in type_.fields)}>"
+            return f"STRUCT<{', '.join(f'{identifier(field.name)}: {ddl(field.dataType)}' for field in type_.fields)}>"
         case T.ArrayType():
             return f"ARRAY<{ddl(type_.elementType)}>"
         case T.MapType():

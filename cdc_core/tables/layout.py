@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass, replace
 from urllib.parse import quote
 
+from cdc_core.sql.names import identifier
+
 _PLAIN = re.compile(r"[A-Za-z0-9_-]*")
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9_-]")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
@@ -33,12 +35,12 @@ class TableRef:
     @staticmethod
     def at(path: str) -> TableRef:
         """The path-based table in the folder `path`."""
-        return TableRef(f"delta.`{path.replace('`', '``')}`", path)
+        return TableRef(f"delta.{identifier(path)}", path)
 
     @staticmethod
     def named(*parts: str) -> TableRef:
         """The catalog table `parts[0].parts[1]…`."""
-        return TableRef(".".join(f"`{part.replace('`', '``')}`" for part in parts))
+        return TableRef(identifier(*parts))
 
 
 def path_name(name: str) -> str:

@@ -26,6 +26,7 @@ from cdc_core.schema.document_schema import (
     Struct,
     ddl,
 )
+from cdc_core.sql.names import identifier, literal
 
 ENTRIES = "ARRAY<STRUCT<path: STRING, text: STRING>>"
 """The type of what did not fit, before it becomes a map."""
@@ -43,12 +44,6 @@ _KEYS: Mapping[Kind, str] = {kind: key for key, kind in reversed(list(document_s
     Kind.INT32: "$numberInt",
     Kind.CODE_WITH_SCOPE: "$code",
 }
-_SPECIAL = {"\\": "\\\\", "'": "\\'", "$": "\\u0024"} | {chr(code): f"\\u{code:04x}" for code in range(32)}
-
-
-def quote(text: str) -> str:
-    """The text as a Spark SQL string literal; `$` is escaped, or ``${…}`` would be substituted."""
-    return "'" + "".join(_SPECIAL.get(character, character) for character in text) + "'"
 
 
 def escaped(name: str) -> str:
@@ -58,7 +53,7 @@ def escaped(name: str) -> str:
 
 def at(raw: str, column: str) -> str:
     """A field of a struct."""
-    return f"{raw}.{document_schema.quoted(column)}"
+    return f"{raw}.{identifier(column)}"
 
 
 @dataclass(frozen=True)
@@ -71,7 +66,7 @@ class Path:
     def name(self, name: str) -> Path:
         """The path of a field below."""
         text = name if self.empty else f".{name}"
-        return Path((*self.pieces, quote(text)), empty=False)
+        return Path((*self.pieces, literal(text)), empty=False)
 
     def sql(self, piece: str) -> Path:
         """The path of an element below, whose index or key is an SQL string."""
@@ -162,13 +157,13 @@ class Document(Part):
     @cached_property
     def fields_ddl(self) -> str:
         """The fields as a struct's inside."""
-        return ", ".join(f"{document_schema.quoted(key)}: {type_}" for key, _, type_, _ in self._members)
+        return ", ".join(f"{identifier(key)}: {type_}" for key, _, type_, _ in self._members)
 
     @cached_property
     def fields_named(self) -> str:
         """The fields as a struct's inside, by the names that the SQL uses."""
         members = ((column, named) for _, column, _, named in self._members)
-        return ", ".join(f"{document_schema.quoted(column)}: {named}" for column, named in members)
+        return ", ".join(f"{identifier(column)}: {named}" for column, named in members)
 
     @cached_property
     def named(self) -> str:  # type: ignore[override]
@@ -191,7 +186,7 @@ class Document(Part):
     def value(self, raw: str) -> str:
         if self.plain:
             return raw
-        fields = ", ".join(f"{quote(item.column)}, {field_value(item, part, raw)}" for item, part in self.known)
+        fields = ", ".join(f"{literal(item.column)}, {field_value(item, part, raw)}" for item, part in self.known)
         return f"IF({raw} IS NULL, NULL, named_struct({fields}))"
 
     def misfits(self, raw: str, path: Path) -> list[str]:
@@ -207,7 +202,7 @@ class Document(Part):
 
     def hard(self, raw: str) -> list[str]:
         found = [test for item, part in self.known if part is not None for test in part.hard(at(raw, item.column))]
-        found += [f"{at(raw, column)} RLIKE {quote(UNSAFE)}" for _, column in self.texts]
+        found += [f"{at(raw, column)} RLIKE {literal(UNSAFE)}" for _, column in self.texts]
         return found + [f"{at(raw, column)} IS NOT NULL" for _, column in self.refused]
 
 
@@ -312,8 +307,8 @@ class Entries(Part):
 
     def hard(self, raw: str) -> list[str]:
         x, k = f"x{self.depth}", f"k{self.depth}"
-        wrappers = ", ".join(quote(key) for key in document_schema.WRAPPERS)
-        tests = [f"exists(map_keys({raw}), {k} -> {k} LIKE {quote('$$%')} OR {k} IN ({wrappers}))"]
+        wrappers = ", ".join(literal(key) for key in document_schema.WRAPPERS)
+        tests = [f"exists(map_keys({raw}), {k} -> {k} LIKE {literal('$$%')} OR {k} IN ({wrappers}))"]
         inner = [] if self.item is None else self.item.hard(x)
         return tests + ([f"exists(map_values({raw}), {x} -> {any_of(inner)})"] if inner else [])
 
@@ -520,7 +515,7 @@ def _variant(cases: Sequence[_Case], text: str, *, undecided: str = "none") -> L
 
     `undecided` is the wrapper that may fit although its case gave no value.
     """
-    simple_schemas = ", ".join(quote(schema) for schema in _SIMPLE if undecided not in schema)
+    simple_schemas = ", ".join(literal(schema) for schema in _SIMPLE if undecided not in schema)
 
     def schema(raw: str) -> str:
         return f"schema_of_variant({raw})"
@@ -530,7 +525,7 @@ def _variant(cases: Sequence[_Case], text: str, *, undecided: str = "none") -> L
         return f"CASE {whens} END"
 
     def simple(raw: str) -> str:
-        written = f"NOT contains(to_json({raw}), {quote(chr(92) + 'u')})"
+        written = f"NOT contains(to_json({raw}), {literal(chr(92) + 'u')})"
         return f"({schema(raw)} IN ({simple_schemas}) AND {written} OR {schema(raw)} LIKE 'DECIMAL(%')"
 
     def unexplained(raw: str) -> str:
@@ -552,15 +547,15 @@ def _variant(cases: Sequence[_Case], text: str, *, undecided: str = "none") -> L
         to_misfits=to_misfits,
         to_hard=to_hard,
         risky=True,
-        whole=(f"{text} RLIKE {quote(NEGATIVE_ZERO)}",),
+        whole=(f"{text} RLIKE {literal(NEGATIVE_ZERO)}",),
     )
 
 
 def _in_wrapper(wrapper: _Wrapper) -> _Case:
-    path = quote(f'$["{wrapper.key}"]')
+    path = literal(f'$["{wrapper.key}"]')
     type_ = "BIGINT" if wrapper.key in ("$minKey", "$maxKey") else "STRING"
     return _Case(
-        f"= {quote(f'OBJECT<`{wrapper.key}`: {type_}>')}",
+        f"= {literal(f'OBJECT<`{wrapper.key}`: {type_}>')}",
         lambda raw: wrapper.value(f"try_variant_get({raw}, {path}, 'STRING')"),
     )
 
@@ -603,7 +598,7 @@ def _string(shape: Shape, text: str) -> Part:
 def _text(shape: Shape, text: str) -> Part:
     if _only(shape, Kind.STRING):
         return _plain("STRING")
-    unsafe = quote(UNSAFE)
+    unsafe = literal(UNSAFE)
     return Leaf("STRING", "STRING", to_hard=lambda raw: [f"{raw} RLIKE {unsafe}"], plain=True, risky=True)
 
 
@@ -645,7 +640,7 @@ def _timestamp(shape: Shape, text: str) -> Part:
         return f"NOT ({_in_range(_milliseconds(at(raw, 'w0')))})"
 
     def to_misfits(raw: str, path: Path) -> list[str]:
-        far = quote('{"$date":{"$numberLong":"'), quote('"}}')
+        far = literal('{"$date":{"$numberLong":"'), literal('"}}')
         written = f"concat({far[0]}, {at(raw, 'w0')}.w, {far[1]})"
         return [*leaf.to_misfits(raw, path), entry(out_of_range(raw), path, written)]
 
@@ -666,7 +661,7 @@ def _pair(kind: Kind, scalar: Scalar, type_: str, first: str, second: str) -> Ma
     one, other = PARTS[scalar]
 
     def value(raw: str) -> str:
-        built = f"named_struct({quote(one)}, {raw}.{first}, {quote(other)}, {raw}.{second})"
+        built = f"named_struct({literal(one)}, {raw}.{first}, {literal(other)}, {raw}.{second})"
         return f"IF({raw}.{first} IS NULL OR {raw}.{second} IS NULL, NULL, {built})"
 
     return {kind: _Wrapper(_KEYS[kind], type_, _pair_named(type_), value)}
@@ -687,11 +682,11 @@ def _code_with_scope(shape: Shape, text: str) -> Part:
     one, other = PARTS[Scalar.CODE_WITH_SCOPE]
 
     def to_value(raw: str) -> str:
-        built = f"named_struct({quote(one)}, {raw}.code, {quote(other)}, {raw}.scope)"
+        built = f"named_struct({literal(one)}, {raw}.code, {literal(other)}, {raw}.scope)"
         return f"IF({raw}.code IS NULL OR {raw}.scope IS NULL, NULL, {built})"
 
     def to_hard(raw: str) -> list[str]:
-        tests = [f"{raw} IS NOT NULL AND {to_value(raw)} IS NULL", f"{raw}.scope RLIKE {quote(UNSAFE)}"]
+        tests = [f"{raw} IS NOT NULL AND {to_value(raw)} IS NULL", f"{raw}.scope RLIKE {literal(UNSAFE)}"]
         return tests + [f"{at(raw, column)} IS NOT NULL" for column in columns]
 
     return Leaf(
@@ -708,7 +703,7 @@ def _decimal(type_: Decimal, shape: Shape, text: str) -> Part:
     digits = rf"^-?[0-9]+(\.[0-9]{{0,{type_.scale}}})?$"
 
     def exact(raw: str) -> str:
-        return f"IF({raw} RLIKE {quote(digits)}, try_cast({raw} AS {ddl(type_)}), NULL)"
+        return f"IF({raw} RLIKE {literal(digits)}, try_cast({raw} AS {ddl(type_)}), NULL)"
 
     wrappers = {
         Kind.DECIMAL: _string_wrapper("$numberDecimal", exact),

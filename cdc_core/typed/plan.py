@@ -32,8 +32,9 @@ import pyarrow as pa
 from cdc_core.schema import document_schema
 from cdc_core.schema import names as column_names
 from cdc_core.schema.document_schema import Array, ColumnType, Decimal, Map, Scalar, Shape, Struct
+from cdc_core.sql.names import identifier, literal
 from cdc_core.typed import expressions as typed_values
-from cdc_core.typed.expressions import Document, Path, at, entry, quote
+from cdc_core.typed.expressions import Document, Path, at, entry
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -63,23 +64,23 @@ class Plan:
     def document_ddl(self) -> str:
         """The type of the column `document`."""
         table = self.schema.table()
-        fields = (f"{document_schema.quoted(name)}: {document_schema.ddl(type_)}" for name, type_ in table)
+        fields = (f"{identifier(name)}: {document_schema.ddl(type_)}" for name, type_ in table)
         return f"STRUCT<{', '.join(fields)}>"
 
 
 def plan(schema: document_schema.DocumentSchema, shape: Shape, *, column: str = "after", refused: int = 0) -> Plan:
     """The plan for a batch of this shape; `refused` is how many of its documents `try_parse_json` refuses."""
-    text = document_schema.quoted(column)
+    text = identifier(column)
     root = typed_values.document(schema.struct, shape, text=text)
     type_ = f"STRUCT<{root.fields_ddl}, `{_CORRUPT_KEY}`: STRING>"
     named = f"STRUCT<{root.fields_named}, `{_CORRUPT}`: STRING>"
-    options = f"map('columnNameOfCorruptRecord', {quote(_CORRUPT_KEY)}, 'allowNonNumericNumbers', 'false')"
+    options = f"map('columnNameOfCorruptRecord', {literal(_CORRUPT_KEY)}, 'allowNonNumericNumbers', 'false')"
     refusals = [f"try_parse_json({text}) IS NULL"] if refused else []
     broken = ["__raw IS NULL", f"__raw.`{_CORRUPT}` IS NOT NULL", f"rtrim({text}) NOT LIKE '%}}'"]
     flatten = schema.naming.flatten
     return Plan(
         schema=schema,
-        raw=f"CAST(from_json({text}, {quote(type_)}, {options}) AS {named})",
+        raw=f"CAST(from_json({text}, {literal(type_)}, {options}) AS {named})",
         document=_columns(schema, root),
         misfits=(*root.misfits("__raw", Path()), *(_emptied(root, "__raw", Path()) if flatten else ())),
         hard=typed_values.any_of([*broken, *refusals, *root.whole, *root.hard("__raw")]),
@@ -93,7 +94,7 @@ def _columns(schema: document_schema.DocumentSchema, root: Document) -> str:
     if not schema.naming.flatten:
         found = {(item.name,): typed_values.field_value(item, part, "__raw") for item, part in root.known}
     values = [
-        f"{quote(name)}, {found.get(column.path) or f'CAST(NULL AS {document_schema.ddl(type_)})'}"
+        f"{literal(name)}, {found.get(column.path) or f'CAST(NULL AS {document_schema.ddl(type_)})'}"
         for column, (name, type_) in zip(schema.columns, schema.table())
     ]
     return f"named_struct({', '.join(values)})"
@@ -135,7 +136,7 @@ def documents(df: DataFrame, *, plan: Plan, column: str = "after") -> DataFrame:
     """
     from pyspark.sql import functions as sf
 
-    text = document_schema.quoted(column)
+    text = identifier(column)
     judged = df.withColumn("__raw", sf.expr(plan.raw)).withColumns(
         {
             "__misfits": sf.expr(_entries(plan.misfits)),

@@ -20,6 +20,7 @@ from cdc_core.properties.unwrap import UnwrapOptions
 from cdc_core.schema import document_schema
 from cdc_core.schema import names as column_names
 from cdc_core.schema.document_schema import ColumnType, DocumentSchema, Scalar
+from cdc_core.sql.names import identifier
 from cdc_core.unwrap import records as unwrap
 from cdc_core.unwrap.records import Extracted, Unchanged
 
@@ -157,7 +158,7 @@ def _for_arrow(value: Any, type_: ColumnType) -> Any:
 
 def _ddl(schema: DocumentSchema) -> str:
     rescued = f"{unwrap.RESCUED}: MAP<STRING, STRING>"
-    columns = [f"{document_schema.quoted(name)}: {document_schema.ddl(type_)}" for name, type_ in schema.table()]
+    columns = [f"{identifier(name)}: {document_schema.ddl(type_)}" for name, type_ in schema.table()]
     return (
         f"key STRING, value STRUCT<{', '.join([*columns, rescued])}>, deleted BOOLEAN, "
         "headers ARRAY<STRUCT<name: STRING, value: STRING>>, collection STRING, passed STRING, error STRING"

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from cdc_core import errors
 from cdc_core.properties import types as values
-from cdc_core.silver import merge
+from cdc_core.sql.names import literal
 from cdc_core.tables import layout as tables
 from pipelines.delta import tables as delta
 
@@ -47,7 +47,7 @@ class Namespace:
     @property
     def predicate(self) -> str:
         """The collection's rows, as SQL over bronze."""
-        return f"db = {merge.literal(self.db)} AND collection = {merge.literal(self.collection)}"
+        return f"db = {literal(self.db)} AND collection = {literal(self.collection)}"
 
 
 @dataclass(frozen=True)

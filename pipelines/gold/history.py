@@ -29,6 +29,7 @@ from cdc_core.gold import versions
 from cdc_core.properties.source import FullUpdateType
 from cdc_core.silver import merge, reduce
 from cdc_core.silver import quarantine as unreadable
+from cdc_core.sql.names import identifier, literal
 from cdc_core.typed import plan as typed
 from pipelines.bronze import collections as registry
 from pipelines.delta import tables as delta
@@ -132,7 +133,7 @@ class History:
     def _range(self, range_: reduce.Range, reached: Position) -> None:
         found = self._events(range_).where(~F.coalesce(unreadable.is_suspect(), F.lit(False)))
         if reached.floor:
-            found = found.where(f"sequence >= {merge.literal(reached.floor)}")
+            found = found.where(f"sequence >= {literal(reached.floor)}")
         if self.mode.keeps_row:
             found = found.where(f"op <> '{bronze.Op.DELETE.value}'")
         low = found.agg(F.min("sequence")).first()[0]
@@ -169,7 +170,7 @@ class History:
         grouped = events.groupBy(F.col("key").alias("__key")).agg(F.collect_list(F.struct(*versions.EVENT)).alias("events"))
         touched = found.select(F.col("key").alias("__key"))
         table = self._stored().join(touched, "__key", "left_semi")
-        held = table.where(f"`__until` IS NULL OR `__until` >= {merge.literal(low)}").select(
+        held = table.where(f"`__until` IS NULL OR `__until` >= {literal(low)}").select(
             "__key",
             F.struct(
                 F.col("__sequence").alias("sequence"),
@@ -258,7 +259,7 @@ class History:
         if changes.widened:
             held = self._stored()
             cast = [
-                F.col(merge.quoted(each.name)).cast(_widened(each.dataType, wanted, each.name)).alias(each.name)
+                F.col(identifier(each.name)).cast(_widened(each.dataType, wanted, each.name)).alias(each.name)
                 for each in held.schema
             ]
             before = self.writer.metadata
@@ -270,15 +271,15 @@ class History:
         ends = ["__until", *(["__deleted"] if self.mode.adds_deleted else []), "valid_to"]
 
         def assigned(columns: Sequence[str]) -> str:
-            return ", ".join(f"t.{merge.quoted(name)} = s.{merge.quoted(name)}" for name in columns)
+            return ", ".join(f"t.{identifier(name)} = s.{identifier(name)}" for name in columns)
 
         return (
-            f"MERGE INTO {self.writer.table} AS t USING {merge.quoted(view)} AS s "
+            f"MERGE INTO {self.writer.table} AS t USING {identifier(view)} AS s "
             "ON t.`__key` = s.`__key` AND t.`__sequence` = s.`__sequence`\n"
             f"WHEN MATCHED AND s.`__is_new` THEN UPDATE SET {assigned(names)}\n"
             f"WHEN MATCHED THEN UPDATE SET {assigned(ends)}\n"
-            f"WHEN NOT MATCHED THEN INSERT ({', '.join(map(merge.quoted, names))}) "
-            f"VALUES ({', '.join(f's.{merge.quoted(name)}' for name in names)})"
+            f"WHEN NOT MATCHED THEN INSERT ({', '.join(map(identifier, names))}) "
+            f"VALUES ({', '.join(f's.{identifier(name)}' for name in names)})"
         )
 
     # --- sweeps
@@ -288,7 +289,7 @@ class History:
         if self.mode.keeps_row:
             self.writer.mark(to=reached.to, extra=reached.extra)
             return
-        at = merge.literal(sweep.first)
+        at = literal(sweep.first)
         is_snapshot = sweep.cause is reduce.Cause.SNAPSHOT  # what changed after that was there
         held = "`__until` IS NULL" if is_snapshot else f"(`__until` IS NULL OR `__until` > {at})"
         marked = ", `__deleted` = true" if self.mode.adds_deleted and "__deleted" in self._stored().columns else ""

@@ -28,6 +28,7 @@ from pyspark.sql.types import StructField, StructType
 from cdc_core import errors
 from cdc_core.schema import names as column_names
 from cdc_core.silver import merge
+from cdc_core.sql.names import identifier, literal
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
 from pipelines.delta import tables as delta
@@ -230,7 +231,7 @@ class _Gold:
         if self._table(work.namespace) not in self.writers and not delta.exists(spark, self._table(work.namespace)):
             if table.current().isEmpty():
                 return None
-            columns = ", ".join(f"{merge.quoted(each.name)} {merge.ddl(each.dataType)}" for each in table.wanted(False))
+            columns = ", ".join(f"{identifier(each.name)} {merge.ddl(each.dataType)}" for each in table.wanted(False))
             delta.create(spark, self._table(work.namespace), columns=columns, properties=PROPERTIES)
         writer = self._claimed(spark, self._table(work.namespace))
         changed = table.rewritten(writer) if work.is_rewrite else table.merged(writer)
@@ -344,7 +345,7 @@ class Table:
         """Silver's columns for gold: without the engine's, but for the rescued values and the key, last."""
         documents = [name for name in self._rows().columns if name not in HIDDEN]
         engine = ["__rescued", "__key"] if has_rescued else ["__key"]
-        return [F.col(merge.quoted(name)).alias(name, metadata={}) for name in (*documents, *engine)]
+        return [F.col(identifier(name)).alias(name, metadata={}) for name in (*documents, *engine)]
 
     def _is_gone(self, rows: DataFrame) -> Column:
         """Whether a row of silver is no current document: deleted, or of a document that was never known."""
@@ -378,12 +379,12 @@ class Table:
 
 def _statement(target: str, source: str, columns: Sequence[str], changes: _Changes) -> str:
     """The MERGE of the changed keys; literal bounds on the key let Delta skip files."""
-    span = f"t.`__key` BETWEEN {merge.literal(changes.first_key)} AND {merge.literal(changes.last_key)}"
-    names = ", ".join(map(merge.quoted, columns))
-    values = ", ".join(f"s.{merge.quoted(name)}" for name in columns)
-    assigned = ", ".join(f"t.{merge.quoted(name)} = s.{merge.quoted(name)}" for name in columns)
+    span = f"t.`__key` BETWEEN {literal(changes.first_key)} AND {literal(changes.last_key)}"
+    names = ", ".join(map(identifier, columns))
+    values = ", ".join(f"s.{identifier(name)}" for name in columns)
+    assigned = ", ".join(f"t.{identifier(name)} = s.{identifier(name)}" for name in columns)
     return (
-        f"MERGE INTO {target} AS t USING {merge.quoted(source)} AS s ON t.`__key` = s.`__key` AND {span}\n"
+        f"MERGE INTO {target} AS t USING {identifier(source)} AS s ON t.`__key` = s.`__key` AND {span}\n"
         f"WHEN MATCHED AND s.`__gone` THEN DELETE\n"
         f"WHEN MATCHED THEN UPDATE SET {assigned}\n"
         f"WHEN NOT MATCHED AND NOT s.`__gone` THEN INSERT ({names}) VALUES ({values})"

@@ -35,8 +35,9 @@ from cdc_core import errors
 from cdc_core.schema import document_schema
 from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.settings.parse import OnConflict
-from cdc_core.silver import merge, reduce
+from cdc_core.silver import reduce
 from cdc_core.snapshot import state as snapshot_state
+from cdc_core.sql.names import identifier
 from cdc_core.tables import layout as tables
 from cdc_core.typed import plan as typed
 from pipelines.bronze import collections as registry
@@ -452,7 +453,7 @@ def compared(live: DataFrame, rebuilt: DataFrame, *, deletes: DataFrame | None =
 
 def _texts(table: DataFrame) -> DataFrame:
     """Each row's key, its columns as one JSON object, and how many values it rescued."""
-    named = [F.col(merge.quoted(name)).alias(name) for name in table.columns if name not in _INNER]
+    named = [F.col(identifier(name)).alias(name) for name in table.columns if name not in _INNER]
     rescued = F.col("__rescued") if "__rescued" in table.columns else F.lit(None).cast("MAP<STRING, STRING>")
     entries = F.when(F.size(rescued) > 0, F.array_sort(F.map_entries(rescued))).alias("__rescued")
     text = F.to_json(F.struct(F.col("__key"), *named, entries))

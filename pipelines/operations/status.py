@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from cdc_core import errors
 from cdc_core.settings.parse import Settings
-from cdc_core.silver import merge
 from cdc_core.snapshot import state as snapshot_state
+from cdc_core.sql.names import literal
 from cdc_core.stream import resume_token
 from cdc_core.tables import claims
 from cdc_core.tables import layout as tables
@@ -264,7 +264,7 @@ class _Reading:
             return {}
         bounds = [_bounds(each) for each in found]
         values = ", ".join(
-            f"({merge.literal(each.namespace.db)}, {merge.literal(each.namespace.collection)}, {', '.join(map(str, bound))})"
+            f"({literal(each.namespace.db)}, {literal(each.namespace.collection)}, {', '.join(map(str, bound))})"
             for each, bound in zip(found, bounds, strict=True)
         )
         rows = self.spark.sql(

@@ -22,6 +22,7 @@ from cdc_core.schema import names as column_names
 from cdc_core.schema import variant_shape as variant_shapes
 from cdc_core.schema.document_schema import DocumentSchema, Shape
 from cdc_core.sql import arrow
+from cdc_core.sql.names import identifier
 from cdc_core.tables import layout as tables
 from cdc_core.typed import plan as typed
 from pipelines.delta import tables as delta
@@ -105,14 +106,10 @@ class _Sight:
     also: Mapping[str, int]
 
 
-def _quoted(column: str) -> str:
-    return document_schema.quoted(column)
-
-
 def _seen(df: DataFrame, column: str, mark: str | None, also: Mapping[str, str]) -> _Sight:
     """Spark's inference over the batch, and its first document, which gives new columns their order."""
-    text = _quoted(column)
-    order = _quoted(mark) if mark else text
+    text = identifier(column)
+    order = identifier(mark) if mark else text
     conditions = [f"({condition}) AS also_{number}" for number, condition in enumerate(also.values())]
     row = (
         df.selectExpr(f"{text} AS text", f"CAST({order} AS STRING) AS mark", f"try_parse_json({text}) AS v", *conditions)

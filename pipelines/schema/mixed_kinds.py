@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from cdc_core.schema import document_schema
 from cdc_core.schema import variant_shape as variant_shapes
 from cdc_core.schema.document_schema import DocumentSchema, Pins, Shape
+from cdc_core.sql.names import identifier, literal
 from cdc_core.typed import expressions as typed_values
 from cdc_core.typed import plan as typed
 
@@ -31,11 +32,11 @@ def marked(df: DataFrame, column: str, mark: str | None) -> DataFrame:
     A mark sorts as the events do and is one document's own: rows of a snapshot's chunk share their
     sequence, so that a digest of the text follows it.
     """
-    text = document_schema.quoted(column)
+    text = identifier(column)
     digest = f"hex(xxhash64({text}))"
     order = "''"
     if mark is not None:
-        order = f"CAST({document_schema.quoted(mark)} AS STRING)"
+        order = f"CAST({identifier(mark)} AS STRING)"
         is_text = dict(df.dtypes)[mark] == "string"
         order = order if is_text else f"lpad({order}, 20, '0')"
     documents = df.where(f"{text} IS NOT NULL")
@@ -73,7 +74,7 @@ def settled(df: DataFrame, seen: Shape, *, schema: DocumentSchema, pins: Pins | 
 def _looked_at(df: DataFrame, nodes: Sequence[variant_shapes.Node]) -> list[Shape]:
     """What stands at each of the nodes."""
     tree = _tree(nodes)
-    raw = f"CAST(from_json(text, {typed_values.quote(_ddl(tree, named=False))}) AS {_ddl(tree, named=True)})"
+    raw = f"CAST(from_json(text, {literal(_ddl(tree, named=False))}) AS {_ddl(tree, named=True)})"
     values = [
         f"transform({_values('raw', node, tree, 0)}, x -> named_struct('node', {number}, 'value', x))"
         for number, node in enumerate(nodes)
@@ -100,17 +101,16 @@ def _aggregates() -> list[Any]:
     return [sf.expr("schema_of_variant_agg(value) AS schema"), sf.expr("min(mark) AS mark")]
 
 
-_WRAPPERS = ", ".join(typed_values.quote(key) for key in document_schema.WRAPPERS)
-_FIRST_KEY = f"regexp_extract(schema, {typed_values.quote('^OBJECT<`([$][A-Za-z]+)`: ')}, 1)"
-_SCOPED = typed_values.quote("OBJECT<`$code`: STRING, `$scope`: %")
+_WRAPPERS = ", ".join(literal(key) for key in document_schema.WRAPPERS)
+_FIRST_KEY = f"regexp_extract(schema, {literal('^OBJECT<`([$][A-Za-z]+)`: ')}, 1)"
+_SCOPED = literal("OBJECT<`$code`: STRING, `$scope`: %")
 _BARE = (
-    f"regexp_replace(replace(schema, {typed_values.quote('OBJECT<`$undefined`: BOOLEAN>')}, 'VOID'), "
-    f"{typed_values.quote('`([^`]|``)*`')}, 'n')"
+    f"regexp_replace(replace(schema, {literal('OBJECT<`$undefined`: BOOLEAN>')}, 'VOID'), {literal('`([^`]|``)*`')}, 'n')"
 )
 """The schema of a variant without names that could be taken for types."""
-_HOLDS = f"{_BARE} RLIKE {typed_values.quote('(: |<|^)(STRING|BIGINT|BOOLEAN|DOUBLE|FLOAT|DECIMAL|VARIANT)')}"
+_HOLDS = f"{_BARE} RLIKE {literal('(: |<|^)(STRING|BIGINT|BOOLEAN|DOUBLE|FLOAT|DECIMAL|VARIANT)')}"
 _KIND = f"""CASE
-    WHEN schema LIKE {_SCOPED} THEN {typed_values.quote("$code+$scope")}
+    WHEN schema LIKE {_SCOPED} THEN {literal("$code+$scope")}
     WHEN {_FIRST_KEY} IN ({_WRAPPERS}) THEN {_FIRST_KEY}
     WHEN schema LIKE 'OBJECT<%' OR schema LIKE 'ARRAY<%' THEN concat(left(schema, 5), ' ', {_HOLDS})
     WHEN schema LIKE 'DECIMAL(%' THEN 'DOUBLE'
@@ -140,7 +140,7 @@ def _ddl(tree: _Tree, *, named: bool) -> str:
         return "VARIANT"
     if None in tree:
         return f"ARRAY<{_ddl(tree[None], named=named)}>"
-    keys = (document_schema.quoted(typed_values.escaped(name)) for name in tree)
+    keys = (identifier(typed_values.escaped(name)) for name in tree)
     names = (f"f{number}" for number in range(len(tree))) if named else keys
     fields = (f"{name}: {_ddl(below, named=named)}" for name, below in zip(names, tree.values()))
     return f"STRUCT<{', '.join(fields)}>"

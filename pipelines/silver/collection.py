@@ -17,6 +17,7 @@ from cdc_core.schema import document_schema
 from cdc_core.settings.parse import OnGone
 from cdc_core.silver import merge, reduce
 from cdc_core.silver import quarantine as unreadable
+from cdc_core.sql.names import identifier, literal
 from cdc_core.tables import layout as tables
 from cdc_core.typed import plan as typed
 from pipelines.bronze import collections as registry
@@ -64,7 +65,7 @@ SMALL = 20_000
 MANY = 2_000_000
 """So many events' offsets are sent to every executor; of more events the documents are shuffled."""
 
-ABOUT = f"kind IN ({', '.join(merge.literal(kind) for kind in reduce.KINDS)})"
+ABOUT = f"kind IN ({', '.join(literal(kind) for kind in reduce.KINDS)})"
 """The rows of bronze that are about one document, as SQL."""
 
 _CALLS_FOR_SWEEP = (
@@ -150,7 +151,7 @@ def sweeps(
 ) -> tuple[reduce.Sweep, ...]:
     """The sweeps that drops and renames of these collections call for in a span of batches."""
     own = " OR ".join(f"({namespace.predicate})" for namespace in among)
-    is_gone = f"kind = {merge.literal(bronze.Kind.SCHEMA_CHANGE.value)} AND sequence IS NOT NULL AND ({own})"
+    is_gone = f"kind = {literal(bronze.Kind.SCHEMA_CHANGE.value)} AND sequence IS NOT NULL AND ({own})"
     told = log.rows(spark, bronze_table, span).where(is_gone).orderBy("offset")
     return _sweeps(told.select("kind", "batch", "db", "collection", "sequence", "payload").collect())
 
@@ -317,7 +318,7 @@ class Collection:
         is_late = reached.to > 0 and (reached.high is None or counts.low <= max(reached.high, reached.swept))
         found = self._wanted(self._events(range_), counts)
         if counts.low < reached.floor:
-            found = found.where(f"sequence IS NULL OR sequence >= {merge.literal(reached.floor)}")
+            found = found.where(f"sequence IS NULL OR sequence >= {literal(reached.floor)}")
         with self._planned_once(), self._sought(found, counts, is_late=is_late) as sought:
             self._events_applied(found, range_, counts, after, is_late=is_late, sought=sought)
         return after
@@ -549,7 +550,7 @@ class Collection:
 
     def _sweep(self, sweep: reduce.Sweep, after: registry.SilverPosition, *, number: int) -> registry.SilverPosition:
         """Delete, at the sequence of the snapshot's first chunk, the rows that are older than it."""
-        gone = self.spark.table(str(self.writer.table)).where(f"`__sequence` < {merge.literal(sweep.first)}")
+        gone = self.spark.table(str(self.writer.table)).where(f"`__sequence` < {literal(sweep.first)}")
         if self.mode.marks_deleted:
             gone = gone.where("NOT coalesce(`__deleted`, false)")
         edge = gone.agg(F.min("__key").alias("low"), F.max("__key").alias("high"), F.count("*").alias("rows")).first()
@@ -738,7 +739,7 @@ def _folded(placed: DataFrame, *, mode: unwrap_options.DeleteMode, columns: Sequ
     beside = ("partial_sequence", "base_known", "is_doubtful")
     reduced = reduce.decided(prepared, mode=mode, columns=(*columns, *beside, *delta.PLACE, "base", "updates"))
     kept = reduced.drop("base", "updates").schema
-    ddl = ", ".join(f"{merge.quoted(each.name)} {merge.ddl(each.dataType)}" for each in kept)
+    ddl = ", ".join(f"{identifier(each.name)} {merge.ddl(each.dataType)}" for each in kept)
     folded = reduced.mapInArrow(reduce.fold_rows, f"{ddl}, {reduce.FOLDED_DDL}")
     has_document = F.col("document").isNotNull()
     is_incomplete = F.col("incomplete") | F.col("is_doubtful") | ~has_document

@@ -37,6 +37,7 @@ CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 MEANING: Mapping[str, str] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.variable.substitute": "false",  # no document, name or path has its `${…}` replaced by what the process knows
 }
 # Spark compiles Java all the time, its own parser's included. With HotSpot's thresholds the optimizing compiler takes a third of
 # two cores' time, mostly for methods that run a few thousand times: it gets those that run more.

@@ -1,0 +1,88 @@
+"""Texts and names in SQL: what Spark's parser makes of them is what they were."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cdc_core.sql.names import identifier, literal
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PIECES = (
+    *("${env:HOME}", "${spark.app.name}", "${system:user.dir}", "${", "$", "}", "$$", "\\${x}", "\\u0024{env:HOME}"),
+    *(
+        "'",
+        '"',
+        "`",
+        "\\",
+        "\\\\",
+        "\\'",
+        "''",
+        "\\n",
+        "\\u0041",
+        "\\101",
+        "\\%",
+        "%",
+        "_",
+        "\\x41",
+        "\\U0001F642",
+        "{{",
+        "--",
+        "/*",
+    ),
+    *(
+        "\n",
+        "\r",
+        "\t",
+        "\0",
+        "\x1a",
+        "\x7f",
+        "\x85",
+        "\u2028",
+        "\ufeff",
+        "ü",
+        "ß",
+        "🙂",
+        "e\u0301",
+        "\ud83d",
+        "\udc00",
+        "a",
+        " ",
+    ),
+)
+"""What some parser takes for its own, and plain characters."""
+
+
+@pytest.fixture(params=[True, False], ids=["substituting", "plain"])
+def substituting(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[SparkSession]:
+    """A session that puts variables into statements, as one that a platform gives does, and one that does not."""
+    name = "spark.sql.variable.substitute"
+    before = spark.conf.get(name)
+    spark.conf.set(name, str(request.param).lower())
+    yield spark
+    spark.conf.set(name, before or "true")
+
+
+def texts(count: int) -> list[str]:
+    chosen = random.Random(2)
+    return [*PIECES, *("".join(chosen.choices(PIECES, k=chosen.randint(0, 8))) for _ in range(count))]
+
+
+def test_literals(substituting: SparkSession) -> None:
+    """A literal is the text, whatever it holds; half a surrogate pair is U+FFFD."""
+    found = texts(400)
+    row = substituting.sql(f"SELECT array({', '.join(map(literal, found))}) AS texts").first()
+    expected = ["".join("\ufffd" if "\ud800" <= each <= "\udfff" else each for each in text) for text in found]
+    assert row.texts == expected
+
+
+def test_identifiers(spark: SparkSession) -> None:
+    """An identifier is the name, whatever it holds."""
+    found = list(dict.fromkeys(text for text in texts(60) if text.isprintable() and text.strip() and text.isascii()))
+    columns = ", ".join(f"{number} AS {identifier(name)}" for number, name in enumerate(found))
+    assert spark.sql(f"SELECT {columns}").columns == found
