@@ -9,9 +9,11 @@
     │   ├── TableNotOurs                    a table lies there that this pipeline did not write
     │   ├── TableOwned                      a live writer on this host holds the claim
     │   ├── OwnershipLost                   another writer took the claim over
+    │   ├── ConcurrentWritesUnsafe          the store lets two drivers replace each other's commits
     │   └── GateFailed                      expectations refused a version
     └── Temporary                       75  try again
         ├── SourceUnreachable               no server, no network, an election that lasts
+        ├── StoreUnreachable                the lakehouse's store does not answer, or refuses
         ├── LeaseHeld                       a writer on another host holds a lease that is not over
         ├── StorageExhausted                no space left
         └── CommitConflict                  Delta's conflicts after the retries
@@ -89,6 +91,10 @@ class OwnershipLost(DecisionNeeded):
     """Another writer took the claim over; nothing was committed after that."""
 
 
+class ConcurrentWritesUnsafe(DecisionNeeded):
+    """Commits to the lakehouse's store do not exclude each other; nothing was written."""
+
+
 class GateFailed(DecisionNeeded):
     """Expectations refused a version; the last good one stays published."""
 
@@ -101,6 +107,10 @@ class Temporary(MedallionError):
 
 class SourceUnreachable(Temporary):
     """No server answered within its time."""
+
+
+class StoreUnreachable(Temporary):
+    """The store of the lakehouse does not answer, or refuses the credentials."""
 
 
 class LeaseHeld(Temporary):

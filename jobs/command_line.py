@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -136,6 +136,25 @@ _json = click.option("--json", "as_json", is_flag=True, help="One JSON object on
 _root = click.option("--root", metavar="FOLDER", help="Keep the tables below this folder or URL, whatever the file says.")
 
 
+_conf = click.option(
+    "--conf",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A setting of the Spark that is started here, as spark-submit takes it.",
+)
+_packages = click.option(
+    "--packages", metavar="GROUP:NAME:VERSION,…", help="Maven packages for it, as spark-submit takes them."
+)
+
+
+def _spark_conf(pairs: Sequence[str], packages: str | None) -> dict[str, str]:
+    wrong = [pair.partition("=")[0] for pair in pairs if "=" not in pair]
+    if wrong:
+        raise click.UsageError(f"--conf {wrong[0]}: KEY=VALUE is expected")
+    conf = {key.strip(): value for key, _, value in (pair.partition("=") for pair in pairs)}
+    return {**conf, "spark.jars.packages": packages} if packages else conf
+
+
 @dataclass(frozen=True)
 class _File:
     """A settings file, and where the deployment keeps its tables, which wins over what the file says."""
@@ -144,17 +163,26 @@ class _File:
     catalog: str | None
     schema_prefix: str | None
     root: str | None
+    conf: Mapping[str, str]
 
     def load(self) -> Settings:
-        from cdc_core.settings.parse import Lakehouse
         from pipelines.settings import file as settings_file
 
         if self.root and self.catalog or self.schema_prefix and not self.catalog:
             raise click.UsageError("the tables lie below --root, or in --catalog with --schema-prefix")
         settings = settings_file.load(self.path)
         if self.catalog:
-            return replace(settings, lakehouse=Lakehouse(None, self.catalog, self.schema_prefix or ""))
-        return replace(settings, lakehouse=Lakehouse(self.root)) if self.root else settings
+            return replace(
+                settings,
+                lakehouse=replace(
+                    settings.lakehouse, root=None, catalog=self.catalog, schema_prefix=self.schema_prefix or ""
+                ),
+            )
+        return (
+            replace(settings, lakehouse=replace(settings.lakehouse, root=self.root, catalog=None, schema_prefix=""))
+            if self.root
+            else settings
+        )
 
 
 def _settings(*own: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -163,11 +191,18 @@ def _settings(*own: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Call
     def decorated(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
         def with_file(
-            *, config: Path, catalog: str | None, schema_prefix: str | None, root: str | None, **given: Any
+            *,
+            config: Path,
+            catalog: str | None,
+            schema_prefix: str | None,
+            root: str | None,
+            conf: tuple[str, ...],
+            packages: str | None,
+            **given: Any,
         ) -> Any:
-            return command(_File(config, catalog, schema_prefix, root), **given)
+            return command(_File(config, catalog, schema_prefix, root, _spark_conf(conf, packages)), **given)
 
-        options = (_config, *own, _catalog, _schema_prefix, _root, _debug)
+        options = (_config, *own, _catalog, _schema_prefix, _root, _conf, _packages, _debug)
         return functools.reduce(lambda command, option: option(command), reversed(options), with_file)
 
     return decorated
@@ -611,7 +646,8 @@ def _opened(file: _File, verb: str, *, quiet: bool = False, captures: bool = Fal
         from pipelines.capture import service as capture
 
         capture.check_source(settings)
-    return settings, sparks.session(f"medallion {verb} {settings.name}")
+    conf = {**file.conf, **({sparks.SINGLE_DRIVER: "true"} if settings.lakehouse.single_driver else {})}
+    return settings, sparks.session(f"medallion {verb} {settings.name}", conf=conf, root=settings.lakehouse.root)
 
 
 def _quiet_log() -> None:

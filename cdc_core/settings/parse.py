@@ -87,11 +87,15 @@ class OnGone(enum.Enum):
 
 @dataclass(frozen=True)
 class Lakehouse:
-    """Where the tables lie: below `root`, or in `catalog` as ``<schema_prefix><layer>.<table>``."""
+    """Where the tables lie: below `root`, or in `catalog` as ``<schema_prefix><layer>.<table>``.
+
+    `single_driver` vouches that one driver alone writes them, where the store cannot exclude a second one.
+    """
 
     root: str | None = None
     catalog: str | None = None
     schema_prefix: str = ""
+    single_driver: bool = False
 
     def layout(self) -> tables.Layout:
         """The names of the tables."""
@@ -177,6 +181,7 @@ _LAKEHOUSE: Mapping[str, _Key] = {
     "root": _Key(values.Place("a folder or a URL"), None),
     "catalog": _Key(values.Place("the name of a catalog"), None),
     "schema_prefix": _Key(values.Place("a prefix for schemas"), ""),
+    "single_driver": _Key(values.Boolean(), False),
 }
 _GOLD: Mapping[str, _Key] = {
     "models": _Key(values.Text("a folder"), None),

@@ -42,6 +42,7 @@ from cdc_core import errors
 from cdc_core.sql import arrow
 from cdc_core.tables import claims
 from cdc_core.tables import layout as tables
+from pipelines.delta import exclusion
 from pipelines.delta import local_log as local_table
 from pipelines.delta.local_log import Commit
 from pipelines.spark import session as sparks
@@ -59,6 +60,9 @@ FORMAT_PROPERTY = "medallion.format"
 FORMAT = "1"
 
 COMMIT_ATTEMPTS = 8
+
+CATALOG_MANAGED = {"catalogManaged", "catalogOwned-preview"}
+"""Features of tables whose commits a catalog decides on."""
 
 PLACE = ("__file", "__row")
 """Columns that say where a version of a table holds a row."""
@@ -125,6 +129,8 @@ def create(
     Raises `TableNotOurs` where a table lies that this project did not make.
     """
     sql = f"CREATE TABLE IF NOT EXISTS {_defined(table, f' ({columns})', properties or {}, cluster_by)}"
+    if table.path is not None:
+        exclusion.check(spark, table.path)
     with _creating:
         for attempt in range(COMMIT_ATTEMPTS):
             if exists(spark, table):
@@ -208,6 +214,16 @@ def check_ours(spark: SparkSession, table: tables.TableRef) -> None:
         )
 
 
+def _catalog_location(spark: SparkSession, table: tables.TableRef) -> str:
+    """Where a catalog keeps the table's commits: a URL, or nothing where the catalog takes part in each commit."""
+    if sparks.is_databricks():
+        return ""
+    with _translating(table):
+        detail = spark.sql(f"DESCRIBE DETAIL {table}").select("location", "tableFeatures").first()
+    features = set(detail.tableFeatures or ()) if detail is not None else set()
+    return "" if features & CATALOG_MANAGED else str(detail.location)
+
+
 def properties(spark: SparkSession, table: tables.TableRef) -> dict[str, str]:
     """The table's properties; on a local file system from the log, where its last commits say them."""
     folder = local_table.folder(table)
@@ -285,6 +301,7 @@ def append_rows(spark: SparkSession, table: tables.TableRef, rows: pa.Table) -> 
     """
     log = _direct_log(spark, table)
     if log is None:
+        exclusion.check(spark, table.path or _catalog_location(spark, table))
         spark.createDataFrame(rows).coalesce(1).writeTo(str(table)).append()
         return
     folder = local_table.folder(table)
@@ -360,6 +377,7 @@ class Writer:
         over, `TableNotOurs`; with `take_over` neither of the first two. A refused writer has committed nothing.
         """
         check_ours(spark, table)
+        exclusion.check(spark, table.path or _catalog_location(spark, table))
         for _ in range(COMMIT_ATTEMPTS):
             base = version(spark, table)  # read first: whatever is committed after it makes the claim's commit fail
             last = last_commit(spark, table)

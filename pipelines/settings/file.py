@@ -43,9 +43,9 @@ def _placed(parsed: settings.Settings) -> settings.Settings:
     """The settings with the variables in `lakehouse` resolved."""
     problems: list[errors.Problem] = []
 
-    def resolved(name: str, text: str | None) -> str | None:
+    def resolved(name: str, text: Any) -> Any:
         try:
-            return None if text is None else secrets.resolve(text)
+            return secrets.resolve(text) if isinstance(text, str) else text
         except errors.SettingsError as error:
             problems.extend(errors.Problem(f"lakehouse.{name}", each.message, each.hint) for each in error.problems)
             return text

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -19,11 +20,13 @@ import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdc_core import errors
+from pipelines.delta import log_store
+from pipelines.spark import stores
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,6 +51,8 @@ _COMPILER = (
 # A batch's rows live for seconds. With half of the memory for what is young they are gone before they count as old, of which a
 # collection takes a third of a second.
 _COLLECTOR = "-XX:+UseParallelGC -XX:NewRatio=1"
+SINGLE_DRIVER = "spark.medallion.lakehouse.singleDriver"
+"""The setting `lakehouse.single_driver`, as a session carries it."""
 # What makes a session of one machine quick.
 LOCAL: Mapping[str, str] = {
     "spark.sql.extensions": EXTENSION,
@@ -75,18 +80,22 @@ BRIEF: Mapping[str, str] = {
 }
 
 
-def session(name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None) -> SparkSession:
-    """A session with Delta for the application `name`.
+def session(
+    name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None, root: str | None = None
+) -> SparkSession:
+    """A session with Delta for the application `name` and a lakehouse below `root`.
 
     A session that is there already, or that the platform gives, is taken; `master` and what of `conf` belongs
     to the start of an application then have no effect. Otherwise one is built for `master` (all cores of this
-    machine by default), with `conf` over this module's defaults. Times are UTC in either case.
+    machine by default), with what the store of `root` needs, `SPARK_CONF_DIR/spark-defaults.conf` where that variable is set,
+    and `conf`, each over what comes before it. Times are UTC in either case.
 
     Raises SettingsError where Spark is not installed or a given one lacks Delta, DecisionNeeded where Java is
     missing or too old, Temporary where Delta's jars could not be downloaded.
     """
     wanted = dict(conf or {})
-    spark = _active() or (_given(name) if _is_given() else _local(name, master=master, conf=wanted))
+    store = stores.of(root)
+    spark = _active() or (_given(name, store) if _is_given() else _local(name, master=master, conf=wanted, store=store))
     _apply(spark, {**MEANING, **wanted})
     return spark
 
@@ -94,17 +103,42 @@ def session(name: str, *, master: str | None = None, conf: Mapping[str, str] | N
 def sessions(spark: SparkSession) -> Callable[[], SparkSession]:
     """A factory of sessions of `spark`'s application, each with settings of its own.
 
-    Spark Connect offers no second session there: its factory returns `spark` itself.
+    Over Spark Connect that is a second session of the server that `SPARK_REMOTE` names; where another way led to the server,
+    there is no telling how to make one, and the factory returns `spark` itself.
     """
     if not is_classic(spark):
-        return lambda: spark
+        return _connect_sessions(spark)
 
     def fresh() -> SparkSession:
         new = spark.newSession()
-        _apply(new, {key: spark.conf.get(key) for key in MEANING})
+        _apply(new, _carried(spark))
         return new
 
     return fresh
+
+
+def _carried(spark: SparkSession) -> dict[str, str]:
+    """What every session of an application says alike."""
+    found = {key: spark.conf.get(key, None) for key in (*MEANING, SINGLE_DRIVER)}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _connect_sessions(spark: SparkSession) -> Callable[[], SparkSession]:
+    url = os.environ.get("SPARK_REMOTE")
+    if not url or url.startswith("local"):
+        return lambda: spark
+
+    def fresh() -> SparkSession:
+        new = type(spark).builder.remote(url).create()
+        _apply(new, _carried(spark))
+        return new
+
+    return fresh
+
+
+def is_databricks() -> bool:
+    """Whether the platform is Databricks, which commits to its stores by itself."""
+    return "DATABRICKS_RUNTIME_VERSION" in os.environ
 
 
 def is_classic(spark: SparkSession) -> bool:
@@ -167,15 +201,29 @@ def _is_given() -> bool:
     )
 
 
-def _given(name: str) -> SparkSession:
+def _given(name: str, store: stores.Store) -> SparkSession:
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.appName(name).getOrCreate()
-    if is_classic(spark) and "DATABRICKS_RUNTIME_VERSION" not in os.environ:
+    if is_classic(spark) and not is_databricks():
         _check_delta(spark)
+        _add_log_store(spark, store)
         spark.sparkContext.setLogLevel("ERROR")
         _ship_packages(spark)
     return spark
+
+
+def _add_log_store(spark: SparkSession, store: stores.Store) -> None:
+    """Give a driver that was started by somebody else our log stores, before Delta opens a table; what it names itself stays."""
+    wanted = {name: value for name, value in store.conf.items() if name.startswith("spark.delta.logStore.")}
+    context: Any = spark.sparkContext
+    loader = context._jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    with contextlib.suppress(Exception):  # another Spark may load classes in another way: then its own log store stays
+        loader.addURL(context._jvm.java.net.URL(log_store.JAR.resolve().as_uri()))
+        for name, value in wanted.items():
+            context._jvm.java.lang.Class.forName(value, False, loader)
+            if not context._jsc.sc().conf().contains(name):
+                context._jsc.sc().conf().set(name, value)
 
 
 def _ship_packages(spark: SparkSession) -> None:
@@ -216,7 +264,7 @@ def _check_delta(spark: SparkSession) -> None:
         )
 
 
-def _local(name: str, *, master: str | None, conf: Mapping[str, str]) -> SparkSession:
+def _local(name: str, *, master: str | None, conf: Mapping[str, str], store: stores.Store) -> SparkSession:
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
@@ -225,14 +273,18 @@ def _local(name: str, *, master: str | None, conf: Mapping[str, str]) -> SparkSe
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if not _is_installed():
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with _delta_jars() as jars:
+    chosen = {**store.conf, **_defaults(), **conf}
+    packages = (*store.packages, *filter(None, chosen.pop("spark.jars.packages", "").split(",")))
+    given = [jar for jar in chosen.pop("spark.jars", "").split(",") if jar]
+    with _jars(packages, store.excludes) as jars:
         settings = {
             **LOCAL,
             **MEANING,
             "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir(), "medallion-no-warehouse")),
             **jars,
-            **conf,
-            "spark.master": master or conf.get("spark.master", "local[*]"),
+            "spark.jars": ",".join([str(log_store.JAR), *given, *filter(None, [jars.get("spark.jars")])]),
+            **chosen,
+            "spark.master": master or chosen.get("spark.master", "local[*]"),
             "spark.app.name": name,
         }
         spark_conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
@@ -244,8 +296,20 @@ def _local(name: str, *, master: str | None, conf: Mapping[str, str]) -> SparkSe
         with _interrupts_as_they_are():
             SparkContext(conf=SparkConf(loadDefaults=False).setAll(list(settings.items())), gateway=gateway)
         spark = SparkSession.builder.getOrCreate()
-        _remember_jars(spark)
+        _remember_jars(spark, packages, given)
     return spark
+
+
+def _defaults() -> dict[str, str]:
+    """The settings of `SPARK_CONF_DIR/spark-defaults.conf`; none where the variable is not set."""
+    folder = os.environ.get("SPARK_CONF_DIR")
+    if not folder or not Path(folder, "spark-defaults.conf").is_file():
+        return {}
+    lines = Path(folder, "spark-defaults.conf").read_text(encoding="utf-8").splitlines()
+    pairs = (
+        re.split(r"[\s=]+", line.strip(), maxsplit=1) for line in lines if line.strip() and not line.strip().startswith("#")
+    )
+    return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
 
 
 @contextlib.contextmanager
@@ -266,7 +330,7 @@ def _apply(spark: SparkSession, conf: Mapping[str, str]) -> None:
     for key, value in conf.items():
         if spark.conf.get(key, None) == value:
             continue
-        if spark.conf.isModifiable(key):
+        if key == SINGLE_DRIVER or spark.conf.isModifiable(key):
             spark.conf.set(key, value)
 
 
@@ -332,16 +396,26 @@ def _java_version() -> int | None:
 
 
 @contextlib.contextmanager
-def _delta_jars() -> Iterator[dict[str, str]]:
-    """Delta's jars as this machine resolved them last, or the package to resolve (some seconds more).
+def _jars(packages: Sequence[str], excludes: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Delta's jars and those of `packages` as this machine resolved them last, or the packages to resolve (some seconds more).
 
     Two processes that fill one Ivy cache break each other's downloads: the second waits, and finds the jars.
     """
     with contextlib.ExitStack() as stack:
-        if not _jars_of_last_time():
-            stack.enter_context(_alone(_remembered_jars().with_suffix(".lock")))
-        jars = _jars_of_last_time()
-        yield {"spark.jars": ",".join(jars)} if jars else {"spark.jars.packages": _delta_package()}
+        if not _jars_of_last_time(packages):
+            stack.enter_context(_alone(_remembered_jars(()).with_suffix(".lock")))
+        jars = _jars_of_last_time(packages)
+        wanted = {"spark.jars.packages": ",".join([_delta_package(), *packages])}
+        yield (
+            {"spark.jars": ",".join(jars)}
+            if jars
+            else wanted | ({"spark.jars.excludes": ",".join(excludes)} if excludes else {})
+        )
+
+
+def resolved_jars() -> list[str]:
+    """Delta's jars as this machine resolved them last; none before its first session."""
+    return _jars_of_last_time(())
 
 
 def _delta_package() -> str:
@@ -362,29 +436,32 @@ def _alone(lock: Path) -> Iterator[None]:
         yield
 
 
-def _jars_of_last_time() -> list[str]:
-    remembered = _remembered_jars()
+def _jars_of_last_time(packages: Sequence[str]) -> list[str]:
+    remembered = _remembered_jars(packages)
     if not remembered.exists():
         return []
     jars = remembered.read_text().splitlines()
     return jars if all(Path(jar).exists() for jar in jars) else []
 
 
-def _remembered_jars() -> Path:
+def _remembered_jars(packages: Sequence[str]) -> Path:
     from importlib import metadata
 
     versions = f"{metadata.version('pyspark')}-{metadata.version('delta-spark')}"
+    more = f"-{hashlib.sha256(','.join(packages).encode()).hexdigest()[:12]}" if packages else ""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache, "mongo-medallion", f"delta-jars-{versions}.txt")
+    return Path(cache, "mongo-medallion", f"delta-jars-{versions}{more}.txt")
 
 
-def _remember_jars(spark: SparkSession) -> None:
+def _remember_jars(spark: SparkSession, packages: Sequence[str], given: Sequence[str]) -> None:
     conf = spark.sparkContext.getConf()
     if conf.get("spark.jars.packages") is None:
         return
+    own = {str(log_store.JAR), *given}
     jars = [jar.removeprefix("file://") for jar in (conf.get("spark.jars") or "").split(",") if jar]
+    jars = [jar for jar in jars if jar not in own]
     with contextlib.suppress(OSError):
-        path = _remembered_jars()
+        path = _remembered_jars(packages)
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(f".{os.getpid()}")
         draft.write_text("\n".join(jars))

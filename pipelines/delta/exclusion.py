@@ -1,0 +1,119 @@
+"""Mutual exclusion: whether, of two drivers that commit the same version of a table, the store lets one win.
+
+Delta's log store decides it. The default one for S3 serves one driver: a rival's commit is replaced in silence. A table in
+such a store is not written unless the settings vouch for a single driver (`lakehouse.single_driver`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from cdc_core import errors
+from pipelines.delta import log_store
+from pipelines.spark import session as sparks
+from pipelines.spark import stores
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BY_RENAME = frozenset({"abfs", "abfss", "adl", "wasb", "wasbs", "hdfs", "viewfs"})
+"""Stores whose rename refuses a name that is taken: Delta's default log stores rely on it."""
+
+EXCLUSIVE_STORES = frozenset(
+    {
+        log_store.LOCAL,
+        log_store.CONDITIONAL_PUT,
+        "io.delta.storage.AzureLogStore",
+        "io.delta.storage.HDFSLogStore",
+        "io.delta.storage.S3DynamoDBLogStore",
+    }
+)
+"""Log stores whose commits are a compare-and-set by themselves."""
+
+_PROVEN: set[tuple[int, str]] = set()
+
+
+def check(spark: SparkSession, location: str) -> None:
+    """Raise `ConcurrentWritesUnsafe` unless commits to tables below `location`, a path or URL, exclude each other.
+
+    Where our own log store is in use it is proven by a probe beside the table: an object that is written twice, of which the
+    second must be refused. Proven once for a store and process.
+    """
+    scheme = stores.scheme(location)
+    place = (os.getpid(), f"{scheme}://{_authority(location)}")
+    if scheme == "file" or place in _PROVEN or sparks.is_databricks():
+        return
+    reason = _why_not(spark, scheme, location)
+    if reason is not None and spark.conf.get(sparks.SINGLE_DRIVER, "false") != "true":
+        raise errors.ConcurrentWritesUnsafe(
+            f"{place[1]}: {reason}, so that two drivers that commit at the same time would replace each other's commits. "
+            "Nothing was written. To go on: give this Spark the log store of mongo-medallion "
+            f"(spark.delta.logStore.{scheme}.impl={log_store.CONDITIONAL_PUT}), or, where one driver alone ever writes "
+            "this lakehouse, set lakehouse.single_driver: true"
+        )
+    _PROVEN.add(place)
+
+
+def _why_not(spark: SparkSession, scheme: str, location: str) -> str | None:
+    """Why commits do not exclude each other there; None where they do."""
+    name = (
+        spark.conf.get(f"spark.delta.logStore.{scheme}.impl", "") or spark.conf.get("spark.delta.logStore.class", "") or ""
+    )
+    if not name and scheme in BY_RENAME:
+        return None
+    if name == "io.delta.storage.GCSLogStore" and scheme == "gs":
+        return None  # the connector creates with a generation match of 0
+    if name not in EXCLUSIVE_STORES:
+        return f"Delta's log store there ({name or 'the default one'}) has no compare-and-set"
+    return _probed(spark, location) if name == log_store.CONDITIONAL_PUT and sparks.is_classic(spark) else None
+
+
+def _probed(spark: SparkSession, location: str) -> str | None:
+    """Why the store is not trusted after an object was written to it twice; None where it refused the second one."""
+    from py4j.protocol import Py4JJavaError
+
+    jvm: Any = spark._jvm
+    conf = spark._jsparkSession.sessionState().newHadoopConf()
+    path = jvm.org.apache.hadoop.fs.Path(f"{location.rstrip('/')}/_medallion_probe/{uuid.uuid4().hex}.json")
+    try:
+        store = jvm.io.mongomedallion.storage.ConditionalPutLogStore(conf)
+    except TypeError:
+        return f"the class {log_store.CONDITIONAL_PUT} is not there (add the jar {log_store.JAR.name} to spark.jars)"
+
+    def write(content: str) -> None:
+        lines = jvm.java.util.ArrayList()
+        lines.add(content)
+        store.write(path, lines.iterator(), False, conf)
+
+    try:
+        write("first")
+        return _refusal(lambda: write("second"))
+    except Py4JJavaError as error:
+        raise errors.StoreUnreachable(
+            f"{location}: the store cannot be written ({error.java_exception.getClass().getSimpleName()}); look at the bucket's "
+            "name, the endpoint, the credentials and their rights"
+        ) from error
+    finally:
+        with contextlib.suppress(Py4JJavaError):
+            path.getFileSystem(conf).delete(path, False)
+
+
+def _refusal(write: Callable[[], None]) -> str | None:
+    from py4j.protocol import Py4JJavaError
+
+    try:
+        write()
+    except Py4JJavaError as error:
+        if error.java_exception.getClass().getSimpleName() == "FileAlreadyExistsException":
+            return None
+        raise
+    return "the store takes no notice of If-None-Match"
+
+
+def _authority(location: str) -> str:
+    _, _, rest = location.partition("://")
+    return rest.partition("/")[0]

@@ -1,0 +1,89 @@
+package io.mongomedallion.storage;
+
+import io.delta.storage.HadoopFileSystemLogStore;
+import java.io.ByteArrayOutputStream;
+import java.io.DataInputStream;
+import java.io.FileNotFoundException;
+import java.io.IOException;
+import java.nio.charset.StandardCharsets;
+import java.util.Arrays;
+import java.util.Iterator;
+import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.FSDataOutputStream;
+import org.apache.hadoop.fs.FileSystem;
+import org.apache.hadoop.fs.Path;
+
+/**
+ * Delta's log on S3 with a compare-and-set: a commit is one PUT with {@code If-None-Match: *}, so that of two drivers
+ * that write one version the store lets one win. Needs hadoop-aws 3.4.2 or later; a file system that does not know the
+ * option refuses it, and nothing is written.
+ */
+public final class ConditionalPutLogStore extends HadoopFileSystemLogStore {
+    private static final String CONDITIONAL = "fs.option.create.conditional.overwrite";
+
+    public ConditionalPutLogStore(Configuration hadoopConf) {
+        super(hadoopConf);
+    }
+
+    @Override
+    public void write(Path path, Iterator<String> actions, Boolean overwrite, Configuration hadoopConf) throws IOException {
+        byte[] content = lines(actions);
+        FileSystem fileSystem = path.getFileSystem(hadoopConf);
+        try {
+            put(fileSystem, path, content, overwrite);
+        } catch (IOException error) {
+            if (overwrite || !isThere(error)) {
+                throw error;
+            }
+            // A PUT that the client repeats, because its answer was lost, meets what the first one wrote.
+            if (!holds(fileSystem, path, content)) {
+                throw new java.nio.file.FileAlreadyExistsException(path.toString());
+            }
+        }
+    }
+
+    @Override
+    public Boolean isPartialWriteVisible(Path path, Configuration hadoopConf) {
+        return false;
+    }
+
+    private static void put(FileSystem fileSystem, Path path, byte[] content, boolean overwrite) throws IOException {
+        var builder = fileSystem.createFile(path).overwrite(true).recursive();
+        if (!overwrite) {
+            builder.must(CONDITIONAL, true);
+        }
+        try (FSDataOutputStream out = builder.build()) {
+            out.write(content);
+        }
+    }
+
+    /** Whether the store refused the PUT because the object exists (412), in the words of either file system. */
+    private static boolean isThere(Throwable error) {
+        for (Throwable each = error; each != null; each = each.getCause()) {
+            String name = each.getClass().getSimpleName();
+            if (name.equals("RemoteFileChangedException") || name.equals("FileAlreadyExistsException")) {
+                return true;
+            }
+        }
+        return false;
+    }
+
+    private static boolean holds(FileSystem fileSystem, Path path, byte[] content) throws IOException {
+        byte[] held = new byte[content.length];
+        try (DataInputStream in = fileSystem.open(path)) {
+            in.readFully(held);
+            return in.read() < 0 && Arrays.equals(held, content);
+        } catch (FileNotFoundException | java.io.EOFException error) {
+            return false;
+        }
+    }
+
+    static byte[] lines(Iterator<String> actions) throws IOException {
+        ByteArrayOutputStream lines = new ByteArrayOutputStream();
+        while (actions.hasNext()) {
+            lines.write(actions.next().getBytes(StandardCharsets.UTF_8));
+            lines.write('\n');
+        }
+        return lines.toByteArray();
+    }
+}

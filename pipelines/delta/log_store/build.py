@@ -1,0 +1,57 @@
+"""Build the jar of the log stores: `python -m pipelines.delta.log_store.build`. Needs a JDK of version 17 or later.
+
+The same sources give the same classes and the same jar, byte by byte: a test builds it anew and compares.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipelines.delta import log_store
+
+SOURCES = sorted(log_store.JAR.parent.glob("*.java"))
+EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+def digest() -> str:
+    """The digest of the sources, which the jar's manifest carries."""
+    return hashlib.sha256(b"".join(source.read_bytes() for source in SOURCES)).hexdigest()
+
+
+def classes(jars: Sequence[Path]) -> dict[str, bytes]:
+    """The classes of the sources, by their path in the jar, compiled against Hadoop's and Delta's jars."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["javac", "--release", "17", "-proc:none", "-g:none", "-cp", ":".join(map(str, jars)), "-d", folder]
+        subprocess.run([*command, *map(str, SOURCES)], check=True)
+        return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(Path(folder).rglob("*.class"))}
+
+
+def write(jar: Path, compiled: dict[str, bytes]) -> None:
+    """Write the jar: a manifest with the sources' digest, and the classes."""
+    manifest = f"Manifest-Version: 1.0\r\nSource-SHA-256: {digest()[:48]}\r\n\r\n"
+    with zipfile.ZipFile(jar, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in {"META-INF/MANIFEST.MF": manifest.encode(), **compiled}.items():
+            archive.writestr(zipfile.ZipInfo(name, EPOCH), content, zipfile.ZIP_DEFLATED)
+
+
+def main() -> None:
+    """Compile against the Spark that is installed and the Delta that it resolved last."""
+    import pyspark
+
+    from pipelines.spark import session
+
+    hadoop = sorted(Path(pyspark.__file__).parent.joinpath("jars").glob("hadoop-client-api-*.jar"))
+    delta = [Path(jar) for jar in session.resolved_jars() if "delta-storage" in jar]
+    if not delta:
+        sys.exit("start a session once, so that Delta's jars are on this machine: medallion demo")
+    write(log_store.JAR, classes([*hadoop, *delta]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""What Spark needs to keep tables in a store: its file system's packages, and a log store that commits by compare-and-set."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pipelines.delta import log_store
+
+HADOOP = "3.5.0"
+"""The Hadoop of the pinned Spark: a file system of another version does not work with it."""
+AWS_SDK = "2.35.4"
+"""The SDK that this Hadoop was built with. Its bundle is 690 MB; these three parts are all that S3A asks for, 18 MB."""
+_AWS = tuple(f"software.amazon.awssdk:{part}:{AWS_SDK}" for part in ("s3", "s3-transfer-manager", "sts"))
+_S3A = (
+    f"org.apache.hadoop:hadoop-aws:{HADOOP}",
+    *_AWS,
+    "software.amazon.s3.analyticsaccelerator:analyticsaccelerator-s3:1.3.1",
+)
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+
+
+@dataclass(frozen=True)
+class Store:
+    """Packages to resolve, of which `excludes` are left out, and settings of Spark."""
+
+    packages: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
+    conf: Mapping[str, str] = field(default_factory=dict)
+
+
+LOCAL = Store(conf={"spark.delta.logStore.file.impl": log_store.LOCAL})
+
+STORES: Mapping[str, Store] = {
+    "s3a": Store(
+        _S3A,
+        ("software.amazon.awssdk:bundle", "org.wildfly.openssl:wildfly-openssl", "org.slf4j:slf4j-api"),
+        {
+            "spark.delta.logStore.s3a.impl": log_store.CONDITIONAL_PUT,
+            "spark.hadoop.fs.s3a.fast.upload.buffer": "bytebuffer",
+        },
+    ),
+    "abfss": Store((f"org.apache.hadoop:hadoop-azure:{HADOOP}",)),
+    "gs": Store(
+        ("com.google.cloud.bigdataoss:gcs-connector:hadoop3-2.2.26",),
+        conf={
+            "spark.hadoop.fs.gs.impl": "com.google.cloud.hadoop.fs.gcs.GoogleHadoopFileSystem",
+            "spark.delta.logStore.gs.impl": "io.delta.storage.GCSLogStore",
+        },
+    ),
+}
+
+
+def scheme(root: str | None) -> str:
+    """The scheme of a root or path in lower case; `file` for a plain path."""
+    found = _SCHEME.match(root or "")
+    return found[1].lower() if found else "file"
+
+
+def of(root: str | None) -> Store:
+    """What a session of ours needs for a lakehouse below `root`; every session may write local tables."""
+    store = STORES.get(scheme(root), Store())
+    return Store(store.packages, store.excludes, {**LOCAL.conf, **store.conf})

@@ -1,0 +1,72 @@
+"""A commit on a local disk is a compare-and-set: of two writers of one version, one wins."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+
+from cdc_core import errors
+from pipelines.delta import exclusion, log_store
+
+
+def _store(spark: SparkSession, name: str) -> Any:
+    jvm: Any = spark._jvm
+    return getattr(jvm.io.mongomedallion.storage, name.rpartition(".")[2])(spark._jsc.hadoopConfiguration())
+
+
+def _write(spark: SparkSession, store: Any, path: Path, line: str, *, overwrite: bool = False) -> bool:
+    jvm: Any = spark._jvm
+    lines = jvm.java.util.ArrayList()
+    lines.add(line)
+    try:
+        store.write(
+            jvm.org.apache.hadoop.fs.Path(f"file:{path}"), lines.iterator(), overwrite, spark._jsc.hadoopConfiguration()
+        )
+    except Py4JJavaError as error:
+        assert error.java_exception.getClass().getName() == "java.nio.file.FileAlreadyExistsException"
+        return False
+    return True
+
+
+def test_sessions_commit_through_the_store_that_links(spark: SparkSession) -> None:
+    """A local session names the log store that excludes a second process."""
+    assert spark.conf.get("spark.delta.logStore.file.impl") == log_store.LOCAL
+
+
+def test_one_of_two_stores_wins_each_version(spark: SparkSession, tmp_path: Path) -> None:
+    """Two stores that race for the same names: each name has one winner, holds its line, and nothing else is left."""
+    won: dict[str, list[int]] = {"a": [], "b": []}
+
+    def race(name: str) -> None:
+        store = _store(spark, log_store.LOCAL)
+        won[name] = [number for number in range(200) if _write(spark, store, tmp_path / f"{number}.json", name)]
+
+    threads = [threading.Thread(target=race, args=(name,)) for name in won]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(won["a"] + won["b"]) == list(range(200))
+    assert all(
+        (tmp_path / f"{number}.json").read_text() == f"{name}\n" for name, numbers in won.items() for number in numbers
+    )
+    assert len(list(tmp_path.iterdir())) == 200
+
+
+def test_an_overwritten_file_drops_the_checksum_of_the_one_before(spark: SparkSession, tmp_path: Path) -> None:
+    """What Delta overwrites is read as it is now, also where a writer with another log store left a checksum beside it."""
+    (tmp_path / "._last_checkpoint.crc").write_bytes(b"crc\0stale")
+    assert _write(spark, _store(spark, log_store.LOCAL), tmp_path / "_last_checkpoint", "{}", overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["_last_checkpoint"]
+
+
+def test_a_store_without_a_compare_and_set_is_refused(spark: SparkSession) -> None:
+    """Delta's default log store for S3 serves one driver: nothing is written there unless the settings vouch for one."""
+    with pytest.raises(errors.ConcurrentWritesUnsafe, match="single_driver"):
+        exclusion.check(spark, "s3a://nowhere/lake/bronze/shop")
+    exclusion.check(spark, "abfss://container@account.dfs.core.windows.net/lake")
