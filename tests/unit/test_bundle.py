@@ -74,10 +74,31 @@ def test_no_job_runs_beside_itself(name: str) -> None:
 def test_capture_is_continuous_and_the_tables_are_scheduled() -> None:
     """Capture runs always; silver and gold run on a schedule, gold after silver."""
     capture, tables = JOBS["capture"][1], JOBS["tables"][1]
-    assert capture["continuous"]["pause_status"] == "UNPAUSED" and "schedule" not in capture
+    assert "continuous" in capture and "schedule" not in capture
     assert tables["schedule"]["quartz_cron_expression"] == "${var.schedule}" and "continuous" not in tables
     by_key = {task["task_key"]: task for task in tables["tasks"]}
     assert by_key["gold"]["depends_on"] == [{"task_key": "silver"}]
+
+
+@pytest.mark.parametrize(("target", "status"), (("dev", "PAUSED"), ("prod", "UNPAUSED")))
+def test_dev_is_deployed_paused_and_prod_runs(target: str, status: str) -> None:
+    """The platform keeps a status that is written down, in development mode too: so it is the target's own."""
+    capture, tables = (_resolved(JOBS[name][1], target) for name in ("capture", "tables"))
+    assert capture["continuous"]["pause_status"] == tables["schedule"]["pause_status"] == status
+
+
+def test_production_lies_where_only_its_own_principal_writes() -> None:
+    """A folder that every user may write to would let each of them change what the service principal runs."""
+    prod = _resolved(BUNDLE["targets"]["prod"], "prod")
+    principal = prod["run_as"]["service_principal_name"]
+    assert prod["workspace"]["root_path"].startswith(f"/Workspace/Users/{principal}/")
+
+
+def test_what_does_not_run_is_not_uploaded() -> None:
+    """Tests, benchmarks and documents stay at home; settings, jobs and notebooks go along."""
+    excluded = {pattern.partition("/")[0] for pattern in BUNDLE["sync"]["exclude"]}
+    assert {"tests", "journeys", "bench", "docs"} <= excluded
+    assert not excluded & {"conf", "jobs", "notebooks", "cdc_core", "pipelines", "resources"}
 
 
 @pytest.mark.parametrize("target", ("dev", "prod"))
