@@ -202,7 +202,7 @@ def _equality(stage: Stage) -> Table:
 
 QUERIES: Mapping[str, Callable[[str], str]] = {
     "Spark SQL": lambda path: (
-        'from pipelines import spark; spark.session("ask").sql('
+        'from pipelines.spark import session; session.session("ask").sql('
         f'"SELECT status, count(*) AS orders, sum(total) AS total FROM delta.`{path}` GROUP BY status").show()'
     ),
     "Polars": lambda path: (

@@ -20,12 +20,12 @@ PROJECT = Path(__file__).parents[2]
 WORKS = f"""
 import sys
 sys.path.insert(0, {str(PROJECT)!r})
-from pipelines import spark as spark_sessions
+from pipelines.spark import session as spark_sessions
 spark = spark_sessions.session("quiet", master="local[2]")
 spark.range(3).write.format("delta").save(sys.argv[1])
 
 def executed(batches):
-    from cdc_core import keys
+    from cdc_core.extended_json import keys
     return batches
 
 rows = spark.read.format("delta").load(sys.argv[1])
@@ -34,7 +34,7 @@ spark_sessions.stop()
 """
 WAITS = """
 import time
-from pipelines import spark as spark_sessions
+from pipelines.spark import session as spark_sessions
 spark = spark_sessions.session("waits", master="local[1]")
 print(spark.sparkContext._gateway.proc.pid, flush=True)
 time.sleep(300)
@@ -127,7 +127,7 @@ def test_a_machine_without_the_right_java_is_told_how_to_get_it(tmp_path: Path, 
         java.chmod(0o755)
     program = """
 from cdc_core import errors
-from pipelines import spark
+from pipelines.spark import session as spark
 try:
     spark.session("never")
 except errors.DecisionNeeded as error:
@@ -161,7 +161,7 @@ def test_spark_submit_without_delta_is_told_which_file_names_it(tmp_path: Path) 
     job.write_text(
         f"import sys; sys.path.insert(0, {str(PROJECT)!r})\n"
         "from cdc_core import errors\n"
-        "from pipelines import spark\n"
+        "from pipelines.spark import session as spark\n"
         "try:\n    spark.session('job')\nexcept errors.SettingsError as error:\n    print(error)\n"
     )
     assert submitted(job, "--master", "local[1]") == [
@@ -176,11 +176,11 @@ def test_executors_elsewhere_get_a_plain_checkout(tmp_path: Path) -> None:
     job.write_text(f"""
 import sys
 sys.path.insert(0, {str(PROJECT)!r})
-from pipelines import spark as spark_sessions
+from pipelines.spark import session as spark_sessions
 
 def executed(batches):
     import pyarrow
-    from cdc_core import keys
+    from cdc_core.extended_json import keys
     list(batches)
     yield pyarrow.RecordBatch.from_pydict({{"key": [keys.canonical(5.0)]}})
 
@@ -197,7 +197,7 @@ def test_two_first_starts_share_one_download(tmp_path: Path) -> None:
     """On a machine that has no Delta yet, two that start at the same time both start."""
     folder = tmp_path / "ivy"
     program = f"""
-from pipelines import spark
+from pipelines.spark import session as spark
 session = spark.session("first", master="local[1]", conf={{"spark.jars.ivy": {str(folder)!r}}})
 print(session.range(3).count())
 """
