@@ -1,0 +1,97 @@
+"""The container, the service unit and the manifest start commands that exist, as nobody's root, and stop them gracefully."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from jobs import command_line
+from pipelines.settings import file
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "resources" / "deploy"
+
+
+def _understood(arguments: list[str], tmp_path: Path) -> dict[str, Any]:
+    """What the command takes from the arguments; the settings file stands for any."""
+    settings = tmp_path / "shop.yml"
+    settings.write_text((ROOT / "conf" / "shop.yml").read_text())
+    verb, *rest = [str(settings) if each.startswith(("/conf/", "/etc/medallion/")) else each for each in arguments]
+    return command_line.medallion.commands[verb].make_context(verb, rest).params
+
+
+def _instructions(text: str) -> list[tuple[str, str]]:
+    joined = re.sub(r"\\\n\s*", " ", text)
+    lines = (line for line in joined.splitlines() if line and not line.startswith("#"))
+    return [(name, rest) for name, _, rest in (line.partition(" ") for line in lines)]
+
+
+def test_the_image_runs_medallion_as_a_user_and_looks_at_the_metrics() -> None:
+    """Not root, signals reach the command, and the health check asks the port that the example opens."""
+    instructions = _instructions((FOLDER / "Dockerfile").read_text())
+    by_name = dict(instructions)
+    assert by_name["USER"] == "10001" and by_name["STOPSIGNAL"] == "SIGTERM"
+    assert json.loads(by_name["ENTRYPOINT"]) == ["tini", "--", "medallion"]
+    assert by_name["EXPOSE"] == "9404" and ":9404/metrics" in by_name["HEALTHCHECK"]
+    copied = {word for name, rest in instructions if name == "COPY" for word in rest.split()[:-1]}
+    assert all((ROOT / each).exists() for each in copied)
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert copied == {line.removeprefix("!") for line in ignored if line.startswith("!")}
+
+
+def test_the_unit_starts_again_what_is_temporary_and_leaves_what_a_person_must_decide(tmp_path: Path) -> None:
+    """Exit codes 2 and 3 do not come right by themselves; SIGTERM has the time that it needs."""
+    unit = configparser.ConfigParser(interpolation=None, strict=False)
+    unit.optionxform = str  # type: ignore[method-assign,assignment]
+    unit.read(FOLDER / "medallion-capture@.service")
+    service = unit["Service"]
+    assert service["Restart"] == "on-failure" and service["RestartPreventExitStatus"].split() == ["2", "3"]
+    assert service["KillSignal"] == "SIGTERM" and int(service["TimeoutStopSec"]) >= 30 and service["User"] != "root"
+    command = shlex.split(service["ExecStart"])
+    assert Path(command[0]).name == "medallion" and _understood(command[1:], tmp_path)["config"].exists()
+
+
+def _containers(node: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(node, dict):
+        for key, value in node.items():
+            if key in ("containers", "initContainers"):
+                yield from value
+            yield from _containers(value)
+    elif isinstance(node, list):
+        for each in node:
+            yield from _containers(each)
+
+
+def test_the_manifest_has_one_writer_a_table_and_commands_that_exist(tmp_path: Path) -> None:
+    """One capture, runs of silver and gold that do not overlap, no root, no literal secret."""
+    text = (FOLDER / "kubernetes.yml").read_text()
+    capture, tables = yaml.safe_load_all(text)
+    assert capture["kind"] == "StatefulSet" and capture["spec"]["replicas"] == 1
+    assert tables["kind"] == "CronJob" and tables["spec"]["concurrencyPolicy"] == "Forbid"
+    containers = [*_containers(capture), *_containers(tables)]
+    assert [each["args"][0] for each in containers] == ["capture", "silver", "gold"] or {
+        each["args"][0] for each in containers
+    } == {"capture", "silver", "gold"}
+    for each in containers:
+        assert _understood(each["args"], tmp_path)["config"].exists()
+        assert "limits" in each["resources"] and each["envFrom"] == [{"secretRef": {"name": "medallion"}}]
+    for pod in (capture["spec"]["template"], tables["spec"]["jobTemplate"]["spec"]["template"]):
+        assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+    assert not re.search(r"mongodb(\+srv)?://[^…']*@", text)
+
+
+def test_the_settings_of_the_scale_document_are_valid(tmp_path: Path) -> None:
+    """Every settings example of docs/scale.md is read without a mistake."""
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "scale.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) >= 2
+    for number, block in enumerate(blocks):
+        path = tmp_path / f"{number}.yml"
+        path.write_text(block)
+        assert file.load(path).name
