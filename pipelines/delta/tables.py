@@ -61,6 +61,9 @@ FORMAT = "1"
 
 COMMIT_ATTEMPTS = 8
 
+CATALOGS_OWN = {"delta.enableDeletionVectors", "delta.checkpointPolicy", "delta.columnMapping.mode"}
+"""Properties that Unity Catalog sets for its managed tables itself."""
+
 CATALOG_MANAGED = {"catalogManaged", "catalogOwned-preview"}
 """Features of tables whose commits a catalog decides on."""
 
@@ -151,10 +154,16 @@ def create(
 
 
 def _defined(table: tables.TableRef, columns: str, properties: Mapping[str, str], cluster_by: Sequence[str]) -> str:
-    all_properties = {FORMAT_PROPERTY: FORMAT, **properties}
+    asked = properties if table.path is not None else _of_ours(properties)
+    all_properties = {FORMAT_PROPERTY: FORMAT, **asked}
     rendered = ", ".join(f"'{name}' = '{value}'" for name, value in all_properties.items())
     clustering = f" CLUSTER BY ({', '.join(cluster_by)})" if cluster_by else ""
     return f"{table}{columns} USING DELTA{clustering} TBLPROPERTIES ({rendered})"
+
+
+def _of_ours(properties: Mapping[str, str]) -> dict[str, str]:
+    """Properties without those that a catalog decides for its managed tables: asking for others there is an error."""
+    return {name: value for name, value in properties.items() if name not in CATALOGS_OWN}
 
 
 _creating = threading.Lock()

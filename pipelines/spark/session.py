@@ -51,6 +51,8 @@ _COMPILER = (
 # A batch's rows live for seconds. With half of the memory for what is young they are gone before they count as old, of which a
 # collection takes a third of a second.
 _COLLECTOR = "-XX:+UseParallelGC -XX:NewRatio=1"
+NEEDED = {"spark.sql.session.timeZone"}
+"""Without these of `MEANING` values would be wrong; the others have the same meaning on every platform that refuses them."""
 SINGLE_DRIVER = "spark.medallion.lakehouse.singleDriver"
 """The setting `lakehouse.single_driver`, as a session carries it."""
 # What makes a session of one machine quick.
@@ -209,6 +211,7 @@ def _given(name: str, store: stores.Store) -> SparkSession:
         _check_delta(spark)
         _add_log_store(spark, store)
         spark.sparkContext.setLogLevel("ERROR")
+    if not is_databricks():
         _ship_packages(spark)
     return spark
 
@@ -235,7 +238,10 @@ def _ship_packages(spark: SparkSession) -> None:
         for package in ("cdc_core", "pipelines"):
             for file in sorted((ROOT / package).rglob("*.py")):
                 packages.write(file, file.relative_to(ROOT))
-    spark.sparkContext.addPyFile(str(archive))
+    if is_classic(spark):
+        spark.sparkContext.addPyFile(str(archive))
+    else:
+        spark.addArtifacts(str(archive), pyfile=True)
 
 
 def _is_installed() -> bool:
@@ -331,7 +337,15 @@ def _apply(spark: SparkSession, conf: Mapping[str, str]) -> None:
         if spark.conf.get(key, None) == value:
             continue
         if key == SINGLE_DRIVER or spark.conf.isModifiable(key):
-            spark.conf.set(key, value)
+            # Serverless compute refuses settings that it decides on itself, as this project would.
+            with contextlib.suppress(_refused()) if key not in NEEDED else contextlib.nullcontext():
+                spark.conf.set(key, value)
+
+
+def _refused() -> type[Exception]:
+    from pyspark.errors import PySparkException
+
+    return PySparkException
 
 
 class _Launch(dict[str, Any]):
