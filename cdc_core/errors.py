@@ -7,6 +7,7 @@
     │   ├── SourceUnsuitable                no replica set, too old, a view, a time-series collection
     │   ├── PositionLost                    the oplog no longer holds the position
     │   ├── TableNotOurs                    a table lies there that this pipeline did not write
+    │   ├── FilesMissing                    a table's log names files that are not there
     │   ├── TableOwned                      a live writer on this host holds the claim
     │   ├── OwnershipLost                   another writer took the claim over
     │   ├── ConcurrentWritesUnsafe          the store lets two drivers replace each other's commits
@@ -16,7 +17,9 @@
         ├── StoreUnreachable                the lakehouse's store does not answer, or refuses
         ├── LeaseHeld                       a writer on another host holds a lease that is not over
         ├── StorageExhausted                no space left
-        └── CommitConflict                  Delta's conflicts after the retries
+        ├── CommitConflict                  Delta's conflicts after the retries
+        ├── CommitUnknown                   a commit that got no answer, and the writer that would go on behind it
+        └── SparkLost                       Spark's JVM ended under its application
 
 A message says what, where (collection, position, path of a setting) and what to do next. It never holds a document's
 content, a password, or a whole settings object.
@@ -83,6 +86,10 @@ class TableNotOurs(DecisionNeeded):
     """A table lies where one of ours should, and its layout is not ours."""
 
 
+class FilesMissing(DecisionNeeded):
+    """A table's log names data files that are not there any more."""
+
+
 class TableOwned(DecisionNeeded):
     """A live process on this host holds the claim of the table."""
 
@@ -123,3 +130,11 @@ class StorageExhausted(Temporary):
 
 class CommitConflict(Temporary):
     """Other commits kept winning until the retries were used up, or the table was restored under its writer."""
+
+
+class CommitUnknown(Temporary):
+    """A commit got no answer: whether it is in the table, the next start reads there."""
+
+
+class SparkLost(Temporary):
+    """Spark's JVM ended; what it had committed is in the tables, and the rest is done again."""

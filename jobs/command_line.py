@@ -49,8 +49,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say("stopped at once; what was committed stays, the rest is read again at the next start")
         return INTERRUPTED
     except Exception as error:
+        known = _translated(error)
+        if known is not None:
+            _say(str(known))
+            return _debugged(given, known.exit_code)
         _say(f"this is a bug: {type(error).__name__} {_place(error)}; --debug shows the traceback")
         return _debugged(given, BUG)
+
+
+def _translated(error: Exception) -> errors.MedallionError | None:
+    """What Spark raised, in our words; only where Spark was started."""
+    if "pyspark" not in sys.modules:
+        return None
+    from pipelines.spark import failures
+
+    return failures.translated(error)
 
 
 def job(verb: str) -> None:
@@ -300,8 +313,13 @@ def silver(file: _File, once: bool, take_over: bool) -> None:
 
     with _stopping() as stop:
         settings, spark = _opened(file, "silver")
-        result = pipeline.run(spark, settings, once=once, take_over=take_over, sessions=sparks.sessions(spark), stop=stop)
-    report.result("silver", result)
+        result = None
+        with sparks.cancelling(spark, stop):
+            result = pipeline.run(
+                spark, settings, once=once, take_over=take_over, sessions=sparks.sessions(spark), stop=stop
+            )
+    if result is not None:
+        report.result("silver", result)
 
 
 @medallion.command()
@@ -314,8 +332,13 @@ def gold(file: _File, once: bool, take_over: bool) -> None:
 
     with _stopping() as stop:
         settings, spark = _opened(file, "gold")
-        result = pipeline.run(spark, settings, once=once, take_over=take_over, sessions=sparks.sessions(spark), stop=stop)
-    report.result("gold", result)
+        result = None
+        with sparks.cancelling(spark, stop):
+            result = pipeline.run(
+                spark, settings, once=once, take_over=take_over, sessions=sparks.sessions(spark), stop=stop
+            )
+    if result is not None:
+        report.result("gold", result)
 
 
 @medallion.command()
@@ -330,7 +353,10 @@ def run(file: _File, once: bool, take_over: bool) -> None:
 
     with _stopping() as stop, report.progress() as progress:
         settings, spark = _opened(file, "run", captures=True)
-        results = pipeline.run(spark, settings, once=once, take_over=take_over, stop=stop, progress=progress)
+        results = pipeline.run_again(
+            spark, settings, again=functools.partial(_session, file, settings, "run"), once=once, take_over=take_over, stop=stop,
+            progress=progress,
+        )  # fmt: skip
     for layer, result in results.items():
         report.result(layer, result)
 
@@ -579,6 +605,28 @@ def rebuild(
 
 
 @medallion.command()
+@_settings(click.option("--dry-run", is_flag=True, help="Tell what is missing, and change nothing."), _json, _take_over)
+def repair(file: _File, dry_run: bool, as_json: bool, take_over: bool) -> None:
+    """Mend tables whose log names data files that are not there.
+
+    Files go missing by hand, by a VACUUM that did not wait, or with a disk; every reader of the table then ends with an error. This
+    takes them out of the table by a commit that puts its position back, so that the next capture, silver and gold bring
+    the rows back. Stop the pipeline first.
+
+    \b
+    Examples:
+      medallion repair --config conf/shop.yml --dry-run
+      medallion repair --config conf/shop.yml
+    """
+    from pipelines.operations import repair as pipeline
+    from pipelines.terminal import tables as report
+
+    settings, spark = _opened(file, "repair", quiet=True)
+    found = pipeline.run(spark, settings, is_trial=dry_run, take_over=take_over)
+    click.echo(pipeline.to_json(found)) if as_json else report.repaired(found)
+
+
+@medallion.command()
 @click.option(
     "--options",
     required=True,
@@ -636,7 +684,6 @@ def _opened(file: _File, verb: str, *, quiet: bool = False, captures: bool = Fal
     import logging
 
     from jobs import log_lines
-    from pipelines.spark import session as sparks
 
     _quiet_log() if quiet else log_lines.configure()
     settings = file.load()
@@ -646,8 +693,14 @@ def _opened(file: _File, verb: str, *, quiet: bool = False, captures: bool = Fal
         from pipelines.capture import service as capture
 
         capture.check_source(settings)
+    return settings, _session(file, settings, verb)
+
+
+def _session(file: _File, settings: Settings, verb: str) -> SparkSession:
+    from pipelines.spark import session as sparks
+
     conf = {**file.conf, **({sparks.SINGLE_DRIVER: "true"} if settings.lakehouse.single_driver else {})}
-    return settings, sparks.session(f"medallion {verb} {settings.name}", conf=conf, root=settings.lakehouse.root)
+    return sparks.session(f"medallion {verb} {settings.name}", conf=conf, root=settings.lakehouse.root)
 
 
 def _quiet_log() -> None:

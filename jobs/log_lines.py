@@ -7,16 +7,17 @@ import sys
 import time
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
-_LIBRARIES = ("py4j", "pymongo", "pyspark")
+_LIBRARIES = {"py4j": logging.CRITICAL, "pymongo": logging.WARNING, "pyspark": logging.WARNING}
+"""py4j logs what it raises as well, with a traceback."""
 
 
 def configure(*, level: int = logging.INFO) -> None:
-    """Send every event of this process to stderr, one line each; libraries speak from warnings on."""
+    """Send every event of this process to stderr, one line each; libraries speak from warnings on, or not at all."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Line())
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    for name in _LIBRARIES:
-        logging.getLogger(name).setLevel(logging.WARNING)
+    for name, least in _LIBRARIES.items():
+        logging.getLogger(name).setLevel(least)
     logging.captureWarnings(True)
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from cdc_core import errors
 from pipelines.capture import service as capture
 from pipelines.gold import run as gold
 from pipelines.silver import run as silver
+from pipelines.spark import failures
 from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
@@ -17,11 +20,52 @@ if TYPE_CHECKING:
 
     from cdc_core.settings.parse import Settings
 
+log = logging.getLogger(__name__)
+
 Layer = Callable[[threading.Event], object]
 
 SNAPSHOT_SECONDS = 30.0
 """Silver begins when the initial snapshot is in bronze, or after so long: a small one is then merged once, with what came
 meanwhile."""
+
+
+RUN_SECONDS = 60.0
+"""A Spark that lived for less would end again: that is for a scheduler, or a person, to see."""
+
+IDLE_SECONDS = 0.5
+
+STOP_SECONDS = 15.0
+"""So long after `stop` the layers are waited for. What they are at then is left: it commits or it does not."""
+
+
+def run_again(
+    spark: SparkSession,
+    settings: Settings,
+    *,
+    again: Callable[[], SparkSession],
+    once: bool,
+    take_over: bool = False,
+    stop: threading.Event,
+    progress: Callable[[capture.Progress], None] | None = None,
+) -> dict[str, object]:
+    """What `run` gives, over a new session, which `again` makes, each time that Spark's JVM ends under it.
+
+    Every table carries its own position, so that the layers go on where they were. Raises `SparkLost` where the JVM ended
+    within a minute of its start, or the session is not ours to start.
+    """
+    while True:
+        started = time.monotonic()
+        try:
+            return run(spark, settings, once=once, take_over=take_over, stop=stop, progress=progress)
+        except Exception as error:
+            lost = failures.translated(error)
+            if not isinstance(lost, errors.SparkLost):
+                raise
+            if stop.is_set() or time.monotonic() - started < RUN_SECONDS or not sparks.is_local(spark):
+                raise lost from error
+        log.warning("Spark's JVM ended; another one is started, and every layer goes on from its tables")
+        sparks.forget()
+        spark = again()
 
 
 def run(
@@ -69,7 +113,9 @@ def run(
         return gold.run(sessions(), settings, once=once, take_over=take_over, sessions=sessions, stop=stop)
 
     layers: Mapping[str, Layer] = {"capture": capturing, "silver": merging, "gold": publishing}
-    return _in_turn(layers, stop=stop) if once else _together(layers, stop=stop)
+    with sparks.cancelling(spark, stop):
+        return _in_turn(layers, stop=stop) if once else _together(layers, stop=stop)
+    return {}
 
 
 def _in_turn(layers: Mapping[str, Layer], *, stop: threading.Event) -> dict[str, object]:
@@ -79,20 +125,23 @@ def _in_turn(layers: Mapping[str, Layer], *, stop: threading.Event) -> dict[str,
 def _together(layers: Mapping[str, Layer], *, stop: threading.Event) -> dict[str, object]:
     """Each layer in a thread of its own. The first error sets `stop` and is raised when all threads have ended."""
     results: dict[str, object] = {}
-    failures: list[BaseException] = []
+    failed: list[BaseException] = []
 
     def body(name: str, layer: Layer) -> None:
         try:
             results[name] = layer(stop)
         except BaseException as error:
-            failures.append(error)
+            failed.append(error)
             stop.set()
 
     threads = [threading.Thread(target=body, args=(name, layer), name=name, daemon=True) for name, layer in layers.items()]
     for thread in threads:
         thread.start()
+    while any(thread.is_alive() for thread in threads) and not stop.wait(IDLE_SECONDS):
+        pass
+    end = time.monotonic() + STOP_SECONDS
     for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
+        thread.join(max(0.0, end - time.monotonic()))
+    if failed:
+        raise failed[0]
     return results

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +28,7 @@ class Command:
 
     arguments: Sequence[str]
     log: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def start(self) -> Command:
@@ -39,7 +40,7 @@ class Command:
             self.process = subprocess.Popen(
                 [sys.executable, *self.arguments],
                 cwd=PROJECT,
-                env={**os.environ, **QUICK_JVM},
+                env={**os.environ, **QUICK_JVM, **self.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,

@@ -68,6 +68,18 @@ def folder(table: tables.TableRef) -> Path | None:
     return Path(table.path) if table.path.startswith("/") and not table.path.startswith("/Volumes/") else None
 
 
+def tables_below(root: Path) -> list[Path]:
+    """The folders of all Delta tables below a root, in the order of their names."""
+    return sorted(log.parent for log in root.rglob("_delta_log") if log.is_dir())
+
+
+def data_path(folder: Path, name: str) -> Path:
+    """Where a file lies that a table's log names."""
+    if name.startswith("file:"):
+        return Path("/" + unquote(name[len("file:") :]).lstrip("/"))
+    return folder / unquote(name)
+
+
 def exists(folder: Path) -> bool:
     """Whether a Delta table lies there."""
     log = folder / "_delta_log"
@@ -82,7 +94,37 @@ def commits(folder: Path) -> Iterator[Commit]:
                 info = next((json.loads(line)["commitInfo"] for line in lines if line.startswith('{"commitInfo"')), {})
         except FileNotFoundError:  # cleaned up meanwhile: the log goes back no further
             return
-        yield _commit(name, info)
+        yield _commit(name, info, lambda name=name: restored_version(folder, int(name[:20])))
+
+
+def restored_version(folder: Path, version: int) -> int | None:
+    """The version whose files are those of the RESTORE that is `version`: the newest of them; None where the log does not
+    reach back to it.
+
+    A RESTORE to a time does not say which version it found, and the time is that of the files of the log, in a zone that is
+    not written down. Versions with the same files hold the same rows, so the newest one's position is theirs as well.
+    """
+    differing = _changed(folder, version)
+    for earlier in range(version - 1, -1, -1):
+        if not differing:
+            return earlier
+        try:
+            differing = differing ^ _changed(folder, earlier)
+        except FileNotFoundError:
+            return None
+    return None
+
+
+def _changed(folder: Path, version: int) -> frozenset[tuple[str, str]]:
+    """The files that are in a version or in the one before it, and not in both; with another deletion vector it is another file."""
+    found: set[tuple[str, str]] = set()
+    for line in (folder / "_delta_log" / f"{version:020}.json").read_text("utf-8").split("\n"):
+        action = json.loads(line) if line else {}
+        for file in (action.get("add"), action.get("remove")):
+            if file is not None:
+                vector = file.get("deletionVector") or {}
+                found ^= {(file["path"], f"{vector.get('pathOrInlineDv', '')}@{vector.get('offset', '')}")}
+    return frozenset(found)
 
 
 def properties(folder: Path) -> dict[str, str] | None:
@@ -146,7 +188,7 @@ def appended(folder: Path, is_before: Callable[[Commit], bool]) -> list[Appended
             return None
         actions = [json.loads(line) for line in lines if line]
         info = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
-        commit = _commit(name, info)
+        commit = _commit(name, info, lambda: None)
         if commit.metadata is None or info.get("operation") not in ("WRITE", "OPTIMIZE"):
             return None
         added = [action["add"] for action in actions if "add" in action]
@@ -219,15 +261,18 @@ class _Files:
             raise _NotPlain
 
 
-def _commit(name: str, info: dict[str, Any]) -> Commit:
-    """The commit of a file of the log, by its `commitInfo`."""
-    restored = info.get("operationParameters", {}).get("version") if info.get("operation") == "RESTORE" else None
-    return Commit(
-        int(name[:20]),
-        info.get("timestamp", 0),
-        claims.parsed(info.get("userMetadata")),
-        None if restored is None else int(restored),
-    )
+def _commit(name: str, info: dict[str, Any], find_restored: Callable[[], int | None]) -> Commit:
+    """The commit of a file of the log, by its `commitInfo`; a RESTORE that does not say its version is looked into."""
+    restored = None
+    if info.get("operation") == "RESTORE":
+        said = info.get("operationParameters", {}).get("version")
+        # Where nothing tells the version any more, it is one before all that the log holds: nothing there is its position.
+        restored = int(said) if said is not None else _or(find_restored(), -1)
+    return Commit(int(name[:20]), info.get("timestamp", 0), claims.parsed(info.get("userMetadata")), restored)
+
+
+def _or(found: int | None, otherwise: int) -> int:
+    return otherwise if found is None else found
 
 
 def _commits(folder: Path) -> list[str]:

@@ -17,6 +17,7 @@ import errno
 import functools
 import itertools
 import json
+import logging
 import os
 import platform
 import shutil
@@ -30,7 +31,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -45,10 +46,13 @@ from cdc_core.tables import layout as tables
 from pipelines.delta import exclusion
 from pipelines.delta import local_log as local_table
 from pipelines.delta.local_log import Commit
+from pipelines.spark import failures
 from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+
+log = logging.getLogger(__name__)
 
 FACTS = {"delta.appendOnly": "true", "delta.enableDeletionVectors": "false"}
 """Properties of a table that only ever grows by a few rows."""
@@ -113,7 +117,7 @@ def exists(spark: SparkSession, table: tables.TableRef) -> bool:
     try:
         spark.sql(f"DESCRIBE HISTORY {table} LIMIT 1").collect()
     except SPARK_ERRORS as error:
-        if _condition(error).startswith(_MISSING):
+        if failures.condition(error).startswith(_MISSING):
             return False
         raise translated(error, table) from error
     return True
@@ -144,7 +148,7 @@ def create(
                 spark.sql(sql)
                 return None
             except SPARK_ERRORS as error:
-                is_being_made = _condition(error).startswith("DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION")
+                is_being_made = failures.condition(error).startswith("DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION")
                 if not (is_conflict(error) or is_being_made):
                     raise translated(error, table) from error
             time.sleep(0.2 * (attempt + 1))
@@ -260,10 +264,16 @@ def history(spark: SparkSession, table: tables.TableRef, *, limit: int | None = 
             row.version,
             int(row.timestamp.timestamp() * 1000),
             claims.parsed(row.userMetadata),
-            int(row.restored) if row.operation == "RESTORE" and row.restored is not None else None,
+            _restored(row.restored) if row.operation == "RESTORE" else None,
         )
         for row in rows
     ]
+
+
+def _restored(said: str | None) -> int:
+    """The version that a RESTORE brought back. One to a time does not say it, in which zone neither: then one before all, so
+    that no commit's position is taken for that of the rows."""
+    return -1 if said is None else int(said)
 
 
 def version(spark: SparkSession, table: tables.TableRef) -> int:
@@ -271,13 +281,35 @@ def version(spark: SparkSession, table: tables.TableRef) -> int:
     return history(spark, table, limit=1)[0].version
 
 
-def last_commit(spark: SparkSession, table: tables.TableRef) -> Commit | None:
-    """The newest commit of ours: the table's position and its writer; None where history has none."""
+def since(spark: SparkSession, table: tables.TableRef, version: int) -> list[Commit]:
+    """The commits after `version`, newest first; no older one is read, however long the history is."""
+    newest = history(spark, table, limit=1)[0].version
+    found: list[Commit] = []
+    while newest > version and (not found or found[-1].version > version + 1):
+        found = history(spark, table, limit=newest - version)
+        if found[0].version == newest:
+            break
+        newest = found[0].version  # others committed between the two looks
+    return [commit for commit in found if commit.version > version]
+
+
+def _newest_first(spark: SparkSession, table: tables.TableRef) -> Iterator[Commit]:
+    """The whole history, of which no more is read than somebody asks for."""
+    folder = local_table.folder(table)
+    if folder is not None and (folder / "_delta_log").is_dir():
+        yield from local_table.commits(folder)
+        return
+    told: int | None = None
     for limit in (1, 30, None):
         for commit in history(spark, table, limit=limit):
-            if commit.metadata is not None:
-                return commit
-    return None
+            if told is None or commit.version < told:
+                told = commit.version
+                yield commit
+
+
+def last_commit(spark: SparkSession, table: tables.TableRef) -> Commit | None:
+    """The newest commit of ours: the table's position and its writer; None where history has none."""
+    return next((commit for commit in _newest_first(spark, table) if commit.metadata is not None), None)
 
 
 def position(spark: SparkSession, table: tables.TableRef) -> Commit | None:
@@ -285,15 +317,14 @@ def position(spark: SparkSession, table: tables.TableRef) -> Commit | None:
 
     None where history has none, or no longer reaches back to the restored version.
     """
-    for limit in (1, 30, None):
-        reached: int | None = None
-        for commit in history(spark, table, limit=limit):
-            if reached is not None and commit.version > reached:
-                continue
-            if commit.restored is not None:
-                reached = commit.restored
-            elif commit.metadata is not None:
-                return commit
+    reached: int | None = None
+    for commit in _newest_first(spark, table):
+        if reached is not None and commit.version > reached:
+            continue
+        if commit.restored is not None:
+            reached = commit.restored
+        elif commit.metadata is not None:
+            return commit
     return None
 
 
@@ -308,29 +339,25 @@ def append_rows(spark: SparkSession, table: tables.TableRef, rows: pa.Table) -> 
 
     On a local file system without a Spark job; elsewhere as Spark appends.
     """
-    log = _direct_log(spark, table)
-    if log is None:
+    direct = _direct_log(spark, table)
+    if direct is None:
         exclusion.check(spark, table.path or _catalog_location(spark, table))
         spark.createDataFrame(rows).coalesce(1).writeTo(str(table)).append()
         return
     folder = local_table.folder(table)
     assert folder is not None
-    file = _ParquetFile.write(folder, rows, statistics=(), table=table)
-    try:
-        _appended(log, file, table)
-    except BaseException:
-        file.discard()
-        raise
+    # Where this fails the file stays: a commit that got no answer may name it. VACUUM takes what none names.
+    _appended(direct, _ParquetFile.write(folder, rows, statistics=(), table=table), table)
 
 
-def _appended(log: _DirectLog, file: _ParquetFile, table: tables.TableRef) -> None:
+def _appended(direct: _DirectLog, file: _ParquetFile, table: tables.TableRef) -> None:
     """Commit the file, again where others came first.
 
     Delta would do that by itself, but not while another thread's fenced commit has told the shared session not to.
     """
     for attempt in range(COMMIT_ATTEMPTS):
         try:
-            return log.append(file)
+            return direct.append(file)
         except SPARK_ERRORS as error:
             if not is_conflict(error):
                 raise translated(error, table) from error
@@ -361,6 +388,10 @@ def rows(spark: SparkSession, table: tables.TableRef, schema: pa.Schema) -> pa.T
         return local_table.aligned(spark.table(str(table)).toArrow(), schema)
 
 
+_Said = Callable[[], tuple[object, Mapping[str, object] | None]]
+"""Position and extras of a commit, asked for at each attempt."""
+
+
 class Writer:
     """A held claim on one table: the only way to commit to it.
 
@@ -375,6 +406,8 @@ class Writer:
         self.version = base.version if base else 0
         self.metadata: dict[str, Any] = dict(base.metadata or {}) if base else {}
         self._log: Any = None
+        self._unanswered: dict[str, Any] | None = None
+        _HELD[identity.writer] = self
 
     @staticmethod
     def claim(spark: SparkSession, table: tables.TableRef, *, take_over: bool = False, kept: Sequence[str] = ()) -> Writer:
@@ -403,13 +436,13 @@ class Writer:
 
     def mark(self, *, to: object, extra: Mapping[str, object] | None = None) -> int:
         """One fenced commit without rows, for what its metadata says; the new version."""
-        if self._has_direct_log():
-            return self._commit_file(None, to=to, extra=extra)
-        return self.append(self.spark.createDataFrame([], self.spark.table(str(self.table)).schema), to=to, extra=extra)
+        self._refuse_unanswered()
+        return self._marked(lambda: (to, extra))
 
     def append(self, df: DataFrame, *, to: object, extra: Mapping[str, object] | None = None) -> int:
         """Append the rows of `df` as one fenced commit; the new version."""
-        return self._write(lambda options: df.writeTo(str(self.table)).options(**options).append(), to=to, extra=extra)
+        self._refuse_unanswered()
+        return self._appended(df, lambda: (to, extra))
 
     def overwrite(
         self,
@@ -428,7 +461,8 @@ class Writer:
             # By its name, a path table that another session has just made is sometimes taken for missing, and made again.
             chosen.saveAsTable(str(self.table)) if path is None else chosen.save(path)
 
-        return self._write(act, to=to, extra=extra)
+        self._refuse_unanswered()
+        return self._write(act, lambda: (to, extra))
 
     def replace(
         self,
@@ -464,26 +498,20 @@ class Writer:
         Retried on Delta's conflicts, each time with ownership checked and the fence set anew: the statement must be a
         function of its source and of the table as it is. Raises `CommitConflict` when the retries are used up.
         """
-        for attempt in range(COMMIT_ATTEMPTS):
-            self.check_ownership()  # Delta puts the statement onto whatever version it finds
-            metadata = self._metadata(to, extra)
+        self._refuse_unanswered()
+
+        def act(fence: dict[str, str]) -> None:
             settings = {
-                "spark.databricks.delta.write.txnAppId": APP_ID,
-                "spark.databricks.delta.write.txnVersion": str(self.version + 1),
+                "spark.databricks.delta.write.txnAppId": fence["txnAppId"],
+                "spark.databricks.delta.write.txnVersion": fence["txnVersion"],
                 "spark.databricks.delta.write.txnVersion.autoReset.enabled": "true",
-                "spark.databricks.delta.commitInfo.userMetadata": metadata,
+                "spark.databricks.delta.commitInfo.userMetadata": fence["userMetadata"],
                 **(confs or {}),
             }
-            try:
-                with session_confs(self.spark, settings):
-                    self.spark.sql(sql).collect()
-            except SPARK_ERRORS as error:
-                if not is_conflict(error):
-                    raise translated(error, self.table) from error
-                self._after_conflict(attempt, error)
-                continue
-            return self._verified(metadata)
-        raise _conflict(self.table)
+            with session_confs(self.spark, settings):
+                self.spark.sql(sql).collect()
+
+        return self._write(act, lambda: (to, extra))
 
     @contextmanager
     def seeking(self, touched: DataFrame) -> Iterator[Sought | None]:
@@ -531,13 +559,12 @@ class Writer:
         """
         if not self._has_direct_log():
             return None
+        self._refuse_unanswered()
         commit = functools.partial(self._log.upsert, rows, self.table, touched, sought)
         try:
             with session_confs(self.spark, confs or {}):
-                return self._directly(commit, to=to, extra=extra)
-        except SPARK_ERRORS as error:
-            raise translated(error, self.table) from error
-        except (_NeedsMerge, Py4JError, TypeError):  # another Delta has other methods: nothing was committed
+                return self._directly(commit, lambda: (to, extra))
+        except _NeedsMerge:  # nothing was committed
             return None
 
     def alter(self, change: str) -> None:
@@ -572,69 +599,116 @@ class Writer:
         """
         if not self._has_direct_log():
             return self.append(self.spark.createDataFrame(rows), to=to, extra=extra)
+        self._refuse_unanswered()
         file = _ParquetFile.write(self._folder(), rows, statistics=statistics, table=self.table)
         try:
-            return self._commit_file(file, to=to, extra=extra)
-        except BaseException:
+            return self._directly(functools.partial(self._log.commit, file), lambda: (to, extra))
+        except _REFUSED:  # raised after the answer, and after the log was looked through: no commit names the file
             file.discard()
             raise
+
+    def take_out(self, files: Sequence[DataFile], *, to: object, extra: Mapping[str, object] | None = None) -> int:
+        """Take files out of the table without reading them, as one fenced commit, whose position is `to`; the new version.
+
+        Only where the direct log is to be had (`DecisionNeeded`).
+        """
+        if not self._has_direct_log():
+            raise errors.DecisionNeeded(
+                f"{self.table.label}: its log cannot be mended from here; on Databricks FSCK REPAIR TABLE does it"
+            )
+        self._refuse_unanswered()
+        return self._directly(functools.partial(self._log.take_out, files), lambda: (to, extra))
 
     def check_ownership(self) -> None:
         """Raise `OwnershipLost` if a claim of another writer is newer than this writer's last commit, `CommitConflict` if a
         RESTORE is."""
-        newest = history(self.spark, self.table, limit=1)[0]
-        if newest.version > self.version:
-            self._accept_foreign_commits()
+        self._accept_foreign_commits()
 
     def renew(self) -> None:
         """Renew the lease by an empty commit that says what the last one said."""
-        self.mark(to=self.metadata.get("to"), extra=_carried(self.metadata))
+        self._refuse_unanswered()
+        self._marked(lambda: (self.metadata.get("to"), _carried(self.metadata)))
 
     def release(self, extra: Mapping[str, object] | None = None) -> None:
-        """Say that the owner left cleanly, so that a successor on another host need not wait for the lease."""
-        self.mark(to=self.metadata.get("to"), extra={**_carried(self.metadata), **(extra or {}), "released": True})
+        """Say that the owner left cleanly, so that a successor on another host need not wait for the lease.
 
-    def _write(
-        self,
-        act: Callable[[dict[str, str]], None],
-        *,
-        to: object,
-        extra: Mapping[str, object] | None,
-    ) -> int:
+        Whatever comes of it, no successor in this process is refused because of this writer. A commit that got no answer, and
+        is in the log, counts as the last one.
+        """
+        _HELD.pop(self.identity.writer, None)
+        self._marked(lambda: (self.metadata.get("to"), {**_carried(self.metadata), **(extra or {}), "released": True}))
+
+    def _marked(self, said: _Said) -> int:
+        if self._has_direct_log():
+            return self._directly(functools.partial(self._log.commit, None), said)
+        return self._appended(self.spark.createDataFrame([], self.spark.table(str(self.table)).schema), said)
+
+    def _appended(self, df: DataFrame, said: _Said) -> int:
+        return self._write(lambda options: df.writeTo(str(self.table)).options(**options).append(), said)
+
+    def _write(self, act: Callable[[dict[str, str]], None], said: _Said) -> int:
+        """A statement of Spark as a fenced commit, and again where others committed in between."""
         for attempt in range(COMMIT_ATTEMPTS):
+            self._settle()
             self.check_ownership()  # Delta puts the statement onto whatever version it finds
-            metadata = self._metadata(to, extra)
-            fence = {"txnAppId": APP_ID, "txnVersion": str(self.version + 1)}
+            metadata = self._metadata(*said())
+            options = {"userMetadata": metadata, "txnAppId": APP_ID, "txnVersion": str(self.version + 1)}
             try:
-                act({"userMetadata": metadata, **fence})
+                return self._asked(metadata, functools.partial(act, options))
             except SPARK_ERRORS as error:
                 if not is_conflict(error):
                     raise translated(error, self.table) from error
                 self._after_conflict(attempt, error)
-                continue
-            return self._verified(metadata)
         raise _conflict(self.table)
+
+    def _asked(self, metadata: str, act: Callable[[], int | None]) -> int:
+        """The version in which `act` committed, by its answer or by the log; raises what it raises where it committed nothing.
+
+        An answer may be an error although the commit is in the log, and a success although it was fenced off. Where there is
+        no answer (the JVM is gone, an interrupt), the commit may be there, or come yet: `_unanswered` remembers it.
+        """
+        self._unanswered = asked = claims.parsed(metadata) or {}
+        try:
+            new = act()
+        except (*SPARK_ERRORS, _VersionTaken):
+            self._unanswered = None
+            landed = self._landed(asked)
+            if landed is None:
+                raise
+            return self._committed(landed, asked)
+        if new is None:
+            new = self._landed(asked)
+        if new is None:
+            raise self._lost()
+        return self._committed(new, asked)
+
+    def _settle(self) -> None:
+        """Take a commit that got no answer for the last one, where it is in the log."""
+        if self._unanswered is not None:
+            landed = self._landed(self._unanswered)
+            if landed is not None:
+                self._committed(landed, self._unanswered)
+
+    def _refuse_unanswered(self) -> None:
+        """Raise `CommitUnknown` after a commit that got no answer: what would follow on it is not known."""
+        if self._unanswered is not None:
+            raise errors.CommitUnknown(
+                f"{self.table.label}: whether the last commit is in the table is not known; start again, the table tells it"
+            )
+
+    def _landed(self, asked: Mapping[str, Any]) -> int | None:
+        """The version whose commit says this, among those after this writer's last one."""
+        found = since(self.spark, self.table, self.version)
+        return next((commit.version for commit in found if commit.metadata == asked), None)
 
     def _metadata(self, to: object, extra: Mapping[str, object] | None) -> str:
         now_ms = int(time.time() * 1000)
         return self.identity.metadata(now_ms=now_ms, to=to, extra={**(extra or {}), "commit": uuid.uuid4().hex[:12]})
 
-    def _verified(self, metadata: str) -> int:
-        expected = claims.parsed(metadata) or {}
-        base = self.version
-        for commit in history(self.spark, self.table, limit=1):
-            if commit.metadata == expected:
-                return self._committed(commit.version, expected)
-        for commit in history(self.spark, self.table):
-            if commit.version <= base:
-                break
-            if commit.metadata == expected:
-                return self._committed(commit.version, expected)
-        raise self._lost()
-
     def _committed(self, new_version: int, metadata: Mapping[str, Any]) -> int:
         self.version = new_version
         self.metadata = dict(metadata)
+        self._unanswered = None
         return new_version
 
     def _after_conflict(self, attempt: int, error: BaseException) -> None:
@@ -646,18 +720,16 @@ class Writer:
     def _accept_foreign_commits(self) -> None:
         """Move on to the newest version, unless another writer claimed the table in between, or it was restored: what this
         writer would add does not follow on what the table holds then."""
-        found = history(self.spark, self.table)
-        for commit in found:
-            if commit.version <= self.version:
-                break
+        for commit in (found := since(self.spark, self.table, self.version)):
             if commit.restored is not None:
                 raise errors.CommitConflict(
-                    f"{self.table.label}: it was restored to version {commit.restored} while it was written; nothing was "
+                    f"{self.table.label}: it was restored to an earlier version while it was written; nothing was "
                     "committed after that. Start again, and it goes on from there"
                 )
             if commit.metadata is not None and commit.metadata.get("writer") != self.identity.writer:
                 raise self._lost()
-        self.version = max(self.version, found[0].version)
+        if found:
+            self.version = found[0].version
 
     def _lost(self) -> errors.OwnershipLost:
         return errors.OwnershipLost(
@@ -675,19 +747,26 @@ class Writer:
             self._log = _direct_log(self.spark, self.table) or False
         return bool(self._log)
 
-    def _commit_file(self, file: _ParquetFile | None, *, to: object, extra: Mapping[str, object] | None) -> int:
-        return self._directly(functools.partial(self._log.commit, file), to=to, extra=extra)
-
-    def _directly(self, commit: Callable[..., int], *, to: object, extra: Mapping[str, object] | None) -> int:
+    def _directly(self, commit: Callable[..., int], said: _Said) -> int:
         """A commit through the direct log onto the last version, and onto the newest where others committed in between."""
         for attempt in range(COMMIT_ATTEMPTS):
-            metadata = self._metadata(to, extra)
+            self._settle()
+            metadata = self._metadata(*said())
             try:
-                new = commit(base=self.version, metadata=metadata)
-                return self._committed(new, claims.parsed(metadata) or {})
+                return self._asked(metadata, functools.partial(commit, base=self.version, metadata=metadata))
             except _VersionTaken as error:
                 self._after_conflict(attempt, error)
+            except SPARK_ERRORS as error:
+                raise translated(error, self.table) from error
         raise _conflict(self.table)
+
+
+_HELD: WeakValueDictionary[str, Writer] = WeakValueDictionary()
+"""The writers of this process that were not released, by their identity: the others hold nothing any more."""
+
+
+_REFUSED = (errors.OwnershipLost, errors.CommitConflict, errors.StorageExhausted, *SPARK_ERRORS)
+"""What a commit raises that is known to be in no log."""
 
 
 class _VersionTaken(Exception):
@@ -696,6 +775,39 @@ class _VersionTaken(Exception):
 
 class _NeedsMerge(Exception):
     """The table has no deletion vectors, or a change feed whose readers want updates."""
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file of a table's newest version: its name in the log, Delta's statistics, its deletion vector, and whether it is there."""
+
+    name: str
+    stats: Mapping[str, Any]
+    vector: Mapping[str, Any] | None
+    is_there: bool
+
+    def between(self, column: str) -> tuple[Any, Any] | None:
+        """The least and the greatest value of a column, where they are known."""
+        low, high = (self.stats.get(each, {}).get(column) for each in ("minValues", "maxValues"))
+        return None if low is None or high is None else (low, high)
+
+
+def data_files(spark: SparkSession, table: tables.TableRef) -> list[DataFile] | None:
+    """The files of the table's newest version, looked for one by one; None where its folder is not to be seen from here."""
+    direct, folder = _direct_log(spark, table), local_table.folder(table)
+    if direct is None or folder is None:
+        return None
+    with _translating(table):
+        rows = direct.live().collect()
+    return [
+        DataFile(
+            row.path,
+            json.loads(row.stats or "{}"),
+            None if row.vector is None else json.loads(row.vector),
+            local_table.data_path(folder, row.path).exists(),
+        )
+        for row in rows
+    ]
 
 
 @dataclass(frozen=True)
@@ -789,9 +901,29 @@ class _DirectLog:
                 written = transaction.writeFiles(rows._jdf)
                 for found in (self._actions(None, base + 1), deleting.result(), written):
                     actions.addAll(self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(found))
-        except Exception as error:
+        except SPARK_ERRORS as error:
             raise self._translated(error, base) from error
+        except (Py4JError, TypeError) as error:  # another Delta has other methods
+            raise _NeedsMerge from error
         return self._committed(transaction, self._seq(actions), base=base, metadata=metadata)
+
+    def take_out(self, files: Sequence[DataFile], *, base: int, metadata: str) -> int:
+        """Take files out of the version `base`, as version `base` + 1, or raise `_VersionTaken` and change nothing."""
+        now_ms = int(time.time() * 1000)
+        actions = self._jvm.java.util.ArrayList()
+        actions.addAll(self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(self._actions(None, base + 1)))
+        for file in files:
+            # An append-only table lets no rows go, but a file that is not there has none.
+            removed = {"path": file.name, "deletionTimestamp": now_ms, "dataChange": False, "deletionVector": file.vector}
+            actions.add(self._action.fromJson(json.dumps({"remove": removed})))
+        return self._committed(self._at(base), self._seq(actions), base=base, metadata=metadata)
+
+    def live(self) -> DataFrame:
+        """The files of the newest version, one a row, as the log has them."""
+        from pyspark.sql.classic.dataframe import DataFrame as Frame
+
+        found: DataFrame = Frame(self._newest().allFiles().toDF(), self._spark)
+        return found.selectExpr("path", "stats", "to_json(deletionVector) AS vector")
 
     def files(self) -> Any:
         """The files of the newest version, which Delta then keeps in memory."""
@@ -844,10 +976,11 @@ class _DirectLog:
         self._session.setActiveSession(self._fencing)
         try:
             return int(transaction.commit(actions, self._operation(metadata)))
-        except Exception as error:
+        except SPARK_ERRORS as error:
             raise self._translated(error, base) from error
         finally:
-            self._session.setActiveSession(self._spark._jsparkSession)
+            with contextlib.suppress(Exception):  # where the JVM is gone, that is what the caller is told
+                self._session.setActiveSession(self._spark._jsparkSession)
 
     def append(self, file: _ParquetFile) -> None:
         """Commit the file after whatever others committed."""
@@ -897,8 +1030,6 @@ class _DirectLog:
         return self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(actions).toSeq()
 
     def _translated(self, error: Exception, base: int) -> Exception:
-        if not hasattr(error, "java_exception"):
-            return error
         self._log.update(False, self._none(), self._none())
         if self._log.unsafeVolatileSnapshot().version() > base:
             return _VersionTaken()
@@ -906,13 +1037,50 @@ class _DirectLog:
 
 
 def _direct_log(spark: SparkSession, table: tables.TableRef) -> _DirectLog | None:
+    """The table's log where it can be reached, else None; which way commits take is told in the log, once a process."""
+    try:
+        direct = _reached(spark, table)
+    except _NoDirectLog as reason:
+        _tell_once(f"commits go through Spark: {reason}")
+        return None
+    _tell_once("commits go straight into Delta's log")
+    return direct
+
+
+def why_not_direct(spark: SparkSession, table: tables.TableRef) -> str | None:
+    """Why commits to the table go through Spark, which takes longer; None where they go straight into Delta's log."""
+    try:
+        _reached(spark, table)
+    except _NoDirectLog as reason:
+        return str(reason)
+    return None
+
+
+class _NoDirectLog(Exception):
+    """Why there is no direct way into a table's log."""
+
+
+def _reached(spark: SparkSession, table: tables.TableRef) -> _DirectLog:
     folder = local_table.folder(table)
     if folder is None:
-        return None
+        raise _NoDirectLog("the tables lie where this process sees no files of theirs")
+    if not sparks.is_classic(spark):
+        raise _NoDirectLog("Spark runs in another process (Spark Connect)")
     try:
         return _DirectLog(spark, folder)
-    except Exception:  # another Delta, another runtime, Connect: whatever is missing, Spark's append is there
-        return None
+    except (AttributeError, TypeError, Py4JError) as error:  # what a class or a method raises that is not there
+        if not isinstance(error, Py4JJavaError) and sparks.is_gone():
+            raise
+        raise _NoDirectLog(f"this Delta's classes are other ones ({type(error).__name__})") from error
+
+
+_told: set[str] = set()
+
+
+def _tell_once(line: str) -> None:
+    if line not in _told:
+        _told.add(line)
+        log.info(line)
 
 
 _FENCING: WeakKeyDictionary[Any, SparkSession] = WeakKeyDictionary()
@@ -989,16 +1157,21 @@ def is_conflict(error: BaseException) -> bool:
     """Whether Delta refused a commit because another one came first."""
     java = getattr(error, "java_exception", None)
     name = type(error).__name__ if java is None else str(java.getClass().getSimpleName())
-    return name in _CONFLICT_CLASSES or _condition(error).startswith(_CONFLICTS)
+    return name in _CONFLICT_CLASSES or failures.condition(error).startswith(_CONFLICTS)
 
 
 def translated(error: BaseException, table: tables.TableRef) -> BaseException:
     """A Spark or Delta error as one of ours where it has a meaning for the user; itself otherwise."""
     if is_conflict(error):
         return _conflict(table)
-    condition = _condition(error)
+    condition = failures.condition(error)
     if condition.startswith(("DELTA_TABLE_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND")):
         return errors.TableNotOurs(f"{table.label}: there is no such table; was the layer before it run?")
+    if (missing := failures.missing_file(error)) is not None:
+        return errors.FilesMissing(
+            f"{table.label}: its log names the file {missing.rpartition('/')[2]}, and it is not there: removed by hand, by a "
+            "VACUUM, or with a disk. Start again; where it says so again, medallion repair --config … mends the table"
+        )
     if "No space left on device" in str(error) or "Disk quota exceeded" in str(error):
         return _storage_exhausted(table)
     return error
@@ -1033,22 +1206,6 @@ def _translating(table: tables.TableRef) -> Iterator[None]:
         raise ours from error
 
 
-def _condition(error: BaseException) -> str:
-    for found in (error, getattr(error, "java_exception", None)):
-        get = found is not None and (getattr(found, "getCondition", None) or getattr(found, "getErrorClass", None))
-        if get:
-            return _called(get)
-    return ""
-
-
-def _called(get: Any) -> str:
-    """What the method says, or nothing where the Java exception has no such method."""
-    try:
-        return str(get() or "")
-    except Exception:
-        return ""
-
-
 def _carried(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """What a layer added to the metadata, which a claim or a release hands on."""
     own = {"to", "writer", "host", "process", "started", "lease", "commit", "released"}
@@ -1063,7 +1220,7 @@ def _refuse_second(table: tables.TableRef, last: Commit | None) -> None:
         claim,
         host=platform.node(),
         now_ms=int(time.time() * 1000),
-        is_alive=_is_alive(claim.get("process"), claim.get("started")),
+        is_alive=_is_held(claim),
         committed_ms=last.timestamp_ms,
     ):
         case claims.Verdict.FREE:
@@ -1080,6 +1237,13 @@ def _refuse_second(table: tables.TableRef, last: Commit | None) -> None:
                 f"{table.label}: a writer on host {claim.get('host')} holds it for {seconds} s more; "
                 "try again then, or start with --take-over if you know that it is gone"
             )
+
+
+def _is_held(claim: Mapping[str, Any]) -> bool:
+    """Whether the process of a claim lives; where it is this one, whether it has a writer that holds the claim."""
+    if claim.get("process") == os.getpid() and claim.get("started") == _started(os.getpid()):
+        return claim.get("writer") in _HELD
+    return _is_alive(claim.get("process"), claim.get("started"))
 
 
 def _identity() -> claims.Writer:

@@ -70,7 +70,8 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Bronze:
-    """The log: `position` is the cluster time in seconds up to which it is complete."""
+    """The log: `position` is the cluster time in seconds up to which it is complete, `slow_commits` why commits go through
+    Spark and not straight into Delta's log (None where they do)."""
 
     table: str
     batch: int
@@ -80,6 +81,7 @@ class Bronze:
     headroom_seconds: int | None
     rate: float | None
     writer: Writer | None
+    slow_commits: str | None = None
 
 
 @dataclass(frozen=True)
@@ -215,6 +217,7 @@ class _Reading:
             headroom_seconds=None if asked.oplog_first is None else at - asked.oplog_first,
             rate=self._captured_rate(position.batch),
             writer=self._writer(commit),
+            slow_commits=delta.why_not_direct(self.spark, self.log),
         )
 
     def collections(self) -> tuple[Collection, ...]:

@@ -8,6 +8,7 @@ else.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import hashlib
@@ -35,6 +36,12 @@ ROOT = Path(__file__).resolve().parents[2]
 JAVA_NEEDED = 17
 EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+
+END_SECONDS = 2.0
+"""So long a JVM whose connections broke may take to end."""
+GRACE_SECONDS = 4.0
+"""So long what runs may take to end by itself; then its jobs are cancelled, each so many seconds again."""
+IDLE_SECONDS = 1.0
 
 # What a session must say for its tables to be right, wherever it came from.
 MEANING: Mapping[str, str] = {
@@ -170,9 +177,94 @@ def stop() -> None:
     SparkContext._jvm = None
 
 
+def is_gone() -> bool:
+    """Whether the JVM of this process' session ended by itself: killed, or out of memory."""
+    try:
+        from py4j.protocol import Py4JError
+        from pyspark import SparkContext
+    except ImportError:
+        return False
+    gateway = SparkContext._gateway
+    if gateway is None:
+        return False
+    process = getattr(gateway, "proc", None)
+    if process is not None:
+        # Its connections break a moment before the process is seen to have ended.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=END_SECONDS)
+        return process.poll() is not None
+    try:
+        gateway.jvm.System.currentTimeMillis()
+    except (OSError, Py4JError):
+        return True
+    return False
+
+
+def forget() -> None:
+    """Let go of a session whose JVM is gone, so that the next `session` starts another."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    with contextlib.suppress(Exception):  # nobody answers any more
+        SparkContext._gateway.shutdown()
+    SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+    SparkSession._instantiatedSession = None
+
+
+@contextlib.contextmanager
+def cancelling(spark: SparkSession, stop: threading.Event) -> Iterator[None]:
+    """When `stop` is set and the block has not ended `GRACE_SECONDS` later, its Spark jobs are cancelled, so that it ends.
+
+    What a cancelled statement raises is then no error: a statement commits or it does not, and the next start does it again.
+    """
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    if not is_classic(spark):
+        yield
+        return
+    ended, cancelled = threading.Event(), threading.Event()
+
+    def cancel() -> None:
+        while not (stop.wait(IDLE_SECONDS) or ended.is_set()):
+            pass
+        while not ended.wait(GRACE_SECONDS):
+            cancelled.set()
+            with contextlib.suppress(Exception):  # the session may end meanwhile
+                spark.sparkContext.cancelAllJobs()
+
+    thread = threading.Thread(target=cancel, name="medallion-cancel", daemon=True)
+    thread.start()
+    try:
+        yield
+    except (PySparkException, Py4JJavaError):
+        if not cancelled.is_set():
+            raise
+    finally:
+        ended.set()
+
+
 def submitter() -> int | None:
     """The process of the spark-submit that started this one and holds its session, if there is one."""
     return os.getppid() if os.environ.get("PYSPARK_GATEWAY_PORT") else None
+
+
+def _folder() -> Path:
+    """Where Spark and its JVM keep what they need while this process lives."""
+    return _scratch() / f"spark-{os.getpid()}.tmp"
+
+
+def _end(owner: int) -> None:
+    """End the JVM with this process, and remove what it left: every commit that counts is in a table by now."""
+    from pyspark import SparkContext
+
+    if os.getpid() != owner:
+        return
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is not None:
+        process.kill()
+        process.wait()
+    shutil.rmtree(_folder(), ignore_errors=True)
 
 
 def log_file() -> Path:
@@ -293,6 +385,11 @@ def _local(name: str, *, master: str | None, conf: Mapping[str, str], store: sto
             "spark.master": master or chosen.get("spark.master", "local[*]"),
             "spark.app.name": name,
         }
+        _folder().mkdir(exist_ok=True)
+        settings = {"spark.local.dir": str(_folder()), **settings}
+        java = f"-Djava.io.tmpdir={_folder()} {settings['spark.driver.extraJavaOptions']}"
+        settings["spark.driver.extraJavaOptions"] = java
+        atexit.register(_end, os.getpid())
         spark_conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
         with log_file().open("wb") as log:
             try:
@@ -374,7 +471,7 @@ def _scratch() -> Path:
     for old in folder.glob("*-*.*"):
         number = old.stem.rpartition("-")[2]
         if number.isdigit() and not Path("/proc", number).exists():
-            old.unlink(missing_ok=True)
+            shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
     return folder
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pipelines.operations.check import Finding
     from pipelines.operations.quarantine import Event, Replayed
     from pipelines.operations.rebuild import Result
+    from pipelines.operations.repair import Repaired
     from pipelines.operations.schema import Evolution
     from pipelines.operations.status import Collection, Layer, Status
     from pipelines.snapshot.snapshot import Progress as SnapshotProgress
@@ -207,6 +208,16 @@ def replayed(found: Mapping[str, Replayed]) -> None:
         screen.print("no collection has come to silver yet")
 
 
+def repaired(found: Sequence[Repaired]) -> None:
+    """What `medallion repair` shows: each table with missing files, and what brings their rows back."""
+    screen = console()
+    if not found:
+        screen.print("no table names a file that is missing")
+    for each in found:
+        done = "nothing was changed" if each.version is None else f"{each.taken_out:,} files were taken out"
+        screen.print(Text(f"{each.table}: {len(each.missing):,} files are missing; {done}. {each.next}"))
+
+
 def rebuilt(found: Result) -> None:
     """What `medallion rebuild` shows: both tables' counts, where and why documents differ, and whether it was swapped."""
     screen, seen = console(), found.comparison
@@ -260,6 +271,8 @@ def _bronze_line(found: Status) -> Text:
     if log.rate is not None:
         told.append(f"{log.rate:,.0f} events/s")
     told.append(_writer(log.writer))
+    if log.slow_commits is not None:
+        told.append(f"commits go through Spark: {log.slow_commits}")
     return Text(", ".join(filter(None, told)))
 
 

@@ -31,6 +31,7 @@ VERBS = (
     "signal",
     "quarantine",
     "rebuild",
+    "repair",
     "unwrap",
     "import-debezium",
 )

@@ -1,0 +1,34 @@
+"""Torments capture, silver and gold with every kind of fault, at every border of a commit and at random, and judges what is left.
+
+python -m bench.faults --count 1000
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench import ground
+from tests import torment
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs it and prints how many of each kind struck, and what was lost, doubled or broken; 0 when nothing was."""
+    parser = argparse.ArgumentParser(prog="python -m bench.faults", description="Every kind of fault, again and again.")
+    parser.add_argument("--count", type=int, default=1000, help="faults over all layers")
+    parser.add_argument("--rate", type=float, default=30, help="changed documents a second")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--keep", type=Path, help="keep everything in this folder")
+    arguments = parser.parse_args(argv)
+    with ground.trial("faults", keep=arguments.keep) as trial:
+        outcome = torment.run(trial.pipeline, count=arguments.count, rate=arguments.rate, seed=arguments.seed, say=trial.say)
+    for kind, count in sorted(outcome.struck.items()):
+        print(f"{count:6,}  {kind}")
+    lost, doubled, broken = len(outcome.missing), len(outcome.doubled), len(outcome.unreadable)
+    print(f"{sum(outcome.struck.values()):6,}  faults: {lost} events lost, {doubled} doubled, {broken} tables broken")
+    return ground.verdict(outcome, good="nothing lost, nothing twice, gold equals the source, every table readable")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,134 @@
+"""Repair: tables whose log names data files that are not there.
+
+    found    each table below the lakehouse's root whose newest version has files that cannot be found
+    mended   by one commit a table that takes them out and puts its position back so far that nothing is lost in silence:
+
+    bronze            and all that came after: the next capture reads that from the oplog again, under new numbers of batches. Where the
+                      oplog does not reach back so far, the capture says so, and snapshot.mode: when_needed reads everything anew
+    silver, history   position 0: the next run applies all of bronze once more, guarded by `sequence`
+    gold              no position: the next run writes the table anew from silver
+    ops/collections   all of it: the next run of silver finds the collections again
+    the others        facts, each for itself: what is gone is told
+
+Every commit is fenced and leaves the table whole: killed at any moment, run it again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cdc_core import errors
+from cdc_core.bronze import repair as bronze_repair
+from cdc_core.tables import layout as tables
+from pipelines.delta import local_log as local_table
+from pipelines.delta import tables as delta
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cdc_core.settings.parse import Settings
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """A table with missing files: how many were missing, how many went with them, and what brings their rows back.
+
+    `version` is the table's after that, None where nothing was changed.
+    """
+
+    table: str
+    missing: tuple[str, ...]
+    taken_out: int
+    next: str
+    version: int | None
+
+
+def run(spark: SparkSession, settings: Settings, *, is_trial: bool = False, take_over: bool = False) -> list[Repaired]:
+    """Mend every table of the lakehouse that names missing files; with `is_trial` only tell them.
+
+    Raises `DecisionNeeded` where the tables do not lie on a file system that this process sees, `TableOwned` and `LeaseHeld`
+    where another process writes one of them: stop the pipeline first.
+    """
+    layout = delta.layout(settings.lakehouse)
+    root = None if layout.root is None else local_table.folder(tables.TableRef.at(layout.root))
+    if root is None:
+        raise errors.DecisionNeeded(
+            "lakehouse: missing files are looked for on a file system that this process sees; "
+            "on Databricks FSCK REPAIR TABLE does it, and medallion rebuild makes silver and gold anew"
+        )
+    own = local_table.folder(layout.bronze(settings.name))
+    shadows = root.joinpath(*tables.SHADOW_FOLDERS)
+    found = []
+    for folder in local_table.tables_below(root):
+        names = folder.relative_to(root).parts
+        if shadows in folder.parents or (names[0] == "bronze" and folder != own):
+            continue
+        repaired = _table(spark, tables.TableRef.at(str(folder)), names, is_trial=is_trial, take_over=take_over)
+        found += [repaired] if repaired is not None else []
+    return found
+
+
+def to_json(found: Sequence[Repaired]) -> str:
+    """The tables as one JSON object, with the names of the dataclasses' fields."""
+    return json.dumps({"tables": [dataclasses.asdict(each) for each in found]}, indent=2)
+
+
+def _table(
+    spark: SparkSession, table: tables.TableRef, names: Sequence[str], *, is_trial: bool, take_over: bool
+) -> Repaired | None:
+    files = delta.data_files(spark, table)
+    if files is None:
+        raise errors.DecisionNeeded(
+            f"{table.label}: its log cannot be read from here; on Databricks FSCK REPAIR TABLE does it"
+        )
+    missing = [file for file in files if not file.is_there]
+    if not missing:
+        return None
+    delta.check_ours(spark, table)
+    gone, then = _plan(files, missing, names)
+    version = None
+    if not is_trial:
+        writer = delta.Writer.claim(spark, table, take_over=take_over, kept=("batch", "log"))
+        try:
+            to, extra = _position(writer, names)
+            version = writer.take_out(gone, to=to, extra=extra)
+        finally:
+            with suppress(errors.MedallionError):
+                writer.release()
+    return Repaired(table.label, tuple(sorted(file.name for file in missing)), len(gone), then, version)
+
+
+def _plan(
+    files: Sequence[delta.DataFile], missing: Sequence[delta.DataFile], names: Sequence[str]
+) -> tuple[Sequence[delta.DataFile], str]:
+    """The files that go, and what brings their rows back."""
+    match names:
+        case ("bronze", _):
+            batches = {file.name: file.between("batch") for file in files}
+            chosen = set(bronze_repair.rewound(batches, [file.name for file in missing]))
+            return [file for file in files if file.name in chosen], (
+                "medallion capture reads from the oplog again what came since; where it says that the position is lost, "
+                "snapshot.mode: when_needed"
+            )
+        case ("silver", *_):
+            return missing, "medallion silver applies all of bronze again"
+        case ("gold", *_):
+            return missing, "medallion gold writes it again"
+        case ("ops", "collections"):
+            return files, "medallion silver finds the collections again"
+    return missing, "what these files held is gone"
+
+
+def _position(writer: delta.Writer, names: Sequence[str]) -> tuple[object, dict[str, object]]:
+    """The position and the extras of a table whose missing files went."""
+    match names:
+        case ("silver", *_):
+            return 0, {name: writer.metadata[name] for name in ("generation", "log") if name in writer.metadata}
+        case ("gold", *_):
+            return None, {}
+    return writer.metadata.get("to"), {name: writer.metadata[name] for name in ("batch", "log") if name in writer.metadata}

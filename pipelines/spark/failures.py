@@ -1,0 +1,83 @@
+"""What Spark, its JVM and Delta raise, as one of our errors where it has a meaning for whoever runs the command.
+
+By class and condition. It is asked where no single table is known, at the end of a command; statements over one table are
+translated by `pipelines.delta.tables`, which asks here too.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from cdc_core import errors
+from pipelines.spark import session as sparks
+
+_FILE_MISSING = (
+    "FAILED_READ_FILE.FILE_NOT_EXIST",
+    "PATH_NOT_FOUND",
+    "DELTA_FILE_NOT_FOUND",
+    "DELTA_TRUNCATED_TRANSACTION_LOG",
+)
+_DATA_FILE = re.compile(r"/(?:part-|deletion_vector_)[^/]*$")
+_CAUSES = 5
+
+
+def translated(error: BaseException) -> errors.MedallionError | None:
+    """The error in our words; None where it says nothing that we know."""
+    if isinstance(error, errors.MedallionError):
+        return error
+    if sparks.is_gone():
+        return errors.SparkLost(
+            "Spark's JVM ended (killed, or out of memory; its log: "
+            f"{sparks.log_file()}); what it had committed is in the tables. Start again, and it goes on from there"
+        )
+    missing = missing_file(error)
+    return None if missing is None else _files_missing(missing)
+
+
+def missing_file(error: BaseException) -> str | None:
+    """The data file that a table's log names and that is not there, as a URL or a path; None for any other error."""
+    for found in _chain(error):
+        if _asked(found, "getCondition", "getErrorClass") in _FILE_MISSING:
+            said = str((_asked(found, "getMessageParameters") or {}).get("path") or "")
+            return said if _DATA_FILE.search(said) else None
+    return None
+
+
+def _files_missing(file: str) -> errors.FilesMissing:
+    folder, name = posixpath.split(unquote(urlsplit(file).path))
+    return errors.FilesMissing(
+        f"{folder}: the table's log names the file {name}, and it is not there: removed by hand, by a VACUUM, or with a disk. "
+        "Start again; where it says so again, medallion repair --config … tells what was lost and mends the table"
+    )
+
+
+def condition(error: BaseException) -> str:
+    """Spark's name for the error, as `FAILED_READ_FILE.FILE_NOT_EXIST`; empty where it has none."""
+    for found in (error, getattr(error, "java_exception", None)):
+        if found is not None and (said := _asked(found, "getCondition", "getErrorClass")):
+            return str(said)
+    return ""
+
+
+def _chain(error: BaseException) -> Iterator[Any]:
+    """The error, the Java exception that it stands for, and that one's causes."""
+    yield error
+    java = getattr(error, "java_exception", None)
+    for _ in range(_CAUSES):
+        if java is None:
+            return
+        yield java
+        java = _asked(java, "getCause")
+
+
+def _asked(found: Any, *names: str) -> Any:
+    """What the first of these methods that there is says; nothing where the Java exception has no such method."""
+    get = next((method for name in names if (method := getattr(found, name, None)) is not None), None)
+    try:
+        return None if get is None else get()
+    except Exception:
+        return None

@@ -1,0 +1,200 @@
+"""A commit whose outcome nobody told: nothing that it may name is removed, and nothing goes on as if it were known."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import pyarrow as pa
+import pytest
+from py4j.protocol import Py4JNetworkError
+
+from cdc_core import errors
+from cdc_core.tables import layout as tables
+from pipelines.bronze import log as bronze
+from pipelines.channels import signals
+from pipelines.delta import tables as delta
+from pipelines.operations import rebuild
+from tests import bronze_rows, faults
+from tests.faults import Boundary, Fault, Kind
+from tests.spark.test_silver import Hop, pipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SEEN = (KeyboardInterrupt, Py4JNetworkError)
+PLACES = tuple(each for each in Boundary if each is not Boundary.INSIDE_COMMIT)
+ORDERS = "orders"
+
+
+@pytest.fixture
+def table(spark: SparkSession, tmp_path: Path) -> tables.TableRef:
+    """A table that nobody has claimed."""
+    made = tables.TableRef.at(str(tmp_path / "held"))
+    delta.create(spark, made, columns="n BIGINT")
+    return made
+
+
+def rows(*numbers: int) -> pa.Table:
+    return pa.table({"n": pa.array(numbers, pa.int64())})
+
+
+def numbers(spark: SparkSession, table: tables.TableRef) -> list[int]:
+    return sorted(row.n for row in spark.table(str(table)).collect())
+
+
+def by_arrow(writer: delta.Writer, number: int) -> None:
+    writer.append_arrow(rows(number), to=number)
+
+
+def by_spark(writer: delta.Writer, number: int) -> None:
+    writer.append(writer.spark.createDataFrame(rows(number)), to=number)
+
+
+def by_merge(writer: delta.Writer, number: int) -> None:
+    writer.merge(
+        f"MERGE INTO {writer.table} AS t USING (SELECT {number}L AS n) AS s ON t.n = s.n WHEN NOT MATCHED THEN INSERT *",
+        to=number,
+    )
+
+
+@pytest.mark.parametrize("kind", faults.IN_PROCESS)
+@pytest.mark.parametrize("commit", [by_arrow, by_spark, by_merge])
+def test_what_a_commit_without_an_answer_names_stays(
+    spark: SparkSession, table: tables.TableRef, commit: Callable[[delta.Writer, int], None], kind: Kind
+) -> None:
+    """At each border the rows are there or not, and can be read; the writer commits nothing behind it, its release says the
+    position that holds, and a successor in the same process goes on from it."""
+    held: list[int] = []
+    for number, boundary in enumerate(PLACES):
+        writer = delta.Writer.claim(spark, table)
+        with faults.injected(Fault(boundary, kind)) as injection, contextlib.suppress(*SEEN):
+            commit(writer, number)
+        if boundary is Boundary.AFTER_COMMIT or not injection.has_struck:  # Spark's files are not ours to write
+            held.append(number)
+        assert numbers(spark, table) == held
+        if injection.has_struck and boundary is not Boundary.BEFORE_FILE:
+            with pytest.raises(errors.CommitUnknown):
+                commit(writer, 99)
+        writer.release()
+        assert writer.metadata["to"] == (held[-1] if held else None)
+
+
+@pytest.mark.parametrize("kind", faults.IN_PROCESS)
+def test_a_fact_whose_commit_got_no_answer_stays(spark: SparkSession, tmp_path: Path, kind: Kind) -> None:
+    """Signals, and every other table of ours that only grows: its rows can be read after each border."""
+    hop = Hop(spark, pipeline(tmp_path))
+    ref = hop.layout.ops("signals")
+    delta.create(spark, ref, columns="row STRING, name STRING, id STRING, type STRING, data STRING, ts_ms BIGINT")
+    for number, boundary in enumerate(PLACES):
+        with faults.injected(Fault(boundary, kind)) as injection, pytest.raises(SEEN):
+            signals.send(spark, hop.settings, type_="log", data={"message": "x"}, id_=str(number), ts_ms=number)
+        assert injection.has_struck
+    assert [row["id"] for row in delta.rows(spark, ref, signals.SCHEMA).to_pylist()] == ["2"]
+    assert [row.id for row in spark.table(str(ref)).collect()] == ["2"]
+
+
+def test_a_file_that_no_commit_names_is_removed(spark: SparkSession, table: tables.TableRef) -> None:
+    """A commit that the log refused, and that is not in it, leaves nothing behind."""
+    old = delta.Writer.claim(spark, table)
+    delta.Writer.claim(spark, table, take_over=True)
+    with pytest.raises(errors.OwnershipLost):
+        old.append_arrow(rows(1), to=1)
+    assert not list(Path(table.path or "").glob("*.parquet"))
+
+
+def test_an_error_after_the_commit_is_no_reason_to_commit_twice(spark: SparkSession, table: tables.TableRef) -> None:
+    """An answer may be an error although the commit is in the log: it counts once."""
+    writer = delta.Writer.claim(spark, table)
+    committed = delta._DirectLog._committed
+
+    def then_fails(self: Any, *given: Any, base: int, metadata: str) -> int:
+        committed(self, *given, base=base, metadata=metadata)
+        raise delta._VersionTaken
+
+    with mock.patch.object(delta._DirectLog, "_committed", then_fails):
+        writer.append_arrow(rows(7), to=7)
+    assert numbers(spark, table) == [7]
+    assert writer.metadata["to"] == 7
+
+
+def test_a_writer_that_could_not_release_is_no_owner_in_its_own_process(spark: SparkSession, table: tables.TableRef) -> None:
+    """A disk that is full when the commit is written leaves a claim in the log; a retry in the same process goes on."""
+    writer = delta.Writer.claim(spark, table)
+
+    def full(*_: object, **__: object) -> int:
+        raise errors.StorageExhausted("no space left")
+
+    with mock.patch.object(delta._DirectLog, "_committed", full):
+        for act in (lambda: writer.append_arrow(rows(1), to=1), writer.release):
+            with pytest.raises(errors.StorageExhausted):
+                act()
+    assert not list(Path(table.path or "").glob("*.parquet"))
+    delta.Writer.claim(spark, table).append_arrow(rows(2), to=2)
+    assert numbers(spark, table) == [2]
+
+
+def test_bronze_numbers_no_batch_twice(spark: SparkSession, tmp_path: Path) -> None:
+    """After a commit without an answer another thread's append is refused; the next start numbers on behind what is there."""
+    ref = tables.TableRef.at(str(tmp_path / "bronze"))
+
+    def heartbeat(log: bronze.Log, token: str) -> None:
+        log.heartbeat({}, token=token, ts_ms=1)
+
+    log = bronze.Log.open(spark, ref)
+    heartbeat(log, "82")
+    with faults.injected(Fault(Boundary.AFTER_COMMIT, Kind.NETWORK)), pytest.raises(Py4JNetworkError):
+        heartbeat(log, "83")
+    with pytest.raises(errors.CommitUnknown):
+        heartbeat(log, "84")
+    log.close()
+    again = bronze.Log.open(spark, ref)
+    assert again.position == bronze.Position("83", 2, 1)
+    heartbeat(again, "85")
+    again.close()
+    found = spark.table(str(ref)).orderBy("offset").collect()
+    assert [(row.batch, row.resume_token) for row in found] == [(1, "82"), (2, "83"), (3, "85")]
+    assert bronze.newest(spark, ref).batch == 3
+
+
+LAYERS = (f"silver/{bronze_rows.DB}", f"gold/{bronze_rows.DB}/{ORDERS}'", "_history")
+
+
+@pytest.mark.parametrize("boundary", PLACES[1:])
+def test_every_layer_goes_on_from_every_border(spark: SparkSession, tmp_path: Path, boundary: Boundary) -> None:
+    """An interrupt at a border of the first commit with rows to each kind of table: run again in the same process, silver,
+    gold and history end as if nothing had been."""
+    hop = Hop(spark, pipeline(tmp_path, history=True))
+    hop.bronze.append({ORDERS: [{"op": "c", "key": 1, "at": 1, "after": {"_id": 1, "v": 1}}]})
+    hop.run()
+    hop.bronze.append(
+        {ORDERS: [{"op": "c", "key": 2, "at": 11, "after": {"_id": 2, "v": 2}}, {"op": "d", "key": 1, "at": 12}]}
+    )
+    for layer in ("silver/", "gold/", "_history"):
+        with faults.injected(Fault(boundary, Kind.INTERRUPT, layer, nth=2)) as injection, contextlib.suppress(*SEEN):
+            hop.run()
+        assert injection.has_struck
+    hop.run()
+    assert [row["_id"] for row in hop.documents(ORDERS)] == [2]
+    versions = spark.table(str(hop.layout.history(bronze_rows.DB, ORDERS))).orderBy("_id").collect()
+    assert [(row["_id"], row["v"], row["valid_to"] is None) for row in versions] == [(1, 1, False), (2, 2, True)]
+
+
+@pytest.mark.parametrize("boundary", PLACES[1:])
+def test_a_rebuild_that_got_no_answer(spark: SparkSession, tmp_path: Path, boundary: Boundary) -> None:
+    """The table holds the old rows or the new ones, all of them readable, and is rebuilt by the next attempt."""
+    hop = Hop(spark, pipeline(tmp_path))
+    hop.bronze.append({ORDERS: [{"op": "c", "key": 1, "at": 1, "after": {"_id": 1}}]})
+    hop.run()
+    table = f"silver/{bronze_rows.DB}/{ORDERS}"
+    name = f"{bronze_rows.DB}.{ORDERS}"
+    with faults.injected(Fault(boundary, Kind.INTERRUPT, table, nth=2)) as injection, pytest.raises(KeyboardInterrupt):
+        rebuild.run(spark, hop.settings, collection=name)
+    assert injection.has_struck
+    assert [row["_id"] for row in hop.rows(ORDERS)] == [1]
+    rebuild.run(spark, hop.settings, collection=name)
+    hop.run()
+    assert [row["_id"] for row in hop.documents(ORDERS)] == [1]

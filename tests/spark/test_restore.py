@@ -1,0 +1,77 @@
+"""RESTORE … TO TIMESTAMP, whose commit does not say the version: every table goes on from the one that it found."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cdc_core.tables import layout as tables
+from pipelines.bronze import collections as registry
+from pipelines.bronze import log as bronze
+from pipelines.delta import tables as delta
+from tests.spark.test_silver import Hop, pipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ORDERS = "orders"
+
+
+def restore_to_time(spark: SparkSession, table: tables.TableRef, version: int) -> None:
+    """Restores the table to a time at which this version was the newest."""
+    log = Path(table.path or "") / "_delta_log"
+    now = (log / f"{delta.version(spark, table):020}.json").stat().st_mtime
+    for number in range(delta.version(spark, table) + 1):
+        at = now - (1000 if number <= version else 10) + number / 1000
+        os.utime(log / f"{number:020}.json", (at, at))
+    then = spark.sql(f"SELECT string(timestamp_seconds({now - 500:.0f}))").first()[0]
+    spark.sql(f"RESTORE TABLE {table} TO TIMESTAMP AS OF '{then}'").collect()
+
+
+def test_every_layer_goes_on_from_the_version_of_a_time(spark: SparkSession, tmp_path: Path) -> None:
+    """Silver applies again what came after, gold publishes it again, and bronze ends with the batch that it ended with then."""
+    hop = Hop(spark, pipeline(tmp_path))
+    silver, gold = hop.silver_table(ORDERS), hop.gold_table(ORDERS)
+    insert = [{"op": "c", "key": key, "at": 10 + key, "after": {"_id": key, "v": 1}} for key in (1, 2)]
+    hop.bronze.append({ORDERS: insert})
+    hop.run()
+    before = {table: delta.version(spark, table) for table in (silver, gold, hop.layout.bronze("hand"))}
+    hop.bronze.append(
+        {ORDERS: [{"op": "u", "key": 1, "at": 20, "after": {"_id": 1, "v": 2}}, {"op": "d", "key": 2, "at": 21}]}
+    )
+    hop.run()
+    now = [{"_id": 1, "v": 2, "__key": "1"}]
+    assert hop.documents(ORDERS) == now
+
+    restore_to_time(spark, silver, before[silver])
+    assert registry.silver_position(spark, silver).to == 1
+    hop.run()
+    assert hop.documents(ORDERS) == now
+    assert [row["v"] for row in hop.rows(ORDERS)] == [2]
+
+    restore_to_time(spark, gold, before[gold])
+    assert len(hop.documents(ORDERS)) == 2
+    position = delta.position(spark, gold)
+    assert position is not None and position.metadata is not None and position.metadata["to"] == 1
+    hop.run()
+    assert hop.documents(ORDERS) == now
+
+    restore_to_time(spark, hop.layout.bronze("hand"), before[hop.layout.bronze("hand")])
+    assert bronze.newest(spark, hop.layout.bronze("hand")).batch == 1
+    found = bronze.read_position(spark, hop.layout.bronze("hand"))
+    assert found is not None and found.batch == 1
+
+
+def test_where_the_log_goes_back_no_further_no_position_is_told(spark: SparkSession, tmp_path: Path) -> None:
+    """Then silver goes by its rows and gold is written anew: never by the position of before the restore."""
+    ref = tables.TableRef.at(str(tmp_path / "t"))
+    delta.create(spark, ref, columns="n BIGINT")
+    writer = delta.Writer.claim(spark, ref)
+    for to in (1, 2):
+        writer.append(spark.sql(f"SELECT {to}L AS n"), to=to)
+    restore_to_time(spark, ref, writer.version - 1)
+    position = delta.position(spark, ref)
+    assert position is not None and position.metadata is not None and position.metadata["to"] == 1
+    (Path(ref.path or "") / "_delta_log" / f"{writer.version:020}.json").rename(tmp_path / "gone.json")
+    assert delta.position(spark, ref) is None

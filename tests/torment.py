@@ -1,0 +1,254 @@
+"""Capture, silver and gold under every kind of fault, again and again, while a workload runs; and what is left of the truth.
+
+Each layer is a process of its own, tormented in a thread of its own. Faults at the borders of commits are several a process
+where they leave it alive: starting a JVM is what costs. Afterwards everything is caught up once, and the recorder and the
+reader of `tests.kills` say what is missing, `medallion repair --dry-run` which table names a file that is not there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests import faults, kills, processes
+from tests.faults import Boundary, Fault, Kind
+
+LAYERS = kills.LAYERS
+PATIENCE = 300.0
+LEASE_MS = 4000
+IN_A_PROCESS = 4
+"""So many faults that leave the process alive come in one."""
+
+TABLES = {
+    "capture": ("bronze/",),
+    "silver": ("silver/", "ops/collections", "ops/schemas", "ops/deletes"),
+    "gold": ("gold/", "_history", "ops/schemas"),
+}
+FROM_OUTSIDE = (
+    "Python killed", "JVM killed", "both killed", "SIGTERM", "SIGTERM twice", "SIGINT", "SIGINT twice", "SIGSTOP past the lease",
+)  # fmt: skip
+EXPECTED = {0, 3, 75, 130, 137, -signal.SIGKILL}
+"""How a process may end under a fault; 1 is a bug."""
+
+
+@dataclass
+class Outcome(kills.Outcome):
+    """What was left, how many faults of each kind struck, and what ended as a bug."""
+
+    struck: Counter[str] = field(default_factory=Counter)
+    bugs: list[str] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+
+    @property
+    def faults(self) -> dict[str, object]:
+        return {**super().faults, **({"unreadable": self.unreadable} if self.unreadable else {}), **self._bugs}
+
+    @property
+    def _bugs(self) -> dict[str, object]:
+        return {"bugs": self.bugs[:5]} if self.bugs else {}
+
+
+def run(
+    pipeline: processes.Pipeline,
+    *,
+    count: int,
+    before: int = 500,
+    rate: float = 30,
+    seed: int = 1,
+    say: kills.Say = lambda text: None,
+) -> Outcome:
+    """`count` faults over the three layers; raises AssertionError where a layer makes no progress any more."""
+    begun = time.monotonic()
+    outcome = Outcome()
+    assert pipeline.workload(operations=before, seed=seed).run() == 0
+    writing, recording = pipeline.workload(rate=rate, seed=seed + 1), pipeline.recorder()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(processes.all_killed(writing, recording))
+        recording.start()
+        processes.until(lambda: "ready" in recording.said, seconds=60, what="the recorder", alive=[recording])
+        writing.start()
+        tormentors = [_Tormentor(pipeline, name, count, outcome, random.Random(f"{seed} {name}"), say) for name in LAYERS]
+        for each in tormentors:
+            stack.enter_context(each.commands())
+        kills._in_threads(tormentors)  # type: ignore[arg-type]
+        say("the last fault is done")
+        writing.terminate()
+        assert writing.wait(60) == 0, writing.said
+        time.sleep(2)
+        recording.terminate()
+        assert recording.wait(60) == 0, recording.said
+    kills.caught_up(pipeline)
+    kills.judge(pipeline, outcome)
+    outcome.unreadable = unreadable(pipeline)
+    outcome.seconds = time.monotonic() - begun
+    return outcome
+
+
+def unreadable(pipeline: processes.Pipeline) -> list[str]:
+    """The tables that name files that are not there."""
+    looked = pipeline.command("repair", "--dry-run", "--json", log="repair")
+    assert looked.run(300) == 0, looked.said[-3000:]
+    said = looked.said
+    return [each["table"] for each in json.loads(said[said.index("{") :])["tables"]]
+
+
+@dataclass
+class _Tormentor:
+    """One layer: a fault, until it has ended or goes on, and the next."""
+
+    pipeline: processes.Pipeline
+    name: str
+    count: int
+    outcome: Outcome
+    rng: random.Random
+    say: kills.Say
+
+    def __post_init__(self) -> None:
+        self.told = self.pipeline.folder / f"{self.name}.faults"
+        self.layer = self._command("--continuous", log=self.name)
+        self.other = self._command("--continuous", "--take-over", log=f"{self.name}-other")
+
+    def _command(self, *options: str, log: str) -> processes.Command:
+        arguments = ["-m", "tests.faults", self.name, "--config", str(self.pipeline.settings), *options]
+        return processes.Command(arguments, self.pipeline.folder / f"{log}.log")
+
+    @contextlib.contextmanager
+    def commands(self) -> Iterator[None]:
+        with processes.all_killed(self.layer, self.other):
+            yield
+
+    def __call__(self) -> None:
+        while sum(self.outcome.struck.values()) < self.count:
+            kind = self.rng.choice(("injected", "injected", *FROM_OUTSIDE))
+            self._injected() if kind == "injected" else self._from_outside(kind)
+        self._until_it_goes_on()
+        self.layer.terminate()
+        assert self.layer.wait(120) == 0, f"{self.name}:\n{self.layer.said[-3000:]}"
+
+    # --- at the borders of commits
+
+    def _injected(self) -> None:
+        planned = [self._fault(self.rng.choice(faults.IN_PROCESS)) for _ in range(IN_A_PROCESS)]
+        planned.append(self._fault(self.rng.choice((Kind.EXIT, Kind.JVM, Kind.BOTH))))
+        self._start(planned)
+        end = time.monotonic() + PATIENCE / 3
+        while self.layer.is_running and time.monotonic() < end:  # a border that never comes is no fault
+            time.sleep(0.2)
+        self._ended()
+        for fault in self._struck():
+            self._count(f"{fault.kind.value} {fault.boundary.value}")
+
+    def _fault(self, kind: Kind) -> Fault:
+        borders = [each for each in Boundary if each is not Boundary.INSIDE_COMMIT or kind not in faults.IN_PROCESS]
+        boundary = self.rng.choice(borders)
+        where = self.rng.choice(TABLES[self.name])
+        return Fault(boundary, kind, where, self.rng.randint(1, 4))
+
+    def _struck(self) -> list[Fault]:
+        if not self.told.exists():
+            return []
+        found = [Fault.from_json(line) for line in self.told.read_text().splitlines()]
+        self.told.unlink()
+        return found
+
+    # --- from outside, at any moment
+
+    def _from_outside(self, kind: str) -> None:
+        self._start([])
+        moves = self.moves()
+        if self.rng.random() < 0.7:
+            self._until(lambda: self.moves() > moves or not self.layer.is_running)
+        time.sleep(self.rng.uniform(0, 3))
+        if not self.layer.is_running:
+            self._ended()
+            return
+        self._strike(kind)
+        self._count(kind)
+        self._ended()
+
+    def _strike(self, kind: str) -> None:
+        match kind:
+            case "Python killed":
+                self.layer.kill_alone()
+            case "JVM killed":
+                for child in children(self.layer.pid):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(child, signal.SIGKILL)
+            case "both killed":
+                self.layer.kill()
+            case "SIGSTOP past the lease":
+                self._stopped()
+            case _:
+                number = signal.SIGTERM if kind.startswith("SIGTERM") else signal.SIGINT
+                os.kill(self.layer.pid, number)
+                if kind.endswith("twice"):
+                    time.sleep(self.rng.uniform(0, 1))
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(self.layer.pid, number)
+
+    def _stopped(self) -> None:
+        """Stopped for longer than its lease, while another takes over; woken up, it commits nothing more and ends."""
+        self.layer.signal_group(signal.SIGSTOP)
+        moves = self.moves()
+        with self.other.start():
+            self._until(lambda: self.moves() > moves or not self.other.is_running)
+            time.sleep(LEASE_MS / 1000)
+            self.layer.signal_group(signal.SIGCONT)
+            os.kill(self.layer.pid, signal.SIGTERM)
+            self.layer.wait(PATIENCE)
+
+    # --- the process
+
+    def _start(self, planned: list[Fault]) -> None:
+        self.layer.environment = {
+            faults.VARIABLE: json.dumps([fault.to_json() for fault in planned]),
+            faults.TOLD_VARIABLE: str(self.told),
+            faults.LEASE_VARIABLE: str(LEASE_MS),
+        }
+        self.other.environment = {faults.LEASE_VARIABLE: str(LEASE_MS)}
+        self.layer.start()
+
+    def _ended(self) -> None:
+        """Wait for the end, and look how it ended."""
+        if self.layer.is_running and self.layer.process is not None:
+            with contextlib.suppress(Exception):
+                self.layer.process.wait(20)
+        if self.layer.is_running:
+            os.kill(self.layer.pid, signal.SIGTERM)
+        code = self.layer.wait(120)
+        if code not in EXPECTED or "this is a bug" in self.layer.said:
+            last = [line for line in self.layer.said.splitlines() if "bug" in line][-1:]
+            self.outcome.bugs.append(f"{self.name} ended with {code}: {last}")
+            self.layer.log.rename(self.layer.log.with_suffix(f".{len(self.outcome.bugs)}.bug"))
+
+    def _until_it_goes_on(self) -> None:
+        self._start([])
+        moves = self.moves()
+        processes.until(lambda: self.moves() > moves, seconds=PATIENCE, what=f"{self.name} goes on", alive=[self.layer])
+
+    def _until(self, true: Callable[[], bool]) -> None:
+        processes.until(true, seconds=PATIENCE, what=f"{self.name} moves")
+
+    def _count(self, kind: str) -> None:
+        self.outcome.struck[kind] += 1
+        self.outcome.kills[self.name] += 1
+        self.say(f"{sum(self.outcome.struck.values())} {self.name}: {kind}")
+
+    def moves(self) -> int:
+        """How often the tables of this layer were committed to."""
+        if self.name == "capture":
+            return processes.version(self.pipeline.bronze)
+        return sum(processes.version(log.parent) for log in self.pipeline.root.glob(f"{self.name}/*/*/_delta_log"))
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process started."""
+    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
