@@ -90,10 +90,43 @@ def test_executors_run_this_python(spark: SparkSession) -> None:
 
 
 def test_nothing_but_our_own_words_reaches_the_screen(tmp_path: Path) -> None:
-    """From any folder, starting, using and stopping Spark writes nothing to stdout or stderr."""
-    process = python(WORKS, str(tmp_path / "table"), cwd=tmp_path)
+    """From any folder, starting, using and stopping Spark writes nothing to stdout or stderr, and leaves nothing but its log in
+    the temporary folder."""
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    process = python(WORKS, str(tmp_path / "table"), cwd=tmp_path, TMPDIR=str(scratch))
     out, err = process.communicate()
     assert (out, err, process.returncode) == ("3\n", "", 0)
+    left = {path for path in scratch.rglob("*") if path.is_file() or not any(path.iterdir())}
+    assert left == {scratch / f"medallion-{os.getuid()}" / f"spark-{process.pid}.log"}
+
+
+AGAIN = """
+import os, signal, sys
+from cdc_core import errors
+from pipelines.spark import failures
+from pipelines.spark import session as spark_sessions
+spark = spark_sessions.session("first", master="local[1]")
+os.kill(spark.sparkContext._gateway.proc.pid, signal.SIGKILL)
+try:
+    spark.range(3).count()
+except Exception as error:
+    print(type(failures.translated(error)).__name__)
+    spark_sessions.forget()
+print(spark_sessions.session("second", master="local[1]").range(3).count(), flush=True)
+"""
+
+
+def test_a_jvm_that_is_killed_is_told_and_another_one_can_be_started(tmp_path: Path) -> None:
+    """The kernel kills what takes the most memory: that is no bug, and the same process goes on with another session."""
+    process = python(AGAIN, TMPDIR=str(tmp_path))
+    out, _ = process.communicate()
+    assert out == "SparkLost\n3\n"
+
+
+def test_no_text_is_replaced_by_what_the_process_knows(spark: SparkSession) -> None:
+    """`${…}` in a statement is text."""
+    assert spark.sql("SELECT '${spark.app.name}'").first()[0] == "${spark.app.name}"
 
 
 def test_the_jvm_leaves_sigterm_to_its_owner_and_ends_with_it() -> None:
