@@ -718,6 +718,7 @@ def _stopping() -> Iterator[threading.Event]:
 
     def ask(number: int, frame: object) -> None:
         if stop.is_set():
+            _abandon()
             raise KeyboardInterrupt
         stop.set()
 
@@ -730,6 +731,14 @@ def _stopping() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _abandon() -> None:
+    """No call of ours waits for Spark any more."""
+    if "pyspark" in sys.modules:
+        from pipelines.spark import session as sparks
+
+        sparks.abandon()
 
 
 def _say(message: str) -> None:

@@ -142,6 +142,8 @@ def _together(layers: Mapping[str, Layer], *, stop: threading.Event) -> dict[str
     end = time.monotonic() + STOP_SECONDS
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
+    if any(thread.is_alive() for thread in threads):
+        sparks.abandon()
     if failed:
         raise failed[0]
     return results

@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
 import re
 import shutil
@@ -31,6 +32,8 @@ from pipelines.spark import stores
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parents[2]
 JAVA_NEEDED = 17
@@ -215,11 +218,8 @@ def forget() -> None:
 def cancelling(spark: SparkSession, stop: threading.Event) -> Iterator[None]:
     """When `stop` is set and the block has not ended `GRACE_SECONDS` later, its Spark jobs are cancelled, so that it ends.
 
-    What a cancelled statement raises is then no error: a statement commits or it does not, and the next start does it again.
+    What a cancelled statement leads to is then no error: a statement commits or it does not, and the next start does it again.
     """
-    from py4j.protocol import Py4JJavaError
-    from pyspark.errors import PySparkException
-
     if not is_classic(spark):
         yield
         return
@@ -237,11 +237,23 @@ def cancelling(spark: SparkSession, stop: threading.Event) -> Iterator[None]:
     thread.start()
     try:
         yield
-    except (PySparkException, Py4JJavaError):
+    except Exception as error:
         if not cancelled.is_set():
             raise
+        log.info("what was still being done was left, and is done at the next start (%s)", type(error).__name__)
     finally:
         ended.set()
+
+
+def abandon() -> None:
+    """End the JVM that this process started, whatever it is at: each call that waits for it fails, and every commit is in its
+    table or not."""
+    from pyspark import SparkContext
+
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is not None:
+        process.kill()
+        process.wait()
 
 
 def submitter() -> int | None:
@@ -256,15 +268,9 @@ def _folder() -> Path:
 
 def _end(owner: int) -> None:
     """End the JVM with this process, and remove what it left: every commit that counts is in a table by now."""
-    from pyspark import SparkContext
-
-    if os.getpid() != owner:
-        return
-    process = getattr(SparkContext._gateway, "proc", None)
-    if process is not None:
-        process.kill()
-        process.wait()
-    shutil.rmtree(_folder(), ignore_errors=True)
+    if os.getpid() == owner:
+        abandon()
+        shutil.rmtree(_folder(), ignore_errors=True)
 
 
 def log_file() -> Path:
@@ -391,9 +397,9 @@ def _local(name: str, *, master: str | None, conf: Mapping[str, str], store: sto
         settings["spark.driver.extraJavaOptions"] = java
         atexit.register(_end, os.getpid())
         spark_conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
-        with log_file().open("wb") as log:
+        with log_file().open("wb") as said:
             try:
-                gateway = launch_gateway(spark_conf, _Launch(stdout=log, stderr=log))
+                gateway = launch_gateway(spark_conf, _Launch(stdout=said, stderr=said))
             except (PySparkRuntimeError, OSError) as error:
                 raise _why_not() from error
         with _interrupts_as_they_are():
@@ -483,12 +489,12 @@ def _why_not() -> errors.MedallionError:
         return errors.DecisionNeeded(f"Spark needs Java {JAVA_NEEDED}, and there is none: {how}")
     if version < JAVA_NEEDED:
         return errors.DecisionNeeded(f"Spark needs Java {JAVA_NEEDED} or later, and this is Java {version}: {how}")
-    log = log_file().read_text(errors="replace") if log_file().exists() else ""
-    if "unresolved dependenc" in log:
+    told = log_file().read_text(errors="replace") if log_file().exists() else ""
+    if "unresolved dependenc" in told:
         return errors.Temporary(
             f"Delta's jars could not be downloaded from Maven Central: the first start needs the network (log: {log_file()})"
         )
-    last = next((line.strip() for line in reversed(log.splitlines()) if line.strip()), "no output")
+    last = next((line.strip() for line in reversed(told.splitlines()) if line.strip()), "no output")
     return errors.DecisionNeeded(f"Spark did not start: {last} (log: {log_file()})")
 
 
