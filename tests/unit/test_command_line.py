@@ -162,8 +162,10 @@ def test_ctrl_c_before_the_start_is_told_in_one_line(raising, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize("number", (signal.SIGTERM, signal.SIGINT))
-def test_a_signal_asks_to_stop_and_a_second_one_interrupts(number: signal.Signals) -> None:
-    """The first signal sets the event that a pipeline watches, a second one interrupts at once."""
+def test_a_signal_asks_to_stop_and_a_second_one_interrupts(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first signal sets the event that a pipeline watches, a second one lets go of Spark and interrupts at once."""
+    abandoned: list[int] = []
+    monkeypatch.setattr(command_line, "_abandon", lambda: abandoned.append(1))
     before = signal.getsignal(number)
     with command_line._stopping() as stop:
         os.kill(os.getpid(), number)
@@ -171,6 +173,7 @@ def test_a_signal_asks_to_stop_and_a_second_one_interrupts(number: signal.Signal
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
             time.sleep(5)
+    assert abandoned == [1]
     assert signal.getsignal(number) is before
 
 
