@@ -13,7 +13,6 @@ catalogs, Connect) they are an ordinary append, and a MERGE.
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import itertools
 import json
@@ -1172,15 +1171,14 @@ def translated(error: BaseException, table: tables.TableRef) -> BaseException:
             f"{table.label}: its log names the file {missing.rpartition('/')[2]}, and it is not there: removed by hand, by a "
             "VACUUM, or with a disk. Start again; where it says so again, medallion repair --config … mends the table"
         )
-    if "No space left on device" in str(error) or "Disk quota exceeded" in str(error):
+    if failures.is_full(error):
         return _storage_exhausted(table)
     return error
 
 
 def disk_error(error: OSError, table: tables.TableRef) -> BaseException:
     """A full disk as `StorageExhausted`; any other operating system error as it is."""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
-    return _storage_exhausted(table) if full else error
+    return _storage_exhausted(table) if failures.is_full(error) else error
 
 
 def _storage_exhausted(table: tables.TableRef) -> errors.StorageExhausted:

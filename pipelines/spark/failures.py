@@ -6,6 +6,7 @@ translated by `pipelines.delta.tables`, which asks here too.
 
 from __future__ import annotations
 
+import errno
 import posixpath
 import re
 from collections.abc import Iterator
@@ -34,8 +35,19 @@ def translated(error: BaseException) -> errors.MedallionError | None:
             "Spark's JVM ended (killed, or out of memory; its log: "
             f"{sparks.log_file()}); what it had committed is in the tables. Start again, and it goes on from there"
         )
+    if is_full(error):
+        return errors.StorageExhausted(
+            "no space left, in the lakehouse or in the temporary folder; what is not committed is done again. "
+            "Free some space and start again"
+        )
     missing = missing_file(error)
     return None if missing is None else _files_missing(missing)
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether a disk or a quota is full. Java has no class for that: its exceptions hold the system's own words."""
+    is_ours = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return is_ours or "No space left on device" in str(error) or "Disk quota exceeded" in str(error)
 
 
 def missing_file(error: BaseException) -> str | None:
