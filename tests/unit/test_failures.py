@@ -1,0 +1,71 @@
+"""What Spark raises, in our words: by class and condition, as fakes of it have them."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from cdc_core import errors
+from pipelines.spark import failures
+from pipelines.spark import session as sparks
+
+FILE = "file:/lake/silver/shop/orders/part-00000-a%20b.snappy.parquet"
+
+
+class Raised(Exception):
+    """An error of Spark, or a Java exception, with a condition."""
+
+    def __init__(self, condition: str = "", path: str = "", cause: Raised | None = None) -> None:
+        super().__init__(condition)
+        self.condition, self.path, self.cause = condition, path, cause
+
+    def getCondition(self) -> str:  # noqa: N802
+        return self.condition
+
+    def getMessageParameters(self) -> dict[str, str]:  # noqa: N802
+        return {"path": self.path}
+
+    def getCause(self) -> Raised | None:  # noqa: N802
+        return self.cause
+
+
+class OfJava(Exception):
+    """What py4j raises: it holds the Java exception."""
+
+    def __init__(self, java: Raised) -> None:
+        super().__init__("An error occurred while calling o1.collect")
+        self.java_exception = java
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Raised("FAILED_READ_FILE.FILE_NOT_EXIST", FILE),
+        OfJava(Raised("", "", Raised("FAILED_READ_FILE.FILE_NOT_EXIST", FILE))),
+    ],
+)
+def test_a_missing_file_is_told_with_its_table_and_what_to_do(error: Exception) -> None:
+    """Also where it is only the cause of what was raised."""
+    told = failures.translated(error)
+    assert isinstance(told, errors.FilesMissing) and told.exit_code == 3
+    assert str(told).startswith("/lake/silver/shop/orders: the table's log names the file part-00000-a b.snappy.parquet")
+    assert "medallion repair" in str(told) and "\n" not in str(told)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), Raised("java.io.IOException: No space left on device")])
+def test_a_full_disk_is_temporary(error: Exception) -> None:
+    assert isinstance(failures.translated(error), errors.StorageExhausted)
+
+
+def test_a_jvm_that_is_gone_explains_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was raised; our own errors stay what they are."""
+    monkeypatch.setattr(sparks, "is_gone", lambda: True)
+    assert isinstance(failures.translated(ConnectionRefusedError()), errors.SparkLost)
+    refused = errors.TableOwned("process 7 writes it")
+    assert failures.translated(refused) is refused
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), Raised("PATH_NOT_FOUND", "/lake/nowhere"), Raised("DIVIDE_BY_ZERO")])
+def test_what_says_nothing_that_we_know_is_left_as_it_is(error: Exception) -> None:
+    assert failures.translated(error) is None
