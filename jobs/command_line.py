@@ -46,15 +46,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(str(error))
         return _debugged(given, error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        _say("stopped at once; what was committed stays, the rest is read again at the next start")
-        return INTERRUPTED
+        return _interrupted()
     except Exception as error:
+        if _is_of_interrupt(error):
+            return _interrupted()
         known = _translated(error)
         if known is not None:
             _say(str(known))
             return _debugged(given, known.exit_code)
         _say(f"this is a bug: {type(error).__name__} {_place(error)}; --debug shows the traceback")
         return _debugged(given, BUG)
+
+
+def _interrupted() -> int:
+    _say("stopped at once; what was committed stays, the rest is read again at the next start")
+    return INTERRUPTED
+
+
+def _is_of_interrupt(error: BaseException | None) -> bool:
+    """Whether the error came while an interrupt ended the command: Spark is gone by then, and says so."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
 
 
 def _translated(error: Exception) -> errors.MedallionError | None:

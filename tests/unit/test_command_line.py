@@ -161,6 +161,14 @@ def test_ctrl_c_before_the_start_is_told_in_one_line(raising, capsys: pytest.Cap
     assert "\nmedallion: stopped at once" in capsys.readouterr().err
 
 
+def test_what_an_interrupt_leads_to_is_an_interrupt(raising, capsys: pytest.CaptureFixture[str]) -> None:
+    """Spark is let go of by then: that it does not answer any more is no news."""
+    error = ConnectionRefusedError()
+    error.__context__ = KeyboardInterrupt()
+    assert raising(error) == 130
+    assert "stopped at once" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("number", (signal.SIGTERM, signal.SIGINT))
 def test_a_signal_asks_to_stop_and_a_second_one_interrupts(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first signal sets the event that a pipeline watches, a second one lets go of Spark and interrupts at once."""

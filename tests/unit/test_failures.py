@@ -20,13 +20,13 @@ class Raised(Exception):
         super().__init__(condition)
         self.condition, self.path, self.cause = condition, path, cause
 
-    def getCondition(self) -> str:  # noqa: N802
+    def getCondition(self) -> str:
         return self.condition
 
-    def getMessageParameters(self) -> dict[str, str]:  # noqa: N802
+    def getMessageParameters(self) -> dict[str, str]:
         return {"path": self.path}
 
-    def getCause(self) -> Raised | None:  # noqa: N802
+    def getCause(self) -> Raised | None:
         return self.cause
 
 
