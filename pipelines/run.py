@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cdc_core import errors
@@ -113,37 +114,49 @@ def run(
         return gold.run(sessions(), settings, once=once, take_over=take_over, sessions=sessions, stop=stop)
 
     layers: Mapping[str, Layer] = {"capture": capturing, "silver": merging, "gold": publishing}
-    with sparks.cancelling(spark, stop):
-        return _in_turn(layers, stop=stop) if once else _together(layers, stop=stop)
-    return {}
+    ended = _Ended()
+    halt = stop if once else threading.Event()  # a layer that fails halts the others, which is not what `stop` says
+    with sparks.cancelling(spark, halt) as cancelled:
+        _in_turn(layers, ended, stop=stop) if once else _together(layers, ended, stop=stop, halt=halt)
+    for error, came_after in ended.failures:
+        if not (came_after and cancelled.is_set()):
+            raise error
+    return ended.results
 
 
-def _in_turn(layers: Mapping[str, Layer], *, stop: threading.Event) -> dict[str, object]:
-    return {name: layer(stop) for name, layer in layers.items() if not stop.is_set()}
+@dataclass
+class _Ended:
+    """What layers gave, and what they raised: whether after the halt, when cancelled jobs are none of their errors."""
+
+    results: dict[str, object] = field(default_factory=dict)
+    failures: list[tuple[BaseException, bool]] = field(default_factory=list)
 
 
-def _together(layers: Mapping[str, Layer], *, stop: threading.Event) -> dict[str, object]:
-    """Each layer in a thread of its own. The first error sets `stop` and is raised when all threads have ended."""
-    results: dict[str, object] = {}
-    failed: list[BaseException] = []
+def _in_turn(layers: Mapping[str, Layer], ended: _Ended, *, stop: threading.Event) -> None:
+    for name, layer in layers.items():
+        if not stop.is_set():
+            ended.results[name] = layer(stop)
+
+
+def _together(layers: Mapping[str, Layer], ended: _Ended, *, stop: threading.Event, halt: threading.Event) -> None:
+    """Each layer in a thread of its own, until `stop` is set or the first one fails: `halt` is set then, and all threads end or
+    are left."""
 
     def body(name: str, layer: Layer) -> None:
         try:
-            results[name] = layer(stop)
+            ended.results[name] = layer(halt)
         except BaseException as error:
-            failed.append(error)
-            stop.set()
+            ended.failures.append((error, halt.is_set()))
+            halt.set()
 
     threads = [threading.Thread(target=body, args=(name, layer), name=name, daemon=True) for name, layer in layers.items()]
     for thread in threads:
         thread.start()
-    while any(thread.is_alive() for thread in threads) and not stop.wait(IDLE_SECONDS):
+    while any(thread.is_alive() for thread in threads) and not (stop.wait(IDLE_SECONDS) or halt.is_set()):
         pass
+    halt.set()
     end = time.monotonic() + STOP_SECONDS
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
     if any(thread.is_alive() for thread in threads):
         sparks.abandon()
-    if failed:
-        raise failed[0]
-    return results

@@ -215,15 +215,15 @@ def forget() -> None:
 
 
 @contextlib.contextmanager
-def cancelling(spark: SparkSession, stop: threading.Event) -> Iterator[None]:
+def cancelling(spark: SparkSession, stop: threading.Event) -> Iterator[threading.Event]:
     """When `stop` is set and the block has not ended `GRACE_SECONDS` later, its Spark jobs are cancelled, so that it ends.
 
     What a cancelled statement leads to is then no error: a statement commits or it does not, and the next start does it again.
     """
-    if not is_classic(spark):
-        yield
-        return
     ended, cancelled = threading.Event(), threading.Event()
+    if not is_classic(spark):
+        yield cancelled
+        return
 
     def cancel() -> None:
         while not (stop.wait(IDLE_SECONDS) or ended.is_set()):
@@ -233,10 +233,9 @@ def cancelling(spark: SparkSession, stop: threading.Event) -> Iterator[None]:
             with contextlib.suppress(Exception):  # the session may end meanwhile
                 spark.sparkContext.cancelAllJobs()
 
-    thread = threading.Thread(target=cancel, name="medallion-cancel", daemon=True)
-    thread.start()
+    threading.Thread(target=cancel, name="medallion-cancel", daemon=True).start()
     try:
-        yield
+        yield cancelled
     except Exception as error:
         if not cancelled.is_set():
             raise

@@ -1,0 +1,67 @@
+"""How the layers of one application end together: no Spark is needed to see it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from cdc_core import errors
+from pipelines import run as pipeline
+from pipelines.spark import session as sparks
+
+
+class Layers:
+    """Stand-ins of the three layers; each runs until it is stopped, or raises what it was given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **raised: BaseException) -> None:
+        self.raised, self.runs = raised, 0
+        monkeypatch.setattr(sparks, "is_classic", lambda spark: False)
+        monkeypatch.setattr(sparks, "is_local", lambda spark: True)
+        monkeypatch.setattr(sparks, "sessions", lambda spark: lambda: spark)
+        monkeypatch.setattr(pipeline, "SNAPSHOT_SECONDS", 0.0)
+        for name in ("capture", "silver", "gold"):
+            monkeypatch.setattr(getattr(pipeline, name), "run", self._layer(name))
+
+    def _layer(self, name: str) -> Any:
+        def run(*_: object, stop: threading.Event, **__: object) -> str:
+            self.runs += name == "capture"
+            error = self.raised.pop(name, None)
+            if error is not None:
+                raise error
+            assert stop.wait(10)
+            return name
+
+        return run
+
+
+def test_a_layer_that_fails_ends_the_others_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event that asks all to stop is its owner's: nobody else sets it."""
+    Layers(monkeypatch, gold=errors.TableOwned("process 7 writes it"))
+    stop = threading.Event()
+    with pytest.raises(errors.TableOwned):
+        pipeline.run(None, None, once=False, stop=stop)  # type: ignore[arg-type]
+    assert not stop.is_set()
+
+
+def test_a_jvm_that_ends_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All layers begin anew over another session, until they are asked to stop."""
+    layers, stop = Layers(monkeypatch, silver=ConnectionRefusedError()), threading.Event()
+    monkeypatch.setattr(pipeline, "RUN_SECONDS", 0.0)
+    monkeypatch.setattr(sparks, "is_gone", lambda: True)
+    monkeypatch.setattr(sparks, "forget", lambda: None)
+
+    def again() -> None:
+        threading.Timer(0.2, stop.set).start()
+
+    results = pipeline.run_again(None, None, again=again, once=False, stop=stop)  # type: ignore[arg-type]
+    assert (layers.runs, sorted(results)) == (2, ["capture", "gold", "silver"])
+
+
+def test_one_that_ends_at_once_is_for_a_scheduler_to_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would end again, for want of memory perhaps."""
+    Layers(monkeypatch, silver=ConnectionRefusedError())
+    monkeypatch.setattr(sparks, "is_gone", lambda: True)
+    with pytest.raises(errors.SparkLost):
+        pipeline.run_again(None, None, again=lambda: None, once=False, stop=threading.Event())  # type: ignore[arg-type,return-value]
