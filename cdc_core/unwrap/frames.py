@@ -4,7 +4,7 @@
     rows = unwrap_frames.unwrapped(events, options=unwrap_options.parse({"delete.tombstone.handling.mode": "rewrite"}))
 
 One DataFrame is one table: events of several collections are filtered apart before. The rows come from
-`cdc_core.unwrap.records`, record by record, in Arrow batches (a Python pass, some ten thousand events a second and core).
+`cdc_core.unwrap.new_document_state`, record by record, in Arrow batches (a Python pass, some ten thousand events a second and core).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from cdc_core.schema import document_schema
 from cdc_core.schema import names as column_names
 from cdc_core.schema.document_schema import ColumnType, DocumentSchema, Scalar
 from cdc_core.sql.names import identifier
-from cdc_core.unwrap import records as unwrap
-from cdc_core.unwrap.records import Extracted, Unchanged
+from cdc_core.unwrap import new_document_state as unwrap
+from cdc_core.unwrap.new_document_state import Extracted, Unchanged
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

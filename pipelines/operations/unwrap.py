@@ -23,8 +23,8 @@ import orjson
 from cdc_core import errors
 from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.properties.unwrap import UnwrapOptions
-from cdc_core.unwrap import records as unwrap
-from cdc_core.unwrap.records import Dropped, Extracted, Unchanged
+from cdc_core.unwrap import new_document_state as unwrap
+from cdc_core.unwrap.new_document_state import Dropped, Extracted, Unchanged
 
 STANDARD_STREAM = "-"
 Name = str | os.PathLike[str]

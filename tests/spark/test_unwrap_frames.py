@@ -9,7 +9,7 @@ import pytest
 
 from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.unwrap import frames as unwrap_frames
-from cdc_core.unwrap import records as unwrap
+from cdc_core.unwrap import new_document_state as unwrap
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

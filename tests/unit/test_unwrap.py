@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc_core.properties import unwrap as unwrap_options
-from cdc_core.unwrap import records as unwrap
+from cdc_core.unwrap import new_document_state as unwrap
 
 SOURCE = {"db": "shop", "collection": "orders", "ts_ms": 5, "snapshot": "false"}
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cdc_core.properties import unwrap as unwrap_options
-from cdc_core.unwrap import records as unwrap
+from cdc_core.unwrap import new_document_state as unwrap
 from tests import recorded as lines_of
 
 ROOT = pathlib.Path(__file__).parent.parent.parent

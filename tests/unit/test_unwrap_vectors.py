@@ -22,7 +22,7 @@ from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.properties.unwrap import ArrayEncoding, FieldNameAdjustment, UnwrapOptions
 from cdc_core.schema import document_schema
 from cdc_core.schema.document_schema import Array, Scalar, Struct
-from cdc_core.unwrap import records as unwrap
+from cdc_core.unwrap import new_document_state as unwrap
 from tests import recorded
 
 CASES = pathlib.Path(__file__).parent.parent / "cases" / "unwrap"
