@@ -22,12 +22,13 @@ from cdc_core.schema import names as column_names
 from cdc_core.schema.document_schema import ColumnType, DocumentSchema, Scalar
 from cdc_core.sql.names import identifier
 from cdc_core.unwrap import new_document_state as unwrap
+from cdc_core.unwrap import rows as unwrap_rows
 from cdc_core.unwrap.new_document_state import Extracted, Unchanged
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_NAMING = column_names.Naming(reserved=frozenset({unwrap.RESCUED}))
+_NAMING = column_names.Naming(reserved=frozenset({unwrap_rows.RESCUED}))
 _HEADERS = pa.list_(pa.struct([("name", pa.string()), ("value", pa.string())]))
 
 
@@ -119,7 +120,7 @@ def _row(result: object, value: str | None, schema: DocumentSchema) -> dict[str,
 
 def _typed(result: Extracted, schema: DocumentSchema) -> dict[str, Any]:
     return {
-        "key": None if result.key is None else orjson.dumps(unwrap.printed_key(result.key)).decode(),
+        "key": None if result.key is None else orjson.dumps(unwrap_rows.printed_key(result.key)).decode(),
         "value": None if result.document is None else _value(result, schema),
         "deleted": result.is_delete,
         "headers": [{"name": name, "value": _header(value)} for name, value in result.headers],
@@ -131,7 +132,7 @@ def _value(result: Extracted, schema: DocumentSchema) -> dict[str, Any]:
     values, rescued = document_schema.row(result.document, schema)
     kept = {name: _for_arrow(values[name], type_) for name, type_ in schema.table()}
     everything = {**result.displaced, **rescued}
-    return {**kept, unwrap.RESCUED: list(everything.items()) if everything else None}
+    return {**kept, unwrap_rows.RESCUED: list(everything.items()) if everything else None}
 
 
 def _header(value: object) -> str | None:
@@ -157,7 +158,7 @@ def _for_arrow(value: Any, type_: ColumnType) -> Any:
 
 
 def _ddl(schema: DocumentSchema) -> str:
-    rescued = f"{unwrap.RESCUED}: MAP<STRING, STRING>"
+    rescued = f"{unwrap_rows.RESCUED}: MAP<STRING, STRING>"
     columns = [f"{identifier(name)}: {document_schema.ddl(type_)}" for name, type_ in schema.table()]
     return (
         f"key STRING, value STRUCT<{', '.join([*columns, rescued])}>, deleted BOOLEAN, "
@@ -167,7 +168,7 @@ def _ddl(schema: DocumentSchema) -> str:
 
 def _arrow_schema(schema: DocumentSchema) -> pa.Schema:
     columns = [(name, _arrow(type_)) for name, type_ in schema.table()]
-    value = pa.struct([*columns, (unwrap.RESCUED, pa.map_(pa.string(), pa.string()))])
+    value = pa.struct([*columns, (unwrap_rows.RESCUED, pa.map_(pa.string(), pa.string()))])
     texts = [(name, pa.string()) for name in ("collection", "passed", "error")]
     return pa.schema([("key", pa.string()), ("value", value), ("deleted", pa.bool_()), ("headers", _HEADERS), *texts])
 

@@ -24,6 +24,7 @@ from cdc_core import errors
 from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.properties.unwrap import UnwrapOptions
 from cdc_core.unwrap import new_document_state as unwrap
+from cdc_core.unwrap import rows as unwrap_rows
 from cdc_core.unwrap.new_document_state import Dropped, Extracted, Unchanged
 
 STANDARD_STREAM = "-"
@@ -60,7 +61,7 @@ def run(options_path: Name, in_path: Name, out_path: Name) -> Summary:
     options = load_options(options_path)
     events = os.fspath(in_path)
     with _readable(events) as path, _writable(os.fspath(out_path)) as out:
-        tables = unwrap.Tables()
+        tables = unwrap_rows.Tables()
         for _, result in _results(path, events, options):
             tables.see(result)
         return _written(_results(path, events, options), tables, out)
@@ -87,7 +88,7 @@ def _of_connector(found: Mapping[str, object]) -> Mapping[str, object]:
     return {name: value for name, value in properties.items() if name.startswith(starts)}
 
 
-def _written(results: Iterator[tuple[bytes, object]], tables: unwrap.Tables, out: IO[bytes]) -> Summary:
+def _written(results: Iterator[tuple[bytes, object]], tables: unwrap_rows.Tables, out: IO[bytes]) -> Summary:
     counts = dict.fromkeys(("lines", "rows", "deletes", "dropped", "unchanged", "rescued"), 0)
     collections: dict[str, None] = {}
     for line, result in results:
@@ -97,14 +98,14 @@ def _written(results: Iterator[tuple[bytes, object]], tables: unwrap.Tables, out
                 row = tables.row(result)
                 collections.setdefault(result.collection)
                 counts["deletes" if result.is_delete else "rows"] += 1
-                counts["rescued"] += int(unwrap.RESCUED in (row.value or {}))
+                counts["rescued"] += int(unwrap_rows.RESCUED in (row.value or {}))
                 out.write(orjson.dumps(row.to_json()) + b"\n")
             case Dropped():
                 counts["dropped"] += 1
                 out.write(b'{"dropped":true}\n')
             case _:
                 counts["unchanged"] += 1
-                out.write(orjson.dumps(unwrap.passed(orjson.loads(line))) + b"\n")
+                out.write(orjson.dumps(unwrap_rows.passed(orjson.loads(line))) + b"\n")
     return Summary(**counts, collections=tuple(name for name in collections if name))
 
 

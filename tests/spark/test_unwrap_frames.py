@@ -9,7 +9,6 @@ import pytest
 
 from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.unwrap import frames as unwrap_frames
-from cdc_core.unwrap import new_document_state as unwrap
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -46,7 +45,7 @@ def test_events_become_typed_rows(events: DataFrame) -> None:
     options = unwrap_options.parse(
         {"delete.tombstone.handling.mode": "rewrite", "add.headers": "op,ord", "add.fields": "op"}
     )
-    rows = [row.asDict(recursive=True) for row in unwrap.unwrapped(events, options=options).collect()]
+    rows = [row.asDict(recursive=True) for row in unwrap_frames.unwrapped(events, options=options).collect()]
     first, second, third, deleted, heartbeat, bad_document, bad_value = rows
     assert first["value"].pop("at").timestamp() == 1580122032.311
     assert first == {

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.unwrap import new_document_state as unwrap
+from cdc_core.unwrap import rows as unwrap_rows
 
 SOURCE = {"db": "shop", "collection": "orders", "ts_ms": 5, "snapshot": "false"}
 
@@ -30,8 +31,8 @@ def partial(updated: Any, removed: list[str] | None = None, **envelope: Any) -> 
 def rows(events: list[Any], **options: Any) -> list[Any]:
     """What becomes of the events, as JSON; option names have underscores for dots."""
     named = unwrap_options.parse({name.replace("_", "."): value for name, value in options.items()})
-    results = list(unwrap.records(events, options=named))
-    return [result.to_json() if isinstance(result, unwrap.Row) else result for result in results]
+    results = list(unwrap_rows.records(events, options=named))
+    return [result.to_json() if isinstance(result, unwrap_rows.Row) else result for result in results]
 
 
 def values(events: list[Any], **options: Any) -> list[Any]:

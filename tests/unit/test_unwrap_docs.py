@@ -12,6 +12,7 @@ import pytest
 
 from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.unwrap import new_document_state as unwrap
+from cdc_core.unwrap import rows as unwrap_rows
 from tests import recorded as lines_of
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -25,14 +26,14 @@ DIFFERENCES = re.findall(r"```json case (\S+) (\S+) (\S+)\n(.*?)```", DOCUMENT, 
 def rows(events: list[Any], options: dict[str, str]) -> list[Any]:
     def printed(result: Any) -> Any:
         match result:
-            case unwrap.Row():
+            case unwrap_rows.Row():
                 return result.to_json()
             case unwrap.Unchanged():
-                return unwrap.passed(result.event)
+                return unwrap_rows.passed(result.event)
             case _:
                 return {"dropped": True}
 
-    return list(map(printed, unwrap.records(events, options=unwrap_options.parse(options))))
+    return list(map(printed, unwrap_rows.records(events, options=unwrap_options.parse(options))))
 
 
 @pytest.mark.parametrize(("options", "events", "expected"), EXAMPLES)

@@ -23,6 +23,7 @@ from cdc_core.properties.unwrap import ArrayEncoding, FieldNameAdjustment, Unwra
 from cdc_core.schema import document_schema
 from cdc_core.schema.document_schema import Array, Scalar, Struct
 from cdc_core.unwrap import new_document_state as unwrap
+from cdc_core.unwrap import rows
 from tests import recorded
 
 CASES = pathlib.Path(__file__).parent.parent / "cases" / "unwrap"
@@ -91,9 +92,9 @@ def real_answer(case: Case) -> dict[str, Any]:
     return {"key": without_nulls(out["key"]), "value": without_nulls(out["value"]), "headers": headers}
 
 
-def our_answer(result: unwrap.Row | unwrap.Unchanged | unwrap.Dropped) -> dict[str, Any]:
+def our_answer(result: rows.Row | unwrap.Unchanged | unwrap.Dropped) -> dict[str, Any]:
     match result:
-        case unwrap.Row():
+        case rows.Row():
             return {**result.to_json(), "key": without_nulls(result.key)}
         case unwrap.Unchanged():
             return SAME
@@ -103,7 +104,7 @@ def our_answer(result: unwrap.Row | unwrap.Unchanged | unwrap.Dropped) -> dict[s
 
 def answer(case: Case) -> dict[str, Any]:
     """Ours, the case being a table of its own."""
-    [result] = unwrap.records([case["in"]], options=unwrap_options.parse(case["options"]))
+    [result] = rows.records([case["in"]], options=unwrap_options.parse(case["options"]))
     return our_answer(result)
 
 
@@ -151,10 +152,10 @@ def difference_of_records(case: Case, ours: dict[str, Any], real: dict[str, Any]
 
 def difference_of_values(case: Case, ours: dict[str, Any], real: dict[str, Any]) -> Difference:
     options = unwrap_options.parse(case["options"])
-    kept = {name: value for name, value in ours.items() if name != unwrap.RESCUED}
+    kept = {name: value for name, value in ours.items() if name != rows.RESCUED}
     if kept != ours and is_equal(kept, real):
         document = dict(source_document(case["in"]["value"], debezium_json.parse(case["in"]["key"]["id"])))
-        for path, text in ours[unwrap.RESCUED].items():
+        for path, text in ours[rows.RESCUED].items():
             assert list(values_at(document, path)) == [json.loads(text)]
         return Difference.COLLISION
     dotless = {name.replace(".", options.flatten_struct_delimiter): value for name, value in real.items()}
@@ -256,7 +257,7 @@ def check_where_the_real_one_raised(case: Case, ours: dict[str, Any]) -> None:
         assert ours["value"] is None
         return
     value = dict(ours["value"])
-    rescued = value.pop(unwrap.RESCUED, {})
+    rescued = value.pop(rows.RESCUED, {})
     assert is_held(expected["value"], value), (case["set"], case["case"], ours["value"], expected["value"])
     assert {path: json.loads(text) for path, text in rescued.items()} == expected["displaced"]
 
@@ -471,7 +472,7 @@ def test_columns_have_the_types_of_the_real_schema() -> None:
             if not case.get("out", {}).get("schema") or case["out"].get("same") or difference(case) is not None:
                 continue
             result = unwrap.extracted(case["in"], options=unwrap_options.parse(case["options"]))
-            tables = unwrap.Tables()
+            tables = rows.Tables()
             tables.see(result)
             struct = tables.schema(result.collection).struct
             assert has_type(struct, case["out"]["schema"], case["out"]["value"]), (case["set"], case["case"], struct)
@@ -511,10 +512,10 @@ def compatible_groups(every: list[Case]) -> Iterator[list[Case]]:
     """Tables of cases: those with a value that does not fit the columns go to the next table."""
     options = unwrap_options.parse(every[0]["options"])
     while every:
-        results = [our_answer(row) for row in unwrap.records([case["in"] for case in every], options=options)]
-        fitting = [case for case, ours in zip(every, results) if unwrap.RESCUED not in (ours["value"] or {})]
+        results = [our_answer(row) for row in rows.records([case["in"] for case in every], options=options)]
+        fitting = [case for case, ours in zip(every, results) if rows.RESCUED not in (ours["value"] or {})]
         for case, ours in zip(every, results):
-            if unwrap.RESCUED not in (ours["value"] or {}):
+            if rows.RESCUED not in (ours["value"] or {}):
                 assert ours == real_answer(case)
         assert fitting, "the first record of a table fits it"
         yield fitting

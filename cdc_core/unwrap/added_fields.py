@@ -1,0 +1,75 @@
+"""`add.fields` and `add.headers`: metadata of the event as fields and headers of its record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from cdc_core.extended_json import dialects as debezium_json
+from cdc_core.extended_json.dialects import Parsed
+from cdc_core.properties.unwrap import AddedField, UnwrapOptions
+from cdc_core.unwrap import record_fields
+from cdc_core.unwrap.change_event import ChangeEvent, Json
+
+_MISSING = object()
+
+_KNOWN_FIELDS: Mapping[str, frozenset[str]] = {
+    "": frozenset("before after updateDescription source op ts_ms transaction".split()),
+    "source": frozenset(
+        "version connector name ts_ms snapshot db sequence ts_us ts_ns collection ord lsid txnNumber wallTime".split()
+    ),
+    "transaction": frozenset("id total_order data_collection_order".split()),
+    "updateDescription": frozenset("removedFields updatedFields truncatedArrays".split()),
+}
+
+_INT64_FIELDS = frozenset("ts_ms ts_us ts_ns txnNumber wallTime total_order data_collection_order h".split())
+
+
+def added_headers(change: ChangeEvent, options: UnwrapOptions) -> tuple[tuple[str, Json], ...]:
+    """The headers that the options ask for and the event has; one that is null in the event is there with null."""
+    found = ((added.name, _looked_up(change, added)) for added in options.add_headers)
+    return tuple((name, value) for name, value in found if value is not _MISSING)
+
+
+def added_field(
+    change: ChangeEvent, added: AddedField, options: UnwrapOptions, displaced: dict[str, str]
+) -> Iterator[record_fields.Field]:
+    found = _looked_up(change, added)
+    value = None if found is _MISSING else _typed_metadata(found, added.field)
+    if options.flatten_struct and debezium_json.is_document(value):
+        below = added.name + options.flatten_struct_delimiter
+        yield from record_fields.document_fields(value, options, displaced, flat=True, prefix=below, path=(added.name,))
+    else:
+        yield record_fields.Field(debezium_json.escaped(added.name), value, added.name)
+
+
+def _looked_up(change: ChangeEvent, added: AddedField) -> Json | object:
+    """The field in its struct, else in the envelope; null where the struct could have it; else `_MISSING`."""
+    envelope = change.envelope or {}
+    part = change.part(added.struct) if added.struct else envelope
+    if added.field in part:
+        return _without_default(added, part[added.field])
+    if added.field in envelope:
+        return _without_default(added, envelope[added.field])
+    known = added.field in _KNOWN_FIELDS.get(added.struct, frozenset()) or added.field in _KNOWN_FIELDS[""]
+    return None if known else _MISSING
+
+
+def _without_default(added: AddedField, value: Json) -> Json:
+    """`source.snapshot` is null in a streamed event; JSON prints the default of its schema, the string `false`."""
+    if added.field == "source" and isinstance(value, dict) and value.get("snapshot") == "false":
+        return {**value, "snapshot": None}
+    return None if (added.struct, added.field, value) == ("source", "snapshot", "false") else value
+
+
+def _typed_metadata(value: Json, name: str) -> Parsed:
+    match value:
+        case bool():
+            return value
+        case int() if name in _INT64_FIELDS or value not in debezium_json.INT32:
+            return {"$numberLong": str(value)}
+        case list():
+            return [_typed_metadata(item, name) for item in value]
+        case dict():
+            return {debezium_json.escaped(key): _typed_metadata(item, key) for key, item in value.items()}
+        case _:
+            return value

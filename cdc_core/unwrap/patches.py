@@ -1,0 +1,52 @@
+"""What a partial update's patch or description says as fields of a record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cdc_core.extended_json.dialects import Parsed
+from cdc_core.unwrap import record_fields
+
+NO_ID = object()
+
+
+def identified(document: record_fields.Document, identity: object) -> record_fields.Document:
+    return document if "_id" in document or identity is NO_ID else {**document, "_id": identity}
+
+
+def patched(patch: record_fields.Document, identity: object) -> record_fields.Document:
+    """The document of a legacy event: the fields that `$set` names, `$unset` as nulls, or a replacement as it is."""
+    operators = {name: value for name, value in patch.items() if name in _PATCH_OPERATORS}
+    fields = {name: value for name, value in patch.items() if name not in _PATCH_OPERATORS and name != "$v"}
+    unknown = [name for name in fields if name.startswith("$") and not name.startswith("$$")]
+    if unknown:
+        raise ValueError(f"a patch with {unknown[0]} says nothing about the fields")
+    for name, value in operators.items():
+        fields.update(_diff_fields(value, "") if name == "diff" else _patch_fields(name, value))
+    return identified(fields, identity)
+
+
+_PATCH_OPERATORS = ("$set", "$unset", "diff")
+
+
+def _patch_fields(operator: str, fields: Parsed) -> Iterator[tuple[str, Parsed]]:
+    for name, value in fields.items() if isinstance(fields, dict) else ():
+        yield name, value if operator == "$set" else None
+
+
+def _diff_fields(diff: Parsed, prefix: str) -> Iterator[tuple[str, Parsed]]:
+    """The fields of an oplog entry of version 2: `u`, `i` and `d` name fields, `s<name>` goes on below a field.
+
+    In the diff of an array (`"a": true`) `u<index>` and `s<index>` name elements.
+    """
+    if not isinstance(diff, dict):
+        return
+    is_array = diff.get("a") is True
+    for name, value in diff.items():
+        if name[:1] == "s" and len(name) > 1:
+            yield from _diff_fields(value, f"{prefix}{name[1:]}.")
+        elif is_array and name[:1] == "u":
+            yield prefix + name[1:], value
+        elif name in ("u", "i", "d") and isinstance(value, dict):
+            for field_name, field_value in value.items():
+                yield prefix + field_name, None if name == "d" else field_value

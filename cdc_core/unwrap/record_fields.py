@@ -1,0 +1,123 @@
+"""The fields of a document as the fields of a record: flattened, named, arrays encoded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import orjson
+
+from cdc_core.extended_json import dialects as debezium_json
+from cdc_core.extended_json.dialects import Parsed
+from cdc_core.properties.unwrap import ArrayEncoding, FieldNameAdjustment, UnwrapOptions
+
+Document = dict[str, Parsed]
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of the output: its name (escaped, as in type-exact JSON), its value, and where it stood."""
+
+    name: str
+    value: Parsed
+    path: str
+
+
+def engine_field(name: str, value: Parsed, options: UnwrapOptions) -> Field:
+    adjusted = options.field_name_adjustment_mode.adjusted(name)
+    return Field(adjusted, value, name)
+
+
+def joined(fields: Iterable[Field], displaced: dict[str, str]) -> Document:
+    """One document of the fields. Of two that meet in a name the last has it; the other goes to `displaced`."""
+    taken: dict[str, Field] = {}
+    for each in fields:
+        other = taken.get(each.name)
+        if other is not None and each.value is None:
+            continue
+        if other is not None and other.value is not None:
+            displaced[_free(other.path, displaced)] = _text(other.value)
+        taken[each.name] = each
+    return {name: each.value for name, each in taken.items()}
+
+
+def _free(path: str, displaced: Mapping[str, str]) -> str:
+    """The path, with a mark where another value is rescued under it already."""
+    return _free(path + "'", displaced) if path in displaced else path
+
+
+def _text(value: Parsed) -> str:
+    return orjson.dumps(value).decode()
+
+
+def document_fields(
+    document: Document,
+    options: UnwrapOptions,
+    displaced: dict[str, str],
+    *,
+    flat: bool,
+    prefix: str = "",
+    path: tuple[str, ...] = (),
+) -> Iterator[Field]:
+    """The fields of a document under their new names; flat ones of its sub-documents among them."""
+    for stored_name, value in document.items():
+        if _is_undefined(value):
+            continue
+        own = debezium_json.unescaped(stored_name)
+        name = prefix + _name(own, options, flat=flat)
+        here = (*path, own)
+        struct = _struct(value, options) if flat else None
+        if struct is None:
+            rest = None if _is_left_out(value, options) else record_value(value, here, options, displaced)
+            yield Field(debezium_json.escaped(name), rest, ".".join(here))
+        else:
+            below = name + options.flatten_struct_delimiter
+            yield from document_fields(struct, options, displaced, flat=True, prefix=below, path=here)
+
+
+def _name(own: str, options: UnwrapOptions, *, flat: bool) -> str:
+    plain = own.replace(".", options.flatten_struct_delimiter) if flat else own
+    return options.field_name_adjustment_mode.adjusted(plain)
+
+
+def _is_undefined(value: Parsed) -> bool:
+    return isinstance(value, dict) and "$undefined" in value
+
+
+def _is_left_out(value: Parsed, options: UnwrapOptions) -> bool:
+    """Empty arrays are null in the modes for Avro, as in the SMT."""
+    return value == [] and options.field_name_adjustment_mode is not FieldNameAdjustment.NONE
+
+
+def _struct(value: Parsed, options: UnwrapOptions) -> Document | None:
+    """The value as a document, where its column is a struct."""
+    match value:
+        case {"$regularExpression": {"pattern": pattern, "options": flags}}:
+            return {"regex": pattern, "options": flags}
+        case {"$code": code, "$scope": scope}:
+            return {"code": code, "scope": _text(scope)}
+        case {"$dbPointer": {"$ref": namespace, "$id": pointer}}:
+            return {"$$ref": namespace, "$id": pointer}
+        case _:
+            return _document(value, options)
+
+
+def _document(value: Parsed, options: UnwrapOptions) -> Document | None:
+    """A document, or the one that an array is encoded as."""
+    if isinstance(value, list) and options.array_encoding is ArrayEncoding.DOCUMENT:
+        return {f"_{index}": item for index, item in enumerate(value)}
+    return value if debezium_json.is_document(value) else None
+
+
+def record_value(value: Parsed, path: tuple[str, ...], options: UnwrapOptions, displaced: dict[str, str]) -> Parsed:
+    """A value with the names and the arrays of the output, in parsed type-exact JSON."""
+    if not isinstance(value, (dict, list)):
+        return value
+    if _is_undefined(value):
+        return None
+    document = _document(value, options)
+    if document is not None:
+        return joined(document_fields(document, options, displaced, flat=False, path=path), displaced)
+    if isinstance(value, list):
+        return [record_value(item, (*path, str(index)), options, displaced) for index, item in enumerate(value)]
+    return value

@@ -1,0 +1,99 @@
+"""Records of one table as rows whose values fit its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from cdc_core.extended_json import dialects as debezium_json
+from cdc_core.extended_json.dialects import Parsed
+from cdc_core.properties.unwrap import UnwrapOptions
+from cdc_core.schema import document_schema
+from cdc_core.schema import names as column_names
+from cdc_core.schema.document_schema import DocumentSchema
+from cdc_core.unwrap import json_converter as connect_json
+from cdc_core.unwrap import new_document_state
+from cdc_core.unwrap.change_event import Json
+
+RESCUED = "__rescued"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A record of the output, as Kafka's JsonConverter prints it: plain JSON, null fields left out."""
+
+    key: Json
+    value: dict[str, Json] | None
+    headers: tuple[tuple[str, Json], ...] = ()
+
+    def to_json(self) -> dict[str, Json]:
+        """The record as one JSON object."""
+        return {"key": self.key, "value": self.value, "headers": [list(header) for header in self.headers]}
+
+
+def records(
+    events: Iterable[Json], *, options: UnwrapOptions
+) -> Iterator[Row | new_document_state.Unchanged | new_document_state.Dropped]:
+    """What each event becomes, in order; the events of one collection are one table. Holds all of them in memory.
+
+    Raises `ValueError` as `extracted` does, before the first row.
+    """
+    results = [new_document_state.extracted(event, options=options) for event in events]
+    tables = Tables()
+    for result in results:
+        tables.see(result)
+    for result in results:
+        yield tables.row(result) if isinstance(result, new_document_state.Extracted) else result
+
+
+def passed(event: Json) -> Json:
+    """Something that is no change event, as a record of the output: unchanged, in the same form as the others."""
+    if isinstance(event, dict) and ("key" in event or "value" in event):
+        return {"key": event.get("key"), "value": event.get("value"), "headers": event.get("headers") or []}
+    return {"key": None, "value": event, "headers": []}
+
+
+class Tables:
+    """The schemas of the collections: first `see` every event, in order, then ask for rows."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[str, document_schema.Shape] = {}
+        self._schemas: dict[str, DocumentSchema] = {}
+        self._seen = 0
+
+    def see(self, result: new_document_state.Extracted | new_document_state.Unchanged | new_document_state.Dropped) -> None:
+        """Takes the document's fields and types into its collection's schema."""
+        if isinstance(result, new_document_state.Extracted) and result.document:
+            self._seen += 1
+            shape = self._shapes.setdefault(result.collection, document_schema.Shape())
+            shape.see(result.document, f"{self._seen:012d}")
+            self._schemas.pop(result.collection, None)
+
+    def schema(self, collection: str) -> DocumentSchema:
+        """The schema of a collection, `db.collection`; empty where none of its documents was seen."""
+        if collection not in self._schemas:
+            shape = self._shapes.get(collection, document_schema.Shape())
+            self._schemas[collection], _ = document_schema.join(document_schema.EMPTY, shape, naming=_NAMING)
+        return self._schemas[collection]
+
+    def row(self, result: new_document_state.Extracted) -> Row:
+        """The record, its document typed by the collection's schema; what does not fit is under `__rescued`."""
+        key = None if result.key is None else printed_key(result.key)
+        if result.document is None:
+            return Row(key, None, result.headers)
+        rescued = dict(result.displaced)
+        value = connect_json.document(result.document, self.schema(result.collection).struct, rescued)
+        return Row(key, {**value, RESCUED: rescued} if rescued else value, result.headers)
+
+
+_NAMING = column_names.Naming(reserved=frozenset({RESCUED}))
+
+
+def printed_key(key: Parsed) -> Json:
+    """A key of `Extracted` as it is printed, typed by itself: no two keys share a schema."""
+    if not debezium_json.is_document(key):
+        return connect_json.untyped(key)
+    tables = Tables()
+    tables.see(new_document_state.Extracted("", None, key))
+    rescued: dict[str, str] = {}
+    return connect_json.document(key, tables.schema("").struct, rescued)
