@@ -143,9 +143,12 @@ class _Tormentor:
         planned = [self._fault(self.rng.choice(faults.IN_PROCESS)) for _ in range(IN_A_PROCESS)]
         planned.append(self._fault(self.rng.choice((Kind.EXIT, Kind.JVM, Kind.BOTH))))
         self._start(planned)
-        end = time.monotonic() + UNTIL_IT_COMES
-        while self.layer.is_running and time.monotonic() < end:  # a border that never comes is no fault
+        seen, end = 0, time.monotonic() + 2 * UNTIL_IT_COMES
+        while self.layer.is_running and time.monotonic() < end:  # a border that does not come is no fault
             time.sleep(0.2)
+            size = self.told.stat().st_size if self.told.exists() else 0
+            if size > seen:
+                seen, end = size, time.monotonic() + UNTIL_IT_COMES
         self._ended()
         for fault in self._struck():
             self._count(f"{fault.kind.value} {fault.boundary.value}")
