@@ -89,7 +89,11 @@ def fill(log: bronze.Log, documents: Documents, *, rows: int, start: int = 0, na
     for first in range(start, rows, CHUNK):
         numbers = range(first, min(first + CHUNK, rows))
         chunk = pa.table(
-            {"key": [documents.key(n) for n in numbers], "after": [documents.text(n, 0) for n in numbers]},
+            {
+                "key": [documents.key(n) for n in numbers],
+                "after": [documents.text(n, 0) for n in numbers],
+                "payload": [None for _ in numbers],
+            },
             schema=snapshot.ROWS,
         )
 

@@ -9,6 +9,7 @@ MongoDB "Change Events" (operation types, lsid, txnNumber, wallTime).
 
 from __future__ import annotations
 
+import base64
 import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,16 +19,16 @@ from typing import Any
 import orjson
 import pyarrow as pa
 from bson import decode
-from bson.codec_options import CodecOptions
 from bson.errors import InvalidBSON, InvalidStringData
 from bson.objectid import ObjectId
 
+from cdc_core import errors
 from cdc_core.bronze import columns as bronze
 from cdc_core.extended_json import codec as extended_json
 from cdc_core.extended_json import dialects as debezium_json
 from cdc_core.extended_json import keys
+from cdc_core.stream import cursor_pipeline, resume_token, transactions
 from cdc_core.stream import fields as field_filters
-from cdc_core.stream import resume_token, transactions
 
 VERSION = "0.1.0"
 """`source.version`: the version of this project, as Debezium gives its own there."""
@@ -37,10 +38,12 @@ CONNECTOR = "mongodb"
 SKIPPED = "medallionSkipped"
 """The field of an event whose documents the server took out because they are too large: their size in bytes."""
 
+ROW_BYTES = 600
+"""What a row takes beside its documents while it waits for its commit: the objects and references of its columns."""
+
 _OPS = {"insert": "c", "update": "u", "replace": "u", "delete": "d"}
 
 _EXACT = extended_json.CODEC_OPTIONS
-_LENIENT = CodecOptions(datetime_conversion=_EXACT.datetime_conversion, unicode_decode_error_handler="replace")
 
 
 FieldsOf = Callable[[str, str], "field_filters.Fields | None"]
@@ -132,10 +135,13 @@ class Rows:
         Heeded are what is not about a document, and inserts into a collection that `watched` names.
         """
         event, is_exact = _decoded(raw)
+        if cursor_pipeline.GUARD in event:
+            _check_unchanged(event, raw)
         operation = event["operationType"]
         op = _OPS.get(operation)
         if op is None:
-            self._add_schema_change(event, operation, len(raw))
+            if includes is None or _is_about(event, includes):
+                self._add_schema_change(event, operation, len(raw))
             return event
         text = _Text(raw, is_exact)
         document_key = event["documentKey"]
@@ -148,24 +154,14 @@ class Rows:
             self.filtered += not is_heeded
             return event if is_heeded else None
         if SKIPPED in event:
-            self._add_skipped(event, token)
+            self._add_skipped(event, token, key=_key(document_key, raw, is_exact=is_exact))
             return None
         after = event.get("fullDocument")
         before = event.get("fullDocumentBeforeChange")
         description = event.get("updateDescription")
         after_text = None if after is None else text.of(after, b"fullDocument")
         before_text = None if before is None else text.of(before, b"fullDocumentBeforeChange")
-        lsid = _lsid(event, raw if is_exact else None)
-        block = None
-        if tracker is not None:
-            block = self._seen(tracker, lsid, event.get("txnNumber"), namespace, token=token, ts_ms=ts_ms)
-        self._transactions.append(block)
-        self._tokens.append(token)
-        self._kinds.append("change")
-        self._ops.append(op)
-        self._dbs.append(namespace["db"])
-        self._collections.append(namespace["coll"])
-        description_row = None if description is None else self._description(description, text)
+        description_row = None if description is None else _description(description, text)
         changed = None if fields is None else fields(namespace["db"], namespace["coll"])
         if changed is not None:
             after_text = None if after_text is None else filtered(after_text, fields=changed, taken=self.taken)
@@ -173,23 +169,41 @@ class Rows:
             description_row = (
                 None if description_row is None else _filtered_update(description_row, fields=changed, taken=self.taken)
             )
-        key = keys.canonical(document_key["_id"]) if is_exact else keys.canonical_raw(_part(raw, (b"documentKey",)))
+        key = _key(document_key, raw, is_exact=is_exact)
+        document_key_text = (_document_key(document_key, key) if is_exact else None) or text.of(document_key, b"documentKey")
+        lossless = original(raw) if text.lossy else None
+        sequence = resume_token.sequence_of(token)
+        lsid, txn_number = _lsid(event, raw if is_exact else None), event.get("txnNumber")
+        wall_time = event.get("wallTime")
+        # From here on nothing fails: an event has all its columns or none.
+        block = None
+        if tracker is not None:
+            block = self._seen(tracker, lsid, txn_number, namespace, token=token, ts_ms=ts_ms)
+        self._transactions.append(block)
+        self._tokens.append(token)
+        self._kinds.append("change")
+        self._ops.append(op)
+        self._dbs.append(namespace["db"])
+        self._collections.append(namespace["coll"])
         self._keys.append(key)
-        self._document_keys.append(_document_key(document_key, key) or text.of(document_key, b"documentKey"))
-        self._sequences.append(resume_token.sequence_of(token))
+        self._document_keys.append(document_key_text)
+        self._sequences.append(sequence)
         self._befores.append(before_text)
         self._afters.append(after_text)
         self._descriptions.append(description_row)
-        self._payloads.append(None)
+        self._has_descriptions = self._has_descriptions or description_row is not None
+        self._payloads.append(lossless)
         self._seconds.append(cluster_time.time)
         self._ords.append(cluster_time.inc)
         self._lsids.append(lsid)
-        self._txn_numbers.append(event.get("txnNumber"))
-        wall_time = event.get("wallTime")
+        self._txn_numbers.append(txn_number)
         self._wall_times.append(None if wall_time is None else int(wall_time))
         self.changes += 1
         self.lossy += text.lossy
-        self.bytes += len(after_text or b"") + len(before_text or b"") + 300
+        self.bytes += len(after_text or b"") + len(before_text or b"") + len(lossless or b"") + ROW_BYTES
+        self.bytes += len(key) + len(document_key_text) + len(token)
+        if description_row is not None:
+            self.bytes += len(description_row["updatedFields"] or b"") + 100 * len(description_row["removedFields"] or ())
         return event if is_heeded else None
 
     def end_transaction(self, tracker: transactions.Tracker, *, token: str, ts_ms: int) -> None:
@@ -309,7 +323,7 @@ class Rows:
         self._transactions.append(None)
         self.bytes += len(payload) + 200
 
-    def _add_skipped(self, event: Mapping[str, Any], token: str) -> None:
+    def _add_skipped(self, event: Mapping[str, Any], token: str, *, key: str) -> None:
         """An event that is too large leaves a notification, so that it is counted and can be looked for."""
         namespace = event["ns"]
         payload = {
@@ -317,30 +331,12 @@ class Rows:
             "type": "SKIPPED",
             "additional_data": {
                 "operation": event["operationType"],
-                "key": keys.canonical(event["documentKey"]["_id"]),
+                "key": key,
                 "size": int(event[SKIPPED]),
             },
         }
         self._other(token, bronze.Kind.NOTIFICATION.value, namespace["db"], namespace["coll"], orjson.dumps(payload))
         self.skipped += 1
-
-    def _description(self, description: Mapping[str, Any], text: _Text) -> dict[str, Any]:
-        self._has_descriptions = True
-        updated = description.get("updatedFields")
-        ambiguous = description.get("disambiguatedPaths")
-        updated_text = None
-        if updated is not None:
-            updated_text = text.of(updated, b"updateDescription", b"updatedFields")
-            self.bytes += len(updated_text)
-        return {
-            "updatedFields": updated_text,
-            "removedFields": description.get("removedFields") or None,
-            "truncatedArrays": [
-                {"field": entry["field"], "size": entry["newSize"]} for entry in description.get("truncatedArrays") or ()
-            ]
-            or None,
-            "disambiguatedPaths": None if ambiguous is None else extended_json.dumps_value(ambiguous),
-        }
 
     def _description_column(self) -> pa.Array:
         if not self._has_descriptions:
@@ -446,6 +442,54 @@ def _filtered_update(row: Mapping[str, Any], *, fields: field_filters.Fields, ta
     }
 
 
+def _is_about(event: Mapping[str, Any], includes: Callable[[str, str], bool]) -> bool:
+    """Whether an event that is not a document's concerns what is captured: its collection or database, or its new name."""
+    named = [each for each in (event.get("ns"), event.get("to")) if each]
+    return not named or any("coll" not in each or includes(each["db"], each["coll"]) for each in named)
+
+
+def _check_unchanged(event: Mapping[str, Any], raw: bytes) -> None:
+    """Raise `SettingsError` where a stage of `cursor.pipeline` took away or changed what an event needs."""
+    if not cursor_pipeline.changed(event):
+        return
+    given, copy = extended_json.fields(raw), extended_json.fields(_part(raw, (cursor_pipeline.GUARD.encode(),)))
+    names = [name for name in cursor_pipeline.PROTECTED if given.get(name) != copy.get(name)]
+    if names:
+        raise errors.SettingsError(
+            errors.Problem(
+                "source.cursor.pipeline",
+                f"its stages take {', '.join(names)} away from an event ({copy['operationType'][1][4:-1].decode()}) or "
+                "change it; without it an event has no place in a table. Nothing of it was captured, and the position did "
+                "not move past it",
+                "leave these fields as they are",
+            )
+        )
+
+
+def _description(description: Mapping[str, Any], text: _Text) -> dict[str, Any]:
+    updated = description.get("updatedFields")
+    ambiguous = description.get("disambiguatedPaths")
+    return {
+        "updatedFields": None if updated is None else text.of(updated, b"updateDescription", b"updatedFields"),
+        "removedFields": description.get("removedFields") or None,
+        "truncatedArrays": [
+            {"field": entry["field"], "size": entry["newSize"]} for entry in description.get("truncatedArrays") or ()
+        ]
+        or None,
+        "disambiguatedPaths": None if ambiguous is None else extended_json.dumps_value(ambiguous),
+    }
+
+
+def _key(document_key: Mapping[str, Any], raw: bytes, *, is_exact: bool) -> str:
+    """The key of an event's document, from its bytes where the decoded value is not all of them."""
+    return keys.canonical(document_key["_id"]) if is_exact else keys.canonical_raw(_part(raw, (b"documentKey",)))
+
+
+def original(raw: bytes) -> bytes:
+    """The payload that keeps the bytes of an event or a document, some of whose text is not UTF-8 and was repaired."""
+    return orjson.dumps({"bson": base64.b64encode(raw).decode()})
+
+
 def _lsid(event: Mapping[str, Any], proven: bytes | None) -> str | None:
     lsid = event.get("lsid")
     return None if lsid is None else _strict(extended_json.dumps_value(lsid, proven=proven))
@@ -487,12 +531,16 @@ class _Text:
 
 
 def _decoded(raw: bytes) -> tuple[dict[str, Any], bool]:
-    """The event, and whether encoding it again gives the same bytes."""
+    """The event, and whether encoding it again gives the same bytes. What the driver refuses to read is read by its bytes."""
     try:
         event = decode(raw, _EXACT)
         return event, extended_json.is_exact(event, raw)
-    except (InvalidBSON, InvalidStringData):
-        return decode(raw, _LENIENT), False
+    except (InvalidBSON, InvalidStringData, ValueError):
+        pass
+    found = extended_json.decoded(0x03, raw)
+    if not isinstance(found, dict):
+        raise ValueError("a change event with repeated fields")
+    return found, False
 
 
 def _part(raw: bytes, path: Sequence[bytes]) -> bytes:

@@ -439,8 +439,14 @@ def decoded(kind: int, raw: bytes) -> object:
 
     Text that is not UTF-8 is repaired; ValueError where the bytes are no BSON.
     """
+    return repaired(kind, raw)[0]
+
+
+def repaired(kind: int, raw: bytes) -> tuple[object, bool]:
+    """The same, and whether something had to be repaired: other bytes may then give the same value."""
+    repairs: list[bytes] = []
     try:
-        return _value(raw, kind, 0, len(raw), [])
+        return _value(raw, kind, 0, len(raw), repairs), bool(repairs)
     except (struct.error, IndexError) as error:
         raise ValueError("no BSON value: it ends too early") from error
 

@@ -5,12 +5,14 @@ all `5`. Zero of any kind is `0`; every NaN is one value, and so is each infinit
 their exact value: an integer of 64 bits in plain digits, the rest as
 `{"$numberDecimal":"<digits>E<exponent>"}` without trailing zeros; a double whose exact value has more than 34
 digits equals no decimal and stays `{"$numberDouble":"<shortest>"}`, so that double 0.1 and decimal 0.1 are
-two keys, as they are two documents. A symbol is a string; documents keep the order of their fields; booleans
+two keys, as they are two documents. A value whose text is not UTF-8 is
+its bytes, `{"$bytes":{"base64":…,"type":…}}`, for repaired it could be another's. A symbol is a string; documents keep the order of their fields; booleans
 are no numbers, subtypes of binaries differ, and text is neither folded nor normalised.
 """
 
 from __future__ import annotations
 
+import base64
 import struct
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
@@ -67,7 +69,10 @@ def _canonical_bytes(kind: int, raw: bytes) -> str:
         return str(_int32(raw)[0])
     if kind == 0x12:
         return str(_int64(raw)[0])
-    return canonical(extended_json.decoded(kind, raw))
+    value, is_repaired = extended_json.repaired(kind, raw)
+    if is_repaired:
+        return f'{{"$bytes":{{"base64":"{base64.b64encode(raw).decode()}","type":{kind}}}}}'
+    return canonical(value)
 
 
 def _text(value: object) -> str:

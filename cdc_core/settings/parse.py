@@ -37,8 +37,8 @@ from cdc_core.properties.source import (
 )
 from cdc_core.properties.types import Reference
 from cdc_core.schema import document_schema
+from cdc_core.stream import cursor_pipeline, filters, patterns
 from cdc_core.stream import fields as field_filters
-from cdc_core.stream import filters, patterns
 from cdc_core.tables import layout as tables
 
 __all__ = [
@@ -456,6 +456,9 @@ def _check_capture(reader: _Reader, source: Source, name: str) -> None:
             reader.refuse("source.capture.target", expected)
     if source.cursor_pipeline_order is PipelineOrder.USER_ONLY and source.cursor_pipeline is None:
         reader.refuse("source.cursor.pipeline", "it is expected beside cursor.pipeline.order: user_only")
+    needs_description = not source.capture_mode.has_full_updates
+    for problem in cursor_pipeline.problems(filters.user_stages(source), needs_description=needs_description):
+        reader.refuse("source.cursor.pipeline", problem)
     skips = source.cursor_oversize_handling_mode is OversizeMode.SKIP
     if skips and source.cursor_oversize_skip_threshold == 0:
         reader.refuse("source.cursor.oversize.skip.threshold", "a size is expected beside the mode skip", "16777216")

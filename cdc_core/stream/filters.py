@@ -28,7 +28,7 @@ from cdc_core.properties.source import (
     PipelineOrder,
     Source,
 )
-from cdc_core.stream import patterns
+from cdc_core.stream import cursor_pipeline, patterns
 from cdc_core.stream.patterns import Pattern
 
 Stage = Mapping[str, Any]
@@ -36,7 +36,7 @@ Stage = Mapping[str, Any]
 BUILT_IN = frozenset({"admin", "config", "local"})
 """Databases that are never captured."""
 
-OPERATIONS = frozenset({"insert", "update", "replace", "delete"})
+OPERATIONS = frozenset(cursor_pipeline.DOCUMENTS)
 """The operation types of documents."""
 
 
@@ -161,7 +161,7 @@ def server_stages(filter_: Filter, *, operations: Collection[str] = OPERATIONS) 
 def pipeline(source: Source) -> list[dict[str, Any]]:
     """Every stage of the change stream: filters and `cursor.pipeline` in their order, splitting last."""
     internal = server_stages(of(source), operations=operations(source))
-    user = [] if source.cursor_pipeline is None else json_util.loads(source.cursor_pipeline, json_options=_RELAXED)
+    user = cursor_pipeline.guarded(user_stages(source))
     split: list[dict[str, Any]] = (
         [{"$changeStreamSplitLargeEvent": {}}] if source.cursor_oversize_handling_mode is OversizeMode.SPLIT else []
     )
@@ -172,6 +172,14 @@ def pipeline(source: Source) -> list[dict[str, Any]]:
             return [*user, *internal, *split]
         case PipelineOrder.USER_ONLY:
             return [*user, *split]
+
+
+def user_stages(source: Source) -> list[dict[str, Any]]:
+    """The stages of `cursor.pipeline` as the settings have them."""
+    if source.cursor_pipeline is None:
+        return []
+    found: list[dict[str, Any]] = json_util.loads(source.cursor_pipeline, json_options=_RELAXED)
+    return found
 
 
 def full_document(source: Source) -> str | None:

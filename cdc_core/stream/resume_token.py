@@ -84,6 +84,16 @@ def resumes_alone(data: str) -> bool:
     return kind == 0 or data[at : at + 2] == _TRUE
 
 
+def is_invalidate(data: str) -> bool:
+    """Whether this is the token of an invalidate."""
+    try:
+        version, at = _number(data, 18)
+        _number_, at = _index(data)
+    except ValueError:
+        return False
+    return version > 0 and data[at : at + 2] == _TRUE
+
+
 def without_fragment(data: str) -> str:
     """A token without the number of its fragment: what all fragments of one split event have in common.
 

@@ -373,6 +373,7 @@ class _Capture:
             initial_delay=self._source.errors_retry_delay_initial_ms / 1000,
             max_delay=self._source.errors_retry_delay_max_ms / 1000,
             stopped=self._halt,
+            resolved=lambda: replace(source.stream_options(self._source, self.client), max_await_ms=options.max_await_ms),
         )
 
     def _first_start(self) -> mongodb.Start:

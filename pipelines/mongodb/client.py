@@ -12,13 +12,13 @@ import re
 import struct
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pymongo
-from bson import decode, encode
+from bson import decode
 from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.int64 import Int64
 from bson.raw_bson import DEFAULT_RAW_BSON_OPTIONS, RawBSONDocument
@@ -27,6 +27,7 @@ from pymongo import errors as driver
 from pymongo.read_preferences import ReadPreference
 
 from cdc_core import errors
+from cdc_core.extended_json import codec as extended_json
 from cdc_core.stream import resume_token, split_events
 
 Client = pymongo.MongoClient[dict[str, Any]]
@@ -41,6 +42,19 @@ UNAUTHORIZED = 13
 CURSOR_NOT_FOUND = 43
 CURSOR_LOST = (CURSOR_NOT_FOUND, 175, 237)
 """The codes of a cursor that is gone: not found, its plan killed (the collection was dropped), killed."""
+KILLED = frozenset({*CURSOR_LOST, 11601, 206, 279})
+"""The codes of an operation that was killed, by itself or with its cursor, its session or its connection."""
+INTERRUPTED = frozenset(
+    {
+        # The change stream specification's resumable errors, for a server that does not label them.
+        *(6, 7, 63, 89, 91, 133, 150, 189, 234, 262, 9001, 10107, 11600, 11602, 13388, 13435, 13436),
+        # What an operator does to an operation, its cursor or its session, and what passes by itself (locks, time
+        # limits, conflicts, full pools, tickets): nobody is at a capture's terminal to start it again.
+        *KILLED,
+        *(24, 46, 50, 112, 202, 290, 365),
+    }
+)
+"""The codes of an operation that was interrupted and can be done again."""
 CHANGE_STREAM_FATAL = 280
 CHANGE_STREAM_HISTORY_LOST = 286
 INVALID_RESUME_TOKEN = 260
@@ -49,6 +63,12 @@ ONLY_ON_REPLICA_SETS = 40573
 SNAPSHOT_TOO_OLD = 239
 SNAPSHOT_UNAVAILABLE = 246
 NAMESPACE_UUID_MISMATCH = 361
+_ABOUT_THE_STREAM = frozenset(
+    {
+        UNAUTHORIZED, AUTHENTICATION_FAILED, ONLY_ON_REPLICA_SETS, CHANGE_STREAM_FATAL, CHANGE_STREAM_HISTORY_LOST,
+        INVALID_RESUME_TOKEN,
+    }
+)  # fmt: skip
 
 
 class HistoryLost(Exception):
@@ -89,6 +109,14 @@ def translating(what: str = "MongoDB") -> Iterator[None]:
 def translated(error: driver.PyMongoError, what: str) -> BaseException:
     """One driver error as one of ours, by class and code."""
     code = getattr(error, "code", None)
+    if _spoils_tokens(error):
+        return errors.SettingsError(
+            errors.Problem(
+                "source.cursor.pipeline",
+                "its stages change _id, the token of an event, and without that no stream can go on; the position did not move",
+                "leave _id as it is",
+            )
+        )
     match code:
         case 18:
             return errors.AccessRefused(
@@ -124,18 +152,30 @@ def translated(error: driver.PyMongoError, what: str) -> BaseException:
         )
     if isinstance(error, (driver.ConnectionFailure, driver.WaitQueueTimeoutError)):
         return errors.SourceUnreachable(f"{what}: the connection failed: {_first_line(error)}")
+    if is_resumable(error):
+        return errors.SourceUnreachable(f"{what}: the server interrupted the operation (error {code}); start again")
     if isinstance(error, driver.ConfigurationError):
         return errors.SettingsError(errors.Problem("source.mongodb.connection.string", _safe(error)))
     return error
 
 
 def is_resumable(error: BaseException) -> bool:
-    """Whether a change stream goes on after this error: by the driver's labels, a lost cursor, or the network."""
+    """Whether a change stream goes on after this error: by the driver's labels, an interruption, or the network."""
     if isinstance(error, (driver.ConnectionFailure, driver.CursorNotFound)):
         return True
     return isinstance(error, driver.OperationFailure) and (
-        error.has_error_label("ResumableChangeStreamError") or error.code == CURSOR_NOT_FOUND
+        error.has_error_label("ResumableChangeStreamError") or error.code in INTERRUPTED
     )
+
+
+def _is_about_an_event(error: BaseException) -> bool:
+    """Whether the server failed at an event, and not at the stream: those before it can be read one by one."""
+    return isinstance(error, driver.OperationFailure) and error.code not in _ABOUT_THE_STREAM
+
+
+def _spoils_tokens(error: BaseException) -> bool:
+    """Whether this is the server's word for a stage that changes an event's `_id`; it has the code of a lost position."""
+    return isinstance(error, driver.OperationFailure) and "modified by the pipeline" in str(error)
 
 
 class ServerInfo(NamedTuple):
@@ -180,6 +220,19 @@ def operation_time(connection: pymongo.MongoClient[Any]) -> Timestamp:
     with translating("reading the operation time"):
         reply = connection.admin.command("ping")
     return reply["operationTime"]
+
+
+def may_watch_deployment(connection: pymongo.MongoClient[Any]) -> bool:
+    """Whether the user may open a change stream over all databases."""
+    try:
+        with connection.admin.aggregate([{"$changeStream": {"allChangesForCluster": True}}], batchSize=0):
+            return True
+    except driver.OperationFailure as error:
+        if error.code in (UNAUTHORIZED, ONLY_ON_REPLICA_SETS):
+            return False
+        raise translated(error, "opening the change stream") from error
+    except driver.PyMongoError as error:
+        raise translated(error, "opening the change stream") from error
 
 
 def database_names(connection: pymongo.MongoClient[Any]) -> list[str]:
@@ -342,6 +395,26 @@ class Batch(NamedTuple):
     bytes: int
 
 
+LONGEST_AWAIT_MS = 1_000
+"""A longer `cursor.max.await.time.ms` is waited in pieces of this length, so that a stop does not wait for it."""
+
+CAREFUL_BYTES = 64 * 1024 * 1024
+"""So much is read one event at a time behind a failure at an event: more than one answer of the server holds."""
+
+
+def _stream_error(error: driver.PyMongoError) -> BaseException:
+    """What ends a change stream: an error of ours, also where the server failed at an event, or at a stage."""
+    found = translated(error, "reading the change stream")
+    if found is not error or not isinstance(error, driver.OperationFailure):
+        return found
+    name = (error.details or {}).get("codeName", "")
+    return errors.SourceUnsuitable(
+        f"reading the change stream: the server fails at an event (error {error.code} {name}); what came before it is "
+        "captured. If source.cursor.pipeline is set, see whether one of its stages fails for some documents; "
+        "otherwise look into the server's log"
+    )
+
+
 @dataclass
 class ChangeStream:
     """A change stream that is read batch by batch and goes on after elections and lost connections by itself.
@@ -361,6 +434,8 @@ class ChangeStream:
     max_delay: float = 10.0
     stopped: threading.Event = field(default_factory=threading.Event)
     reconnects: int = 0
+    resolved: Callable[[], StreamOptions] | None = None
+    """What to open behind an invalidate: a database may be made anew in another spelling."""
 
     def __post_init__(self) -> None:
         self.token: str | None = self.start.token
@@ -368,6 +443,7 @@ class ChangeStream:
         self._behind: str | None = None
         self._has_met = False
         self._probed: Batch | None = None
+        self._careful = 0
         self._session: Any = None
         self._cursor = 0
         self._pinned: pymongo.MongoClient[Any] | None = None
@@ -382,12 +458,13 @@ class ChangeStream:
 
     def open(self) -> str | None:
         """Open the cursor; the token of its position (the server gives one from the first reply on)."""
+        stage = self._stage()
         database = self._server()[self.options.db or "admin"]
         self._session = self._server().start_session()
         reply = database.command(
             {
                 "aggregate": self.options.collection or 1,
-                "pipeline": [{"$changeStream": self._stage()}, *self.options.stages],
+                "pipeline": [{"$changeStream": stage}, *self.options.stages],
                 "cursor": {"batchSize": 0},
             },
             session=self._session,
@@ -424,10 +501,13 @@ class ChangeStream:
             except driver.PyMongoError as error:
                 self._forget_cursor()
                 self.attempts += 1
-                if not is_resumable(error) or self._is_last():
-                    raise translated(error, "reading the change stream") from error
-                self.reconnects += 1
-                self.stopped.wait(self.delay())
+                if is_resumable(error) and not self._is_last():
+                    self.reconnects += 1
+                    self.stopped.wait(self.delay())
+                elif self._has_failed_at_an_event(error):
+                    self._careful = CAREFUL_BYTES
+                else:
+                    raise _stream_error(error) from error
 
     def delay(self) -> float:
         """The seconds to wait after so many attempts: doubled with each, up to the longest wait."""
@@ -435,7 +515,17 @@ class ChangeStream:
 
     def probe(self) -> None:
         """Read a first batch without waiting for events: a position that is lost shows only then. `next` gives it."""
-        self._probed = self._more(max_await_ms=1)
+        try:
+            self._probed = self._more(max_await_ms=1)
+        except driver.OperationFailure as error:
+            if not self._has_failed_at_an_event(error):
+                raise
+            self._forget_cursor()
+            self._careful = CAREFUL_BYTES
+
+    def _has_failed_at_an_event(self, error: BaseException) -> bool:
+        """Whether events come before the one that the server failed at: they are read one by one until it fails again."""
+        return _is_about_an_event(error) and not is_resumable(error) and not self._careful and self.token is not None
 
     def close(self) -> None:
         """Give the cursor back to the server, if it still listens."""
@@ -474,7 +564,8 @@ class ChangeStream:
             {
                 "getMore": Int64(self._cursor),
                 "collection": self.options.collection or "$cmd.aggregate",
-                "maxTimeMS": max_await_ms or self.options.max_await_ms,
+                "maxTimeMS": max_await_ms or min(self.options.max_await_ms, LONGEST_AWAIT_MS),
+                **({"batchSize": 1} if self._careful else {}),
             },
             session=self._session,
             codec_options=DEFAULT_RAW_BSON_OPTIONS,
@@ -483,6 +574,7 @@ class ChangeStream:
         raw = reply.raw
         events, rest = split_batch(raw, b"nextBatch")
         self._cursor = rest["id"]
+        self._careful = max(0, self._careful - len(raw)) if events else 0
         self._count_election()
         token = rest.get("postBatchResumeToken")
         unseen = self._unseen(events)
@@ -536,7 +628,11 @@ class ChangeStream:
         if self.options.show_expanded_events:
             stage["showExpandedEvents"] = True
         self._behind, self._has_met = None, False
-        if self.token and resume_token.resumes_alone(self.token):
+        if self.token and self._is_moved():
+            position = resume_token.position(self.token)
+            stage["startAtOperationTime"] = Timestamp(position.seconds, position.increment)
+            self._behind, self._has_met = self.token, True
+        elif self.token and resume_token.resumes_alone(self.token):
             stage["startAfter"] = {"_data": self.token}
         elif self.token:
             position = resume_token.position(self.token)
@@ -545,6 +641,13 @@ class ChangeStream:
         elif self.start.at is not None:
             stage["startAtOperationTime"] = self.start.at
         return stage
+
+    def _is_moved(self) -> bool:
+        """Whether the stream is to go on elsewhere: behind an invalidate, where it has been asked and the place is another."""
+        if self.resolved is None or not resume_token.is_invalidate(self.token or ""):
+            return False
+        before, self.options = self.options, self.resolved()
+        return (before.db, before.collection) != (self.options.db, self.options.collection)
 
     def _server(self) -> pymongo.MongoClient[Any]:
         """The client to read with. A cursor lives on one server: with several to choose from, one is pinned."""
@@ -569,14 +672,36 @@ def _pinned(connection: pymongo.MongoClient[Any]) -> pymongo.MongoClient[Any] | 
 
 
 def _direct(connection: pymongo.MongoClient[Any], host: str) -> pymongo.MongoClient[Any]:
-    """A client of one server with the other's options (credentials, TLS, timeouts)."""
-    options = {
-        name: value
-        for name, value in connection._init_kwargs.items()
-        if name not in ("host", "port", "directConnection", "replicaSet")
-    }
-    name, _, port = host.rpartition(":")
-    return pymongo.MongoClient(name, int(port), directConnection=True, **options)
+    """A client of one server with the other's options (credentials, TLS, timeouts), also those of its connection string."""
+    given = dict(connection._init_kwargs)
+    uri = given.pop("host", None)
+    uri = uri[0] if isinstance(uri, (list, tuple)) and uri else uri
+    options = {name: value for name, value in given.items() if name not in ("port", *_OF_A_SET)}
+    known = connection.options
+    if isinstance(uri, str) and uri.startswith("mongodb+srv://"):
+        # What DNS says of them is known to the client: the address itself is no longer asked for.
+        options.setdefault("tls", known.pool_options._ssl_context is not None)
+    if known.pool_options._credentials is not None and known.pool_options._credentials.source:
+        options.setdefault("authSource", known.pool_options._credentials.source)
+    return pymongo.MongoClient(direct_uri(uri if isinstance(uri, str) else "", host), directConnection=True, **options)
+
+
+_OF_A_SET = (
+    "directConnection", "replicaSet", "readPreference", "readPreferenceTags", "maxStalenessSeconds", "loadBalanced",
+    "srvMaxHosts", "srvServiceName", "localThresholdMS",
+)  # fmt: skip
+
+
+def direct_uri(uri: str, host: str) -> str:
+    """A connection string's credentials and options with one server in the place of its hosts, and no set to choose from."""
+    rest = uri.partition("://")[2]
+    path = re.search(r"[/?]", rest)
+    authority, options = (rest[: path.start()], rest[path.start() :]) if path else (rest, "")
+    credentials = authority.rpartition("@")[0]
+    database, _, query = options.lstrip("/").partition("?")
+    left_out = {name.lower() for name in _OF_A_SET}
+    kept = [part for part in query.split("&") if part and part.partition("=")[0].lower() not in left_out]
+    return f"mongodb://{credentials and credentials + '@'}{host}/{database}{'?' if kept else ''}{'&'.join(kept)}"
 
 
 def _token(event: bytes) -> str:
@@ -638,9 +763,9 @@ class Range:
         """The filter of `find`: `$expr` compares across all BSON types, where a plain range would lose rows."""
         bounds = []
         if self.lo is not None:
-            bounds.append({"$gte": ["$_id", {"$literal": decode(self.lo, EXACT)["lo"]}]})
+            bounds.append({"$gte": ["$_id", RawBSONDocument(_renamed(self.lo, b"$literal"))]})
         if self.hi is not None:
-            bounds.append({"$lt": ["$_id", {"$literal": decode(self.hi, EXACT)["hi"]}]})
+            bounds.append({"$lt": ["$_id", RawBSONDocument(_renamed(self.hi, b"$literal"))]})
         return {"$expr": {"$and": bounds}} if bounds else {}
 
 
@@ -659,21 +784,33 @@ def boundary(
         "singleBatch": True,
     }
     with translating(f"planning the snapshot of {collection.namespace}"):
-        reply = connection[collection.db].command(command, codec_options=EXACT, read_preference=connection.read_preference)
-    found = reply["cursor"]["firstBatch"]
-    return encode({"hi": found[0]["_id"]}, codec_options=EXACT) if found else None
+        reply = connection[collection.db].command(
+            command, codec_options=DEFAULT_RAW_BSON_OPTIONS, read_preference=connection.read_preference
+        )
+    found, _rest = split_batch(reply.raw, b"firstBatch")
+    return id_as_hi(found[0]) if found else None
 
 
 def hi_as_lo(hi: bytes) -> bytes:
     """The end of one range as the beginning of the next."""
-    return encode({"lo": decode(hi, EXACT)["hi"]}, codec_options=EXACT)
+    return _renamed(hi, b"lo")
 
 
 def id_as_hi(raw: bytes) -> bytes:
     """The `_id` of a raw document as the end of the range before it."""
-    start, end = _element(raw, 4, len(raw), b"_id")
-    body = raw[start - 5 : start - 4] + b"hi\0" + raw[start:end]
-    return (len(body) + 5).to_bytes(4, "little") + body + b"\0"
+    found = next(element for element in extended_json.elements(raw) if element.name == b"_id")
+    return _single(found.kind, b"hi", raw[found.start : found.end])
+
+
+def _renamed(raw: bytes, name: bytes) -> bytes:
+    """A document of one field under another name. The value stays bytes: not every `_id` can be decoded."""
+    zero = raw.index(b"\0", 5)
+    return _single(raw[4], name, raw[zero + 1 : -1])
+
+
+def _single(kind: int, name: bytes, value: bytes) -> bytes:
+    body = bytes((kind,)) + name + b"\0" + value + b"\0"
+    return (len(body) + 4).to_bytes(4, "little") + body
 
 
 class Chunk(NamedTuple):
@@ -735,7 +872,7 @@ def _reading(connection: pymongo.MongoClient[Any]) -> Iterator[tuple[pymongo.Mon
         with server.start_session() as session:
             yield server, session, connection.read_preference if pinned is None else ReadPreference.PRIMARY_PREFERRED
     except driver.OperationFailure as error:
-        if error.code in CURSOR_LOST:
+        if error.code in KILLED:
             raise SnapshotExpired from error
         raise
     finally:

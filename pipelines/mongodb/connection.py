@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cdc_core import errors
 from cdc_core.bronze import event_rows as events
-from cdc_core.properties.source import OversizeMode
+from cdc_core.properties.source import CaptureScope, OversizeMode
 from cdc_core.stream import filters
 from pipelines.mongodb import client as mongodb
 from pipelines.settings import secrets
@@ -86,7 +86,7 @@ def _tls(source: Source, *, is_given: bool) -> dict[str, Any]:
 
 def stream_options(source: Source, client: mongodb.Client) -> mongodb.StreamOptions:
     """What the change stream is opened with."""
-    scope = filters.stream_scope(source, databases=mongodb.database_names(client))
+    scope = stream_scope(source, client)
     return mongodb.StreamOptions(
         db=scope.db,
         collection=scope.collection,
@@ -97,7 +97,26 @@ def stream_options(source: Source, client: mongodb.Client) -> mongodb.StreamOpti
     )
 
 
+def stream_scope(source: Source, client: mongodb.Client) -> filters.Scope:
+    """How wide the change stream is; the whole deployment where the one database that is captured does not exist yet.
+
+    Lists are blind to case and streams are not: nobody knows how its name will be spelled. A user who may read that one
+    database alone gets a stream of the name as the settings have it, for the right is bound to its spelling too.
+    """
+    names = mongodb.database_names(client)
+    scope = filters.stream_scope(source, databases=names)
+    is_found = source.capture_scope is not None or scope.db is None or scope.db in names
+    return scope if is_found or not mongodb.may_watch_deployment(client) else filters.Scope(CaptureScope.DEPLOYMENT)
+
+
 SKIPPED = events.SKIPPED
+
+
+EVENT_BYTES = 16 * 1024 * 1024 - 64 * 1024
+"""What the documents of one event may have together: the server sends no larger one, whatever the settings allow."""
+
+TOKEN_FACTOR = 4
+"""So often an event has the document's key about: by itself, in its token (as hexadecimal digits), in a transaction's copy."""
 
 
 def _skipping(source: Source) -> list[dict[str, Any]]:
@@ -111,11 +130,15 @@ def _skipping(source: Source) -> list[dict[str, Any]]:
     def size(field: str) -> dict[str, Any]:
         return {"$cond": [{"$eq": [{"$type": f"${field}"}, "object"]}, {"$bsonSize": f"${field}"}, 0]}
 
-    largest = {"$max": [size("fullDocument"), size("fullDocumentBeforeChange")]}
+    documents = [size("fullDocument"), size("fullDocumentBeforeChange")]
+    key = {"$multiply": [TOKEN_FACTOR, size("documentKey")]}
+    whole = {"$add": [*documents, size("updateDescription"), key]}
     kept = ("_id", "operationType", "clusterTime", "wallTime", "ns", "documentKey", "lsid", "txnNumber")
     rest = {name: f"${name}" for name in kept}
-    is_large = {"$gt": [largest, source.cursor_oversize_skip_threshold]}
-    return [{"$replaceWith": {"$cond": [is_large, {**rest, SKIPPED: largest}, "$$ROOT"]}}]
+    largest = {"$max": documents}
+    is_large = {"$or": [{"$gt": [largest, source.cursor_oversize_skip_threshold]}, {"$gt": [whole, EVENT_BYTES]}]}
+    said = {**rest, SKIPPED: {"$max": [largest, {"$cond": [{"$gt": [whole, EVENT_BYTES]}, whole, 0]}]}}
+    return [{"$replaceWith": {"$cond": [is_large, said, "$$ROOT"]}}]
 
 
 def check_oversize(source: Source, info: mongodb.ServerInfo) -> None:

@@ -40,7 +40,7 @@ from pipelines.mongodb import connection as source
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ROWS = pa.schema([("key", pa.string()), ("after", pa.string())])
+ROWS = pa.schema([("key", pa.string()), ("after", pa.string()), ("payload", pa.string())])
 REPLY = "meta STRING, rows BINARY"
 
 PIECE_BYTES = 1024 * 1024
@@ -446,7 +446,7 @@ def snapshot_rows(
         "updateDescription": pa.nulls(rows, bronze.UPDATE_DESCRIPTION),
         "source": marks,
         "transaction": pa.nulls(rows, bronze.TRANSACTION),
-        "payload": pa.nulls(rows, pa.string()),
+        "payload": chunk.column("payload"),
         "ts_ms": constant(ts_ms, pa.int64()),
     }
     return pa.table(columns, schema=bronze.SCHEMA)
@@ -484,6 +484,7 @@ def _encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
     client = source.worker_client(spec.connection)
     found_keys: list[str] = []
     texts: list[bytes] = []
+    originals: list[bytes | None] = []
     size = sent = lossy = 0
     at: Timestamp | None = None
     cut: bytes | None = None
@@ -505,11 +506,12 @@ def _encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
             found_keys.append(keys.canonical_raw(raw))
             text = encoded.text if spec.fields is None else events.filtered(encoded.text, fields=spec.fields, taken=set())
             texts.append(text)
+            originals.append(events.original(raw) if encoded.lossy else None)
             lossy += encoded.lossy
             size += len(text)
             if size - sent > PIECE_BYTES:
-                yield None, _packed(found_keys, texts)
-                found_keys, texts, sent = [], [], size
+                yield None, _packed(found_keys, texts, originals)
+                found_keys, texts, originals, sent = [], [], [], size
     assert at is not None
     meta = {
         "outcome": "read",
@@ -518,11 +520,11 @@ def _encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
         "lossy": lossy,
         "cut": None if cut is None else cut.hex(),
     }
-    yield meta, _packed(found_keys, texts)
+    yield meta, _packed(found_keys, texts, originals)
 
 
-def _packed(found_keys: list[str], texts: list[bytes]) -> bytes:
-    rows = pa.record_batch({"key": pa.array(found_keys, pa.string()), "after": pa.array(texts, pa.string())}, schema=ROWS)
+def _packed(found_keys: list[str], texts: list[bytes], originals: list[bytes | None]) -> bytes:
+    rows = pa.record_batch([pa.array(each, pa.string()) for each in (found_keys, texts, originals)], schema=ROWS)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, ROWS) as writer:
         writer.write_batch(rows)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cdc_core.properties import types as values
 from cdc_core.properties.source import CaptureScope
-from cdc_core.stream import filters, patterns
+from cdc_core.stream import cursor_pipeline, filters, patterns
 from tests.sources import source
 
 CASES = Path(__file__).resolve().parents[1] / "cases" / "filters"
@@ -122,7 +122,7 @@ def test_stages_of_the_settings_stand_where_asked() -> None:
         "user_only": ["$match", "$changeStreamSplitLargeEvent"],
     }
     first, second, _ = filters.pipeline(source({**given_, "cursor.pipeline.order": "user_first"}))
-    assert "fullDocument.total" in first["$match"]
+    assert "fullDocument.total" in first["$match"]["$or"][1]
     assert "$or" in second["$match"]
 
 
@@ -212,3 +212,33 @@ def test_scopes_print_as_names() -> None:
         "deployment",
         "a.b.c",
     ]
+
+
+@pytest.mark.parametrize(
+    ("stages", "named"),
+    [
+        ([{"$unset": ["documentKey"]}], ["documentKey"]),
+        ([{"$unset": "ns.coll"}], ["ns"]),
+        ([{"$project": {"clusterTime": 0, "_id": 0}}], ["_id", "clusterTime"]),
+        ([{"$project": {"fullDocument": 1, "ns": 1}}], ["operationType", "clusterTime", "documentKey"]),
+        ([{"$project": {"_id": 1}}], ["operationType", "clusterTime", "ns", "documentKey"]),
+        ([{"$set": {"operationType": "x", "ns": {"db": "y"}}}], ["operationType", "ns"]),
+        ([{"$addFields": {"_id": "$documentKey._id"}}], ["_id"]),
+        ([{"$replaceRoot": {"newRoot": "$fullDocument"}}], ["_id", "operationType", "clusterTime", "ns", "documentKey"]),
+        ([{"$replaceWith": {"$mergeObjects": ["$$ROOT", {"clusterTime": 1}]}}], ["clusterTime"]),
+        ([{"$match": {"ns.coll": "a"}}, {"$unset": "updateDescription"}], []),
+        ([{"$project": {"fullDocument.secret": 0}}], []),
+        ([{"$set": {"tag": 1, "documentKey": "$documentKey"}}], []),
+        ([{"$replaceWith": {"$mergeObjects": ["$$ROOT", {"tag": 1}]}}], []),
+    ],
+)
+def test_stages_that_spoil_events_are_named(stages: list[dict[str, Any]], named: list[str]) -> None:
+    """A stage that is seen to take away or change what an event needs is refused by the field's name."""
+    found = cursor_pipeline.problems(stages)
+    assert [problem.split(" takes ")[1].split(" ")[0] for problem in found] == named
+
+
+def test_stages_that_a_change_stream_does_not_take_are_refused() -> None:
+    """`$lookup`, and splitting, which has a setting of its own; a stream of partial updates needs their description."""
+    assert len(cursor_pipeline.problems([{"$lookup": {}}, {"$changeStreamSplitLargeEvent": {}}])) == 2
+    assert len(cursor_pipeline.problems([{"$unset": "updateDescription"}], needs_description=True)) == 1

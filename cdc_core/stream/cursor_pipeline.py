@@ -1,0 +1,209 @@
+"""The stages of `cursor.pipeline`, so guarded that they decide about documents' events and about nothing else.
+
+A drop, a rename, `$out` and an invalidate change what a table must hold, whatever a user's stages say of documents: they
+pass every stage as they are, and no expression is evaluated over them. A `$match` lets them pass beside its own
+condition. Stages that transform get a copy of the event (`GUARD`) set beside its fields, which takes the event's place
+behind them. For documents' events that copy holds the fields without which an event has no place in a table, to be
+compared: `changed` names one that a stage took away or changed, `problems` what can be seen of that in the stages alone.
+
+Source: MongoDB manual, "Modify Change Stream Output" (the stages that a change stream takes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from numbers import Number
+from typing import Any
+
+from bson.decimal128 import Decimal128
+
+Stage = Mapping[str, Any]
+
+GUARD = "medallionEvent"
+"""The field that carries what the user's stages must leave alone."""
+
+PROTECTED = ("_id", "operationType", "clusterTime", "ns", "documentKey")
+"""What a change of a document needs to find its row and its place."""
+
+DOCUMENTS = ("delete", "insert", "replace", "update")
+"""The operation types of documents."""
+
+_TRANSFORMING = frozenset({"$addFields", "$set", "$project", "$unset", "$replaceRoot", "$replaceWith", "$redact"})
+_SPLIT = "$changeStreamSplitLargeEvent"
+_MARK = "isGuard"
+
+
+def guarded(stages: Sequence[Stage]) -> list[dict[str, Any]]:
+    """The stages with their guards; as many as were given where all of them only match."""
+    found: list[dict[str, Any]] = []
+    is_copied = False
+    for stage in stages:
+        name, given = next(iter(stage.items()))
+        if name in _TRANSFORMING and not is_copied:
+            found.append(_copied())
+            is_copied = True
+        found.append(_guarded(name, given, is_copied=is_copied))
+    return [*found, _restored()] if is_copied else found
+
+
+def changed(event: Mapping[str, Any]) -> list[str]:
+    """The protected fields of a documents' event that are not as the server gave them; nothing without a copy."""
+    copy = event.get(GUARD)
+    return [] if copy is None else [name for name in PROTECTED if name not in event or event[name] != copy.get(name)]
+
+
+def problems(stages: Sequence[Stage], *, needs_description: bool = False) -> list[str]:
+    """What is wrong with the stages, as far as they show it themselves; `needs_description` protects `updateDescription`."""
+    protected = (*PROTECTED, "updateDescription") if needs_description else PROTECTED
+    return [problem for stage in stages for problem in _problems(stage, protected)]
+
+
+def _problems(stage: Stage, protected: Sequence[str]) -> Iterator[str]:
+    name, given = next(iter(stage.items()))
+    if name == _SPLIT:
+        yield f"{_SPLIT} is set with cursor.oversize.handling.mode: split"
+    elif name != "$match" and name not in _TRANSFORMING:
+        yield f"{name} is no stage that a change stream takes"
+    for field in protected:
+        if _takes(name, given, field):
+            yield f"{name} takes {field} away from the events or changes it; without it an event has no place in a table"
+
+
+def _takes(name: str, given: Any, field: str) -> bool:
+    """Whether a stage is seen to remove or to change a field."""
+    match name:
+        case "$unset":
+            return any(_covers(path, field) for path in ([given] if isinstance(given, str) else given))
+        case "$addFields" | "$set" if isinstance(given, Mapping):
+            return any(_covers(path, field) and value != f"${field}" for path, value in _leaves(given))
+        case "$project" if isinstance(given, Mapping):
+            return _is_projected_away(given, field)
+        case "$replaceRoot" if isinstance(given, Mapping):
+            return _is_replaced(given.get("newRoot"), field)
+        case "$replaceWith":
+            return _is_replaced(given, field)
+        case _:
+            return False
+
+
+def _is_projected_away(given: Mapping[str, Any], field: str) -> bool:
+    leaves = list(_leaves(given))
+    if any(_covers(path, field) and _is_flag(value) and not _is_set(value) for path, value in leaves):
+        return True
+    if any(_covers(path, field) and not _is_flag(value) and value != f"${field}" for path, value in leaves):
+        return True
+    return field != "_id" and _is_inclusion(given) and not any(_covers(path, field) for path, _ in leaves)
+
+
+def _is_replaced(given: Any, field: str) -> bool:
+    if isinstance(given, str):
+        return given not in ("$$ROOT", "$$CURRENT")
+    if not isinstance(given, Mapping):
+        return True
+    if not _is_expression(given):
+        return field != "_id" and given.get(field) != f"${field}" and not isinstance(given.get(field), Mapping)
+    merged = given.get("$mergeObjects")
+    if isinstance(merged, Sequence) and not isinstance(merged, str):
+        named = [each for each in merged if isinstance(each, Mapping) and not _is_expression(each) and field in each]
+        return any(each[field] != f"${field}" for each in named)
+    return False
+
+
+def _covers(path: str, field: str) -> bool:
+    return path == field or path.startswith(f"{field}.")
+
+
+def _leaves(given: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The dotted paths of a projection with what stands there: a flag, a literal or an expression."""
+    for name, value in given.items():
+        if isinstance(value, Mapping) and value and not _is_expression(value):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _is_expression(value: Mapping[str, Any]) -> bool:
+    return next(iter(value), "").startswith("$")
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, (Number, Decimal128))
+
+
+def _is_set(value: Any) -> bool:
+    return bool(value.to_decimal() if isinstance(value, Decimal128) else value)
+
+
+def _is_inclusion(given: Mapping[str, Any]) -> bool:
+    """Whether a projection names what stays, and not what goes."""
+    others = [value for path, value in _leaves(given) if path != "_id"]
+    return any(not _is_flag(value) or _is_set(value) for value in others or given.values())
+
+
+# --- the guards ---
+
+
+def _copied() -> dict[str, Any]:
+    copy = {_MARK: True, **{name: f"${name}" for name in PROTECTED}}
+    return {"$addFields": {GUARD: {"$cond": [{"$in": ["$operationType", list(DOCUMENTS)]}, copy, "$$ROOT"]}}}
+
+
+_IS_DOCUMENTS = {"$in": [f"$$ROOT.{GUARD}.operationType", list(DOCUMENTS)]}
+
+
+def _restored() -> dict[str, Any]:
+    own = {"$mergeObjects": ["$$ROOT", {"_id": f"${GUARD}._id"}]}
+    return {"$replaceWith": {"$cond": [_IS_DOCUMENTS, own, f"${GUARD}"]}}
+
+
+def _guarded(name: str, given: Any, *, is_copied: bool) -> dict[str, Any]:
+    match name:
+        case "$match":
+            field = f"{GUARD}.operationType" if is_copied else "operationType"
+            return {name: {"$or": [{field: {"$nin": list(DOCUMENTS)}}, _condition(given, field)]}}
+        case "$addFields" | "$set":
+            return {name: _computed(given)}
+        case "$project":
+            return {name: {**_computed(given), **({GUARD: 1} if _is_inclusion(given) else {})}}
+        case "$replaceRoot":
+            return _replaced(given["newRoot"] if isinstance(given, Mapping) and "newRoot" in given else given)
+        case "$replaceWith":
+            return _replaced(given)
+        case "$redact":
+            is_kept = {"$or": [{"$not": [_IS_DOCUMENTS]}, {"$eq": [f"${_MARK}", True]}]}
+            return {name: {"$cond": [is_kept, "$$KEEP", given]}}
+        case _:
+            return {name: given}
+
+
+def _replaced(given: Any) -> dict[str, Any]:
+    own = {"$mergeObjects": [given, {GUARD: f"${GUARD}"}]}
+    return {"$replaceWith": {"$cond": [_IS_DOCUMENTS, own, "$$ROOT"]}}
+
+
+def _condition(given: Any, field: str) -> Any:
+    """A condition whose expressions are evaluated over documents' events alone."""
+    if not isinstance(given, Mapping):
+        return given
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in ("$and", "$or", "$nor") and isinstance(value, list):
+            found[name] = [_condition(each, field) for each in value]
+        elif name == "$expr":
+            found[name] = {"$cond": [{"$in": [f"${field}", list(DOCUMENTS)]}, value, True]}
+        else:
+            found[name] = value
+    return found
+
+
+def _computed(given: Any) -> Any:
+    """A projection whose expressions are evaluated over documents' events alone."""
+    if not isinstance(given, Mapping):
+        return given
+    if given and _is_expression(given):
+        return {"$cond": [_IS_DOCUMENTS, given, None]}
+    return {name: _computed(value) if isinstance(value, Mapping) else _element(value) for name, value in given.items()}
+
+
+def _element(value: Any) -> Any:
+    return {"$cond": [_IS_DOCUMENTS, value, None]} if isinstance(value, list) else value
