@@ -13,7 +13,7 @@ before, after STRING  the document as type-exact Extended JSON v2 (`cdc_core.ext
 updateDescription     updatedFields STRING, removedFields, truncatedArrays, disambiguatedPaths STRING
 source                Debezium's source block
 transaction           id STRING, total_order BIGINT, data_collection_order BIGINT
-payload STRING        JSON of the kinds that are not about a document
+payload STRING        JSON of the kinds that are not about a document; of a document whose text was repaired, its BSON
 ts_ms BIGINT          the capture service's clock, milliseconds since 1970
 """
 
