@@ -12,6 +12,7 @@ What a command needs is imported when it runs, so that `--help` answers at once.
 from __future__ import annotations
 
 import functools
+import itertools
 import signal
 import sys
 import threading
@@ -491,7 +492,8 @@ def send_signal(
     if message is not None:
         asked["message"] = message
     settings, spark = _opened(file, "signal", quiet=True)
-    sent = signals.send(spark, settings, type_=type_, data=asked, id_=id_, ts_ms=int(time.time() * 1000))
+    with _undisturbed():
+        sent = signals.send(spark, settings, type_=type_, data=asked, id_=id_, ts_ms=int(time.time() * 1000))
     said = f"signal {sent.id} ({sent.type}) is sent; the capture of {settings.name} does it at its next look"
     click.echo(json.dumps({"id": sent.id, "type": sent.type, "data": asked}) if as_json else said)
 
@@ -555,15 +557,16 @@ def quarantine(
     text = None if corrections is None else corrections.read_text("utf-8")
     mended = None if text is None else pipeline.read_corrections(text, where=str(corrections))
     settings, spark = _opened(file, "quarantine", quiet=True)
-    done = pipeline.replay_pipeline(
-        spark,
-        settings,
-        collection=collection,
-        tokens=tokens or None,
-        corrections=mended,
-        now_ms=int(time.time() * 1000),
-        take_over=take_over,
-    )
+    with _undisturbed():
+        done = pipeline.replay_pipeline(
+            spark,
+            settings,
+            collection=collection,
+            tokens=tokens or None,
+            corrections=mended,
+            now_ms=int(time.time() * 1000),
+            take_over=take_over,
+        )
     click.echo(pipeline.to_json(done)) if as_json else report.replayed(done)
 
 
@@ -735,12 +738,36 @@ def _stopping() -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         stop.set()
 
-    if threading.current_thread() is not threading.main_thread():
+    with _handling(ask):
         yield stop
+
+
+PATIENCE = 2
+"""So many times Ctrl-C or SIGTERM wait for the end of what is written; the next one interrupts."""
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A block of seconds that writes one thing: Ctrl-C and SIGTERM wait for its end, and it is done then."""
+    asked = itertools.count(1)
+
+    def ask(number: int, frame: object) -> None:
+        if next(asked) > PATIENCE:
+            raise KeyboardInterrupt
+
+    with _handling(ask):
+        yield
+
+
+@contextmanager
+def _handling(ask: Callable[[int, object], None]) -> Iterator[None]:
+    """Handles SIGTERM and Ctrl-C in a block; in another thread than the main one the block is as it is without."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
         return
     before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield stop
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

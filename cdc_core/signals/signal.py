@@ -190,9 +190,9 @@ def _check_filter(text: str) -> None:
     try:
         parsed = json_util.loads(text)
     except (ValueError, TypeError) as error:
-        raise Refused(f"the filter {text} is no JSON: {error}") from error
+        raise Refused(f"its filter is no JSON: {error}") from error
     if not isinstance(parsed, dict):
-        raise Refused(f"the filter {text} must be an object, as find takes it")
+        raise Refused("its filter must be an object, as find takes it")
 
 
 def _pattern(text: str) -> patterns.Pattern:

@@ -32,6 +32,8 @@ class CollectionState:
     """How far one collection's snapshot is; `hi` is the `_id` before which everything is in bronze.
 
     `first` is the sequence of its first chunk, or what it was planned with: rows older than that are gone from the source.
+    `filter` is the find filter with which it was read so far, `failed` why it is read no further, `is_gone` whether there is no
+    such collection any more.
     """
 
     chunks: int = 0
@@ -40,9 +42,18 @@ class CollectionState:
     first: str | None = None
     completed: bool = False
     sweep: bool = True
+    filter: str | None = None
+    failed: str | None = None
+    is_gone: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing that was in bronze before is older than the source, where the collection was read to its end."""
+        return self.completed and (self.sweep or self.is_gone)
 
     def as_json(self) -> dict[str, Any]:
         """The state as a heartbeat's payload holds it."""
+        rare = {"filter": self.filter, "failed": self.failed, "gone": self.is_gone or None}
         return {
             "chunks": self.chunks,
             "documents": self.documents,
@@ -50,6 +61,7 @@ class CollectionState:
             "first": self.first,
             "completed": self.completed,
             "sweep": self.sweep,
+            **{name: value for name, value in rare.items() if value is not None},
         }
 
     @staticmethod
@@ -62,6 +74,9 @@ class CollectionState:
             first=fields.get("first"),
             completed=fields["completed"],
             sweep=fields.get("sweep", True),
+            filter=fields.get("filter"),
+            failed=fields.get("failed"),
+            is_gone=fields.get("gone", False),
         )
 
 
@@ -89,8 +104,16 @@ class State:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The collections that are not read to their end."""
-        return tuple(name for name in self.planned if not (name in self.stopped or self.of(name).completed))
+        """The collections that are not read to their end, and can be."""
+        return tuple(
+            name for name in self.planned if not (name in self.stopped or self.of(name).completed or self.of(name).failed)
+        )
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """The collections whose reading failed, each with the reason."""
+        found = ((name, self.of(name).failed) for name in self.planned if name not in self.stopped)
+        return {name: reason for name, reason in found if reason is not None}
 
     @property
     def documents(self) -> int:
@@ -104,6 +127,11 @@ class State:
     def advanced(self, namespace: str, state: CollectionState) -> State:
         """The snapshot after a chunk of one collection."""
         return replace(self, collections={**self.collections, namespace: state})
+
+    def retried(self) -> State:
+        """The snapshot with the collections that failed to be read on: what was wrong may have been mended."""
+        mended = {name: replace(self.of(name), failed=None) for name in self.failed}
+        return replace(self, collections={**self.collections, **mended})
 
     def without(self, namespaces: Iterable[str]) -> State:
         """The snapshot after some of its collections were stopped."""
@@ -152,28 +180,59 @@ class State:
         )
 
 
-def unrepaired(payloads: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """The collections of which changes were lost, with the time since when, from the payloads of heartbeats in their order.
+@dataclass(frozen=True)
+class Gap:
+    """Changes of a collection were lost: `since` when, and why no snapshot has made up for it yet."""
 
-    A gap is repaired for a collection when a snapshot of the whole of it that began afterwards is read to its end.
+    since: str
+    why: str
+
+
+@dataclass
+class _Open:
+    """A gap in its time: `number` counts payloads, and only a plan behind it repairs it."""
+
+    since: str
+    number: int
+    why: str = "no snapshot has read it again"
+
+
+def unrepaired(payloads: Iterable[Mapping[str, Any]]) -> dict[str, Gap]:
+    """The collections of which changes were lost, from the payloads of heartbeats in their order.
+
+    A gap is repaired for a collection when a snapshot of the whole of it that was planned afterwards is read to its end.
     """
-    open_gaps: dict[str, str] = {}
-    plans: dict[str, frozenset[str]] = {}
-    for payload in payloads:
-        if "gap" in payload:
-            gap = payload["gap"]
-            for namespace in gap.get("collections", ()):
-                open_gaps.setdefault(namespace, gap["since"])
-            plans.clear()
+    gaps: dict[str, _Open] = {}
+    plans: dict[str, tuple[int, Mapping[str, Any]]] = {}
+    for number, payload in enumerate(payloads):
+        for namespace in payload.get("gap", {}).get("collections", ()):
+            gaps[namespace] = _Open(gaps[namespace].since if namespace in gaps else payload["gap"]["since"], number)
         found = payload.get("snapshot")
         if found is None:
             continue
         if "planned" in found:
-            plans[found["id"]] = frozenset(found["planned"]) - frozenset(found.get("conditions", {}))
+            plans[found["id"]] = (number, found)
+            for namespace in found["planned"]:
+                if namespace in gaps:
+                    gaps[namespace].why = "the snapshot that reads it again is not at its end"
+        planned_at, plan = plans.get(found["id"], (-1, found))
         for namespace, fields in found["collections"].items():
-            if fields["completed"] and namespace in plans.get(found["id"], ()):
-                open_gaps.pop(namespace, None)
-    return open_gaps
+            if namespace in gaps and gaps[namespace].number < planned_at:
+                _told_of(gaps, namespace, CollectionState.from_json(fields), is_part=namespace in plan.get("conditions", {}))
+        for namespace in found.get("stopped", ()):
+            if namespace in gaps and gaps[namespace].number < planned_at:
+                gaps[namespace].why = "the snapshot that read it again was stopped"
+    return {namespace: Gap(gap.since, gap.why) for namespace, gap in gaps.items()}
+
+
+def _told_of(gaps: dict[str, _Open], namespace: str, state: CollectionState, *, is_part: bool) -> None:
+    """What a chunk's heartbeat says about an open gap."""
+    if state.failed is not None:
+        gaps[namespace].why = f"the snapshot that read it again failed: {state.failed}"
+    elif state.is_whole and not is_part:
+        del gaps[namespace]
+    elif state.completed:
+        gaps[namespace].why = "only what a filter lets through was read again"
 
 
 def states(payloads: Iterable[Mapping[str, Any]]) -> tuple[State, ...]:

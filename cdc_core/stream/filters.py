@@ -71,7 +71,11 @@ class Filter:
 
     def includes_database(self, db: str) -> bool:
         """Whether any collection of this database may be captured."""
-        return db not in BUILT_IN and self.databases.includes(db)
+        if db in BUILT_IN or not self.databases.includes(db):
+            return False
+        pairs = [pattern.by_database() for pattern in self.collections.include]
+        named = {name.casefold() for pair in pairs for name, _ in pair or ()}
+        return not pairs or None in pairs or db.casefold() in named
 
     def is_snapshotted(self, db: str, collection: str) -> bool:
         """Whether a snapshot reads this collection: captured, and let in by

@@ -284,19 +284,29 @@ def told_heartbeats(spark: SparkSession, table: tables.TableRef) -> list[dict[st
     return [json.loads(row.payload) for row in rows]
 
 
-def noted_collections(spark: SparkSession, table: tables.TableRef) -> frozenset[str] | None:
-    """The collections that were captured when the settings last let in others; None where that was never noted."""
-    last = spark.sql(
-        f"SELECT max_by(payload, `offset`) AS payload FROM {table} WHERE kind = 'heartbeat' AND payload LIKE '{{\"stream\"%'"
-    ).first()
-    noted = json.loads(last.payload).get("captured") if last.payload else None
-    return None if noted is None else frozenset(noted)
+@dataclass(frozen=True)
+class Note:
+    """That the settings let other events in from `token` on, and which collections were captured then."""
+
+    token: str
+    offset: int
+    captured: frozenset[str]
 
 
-def captured_collections(spark: SparkSession, table: tables.TableRef) -> list[tuple[str, str]]:
-    """The namespaces of all documents in the table."""
+def notes(spark: SparkSession, table: tables.TableRef) -> list[Note]:
+    """What was noted each time when the settings let in other events, in order."""
     rows = spark.sql(
-        f"SELECT DISTINCT db, collection FROM {table} WHERE kind IN ('change', 'snapshot') ORDER BY 1, 2"
+        f"SELECT payload, resume_token, `offset` FROM {table} WHERE kind = 'heartbeat' AND payload LIKE '{{\"stream\"%' "
+        "ORDER BY `offset`"
+    ).collect()
+    read = ((row, json.loads(row.payload).get("captured")) for row in rows)
+    return [Note(row.resume_token, row.offset, frozenset(captured)) for row, captured in read if captured is not None]
+
+
+def captured_collections(spark: SparkSession, table: tables.TableRef, *, behind: int = -1) -> list[tuple[str, str]]:
+    """The namespaces of all documents in the table, or of those with a greater offset."""
+    rows = spark.sql(
+        f"SELECT DISTINCT db, collection FROM {table} WHERE kind IN ('change', 'snapshot') AND `offset` > {behind} ORDER BY 1, 2"
     ).collect()
     return [(row.db, row.collection) for row in rows]
 

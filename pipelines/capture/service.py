@@ -20,10 +20,11 @@ import json
 import logging
 import os
 import queue
+import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -241,6 +242,7 @@ class _Capture:
         self._received: queue.SimpleQueue[tuple[channels.Channel, signals.Received]] = queue.SimpleQueue()
         self._has_polled = threading.Event()
         self._told_taken: set[str] = set()
+        self._mute: set[str] = set()
         self._states: list[snapshot_state.State] = []
         self._parent = sparks.submitter()
 
@@ -328,13 +330,22 @@ class _Capture:
     def _opened_or_restarted(
         self, options: mongodb.StreamOptions, position: bronze.Position | None
     ) -> tuple[mongodb.ChangeStream, dict[str, object] | None]:
-        """The stream, and the gap before it where the position was lost and the snapshot mode says to start over."""
+        """The stream, and the gap before it where the position was lost and the snapshot mode says to start over.
+
+        A first start whose `capture.start.op.time` is lost begins now: it takes a snapshot anyway.
+        """
         try:
             return self._opened(options, position), None
         except errors.PositionLost:
-            if position is None or not snapshot_mode.replaces_lost_position(self._source, custom=self._custom):
+            if not snapshot_mode.replaces_lost_position(self._source, custom=self._custom):
                 raise
-            stream = self._opened(options, None)
+            self._landed = None
+            stream = self._opened_at(options, [mongodb.Start()], None)
+            if position is None:
+                log.warning(
+                    "the oplog no longer reaches back to capture.start.op.time: the stream begins now, with a snapshot"
+                )
+                return stream, None
             log.warning("the oplog no longer holds the position of %s: a new snapshot begins", _utc(position.token))
             return stream, {"from": position.token, "to": stream.begins, "since": _utc(position.token)}
 
@@ -349,6 +360,12 @@ class _Capture:
         if position is not None:
             by_time = mongodb.Start(at=_cluster_time(position.token))
             starts = [by_time] if self._is_other_stream else [mongodb.Start(position.token), by_time]
+        return self._opened_at(options, starts, position)
+
+    def _opened_at(
+        self, options: mongodb.StreamOptions, starts: Sequence[mongodb.Start], position: bronze.Position | None
+    ) -> mongodb.ChangeStream:
+        """A stream from the first of these places that the server takes."""
         lost: mongodb.HistoryLost | None = None
         for start in starts:
             stream = self._stream(options, start)
@@ -395,6 +412,7 @@ class _Capture:
         if has_position and not decision.takes:
             if self._is_other_stream:
                 self._note_other_stream()
+            self._say_why_not(decision)
             return decision, unfinished if decision.resumes else None
         token = stream.begins  # and not how far it has read: what it has read is not in bronze yet
         if token is None:
@@ -403,27 +421,56 @@ class _Capture:
         state = self._planned() if takes else None
         told: list[Mapping[str, Any]] = []
         if gap is not None and state is not None:
-            state = self._with_gone(state, token)
-            told.append({"gap": {**gap, "collections": list(state.planned)}})
+            captured, known = self._captured(), self._known()
+            state = _with_gone(state, [name for name in known if name not in captured], token)
+            told.append({"gap": {**gap, "collections": sorted({*captured, *known})}})
+            self._warn_of_unread(captured, state)
         told.append({"start": token} if state is None else state.begun())
         position_token = self._position_token() if has_position else token
         self._log.heartbeat(*told, token=position_token, ts_ms=bronze.now_ms())
         return decision, state
 
-    def _with_gone(self, state: snapshot_state.State, token: str) -> snapshot_state.State:
-        """A snapshot after a gap, with the collections that are not there any more: nothing to read, and all rows to go."""
+    def _captured(self) -> list[str]:
+        """The collections that are captured and exist."""
+        return [each.namespace for each in source.captured(self._source, self.client)]
+
+    def _known(self) -> list[str]:
+        """The collections that are captured and have documents in bronze."""
         assert self._log is not None
-        known = bronze.captured_collections(self.spark, self._log.table)
-        names = [f"{db}.{name}" for db, name in known if self._chosen.is_snapshotted(db, name)]
-        gone = tuple(name for name in names if name not in state.planned)
-        at = _cluster_time(token)
-        first = snapshot_state.CollectionState(first=resume_token.snapshot_sequence(at.time, at.inc))
-        return replace(state, planned=(*state.planned, *gone), collections=dict.fromkeys(gone, first))
+        found = bronze.captured_collections(self.spark, self._log.table)
+        return [f"{db}.{name}" for db, name in found if self._chosen.includes(db, name)]
+
+    def _warn_of_unread(self, captured: Sequence[str], state: snapshot_state.State) -> None:
+        """Name what the snapshot after a gap leaves as it was: `snapshot.mode` reads what the settings let it read."""
+        filtered = self._source.snapshot_collection_filter_overrides
+        unread = [name for name in captured if name not in state.planned or name in filtered]
+        if unread:
+            log.warning(
+                "changes were lost, and the snapshot does not read all of %s (snapshot.include.collection.list, "
+                "snapshot.collection.filter.overrides): incomplete, as status says, until medallion signal execute-snapshot%s",
+                ", ".join(unread),
+                _as_options(unread),
+            )
+
+    def _say_why_not(self, decision: snapshot_mode.Decision) -> None:
+        """Tell once a start of a snapshot mode that would take a snapshot if bronze had no position."""
+        mode = self._source.snapshot_mode
+        if mode not in (SnapshotMode.INITIAL, SnapshotMode.INITIAL_ONLY, SnapshotMode.WHEN_NEEDED) or decision.resumes:
+            return
+        if any(state.kind is snapshot_state.Kind.INITIAL for state in self._states):
+            return
+        log.warning(
+            "snapshot.mode: %s takes no snapshot, because bronze has a position that can be gone on from (as with Debezium's "
+            "offsets); what was there before that comes with medallion signal execute-snapshot --data-collections '.*'",
+            mode.value,
+        )
 
     def _unfinished(self) -> snapshot_state.State | None:
         """The initial snapshot that was not read to its end; those that signals asked for are taken up again at once."""
         assert self._log is not None
-        self._states = list(snapshot_state.states(bronze.snapshot_heartbeats(self.spark, self._log.table)))
+        found = snapshot_state.states(bronze.snapshot_heartbeats(self.spark, self._log.table))
+        asked = (snapshot_state.Kind.INCREMENTAL, snapshot_state.Kind.BLOCKING)
+        self._states = [state if state.kind in asked else state.retried() for state in found]
         initial = [state for state in self._states if state.kind is snapshot_state.Kind.INITIAL]
         return initial[-1] if initial and not initial[-1].is_done else None
 
@@ -433,20 +480,35 @@ class _Capture:
         Their changes come; what they held, or what became of it meanwhile, comes when a signal asks for it.
         """
         assert self._log is not None
-        captured = self._planned().planned
-        known = bronze.noted_collections(self.spark, self._log.table)
-        if known is None:
+        captured, notes = self._captured(), bronze.notes(self.spark, self._log.table)
+        if notes:
+            known = notes[-1].captured
+        else:
             known = frozenset(f"{db}.{name}" for db, name in bronze.captured_collections(self.spark, self._log.table))
             known = known.union(*(state.planned for state in self._states))
-        note = {"stream": self._fingerprint, "captured": list(captured)}
-        self._log.heartbeat(note, token=self._position_token(), ts_ms=bronze.now_ms())
         new = [name for name in captured if name not in known]
+        note = {"stream": self._fingerprint, "captured": captured}
+        told = self._gaps_of(new, notes) if notes and new else []
+        self._log.heartbeat(note, *told, token=self._position_token(), ts_ms=bronze.now_ms())
         if new and self._source.snapshot_mode is not SnapshotMode.NO_DATA:
             log.warning(
                 "%s: captured from now on; what was there before comes with medallion signal execute-snapshot%s",
                 ", ".join(new),
-                "".join(f" --data-collections {name}" for name in new),
+                _as_options(new),
             )
+
+    def _gaps_of(self, new: Sequence[str], notes: Sequence[bronze.Note]) -> list[Mapping[str, Any]]:
+        """What was lost of collections that were captured once, then left out, and are let in again."""
+        assert self._log is not None
+        table, found = self._log.table, []
+        before = {f"{db}.{name}" for db, name in bronze.captured_collections(self.spark, table)}
+        for name in (name for name in new if name in before):
+            left_out = next(note for at, note in enumerate(notes) if not any(name in later.captured for later in notes[at:]))
+            meanwhile = bronze.captured_collections(self.spark, table, behind=left_out.offset)
+            if name not in {f"{db}.{collection}" for db, collection in meanwhile}:
+                gap = {"from": left_out.token, "to": self._position_token(), "since": _utc(left_out.token)}
+                found.append({"gap": {**gap, "collections": [name]}})
+        return found
 
     def _planned(self) -> snapshot_state.State:
         found = source.captured(self._source, self.client)
@@ -613,15 +675,40 @@ class _Capture:
         try:
             while True:
                 for channel in asked:
-                    for received in channel.poll():
+                    for received in self._polled(channel):
                         self._received.put((channel, received))
                 self._has_polled.set()
-                self._notifier.flush()
+                self._notify()
                 if self._halt.wait(self._source.signal_poll_interval_ms / 1000):
                     return
         finally:
             for channel in asked:
                 channel.close()
+
+    def _polled(self, channel: channels.Channel) -> list[signals.Received]:
+        """What a channel has; one that cannot be asked is asked again later, and the stream goes on."""
+        try:
+            found = channel.poll()
+        except Exception as error:
+            self._warn_once(type(channel).__name__, "signals are not heard from %s (%s)", error)
+            return []
+        self._mute.discard(type(channel).__name__)
+        return found
+
+    def _notify(self) -> None:
+        """Write the notifications that wait; where that fails they wait on, and the stream goes on."""
+        try:
+            self._notifier.flush()
+        except Exception as error:
+            self._warn_once("ops/notifications", "notifications cannot be written to %s (%s)", error)
+        else:
+            self._mute.discard("ops/notifications")
+
+    def _warn_once(self, what: str, message: str, error: Exception) -> None:
+        """Tell a trouble when it begins, and not at each look; the error's own text may hold data."""
+        if what not in self._mute:
+            log.warning(message, what, error if isinstance(error, errors.MedallionError) else type(error).__name__)
+        self._mute.add(what)
 
     def _heed(self, rows: events.Rows, event: Mapping[str, Any]) -> None:
         """An event of the stream that is more than a change: a signal, or a collection that took another's place."""
@@ -703,7 +790,7 @@ class _Capture:
         for namespace, condition in request.filters(request.chosen(captured)).items():
             reason = mongodb.refusal_of_filter(self.client, namespace, json_util.loads(condition))
             if reason is not None:
-                raise signals.Refused(f"the filter {condition} of {namespace} is refused by the server: {reason}")
+                raise signals.Refused(f"its filter for {namespace} is refused by the server: {reason}")
 
     def _execute(self, rows: events.Rows, signal: signals.Signal, request: signals.Request, token: str) -> None:
         captured = [each.namespace for each in source.captured(self._source, self.client)]
@@ -980,6 +1067,19 @@ def _snapshotter(name: str | None) -> snapshot_mode.Snapshotter | None:
     return made
 
 
+def _with_gone(state: snapshot_state.State, gone: Sequence[str], token: str) -> snapshot_state.State:
+    """A snapshot after a gap, with the collections that are not there any more: nothing to read, and all rows to go."""
+    at = _cluster_time(token)
+    first = snapshot_state.CollectionState(first=resume_token.snapshot_sequence(at.time, at.inc))
+    return replace(state, planned=(*state.planned, *gone), collections=dict.fromkeys(gone, first))
+
+
+def _as_options(namespaces: Sequence[str]) -> str:
+    """The collections as `medallion signal` takes them: as regular expressions."""
+    quoted = (name if re.fullmatch(r"[\w.-]+", name) else f"'{re.escape(name)}'" for name in namespaces)
+    return "".join(f" --data-collections {name}" for name in quoted)
+
+
 def _new_id() -> str:
     return uuid.uuid4().hex[:12]
 
@@ -997,9 +1097,13 @@ def _is_landed(raw: bytes, landed: str) -> bool:
 
 def _position_lost(position: bronze.Position | None, error: mongodb.HistoryLost | None) -> errors.PositionLost:
     code = error.code if error else mongodb.CHANGE_STREAM_HISTORY_LOST
-    at = "" if position is None else f" of {_utc(position.token)}"
+    if position is None:
+        return errors.PositionLost(
+            f"source.capture.start.op.time: the oplog no longer reaches back to it (error {code}). Nothing was changed. To begin "
+            "now, with a snapshot, take the setting out, or set snapshot.mode: when_needed"
+        )
     return errors.PositionLost(
-        f"source: the oplog no longer holds the position{at} (error {code}); changes since then cannot be read. "
+        f"source: the oplog no longer holds the position of {_utc(position.token)} (error {code}); changes since then cannot be read. "
         "Nothing was changed. To go on, set snapshot.mode: when_needed and start again: the gap is written down, and a new "
         "snapshot into the same tables brings them to what the source holds. Make the oplog larger if the capture may be "
         "down for longer than it holds"

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from cdc_core import errors
 from cdc_core.properties.source import NotificationChannel
 from cdc_core.signals import notification as notifications
 from pipelines.channels import kafka
@@ -39,6 +38,10 @@ SCHEMA = pa.schema(
     ]
 )
 """Debezium's notification, beside the pipeline's name."""
+
+
+MANY = 10_000
+"""So many notifications wait for a table that cannot be written; older ones are forgotten."""
 
 
 @dataclass
@@ -94,14 +97,14 @@ class Notifier:
         table = delta.layout(self.settings.lakehouse).ops("notifications")
         try:
             delta.note(self.spark, table, rows, SCHEMA, properties=delta.FACTS)
-        except errors.MedallionError:
+        except Exception:
             with self._lock:
-                self._waiting = waiting + self._waiting
+                self._waiting = [*waiting, *self._waiting][-MANY:]
             raise
 
     def close(self) -> None:
         """Write what still waits; a table that cannot be written keeps no capture from ending."""
-        with contextlib.suppress(errors.MedallionError):
+        with contextlib.suppress(Exception):
             self.flush()
         if self._sink is not None:
             self._sink.close()

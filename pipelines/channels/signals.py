@@ -7,13 +7,16 @@ again. The table is append-only and shared by the pipelines of a lakehouse; whic
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
 import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
+from signal import SIGURG
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
@@ -78,7 +81,11 @@ def channels(spark: SparkSession, settings: Settings, *, done: Collection[str]) 
 
 @dataclass
 class File:
-    """A file with one JSON signal a line; a line that was handled is taken out, as the connector empties the file."""
+    """A file with one JSON signal a line; a line that was handled is taken out, as the connector empties the file.
+
+    Others append to it at any time, and hold no lock. So a line is taken out by blanks in its place, which moves no other;
+    blanks go when nobody else has the file open (`_close_up`).
+    """
 
     path: Path
     _waiting: list[str] = field(default_factory=list)
@@ -104,7 +111,7 @@ class File:
                 found.append(signals.Received(signals.from_json(line, channel="file"), line))
                 self._waiting.append(line)
             except signals.Refused as error:
-                log.warning("%s: a signal that cannot be read is left out (%s): %s", self.path, error, line[:200])
+                log.warning("%s: a signal that cannot be read is left out: %s", self.path, error)
                 self._take_out(line)
         return found
 
@@ -117,34 +124,65 @@ class File:
         """Nothing is open."""
 
     def _lines(self) -> list[str]:
-        """The lines, without one that is still being written."""
+        """The lines, without one that is still being written: the last, as long as it is no JSON and no line follows."""
         try:
-            text = self.path.read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
+            lines = [_text(line) for line in self.path.read_bytes().split(b"\n")]
+        except OSError:
             return []
-        lines = text.split("\n")
-        if lines[-1].strip() and not lines[-1].rstrip().endswith("}"):
+        if lines[-1] and not _is_json(lines[-1]):
             lines.pop()
-        return [line.strip() for line in lines if line.strip()]
+        return [line for line in lines if line]
 
     def _take_out(self, line: str) -> bool:
         """Whether the line is in the file no more."""
         try:
-            with self.path.open("r+", encoding="utf-8", errors="replace") as file:
-                lines = file.readlines()
-                taken = next((number for number, each in enumerate(lines) if each.strip() == line), None)
-                if taken is not None:
-                    del lines[taken]
-                left = "".join(each for each in lines if each.strip()) + file.read()  # what came meanwhile
-                file.seek(0)
-                file.truncate()
-                file.write(left)
+            with self.path.open("r+b", buffering=0) as file:
+                at = 0
+                for each in file.read().split(b"\n"):
+                    if _text(each) == line:
+                        os.pwrite(file.fileno(), b" " * len(each), at)
+                        break
+                    at += len(each) + 1
+                _close_up(file)
         except FileNotFoundError:
             return True
         except OSError as error:
-            log.warning("%s: a handled signal cannot be taken out of it (%s)", self.path, error)
+            log.warning("%s: a handled signal cannot be taken out of it (%s)", self.path, error.strerror)
             return False
         return True
+
+
+def _text(line: bytes) -> str:
+    return line.decode("utf-8", errors="replace").strip().strip("\0")
+
+
+def _is_json(line: str) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
+
+
+def _close_up(file: FileIO) -> None:
+    """Take blank lines out of a file, unless somebody else has it open: what is written just now would be lost.
+
+    A lease is had only where nobody else has the file open, and who opens it waits until the lease is given back. Where there
+    are none (another system, another owner), the blanks stay.
+    """
+    try:
+        fcntl.fcntl(file, fcntl.F_SETSIG, SIGURG)  # the usual signal of one who waits would end this process
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    except (OSError, AttributeError):
+        return
+    try:
+        file.seek(0)
+        text = file.read()
+        left = b"".join(line for line in text.splitlines(keepends=True) if line.strip())
+        os.pwrite(file.fileno(), left.ljust(len(text)), 0)  # one write: whoever is killed here leaves lines or blanks
+        file.truncate(len(left))
+    finally:
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
 
 
 @dataclass
@@ -174,7 +212,7 @@ class Table:
                 text = json.dumps({"id": row["id"], "type": row["type"], "data": row["data"]})
                 found.append(signals.Received(signals.from_json(text, channel="table"), row["row"]))
             except signals.Refused as error:
-                log.warning("%s: a signal that cannot be read is left out (%s): %s", self.table.label, error, row["id"])
+                log.warning("%s: the signal %s cannot be read and is left out: %s", self.table.label, row["id"], error)
         self._version = version
         return found
 

@@ -8,10 +8,13 @@ own change stream decides (which errors are resumable, where to resume) is decid
 
 from __future__ import annotations
 
+import functools
+import logging
 import re
 import struct
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,12 +26,15 @@ from bson.codec_options import CodecOptions, DatetimeConversion
 from bson.int64 import Int64
 from bson.raw_bson import DEFAULT_RAW_BSON_OPTIONS, RawBSONDocument
 from bson.timestamp import Timestamp
+from pymongo import common
 from pymongo import errors as driver
 from pymongo.read_preferences import ReadPreference
 
 from cdc_core import errors
 from cdc_core.extended_json import codec as extended_json
 from cdc_core.stream import resume_token, split_events
+
+log = logging.getLogger(__name__)
 
 Client = pymongo.MongoClient[dict[str, Any]]
 
@@ -60,6 +66,8 @@ CHANGE_STREAM_HISTORY_LOST = 286
 INVALID_RESUME_TOKEN = 260
 OVERSIZE = 10334
 ONLY_ON_REPLICA_SETS = 40573
+INTERRUPTED = (11601, *CURSOR_LOST)
+"""The codes of a read that somebody ended: it may be tried again."""
 SNAPSHOT_TOO_OLD = 239
 SNAPSHOT_UNAVAILABLE = 246
 NAMESPACE_UUID_MISMATCH = 361
@@ -87,14 +95,61 @@ class CollectionChanged(Exception):
     """The collection that a chunk was planned for was renamed, dropped or made anew in between."""
 
 
+class ReadRefused(Exception):
+    """The server refuses a read of a collection, and would again: a filter that fails on a document, say.
+
+    The text has the server's code and our words: its own may quote a document.
+    """
+
+
 def client(uri: str, **options: Any) -> pymongo.MongoClient[dict[str, Any]]:
     """A client for a connection string; raises `SettingsError` for one that cannot be used."""
     try:
-        return pymongo.MongoClient(uri, **{"appname": APP_NAME, **options})
-    except (driver.ConfigurationError, driver.InvalidURI, ValueError, TypeError) as error:
-        raise errors.SettingsError(
-            errors.Problem("source.mongodb.connection.string", f"cannot be used: {_safe(error)}")
-        ) from None
+        with warnings.catch_warnings(record=True) as said:  # the driver's words quote the values
+            warnings.simplefilter("always")
+            made: pymongo.MongoClient[dict[str, Any]] = pymongo.MongoClient(uri, **{"appname": APP_NAME, **options})
+        if said:
+            _tell_left_out(tuple(name for name, value in _given(uri).items() if not _is_valid(name, value)))
+        return made
+    except (driver.ConfigurationError, driver.InvalidURI, ValueError, TypeError):
+        raise _unusable(uri, options) from None
+
+
+def _unusable(uri: str, options: Mapping[str, Any]) -> errors.SettingsError:
+    """What is wrong with a connection string or an option, in our words: the driver's quote the string, password and all."""
+    path = "source.mongodb.connection.string"
+    scheme, found, _ = uri.partition("://")
+    if not found or scheme not in ("mongodb", "mongodb+srv"):
+        return errors.SettingsError(errors.Problem(path, "it must begin with mongodb:// or mongodb+srv://"))
+    bad = [name for name, value in {**_given(uri), **options}.items() if not _is_valid(name, value)]
+    if bad:
+        return errors.SettingsError(errors.Problem(path, f"the value of {', '.join(bad)} cannot be used"))
+    hint = "in a user name or password / : @ ? # [ ] and % are percent-encoded: p@ss is written p%40ss"
+    if scheme == "mongodb+srv":
+        hint += "; the host of mongodb+srv:// must have an SRV record, and no port"
+    return errors.SettingsError(errors.Problem(path, "it cannot be read as a connection string", hint))
+
+
+def _given(uri: str) -> dict[str, str]:
+    """The options of a connection string."""
+    options = (part.partition("=") for part in uri.partition("://")[2].partition("?")[2].split("&") if "=" in part)
+    return {name: value for name, _, value in options if name.isalnum()}
+
+
+@functools.lru_cache
+def _tell_left_out(names: tuple[str, ...]) -> None:
+    """Once a process: the driver goes on without an option that it does not know, or whose value it cannot use."""
+    log.warning(
+        "source.mongodb.connection.string: left out, unknown or with an unfit value: %s", ", ".join(names) or "an option"
+    )
+
+
+def _is_valid(name: str, value: object) -> bool:
+    try:
+        common.validate(name, value)
+    except Exception:  # whatever the driver says of it
+        return False
+    return True
 
 
 @contextmanager
@@ -125,7 +180,7 @@ def translated(error: driver.PyMongoError, what: str) -> BaseException:
             )
         case 13:
             return errors.AccessRefused(
-                f"{what}: the user lacks a right (error 13: {_without_command(error)}); "
+                f"{what}: the user lacks a right (error 13{_refused_command(error)}); "
                 "`medallion check` lists each missing right"
             )
         case 40573:
@@ -150,12 +205,16 @@ def translated(error: driver.PyMongoError, what: str) -> BaseException:
         return errors.SourceUnreachable(
             f"{what}: no server answered in time: {_first_line(error)}; is it running, and the host right?"
         )
+    if isinstance(error, driver.NotPrimaryError):
+        return errors.SourceUnreachable(f"{what}: the server is no longer the primary")
     if isinstance(error, (driver.ConnectionFailure, driver.WaitQueueTimeoutError)):
         return errors.SourceUnreachable(f"{what}: the connection failed: {_first_line(error)}")
     if is_resumable(error):
         return errors.SourceUnreachable(f"{what}: the server interrupted the operation (error {code}); start again")
     if isinstance(error, driver.ConfigurationError):
-        return errors.SettingsError(errors.Problem("source.mongodb.connection.string", _safe(error)))
+        hint = "is the server MongoDB 6.0 or later, do its options fit it, and has the host of mongodb+srv:// an SRV record?"
+        message = f"{what}: the driver cannot use this server with it ({type(error).__name__})"
+        return errors.SettingsError(errors.Problem("source.mongodb.connection.string", message, hint))
     return error
 
 
@@ -355,7 +414,7 @@ class Size:
 
 def size(connection: pymongo.MongoClient[Any], collection: Collection) -> Size:
     """The server's own estimate; an unknown average counts as 1 KiB."""
-    with translating(f"measuring {collection.namespace}"):
+    with _reading_whole(f"measuring {collection.namespace}"):
         pipeline = [{"$collStats": {"storageStats": {}}}]
         stats = list(connection[collection.db][collection.name].aggregate(pipeline))
     documents = sum(int(shard["storageStats"].get("count", 0)) for shard in stats)
@@ -783,7 +842,7 @@ def boundary(
         "limit": 1,
         "singleBatch": True,
     }
-    with translating(f"planning the snapshot of {collection.namespace}"):
+    with _reading_whole(f"planning the snapshot of {collection.namespace}"):
         reply = connection[collection.db].command(
             command, codec_options=DEFAULT_RAW_BSON_OPTIONS, read_preference=connection.read_preference
         )
@@ -834,7 +893,7 @@ def read_chunk(
     Raises `SnapshotExpired` (read it again, smaller), `CollectionChanged`, or one of our errors. Capped collections have
     no snapshot reads: there the time is the one from just before, and replaying the changes after it converges.
     """
-    with translating(f"reading a chunk of {collection.namespace}"), _reading(connection) as (server, session, preference):
+    with _reading_whole(f"reading a chunk of {collection.namespace}"), _reading(connection) as (server, session, preference):
         database = server[collection.db]
         at = operation_time(connection) if collection.is_capped else None
         reply = database.command(
@@ -858,6 +917,24 @@ def read_chunk(
                 codec_options=DEFAULT_RAW_BSON_OPTIONS,
                 read_preference=preference,
             )
+
+
+@contextmanager
+def _reading_whole(what: str) -> Iterator[None]:
+    """As `translating`; an error that has no other meaning than that this read is refused leaves as `ReadRefused`."""
+    try:
+        with translating(what):
+            yield
+    except driver.OperationFailure as error:
+        if error.code in INTERRUPTED:
+            raise SnapshotExpired from error
+        raise ReadRefused(f"the server refuses to read it ({code_of(error)})") from error
+
+
+def code_of(error: driver.OperationFailure) -> str:
+    """A server's error as its code and the code's name, without its text, which may quote documents."""
+    name = (error.details or {}).get("codeName")
+    return f"error {error.code}{f', {name}' if name and not str(name).startswith('Location') else ''}"
 
 
 @contextmanager
@@ -930,9 +1007,10 @@ def _refused_at_handshake(error: driver.ServerSelectionTimeoutError) -> bool:
     return bool(isinstance(details, Mapping) and details.get("code") == AUTHENTICATION_FAILED)
 
 
-def _without_command(error: BaseException) -> str:
-    """The error's first line with the name of the command that was refused, and not all of it."""
-    return re.sub(r" \{ (\w+):.*", r" \1", _first_line(error))
+def _refused_command(error: BaseException) -> str:
+    """The command that was refused and its database, by their names: the rest of the text holds filters and documents."""
+    found = re.match(r"not authorized on (\S+) to execute command \{ (\w+):", str(error))
+    return f": not authorized on {found[1]} to execute command {found[2]}" if found else ""
 
 
 def _first_line(error: BaseException) -> str:

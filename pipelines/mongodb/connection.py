@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -150,16 +150,21 @@ def check_oversize(source: Source, info: mongodb.ServerInfo) -> None:
         )
 
 
+def captured_databases(source: Source, names: Collection[str]) -> list[str]:
+    """Those of the databases of which something may be captured: no right is needed on the others."""
+    chosen, scope = filters.of(source), filters.stream_scope(source, databases=list(names))
+    return [name for name in names if chosen.includes_database(name) and scope.db in (None, name)]
+
+
 def captured(source: Source, client: mongodb.Client) -> list[mongodb.Collection]:
     """The collections that the settings capture and that exist now, in order of their names.
 
     Raises `SourceUnsuitable` for a view or a time-series collection that the settings name: they have no change stream.
     """
     chosen = filters.of(source)
-    databases = [db for db in mongodb.database_names(client) if chosen.includes_database(db)]
     found = [
         collection
-        for collection in mongodb.collections(client, databases)
+        for collection in mongodb.collections(client, captured_databases(source, mongodb.database_names(client)))
         if chosen.includes(collection.db, collection.name)
     ]
     named = {(db.lower(), name.lower()) for db, name in chosen.named()}

@@ -131,7 +131,7 @@ def _listed(
     names = {*mongodb.database_names(client), *(db for db, _ in chosen.named())}
     found: list[mongodb.Collection] = []
     refused: dict[str, errors.AccessRefused] = {}
-    for db in sorted(name for name in names if chosen.includes_database(name)):
+    for db in sorted(source.captured_databases(settings.source, names)):
         try:
             found.extend(mongodb.collections(client, [db]))
         except errors.AccessRefused as error:

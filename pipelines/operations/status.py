@@ -62,10 +62,11 @@ class Writer:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A collection's snapshot."""
+    """A collection's snapshot; `failed` is why it was given up."""
 
     documents: int
     is_done: bool
+    failed: str | None = None
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class Collection:
     """One captured collection through the layers; None where a layer has no table of it yet.
 
     `incomplete_since` is set from the loss of changes (the oplog no longer held the position) to the end of the snapshot
-    that makes up for it.
+    that makes up for it; `incomplete_because` says why none has.
     """
 
     collection: str
@@ -121,6 +122,7 @@ class Collection:
     waiting_events: int
     quarantined: int
     incomplete_since: str | None = None
+    incomplete_because: str | None = None
 
 
 @dataclass(frozen=True)
@@ -224,12 +226,12 @@ class _Reading:
         told = bronze.told_heartbeats(self.spark, self.log)
         snapshots, gaps = _snapshots(told), snapshot_state.unrepaired(told)
         met = registry.read(self.spark, self.settings).namespaces
-        planned = (registry.Namespace(*name.split(".", 1)) for name in snapshots)
+        planned = (registry.Namespace(*name.split(".", 1)) for name in {**snapshots, **gaps})
         with ThreadPoolExecutor(THREADS) as pool:
             found = list(pool.map(self._both, sorted({*met, *planned}, key=str)))
             waiting = self._waiting(found)
             read = pool.map(lambda each: self._collection(each, snapshots, waiting), found)
-            return tuple(dataclasses.replace(each, incomplete_since=gaps.get(each.collection)) for each in read)
+            return tuple(_with_gap(each, gaps.get(each.collection)) for each in read)
 
     def _captured_rate(self, batch: int) -> float | None:
         row = self.spark.sql(
@@ -348,8 +350,12 @@ def _snapshots(told: Sequence[Mapping[str, Any]]) -> Mapping[str, Snapshot]:
     for state in snapshot_state.states(payload for payload in told if "snapshot" in payload):
         for name in state.planned:
             if name not in state.stopped:
-                found[name] = Snapshot(state.of(name).documents, state.of(name).completed)
+                found[name] = Snapshot(state.of(name).documents, state.of(name).completed, state.of(name).failed)
     return found
+
+
+def _with_gap(each: Collection, gap: snapshot_state.Gap | None) -> Collection:
+    return each if gap is None else dataclasses.replace(each, incomplete_since=gap.since, incomplete_because=gap.why)
 
 
 def _with_position(commits: Sequence[delta.Commit]) -> Iterator[tuple[delta.Commit, int]]:

@@ -145,8 +145,9 @@ class Snapshots:
         finally:
             entry.state = taken.state
             self.metrics.ended(at=time.time())
-        if taken.state.is_done:
-            self._tell(taken.state, notifications.Type.COMPLETED)
+        if taken.state.is_done and not taken.state.stopped.issuperset(taken.state.planned or ("",)):
+            is_whole = not taken.state.failed
+            self._tell(taken.state, notifications.Type.COMPLETED if is_whole else notifications.Type.ABORTED)
 
     def _tell(self, state: State, type_: notifications.Type, **data: str) -> None:
         is_incremental = state.kind is Kind.INCREMENTAL

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import threading
 import time
 from collections import deque
@@ -39,6 +40,8 @@ from pipelines.mongodb import connection as source
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
 
 ROWS = pa.schema([("key", pa.string()), ("after", pa.string()), ("payload", pa.string())])
 REPLY = "meta STRING, rows BINARY"
@@ -174,7 +177,7 @@ class Snapshot:
         client = self.connection.client()
         try:
             missing = self._missing()
-            sizes = {each.namespace: mongodb.size(client, each) for each in missing}
+            sizes = {each.namespace: _size(client, each) for each in missing}
             self._about = {name: size.documents for name, size in sizes.items()}
             self._began, self._at_start = time.monotonic(), self.state.documents
             self._gone({each.namespace for each in missing})
@@ -211,10 +214,27 @@ class Snapshot:
         Of one that was read in part nothing is swept: its rows go with the drop or the rename that the stream tells of.
         """
         found = self.state.of(namespace)
-        ended = replace(found, completed=True, sweep=found.sweep and not found.chunks)
+        ended = replace(found, completed=True, sweep=found.sweep and not found.chunks, is_gone=True)
         self.state = self.state.advanced(namespace, ended)
         self.log.heartbeat(self.state.progress(namespace), token=self._token(), ts_ms=bronze_table.now_ms())
         self._tell_completed(namespace)
+
+    def _mark_failed(self, namespace: str, reason: str) -> None:
+        """The collection is read no further; the stream and the snapshot's other collections go on."""
+        self.state = self.state.advanced(namespace, replace(self.state.of(namespace), failed=reason))
+        self.log.heartbeat(self.state.progress(namespace), token=self._token(), ts_ms=bronze_table.now_ms())
+        log.error("the snapshot of %s is given up: %s. The stream goes on. %s", namespace, reason, self._mend(namespace))
+        total = str(self.state.of(namespace).documents)
+        data = {"scanned_collection": namespace, "status": "SQL_EXCEPTION", "total_rows_scanned": total, "reason": reason}
+        self.told(notifications.Type.TABLE_SCAN_COMPLETED, data)
+
+    def _mend(self, namespace: str) -> str:
+        """What a person can do about a collection that could not be read."""
+        if self.state.kind in (Kind.INCREMENTAL, Kind.BLOCKING):
+            what = "the signal's filter" if namespace in self.state.conditions else "the collection"
+            return f"Look at {what}, and send the signal again"
+        where = "source.snapshot.collection.filter.overrides" if self._filter(namespace) else "the collection"
+        return f"Look at {where}: the next start tries it again"
 
     def _tell_completed(self, namespace: str) -> None:
         found = self.state.of(namespace)
@@ -237,8 +257,30 @@ class Snapshot:
         share = max(SMALL_CHUNK, size.documents * size.average // (4 * self.threads))
         documents = max(1, min(self.chunk_bytes, share) // size.average)
         documents = min(documents, self.documents_max or documents)
-        ranges = self._ranges(client, collection, documents)
+        self._restart_where_filter_changed(collection.namespace)
         reads: deque[tuple[mongodb.Range, Future[ChunkRows]]] = deque()
+        try:
+            self._read_to_end(pool, client, collection, documents, reads)
+        except mongodb.ReadRefused as refused:
+            self._mark_failed(collection.namespace, str(refused))
+        finally:
+            _cancel(reads)
+
+    def _restart_where_filter_changed(self, namespace: str) -> None:
+        """A collection that another run read in part with another filter is read from its beginning."""
+        found = self.state.of(namespace)
+        if found.chunks and found.filter != self._filter(namespace):
+            self.state = self.state.advanced(namespace, replace(found, hi=None, documents=0, sweep=True))
+
+    def _read_to_end(
+        self,
+        pool: ThreadPoolExecutor,
+        client: mongodb.Client,
+        collection: mongodb.Collection,
+        documents: int,
+        reads: deque[tuple[mongodb.Range, Future[ChunkRows]]],
+    ) -> None:
+        ranges = self._ranges(client, collection, documents)
         while self._may_read(collection.namespace):
             while len(reads) <= self.threads and (bounds := next(ranges, None)) is not None:
                 reads.append((bounds, pool.submit(self._read, collection, bounds)))
@@ -254,10 +296,6 @@ class Snapshot:
                     return
                 collection = anew
                 ranges = self._ranges(client, collection, documents)
-            finally:
-                if self.stopped.is_set():
-                    _cancel(reads)
-        _cancel(reads)
 
     def _made_anew(self, client: mongodb.Client, collection: mongodb.Collection) -> mongodb.Collection | None:
         """What has the collection's name now, if anything: made anew, or resharded, which the stream says nothing of."""
@@ -267,11 +305,21 @@ class Snapshot:
     def _ranges(self, client: mongodb.Client, collection: mongodb.Collection, documents: int) -> Iterator[mongodb.Range]:
         lo = _as_lo(self.state.of(collection.namespace).hi)
         while True:
-            hi = mongodb.boundary(client, collection, lo=lo, documents=documents)
+            hi = self._boundary(client, collection, lo=lo, documents=documents)
             yield mongodb.Range(lo, hi)
             if hi is None:
                 return
             lo = _as_lo(hi)
+
+    def _boundary(
+        self, client: mongodb.Client, collection: mongodb.Collection, *, lo: bytes | None, documents: int
+    ) -> bytes | None:
+        for _ in range(ATTEMPTS):
+            try:
+                return mongodb.boundary(client, collection, lo=lo, documents=documents)
+            except mongodb.SnapshotExpired:
+                continue
+        raise _given_up(collection.namespace)
 
     def _land(self, collection: mongodb.Collection, bounds: mongodb.Range, chunk: ChunkRows) -> None:
         """Commit a chunk, and what follows its cut where the executor had to end it early."""
@@ -294,6 +342,7 @@ class Snapshot:
             first=min(filter(None, (before.first, sequence))),
             completed=end is None,
             sweep=self._is_swept(namespace),
+            filter=self._filter(namespace),
         )
         state = self.state.advanced(namespace, after)
         label = f"snapshot:{state.id}:{namespace}:{after.chunks}"
@@ -364,6 +413,8 @@ class Snapshot:
                     return _chunk_rows(meta, pieces["rows"])
                 case "changed":
                     raise mongodb.CollectionChanged
+                case "refused":
+                    raise mongodb.ReadRefused(meta["message"])
                 case "expired":
                     spec = replace(spec, max_bytes=max(1, spec.max_bytes // 2))
                 case _:
@@ -373,10 +424,7 @@ class Snapshot:
                         raise error
                     if self.stopped.wait(2.0**attempt):
                         raise error
-        raise errors.SourceUnreachable(
-            f"the snapshot of {collection.namespace}: the server gave up a chunk {ATTEMPTS} times; "
-            "start again, it goes on where it was"
-        )
+        raise _given_up(collection.namespace)
 
     def _report(self, namespace: str) -> None:
         if self.report is None:
@@ -393,6 +441,14 @@ class Snapshot:
                 namespace, state.documents, max(self._about.get(namespace, 0), state.documents), done, about, rate, left
             )
         )
+
+
+def _size(client: mongodb.Client, collection: mongodb.Collection) -> mongodb.Size:
+    """About how large a collection is; one that was dropped meanwhile, or that cannot be measured, is told of where it is read."""
+    try:
+        return mongodb.size(client, collection)
+    except (mongodb.CollectionChanged, mongodb.ReadRefused, mongodb.SnapshotExpired):
+        return mongodb.Size(0, 1024)
 
 
 def _cancel(reads: deque[tuple[mongodb.Range, Future[ChunkRows]]]) -> None:
@@ -473,11 +529,12 @@ def _read_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
         yield {"outcome": "expired"}, None
     except mongodb.CollectionChanged:
         yield {"outcome": "changed"}, None
+    except mongodb.ReadRefused as refused:
+        yield {"outcome": "refused", "message": str(refused)}, None
     except errors.MedallionError as error:
         yield {"outcome": "error", "class": type(error).__name__, "message": str(error)}, None
-    except Exception as error:  # a traceback of an executor helps nobody; its first line does
-        first = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-        yield {"outcome": "error", "class": "", "message": f"a chunk of {spec.collection.namespace}: {first}"}, None
+    except Exception as error:  # its text may hold a document
+        yield {"outcome": "refused", "message": f"it cannot be read ({type(error).__name__})"}, None
 
 
 def _encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
@@ -536,6 +593,12 @@ def _chunk_rows(meta: Mapping[str, Any], pieces: pa.ChunkedArray) -> ChunkRows:
     cut = meta["cut"]
     return ChunkRows(
         table, (meta["at"][0], meta["at"][1]), meta["bytes"], meta["lossy"], None if cut is None else bytes.fromhex(cut)
+    )
+
+
+def _given_up(namespace: str) -> errors.SourceUnreachable:
+    return errors.SourceUnreachable(
+        f"the snapshot of {namespace}: the server gave up a chunk {ATTEMPTS} times; start again, it goes on where it was"
     )
 
 

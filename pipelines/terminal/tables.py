@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 import logging
+import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -153,6 +155,8 @@ def status(found: Status) -> None:
     screen.print(grid)
     if found.collections:
         screen.print(_collections_table(found))
+    for line in _troubles_told(found):
+        screen.print(Text(line, style="yellow"))
 
 
 def schemas(found: Sequence[Evolution]) -> None:
@@ -307,6 +311,16 @@ def _collections_table(found: Status) -> Table:
     return table
 
 
+def _troubles_told(found: Status) -> Iterator[str]:
+    """A line for each collection that waits for a person: what is wrong, and what to do."""
+    for each in found.collections:
+        if each.snapshot is not None and each.snapshot.failed is not None:
+            yield f"{each.collection}: its snapshot failed: {each.snapshot.failed}"
+        if each.incomplete_since is not None:
+            again = f"medallion signal execute-snapshot --data-collections {shlex.quote(re.escape(each.collection))}"
+            yield f"{each.collection}: changes since {each.incomplete_since} were lost: {each.incomplete_because}; {again}"
+
+
 def _trouble_cell(each: Collection, name: str) -> str:
     return each.incomplete_since or "" if name == "incomplete since" else f"{_trouble(each, name):,}"
 
@@ -322,6 +336,8 @@ def _trouble(each: Collection, name: str) -> int:
 def _snapshot_cell(each: Collection) -> str:
     if each.snapshot is None:
         return ""
+    if each.snapshot.failed is not None:
+        return "failed"
     return "done" if each.snapshot.is_done else f"{each.snapshot.documents:,} so far"
 
 

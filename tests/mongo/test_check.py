@@ -15,6 +15,7 @@ from cdc_core import errors
 from cdc_core.settings import parse as settings
 from pipelines.demo import embedded_mongodb
 from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import connection
 from pipelines.operations import check
 from pipelines.operations.check import Finding, Verdict
 
@@ -182,9 +183,24 @@ def test_rights_and_passwords(checked: Checked, start_mongodb: StartServer) -> N
         assert any("grantRolesToUser" in each.mend and "'shop'" in each.mend for each in elsewhere)
         assert [each.about for each in elsewhere if "collections" in each.about] == ["collections of shop"]
         assert not any("nope" in each.found + each.mend for each in (wrong_password, *elsewhere))
+        # One who sees every database by name, and may list the collections of the captured one alone.
+        assert _wrong(checked(uri("monitor", "m", patch), **lists)) == []
+        shop = source("${env:CHECK_URI}", **{"collection.include.list": "shop.orders"})
+        with contextlib.closing(connection.connection(shop).client()) as monitor:
+            assert {"shop", "unseen"} <= set(mongodb.database_names(monitor))
+            assert [each.namespace for each in connection.captured(shop, monitor)] == ["shop.orders"]
+
+
+def source(uri: str, **given: str) -> settings.Source:
+    return settings.parse(
+        {"name": "checked", "lakehouse": {"root": "/none"}, "source": {"mongodb.connection.string": uri, **given}}
+    ).source
 
 
 def _stock(root: MongoClient[dict[str, Any]]) -> None:
     root["shop"]["orders"].insert_one({"_id": 1})
     for user, password, db in (("reader", "r", "shop"), ("elsewhere", "e", "other")):
         root.admin.command("createUser", user, pwd=password, roles=[{"role": "read", "db": db}])
+    root["unseen"]["things"].insert_one({"_id": 1})
+    roles = [{"role": "read", "db": "shop"}, {"role": "clusterMonitor", "db": "admin"}]
+    root.admin.command("createUser", "monitor", pwd="m", roles=roles)

@@ -215,3 +215,16 @@ def test_a_log_event_is_one_line_with_its_values() -> None:
     assert log_lines.Line().format(record) == (
         '1970-01-01T00:00:00.250Z info pipelines.capture.service committed\\nit batch=7 where="a b"'
     )
+
+
+def test_what_writes_one_thing_is_not_interrupted_by_two_signals() -> None:
+    """Ctrl-C and SIGTERM wait for the end of such a block; the third one interrupts, and the handlers of before come back."""
+    before = signal.getsignal(signal.SIGTERM)
+    with command_line._undisturbed():
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        done = True
+    assert done and signal.getsignal(signal.SIGTERM) is before
+    with pytest.raises(KeyboardInterrupt), command_line._undisturbed():
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGINT)

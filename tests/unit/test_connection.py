@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pymongo import errors as driver
 
+from cdc_core import errors
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as sources
 from tests.sources import source
@@ -71,3 +72,35 @@ def test_a_missing_right_is_told_without_the_command() -> None:
     said = "not authorized on shop to execute command { aggregate: 1, pipeline: [ { $changeStream: {} } ], lsid: 1 }"
     told = mongodb.translated(driver.OperationFailure(said, 13), "opening the change stream")
     assert "(error 13: not authorized on shop to execute command aggregate);" in str(told)
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        ("mongodb://joe:Sec/ret9@h:27017/", "percent-encoded"),
+        ("mongodb://joe:Se@cret9@h:27017/shop", "percent-encoded"),
+        ("mongodb://joe:Sec%ret9@h", "percent-encoded"),
+        ("mongodb://joe:Sec?ret9@h:27017/shop", "percent-encoded"),
+        ("mongodb://joe:Sec:ret9@h:port/", "percent-encoded"),
+        ("joe:Secret9@h", "must begin with mongodb://"),
+        ("mongodb://h:1/?journal=Secret9&wTimeoutMS=Secret9", "journal, wTimeoutMS"),
+    ],
+)
+def test_a_malformed_connection_string_is_told_without_its_parts(
+    uri: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No part of a password or of a value is in what is said, whichever sign it holds."""
+    told = caplog.text
+    try:
+        mongodb.client(uri).close()
+        told = caplog.text
+    except errors.SettingsError as error:
+        told = str(error)
+    assert said in told
+    assert not {word for word in ("Sec", "ret9", "cret9") if word in told}
+
+
+def test_options_that_the_driver_leaves_out_are_named_without_their_values(caplog: pytest.LogCaptureFixture) -> None:
+    """An unknown option, or one with an unfit value, is a line of the log."""
+    mongodb.client("mongodb://h:1/?readPreference=Secret9&unheardOf=Secret9").close()
+    assert "readPreference, unheardOf" in caplog.text and "Secret9" not in caplog.text

@@ -44,7 +44,38 @@ def test_a_gap_is_open_until_a_whole_snapshot_that_began_after_it_ends() -> None
     gap = {"gap": {"from": "x", "to": "y", "since": "then", "collections": ["db.a", "db.b"]}}
     payloads = [before.begun(), gap, before.advanced("db.a", done).progress("db.a")]
     payloads += [partly.begun(), partly.advanced("db.a", done).progress("db.a"), after.begun()]
-    assert snapshot_state.unrepaired(payloads[:1]) == {}
-    assert snapshot_state.unrepaired(payloads) == {"db.a": "then", "db.b": "then"}
+
+    def since(number: int) -> dict[str, str]:
+        return {name: found.since for name, found in snapshot_state.unrepaired(payloads[:number]).items()}
+
+    assert since(1) == {}
+    assert since(6) == {"db.a": "then", "db.b": "then"}
     payloads.append(after.advanced("db.a", done).progress("db.a"))
-    assert snapshot_state.unrepaired(payloads) == {"db.b": "then"}
+    assert since(7) == {"db.b": "then"}
+
+
+def test_a_gap_says_why_it_is_open() -> None:
+    """Nothing read it again, only a part of it was read, or its reading failed; a collection that is gone is whole."""
+    gap = {"gap": {"since": "then", "collections": ["db.none", "db.part", "db.failed", "db.gone", "db.begun"]}}
+    plan = State("1", ("db.part", "db.failed", "db.gone", "db.begun"))
+    ends = {
+        "db.part": CollectionState(1, 1, completed=True, sweep=False),
+        "db.failed": CollectionState(1, 1, failed="error 2"),
+        "db.gone": CollectionState(1, 1, completed=True, sweep=False, is_gone=True),
+    }
+    read = [plan.advanced(name, state).progress(name) for name, state in ends.items()]
+    found = {name: each.why for name, each in snapshot_state.unrepaired([gap, plan.begun(), *read]).items()}
+    assert found == {
+        "db.none": "no snapshot has read it again",
+        "db.part": "only what a filter lets through was read again",
+        "db.failed": "the snapshot that read it again failed: error 2",
+        "db.begun": "the snapshot that reads it again is not at its end",
+    }
+
+
+def test_a_collection_that_failed_is_missing_only_when_it_is_retried() -> None:
+    """A snapshot whose other collections are read is done; its next start reads the one that failed behind what was read."""
+    state = State("1", ("db.a",)).advanced("db.a", CollectionState(2, 7, None, filter="{}", failed="error 2"))
+    (read,) = snapshot_state.states([State("1", ("db.a",)).begun(), state.progress("db.a")])
+    assert (read, read.is_done, read.failed) == (state, True, {"db.a": "error 2"})
+    assert read.retried().missing == ("db.a",) and read.retried().of("db.a").documents == 7
