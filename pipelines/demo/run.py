@@ -6,17 +6,18 @@ MongoDB's data, the settings and the lakehouse lie together in one folder; run a
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
@@ -118,15 +119,20 @@ def _opened(folder: Path, *, mongodb_uri: str | None, screen: Console, stack: co
         f"[bold]mongo-medallion demo[/]  in {demo_report.near(str(folder))}"
         + ("" if is_first else "  [dim](goes on from last time)[/]")
     )
-    with screen.status("Starting MongoDB and Spark (Spark's first start downloads Delta's jars)") as status:
-        with ThreadPoolExecutor(1) as pool:
+    with telling(screen) as tell:
+        is_there = threading.Event()
+        with ThreadPoolExecutor(2) as pool:
             server = pool.submit(_server, folder / "mongodb", mongodb_uri, stack)
-            spark = sparks.session("medallion demo", conf=sparks.BRIEF)
-            uri = server.result()
+            pool.submit(_tell_of_start, is_there, tell)
+            try:
+                spark = sparks.session("medallion demo", conf=sparks.BRIEF)
+                uri = server.result()
+            finally:
+                is_there.set()
         client = mongodb.client(uri)
         stack.callback(client.close)
         mongodb.check_suitable(mongodb.server_info(client))
-        status.update("Stocking the shop")
+        tell("Stocking the shop")
         shop.stock(client)
 
     (folder / "shop.yml").write_text(
@@ -134,6 +140,44 @@ def _opened(folder: Path, *, mongodb_uri: str | None, screen: Console, stack: co
     )
     settings = _connected(settings_file.load(folder / "shop.yml"), uri)
     return Stage(folder, settings, delta.layout(settings.lakehouse), spark, client)
+
+
+PLAIN_EVERY = 10.0
+"""Seconds between two lines where the output is no terminal."""
+
+
+@contextlib.contextmanager
+def telling(screen: Console) -> Iterator[Callable[[RenderableType], None]]:
+    """Shows what goes on: a picture that changes on a terminal, a plain line every ten seconds elsewhere."""
+    if screen.is_terminal:
+        with Live(console=screen, refresh_per_second=4, transient=True) as live:
+            yield lambda now: live.update(Spinner("dots", now) if isinstance(now, str) else now)
+        return
+    began, told_at = time.monotonic(), -PLAIN_EVERY
+
+    def tell(now: RenderableType) -> None:
+        nonlocal told_at
+        if time.monotonic() - told_at >= PLAIN_EVERY:
+            told_at = time.monotonic()
+            screen.out(f"{told_at - began:4.0f} s  {_plain(now)}", highlight=False)
+            screen.file.flush()
+
+    yield tell
+
+
+def _plain(now: RenderableType) -> str:
+    """A picture as one line of text."""
+    with io.StringIO() as text:
+        Console(file=text, width=400, color_system=None).print(now)
+        return "; ".join(" ".join(line.split()) for line in text.getvalue().splitlines() if line.strip())
+
+
+def _tell_of_start(is_there: threading.Event, tell: Callable[[RenderableType], None]) -> None:
+    """Says what takes the time until Spark and MongoDB are there: the first time that is a download."""
+    while not is_there.wait(0.5):
+        fetched = sparks.downloaded_megabytes()
+        said = "" if fetched is None else f"; Delta's jars come from Maven Central, once: {fetched:.0f} MB so far"
+        tell(f"Starting MongoDB and Spark{said}")
 
 
 def _connected(settings: Settings, uri: str) -> Settings:
@@ -160,28 +204,30 @@ def _played(stage: Stage, *, seconds: int, stop: threading.Event, screen: Consol
     def trade() -> None:
         shop.open_for_business(stage.client, stop=shut, each=lambda step: played.steps.update([step]))
 
-    with Live(console=screen, refresh_per_second=4, transient=True) as live, ThreadPoolExecutor(2) as pool:
+    with telling(screen) as tell, ThreadPoolExecutor(2) as pool:
         running = [pool.submit(capture), pool.submit(trade)]
 
-        def wait(doing: Callable[[], str], *, until: Callable[[], bool]) -> None:
+        def watch(doing: Callable[[], str], *, until: Callable[[], bool]) -> None:
             while not (stop.is_set() or any(each.done() for each in running[:1]) or until()):
-                live.update(_picture(played, doing()))
+                tell(_picture(played, doing()))
                 time.sleep(0.25)
 
         try:
-            wait(lambda: "The shop has opened; what was there before is on its way to gold", until=_Published(stage, played))
+            watch(
+                lambda: "The shop has opened; what was there before is on its way to gold", until=_Published(stage, played)
+            )
             played.began_ms = int(time.time() * 1000)
             end = time.monotonic() + seconds
-            wait(lambda: f"The shop is open for {end - time.monotonic():.0f} s more", until=lambda: time.monotonic() >= end)
+            watch(lambda: f"The shop is open for {end - time.monotonic():.0f} s more", until=lambda: time.monotonic() >= end)
             shut.set()
             running[1].result()
             played.ended_ms = int(time.time() * 1000)
             caught_up = _Published(stage, played, sequence=shop.close(stage.client))
-            wait(lambda: "The shop has closed; its last changes are on their way to gold", until=caught_up)
+            watch(lambda: "The shop has closed; its last changes are on their way to gold", until=caught_up)
         finally:
             shut.set()
             ended.set()
-        live.update(_picture(played, "The pipeline ends"))
+        tell(_picture(played, "The pipeline ends"))
         running[0].result()
     return played
 

@@ -220,6 +220,10 @@ def _refusal(client: mongodb.Client, collection: mongodb.Collection) -> errors.M
             next(read, None)
     except errors.MedallionError as error:
         return error
+    except mongodb.ReadRefused as refused:
+        return errors.SourceUnsuitable(f"{collection.namespace}: {refused}")
+    except (mongodb.SnapshotExpired, mongodb.CollectionChanged):  # dropped or made anew just now: a snapshot copes with it
+        return None
     return None
 
 

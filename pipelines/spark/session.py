@@ -489,7 +489,7 @@ def _why_not() -> errors.MedallionError:
     if version < JAVA_NEEDED:
         return errors.DecisionNeeded(f"Spark needs Java {JAVA_NEEDED} or later, and this is Java {version}: {how}")
     told = log_file().read_text(errors="replace") if log_file().exists() else ""
-    if "unresolved dependenc" in told:
+    if "unresolved dependenc" in told or "FAILED DOWNLOADS" in told:
         return errors.Temporary(
             f"Delta's jars could not be downloaded from Maven Central: the first start needs the network (log: {log_file()})"
         )
@@ -522,16 +522,25 @@ def _jars(packages: Sequence[str], excludes: Sequence[str]) -> Iterator[dict[str
             stack.enter_context(_alone(_remembered_jars(()).with_suffix(".lock")))
         jars = _jars_of_last_time(packages)
         wanted = {"spark.jars.packages": ",".join([_delta_package(), *packages])}
-        yield (
-            {"spark.jars": ",".join(jars)}
-            if jars
-            else wanted | ({"spark.jars.excludes": ",".join(excludes)} if excludes else {})
-        )
+        if excludes:
+            wanted["spark.jars.excludes"] = ",".join(excludes)
+        yield {"spark.jars": ",".join(jars)} if jars else wanted
 
 
 def resolved_jars() -> list[str]:
     """Delta's jars as this machine resolved them last; none before its first session."""
     return _jars_of_last_time(())
+
+
+def downloaded_megabytes() -> float | None:
+    """How much of Delta's jars a first start has fetched so far; None where they are there already."""
+    if _jars_of_last_time(()):
+        return None
+    cache = next((folder for folder in Path.home().glob(".ivy2*/cache")), None)
+    found = (file for file in cache.rglob("*.jar*") if file.is_file()) if cache is not None else ()
+    with contextlib.suppress(OSError):
+        return sum(file.stat().st_size for file in found) / 1e6
+    return None
 
 
 def _delta_package() -> str:
