@@ -80,9 +80,9 @@ def _translated(error: Exception) -> errors.MedallionError | None:
     return failures.translated(error)
 
 
-def job(verb: str) -> None:
+def job(verb: str, *options: str) -> None:
     """What a file under `jobs/` does: the command `verb` with the file's own arguments, and its exit code."""
-    code = main([verb, *sys.argv[1:]])
+    code = main([verb, *options, *sys.argv[1:]])
     if code:
         sys.exit(code)
 
@@ -337,22 +337,60 @@ def silver(file: _File, once: bool, take_over: bool) -> None:
 
 
 @medallion.command()
-@_settings(_once(default=True), _take_over)
-def gold(file: _File, once: bool, take_over: bool) -> None:
-    """Bring the gold tables up to date: current documents, for analysts."""
-    from pipelines.gold import run as pipeline
+@_settings(
+    _once(default=True),
+    _take_over,
+    click.option("--models", "only_models", is_flag=True, help="Only the SQL models, over gold as it is."),
+    click.option("--full-refresh", is_flag=True, help="Make every model whole once more, the incremental ones too."),
+)
+def gold(file: _File, once: bool, take_over: bool, only_models: bool, full_refresh: bool) -> None:
+    """Bring the gold tables up to date: current documents, then SQL models, for analysts.
+
+    What expectations refuse is not published: the last good version stays, and the exit code is 3.
+    """
+    from pipelines.gold import publish as pipeline
     from pipelines.spark import session as sparks
     from pipelines.terminal import tables as report
 
     with _stopping() as stop:
         settings, spark = _opened(file, "gold")
-        result = None
+        results: dict[str, object] = {}
         with sparks.cancelling(spark, stop):
-            result = pipeline.run(
-                spark, settings, once=once, take_over=take_over, sessions=sparks.sessions(spark), stop=stop
+            results = pipeline.run(
+                spark,
+                settings,
+                once=once,
+                take_over=take_over,
+                only_models=only_models,
+                is_anew=full_refresh,
+                sessions=sparks.sessions(spark),
+                stop=stop,
             )
-    if result is not None:
-        report.result("gold", result)
+    for name, result in results.items():
+        report.result(name, result)
+
+
+@medallion.command("models")
+@click.argument("action", type=click.Choice(["check"]))
+@_settings(_json)
+def check_models(file: _File, action: str, as_json: bool) -> None:
+    """Read the SQL models and their expectations, and show what a run would do.
+
+    Every query is parsed and analysed over gold as it is; all mistakes come at once. Writes nothing.
+
+    \b
+    Example:
+      medallion models check --config conf/shop.yml
+    """
+    import dataclasses
+    import json
+
+    from pipelines.gold import publish
+    from pipelines.terminal import tables as report
+
+    settings, spark = _opened(file, "models", quiet=True)
+    found = publish.checked(spark, settings)
+    click.echo(json.dumps([dataclasses.asdict(each) for each in found])) if as_json else report.models(found)
 
 
 @medallion.command()

@@ -517,11 +517,7 @@ _CHECKS: tuple[Callable[[_Reader, Source, str], None], ...] = (
 
 
 def _gold(reader: _Reader, found: object) -> Gold:
-    gold = Gold(**reader.keys("gold", found, _GOLD))
-    for name in ("models", "expectations"):
-        if getattr(gold, name) is not None:
-            reader.warnings.append(f"gold.{name} has no effect yet: gold holds the current documents")
-    return gold
+    return Gold(**reader.keys("gold", found, _GOLD))
 
 
 def _silver(reader: _Reader, found: object, source: Source) -> Silver:

@@ -96,6 +96,10 @@ class Layout:
         """The versions of one collection's documents, beside its gold table."""
         return self._table("gold", db, f"{collection}_history")
 
+    def model(self, name: str) -> TableRef:
+        """The rows of one SQL model."""
+        return self._table("gold", *((name,) if self.root is None else ("models", name)))
+
     def quarantine(self, db: str, collection: str) -> TableRef:
         """The events of one collection that could not be read."""
         return self._table("quarantine", db, collection)

@@ -39,6 +39,19 @@ def load(path: str | Path) -> settings.Settings:
         raise errors.SettingsError([_located(problem, where, lines) for problem in problems]) from None
 
 
+def document(path: str | Path) -> object:
+    """What the YAML or JSON file at `path` holds, whatever it is about.
+
+    Raises `SettingsError` for a file that is missing or not YAML, and for a key that is there twice.
+    """
+    where = str(path)
+    text = _text(Path(path), where)
+    repeated = _keys(text, where)[1]
+    if repeated:
+        raise errors.SettingsError(repeated)
+    return _document(text, where)
+
+
 def _placed(parsed: settings.Settings) -> settings.Settings:
     """The settings with the variables in `lakehouse` resolved."""
     problems: list[errors.Problem] = []

@@ -20,6 +20,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from pipelines.capture.service import Progress
+    from pipelines.gold.models import Planned
     from pipelines.operations.check import Finding
     from pipelines.operations.quarantine import Event, Replayed
     from pipelines.operations.rebuild import Result
@@ -48,6 +49,20 @@ def findings(found: Sequence[Finding]) -> None:
             text.append(f"\n→ {each.mend}", style="dim")
         table.add_row(signs[each.verdict.value], each.about, text)
     console().print(table)
+
+
+def models(found: Sequence[Planned]) -> None:
+    """The answers of `medallion models check`: each model, what it reads, and what a run would do, in its order."""
+    screen = console()
+    if not found:
+        screen.print("There are no models: gold.models names no folder, or there is no .sql file in it.")
+        return
+    table = Table(box=box.SIMPLE, padding=(0, 1))
+    for name in ("model", "is", "reads", "a run would", "expectations"):
+        table.add_column(name, overflow="fold")
+    for each in found:
+        table.add_row(each.name, each.materialized, "\n".join(each.reads), each.would, str(each.expectations or ""))
+    screen.print(table)
 
 
 def result(layer: str, outcome: object) -> None:

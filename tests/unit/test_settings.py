@@ -283,13 +283,10 @@ def test_warnings() -> None:
             "collection.include.list": r"shop\.[é-ü]",
         },
         silver={"defaults": {"route.by.field": "x"}},
-        gold={"models": "conf/gold", "expectations": "conf/expectations"},
     ).warnings
     assert [warning.partition(" ")[0].rstrip(":") for warning in warnings] == [
         "source.collection.include.list",
         "source.max.queue.size.in.bytes",
         "source.heartbeat.interval.ms",
         "silver.defaults.route.by.field",
-        "gold.models",
-        "gold.expectations",
     ]

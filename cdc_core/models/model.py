@@ -1,0 +1,316 @@
+"""A model: one query over gold's tables and other models, from the text of its file.
+
+The notation is dbt's, as far as it names tables and settings:
+
+    {{ config(materialized='incremental', unique_key='customer') }}
+    SELECT o.customer, count(*) AS orders
+    FROM {{ ref('shop.orders', key='customer') }} AS o
+    JOIN {{ ref('customers_by_city') }} AS c ON c._id = o.customer
+    GROUP BY o.customer
+
+`ref('database.collection')` is a collection's gold table, `ref('name')` another model. `{# … #}` is a comment. There are no
+loops and no conditions: a model is one query. `key` (not dbt's) names the columns of that table whose values are those of
+`unique_key` in the rows that come of it: an incremental model's row depends, in tables that are referred to with a key, on
+rows of that key alone. So the keys of changed rows, as they were and as they are, are the keys that may change.
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from cdc_core import errors
+from cdc_core.properties import types as values
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+_COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
+_TAG = re.compile(r"\{\{(.*?)\}\}|(\{%.*?%\}|\{\{|\}\}|\{%|%\}|\{#|#\})", re.DOTALL)
+_KNOWN = "known are {{ ref('…') }} and {{ config(…) }}"
+
+
+class Materialized(enum.Enum):
+    """What becomes of a model's rows."""
+
+    TABLE = "table"
+    VIEW = "view"
+    INCREMENTAL = "incremental"
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A table that a model reads; `key` are its columns that hold the model's `unique_key`."""
+
+    name: str
+    key: tuple[str, ...] = ()
+
+    @property
+    def is_collection(self) -> bool:
+        """Whether it names a collection's gold table, and no model."""
+        return "." in self.name
+
+
+@dataclass(frozen=True)
+class Model:
+    """One model. `parts` is its query, cut at the tables that it refers to; `where` names its file in messages."""
+
+    name: str
+    parts: tuple[str | Ref, ...]
+    where: str
+    materialized: Materialized = Materialized.TABLE
+    unique_key: tuple[str, ...] = ()
+    description: str = ""
+    columns: tuple[tuple[str, str], ...] = ()
+    """Columns with their comments."""
+
+    @property
+    def refs(self) -> tuple[Ref, ...]:
+        """The tables that it refers to, each once a key, in the order of the text."""
+        return tuple(dict.fromkeys(part for part in self.parts if isinstance(part, Ref)))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Their names, each once."""
+        return tuple(dict.fromkeys(ref.name for ref in self.refs))
+
+    @property
+    def digest(self) -> str:
+        """What is different in another version of the model, as short text."""
+        told = [
+            [[part.name, *part.key] if isinstance(part, Ref) else part for part in self.parts],
+            self.materialized.value,
+            self.unique_key,
+            self.description,
+            self.columns,
+        ]
+        return hashlib.blake2b(json.dumps(told).encode(), digest_size=12).hexdigest()
+
+    def query(self, relation: Callable[[Ref], str]) -> str:
+        """The query with each reference as `relation` writes it; lines stay where they are in the file."""
+        return "".join(part if isinstance(part, str) else relation(part) for part in self.parts)
+
+
+def parse(name: str, text: str, *, where: str) -> Model:
+    """The model in a file's text.
+
+    Raises `SettingsError` with every mistake, each with its line.
+    """
+    problems: list[errors.Problem] = []
+    if not _NAME.fullmatch(name):
+        problems.append(errors.Problem(where, "a model's name is letters, digits and _", "it is the file's name without .sql"))
+    parts: list[str | Ref] = []
+    config: dict[str, object] | None = None
+    plain = _COMMENT.sub(lambda found: "\n" * found[0].count("\n"), text)
+    for tag in _tagged(plain):
+        if isinstance(tag, str):
+            parts.append(tag)
+            continue
+        place = f"{where}:{tag.line}"
+        try:
+            call = _call(tag.body)
+            if call.name == "config" and config is None:
+                config = call.named
+                _check_config(call)
+            elif call.name == "config":
+                raise _Mistake("config(…) is there twice")
+            else:
+                parts.append(_ref(call))
+        except _Mistake as mistake:
+            problems.append(errors.Problem(place, str(mistake), mistake.hint))
+    settled = config or {}
+    model = Model(
+        name,
+        _without_end(parts),
+        where,
+        _materialized(settled.get("materialized")),
+        _columns(settled.get("unique_key")),
+    )
+    problems += _inconsistent(model) if not problems else []
+    if problems:
+        raise errors.SettingsError(problems)
+    return model
+
+
+@dataclass(frozen=True)
+class _Tag:
+    body: str
+    line: int
+
+
+@dataclass(frozen=True)
+class _Call:
+    name: str
+    given: tuple[object, ...]
+    named: dict[str, object]
+
+
+class _Mistake(Exception):
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def _tagged(text: str) -> Iterator[str | _Tag]:
+    """The text between tags, and the tags."""
+    at = 0
+    for found in _TAG.finditer(text):
+        yield text[at : found.start()]
+        line = text.count("\n", 0, found.start()) + 1
+        yield _Tag(found[2] if found[1] is None else found[1], line)
+        if found[1] is not None:
+            yield "\n" * found[0].count("\n")
+        at = found.end()
+    yield text[at:]
+
+
+def _call(body: str) -> _Call:
+    """A tag's content as the call that it is; its arguments are literals."""
+    try:
+        tree = ast.parse(body.strip(), mode="eval").body
+        if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name):
+            raise _Mistake("this is no reference", _KNOWN)
+        given = tuple(ast.literal_eval(each) for each in tree.args)
+        named = {each.arg or "**": ast.literal_eval(each.value) for each in tree.keywords}
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        raise _Mistake("this cannot be read", _KNOWN) from None
+    if tree.func.id not in ("ref", "config"):
+        hint = values.did_you_mean(tree.func.id, ("ref", "config")) or _KNOWN
+        raise _Mistake(f"there is no {tree.func.id}(…) here", hint)
+    return _Call(tree.func.id, given, named)
+
+
+def _ref(call: _Call) -> Ref:
+    if len(call.given) != 1 or not isinstance(call.given[0], str) or not call.given[0].strip():
+        raise _Mistake("ref takes one name", "ref('database.collection') or ref('model')")
+    if set(call.named) - {"key"}:
+        raise _Mistake(f"ref takes no {', '.join(sorted(set(call.named) - {'key'}))}", "key='column' is what it takes")
+    key = call.named.get("key")
+    if key is not None and not _columns(key):
+        raise _Mistake("key takes the name of a column, or a list of them")
+    return Ref(call.given[0].strip(), _columns(key))
+
+
+def _check_config(call: _Call) -> None:
+    known = ("materialized", "unique_key")
+    for name in call.named:
+        if name not in known:
+            raise _Mistake(f"config has no {name}", values.did_you_mean(name, known) or f"known are {', '.join(known)}")
+    if call.given:
+        raise _Mistake("config takes names with values", "config(materialized='table')")
+    wanted = call.named.get("materialized", "table")
+    choices = [each.value for each in Materialized]
+    if wanted not in choices:
+        hint = values.did_you_mean(str(wanted), choices)
+        raise _Mistake(f"materialized is one of {', '.join(choices)}, found {values.shown(wanted)}", hint)
+    if call.named.get("unique_key") is not None and not _columns(call.named["unique_key"]):
+        raise _Mistake("unique_key takes the name of a column, or a list of them")
+
+
+def _materialized(found: object) -> Materialized:
+    return next((each for each in Materialized if each.value == found), Materialized.TABLE)
+
+
+def _columns(found: object) -> tuple[str, ...]:
+    """One name or several; none for what is neither."""
+    listed = [found] if isinstance(found, str) else found
+    if not isinstance(listed, list | tuple) or not all(isinstance(each, str) and each for each in listed):
+        return ()
+    return tuple(listed)
+
+
+def _without_end(parts: Sequence[str | Ref]) -> tuple[str | Ref, ...]:
+    """The query without the semicolon that a file may end with."""
+    found = [part for part in parts if part != ""]
+    if found and isinstance(found[-1], str):
+        found[-1] = re.sub(r";\s*\Z", "", found[-1])
+    return tuple(found)
+
+
+def _inconsistent(model: Model) -> Iterator[errors.Problem]:
+    """What does not fit together in one model."""
+    if not any(isinstance(part, Ref) or re.sub(r"--[^\n]*|/\*.*?\*/", "", part, flags=re.DOTALL).strip() for part in model.parts):
+        yield errors.Problem(model.where, "there is no query in it")
+    keyed = [ref for ref in model.refs if ref.key]
+    if model.materialized is not Materialized.INCREMENTAL:
+        if model.unique_key or keyed:
+            name = "unique_key" if model.unique_key else "ref's key"
+            yield errors.Problem(model.where, f"{name} is for materialized='incremental'", "leave it out, or say so in config")
+        return
+    if not model.unique_key:
+        yield errors.Problem(model.where, "an incremental model needs a unique_key", "config(…, unique_key='column')")
+    elif not keyed:
+        hint = f"ref('{model.names[0] if model.names else '…'}', key='the column that holds {model.unique_key[0]}')"
+        yield errors.Problem(model.where, "an incremental model needs a table whose changes lead to its keys", hint)
+    for ref in keyed:
+        if model.unique_key and len(ref.key) != len(model.unique_key):
+            message = f"ref('{ref.name}') has {len(ref.key)} key columns, unique_key has {len(model.unique_key)}"
+            yield errors.Problem(model.where, message, "they belong together, in their order")
+    for name in model.names:
+        if len({ref.key for ref in keyed if ref.name == name}) > 1:
+            yield errors.Problem(model.where, f"ref('{name}') is there with two keys", "a table leads to the keys in one way")
+
+
+def described(models: Sequence[Model], document: object, *, where: str) -> tuple[Model, ...]:
+    """The models with the descriptions that a YAML file beside them gives, which has the form of dbt's.
+
+    Raises `SettingsError` with every mistake.
+    """
+    problems: list[errors.Problem] = []
+    by_name = {model.name: model for model in models}
+    section = _section(document, ("models", "version"), where, problems)
+    for number, each in enumerate(_listed(section.get("models"), f"{where}: models", problems)):
+        place = f"{where}: models[{number}]"
+        told = _section(each, ("name", "description", "columns"), place, problems)
+        name = told.get("name")
+        if name not in by_name:
+            hint = values.did_you_mean(str(name), by_name) or f"known are {', '.join(by_name)}"
+            problems.append(errors.Problem(f"{place}.name", f"there is no model {values.shown(name)}", hint))
+            continue
+        columns = tuple(_described_columns(told.get("columns"), place, problems))
+        by_name[str(name)] = replace(by_name[str(name)], description=_text(told.get("description")), columns=columns)
+    if problems:
+        raise errors.SettingsError(problems)
+    return tuple(by_name.values())
+
+
+def _described_columns(found: object, place: str, problems: list[errors.Problem]) -> Iterator[tuple[str, str]]:
+    for number, each in enumerate(_listed(found, f"{place}.columns", problems)):
+        told = _section(each, ("name", "description"), f"{place}.columns[{number}]", problems)
+        if isinstance(told.get("name"), str):
+            yield str(told["name"]), _text(told.get("description"))
+        else:
+            problems.append(errors.Problem(f"{place}.columns[{number}]", "a name is expected"))
+
+
+def _text(found: object) -> str:
+    return "" if found is None else str(found).strip()
+
+
+def _section(
+    found: object, known: tuple[str, ...], place: str, problems: list[errors.Problem]
+) -> Mapping[str, object]:
+    if found is None:
+        return {}
+    if not isinstance(found, Mapping):
+        problems.append(errors.Problem(place, f"a mapping is expected, found {values.shown(found)}"))
+        return {}
+    for name in found:
+        if name not in known:
+            hint = values.did_you_mean(str(name), known) or f"known are {', '.join(known)}"
+            if name in ("tests", "data_tests"):
+                hint = "expectations lie in the folder gold.expectations"
+            problems.append(errors.Problem(f"{place}.{name}", "there is no such key", hint))
+    return found
+
+
+def _listed(found: object, place: str, problems: list[errors.Problem]) -> list[object]:
+    if found is None:
+        return []
+    if not isinstance(found, list):
+        problems.append(errors.Problem(place, f"a list is expected, found {values.shown(found)}"))
+        return []
+    return found

@@ -1,0 +1,19 @@
+"""Brings the SQL models over gold up to date.
+
+`spark-submit --properties-file conf/spark-defaults.conf jobs/gold_models.py --config conf/shop.yml`; the arguments are
+those of `medallion gold --models`.
+"""
+
+from __future__ import annotations
+
+try:
+    from jobs import command_line
+except ModuleNotFoundError:  # a plain checkout: the packages lie beside this file's folder
+    import sys
+    from pathlib import Path
+
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from jobs import command_line
+
+if __name__ == "__main__":
+    command_line.job("gold", "--models")

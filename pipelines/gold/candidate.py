@@ -1,0 +1,40 @@
+"""A version of a gold table that is about to be published, as whoever judges it sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from cdc_core.tables import layout as tables
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """The rows that a table is about to have; nothing of them is where readers look.
+
+    `name` is the collection or the model, `whole` the table as it would be, `changed` those of its rows that the last good
+    version does not have (None where they cannot be told from the others), `keys` the columns that name a row. `live` is what
+    the metadata of the last good version's commit says. Both frames give the rows that are then published: they are computed
+    already, or are functions of versions of tables.
+    """
+
+    name: str
+    table: tables.TableRef
+    whole: DataFrame
+    changed: DataFrame | None = None
+    keys: tuple[str, ...] = ()
+    live: Mapping[str, object] = field(default_factory=dict)
+
+
+Audit = Callable[["SparkSession", Candidate], Mapping[str, object]]
+"""Judges a candidate before it is published: what the publishing commit is to say of it. Raises `GateFailed` to keep the last
+good version."""
+
+
+def unjudged(spark: SparkSession, candidate: Candidate) -> Mapping[str, object]:
+    """The audit of tables without expectations."""
+    return {}
