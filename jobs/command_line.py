@@ -342,12 +342,22 @@ def silver(file: _File, once: bool, take_over: bool) -> None:
     _take_over,
     click.option("--models", "only_models", is_flag=True, help="Only the SQL models, over gold as it is."),
     click.option("--full-refresh", is_flag=True, help="Make every model whole once more, the incremental ones too."),
+    click.option(
+        "--as-of",
+        metavar="TIME",
+        help="Bring silver and gold to one cluster time, transactions whole: now, SECONDS:INCREMENT, or a time.",
+    ),
 )
-def gold(file: _File, once: bool, take_over: bool, only_models: bool, full_refresh: bool) -> None:
+def gold(file: _File, once: bool, take_over: bool, only_models: bool, full_refresh: bool, as_of: str | None) -> None:
     """Bring the gold tables up to date: current documents, then SQL models, for analysts.
 
-    What expectations refuse is not published: the last good version stays, and the exit code is 3.
+    What expectations refuse is not published: the last good version stays, and the exit code is 3. With --as-of all tables show
+    the source at the same time, and ops/cuts names their versions; silver is brought up to there, too.
     """
+    if as_of is not None:
+        if not once or only_models or full_refresh:
+            raise click.UsageError("--as-of is one run of everything: leave --continuous, --models and --full-refresh out")
+        return _cut(file, as_of, take_over)
     from pipelines.gold import publish as pipeline
     from pipelines.spark import session as sparks
     from pipelines.terminal import tables as report
@@ -368,6 +378,49 @@ def gold(file: _File, once: bool, take_over: bool, only_models: bool, full_refre
             )
     for name, result in results.items():
         report.result(name, result)
+
+
+def _cut(file: _File, as_of: str, take_over: bool) -> None:
+    from cdc_core.gold import cut as cuts
+    from pipelines.gold import cut as pipeline
+    from pipelines.spark import session as sparks
+    from pipelines.terminal import tables as report
+
+    cuts.parsed(as_of)
+    with _stopping() as stop:
+        settings, spark = _opened(file, "gold")
+        made = pipeline.run(spark, settings, as_of=as_of, take_over=take_over, sessions=sparks.sessions(spark), stop=stop)
+    report.cut(made)
+
+
+@medallion.command("cut")
+@click.argument("action", type=click.Choice(["show", "list"]))
+@_settings(click.option("--cut", "name", metavar="NAME", help="show: this cut, and not the newest."), _json)
+def show_cut(file: _File, action: str, name: str | None, as_json: bool) -> None:
+    """The cuts that medallion gold --as-of made: which version of each table shows the source at one time.
+
+    `show` tells the newest, with a query that reads all tables there; `list` tells all.
+
+    \b
+    Examples:
+      medallion gold --config conf/shop.yml --as-of now
+      medallion cut show --config conf/shop.yml
+    """
+    import dataclasses
+    import json
+
+    from pipelines.gold import cut as pipeline
+    from pipelines.terminal import tables as report
+
+    settings, spark = _opened(file, "cut", quiet=True)
+    found = pipeline.read(spark, settings)
+    if action == "list":
+        if name is not None:
+            raise click.UsageError("--cut belongs to show")
+        click.echo(json.dumps([dataclasses.asdict(each) for each in found])) if as_json else report.cuts(found)
+        return
+    one = pipeline.named(found, name)
+    click.echo(json.dumps({**dataclasses.asdict(one), "sql": one.sql})) if as_json else report.cut(one)
 
 
 @medallion.command("models")

@@ -18,6 +18,7 @@ def configure(*, level: int = logging.INFO) -> None:
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for name, least in _LIBRARIES.items():
         logging.getLogger(name).setLevel(least)
+    logging.getLogger("great_expectations").setLevel(logging.CRITICAL)  # what it meets is in its results
     logging.captureWarnings(True)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from cdc_core import errors
 from pipelines.capture import service as capture
-from pipelines.gold import run as gold
+from pipelines.gold import publish as gold
 from pipelines.silver import run as silver
 from pipelines.spark import failures
 from pipelines.spark import session as sparks
@@ -121,7 +121,8 @@ def run(
     for error, came_after in ended.failures:
         if not (came_after and cancelled.is_set()):
             raise error
-    return ended.results
+    published = ended.results.pop("gold", None)
+    return ended.results | (published if isinstance(published, dict) else {})
 
 
 @dataclass

@@ -66,5 +66,8 @@ def _misused(found: Sequence[models.Model]) -> Iterator[errors.Problem]:
     for each in found:
         for ref in each.refs:
             if ref.key and ref.name in views:
-                yield errors.Problem(each.where, f"ref('{ref.name}') has a key, but a view has no changes of its own",
-                                     "refer to what the view reads, or materialize it")
+                yield errors.Problem(
+                    each.where,
+                    f"ref('{ref.name}') has a key, but a view has no changes of its own",
+                    "refer to what the view reads, or materialize it",
+                )

@@ -101,7 +101,9 @@ def parse(name: str, text: str, *, where: str) -> Model:
     """
     problems: list[errors.Problem] = []
     if not _NAME.fullmatch(name):
-        problems.append(errors.Problem(where, "a model's name is letters, digits and _", "it is the file's name without .sql"))
+        problems.append(
+            errors.Problem(where, "a model's name is letters, digits and _", "it is the file's name without .sql")
+        )
     parts: list[str | Ref] = []
     config: dict[str, object] | None = None
     plain = _COMMENT.sub(lambda found: "\n" * found[0].count("\n"), text)
@@ -232,13 +234,17 @@ def _without_end(parts: Sequence[str | Ref]) -> tuple[str | Ref, ...]:
 
 def _inconsistent(model: Model) -> Iterator[errors.Problem]:
     """What does not fit together in one model."""
-    if not any(isinstance(part, Ref) or re.sub(r"--[^\n]*|/\*.*?\*/", "", part, flags=re.DOTALL).strip() for part in model.parts):
+    if not any(
+        isinstance(part, Ref) or re.sub(r"--[^\n]*|/\*.*?\*/", "", part, flags=re.DOTALL).strip() for part in model.parts
+    ):
         yield errors.Problem(model.where, "there is no query in it")
     keyed = [ref for ref in model.refs if ref.key]
     if model.materialized is not Materialized.INCREMENTAL:
         if model.unique_key or keyed:
             name = "unique_key" if model.unique_key else "ref's key"
-            yield errors.Problem(model.where, f"{name} is for materialized='incremental'", "leave it out, or say so in config")
+            yield errors.Problem(
+                model.where, f"{name} is for materialized='incremental'", "leave it out, or say so in config"
+            )
         return
     if not model.unique_key:
         yield errors.Problem(model.where, "an incremental model needs a unique_key", "config(…, unique_key='column')")
@@ -251,7 +257,9 @@ def _inconsistent(model: Model) -> Iterator[errors.Problem]:
             yield errors.Problem(model.where, message, "they belong together, in their order")
     for name in model.names:
         if len({ref.key for ref in keyed if ref.name == name}) > 1:
-            yield errors.Problem(model.where, f"ref('{name}') is there with two keys", "a table leads to the keys in one way")
+            yield errors.Problem(
+                model.where, f"ref('{name}') is there with two keys", "a table leads to the keys in one way"
+            )
 
 
 def described(models: Sequence[Model], document: object, *, where: str) -> tuple[Model, ...]:
@@ -290,9 +298,7 @@ def _text(found: object) -> str:
     return "" if found is None else str(found).strip()
 
 
-def _section(
-    found: object, known: tuple[str, ...], place: str, problems: list[errors.Problem]
-) -> Mapping[str, object]:
+def _section(found: object, known: tuple[str, ...], place: str, problems: list[errors.Problem]) -> Mapping[str, object]:
     if found is None:
         return {}
     if not isinstance(found, Mapping):

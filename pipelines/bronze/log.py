@@ -82,6 +82,8 @@ class Log:
     position: Position | None
     extra: Mapping[str, object] = field(default_factory=dict)
     commits: int = 0
+    complete: str | None = None
+    """The token up to which the stream was read when everything before it was in the table, where that is known."""
     log: str = field(init=False)
     numbered: int = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -145,10 +147,11 @@ class Log:
 
         return self.append(numbered)
 
-    def renew(self) -> None:
-        """Renew the lease by an empty commit, where nothing else is committed for long."""
+    def renew(self, *, complete: str | None = None) -> None:
+        """Renew the lease by an empty commit, where nothing else is committed for long; `complete` as the field of this name."""
+        said = {} if complete is None else {"complete": complete}
         with self._lock:
-            self.writer.mark(to=self._token, extra=self._numbers(self.numbered))
+            self.writer.mark(to=self._token, extra={**self._numbers(self.numbered), **said})
 
     @property
     def _token(self) -> str | None:
@@ -176,7 +179,7 @@ class Log:
         if self._compaction is not None:
             self._compaction.join(timeout=60)
         with self._lock:
-            self.writer.release()
+            self.writer.release({} if self.complete is None else {"complete": self.complete})
 
 
 def found(spark: SparkSession, table: tables.TableRef) -> Found:

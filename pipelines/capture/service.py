@@ -947,7 +947,7 @@ class _Capture:
             self._moved_at = time.monotonic()
             self._log.heartbeat({}, token=token, ts_ms=bronze.now_ms())
         else:
-            self._log.renew()
+            self._log.renew(complete=token if has_committed_all else None)
 
     def _finish(self, rows: events.Rows, token: str) -> None:
         """Commit what was read in order, end the threads, and raise what one of them met."""
@@ -967,8 +967,9 @@ class _Capture:
         self._notifier.close()
         if self._failure is not None:
             raise self._failure
+        assert self._log is not None
+        self._log.complete = token
         if self._is_far_behind(token):
-            assert self._log is not None
             self._log.heartbeat({}, token=token, ts_ms=bronze.now_ms())
 
     def _is_far_behind(self, token: str) -> bool:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Candidate:
     """The rows that a table is about to have; nothing of them is where readers look.
 
-    `name` is the collection or the model, `whole` the table as it would be, `changed` those of its rows that the last good
+    `name` is the collection or the model, `whole` makes the table as it would be, `changed` those of its rows that the last good
     version does not have (None where they cannot be told from the others), `keys` the columns that name a row. `live` is what
     the metadata of the last good version's commit says. Both frames give the rows that are then published: they are computed
     already, or are functions of versions of tables.
@@ -24,7 +24,7 @@ class Candidate:
 
     name: str
     table: tables.TableRef
-    whole: DataFrame
+    whole: Callable[[], DataFrame]
     changed: DataFrame | None = None
     keys: tuple[str, ...] = ()
     live: Mapping[str, object] = field(default_factory=dict)

@@ -36,6 +36,7 @@ from cdc_core.models import graph
 from cdc_core.models import model as models
 from cdc_core.properties import types as values
 from cdc_core.silver import merge
+from cdc_core.sql.names import identifier, literal
 from cdc_core.stream import filters
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
@@ -130,7 +131,9 @@ def read(settings: Settings) -> tuple[models.Model, ...]:
         return ()
     folder = Path(settings.gold.models)
     if not folder.is_dir():
-        raise errors.SettingsError(errors.Problem("gold.models", f"there is no folder {folder}", "it holds a .sql file a model"))
+        raise errors.SettingsError(
+            errors.Problem("gold.models", f"there is no folder {folder}", "it holds a .sql file a model")
+        )
     problems: list[errors.Problem] = []
     found: list[models.Model] = []
     for path in sorted(folder.rglob("*.sql")):
@@ -181,7 +184,9 @@ def ordered(spark: SparkSession, settings: Settings) -> tuple[models.Model, ...]
     if met:
         raise errors.SettingsError(
             [
-                errors.Problem(each.where, f"its table would be that of {taken[str(layout.model(each.name))]}", "rename the file")
+                errors.Problem(
+                    each.where, f"its table would be that of {taken[str(layout.model(each.name))]}", "rename the file"
+                )
                 for each in met
             ]
         )
@@ -245,12 +250,12 @@ def run(
     finally:
         run_.close()
     if failures:
-        raise _joined(failures)
+        raise joined(failures)
     made = sum(each.did in ("whole", "changed", "view") for each in found)
     return Result(made, time.monotonic() - started, tuple(found))
 
 
-def _joined(failures: Sequence[errors.MedallionError]) -> errors.MedallionError:
+def joined(failures: Sequence[errors.MedallionError]) -> errors.MedallionError:
     """One error for all; the first one's kind, with what the others say beneath."""
     if len(failures) == 1:
         return failures[0]
@@ -321,7 +326,11 @@ class _Run:
         work = self._work(model)
         if work.kind != "nothing":
             self.moved.add(model.name)
-        said = {"nothing": "stay: its tables have not moved", "whole": "be made whole", "changed": "take in the keys that changed"}
+        said = {
+            "nothing": "stay: its tables have not moved",
+            "whole": "be made whole",
+            "changed": "take in the keys that changed",
+        }
         return said[work.kind] + (f", because {work.why}" if work.why else "")
 
     def _work(self, model: models.Model) -> _Work:
@@ -394,7 +403,7 @@ class _Run:
 
     def _relation(self, ref: models.Ref) -> str:
         if ref.name in self.views:
-            return merge.quoted(self.views[ref.name])
+            return identifier(self.views[ref.name])
         source = self._source(ref.name)
         assert source is not None
         return source.relation
@@ -414,11 +423,15 @@ class _Run:
         names = frame.columns
         lowered = [name.lower() for name in names]
         for name in sorted({name for name in names if lowered.count(name.lower()) > 1}):
-            problems.append(errors.Problem(model.where, f"the column {name} is there twice", "give one of them another name"))
+            problems.append(
+                errors.Problem(model.where, f"the column {name} is there twice", "give one of them another name")
+            )
         for each in frame.schema:
             if isinstance(each.dataType, UNPUBLISHED):
                 told = each.dataType.simpleString()
-                problems.append(errors.Problem(model.where, f"the column {each.name} has the type {told}", "cast it to another one"))
+                problems.append(
+                    errors.Problem(model.where, f"the column {each.name} has the type {told}", "cast it to another one")
+                )
         for name in (*model.unique_key, *(name for name, _ in model.columns)):
             if name not in names:
                 near = values.did_you_mean(name, names) or f"it has {', '.join(names[:20])}"
@@ -461,14 +474,18 @@ class _Run:
     def _viewed(self, model: models.Model, frame: DataFrame) -> tuple[str, int, int | None]:
         """A view: in a catalog one that readers have too, elsewhere the query for the models that refer to it."""
         table = self.layout.model(model.name)
-        self.audit(self.spark, Candidate(model.name, table, frame))
+        self.audit(self.spark, Candidate(model.name, table, lambda: frame))
         self._seen(model, frame)
         if self.layout.root is not None:
             return "view", 0, None
-        query = model.query(lambda ref: str(_of_collection(self.layout, ref.name) if ref.is_collection else self.layout.model(ref.name)))
-        columns = ", ".join(f"{merge.quoted(name)} COMMENT {merge.literal(dict(model.columns).get(name, ''))}" for name in frame.columns)
+        query = model.query(
+            lambda ref: str(_of_collection(self.layout, ref.name) if ref.is_collection else self.layout.model(ref.name))
+        )
+        columns = ", ".join(
+            f"{identifier(name)} COMMENT {literal(dict(model.columns).get(name, ''))}" for name in frame.columns
+        )
         with _said(model):
-            self.spark.sql(f"CREATE OR REPLACE VIEW {table} ({columns}) COMMENT {merge.literal(model.description)} AS {query}")
+            self.spark.sql(f"CREATE OR REPLACE VIEW {table} ({columns}) COMMENT {literal(model.description)} AS {query}")
         return "view", 0, None
 
     def _written(self, model: models.Model, whole: DataFrame) -> tuple[str, int, int | None]:
@@ -476,7 +493,7 @@ class _Run:
         if work.kind == "nothing":
             return "nothing", 0, None
         table = self.layout.model(model.name)
-        columns = [F.col(merge.quoted(name)).alias(name, metadata=_metadata(model, name)) for name in whole.columns]
+        columns = [F.col(identifier(name)).alias(name, metadata=_metadata(model, name)) for name in whole.columns]
         writer = delta.Writer.claim(self.spark, table, take_over=self.take_over) if delta.exists(self.spark, table) else None
         try:
             with _failing(model):
@@ -499,17 +516,19 @@ class _Run:
         rows = delta.computed(frame)
         try:
             self._check_unique(model, rows)
-            said = self.audit(self.spark, Candidate(model.name, table, rows, keys=model.unique_key, live=work.live))
+            said = self.audit(self.spark, Candidate(model.name, table, lambda: rows, keys=model.unique_key, live=work.live))
             owner = writer
             if owner is None:
-                ddl = ", ".join(f"{merge.quoted(each.name)} {merge.ddl(each.dataType)}" for each in frame.schema)
+                ddl = ", ".join(f"{identifier(each.name)} {merge.ddl(each.dataType)}" for each in frame.schema)
                 delta.create(self.spark, table, columns=ddl, properties=PROPERTIES)
                 owner = delta.Writer.claim(self.spark, table, take_over=self.take_over)
             try:
                 if model.description != self._description(table):
-                    owner.alter(f"SET TBLPROPERTIES ('comment' = {merge.literal(model.description)})")
+                    owner.alter(f"SET TBLPROPERTIES ('comment' = {literal(model.description)})")
                 version = owner.overwrite(
-                    rows.select(*(F.col(merge.quoted(name)).alias(name, metadata=_metadata(model, name)) for name in rows.columns)),
+                    rows.select(
+                        *(F.col(identifier(name)).alias(name, metadata=_metadata(model, name)) for name in rows.columns)
+                    ),
                     to=work.to,
                     extra={**said, "model": model.digest},
                     overwrite_schema=True,
@@ -534,20 +553,20 @@ class _Run:
         try:
             self._check_unique(model, rows)
             live = self.spark.table(str(writer.table))
-            same = [F.col(f"l.{merge.quoted(name)}").eqNullSafe(F.col(f"k.{merge.quoted(name)}")) for name in model.unique_key]
+            same = [F.col(f"l.{identifier(name)}").eqNullSafe(F.col(f"k.{identifier(name)}")) for name in model.unique_key]
             staying = live.alias("l").join(keys.alias("k"), _all(same), "left_anti")
             whole = staying.unionByName(rows)
             said = self.audit(
-                self.spark, Candidate(model.name, writer.table, whole, rows, keys=model.unique_key, live=work.live)
+                self.spark, Candidate(model.name, writer.table, lambda: whole, rows, keys=model.unique_key, live=work.live)
             )
             extra = {**said, "model": model.digest}
-            gone = (
-                keys.alias("k")
-                .join(rows.alias("l"), _all(same), "left_anti")
-                .withColumn("__gone", F.lit(True))
+            gone = keys.alias("k").join(rows.alias("l"), _all(same), "left_anti").withColumn("__gone", F.lit(True))
+            rows.withColumn("__gone", F.lit(False)).unionByName(gone, allowMissingColumns=True).createOrReplaceTempView(
+                source
             )
-            rows.withColumn("__gone", F.lit(False)).unionByName(gone, allowMissingColumns=True).createOrReplaceTempView(source)
-            version = writer.merge(_statement(str(writer.table), source, rows.columns, model.unique_key), to=work.to, extra=extra)
+            version = writer.merge(
+                _statement(str(writer.table), source, rows.columns, model.unique_key), to=work.to, extra=extra
+            )
             return keys.count(), version
         finally:
             delta.release(rows)
@@ -558,8 +577,8 @@ class _Run:
         """A table with a key, of which the rows of the affected keys are read; one without, whole."""
         if not ref.key:
             return self._relation(ref)
-        on = " AND ".join(f"r.{merge.quoted(of)} <=> k.{merge.quoted(to)}" for of, to in zip(ref.key, model.unique_key))
-        return f"(SELECT r.* FROM {self._relation(ref)} AS r LEFT SEMI JOIN {merge.quoted(affected)} AS k ON {on})"
+        on = " AND ".join(f"r.{identifier(of)} <=> k.{identifier(to)}" for of, to in zip(ref.key, model.unique_key))
+        return f"(SELECT r.* FROM {self._relation(ref)} AS r LEFT SEMI JOIN {identifier(affected)} AS k ON {on})"
 
     def _affected(self, model: models.Model, work: _Work) -> DataFrame | None:
         """The keys of the rows that changed, as they were and as they are; None where an older version cannot be read any more."""
@@ -584,7 +603,7 @@ class _Run:
     def _check_unique(self, model: models.Model, rows: DataFrame) -> None:
         if not model.unique_key:
             return
-        repeated = rows.groupBy(*map(merge.quoted, model.unique_key)).count().where("`count` > 1").count()
+        repeated = rows.groupBy(*map(identifier, model.unique_key)).count().where("`count` > 1").count()
         if repeated:
             raise errors.DecisionNeeded(
                 f"{model.where}: unique_key {', '.join(model.unique_key)} is not unique: {repeated} keys are there more than once. "
@@ -632,21 +651,19 @@ def _fits(spark: SparkSession, table: tables.TableRef, frame: DataFrame) -> bool
 
 def _statement(target: str, source: str, columns: Sequence[str], keys: Sequence[str]) -> str:
     """The MERGE of the keys that may have changed."""
-    on = " AND ".join(f"t.{merge.quoted(name)} <=> s.{merge.quoted(name)}" for name in keys)
-    names = ", ".join(map(merge.quoted, columns))
-    inserted = ", ".join(f"s.{merge.quoted(name)}" for name in columns)
-    assigned = ", ".join(f"t.{merge.quoted(name)} = s.{merge.quoted(name)}" for name in columns)
+    on = " AND ".join(f"t.{identifier(name)} <=> s.{identifier(name)}" for name in keys)
+    names = ", ".join(map(identifier, columns))
+    inserted = ", ".join(f"s.{identifier(name)}" for name in columns)
+    assigned = ", ".join(f"t.{identifier(name)} = s.{identifier(name)}" for name in columns)
     return (
-        f"MERGE INTO {target} AS t USING {merge.quoted(source)} AS s ON {on}\n"
+        f"MERGE INTO {target} AS t USING {identifier(source)} AS s ON {on}\n"
         f"WHEN MATCHED AND s.`__gone` THEN DELETE\n"
         f"WHEN MATCHED THEN UPDATE SET {assigned}\n"
         f"WHEN NOT MATCHED AND NOT s.`__gone` THEN INSERT ({names}) VALUES ({inserted})"
     )
 
 
-def changed_keys(
-    spark: SparkSession, table: tables.TableRef, before: int, after: int, columns: Sequence[str]
-) -> DataFrame:
+def changed_keys(spark: SparkSession, table: tables.TableRef, before: int, after: int, columns: Sequence[str]) -> DataFrame:
     """The values of `columns` in the rows that one version of a table has and the other has not, as often as it has them.
 
     Only files that are not the same in both are compared: a file is the same where as many of its rows, at the same places,
@@ -654,13 +671,19 @@ def changed_keys(
     """
     places = [_places(spark, table, version) for version in (before, after)]
     differing = {path for path in places[0].keys() | places[1].keys() if places[0].get(path) != places[1].get(path)}
-    names = ", ".join(map(merge.quoted, columns))
+    names = ", ".join(map(identifier, columns))
     json = "to_json(struct(*), map('timestampFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX\"))"
 
     def rows(version: int, sign: int, wanted: set[str]) -> DataFrame:
         at = f"{table} VERSION AS OF {version}"
-        listed = ", ".join(merge.literal(path) for path in sorted(wanted))
-        chosen = f"WHERE _metadata.file_path IN ({listed})" if 0 < len(wanted) <= MANY_FILES else "WHERE false" if not wanted else ""
+        listed = ", ".join(literal(path) for path in sorted(wanted))
+        chosen = (
+            f"WHERE _metadata.file_path IN ({listed})"
+            if 0 < len(wanted) <= MANY_FILES
+            else "WHERE false"
+            if not wanted
+            else ""
+        )
         return spark.sql(f"SELECT {names}, sha2({json}, 256) AS `__row`, {sign} AS `__sign` FROM {at} {chosen}")
 
     old = rows(before, -1, differing & places[0].keys())

@@ -15,9 +15,10 @@ A new column is added before the MERGE, and only where it is missing.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -33,12 +34,15 @@ from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
 from pipelines.delta import tables as delta
 from pipelines.gold import history
+from pipelines.gold.candidate import Audit, Candidate, unjudged
 from pipelines.spark import parallel
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from cdc_core.settings.parse import Settings
+
+log = logging.getLogger(__name__)
 
 PROPERTIES = {
     "delta.enableDeletionVectors": "false",
@@ -121,15 +125,19 @@ def run(
     sessions: parallel.Sessions | None = None,
     stop: threading.Event | None = None,
     pause_seconds: float = 1.0,
+    audit: Audit = unjudged,
 ) -> Result:
     """Bring every gold table to where its silver table is; without `once`, go on until `stop` is set.
+
+    `audit` judges each version before it is published. What it refuses stays at the last good version, and hinders no other
+    table: with `once` the refusal is raised when all are done; otherwise it is logged, and the next version judged anew.
 
     A table that is there already gets no commit. A killed run leaves every table at a position of its own, and the next
     one goes on from there. Raises `TableOwned`, `LeaseHeld`, `OwnershipLost`, `CommitConflict`; a refused run has
     committed nothing.
     """
     ended = stop or threading.Event()
-    gold = _Gold(spark, settings, take_over, parallel.Pool(spark, sessions), ended)
+    gold = _Gold(spark, settings, take_over, parallel.Pool(spark, sessions), ended, audit)
     started = time.monotonic()
     found: list[CollectionResult] = []
     try:
@@ -142,7 +150,24 @@ def run(
                 ended.wait(pause_seconds)
     finally:
         gold.close()
+    if once and gold.refused:
+        raise _refusal(gold.refused.values())
     return Result(sum(each.changed for each in found), time.monotonic() - started, tuple(found if once else ()))
+
+
+@dataclass(frozen=True)
+class _Refused:
+    """What was said of the version that was made from silver at `version`."""
+
+    version: int
+    error: errors.GateFailed | errors.SettingsError
+
+
+def _refusal(refused: Iterable[_Refused]) -> errors.MedallionError:
+    """One error for all that was refused."""
+    found = [each.error for each in refused]
+    gates = [each for each in found if isinstance(each, errors.GateFailed)]
+    return errors.GateFailed("\n".join(map(str, found))) if gates else found[0]
 
 
 @dataclass
@@ -154,6 +179,8 @@ class _Gold:
     take_over: bool
     pool: parallel.Pool
     stop: threading.Event
+    audit: Audit = unjudged
+    refused: dict[registry.Namespace, _Refused] = field(default_factory=dict)
     writers: dict[tables.TableRef, delta.Writer] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -208,6 +235,9 @@ class _Gold:
         silver = registry.silver_position(self.spark, self._silver(namespace))
         if silver.version < 0:
             return None
+        refused = self.refused.get(namespace)
+        if refused is not None and refused.version == silver.version:
+            return None
         work = Work(namespace, silver, self._position(namespace))
         return work if work.is_rewrite or work.gold.to != silver.to else None
 
@@ -223,14 +253,20 @@ class _Gold:
         touched = (self._silver(work.namespace), self._table(work.namespace))
         few = delta.are_small(*touched)
         with delta.session_confs(spark, delta.INTERPRETED if few else {}):
-            return self._published(spark, work, few)
+            try:
+                return self._published(spark, work, few)
+            except (errors.GateFailed, errors.SettingsError) as error:
+                log.warning("%s", str(error).partition("\n")[0])
+                self.refused[work.namespace] = _Refused(work.silver.version, error)
+                return None
 
     def _published(self, spark: SparkSession, work: Work, few: bool) -> CollectionResult | None:
         started = time.monotonic()
-        table = Table(spark, work, self._silver(work.namespace), self._deletes(work.namespace), few)
+        table = Table(spark, work, self._silver(work.namespace), self._deletes(work.namespace), few, self.audit)
         if self._table(work.namespace) not in self.writers and not delta.exists(spark, self._table(work.namespace)):
             if table.current().isEmpty():
                 return None
+            table.judge(self._table(work.namespace))
             columns = ", ".join(f"{identifier(each.name)} {merge.ddl(each.dataType)}" for each in table.wanted(False))
             delta.create(spark, self._table(work.namespace), columns=columns, properties=PROPERTIES)
         writer = self._claimed(spark, self._table(work.namespace))
@@ -288,6 +324,21 @@ class Table:
     silver: tables.TableRef
     deletes: tables.TableRef
     is_few: bool = False
+    audit: Audit = unjudged
+    said: list[Mapping[str, object]] = field(default_factory=list)
+    """What the audit wants said by the commit that publishes; empty until the table was judged."""
+
+    def judge(
+        self, table: tables.TableRef, changed: DataFrame | None = None, live: Mapping[str, object] | None = None
+    ) -> None:
+        """Have the table judged as it would be; `changed` are those of its rows that are new. Raises what the audit raises."""
+        has_rescued = changed is None or "__rescued" in changed.columns
+
+        def whole() -> DataFrame:
+            return self.current().select(*self._columns(has_rescued=has_rescued))
+
+        candidate = Candidate(str(self.work.namespace), table, whole, changed, keys=("__key",), live=live or {})
+        self.said[:] = [self.audit(self.spark, candidate)]
 
     def rewritten(self, writer: delta.Writer) -> int:
         """Replace the table by the current documents; their number."""
@@ -295,6 +346,8 @@ class Table:
         seen = current.agg(F.count("*").alias("n"), F.count("__rescued").alias("rescued")).first()
         has_rescued = seen.rescued > 0 or "__rescued" in self.spark.table(str(writer.table)).columns
         columns = self._columns(has_rescued=has_rescued)
+        if not self.said:
+            self.judge(writer.table)
         writer.overwrite(current.select(*columns), to=self.work.silver.to, extra=self._extra(), overwrite_schema=True)
         return seen.n
 
@@ -311,6 +364,11 @@ class Table:
         alteration = merge.alterations(present, wanted)
         if alteration.widened or alteration.impossible:
             return self.rewritten(writer)
+        if changes.count:
+            columns = self._columns(has_rescued="__rescued" in wanted.names)
+            self.judge(writer.table, changed.where("NOT `__gone`").select(*columns), writer.metadata)
+        else:
+            self.said[:] = [{name: writer.metadata[name] for name in ("suite", "expectations") if name in writer.metadata}]
         for statement in alteration.added:
             writer.alter(statement)
         if not changes.count:
@@ -336,7 +394,11 @@ class Table:
         return StructType([StructField(each.name, each.dataType) for each in rows.schema])
 
     def _extra(self) -> dict[str, object]:
-        return {"silver": self.work.silver.version, "generation": self.work.silver.generation}
+        return {
+            **(self.said[-1] if self.said else {}),
+            "silver": self.work.silver.version,
+            "generation": self.work.silver.generation,
+        }
 
     def _rows(self) -> DataFrame:
         return self.spark.sql(f"SELECT * FROM {self.silver} VERSION AS OF {self.work.silver.version}")

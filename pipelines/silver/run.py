@@ -78,15 +78,17 @@ def run(
     sessions: parallel.Sessions | None = None,
     stop: threading.Event | None = None,
     pause_seconds: float = 1.0,
+    to: int | None = None,
 ) -> Result:
-    """Apply every event that bronze held at the start; without `once`, go on until `stop` is set.
+    """Apply every event that bronze held at the start, of batches up to `to` where it is given; without `once`, go on until
+    `stop` is set.
 
     `sessions` makes a session with settings of its own for each thread; without it collections go one by one. A killed
     run leaves every table at a position of its own, and the next one goes on from there. Raises `TableOwned`,
     `LeaseHeld`, `OwnershipLost`, `CommitConflict`; a refused run has committed nothing.
     """
     ended = stop or threading.Event()
-    silver = _Silver(spark, settings, take_over, parallel.Pool(spark, sessions), ended)
+    silver = _Silver(spark, settings, take_over, parallel.Pool(spark, sessions), ended, to)
     started = time.monotonic()
     total = Result(0, 0, 0.0)
     try:
@@ -121,6 +123,7 @@ class _Silver:
     take_over: bool
     pool: parallel.Pool
     stop: threading.Event
+    bound: int | None = None
     known: dict[registry.Namespace, registry.SilverPosition] = field(default_factory=dict)
     scanned: dict[registry.Namespace, int] = field(default_factory=dict)
     collections: dict[registry.Namespace, silver_collection.Collection] = field(default_factory=dict)
@@ -149,7 +152,7 @@ class _Silver:
         if not delta.exists(self.spark, self.bronze):
             return Result(0, 0, 0.0)
         newest = bronze.newest(self.spark, self.bronze)
-        to, self.log = newest.batch, newest.log
+        to, self.log = newest.batch if self.bound is None else min(newest.batch, self.bound), newest.log
         if self.discovered is None:
             self._read_known()
         self._check_log()

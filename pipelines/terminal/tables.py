@@ -20,6 +20,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from pipelines.capture.service import Progress
+    from pipelines.gold.cut import Cut
     from pipelines.gold.models import Planned
     from pipelines.operations.check import Finding
     from pipelines.operations.quarantine import Event, Replayed
@@ -63,6 +64,45 @@ def models(found: Sequence[Planned]) -> None:
     for each in found:
         table.add_row(each.name, each.materialized, "\n".join(each.reads), each.would, str(each.expectations or ""))
     screen.print(table)
+
+
+def cuts(found: Sequence[Cut]) -> None:
+    """One line a cut, newest first."""
+    from cdc_core.gold import cut as times
+
+    screen = console()
+    if not found:
+        screen.print("There is no cut yet: medallion gold --as-of now makes one.")
+        return
+    table = Table(box=box.SIMPLE, padding=(0, 1))
+    for name in ("cut", "source at", "bronze batch", "tables", "documents", "snapshots not whole"):
+        table.add_column(name, overflow="fold")
+    for each in found:
+        missing = ", ".join(each.missing)
+        table.add_row(each.name, times.shown(each.time), str(each.batch), str(len(each.tables)), each.documents, missing)
+    screen.print(table)
+
+
+def cut(found: Cut) -> None:
+    """A cut: the time, the version of each table, and a query that reads all of them."""
+    from cdc_core.gold import cut as times
+
+    screen = console()
+    screen.print(f"Cut {found.name}: the source at {times.shown(found.time)}, bronze up to batch {found.batch}")
+    if found.documents != "exact":
+        screen.print(
+            "Documents as captured: updates are looked up, and may be newer than the cut. With capture.mode change_streams, or "
+            "capture.mode.full.update.type post_image, they are exact."
+        )
+    if found.missing:
+        screen.print(f"Not whole, their snapshot was still being read: {', '.join(found.missing)}")
+    table = Table(box=box.SIMPLE, padding=(0, 1))
+    for name in ("table", "version", "is"):
+        table.add_column(name, overflow="fold")
+    for each in found.tables:
+        table.add_row(each.name, str(each.version), each.identifier)
+    screen.print(table)
+    screen.print(Text(found.sql))
 
 
 def result(layer: str, outcome: object) -> None:

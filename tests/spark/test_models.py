@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from cdc_core import errors
-from cdc_core.settings import parse as settings
-from pipelines.bronze import collections as registry
 from pipelines.delta import tables as delta
 from pipelines.gold import models
+from tests import gold_shop
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,77 +36,22 @@ models:
 """
 
 
-COLUMNS = {
-    "orders": {"_id": "INT", "customer": "INT", "amount": "INT", "note": "STRING"},
-    "customers": {"_id": "INT", "city": "STRING"},
-}
-
-
-@dataclass
-class Shop:
-    """A pipeline with two collections, whose gold tables tests write."""
-
-    spark: SparkSession
-    settings: settings.Settings
-    folder: Path
-    documents: dict[str, dict[int, dict[str, Any]]] = field(default_factory=dict)
-    at: int = 10
-
-    def change(self, collection: str, *documents: dict[str, Any], gone: tuple[int, ...] = ()) -> None:
-        """Publish documents in the collection's gold table, and take those with these ids out."""
-        table = delta.layout(self.settings.lakehouse).gold("cases", collection)
-        columns = COLUMNS[collection]
-        known = self.documents.setdefault(collection, {})
-        known |= {each["_id"]: each for each in documents}
-        kept = [tuple(each.get(name) for name in columns) for each in known.values() if each["_id"] not in gone]
-        ddl = ", ".join(f"{name} {type_}" for name, type_ in columns.items())
-        if not delta.exists(self.spark, table):
-            delta.create(self.spark, table, columns=ddl)
-            registry.note(self.spark, self.settings, new=[registry.Namespace("cases", collection)], discovered=1, log=None)
-        self.at += 1
-        writer = delta.Writer.claim(self.spark, table)
-        writer.overwrite(self.spark.createDataFrame(kept, ddl), to=self.at)
-        writer.release()
-
-    def run(self, **asked: Any) -> dict[str, str]:
-        """What a run did to each model."""
-        return {each.name: each.did for each in models.run(self.spark, self.settings, **asked).models}
-
-    def rows(self, model: str) -> set[tuple[Any, ...]]:
-        table = delta.layout(self.settings.lakehouse).model(model)
-        return {tuple(row) for row in self.spark.table(str(table)).collect()}
-
-    def anew(self) -> set[tuple[Any, ...]]:
-        """What the whole query of `totals` gives over gold as it is."""
-        layout = delta.layout(self.settings.lakehouse)
-        text = TOTALS.partition("\n")[2]
-        for name in ("orders", "customers"):
-            key = {"orders": "customer", "customers": "_id"}[name]
-            text = text.replace(f"{{{{ ref('cases.{name}', key='{key}') }}}}", str(layout.gold("cases", name)))
-        return {tuple(row) for row in self.spark.sql(text).collect()}
-
-
-MakeShop = Callable[..., Shop]
+MakeShop = Callable[..., gold_shop.Shop]
 
 
 @pytest.fixture
 def shop(spark: SparkSession, tmp_path: Path) -> MakeShop:
-    def made(**files: str) -> Shop:
-        folder = tmp_path / "models"
-        folder.mkdir(exist_ok=True)
-        for name, text in files.items():
-            (folder / (name if "." in name else f"{name}.sql")).write_text(text)
-        chosen = settings.parse(
-            {
-                "name": "hand",
-                "lakehouse": {"root": str(tmp_path / "lakehouse")},
-                "source": {"mongodb.connection.string": "${env:NOWHERE}", "collection.include.list": r"cases\..*"},
-                "gold": {"models": str(folder)},
-            }
-        )
-        return Shop(spark, chosen, folder)
+    return lambda **files: gold_shop.made(spark, tmp_path, files)
 
-    return made
+
+def anew(made: gold_shop.Shop) -> set[tuple[Any, ...]]:
+    """What the whole query of `totals` gives over gold as it is."""
+    layout = delta.layout(made.settings.lakehouse)
+    text = TOTALS.partition("\n")[2]
+    for name in ("orders", "customers"):
+        key = {"orders": "customer", "customers": "_id"}[name]
+        text = text.replace(f"{{{{ ref('cases.{name}', key='{key}') }}}}", str(layout.gold("cases", name)))
+    return {tuple(row) for row in made.spark.sql(text).collect()}
 
 
 def test_models_follow_their_tables(shop: MakeShop) -> None:
@@ -121,7 +64,7 @@ def test_models_follow_their_tables(shop: MakeShop) -> None:
     made.change("customers", {"_id": 1, "city": "Graz"}, {"_id": 2, "city": "Lyon"})
     made.change("orders", *({"_id": n, "customer": n % 3, "amount": n} for n in range(12)))
     assert made.run() == {"totals": "whole", "big": "view", "cities": "whole"}
-    assert made.rows("totals") == made.anew() == {(0, None, 18, 4), (1, "Graz", 22, 4), (2, "Lyon", 26, 4)}
+    assert made.rows("totals") == anew(made) == {(0, None, 18, 4), (1, "Graz", 22, 4), (2, "Lyon", 26, 4)}
     assert made.rows("cities") == {(None, 18), ("Graz", 22), ("Lyon", 26)}
     assert made.run() == {"totals": "nothing", "big": "view", "cities": "nothing"}
     table = delta.layout(made.settings.lakehouse).model("totals")
@@ -134,14 +77,11 @@ def test_models_follow_their_tables(shop: MakeShop) -> None:
     would = {each.name: each.would for each in models.check(made.spark, made.settings)}
     assert "keys that changed" in would["totals"] and "whole" in would["cities"]
     assert made.run() == {"totals": "changed", "big": "view", "cities": "whole"}
-    assert made.rows("totals") == made.anew()
+    assert made.rows("totals") == anew(made)
     made.change("orders", gone=(1, 4, 7, 10, 5))
     made.change("customers", {"_id": 2, "city": "Bergen"})
     assert made.run()["totals"] == "changed"
-    assert made.rows("totals") == made.anew() == {(None, None, 3, 1), (0, None, 18, 4), (2, "Bergen", 21, 3)}
-
-
-
+    assert made.rows("totals") == anew(made) == {(None, None, 3, 1), (0, None, 18, 4), (2, "Bergen", 21, 3)}
 
 
 def test_a_query_that_fails_or_repeats_its_key_changes_nothing(shop: MakeShop) -> None:

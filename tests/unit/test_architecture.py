@@ -103,6 +103,7 @@ def test_layers_import_downwards() -> None:
         (("delta",), {"pipelines/spark/session.py"}),
         (("yaml",), {"pipelines/settings/file.py"}),
         (("click",), {"jobs/command_line.py"}),
+        (("great_expectations",), {"pipelines/gold/great_expectations.py"}),
         (("prometheus_client",), {"pipelines/capture/metrics.py"}),
     ],
 )

@@ -65,7 +65,9 @@ def order(*found: model.Model) -> list[str]:
 def test_models_come_after_what_they_refer_to() -> None:
     """Otherwise by name; a collection that may still come is known."""
     found = models(
-        c="SELECT * FROM {{ ref('b') }} JOIN {{ ref('shop.orders') }}", b="SELECT * FROM {{ ref('d') }}", a="SELECT 1",
+        c="SELECT * FROM {{ ref('b') }} JOIN {{ ref('shop.orders') }}",
+        b="SELECT * FROM {{ ref('d') }}",
+        a="SELECT 1",
         d="SELECT * FROM {{ ref('shop.new') }}",
     )
     assert order(*found) == ["a", "d", "b", "c"]

@@ -1,0 +1,161 @@
+"""A suite: what one gold table or model must be like before a version of it is published.
+
+A file holds one suite, as Great Expectations writes it in JSON or as the same in YAML:
+
+    table: shop.orders            # a collection or a model; left out: the file's name without its ending
+    expectations:
+      - type: expect_column_values_to_be_between
+        kwargs: {column: total, min_value: 0}
+        severity: critical        # or warning, info; critical where it is left out
+
+`kwargs` are the library's own, which says itself what it does not know.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from cdc_core import errors
+from cdc_core.properties import types as values
+
+
+class Severity(enum.Enum):
+    """What becomes of a version that does not meet an expectation: critical keeps the last good one, the others publish it."""
+
+    CRITICAL = "critical"
+    WARNING = "warning"
+    INFO = "info"
+
+
+ABOUT_THE_TABLE = frozenset(
+    {
+        "expect_column_values_to_be_unique",
+        "expect_compound_columns_to_be_unique",
+        "expect_column_values_to_be_increasing",
+        "expect_column_values_to_be_decreasing",
+        "expect_column_value_z_scores_to_be_less_than",
+        "expect_column_values_to_not_be_outliers",
+    }
+)
+"""Expectations of values that no row meets or fails by itself."""
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """One expectation; `kwargs` as the file gives them, `where` names its place in messages."""
+
+    type: str
+    kwargs: Mapping[str, object]
+    severity: Severity
+    where: str
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that must be there for it to be judged."""
+        found: list[object] = [self.kwargs.get(name) for name in ("column", "column_A", "column_B")]
+        listed = self.kwargs.get("column_list") if self.type != "expect_table_columns_to_match_ordered_list" else None
+        found += listed if isinstance(listed, list) else []
+        return tuple(each for each in found if isinstance(each, str) and self.type != "expect_column_to_exist")
+
+    @property
+    def is_part_about(self) -> bool:
+        """Whether it says which part of the table's rows must meet it: a thing of the whole table."""
+        return self.kwargs.get("mostly", 1) not in (1, 1.0)
+
+    @property
+    def label(self) -> str:
+        """The expectation with its columns, for messages."""
+        return f"{self.type} of {', '.join(self.columns)}" if self.columns else self.type
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The expectations of one table."""
+
+    table: str
+    expectations: tuple[Expectation, ...]
+    where: str
+
+    @property
+    def digest(self) -> str:
+        """What is different in another version of the suite, as short text."""
+        told = [[each.type, each.kwargs, each.severity.value] for each in self.expectations]
+        return hashlib.blake2b(json.dumps(told, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
+
+
+_KEYS = ("table", "name", "expectations", "meta", "notes", "id", "suite_parameters")
+_EXPECTATION_KEYS = (
+    "type",
+    "expectation_type",
+    "kwargs",
+    "severity",
+    "meta",
+    "notes",
+    "description",
+    "id",
+    "rendered_content",
+)
+
+
+def parse(document: object, *, name: str, where: str) -> Suite:
+    """The suite in a file called `name`; raises `SettingsError` with every mistake."""
+    problems: list[errors.Problem] = []
+    section = _section(document, _KEYS, where, "", problems)
+    listed = section.get("expectations")
+    if not isinstance(listed, list) or not listed:
+        problems.append(errors.Problem(where, f"expectations: a list is expected, found {values.shown(listed)}"))
+        listed = []
+    table = section.get("table") or name
+    found = [_expectation(each, f"expectations[{number}]", where, problems) for number, each in enumerate(listed)]
+    if problems:
+        raise errors.SettingsError(problems)
+    return Suite(str(table), tuple(each for each in found if each is not None), where)
+
+
+def _expectation(found: object, place: str, where: str, problems: list[errors.Problem]) -> Expectation | None:
+    section = _section(found, _EXPECTATION_KEYS, where, place, problems)
+    type_ = section.get("type") or section.get("expectation_type")
+    if not isinstance(type_, str):
+        problems.append(
+            errors.Problem(f"{where}: {place}.type", "the name of an expectation is expected", "expect_column_…")
+        )
+        return None
+    kwargs = section.get("kwargs") or {}
+    if not isinstance(kwargs, Mapping):
+        problems.append(errors.Problem(f"{where}: {place}.kwargs", f"a mapping is expected, found {values.shown(kwargs)}"))
+        return None
+    severity = section.get("severity", "critical")
+    known = [each.value for each in Severity]
+    if severity not in known:
+        hint = values.did_you_mean(str(severity), known)
+        message = f"one of {', '.join(known)} is expected, found {values.shown(severity)}"
+        problems.append(errors.Problem(f"{where}: {place}.severity", message, hint))
+        return None
+    return Expectation(type_, kwargs, Severity(severity), f"{where}: {place}")
+
+
+def _section(
+    found: object, known: tuple[str, ...], where: str, place: str, problems: list[errors.Problem]
+) -> Mapping[str, object]:
+    at = f"{where}: {place}" if place else where
+    if not isinstance(found, Mapping):
+        problems.append(errors.Problem(at, f"a mapping is expected, found {values.shown(found)}"))
+        return {}
+    for key in found:
+        if key not in known:
+            hint = values.did_you_mean(str(key), known) or f"known are {', '.join(known[:4])}"
+            problems.append(errors.Problem(f"{at}{'.' if place else ': '}{key}", "there is no such key", hint))
+    return found
+
+
+def missing_columns(suite: Suite, columns: Sequence[str], *, table: str) -> Iterator[errors.Problem]:
+    """What the suite says of columns that a table has not."""
+    for each in suite.expectations:
+        for name in each.columns:
+            if name not in columns and name.partition(".")[0] not in columns:
+                near = values.did_you_mean(name, columns) or f"it has {', '.join(columns[:20])}"
+                yield errors.Problem(each.where, f"{each.type}: {table} has no column {name}", near)

@@ -1,0 +1,101 @@
+"""Where the log may be cut, so that everything before shows the source at one cluster time, transactions whole.
+
+The log is in stream order, and the events of a transaction share one cluster time. So the end of a batch is a clean cut where
+the next change is of a later time than the last one: no transaction, and nothing else that happened at one time, lies on both
+sides. Before it lies all that the source committed before that next change; rows of snapshots must not be newer, for they hold
+all changes up to the time at which they were read.
+
+Cluster times are 16 hex digits here: seconds and increment, as in `sequence`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from cdc_core import errors
+
+NEVER = "f" * 16
+_TIMESTAMP = re.compile(r"(\d{1,10})(?:[:,.](\d{1,10}))?")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The cluster times in one batch: of its first and last change, and of its newest snapshot row; None where it has none."""
+
+    number: int
+    first: str | None = None
+    last: str | None = None
+    snapshot: str | None = None
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """The end of `batch`: everything in the log up to there shows the source at every cluster time from `time` to before `until`."""
+
+    batch: int
+    time: str
+    until: str
+
+
+def boundaries(batches: Iterable[Batch], *, reached: str | None) -> list[Boundary]:
+    """The batches after which the log may be cut, in order.
+
+    `reached` is a cluster time before which the log is known to be complete, though no later change says so.
+    """
+    ordered = sorted(batches, key=lambda each: each.number)
+    following = [reached or ""] * len(ordered)
+    later: str | None = None
+    for place in range(len(ordered) - 1, -1, -1):
+        following[place] = later if later is not None else (reached or "")
+        first = ordered[place].first
+        if first is not None:
+            later = first if later is None else min(later, first)
+    found: list[Boundary] = []
+    time = ""
+    for each, until in zip(ordered, following):
+        time = max(time, each.last or "", each.snapshot or "")
+        if time and until > time:
+            found.append(Boundary(each.number, time, until))
+    return found
+
+
+def chosen(found: Sequence[Boundary], *, at_least: int, asked: str | None) -> Boundary | None:
+    """The newest boundary that the tables can still be brought to, at a time that is not after the one that is asked.
+
+    `at_least` is the batch that some table is at already. None where there is none.
+    """
+    fit = [each for each in found if each.batch >= at_least and (asked is None or each.time <= asked)]
+    return fit[-1] if fit else None
+
+
+def parsed(text: str) -> str | None:
+    """A cluster time as it was asked: `now` (None), `seconds`, `seconds:increment`, or a time such as 2026-01-31T12:00:00Z.
+
+    Seconds alone, and a time, stand for their end. Raises `SettingsError`.
+    """
+    if text.strip().lower() == "now":
+        return None
+    found = _TIMESTAMP.fullmatch(text.strip())
+    if found is not None:
+        seconds, increment = int(found[1]), found[2]
+        if seconds < 1 << 32 and (increment is None or int(increment) < 1 << 32):
+            return f"{seconds:08x}" + ("f" * 8 if increment is None else f"{int(increment):08x}")
+    try:
+        moment = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
+    except ValueError:
+        message = "now, a cluster time as seconds or seconds:increment, or a time such as 2026-01-31T12:00:00Z is expected"
+        raise errors.SettingsError(errors.Problem("--as-of", message)) from None
+    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
+    return f"{int(aware.timestamp()):08x}" + "f" * 8
+
+
+def shown(time: str) -> str:
+    """A cluster time for people: `seconds:increment` and the time of day."""
+    if len(time) != 16:
+        return "the beginning"
+    seconds = int(time[:8], 16)
+    moment = datetime.fromtimestamp(seconds, timezone.utc)
+    return f"{seconds}:{int(time[8:], 16)} ({moment:%Y-%m-%d %H:%M:%S} UTC)"

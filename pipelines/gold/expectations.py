@@ -1,0 +1,214 @@
+"""The gate: a version of a gold table is judged before readers can see it.
+
+    judged      expectations about rows on the rows that change, those about the table on the table as it would be
+    noted       a row an expectation and run in `ops/expectations`, with the library's own result
+    refused     where a critical one fails: nothing is published, and the last good version stays
+
+Nothing of a candidate lies where readers look: what is judged is computed, or a function of versions of tables, and becomes
+visible by the one commit that follows. A run that is killed between the two has published nothing. That only changed rows are
+judged is sound because the rows that stay were judged by the same suite when they came: the commit says which, and where it
+was another one, or none, the whole table is judged.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from cdc_core import errors
+from cdc_core.expectations import suite as suites
+from cdc_core.properties import types as values
+from pipelines.delta import tables as delta
+from pipelines.gold import great_expectations as library
+from pipelines.gold.candidate import Candidate
+from pipelines.settings import file as settings_file
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cdc_core.settings.parse import Settings
+
+SCHEMA = pa.schema(
+    [
+        ("run", pa.string()),
+        ("at_ms", pa.int64()),
+        ("table", pa.string()),
+        ("expectation", pa.string()),
+        ("columns", pa.list_(pa.string())),
+        ("severity", pa.string()),
+        ("is_met", pa.bool_()),
+        ("is_published", pa.bool_()),
+        ("judged", pa.string()),
+        ("rows", pa.int64()),
+        ("unexpected", pa.int64()),
+        ("examples", pa.list_(pa.string())),
+        ("observed", pa.string()),
+        ("failure", pa.string()),
+        ("suite", pa.string()),
+        ("result", pa.string()),
+    ]
+)
+"""`judged` is `changed` or `whole`, `examples` are keys of rows that do not meet it, `result` is Great Expectations' JSON."""
+
+PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "50"}
+ENDINGS = (".json", ".yml", ".yaml")
+
+
+def read(settings: Settings) -> tuple[suites.Suite, ...]:
+    """The suites in the folder that the settings name; none where they name none.
+
+    Raises `SettingsError` with the mistakes of all files, of types and arguments that the library does not know too.
+    """
+    if settings.gold.expectations is None:
+        return ()
+    folder = Path(settings.gold.expectations)
+    if not folder.is_dir():
+        hint = "it holds a YAML or JSON file a table"
+        raise errors.SettingsError(errors.Problem("gold.expectations", f"there is no folder {folder}", hint))
+    problems: list[errors.Problem] = []
+    found: dict[str, suites.Suite] = {}
+    for path in sorted(path for path in folder.rglob("*") if path.suffix in ENDINGS):
+        try:
+            each = suites.parse(settings_file.document(path), name=path.stem, where=str(path))
+        except errors.SettingsError as error:
+            problems += error.problems
+            continue
+        if each.table in found:
+            problems.append(errors.Problem(each.where, f"{found[each.table].where} is about {each.table} already"))
+        found.setdefault(each.table, each)
+        problems += library.mistakes(each)
+    if problems:
+        raise errors.SettingsError(problems)
+    return tuple(found.values())
+
+
+def check_tables(found: Sequence[suites.Suite], *, known: Sequence[str], is_captured: Callable[[str], bool]) -> None:
+    """Raise `SettingsError` for suites of tables that there are not and cannot be."""
+    problems = [
+        errors.Problem(
+            each.where,
+            f"there is no collection and no model {each.table}",
+            values.did_you_mean(each.table, known) or f"known are {', '.join(known[:10])}",
+        )
+        for each in found
+        if each.table not in known and not is_captured(each.table)
+    ]
+    if problems:
+        raise errors.SettingsError(problems)
+
+
+@dataclass
+class Gate:
+    """Judges candidates by the suites of their tables; an `Audit`."""
+
+    settings: Settings
+    suites: Mapping[str, suites.Suite]
+    run: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+
+    @staticmethod
+    def of(settings: Settings) -> Gate:
+        """The gate that the settings' folder makes."""
+        return Gate(settings, {each.table: each for each in read(settings)})
+
+    def __call__(self, spark: SparkSession, candidate: Candidate) -> Mapping[str, object]:
+        """Judge a candidate and note the results; what its commit is to say.
+
+        Raises `GateFailed` where a critical expectation is not met, `SettingsError` where one is about a column that the table has not.
+        """
+        suite = self.suites.get(candidate.name)
+        if suite is None:
+            return {}
+        whole = candidate.whole()
+        problems = list(suites.missing_columns(suite, whole.columns, table=candidate.name))
+        if problems:
+            raise errors.SettingsError(problems)
+        is_known = candidate.changed is not None and candidate.live.get("suite") == suite.digest
+        about_rows = [each for each in suite.expectations if is_known and library.is_about_rows(each)]
+        about_table = [each for each in suite.expectations if each not in about_rows]
+        outcomes = {
+            id(each): (judged, kind)
+            for frame, some, kind in ((candidate.changed, about_rows, "changed"), (whole, about_table, "whole"))
+            if frame is not None
+            for each, judged in zip(some, library.judged(frame, some, keys=candidate.keys))
+        }
+        results = [_Outcome(each, *outcomes[id(each)]) for each in suite.expectations]
+        failed = [each for each in results if each.is_critical_failure]
+        self._note(spark, candidate.name, suite, results, is_published=not failed)
+        if failed:
+            raise errors.GateFailed(_refusal(candidate.name, failed))
+        return {
+            "suite": suite.digest,
+            "expectations": {"run": self.run, "unmet": sum(not each.judged.is_met for each in results)},
+        }
+
+    def _note(
+        self, spark: SparkSession, table: str, suite: suites.Suite, results: Sequence[_Outcome], *, is_published: bool
+    ) -> None:
+        at_ms = int(time.time() * 1000)
+        rows = [
+            {
+                "run": self.run,
+                "at_ms": at_ms,
+                "table": table,
+                "expectation": each.expectation.type,
+                "columns": list(each.expectation.columns),
+                "severity": each.expectation.severity.value,
+                "is_met": each.judged.is_met,
+                "is_published": is_published,
+                "judged": each.kind,
+                "rows": each.judged.rows,
+                "unexpected": each.judged.unexpected,
+                "examples": list(each.judged.examples),
+                "observed": each.judged.observed,
+                "failure": each.judged.failure,
+                "suite": suite.digest,
+                "result": each.judged.result,
+            }
+            for each in results
+        ]
+        delta.note(spark, delta.layout(self.settings.lakehouse).ops("expectations"), rows, SCHEMA, properties=PROPERTIES)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """One expectation with its result, and whether it was judged on the changed rows or the whole table."""
+
+    expectation: suites.Expectation
+    judged: library.Judged
+    kind: str
+
+    @property
+    def is_critical_failure(self) -> bool:
+        return not self.judged.is_met and self.expectation.severity is suites.Severity.CRITICAL
+
+
+def _refusal(table: str, failed: Sequence[_Outcome]) -> str:
+    """What was not met, with counts and keys, and never a value."""
+    lines = [f"{table}: the new version is not published, the last good one stays; ops/expectations has the results"]
+    for each in failed:
+        found = each.judged
+        if found.failure is not None:
+            told = f"could not be judged ({found.failure})"
+        elif found.unexpected is not None:
+            among = "changed rows" if each.kind == "changed" else "rows"
+            keys = f", for example with the keys {'; '.join(found.examples[:5])}" if found.examples else ""
+            told = f"{found.unexpected} of {found.rows} {among} do not meet it{keys}"
+        else:
+            told = "the table does not meet it" + (f", found {found.observed}" if _is_number(found.observed) else "")
+        lines.append(f"  {each.expectation.label}: {told}")
+    return "\n".join(lines)
+
+
+def _is_number(text: str | None) -> bool:
+    """Whether something observed is a plain number, which no document's text can be."""
+    try:
+        float(text or "")
+    except ValueError:
+        return False
+    return True

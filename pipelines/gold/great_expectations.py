@@ -1,0 +1,153 @@
+"""Great Expectations over Spark: the one module that imports it.
+
+It is asked for results alone: no project folder, no telemetry, no progress bars, and no more of the rows than a few examples
+come to this process. One suite is judged at a time, because the library keeps its project in a global.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cdc_core import errors
+from cdc_core.expectations import suite as suites
+from cdc_core.properties import types as values
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+EXAMPLES = 10
+
+_one_at_a_time = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Judged:
+    """How one expectation fared: of `rows` looked at, `unexpected` did not meet it; `examples` are keys of some of them.
+
+    `observed` is what was found of a whole table, `failure` the class of what was raised instead of a result, `result` what the
+    library says, as JSON.
+    """
+
+    is_met: bool
+    rows: int | None
+    unexpected: int | None
+    examples: tuple[str, ...]
+    observed: str | None
+    failure: str | None
+    result: str
+
+
+def is_about_rows(expectation: suites.Expectation) -> bool:
+    """Whether each row meets the expectation, or fails it, by itself."""
+    with _library():
+        from great_expectations.expectations import expectation as kinds
+        from great_expectations.expectations.registry import get_expectation_impl
+
+        kind = get_expectation_impl(expectation.type)
+    maps = (kinds.ColumnMapExpectation, kinds.ColumnPairMapExpectation, kinds.MulticolumnMapExpectation)
+    is_map = issubclass(kind, maps) and expectation.type not in suites.ABOUT_THE_TABLE
+    return is_map and not expectation.is_part_about
+
+
+def mistakes(suite: suites.Suite) -> Iterator[errors.Problem]:
+    """What the library does not know, or does not take, in a suite."""
+    with _library():
+        import great_expectations.exceptions as raised
+        from great_expectations.expectations.registry import list_registered_expectation_implementations
+
+        for each in suite.expectations:
+            try:
+                _configured(each)
+            except raised.ExpectationNotFoundError:
+                hint = values.did_you_mean(each.type, list_registered_expectation_implementations())
+                yield errors.Problem(each.where, f"there is no expectation {each.type}", hint)
+            except Exception as error:  # of the validation library that it is built with
+                told = getattr(error, "errors", None)
+                for found in told() if callable(told) else [{"loc": (), "msg": type(error).__name__}]:
+                    name = ".".join(str(part) for part in found["loc"] if part != "__root__")
+                    yield errors.Problem(f"{each.where}.kwargs{'.' + name if name else ''}", f"{each.type}: {found['msg']}")
+
+
+def judged(df: DataFrame, expectations: Sequence[suites.Expectation], *, keys: Sequence[str]) -> list[Judged]:
+    """The result of each expectation over the rows of `df`, in their order. Aggregates of all are computed in one pass."""
+    if not expectations:
+        return []
+    with _library():
+        import great_expectations as gx
+        from great_expectations.data_context.types.base import ProgressBarsConfig
+
+        context = gx.get_context(mode="ephemeral")
+        context.variables.progress_bars = ProgressBarsConfig(globally=False)
+        context.enable_analytics(enable=False)
+        source = context.data_sources.add_spark("gold", persist=False)
+        asset = source.add_dataframe_asset("candidate")
+        batch = asset.add_batch_definition_whole_dataframe("candidate").get_batch(batch_parameters={"dataframe": df})
+        wanted = {"result_format": "SUMMARY", "partial_unexpected_count": EXAMPLES}
+        if keys:
+            wanted["unexpected_index_column_names"] = list(keys)
+        found = batch.validate(
+            gx.ExpectationSuite(
+                name="candidate", expectations=[_configured(each, n) for n, each in enumerate(expectations)]
+            ),
+            result_format=wanted,
+        )
+        by_place = {each.expectation_config.meta["place"]: each.to_json_dict() for each in found.results}
+        return [_result(by_place[place], keys) for place in range(len(expectations))]
+
+
+def _configured(each: suites.Expectation, place: int = 0) -> Any:
+    """The library's expectation; `place` finds its result again, which come in another order."""
+    from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
+
+    configured = ExpectationConfiguration(
+        type=each.type, kwargs=dict(each.kwargs), severity=each.severity.value, meta={"place": place}
+    )
+    return configured.to_domain_obj()
+
+
+def _result(told: dict[str, Any], keys: Sequence[str]) -> Judged:
+    found = told.get("result") or {}
+    examples = tuple(
+        ", ".join(str(example.get(name)) for name in keys) for example in found.get("partial_unexpected_index_list") or ()
+    )
+    observed = found.get("observed_value")
+    exception = _exception(told.get("exception_info") or {})
+    return Judged(
+        is_met=bool(told["success"]) and exception is None,
+        rows=found.get("element_count"),
+        unexpected=found.get("unexpected_count"),
+        examples=examples,
+        observed=None if observed is None else json.dumps(observed, default=str),
+        failure=exception,
+        result=json.dumps({**told, "exception_info": exception}, default=str),
+    )
+
+
+def _exception(info: dict[str, Any]) -> str | None:
+    """What was raised instead of a result, without its text: that may hold values."""
+    each = info.values() if "raised_exception" not in info else [info]
+    raised = [one for one in each if isinstance(one, dict) and one.get("raised_exception")]
+    if not raised:
+        return None
+    lines = str(raised[0].get("exception_traceback") or "").strip().splitlines()
+    return (lines[-1].partition(":")[0].rpartition(".")[2] if lines else "") or "Exception"
+
+
+@contextmanager
+def _library() -> Iterator[None]:
+    """The library, with its warnings about itself silenced; a `SettingsError` where it is not installed."""
+    with _one_at_a_time, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            import great_expectations  # noqa: F401
+        except ImportError:
+            message = "great-expectations is not installed"
+            hint = "pip install 'mongo-medallion[quality]'"
+            raise errors.SettingsError(errors.Problem("gold.expectations", message, hint)) from None
+        yield

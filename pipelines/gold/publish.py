@@ -1,0 +1,143 @@
+"""Gold as a whole: current documents, then models, each judged before it is published."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from cdc_core import errors
+from cdc_core.models import model as models_of
+from cdc_core.stream import filters
+from pipelines.gold import expectations, models
+from pipelines.gold import run as gold
+from pipelines.spark import parallel
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cdc_core.settings.parse import Settings
+
+MODELS_PAUSE_SECONDS = 10.0
+"""Between two looks at whether models have anything to take in, where gold goes on."""
+
+
+def run(
+    spark: SparkSession,
+    settings: Settings,
+    *,
+    once: bool = True,
+    take_over: bool = False,
+    only_models: bool = False,
+    is_anew: bool = False,
+    sessions: parallel.Sessions | None = None,
+    stop: threading.Event | None = None,
+) -> dict[str, object]:
+    """What was done to the current documents and to the models, by `gold` and `models`.
+
+    Models are made where the settings name a folder; without `once` they follow the documents while these go on. What is
+    refused by its expectations does not hinder other tables: `GateFailed` is raised when all others are done.
+    """
+    audit = expectations.Gate.of(settings)
+    models.read(settings)  # what is wrong in a file is told before anything is done
+    ended = stop or threading.Event()
+    results: dict[str, object] = {}
+    failures: list[errors.MedallionError] = []
+
+    def made() -> None:
+        if settings.gold.models is not None and not (once and ended.is_set()):
+            results["models"] = models.run(spark, settings, audit=audit, take_over=take_over, is_anew=is_anew, stop=ended)
+
+    if only_models:
+        made()
+        return results
+    following = (
+        None if once or settings.gold.models is None else _Following(spark, settings, audit, take_over, ended, sessions)
+    )
+    try:
+        results["gold"] = gold.run(
+            spark, settings, once=once, take_over=take_over, sessions=sessions, stop=ended, audit=audit
+        )
+    except errors.GateFailed as error:
+        failures.append(error)
+    finally:
+        if following is not None:
+            following.close()
+    if once:
+        try:
+            made()
+        except errors.MedallionError as error:
+            failures.append(error)
+    if failures:
+        raise models.joined(failures)
+    return results
+
+
+class _Following(threading.Thread):
+    """Models that are made while the documents go on. What is refused, or fails, is told in the log and tried again when its
+    tables have moved on."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        settings: Settings,
+        audit: expectations.Gate,
+        take_over: bool,
+        stop: threading.Event,
+        sessions: parallel.Sessions | None,
+    ) -> None:
+        super().__init__(name="gold-models", daemon=True)
+        self.spark = sessions() if sessions is not None else spark
+        self.settings, self.audit, self.take_over, self.stop = settings, audit, take_over, stop
+        self.ended = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        while not (self.stop.is_set() or self.ended.is_set()):
+            try:
+                models.run(self.spark, self.settings, audit=self.audit, take_over=self.take_over, stop=self.stop)
+            except errors.MedallionError as error:
+                for line in str(error).splitlines():
+                    models.log.warning("%s", line)
+            self.ended.wait(MODELS_PAUSE_SECONDS)
+
+    def close(self) -> None:
+        """End it, and wait for the model that is being made."""
+        self.ended.set()
+        self.join()
+
+
+def checked(spark: SparkSession, settings: Settings) -> tuple[models.Planned, ...]:
+    """What a run would do to each model, with the number of its expectations; all mistakes of both folders at once.
+
+    Raises `SettingsError`; changes nothing.
+    """
+    problems: list[errors.Problem] = []
+    found: tuple[models.Planned, ...] = ()
+    told: Counter[str] = Counter()
+    try:
+        suites = expectations.read(settings)
+        told.update({each.table: len(each.expectations) for each in suites})
+        captured = filters.of(settings.source)
+        known = [*models.known_collections(spark, settings), *(each.name for each in _read(settings))]
+        expectations.check_tables(
+            suites, known=known, is_captured=lambda name: "." in name and captured.includes(*name.split(".", 1))
+        )
+    except errors.SettingsError as error:
+        problems += error.problems
+    try:
+        found = models.check(spark, settings)
+    except errors.SettingsError as error:
+        problems += error.problems
+    if problems:
+        raise errors.SettingsError(problems)
+    return tuple(dataclasses.replace(each, expectations=told[each.name]) for each in found)
+
+
+def _read(settings: Settings) -> tuple[models_of.Model, ...]:
+    """The models, or none where their files have mistakes, which are told with them."""
+    try:
+        return models.read(settings)
+    except errors.SettingsError:
+        return ()

@@ -1,0 +1,55 @@
+"""How a suite of expectations is read."""
+
+from __future__ import annotations
+
+import pytest
+
+from cdc_core import errors
+from cdc_core.expectations import suite
+
+SUITE = {
+    "name": "orders",
+    "table": "shop.orders",
+    "expectations": [
+        {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "total"}},
+        {
+            "type": "expect_column_pair_values_to_be_equal",
+            "kwargs": {"column_A": "a", "column_B": "b.c"},
+            "severity": "warning",
+        },
+        {"type": "expect_table_row_count_to_be_between", "kwargs": {"min_value": 1}},
+    ],
+}
+
+
+def test_a_suite_names_its_table_or_has_its_name_from_the_file() -> None:
+    """Severity is critical where it is left out; columns that are missing are named with the nearest."""
+    found = suite.parse(SUITE, name="orders", where="orders.yml")
+    assert found.table == "shop.orders"
+    assert [each.severity for each in found.expectations] == [
+        suite.Severity.CRITICAL,
+        suite.Severity.WARNING,
+        suite.Severity.CRITICAL,
+    ]
+    assert suite.parse({**SUITE, "table": None}, name="totals", where="totals.json").table == "totals"
+    (missing, other) = suite.missing_columns(found, ("totals", "b"), table="shop.orders")
+    assert str(missing) == (
+        "orders.yml: expectations[0]: expect_column_values_to_not_be_null: shop.orders has no column total (did you mean totals?)"
+    )
+    assert "no column a" in str(other)
+
+
+def test_mistakes_of_a_suite_are_told_at_once() -> None:
+    """Keys, severities and shapes that are not known, each with its place."""
+    wrong = {
+        "expectation": [],
+        "expectations": [{"type": "x", "severity": "fatal"}, {"kwargs": {}}, {"type": "x", "kwargs": 1}],
+    }
+    with pytest.raises(errors.SettingsError) as refused:
+        suite.parse(wrong, name="a", where="a.yml")
+    assert str(refused.value).splitlines() == [
+        "a.yml: expectation: there is no such key (did you mean expectations?)",
+        "a.yml: expectations[0].severity: one of critical, warning, info is expected, found fatal",
+        "a.yml: expectations[1].type: the name of an expectation is expected (expect_column_…)",
+        "a.yml: expectations[2].kwargs: a mapping is expected, found 1",
+    ]
