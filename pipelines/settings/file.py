@@ -33,7 +33,7 @@ def load(path: str | Path) -> settings.Settings:
     if repeated:
         raise errors.SettingsError(repeated)
     try:
-        return _placed(settings.parse(_document(text, where), where=where))
+        return _placed(settings.parse(_document(text, where), where=where), Path(path))
     except errors.SettingsError as error:
         problems = sorted(error.problems, key=lambda problem: _line(problem.path, lines))
         raise errors.SettingsError([_located(problem, where, lines) for problem in problems]) from None
@@ -52,8 +52,8 @@ def document(path: str | Path) -> object:
     return _document(text, where)
 
 
-def _placed(parsed: settings.Settings) -> settings.Settings:
-    """The settings with the variables in `lakehouse` resolved."""
+def _placed(parsed: settings.Settings, path: Path) -> settings.Settings:
+    """The settings with the variables in `lakehouse` resolved, and gold's folders found."""
     problems: list[errors.Problem] = []
 
     def resolved(name: str, text: Any) -> Any:
@@ -66,7 +66,18 @@ def _placed(parsed: settings.Settings) -> settings.Settings:
     places: dict[str, Any] = {name: resolved(name, text) for name, text in dataclasses.asdict(parsed.lakehouse).items()}
     if problems:
         raise errors.SettingsError(problems)
-    return dataclasses.replace(parsed, lakehouse=settings.Lakehouse(**places))
+    gold = dataclasses.replace(
+        parsed.gold, models=_found(parsed.gold.models, path), expectations=_found(parsed.gold.expectations, path)
+    )
+    return dataclasses.replace(parsed, lakehouse=settings.Lakehouse(**places), gold=gold)
+
+
+def _found(folder: str | None, path: Path) -> str | None:
+    """A folder of the settings: from the working directory, else from the file's folder or the one above, where a job finds it."""
+    if folder is None or Path(folder).is_dir():
+        return folder
+    beside = (path.resolve().parent / folder, path.resolve().parents[1] / folder)
+    return next((str(each) for each in beside if each.is_dir()), folder)
 
 
 def _text(path: Path, where: str) -> str:
