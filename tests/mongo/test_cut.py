@@ -1,0 +1,102 @@
+"""All gold tables at one cluster time of a real server, with transactions whole."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cdc_core import errors
+from cdc_core.settings import parse as settings
+from pipelines.capture import service as capture
+from pipelines.delta import tables as delta
+from pipelines.gold import cut
+
+if TYPE_CHECKING:
+    from pymongo import MongoClient
+    from pymongo.database import Database
+    from pyspark.sql import SparkSession
+
+ACCOUNTS, AMOUNT = 8, 100
+COLLECTIONS = ("checking", "savings")
+TOTALS = "SELECT 'all' AS which, c.n + s.n AS n FROM (SELECT sum(balance) AS n FROM {{{{ ref('{0}.checking') }}}}) AS c CROSS JOIN (SELECT sum(balance) AS n FROM {{{{ ref('{0}.savings') }}}}) AS s"
+
+
+def transfer(mongo: MongoClient[Any], database: Database[Any], random: Random) -> str:
+    """Move money between several documents of both collections in one transaction; its cluster time, as a cut is asked for."""
+    with mongo.start_session() as session:
+        with session.start_transaction():
+            for _ in range(random.randint(1, 3)):
+                amount = random.randint(1, 20)
+                for collection, sign in zip(random.sample(COLLECTIONS, 2), (1, -1)):
+                    chosen = {"_id": random.randrange(ACCOUNTS)}
+                    database[collection].update_one(chosen, {"$inc": {"balance": sign * amount}}, session=session)
+        at = session.operation_time
+        assert at is not None
+        return f"{at.time}:{at.inc}"
+
+
+def test_every_cut_shows_transactions_whole(
+    spark: SparkSession, mongo: MongoClient[Any], mongodb_uri: str, database: Database[Any], tmp_path: Path
+) -> None:
+    """Money moves between two collections while a snapshot is read and after; commits split transactions; at every cut the sum
+    over both, and in a model, is what it was."""
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "total.sql").write_text(TOTALS.format(database.name))
+    chosen = settings.parse(
+        {
+            "name": "cuts",
+            "lakehouse": {"root": str(tmp_path / "lakehouse")},
+            "source": {
+                "mongodb.connection.string": mongodb_uri,
+                "collection.include.list": rf"{database.name}\..*",
+                "capture.mode": "change_streams",
+                "max.batch.size": 23,
+            },
+            "gold": {"models": str(tmp_path / "models")},
+        }
+    )
+    for collection in COLLECTIONS:
+        database[collection].insert_many([{"_id": number, "balance": AMOUNT} for number in range(ACCOUNTS)])
+    random = Random("transfers")
+    beside = threading.Thread(target=lambda: [transfer(mongo, database, random) for _ in range(25)])
+    beside.start()
+    capture.run(spark, chosen, once=True)
+    beside.join()
+    times = [transfer(mongo, database, random) for _ in range(40)]
+    capture.run(spark, chosen, once=True)
+    layout = delta.layout(chosen.lakehouse)
+    bronze = layout.bronze(chosen.name)
+    split = spark.sql(
+        f"SELECT left(sequence, 16) FROM {bronze} WHERE kind = 'change' GROUP BY 1 HAVING count(DISTINCT batch) > 1"
+    ).count()
+    assert split > 0, "no commit split a transaction"
+    with pytest.raises(errors.Temporary, match="is not yet 4294967295:"):
+        cut.run(spark, chosen, as_of="4294967295:1")
+
+    made = [cut.run(spark, chosen, as_of=asked) for asked in (times[20], "now")]
+    with pytest.raises(errors.DecisionNeeded, match="silver is past"):
+        cut.run(spark, chosen, as_of=times[20])
+    assert made[0].batch < made[1].batch and made[0].until <= made[1].time
+    assert cut.read(spark, chosen) == made[::-1]
+    for each in made:
+        assert (each.documents, each.missing) == (cut.EXACT, ())
+        assert {table.name for table in each.tables} == {"total", *(f"{database.name}.{name}" for name in COLLECTIONS)}
+        held = {
+            table.name: spark.sql(f"SELECT * FROM {table.identifier} VERSION AS OF {table.version}") for table in each.tables
+        }
+        assert held["total"].collect()[0].n == 2 * ACCOUNTS * AMOUNT
+        rows = [row.balance for name in COLLECTIONS for row in held[f"{database.name}.{name}"].collect()]
+        assert (len(rows), sum(rows)) == (2 * ACCOUNTS, 2 * ACCOUNTS * AMOUNT)
+    counted = {row.table: row["rows"] for row in spark.sql(made[1].sql).collect()}
+    assert counted == {"total": 1, **{f"{database.name}.{name}": ACCOUNTS for name in COLLECTIONS}}
+    newest = {(row["_id"], name, row["balance"]) for name in COLLECTIONS for row in database[name].find()}
+    live = {
+        (row["_id"], name, row["balance"])
+        for name in COLLECTIONS
+        for row in spark.table(str(layout.gold(database.name, name))).collect()
+    }
+    assert live == newest
