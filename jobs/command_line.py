@@ -381,16 +381,20 @@ def gold(file: _File, once: bool, take_over: bool, only_models: bool, full_refre
 
 
 def _cut(file: _File, as_of: str, take_over: bool) -> None:
-    from cdc_core.gold import cut as cuts
     from pipelines.gold import cut as pipeline
     from pipelines.spark import session as sparks
     from pipelines.terminal import tables as report
 
-    cuts.parsed(as_of)
+    pipeline.parsed(as_of)
     with _stopping() as stop:
         settings, spark = _opened(file, "gold")
-        made = pipeline.run(spark, settings, as_of=as_of, take_over=take_over, sessions=sparks.sessions(spark), stop=stop)
-    report.cut(made)
+        made = None
+        with sparks.cancelling(spark, stop):
+            made = pipeline.run(
+                spark, settings, as_of=as_of, take_over=take_over, sessions=sparks.sessions(spark), stop=stop
+            )
+    if made is not None:
+        report.cut(made)
 
 
 @medallion.command("cut")

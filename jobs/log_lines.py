@@ -7,8 +7,13 @@ import sys
 import time
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
-_LIBRARIES = {"py4j": logging.CRITICAL, "pymongo": logging.WARNING, "pyspark": logging.WARNING}
-"""py4j logs what it raises as well, with a traceback."""
+_LIBRARIES = {
+    "py4j": logging.CRITICAL,
+    "great_expectations": logging.CRITICAL,
+    "pymongo": logging.WARNING,
+    "pyspark": logging.WARNING,
+}
+"""py4j logs what it raises as well, with a traceback; Great Expectations what its results hold."""
 
 
 def configure(*, level: int = logging.INFO) -> None:
@@ -18,7 +23,6 @@ def configure(*, level: int = logging.INFO) -> None:
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for name, least in _LIBRARIES.items():
         logging.getLogger(name).setLevel(least)
-    logging.getLogger("great_expectations").setLevel(logging.CRITICAL)  # what it meets is in its results
     logging.captureWarnings(True)
 
 

@@ -71,13 +71,11 @@ def chosen(found: Sequence[Boundary], *, at_least: int, asked: str | None) -> Bo
     return fit[-1] if fit else None
 
 
-def parsed(text: str) -> str | None:
-    """A cluster time as it was asked: `now` (None), `seconds`, `seconds:increment`, or a time such as 2026-01-31T12:00:00Z.
+def parsed(text: str) -> str:
+    """A cluster time as it was asked: `seconds`, `seconds:increment`, or a time such as 2026-01-31T12:00:00Z.
 
     Seconds alone, and a time, stand for their end. Raises `SettingsError`.
     """
-    if text.strip().lower() == "now":
-        return None
     found = _TIMESTAMP.fullmatch(text.strip())
     if found is not None:
         seconds, increment = int(found[1]), found[2]

@@ -27,7 +27,7 @@ from cdc_core.tables import layout as tables
 from pipelines import run as layers
 from pipelines.capture.service import Progress
 from pipelines.delta import tables as delta
-from pipelines.demo import embedded_mongodb, shop
+from pipelines.demo import embedded_mongodb, quality, shop
 from pipelines.demo import tables as demo_report
 from pipelines.mongodb import client as mongodb
 from pipelines.settings import file as settings_file
@@ -76,6 +76,8 @@ def run(directory: Path, *, mongodb_uri: str | None, seconds: int, stop: threadi
             screen.print("Stopped. Run it again, and it goes on from here.")
             return
         demo_report.show(stage, played, screen=screen)
+        with screen.status("Making models, and judging them"):
+            quality.show(stage.spark, stage.settings, folder, screen=screen)
     screen.print(f"[dim]Done in {time.monotonic() - began:.0f} s. Run it again, and the shop goes on from here.[/]")
 
 

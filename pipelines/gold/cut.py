@@ -109,7 +109,7 @@ def run(
     `DecisionNeeded` where tables are past that time, `GateFailed` where expectations refuse a version (then there is no cut), and
     what silver and gold raise.
     """
-    asked = cut.parsed(as_of)
+    asked = parsed(as_of)
     audit = expectations.Gate.of(settings)
     chosen = _chosen(spark, settings, asked)
     silver.run(spark, settings, take_over=take_over, sessions=sessions, stop=stop, to=chosen.batch)
@@ -141,6 +141,11 @@ def run(
     )
     _note(spark, settings, noted)
     return noted
+
+
+def parsed(as_of: str) -> str | None:
+    """The cluster time that is asked; None for now. Raises `SettingsError`."""
+    return None if as_of.strip().lower() == "now" else cut.parsed(as_of)
 
 
 def _chosen(spark: SparkSession, settings: Settings, asked: str | None) -> cut.Boundary:

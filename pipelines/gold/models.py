@@ -43,6 +43,7 @@ from pipelines.bronze import collections as registry
 from pipelines.delta import tables as delta
 from pipelines.gold.candidate import Audit, Candidate, unjudged
 from pipelines.settings import file as settings_file
+from pipelines.spark import failures
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -230,7 +231,7 @@ def run(
     `LeaseHeld`, `CommitConflict`; a model that is refused keeps its last good version.
     """
     started = time.monotonic()
-    failures: list[errors.MedallionError] = []
+    refused: list[errors.MedallionError] = []
     failed: set[str] = set()
     found: list[ModelResult] = []
     run_ = _Run(spark, settings, audit, take_over, dict(pinned or {}), is_anew)
@@ -244,25 +245,25 @@ def run(
             try:
                 found.append(run_.made(model))
             except errors.MedallionError as error:
-                failures.append(error)
+                refused.append(error)
                 failed.add(model.name)
                 found.append(ModelResult(model.name, "failed", 0, None, 0.0))
     finally:
         run_.close()
-    if failures:
-        raise joined(failures)
+    if refused:
+        raise joined(refused)
     made = sum(each.did in ("whole", "changed", "view") for each in found)
     return Result(made, time.monotonic() - started, tuple(found))
 
 
-def joined(failures: Sequence[errors.MedallionError]) -> errors.MedallionError:
+def joined(found: Sequence[errors.MedallionError]) -> errors.MedallionError:
     """One error for all; the first one's kind, with what the others say beneath."""
-    if len(failures) == 1:
-        return failures[0]
-    if all(isinstance(each, errors.SettingsError) for each in failures):
-        return errors.SettingsError([problem for each in failures for problem in getattr(each, "problems", ())])
-    first = next((each for each in failures if not isinstance(each, errors.SettingsError)), failures[0])
-    return type(first)("\n".join(str(each) for each in (first, *(each for each in failures if each is not first))))
+    if len(found) == 1:
+        return found[0]
+    if all(isinstance(each, errors.SettingsError) for each in found):
+        return errors.SettingsError([problem for each in found for problem in getattr(each, "problems", ())])
+    first = next((each for each in found if not isinstance(each, errors.SettingsError)), found[0])
+    return type(first)("\n".join(str(each) for each in (first, *(each for each in found if each is not first))))
 
 
 def _of_collection(layout: tables.Layout, name: str) -> tables.TableRef:
@@ -596,7 +597,7 @@ class _Run:
             assert found is not None
             return delta.computed(found.distinct())
         except (PySparkException, Py4JJavaError, errors.CommitConflict) as error:
-            told = delta._condition(error) or type(error).__name__
+            told = failures.condition(error) or type(error).__name__
             log.info("%s is made whole: what changed cannot be told (%s)", model.name, told)
             return None
 
@@ -746,7 +747,10 @@ def _failing(model: models.Model) -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
-        condition = delta._condition(error) or type(error).__name__
+        known = failures.translated(error)
+        if known is not None:
+            raise known from error
+        condition = failures.condition(error) or type(error).__name__
         raise errors.DecisionNeeded(
             f"{model.where}: the query failed over the rows: {condition}. Nothing of it was published; the last good version stays"
         ) from error

@@ -25,6 +25,8 @@ VERBS = (
     "capture",
     "silver",
     "gold",
+    "cut",
+    "models",
     "run",
     "status",
     "schema",

@@ -59,7 +59,6 @@ def test_the_newest_boundary_that_can_be_reached_is_chosen() -> None:
 
 def test_a_time_is_asked_in_three_ways() -> None:
     """Seconds stand for their end."""
-    assert cut.parsed("now") is None
     assert cut.parsed("10") == cut.parsed("1970-01-01T00:00:10Z") == cut.parsed("1970-01-01 00:00:10") == at(10, 0xFFFFFFFF)
     assert cut.parsed("10:2") == at(10, 2)
     assert cut.shown(at(10, 2)) == "10:2 (1970-01-01 00:00:10 UTC)"

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from cdc_core import errors
+from cdc_core.expectations import suite
 from cdc_core.models import graph, model
+from pipelines.demo import quality
+from pipelines.settings import file as settings_file
 
 
 def test_a_file_is_a_query_cut_at_its_references() -> None:
@@ -102,3 +107,16 @@ def test_descriptions_name_models_that_are_there() -> None:
         "m.yml: models[0].name: there is no model b (known are a)",
         "m.yml: models[1].tests: there is no such key (expectations lie in the folder gold.expectations)",
     ]
+
+
+def test_the_example_models_and_suites_are_valid() -> None:
+    """Those in conf/ and those of the demo are read, refer to collections of the shop, and have suites of their own tables."""
+    root = Path(__file__).resolve().parents[2] / "conf"
+    files = {str(path.relative_to(root)): path.read_text() for path in (*root.rglob("*.sql"), *root.rglob("models/*.yml"))}
+    for texts in (files, quality.FILES):
+        found = [model.parse(Path(name).stem, text, where=name) for name, text in texts.items() if name.endswith(".sql")]
+        graph.ordered(found, collections=("shop.orders",), is_captured=lambda name: False)
+    suites = [*root.glob("expectations/*.yml")]
+    assert {path.stem for path in suites} == {Path(name).stem for name in files if name.endswith(".sql")}
+    for path in suites:
+        assert suite.parse(settings_file.document(path), name=path.stem, where=path.name).expectations

@@ -1,0 +1,73 @@
+"""What the demo makes of its gold tables at its end: a model whose gate lets it through, and one that its gate keeps out."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from cdc_core import errors
+from cdc_core.settings.parse import Gold, Settings
+from pipelines.delta import tables as delta
+from pipelines.gold import expectations, models
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FILES = {
+    "models/customer_totals.sql": """\
+{{ config(materialized='incremental', unique_key='customer') }}
+SELECT o.customer, count(*) AS orders, sum(o.total) AS total
+FROM {{ ref('shop.orders', key='customer') }} AS o
+GROUP BY o.customer
+""",
+    "models/free_orders.sql": """\
+-- Its gate expects that nobody ordered twice: it fails, on purpose.
+SELECT customer, orders, CAST(0 AS DECIMAL(18, 2)) AS total FROM {{ ref('customer_totals') }}
+""",
+    "expectations/customer_totals.yml": """\
+expectations:
+  - type: expect_column_values_to_be_unique
+    kwargs: {column: customer}
+  - type: expect_column_values_to_be_between
+    kwargs: {column: total, min_value: 0}
+""",
+    "expectations/free_orders.yml": """\
+expectations:
+  - type: expect_column_values_to_be_between
+    kwargs: {column: orders, max_value: 1}
+""",
+}
+
+
+def show(spark: SparkSession, settings: Settings, folder: Path, *, screen: Console) -> None:
+    """Make the models, show what came out, and what the gate said of the one that it refused."""
+    for name, text in FILES.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    gold = Gold(models=str(folder / "models"), expectations=str(folder / "expectations"))
+    chosen = dataclasses.replace(settings, gold=gold)
+    refused = ""
+    try:
+        models.run(spark, chosen, audit=expectations.Gate.of(chosen))
+    except errors.GateFailed as error:
+        refused = str(error)
+    screen.print(_best(spark, chosen))
+    screen.print(
+        "[bold]the gate[/] refused a model, on purpose; readers of it see the last good version, of which there is none:"
+    )
+    screen.print(refused, style="dim", markup=False)
+
+
+def _best(spark: SparkSession, settings: Settings) -> Table:
+    table = Table(title="model: customer_totals, the best", title_justify="left", title_style="bold")
+    for name in ("customer", "orders", "total"):
+        table.add_column(name)
+    made = delta.layout(settings.lakehouse).model("customer_totals")
+    for row in spark.sql(f"SELECT * FROM {made} ORDER BY total DESC LIMIT 3").collect():
+        table.add_row(str(row.customer), str(row.orders), str(row.total))
+    return table
