@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import re
 import threading
 import time
 import uuid
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JJavaError
-from pyspark.errors import AnalysisException, ParseException, PySparkException
+from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -41,6 +40,7 @@ from cdc_core.stream import filters
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
 from pipelines.delta import tables as delta
+from pipelines.gold import changes, queries
 from pipelines.gold.candidate import Audit, Candidate, unjudged
 from pipelines.settings import file as settings_file
 from pipelines.spark import failures
@@ -60,9 +60,6 @@ PROPERTIES = {
     "delta.logRetentionDuration": "interval 30 days",
     "delta.deletedFileRetentionDuration": "interval 7 days",
 }
-
-MANY_FILES = 500
-"""More changed files than these are not named in a query: both versions are read whole."""
 
 UNPUBLISHED = (T.NullType, T.VariantType, T.CalendarIntervalType, T.DayTimeIntervalType, T.YearMonthIntervalType)
 
@@ -411,12 +408,12 @@ class _Run:
 
     def _parsed(self, model: models.Model) -> None:
         """Raise where the text is no query; its tables need not be there."""
-        with suppress(_NotThere), _said(model, knows_missing=True):
-            self.spark.sql(_one_query(model.query(lambda ref: "`not there yet`")))
+        with suppress(queries.NotThere), queries.said(model, knows_missing=True):
+            self.spark.sql(queries.one_query(model.query(lambda ref: "`not there yet`")))
 
     def _frame(self, model: models.Model, relation: Callable[[models.Ref], str]) -> DataFrame:
-        with _said(model):
-            return self.spark.sql(_one_query(model.query(relation)))
+        with queries.said(model):
+            return self.spark.sql(queries.one_query(model.query(relation)))
 
     def _check_columns(self, model: models.Model, frame: DataFrame) -> None:
         """Raise where columns cannot be published, or those that are named are not there."""
@@ -485,7 +482,7 @@ class _Run:
         columns = ", ".join(
             f"{identifier(name)} COMMENT {literal(dict(model.columns).get(name, ''))}" for name in frame.columns
         )
-        with _said(model):
+        with queries.said(model):
             self.spark.sql(f"CREATE OR REPLACE VIEW {table} ({columns}) COMMENT {literal(model.description)} AS {query}")
         return "view", 0, None
 
@@ -497,7 +494,11 @@ class _Run:
         columns = [F.col(identifier(name)).alias(name, metadata=_metadata(model, name)) for name in whole.columns]
         writer = delta.Writer.claim(self.spark, table, take_over=self.take_over) if delta.exists(self.spark, table) else None
         try:
-            with _failing(model):
+            if writer is not None:
+                work = self._work(model)  # as the claim found it: another run may have moved it on meanwhile
+                if work.kind == "nothing":
+                    return "nothing", 0, None
+            with queries.failing(model):
                 if work.kind == "changed" and writer is not None and _fits(self.spark, table, whole):
                     keys = self._affected(model, work)
                     if keys is not None:
@@ -591,7 +592,7 @@ class _Run:
                     continue
                 source = self._source(ref.name)
                 assert source is not None
-                keys = changed_keys(self.spark, source.table, held[ref.name]["version"], source.version, ref.key)
+                keys = changes.changed_keys(self.spark, source.table, held[ref.name]["version"], source.version, ref.key)
                 named = keys.toDF(*model.unique_key)
                 found = named if found is None else found.unionByName(named)
             assert found is not None
@@ -662,95 +663,3 @@ def _statement(target: str, source: str, columns: Sequence[str], keys: Sequence[
         f"WHEN MATCHED THEN UPDATE SET {assigned}\n"
         f"WHEN NOT MATCHED AND NOT s.`__gone` THEN INSERT ({names}) VALUES ({inserted})"
     )
-
-
-def changed_keys(spark: SparkSession, table: tables.TableRef, before: int, after: int, columns: Sequence[str]) -> DataFrame:
-    """The values of `columns` in the rows that one version of a table has and the other has not, as often as it has them.
-
-    Only files that are not the same in both are compared: a file is the same where as many of its rows, at the same places,
-    are there. That holds for tables with deletion vectors and without, after OPTIMIZE and RESTORE, and needs no change feed.
-    """
-    places = [_places(spark, table, version) for version in (before, after)]
-    differing = {path for path in places[0].keys() | places[1].keys() if places[0].get(path) != places[1].get(path)}
-    names = ", ".join(map(identifier, columns))
-    json = "to_json(struct(*), map('timestampFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX\"))"
-
-    def rows(version: int, sign: int, wanted: set[str]) -> DataFrame:
-        at = f"{table} VERSION AS OF {version}"
-        listed = ", ".join(literal(path) for path in sorted(wanted))
-        chosen = (
-            f"WHERE _metadata.file_path IN ({listed})"
-            if 0 < len(wanted) <= MANY_FILES
-            else "WHERE false"
-            if not wanted
-            else ""
-        )
-        return spark.sql(f"SELECT {names}, sha2({json}, 256) AS `__row`, {sign} AS `__sign` FROM {at} {chosen}")
-
-    old = rows(before, -1, differing & places[0].keys())
-    new = rows(after, 1, differing & places[1].keys())
-    keys = [f"__key_{number}" for number in range(len(columns))]
-    both = old.unionByName(new).toDF(*keys, "__row", "__sign")
-    return both.groupBy(*keys, "__row").agg(F.sum("__sign").alias("__sum")).where("`__sum` <> 0").select(*keys)
-
-
-def _places(spark: SparkSession, table: tables.TableRef, version: int) -> dict[str, tuple[int, int]]:
-    """The files of a version, each with the number of its rows and, in a table with deletion vectors, a sign of their places."""
-    for places in ("bit_xor(xxhash64(_metadata.row_index))", "0"):
-        try:
-            rows = spark.sql(
-                f"SELECT _metadata.file_path AS path, count(*) AS n, {places} AS places "
-                f"FROM {table} VERSION AS OF {version} GROUP BY 1"
-            )
-        except AnalysisException:  # without deletion vectors rows have no places, and need none
-            continue
-        return {row.path: (row.n, row.places) for row in rows.collect()}
-    raise errors.CommitConflict(f"{table.label}: version {version} cannot be read any more")
-
-
-def _one_query(query: str) -> str:
-    """The text as a query and nothing else: a statement that changes something does not parse there. Lines stay the same."""
-    return f"SELECT * FROM ({query}\n)"
-
-
-class _NotThere(Exception):
-    """A table that a query names is not there."""
-
-
-@contextmanager
-def _said(model: models.Model, *, knows_missing: bool = False) -> Iterator[None]:
-    """What Spark says of a query's text, as a mistake of its file."""
-    try:
-        yield
-    except ParseException as error:
-        raise errors.SettingsError(errors.Problem(_place(model, error), f"it is no query: {_first_line(error)}")) from None
-    except AnalysisException as error:
-        if knows_missing and (error.getCondition() or "").startswith("TABLE_OR_VIEW_NOT_FOUND"):
-            raise _NotThere from None
-        raise errors.SettingsError(errors.Problem(_place(model, error), _first_line(error))) from None
-
-
-def _place(model: models.Model, error: PySparkException) -> str:
-    found = re.search(r"\bline (\d+)", str(error))
-    return f"{model.where}:{found[1]}" if found else model.where
-
-
-def _first_line(error: PySparkException) -> str:
-    """Spark's sentence, without its code and the plan."""
-    told = next((line for line in str(error).splitlines() if line.strip()), "")
-    return re.sub(r"\s*SQLSTATE: \w+.*", "", told).strip().rstrip(";")
-
-
-@contextmanager
-def _failing(model: models.Model) -> Iterator[None]:
-    """A query that fails over the rows, without what the rows hold."""
-    try:
-        yield
-    except (PySparkException, Py4JJavaError) as error:
-        known = failures.translated(error)
-        if known is not None:
-            raise known from error
-        condition = failures.condition(error) or type(error).__name__
-        raise errors.DecisionNeeded(
-            f"{model.where}: the query failed over the rows: {condition}. Nothing of it was published; the last good version stays"
-        ) from error
