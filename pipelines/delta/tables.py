@@ -1210,17 +1210,31 @@ def _carried(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in metadata.items() if name not in own}
 
 
-def _refuse_second(table: tables.TableRef, last: Commit | None) -> None:
+def is_held(spark: SparkSession, table: tables.TableRef) -> bool:
+    """Whether a writer holds the table: a live process of this host, or one of another host whose lease is not over."""
+    if not exists(spark, table):
+        return False
+    return _verdict(last_commit(spark, table)) is not claims.Verdict.FREE
+
+
+def _verdict(last: Commit | None) -> claims.Verdict:
     if last is None or last.metadata is None:
-        return
+        return claims.Verdict.FREE
     claim = last.metadata
-    match claims.verdict(
+    return claims.verdict(
         claim,
         host=platform.node(),
         now_ms=int(time.time() * 1000),
         is_alive=_is_held(claim),
         committed_ms=last.timestamp_ms,
-    ):
+    )
+
+
+def _refuse_second(table: tables.TableRef, last: Commit | None) -> None:
+    if last is None or last.metadata is None:
+        return
+    claim = last.metadata
+    match _verdict(last):
         case claims.Verdict.FREE:
             return
         case claims.Verdict.OWNER_ALIVE:

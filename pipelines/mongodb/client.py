@@ -887,8 +887,10 @@ def read_chunk(
     after: Timestamp,
     fetch_size: int = 0,
     condition: Mapping[str, Any] | None = None,
+    is_exact: bool = False,
 ) -> Iterator[Chunk]:
-    """Drain the documents of a range, all at one cluster time that is known and at or after `after`.
+    """Drain the documents of a range, all at one cluster time that is known and at or after `after`; at that very one with
+    `is_exact`.
 
     Raises `SnapshotExpired` (read it again, smaller), `CollectionChanged`, or one of our errors. Capped collections have
     no snapshot reads: there the time is the one from just before, and replaying the changes after it converges.
@@ -897,7 +899,7 @@ def read_chunk(
         database = server[collection.db]
         at = operation_time(connection) if collection.is_capped else None
         reply = database.command(
-            _find(collection, bounds, after=after, fetch_size=fetch_size, condition=condition),
+            _find(collection, bounds, after=after, fetch_size=fetch_size, condition=condition, is_exact=is_exact),
             session=session,
             codec_options=DEFAULT_RAW_BSON_OPTIONS,
             read_preference=preference,
@@ -964,6 +966,7 @@ def _find(
     after: Timestamp,
     fetch_size: int,
     condition: Mapping[str, Any] | None,
+    is_exact: bool = False,
 ) -> dict[str, Any]:
     conditions = [part for part in (bounds.condition(), dict(condition or {})) if part]
     command: dict[str, Any] = {
@@ -976,8 +979,62 @@ def _find(
         command["collectionUUID"] = collection.uuid
     command["sort"] = command["hint"] = {"_id": 1}
     if not collection.is_capped:
-        command["readConcern"] = {"level": "snapshot", "afterClusterTime": after}
+        command["readConcern"] = {"level": "snapshot", "atClusterTime" if is_exact else "afterClusterTime": after}
     return command
+
+
+def sampled_ids(connection: pymongo.MongoClient[Any], collection: Collection, *, documents: int) -> list[bytes]:
+    """So many documents of a collection, by chance: raw, with nothing but their `_id`."""
+    stages = [{"$sample": {"size": documents}}, {"$project": {"_id": 1}}]
+    with translating(f"choosing documents of {collection.namespace}"):
+        found = connection[collection.db][collection.name].with_options(DEFAULT_RAW_BSON_OPTIONS).aggregate(stages)
+        return list({each.raw for each in found})
+
+
+CATCH_UP_SECONDS = 60.0
+"""A quiet server moves its change streams every ten seconds."""
+
+
+class NamespaceGone(Exception):
+    """The collection was dropped or renamed in the time that is asked for."""
+
+
+def changed_keys(
+    connection: pymongo.MongoClient[Any], db: str, name: str, *, behind: str, until: Timestamp, limit: int
+) -> list[bytes]:
+    """The document keys, raw, of a collection's changes behind a token and up to a cluster time; at most about `limit`.
+
+    Raises `HistoryLost`, or `NamespaceGone`.
+    """
+    at = resume_token.position(behind)
+    last = resume_token.without_fragment(behind)
+    stages = [
+        {"$match": {"$or": [{"ns.coll": name}, {"operationType": {"$in": ["dropDatabase", "invalidate"]}}]}},
+        {"$project": {"operationType": 1, "documentKey": 1, "clusterTime": 1}},
+    ]
+    options = StreamOptions(db=db, stages=stages, max_await_ms=200, show_expanded_events=False)
+    deadline = time.monotonic() + CATCH_UP_SECONDS
+    stream = ChangeStream(connection, options, Start(at=Timestamp(at.seconds, at.increment)), retries=3)
+    found: list[bytes] = []
+    try:
+        is_settled = False
+        while not is_settled and len(found) < limit:
+            batch = stream.next()
+            if not batch.events and time.monotonic() > deadline:
+                raise errors.SourceUnreachable(f"{db}.{name}: the change stream does not reach the time of the read")
+            for event in map(RawBSONDocument, batch.events):
+                if resume_token.without_fragment(event["_id"]["_data"]) <= last or event["clusterTime"] > until:
+                    continue
+                if "documentKey" not in event:
+                    raise NamespaceGone
+                found.append(event["documentKey"].raw)
+            reached = resume_token.position(batch.token)
+            # At the very time there may be more of it, as long as events come.
+            is_past = (reached.seconds, reached.increment) > (until.time, until.inc)
+            is_settled = is_past or ((reached.seconds, reached.increment) == (until.time, until.inc) and not batch.events)
+    finally:
+        stream.close()
+    return found
 
 
 def refusal_of_filter(connection: pymongo.MongoClient[Any], namespace: str, condition: Mapping[str, Any]) -> str | None:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from bson import json_util
 from bson.timestamp import Timestamp
 
@@ -31,6 +32,7 @@ from cdc_core.bronze import event_rows as events
 from cdc_core.extended_json import codec as extended_json
 from cdc_core.extended_json import keys
 from cdc_core.signals import notification as notifications
+from cdc_core.snapshot import repair
 from cdc_core.snapshot.state import CollectionState, Kind, State
 from cdc_core.stream import fields as field_filters
 from cdc_core.stream import resume_token
@@ -303,6 +305,9 @@ class Snapshot:
         return next((each for each in found if each.name == collection.name and each.kind == collection.kind), None)
 
     def _ranges(self, client: mongodb.Client, collection: mongodb.Collection, documents: int) -> Iterator[mongodb.Range]:
+        if repair.keys_of(self._filter(collection.namespace)) is not None:
+            yield mongodb.Range()  # all of its keys in one read: what is not there is gone
+            return
         lo = _as_lo(self.state.of(collection.namespace).hi)
         while True:
             hi = self._boundary(client, collection, lo=lo, documents=documents)
@@ -470,7 +475,10 @@ def snapshot_rows(
     is_last: bool = False,
     snapshot: str = "true",
 ) -> pa.Table:
-    """A chunk's keys and documents as rows of `bronze.SCHEMA`, read at cluster time `at`."""
+    """A chunk's keys and documents as rows of `bronze.SCHEMA`, read at cluster time `at`.
+
+    A key without a document, which only a repair has, is a delete at that time.
+    """
     rows = chunk.num_rows
 
     def constant(value: object, type_: pa.DataType) -> pa.Array:
@@ -486,12 +494,14 @@ def snapshot_rows(
         snapshot=snapshot,
         last_snapshot="last" if is_last and snapshot == "true" else None,
     )
+    is_gone = chunk.column("after").is_null()
+    ops = pc.if_else(is_gone, bronze.Op.DELETE.value, bronze.Op.READ.value)
     columns = {
         "resume_token": constant(label, pa.string()),
         "offset": pa.array(range(first_offset, first_offset + rows), pa.int64()),
         "batch": constant(batch, pa.int64()),
         "kind": constant(bronze.Kind.SNAPSHOT.value, pa.string()),
-        "op": constant(bronze.Op.READ.value, pa.string()),
+        "op": ops,
         "db": dbs,
         "collection": names,
         "key": chunk.column("key"),
@@ -540,9 +550,11 @@ def _read_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
 def _encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
     client = source.worker_client(spec.connection)
     found_keys: list[str] = []
-    texts: list[bytes] = []
+    texts: list[bytes | None] = []
     originals: list[bytes | None] = []
     size = sent = lossy = 0
+    repaired = repair.keys_of(spec.condition)
+    missing = dict.fromkeys(repaired or ())
     at: Timestamp | None = None
     cut: bytes | None = None
     until = time.monotonic() + CHUNK_SECONDS
@@ -552,15 +564,17 @@ def _encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
         spec.bounds,
         after=Timestamp(*spec.after),
         fetch_size=spec.fetch_size,
-        condition=None if spec.condition is None else json_util.loads(spec.condition),
+        condition=_condition(spec),
     ):
         at = chunk.at
-        if size and chunk.documents and (size > spec.max_bytes or time.monotonic() > until):
+        if repaired is None and size and chunk.documents and (size > spec.max_bytes or time.monotonic() > until):
             cut = mongodb.id_as_hi(chunk.documents[0])
             break
         for raw in chunk.documents:
             encoded = extended_json.encode(raw)
-            found_keys.append(keys.canonical_raw(raw))
+            key = keys.canonical_raw(raw)
+            found_keys.append(key)
+            missing.pop(key, None)
             text = encoded.text if spec.fields is None else events.filtered(encoded.text, fields=spec.fields, taken=set())
             texts.append(text)
             originals.append(events.original(raw) if encoded.lossy else None)
@@ -570,6 +584,9 @@ def _encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
                 yield None, _packed(found_keys, texts, originals)
                 found_keys, texts, originals, sent = [], [], [], size
     assert at is not None
+    found_keys += missing
+    texts += [None] * len(missing)
+    originals += [None] * len(missing)
     meta = {
         "outcome": "read",
         "at": [at.time, at.inc],
@@ -580,7 +597,15 @@ def _encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
     yield meta, _packed(found_keys, texts, originals)
 
 
-def _packed(found_keys: list[str], texts: list[bytes], originals: list[bytes | None]) -> bytes:
+def _condition(spec: ChunkSpec) -> Mapping[str, Any] | None:
+    """What the chunk's documents match, beside their range."""
+    repaired = repair.keys_of(spec.condition)
+    if repaired is not None:
+        return repair.condition(repaired)
+    return None if spec.condition is None else json_util.loads(spec.condition)
+
+
+def _packed(found_keys: list[str], texts: Sequence[bytes | None], originals: list[bytes | None]) -> bytes:
     rows = pa.record_batch([pa.array(each, pa.string()) for each in (found_keys, texts, originals)], schema=ROWS)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, ROWS) as writer:

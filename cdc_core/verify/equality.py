@@ -1,0 +1,228 @@
+"""The rule of *source equals gold* for one document: its values are in their columns, or in `__rescued`, and nothing else is.
+
+The expected row is the exact path's (`document_schema.row`). A row that was written under an earlier schema may hold a value
+in `__rescued` that would have a column today, and is equal all the same: such values are taken out of the document before
+the rest is compared. Absent is null, NaN is NaN, the order of fields does not count.
+
+What differs is told by path and in words, never by value: reports are read by people who may not see documents.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import hashlib
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from cdc_core.schema import document_schema
+from cdc_core.schema import names as column_names
+from cdc_core.schema.document_schema import Array, ColumnType, DocumentSchema, Map, Scalar, Struct
+from cdc_core.typed import plan as typed
+
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+_MICROSECOND = datetime.timedelta(microseconds=1)
+_NUMBERED = re.compile(r"#\d+$")
+_MARK = "\0"
+"""What no field's name holds: a tagged value is never taken for a document."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A table's row: the cells of the document's columns and of columns that no document has, and what was rescued."""
+
+    columns: Mapping[str, Any]
+    rescued: Mapping[str, str]
+    others: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One place at which document and row differ, in words."""
+
+    path: str
+    what: str
+
+
+def canonical(value: Any) -> Any:
+    """A cell as JSON values that are the same where the cells are: of a table's row, and of an expected one."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else {_MARK: "NaN" if math.isnan(value) else repr(value)}
+        case bytes():
+            return {_MARK + "bytes": value.hex()}
+        case datetime.datetime():
+            return {_MARK + "time": (value - _EPOCH) // _MICROSECOND}
+        case decimal.Decimal():
+            return {_MARK + "decimal": format(value, "f")}
+        case Mapping():
+            return {name: canonical(item) for name, item in value.items() if item is not None}
+        case list() | tuple():
+            return [canonical(item) for item in value]
+    raise TypeError(type(value).__name__)
+
+
+def _present(cells: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: canonical(cell) for name, cell in cells.items() if cell is not None}
+
+
+def _text(text: str) -> Any:
+    """A rescued value by what it says: blanks and the order of fields do not count, kinds of numbers do."""
+    try:
+        return _without_nulls(orjson.loads(text))
+    except ValueError:
+        return {_MARK + "text": text}
+
+
+def _without_nulls(parsed: Any) -> Any:
+    if isinstance(parsed, dict):
+        found = {name: _without_nulls(item) for name, item in parsed.items() if item is not None}
+        return {_MARK: "undefined"} if found == {"$undefined": True} else found
+    return [_without_nulls(item) for item in parsed] if isinstance(parsed, list) else parsed
+
+
+def digest(row: Row) -> int:
+    """64 bits, the same for rows that hold the same; rows that differ share them by accident alone."""
+    rescued = {path: _text(text) for path, text in row.rescued.items()}
+    text = orjson.dumps([_present(row.columns), rescued, _present(row.others)], option=orjson.OPT_SORT_KEYS)
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big", signed=True)
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document as the exact path reads it, with the earlier values of fields that it holds twice."""
+
+    parsed: Mapping[str, Any]
+    repeated: Mapping[str, str]
+
+    @staticmethod
+    def read(text: str) -> Document:
+        """The document of its Extended JSON; ValueError where it is none."""
+        return Document(*typed.parsed(text))
+
+    def expected(self, schema: DocumentSchema) -> Row:
+        """The row that the schema makes of it."""
+        columns, rescued = document_schema.row(self.parsed, schema)
+        for path, earlier in self.repeated.items():
+            document_schema.rescue(rescued, path, earlier)
+        return Row(columns, rescued, {})
+
+
+def differences(document: Document, row: Row, schema: DocumentSchema) -> tuple[Difference, ...]:
+    """What is not equal, in no particular order; nothing for a row that holds the document."""
+    found: list[Difference] = []
+    whole = document.expected(schema)
+    rest = document
+    for path, text in row.rescued.items():
+        if path in whole.rescued and _text(whole.rescued[path]) == _text(text):
+            continue
+        pruned = _pruned(rest.parsed, path.split("."), _text(text))
+        if pruned is None and _NUMBERED.search(path):
+            pruned = _pruned(rest.parsed, _NUMBERED.sub("", path).split("."), _text(text))
+        if pruned is None:
+            found.append(Difference(path, "what is rescued is not what the source holds"))
+        else:
+            rest = Document(pruned, rest.repeated)
+    expected = whole if rest is document else rest.expected(schema)
+    found += (
+        Difference(path, "neither in its column nor rescued") for path in expected.rescued if path not in row.rescued
+    )
+    types = dict(schema.table())
+    for name, wanted in expected.columns.items():
+        found += _between(types[name], canonical(wanted), canonical(row.columns.get(name)), name)
+    found += (Difference(name, "no field of the source") for name in _present(row.others))
+    return tuple(found)
+
+
+def _pruned(value: Any, steps: list[str], wanted: Any) -> Any:
+    """The value without the one that the path leads to, where that is the wanted one; None where none is.
+
+    Names may hold dots, so that a path may be read in several ways.
+    """
+    for end in range(1, len(steps) + 1):
+        name, rest = ".".join(steps[:end]), steps[end:]
+        if isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+            keys: list[Any] = [int(name)]
+        elif isinstance(value, dict):
+            keys = [key for key in value if column_names.unescaped(key) == name]
+        else:
+            keys = []
+        for key in keys:
+            if rest:
+                inner = _pruned(value[key], rest, wanted)
+            else:
+                inner = _GONE if _without_nulls(value[key]) == wanted else None
+            if inner is not None:
+                copied = list(value) if isinstance(value, list) else dict(value)
+                copied[key] = None if inner is _GONE else inner
+                return copied
+    return None
+
+
+_GONE = object()
+
+
+def _between(type_: ColumnType, wanted: Any, held: Any, path: str) -> Iterator[Difference]:
+    """Where an expected cell and a table's differ; both canonical."""
+    if _is_same(wanted, held):
+        return
+    match type_:
+        case Struct(fields) if isinstance(wanted, dict) and isinstance(held, dict):
+            known = {item.column: item for item in fields}
+            for column in {**wanted, **held}:
+                inner = known[column].type if column in known else Scalar.STRING
+                yield from _between(inner, wanted.get(column), held.get(column), f"{path}.{column}")
+        case Map(value) if isinstance(wanted, dict) and isinstance(held, dict):
+            for name in {**wanted, **held}:
+                yield from _between(value, wanted.get(name), held.get(name), f"{path}.{name}")
+        case Array(element) if isinstance(wanted, list) and isinstance(held, list):
+            if len(wanted) != len(held):
+                yield Difference(path, f"{len(wanted)} elements in the source, {len(held)} in the table")
+                return
+            for number, (left, right) in enumerate(zip(wanted, held, strict=True)):
+                yield from _between(element, left, right, f"{path}.{number}")
+        case Scalar.TEXT if isinstance(wanted, str) and isinstance(held, str) and _text(wanted) == _text(held):
+            return
+        case _:
+            yield Difference(path, _words(wanted, held))
+
+
+def _is_same(left: Any, right: Any) -> bool:
+    """Whether two canonical values are one: 1, 1.0 and true are three, and zero has a sign."""
+    return left == right and orjson.dumps(left, option=orjson.OPT_SORT_KEYS) == orjson.dumps(
+        right, option=orjson.OPT_SORT_KEYS
+    )
+
+
+def _words(wanted: Any, held: Any) -> str:
+    if held is None:
+        return "in the source, not in the table"
+    if wanted is None:
+        return "in the table, not in the source"
+    kinds = _kind(wanted), _kind(held)
+    return "another value" if kinds[0] == kinds[1] else f"{kinds[0]} in the source, {kinds[1]} in the table"
+
+
+def _kind(value: Any) -> str:
+    match value:
+        case bool():
+            return "boolean"
+        case int():
+            return "whole number"
+        case float():
+            return "double"
+        case str():
+            return "string"
+        case list():
+            return "array"
+        case dict() if len(value) == 1 and next(iter(value)).startswith(_MARK):
+            return next(iter(value)).removeprefix(_MARK) or "double"
+        case _:
+            return "document"

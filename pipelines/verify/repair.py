@@ -1,0 +1,103 @@
+"""A repair: what differs is read again from the source, through a signal, so that bronze stays the truth of every table.
+
+The signal asks the capture for an incremental snapshot of single keys (`cdc_core.snapshot.repair`): documents land as
+snapshot rows, keys that the source does not hold as deletes, both at the cluster time of the read, so that what changes
+meanwhile wins. A pipeline that runs takes it up; where no capture runs, one run of each layer is done here.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from cdc_core import errors
+from cdc_core.properties.source import SignalChannel
+from cdc_core.snapshot import repair
+from cdc_core.snapshot import state as snapshot_state
+from cdc_core.stream import patterns
+from pipelines.bronze import collections as registry
+from pipelines.bronze import log as bronze
+from pipelines.channels import signals
+from pipelines.delta import tables as delta
+from pipelines.spark import session as sparks
+from pipelines.verify.rows import Layer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cdc_core.settings.parse import Settings
+
+KEYS = 1000
+"""So many documents are asked for by one signal: a capture lands them in one commit."""
+SIGNAL_SECONDS = 300.0
+PAUSE = 0.5
+
+
+def through_bronze(
+    spark: SparkSession,
+    settings: Settings,
+    namespace: registry.Namespace,
+    keys: Sequence[str],
+    *,
+    layer: Layer,
+    stop: threading.Event,
+) -> None:
+    """Bring these keys to bronze as the source holds them now, and to the layer's table where nobody else does.
+
+    Raises `SettingsError` where the capture does not listen to `ops/signals`, and `Temporary` where a running capture does
+    not take the signal up in five minutes.
+    """
+    if SignalChannel.TABLE not in settings.source.signal_enabled_channels:
+        raise errors.SettingsError(
+            errors.Problem("source.signal.enabled.channels", "the capture does not listen to table", "add table to it")
+        )
+    asked = [_send(spark, settings, namespace, keys[start : start + KEYS]) for start in range(0, len(keys), KEYS)]
+    log = delta.layout(settings.lakehouse).bronze(settings.name)
+    if delta.is_held(spark, log):
+        # Its silver and gold claim their tables when there is something to write: to run them here could end them.
+        _wait(spark, settings, asked, stop=stop)
+        return
+    _run(spark, settings, layer=layer, stop=stop)
+
+
+def _send(spark: SparkSession, settings: Settings, namespace: registry.Namespace, keys: Sequence[str]) -> str:
+    name = patterns.literal(str(namespace)).text
+    data = {
+        "data-collections": [name],
+        "type": "incremental",
+        "additional-conditions": [{"data-collection": name, "filter": repair.filter_of(keys)}],
+    }
+    id_ = f"repair-{uuid.uuid4().hex[:8]}"
+    signals.send(spark, settings, type_="execute-snapshot", data=data, id_=id_, ts_ms=int(time.time() * 1000))
+    return id_
+
+
+def _wait(spark: SparkSession, settings: Settings, asked: Sequence[str], *, stop: threading.Event) -> None:
+    """Until the running capture has landed what was asked for."""
+    log = delta.layout(settings.lakehouse).bronze(settings.name)
+    end = time.monotonic() + SIGNAL_SECONDS
+    while not stop.wait(PAUSE):
+        states = snapshot_state.states(bronze.snapshot_heartbeats(spark, log))
+        if set(asked) <= {state.signal for state in states if state.is_done}:
+            return
+        if time.monotonic() > end:
+            raise errors.Temporary(
+                f"{log.label}: the capture did not read again what differs in {SIGNAL_SECONDS:.0f} s; the signals "
+                f"{', '.join(asked[:3])} wait for it. Is it paused, or behind?"
+            )
+
+
+def _run(spark: SparkSession, settings: Settings, *, layer: Layer, stop: threading.Event) -> None:
+    """One run of each layer up to the one that is compared."""
+    from pipelines.capture import service as capture
+    from pipelines.gold import run as gold
+    from pipelines.silver import run as silver
+
+    sessions = sparks.sessions(spark)
+    capture.run(sessions(), settings, once=True, stop=stop, sessions=sessions)
+    silver.run(sessions(), settings, once=True, stop=stop, sessions=sessions)
+    if layer is Layer.GOLD:
+        gold.run(sessions(), settings, once=True, stop=stop, sessions=sessions)

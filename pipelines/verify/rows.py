@@ -1,0 +1,162 @@
+"""The table's side of a comparison: a version of silver or gold as keys and digests, worked out where its rows lie."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+from cdc_core.schema import names as column_names
+from cdc_core.schema.document_schema import DocumentSchema
+from cdc_core.silver import merge, reduce
+from cdc_core.tables import layout as tables
+from cdc_core.verify import equality
+from pipelines.delta import tables as delta
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from cdc_core.settings.parse import CollectionSettings
+
+HELD = pa.schema([("key", pa.string()), ("digest", pa.int64())])
+HELD_DDL = "key STRING, digest BIGINT"
+
+
+class Layer(str, Enum):
+    """The tables that can be compared with the source."""
+
+    SILVER = "silver"
+    GOLD = "gold"
+
+
+@dataclass(frozen=True)
+class Held:
+    """One version of a table; `version` is None where there is no table yet."""
+
+    spark: SparkSession
+    table: tables.TableRef
+    version: int | None
+    options: CollectionSettings
+
+    def current(self) -> DataFrame | None:
+        """Its rows that are documents: not those that are marked deleted, or whose document was never known."""
+        if self.version is None:
+            return None
+        rows = self.spark.sql(f"SELECT * FROM {self.table} VERSION AS OF {self.version}")
+        if "__incomplete" in rows.columns:
+            rows = rows.where(f"NOT {merge.HAS_NO_BASE}")
+        return rows.where("NOT coalesce(`__deleted`, false)") if "__deleted" in rows.columns else rows
+
+    def digests(self, schema: DocumentSchema) -> DataFrame:
+        """Every row's key and digest, as `HELD`."""
+        rows = self.current()
+        if rows is None:
+            return self.spark.createDataFrame([], HELD_DDL)
+        return self._chosen(rows, schema).mapInArrow(functools.partial(_digests, self._part(schema)), HELD_DDL)
+
+    def some(self, keys: Sequence[str], schema: DocumentSchema) -> dict[str, list[equality.Row]]:
+        """The rows of these keys."""
+        rows = self.current()
+        if rows is None or not keys:
+            return {}
+        named = self.spark.createDataFrame(pa.table({"__key": pa.array(keys, pa.string())}))
+        wanted = rows.join(F.broadcast(named), "__key", "left_semi")
+        found: dict[str, list[equality.Row]] = {}
+        part = self._part(schema)
+        for batch in self._chosen(wanted, schema).toArrow().to_batches():
+            for key, row in part.rows(batch):
+                found.setdefault(key, []).append(row)
+        return found
+
+    def sampled(self, documents: int) -> list[str]:
+        """The keys of so many rows, by chance."""
+        rows = self.current()
+        if rows is None:
+            return []
+        return [row["__key"] for row in rows.select("__key").orderBy(F.rand()).limit(documents).collect()]
+
+    def _chosen(self, rows: DataFrame, schema: DocumentSchema) -> DataFrame:
+        """The columns that are compared; deep ones that no document has come along."""
+        hidden = _hidden(self.options) - {"__key", "__rescued"}
+        return rows.select(*(F.col(merge.quoted(name)) for name in rows.columns if name not in hidden))
+
+    def _part(self, schema: DocumentSchema) -> _Parts:
+        return _Parts(frozenset(name for name, _ in schema.table()))
+
+
+def _hidden(options: CollectionSettings) -> set[str]:
+    """The columns that hold nothing of a document: the engine's, and those of `add.fields`."""
+    return {*column_names.ENGINE, *(each.name for each in reduce.added(options.unwrap))}
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """How a row of the table is taken apart."""
+
+    documents: frozenset[str]
+
+    def rows(self, batch: pa.RecordBatch) -> Iterator[tuple[str, equality.Row]]:
+        """Each row's key, and the row."""
+        cells = {
+            name: _values(batch.column(number), batch.schema.field(number).type)
+            for number, name in enumerate(batch.schema.names)
+        }
+        keys = cells.pop("__key")
+        rescued = cells.pop("__rescued", [None] * len(keys))
+        columns = {name: cells[name] for name in cells if name in self.documents}
+        others = {name: cells[name] for name in cells if name not in self.documents}
+        for number, key in enumerate(keys):
+            yield (
+                key,
+                equality.Row(
+                    {name: values[number] for name, values in columns.items()},
+                    rescued[number] or {},
+                    {name: values[number] for name, values in others.items()},
+                ),
+            )
+
+
+def _digests(part: _Parts, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        found = [(key, equality.digest(row)) for key, row in part.rows(batch)]
+        arrays = [pa.array([key for key, _ in found], pa.string()), pa.array([each for _, each in found], pa.int64())]
+        yield pa.RecordBatch.from_arrays(arrays, schema=HELD)
+
+
+def _values(column: pa.Array, type_: pa.DataType) -> list[Any]:
+    """The cells as Python values, with maps as dicts: an empty one is not an empty array."""
+    values = column.to_pylist()
+    return [_mapped(value, type_) for value in values] if _has_map(type_) else values
+
+
+def _has_map(type_: pa.DataType) -> bool:
+    if pa.types.is_map(type_):
+        return True
+    if pa.types.is_struct(type_):
+        return any(_has_map(type_.field(number).type) for number in range(type_.num_fields))
+    return (pa.types.is_list(type_) or pa.types.is_large_list(type_)) and _has_map(type_.value_type)
+
+
+def _mapped(value: Any, type_: pa.DataType) -> Any:
+    if value is None:
+        return None
+    if pa.types.is_map(type_):
+        return {name: _mapped(item, type_.item_type) for name, item in value}
+    if pa.types.is_struct(type_):
+        kinds: Mapping[str, pa.DataType] = {
+            type_.field(number).name: type_.field(number).type for number in range(type_.num_fields)
+        }
+        return {name: _mapped(item, kinds[name]) for name, item in value.items()}
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        return [_mapped(item, type_.value_type) for item in value]
+    return value
+
+
+def newest(spark: SparkSession, table: tables.TableRef, options: CollectionSettings) -> Held:
+    """The table as it is now."""
+    return Held(spark, table, delta.version(spark, table) if delta.exists(spark, table) else None, options)

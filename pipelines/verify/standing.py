@@ -1,0 +1,196 @@
+"""Whether a table is past a cluster time, and which keys it cannot have yet: nothing is claimed, and nothing is moved.
+
+A document that was read at T can be judged by a row of the table where all events of its key up to T are in the row and none
+after T is. So three kinds of keys have to wait for a later look: those that the source changed and bronze does not hold yet,
+those whose events bronze holds and the table not, and those that changed after T and are in the table already.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from bson.timestamp import Timestamp
+from pyspark.sql import functions as F
+
+from cdc_core import errors
+from cdc_core.silver import merge
+from cdc_core.stream import resume_token
+from cdc_core.tables import layout as tables
+from pipelines.bronze import collections as registry
+from pipelines.bronze import log as bronze
+from pipelines.delta import tables as delta
+from pipelines.mongodb import client as mongodb
+from pipelines.verify import documents
+from pipelines.verify import rows as table_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cdc_core.settings.parse import CollectionSettings
+
+CAPTURE_SECONDS = 3.0
+"""How long a running capture is given to come past a time by itself; a quiet one moves once a minute only."""
+START_SECONDS = 15.0
+"""How long silver and gold are given to claim a table beside a running capture."""
+PAUSE = 0.3
+MOST_UNSEEN = 200_000
+"""With more changes than that before it, bronze is too far behind for a comparison to say anything."""
+
+
+def _no_bronze(table: tables.TableRef) -> errors.MedallionError:
+    return errors.DecisionNeeded(f"{table.label}: bronze holds nothing yet; run the pipeline first: medallion run --once")
+
+
+def position_of(spark: SparkSession, table: tables.TableRef) -> bronze.Position:
+    """Where bronze stands; `DecisionNeeded` where there is none."""
+    position = bronze.read_position(spark, table) if delta.exists(spark, table) else None
+    if position is None:
+        raise _no_bronze(table)
+    return position
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A version of the table, up to which batch it is at least applied, and up to which batch bronze was looked at."""
+
+    held: table_rows.Held
+    to: int
+    batch: int
+    unseen: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What bronze holds of keys: that the table has not all of it, and the last sequence of what it may have."""
+
+    unapplied: bool
+    sequence: str
+
+
+@dataclass
+class Standings:
+    """One table's way past cluster times."""
+
+    spark: SparkSession
+    client: mongodb.Client
+    namespace: registry.Namespace
+    layer: table_rows.Layer
+    layout: tables.Layout
+    bronze: tables.TableRef
+    options: CollectionSettings
+    is_stopped: Callable[[], bool] = field(default=lambda: False)
+
+    @property
+    def table(self) -> tables.TableRef:
+        """The table that is compared."""
+        find = self.layout.silver if self.layer is table_rows.Layer.SILVER else self.layout.gold
+        return find(self.namespace.db, self.namespace.collection)
+
+    def captures(self) -> bool:
+        """Whether a capture writes bronze now."""
+        return delta.is_held(self.spark, self.bronze)
+
+    def applies(self) -> bool:
+        """Whether somebody writes the table now. A running pipeline claims a table when there is something to write."""
+        names = (self.namespace.db, self.namespace.collection)
+        layers = {self.layout.silver(*names), self.table}
+        return all(delta.is_held(self.spark, each) for each in layers)
+
+    def past(self, at: documents.Time, *, until: float) -> Standing:
+        """Where the table stands when it is past the time, or when waiting is of no use or too long.
+
+        `until` is by the monotonic clock.
+        """
+        began = time.monotonic()
+        while True:
+            position = position_of(self.spark, self.bronze)
+            reached = resume_token.position(position.token)
+            is_past, is_captured = (reached.seconds, reached.increment) > at, self.captures()
+            if not is_past and is_captured and self._has_time(min(began + CAPTURE_SECONDS, until)):
+                time.sleep(PAUSE)
+                continue
+            unseen = frozenset() if is_past else self._unseen(position.token, at)
+            to = self._position()
+            if self._is_unapplied(to, position.batch):
+                end = until if self.applies() else min(began + START_SECONDS, until) if is_captured else 0.0
+            else:
+                end = until if unseen and is_captured else 0.0
+            if self._has_time(end):
+                time.sleep(PAUSE)
+                continue
+            # The position was read first: what the version holds beyond it counts as not applied, and is looked at again.
+            held = table_rows.newest(self.spark, self.table, self.options)
+            return Standing(held, to, position.batch, unseen)
+
+    def _has_time(self, until: float) -> bool:
+        return time.monotonic() < until and not self.is_stopped()
+
+    def _position(self) -> int:
+        if not delta.exists(self.spark, self.table):
+            return 0
+        commit = delta.position(self.spark, self.table)
+        to = (commit.metadata or {}).get("to") if commit is not None else None
+        return to if isinstance(to, int) else 0
+
+    def _unseen(self, token: str, at: documents.Time) -> frozenset[str]:
+        """The keys that the source changed up to the time, and that bronze does not hold."""
+        name = str(self.namespace)
+        try:
+            found = mongodb.changed_keys(
+                self.client,
+                self.namespace.db,
+                self.namespace.collection,
+                behind=token,
+                until=Timestamp(*at),
+                limit=MOST_UNSEEN,
+            )
+        except mongodb.HistoryLost:
+            raise errors.PositionLost(
+                f"verifying {name}: the oplog does not hold bronze's position any more, so nobody can say what it lacks; "
+                "start the capture first, it says what to do"
+            ) from None
+        except mongodb.NamespaceGone:
+            raise errors.Temporary(
+                f"verifying {name}: it was dropped or renamed, and that is not in bronze yet; "
+                "let the pipeline catch up and try again"
+            ) from None
+        if len(found) >= MOST_UNSEEN:
+            raise errors.Temporary(
+                f"verifying {name}: bronze lacks more than {MOST_UNSEEN:,} changes; let the capture catch up first"
+            )
+        return frozenset(map(documents.key_of, found))
+
+    def _events(self, after: int) -> str:
+        return (
+            f"SELECT * FROM {self.bronze} WHERE batch > {after} AND kind IN ('change', 'snapshot') "
+            f"AND {self.namespace.predicate}"
+        )
+
+    def _is_unapplied(self, to: int, batch: int) -> bool:
+        if to >= batch:
+            return False
+        return bool(self.spark.sql(f"{self._events(to)} AND batch <= {batch} LIMIT 1").collect())
+
+    def moved(self, standing: Standing, keys: Collection[str], *, since: documents.Time, first: int) -> dict[str, Moved]:
+        """What bronze holds of the keys that counts for reads since a time; nothing of that is in batches up to `first`."""
+        if not keys:
+            return {}
+        after = merge.literal(resume_token.snapshot_sequence(*since))
+        events = self.spark.sql(
+            f"SELECT key, batch, sequence FROM ({self._events(min(first, standing.to))}) "
+            f"WHERE batch > {standing.to} OR sequence > {after}"
+        )
+        named = self.spark.createDataFrame(pa.table({"key": pa.array(list(keys), pa.string())}))
+        found = (
+            events.join(F.broadcast(named), "key", "left_semi")
+            .groupBy("key")
+            .agg(
+                F.bool_or(F.col("batch") > standing.to).alias("unapplied"),
+                F.coalesce(F.max("sequence"), F.lit("")).alias("sequence"),
+            )
+        )
+        return {row.key: Moved(row.unapplied, row.sequence) for row in found.collect()}
