@@ -471,8 +471,16 @@ def run(file: _File, once: bool, take_over: bool) -> None:
 
 
 @medallion.command()
-@_settings(_json)
-def status(file: _File, as_json: bool) -> None:
+@_settings(
+    _json,
+    click.option(
+        "--html",
+        metavar="FILE",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="Write it, with how it went lately, as one page that needs no network.",
+    ),
+)
+def status(file: _File, as_json: bool, html: Path | None) -> None:
     """Where each layer stands: position, lag, rows, rates, what was rescued, who writes.
 
     Reads tables and asks the source for its oplog; claims nothing, changes nothing.
@@ -480,9 +488,111 @@ def status(file: _File, as_json: bool) -> None:
     from pipelines.operations import status as pipeline
     from pipelines.terminal import tables as report
 
+    if as_json and html is not None:
+        raise click.UsageError("--json or --html, not both")
     settings, spark = _opened(file, "status", quiet=True)
+    if html is not None:
+        from pipelines.page import page
+
+        page.write(html, page.rendered(page.read(spark, settings)))
+        click.echo(f"the page is in {html}")
+        return
     found = pipeline.read(spark, settings)
     click.echo(pipeline.to_json(found)) if as_json else report.status(found)
+
+
+@medallion.command()
+@_settings(
+    _collection,
+    click.option(
+        "--layer",
+        default="gold",
+        show_default=True,
+        type=click.Choice(["gold", "silver"]),
+        help="Which tables are compared with the source.",
+    ),
+    click.option("--sample", metavar="N", type=click.IntRange(1, 20_000), help="Look at N documents and N rows only."),
+    click.option(
+        "--as-of",
+        default="now",
+        show_default=True,
+        metavar="TIME",
+        help="Read the source at this cluster time: seconds, seconds.increment, or 2026-05-01T08:00:00Z; within minutes.",
+    ),
+    click.option(
+        "--max-docs-per-second",
+        metavar="N",
+        type=click.FloatRange(1),
+        help="Read no more documents a second from the source, all readers together.",
+    ),
+    click.option("--repair", is_flag=True, help="Read what differs again, through bronze, and look once more."),
+    _json,
+)
+def verify(
+    file: _File,
+    collection: str | None,
+    layer: str,
+    sample: int | None,
+    as_of: str,
+    max_docs_per_second: float | None,
+    repair: bool,
+    as_json: bool,
+) -> None:
+    """Is gold (or silver) what MongoDB holds?
+
+    Compares every document with its row, where both lie, at cluster times that are known, also while the source is written
+    to, and names by key and path what is missing, extra or different. Exit code 3 where something is. Changes nothing, but
+    with --repair, which asks the capture for what differs, and runs the layers once where no capture runs.
+
+    \b
+    Examples:
+      medallion verify --config conf/shop.yml
+      medallion verify --config conf/shop.yml --collection shop.orders --max-docs-per-second 2000
+      medallion verify --config conf/shop.yml --sample 1000 --json
+      medallion verify --config conf/shop.yml --repair
+    """
+    from pipelines.terminal import tables as report
+    from pipelines.verify import run as pipeline
+
+    with _stopping() as stop:
+        settings, spark = _opened(file, "verify", quiet=True)
+        asked = pipeline.Asked(
+            collection=collection,
+            layer=pipeline.Layer(layer),
+            sample=sample,
+            as_of=as_of,
+            documents_per_second=max_docs_per_second,
+            repair=repair,
+        )
+        result = pipeline.run(spark, settings, asked, stop=stop)
+    click.echo(pipeline.to_json(result)) if as_json else report.verified(result)
+    pipeline.refuse(result)
+
+
+@medallion.command()
+@_settings(
+    _collection,
+    click.option(
+        "--beside-writers",
+        is_flag=True,
+        help="Compact tables that somebody writes, too. Safe, but a merge beside it may have to start over.",
+    ),
+    _json,
+)
+def maintain(file: _File, collection: str | None, beside_writers: bool, as_json: bool) -> None:
+    """Compact the tables, and take away what nobody needs any more.
+
+    OPTIMIZE with clustering, purge of deletion vectors, VACUUM within each table's retention, checkpoints, and the expiry
+    that the settings under maintenance ask for. Nothing that silver, gold or a rebuild still needs is taken, and no table
+    loses its position. Says what it did, with files and bytes before and after.
+    """
+    from pipelines.operations import maintain as pipeline
+    from pipelines.terminal import tables as report
+
+    with _stopping() as stop:
+        settings, spark = _opened(file, "maintain", quiet=True)
+        result = pipeline.run(spark, settings, collection=collection, beside_writers=beside_writers, stop=stop)
+    click.echo(pipeline.to_json(result)) if as_json else report.maintained(result)
 
 
 @medallion.command()

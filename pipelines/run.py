@@ -1,4 +1,4 @@
-"""Capture, silver and gold in one Spark application."""
+"""Capture, silver and gold in one Spark application, and maintenance in quiet hours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 
 from cdc_core import errors
 from pipelines.capture import service as capture
+<<<<<<< HEAD
 from pipelines.gold import publish as gold
+=======
+from pipelines.gold import run as gold
+from pipelines.operations import maintain
+>>>>>>> 6476967 (maintain, the page, Grafana's dashboard; documents (#18))
 from pipelines.silver import run as silver
 from pipelines.spark import failures
 from pipelines.spark import session as sparks
@@ -113,7 +118,11 @@ def run(
     def publishing(stop: threading.Event) -> object:
         return gold.run(sessions(), settings, once=once, take_over=take_over, sessions=sessions, stop=stop)
 
+    def maintaining(stop: threading.Event) -> object:
+        return _kept(settings, lambda: maintain.run(sessions(), settings, beside_writers=True, stop=stop), stop=stop)
+
     layers: Mapping[str, Layer] = {"capture": capturing, "silver": merging, "gold": publishing}
+<<<<<<< HEAD
     ended = _Ended()
     halt = stop if once else threading.Event()  # a layer that fails halts the others, which is not what `stop` says
     with sparks.cancelling(spark, halt) as cancelled:
@@ -123,6 +132,40 @@ def run(
             raise error
     published = ended.results.pop("gold", None)
     return ended.results | (published if isinstance(published, dict) else {})
+=======
+    if once:
+        return _in_turn(layers, stop=stop)
+    has_quiet_hours = settings.maintenance.quiet_hours is not None
+    return _together({**layers, **({"maintain": maintaining} if has_quiet_hours else {})}, stop=stop)
+
+
+LOOK_SECONDS = 30.0
+
+
+def _kept(
+    settings: Settings,
+    act: Callable[[], object],
+    *,
+    stop: threading.Event,
+    clock: Callable[[], float] = time.time,
+    pause: float = LOOK_SECONDS,
+) -> int:
+    """How often the tables were maintained: once each time that the quiet hours begin. What fails there ends no layer."""
+    quiet, count, is_done = settings.maintenance.quiet_hours, 0, False
+    assert quiet is not None
+    while not stop.is_set():
+        is_quiet = quiet.holds(int(clock()) // 60 % 1440)
+        if is_quiet and not is_done:
+            try:
+                act()
+                count += 1
+            except Exception as error:  # the next quiet hours try again
+                said = str(error) if isinstance(error, errors.MedallionError) else type(error).__name__
+                log.warning("the tables were not maintained: %s", said)
+        is_done = is_quiet
+        stop.wait(pause)
+    return count
+>>>>>>> 6476967 (maintain, the page, Grafana's dashboard; documents (#18))
 
 
 @dataclass

@@ -50,6 +50,7 @@ __all__ = [
     "Gold",
     "Lakehouse",
     "LimitAction",
+    "Maintenance",
     "MatchMode",
     "NotificationChannel",
     "OnConflict",
@@ -58,6 +59,7 @@ __all__ = [
     "OversizeMode",
     "PipelineOrder",
     "Property",
+    "QuietHours",
     "Reference",
     "Settings",
     "SignalChannel",
@@ -141,6 +143,30 @@ class Gold:
 
 
 @dataclass(frozen=True)
+class QuietHours:
+    """A part of the day, in minutes since midnight UTC; it may go over midnight."""
+
+    begin: int
+    end: int
+
+    def holds(self, minute: int) -> bool:
+        """Whether a minute of the day is in it."""
+        if self.begin <= self.end:
+            return self.begin <= minute < self.end
+        return minute >= self.begin or minute < self.end
+
+
+@dataclass(frozen=True)
+class Maintenance:
+    """How long what is not the source's own is kept, in days (None: for ever), and when `run` maintains by itself."""
+
+    ops_retention_days: int = 90
+    deletes_retention_days: int = 90
+    bronze_retention_days: int | None = None
+    quiet_hours: QuietHours | None = None
+
+
+@dataclass(frozen=True)
 class Settings:
     """A whole settings file. Nothing that it prints is a secret."""
 
@@ -149,6 +175,7 @@ class Settings:
     source: Source
     silver: Silver = Silver()
     gold: Gold = Gold()
+    maintenance: Maintenance = Maintenance()
     warnings: tuple[str, ...] = ()
 
 
@@ -176,7 +203,7 @@ class _Key:
     default: object
 
 
-_SECTIONS = ("name", "lakehouse", "source", "silver", "gold")
+_SECTIONS = ("name", "lakehouse", "source", "silver", "gold", "maintenance")
 _LAKEHOUSE: Mapping[str, _Key] = {
     "root": _Key(values.Place("a folder or a URL"), None),
     "catalog": _Key(values.Place("the name of a catalog"), None),
@@ -187,6 +214,13 @@ _GOLD: Mapping[str, _Key] = {
     "models": _Key(values.Text("a folder"), None),
     "expectations": _Key(values.Text("a folder"), None),
 }
+_MAINTENANCE: Mapping[str, _Key] = {
+    "ops.retention.days": _Key(values.Integer(1), 90),
+    "deletes.retention.days": _Key(values.Integer(1), 90),
+    "bronze.retention.days": _Key(values.Integer(1), None),
+    "quiet.hours": _Key(values.Text("a time of day in UTC such as 02:00-05:00"), None),
+}
+_QUIET_HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)\s*-\s*([01]\d|2[0-3]):([0-5]\d)")
 _COLLECTION: Mapping[str, _Key] = {
     "schema.on.conflict": _Key(values.Choice(OnConflict), OnConflict.RESCUE),
     "history": _Key(values.Boolean(), False),
@@ -282,6 +316,7 @@ def _settings(reader: _Reader, document: Mapping[Any, Any]) -> Settings:
         source=source,
         silver=_silver(reader, sections.get("silver"), source),
         gold=_gold(reader, sections.get("gold")),
+        maintenance=_maintenance(reader, sections.get("maintenance")),
     )
 
 
@@ -518,6 +553,21 @@ _CHECKS: tuple[Callable[[_Reader, Source, str], None], ...] = (
 
 def _gold(reader: _Reader, found: object) -> Gold:
     return Gold(**reader.keys("gold", found, _GOLD))
+
+
+def _maintenance(reader: _Reader, found: object) -> Maintenance:
+    read = reader.keys("maintenance", found, _MAINTENANCE)
+    text = read["quiet.hours"]
+    hours = None if text is None else _QUIET_HOURS.fullmatch(text)
+    if text is not None and hours is None:
+        reader.refuse("maintenance.quiet.hours", f"a time of day in UTC is expected, found {text}", '"02:00-05:00"')
+    quiet = None
+    if hours is not None:
+        first, second, third, fourth = map(int, hours.groups())
+        quiet = QuietHours(first * 60 + second, third * 60 + fourth)
+    return Maintenance(
+        read["ops.retention.days"], read["deletes.retention.days"], read["bronze.retention.days"], quiet
+    )
 
 
 def _silver(reader: _Reader, found: object, source: Source) -> Silver:

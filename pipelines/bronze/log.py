@@ -38,6 +38,9 @@ PROPERTIES = {
     "delta.enableDeletionVectors": "false",
 }
 
+TRIMMED = "medallion.trimmed"
+"""The property of a bronze from which maintenance took old events: up to which time, in milliseconds since 1970."""
+
 COMPACT_EVERY = 400
 """Commits between two clustered compactions: the log's state stays small, and so does the price of a commit."""
 

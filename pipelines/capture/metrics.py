@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import statistics
+import threading
 import time
 import urllib.request
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import prometheus_client
 from prometheus_client.core import GaugeMetricFamily, UnknownMetricFamily
@@ -145,9 +148,56 @@ class Metrics:
         }
 
 
+class _Server(ThreadingMixIn, WSGIServer):
+    """One thread a question: a page that takes seconds keeps no metrics waiting."""
+
+    daemon_threads = True
+
+
+class _Quiet(WSGIRequestHandler):
+    """Writes no line a request."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+PAGE_SECONDS = 15.0
+"""A page is that old at most when somebody asks for it again; it costs Spark some queries."""
+
+
+@dataclass
+class _Site:
+    """The metrics, and the page at `/`."""
+
+    metrics: Callable[..., Iterable[bytes]]
+    page: Callable[[], str]
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _made: tuple[float, bytes] | None = None
+
+    def __call__(self, environ: Mapping[str, object], start_response: Callable[..., object]) -> Iterable[bytes]:
+        if environ.get("PATH_INFO") not in ("", "/", "/index.html"):
+            return self.metrics(environ, start_response)
+        try:
+            body, status, kind = self._current(), "200 OK", "text/html; charset=utf-8"
+        except errors.MedallionError as error:
+            body, status, kind = f"{error}\n".encode(), "503 Service Unavailable", "text/plain; charset=utf-8"
+        except Exception as error:  # the capture goes on whatever the page meets; its message may hold a document
+            said = f"the page could not be made: {type(error).__name__}\n"
+            body, status, kind = said.encode(), "500 Internal Server Error", "text/plain; charset=utf-8"
+        start_response(status, [("Content-Type", kind), ("Content-Length", str(len(body)))])
+        return [body]
+
+    def _current(self) -> bytes:
+        with self._lock:
+            if self._made is None or time.monotonic() - self._made[0] > PAGE_SECONDS:
+                self._made = (time.monotonic(), self.page().encode())
+            return self._made[1]
+
+
 @contextlib.contextmanager
-def served(metrics: Metrics, *, port: int | None, address: str) -> Iterator[None]:
-    """The metrics at `http://<address>:<port>/metrics` for as long as the block runs; nothing without a port.
+def served(metrics: Metrics, *, port: int | None, address: str, page: Callable[[], str] | None = None) -> Iterator[None]:
+    """The metrics at `http://<address>:<port>/metrics`, and the page at `/`, for as long as the block runs; nothing
+    without a port.
 
     Raises `SettingsError` where the port is taken.
     """
@@ -156,11 +206,15 @@ def served(metrics: Metrics, *, port: int | None, address: str) -> Iterator[None
         return
     registry = prometheus_client.CollectorRegistry()
     registry.register(_Asked(lambda: metrics.families(now=time.time())))
+    shown = prometheus_client.make_wsgi_app(registry)
+    site = shown if page is None else _Site(shown, page)
     try:
-        server, thread = prometheus_client.start_http_server(port, address, registry)
+        server = make_server(address, port, site, _Server, _Quiet)
     except OSError as error:
         message = f"{address}:{port} cannot be listened on: {error.strerror}"
         raise errors.SettingsError(errors.Problem("source.metrics.port", message, "choose another port")) from None
+    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread.start()
     try:
         yield
     finally:

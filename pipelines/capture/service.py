@@ -126,7 +126,13 @@ def run(
     def capturing(connection: source.Connection, client: mongodb.Client) -> _Capture:
         return _Capture(spark, settings, connection, client, stop, progress, sessions, counted)
 
-    with metrics.served(counted, port=settings.source.metrics_port, address=settings.source.metrics_address):
+    def page() -> str:
+        from pipelines.page import page as pages
+
+        return pages.rendered(pages.read(sessions() if sessions else spark, settings))
+
+    listening = {"port": settings.source.metrics_port, "address": settings.source.metrics_address}
+    with metrics.served(counted, **listening, page=page):
         done, spent = None, 0
         while True:
             capture = None

@@ -583,6 +583,22 @@ class Writer:
             self.spark.sql(f"ALTER TABLE {self.table} {change}").collect()
         self.version = version(self.spark, self.table)
 
+    def optimize(self, *, purges: bool = False) -> None:
+        """Compact the table; the commits say what the last one said. Raises `CommitConflict` where others came first."""
+        self.check_ownership()
+        metadata = self._metadata(self.metadata.get("to"), _carried(self.metadata))
+        optimize(self.spark, self.table, metadata=metadata, purges=purges)
+        self._accept_foreign_commits()
+
+    def delete(self, where: str) -> int:
+        """Remove the rows as one fenced commit that says what the last one said; how many."""
+        with _translating(self.table):
+            count = int(self.spark.sql(f"SELECT count(*) AS n FROM {self.table} WHERE {where}").collect()[0].n)
+        if count:
+            sql = f"DELETE FROM {self.table} WHERE {where}"
+            self.merge(sql, to=self.metadata.get("to"), extra=_carried(self.metadata))
+        return count
+
     def append_arrow(
         self,
         rows: pa.Table,
@@ -906,6 +922,7 @@ class _DirectLog:
             raise _NeedsMerge from error
         return self._committed(transaction, self._seq(actions), base=base, metadata=metadata)
 
+<<<<<<< HEAD
     def take_out(self, files: Sequence[DataFile], *, base: int, metadata: str) -> int:
         """Take files out of the version `base`, as version `base` + 1, or raise `_VersionTaken` and change nothing."""
         now_ms = int(time.time() * 1000)
@@ -923,6 +940,13 @@ class _DirectLog:
 
         found: DataFrame = Frame(self._newest().allFiles().toDF(), self._spark)
         return found.selectExpr("path", "stats", "to_json(deletionVector) AS vector")
+=======
+    def checkpoint(self) -> bool:
+        """Checkpoint the newest version, and clean up behind it."""
+        self._session.setActiveSession(self._spark._jsparkSession)
+        self._log.checkpointAndCleanUpDeltaLog(self._newest(), self._none())
+        return True
+>>>>>>> 6476967 (maintain, the page, Grafana's dashboard; documents (#18))
 
     def files(self) -> Any:
         """The files of the newest version, which Delta then keeps in memory."""
@@ -1146,10 +1170,68 @@ def release(df: DataFrame) -> None:
         df._jdf.queryExecution().analyzed().rdd().unpersist(False)
 
 
-def optimize(spark: SparkSession, table: tables.TableRef, *, metadata: str) -> None:
-    """Compact a clustered table; its commit carries `metadata`, so that it hides no position."""
-    with session_confs(spark, {"spark.databricks.delta.commitInfo.userMetadata": metadata}):
+def optimize(spark: SparkSession, table: tables.TableRef, *, metadata: str | None, purges: bool = False) -> None:
+    """Compact a table, by its clustering where it has one; its commit carries `metadata`, so that it hides no position.
+
+    Without `metadata` it says nothing, and what the commit before it said still counts. With `purges` files whose rows are
+    marked as deleted are written anew without them.
+    """
+    confs = {} if metadata is None else {"spark.databricks.delta.commitInfo.userMetadata": metadata}
+    with session_confs(spark, confs), _translating(table):
+        if purges:
+            spark.sql(f"REORG TABLE {table} APPLY (PURGE)").collect()
         spark.sql(f"OPTIMIZE {table}").collect()
+
+
+def vacuum(spark: SparkSession, table: tables.TableRef) -> None:
+    """Remove the files that no version within the table's retention names, orphans of killed commits among them."""
+    # Its own entries in the history would stand where the last position is looked for.
+    with session_confs(spark, {"spark.databricks.delta.vacuum.logging.enabled": "false"}), _translating(table):
+        spark.sql(f"VACUUM {table}").collect()
+
+
+def checkpoint(spark: SparkSession, table: tables.TableRef) -> bool:
+    """Write down the table's state, and remove entries of its log that are past their retention; whether that could be done."""
+    log = _direct_log(spark, table)
+    try:
+        return log is not None and log.checkpoint()
+    except (Py4JError, TypeError):  # another Delta has other methods, and does it every so many commits by itself
+        return False
+
+
+def delete(spark: SparkSession, table: tables.TableRef, where: str) -> int:
+    """Remove rows from a table of facts, beside whoever appends to it; how many."""
+    with _translating(table):
+        count = int(spark.sql(f"SELECT count(*) AS n FROM {table} WHERE {where}").collect()[0].n)
+        if not count:
+            return 0
+        is_append_only = properties(spark, table).get("delta.appendOnly") == "true"
+        if is_append_only:
+            spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.appendOnly' = 'false')").collect()
+        spark.sql(f"DELETE FROM {table} WHERE {where}").collect()
+        if is_append_only:
+            spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.appendOnly' = 'true')").collect()
+    return count
+
+
+@dataclass(frozen=True)
+class Size:
+    """The data files of a table's newest version, and all that lies in its folder where this process sees it."""
+
+    files: int
+    bytes: int
+    stored: int | None = None
+
+
+def size(spark: SparkSession, table: tables.TableRef) -> Size:
+    """How large a table is now."""
+    with _translating(table):
+        detail = spark.sql(f"DESCRIBE DETAIL {table}").collect()[0]
+    folder = local_table.folder(table)
+    stored = None
+    if folder is not None:
+        stored = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return Size(int(detail.numFiles), int(detail.sizeInBytes), stored)
 
 
 def is_conflict(error: BaseException) -> bool:

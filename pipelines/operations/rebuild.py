@@ -267,7 +267,8 @@ class _Rebuild:
 
     def _check_bronze(self, to: int) -> None:
         edges = self.spark.sql(f"SELECT min(batch) AS first, max(batch) AS last FROM {self._bronze}").first()
-        if edges.last < to or not (edges.first == 1 or self._is_read_again()):
+        is_whole = edges.first == 1 and bronze.TRIMMED not in delta.properties(self.spark, self._bronze)
+        if edges.last < to or not (is_whole or self._is_read_again()):
             raise errors.DecisionNeeded(
                 f"{self._bronze.label}: it holds batches {edges.first} to {edges.last}, and rebuilding {self.namespace} needs 1 to "
                 f"{to}, or a whole snapshot: medallion signal execute-snapshot --data-collections {self.namespace}, and then again"

@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from pipelines.gold.cut import Cut
     from pipelines.gold.models import Planned
     from pipelines.operations.check import Finding
+    from pipelines.operations.maintain import Result as Maintenance
     from pipelines.operations.quarantine import Event, Replayed
     from pipelines.operations.rebuild import Result
     from pipelines.operations.repair import Repaired
     from pipelines.operations.schema import Evolution
     from pipelines.operations.status import Collection, Layer, Status
     from pipelines.snapshot.snapshot import Progress as SnapshotProgress
+    from pipelines.verify.run import Result as Verification
 
 log = logging.getLogger(__name__)
 
@@ -212,6 +214,39 @@ def status(found: Status) -> None:
         screen.print(_collections_table(found))
     for line in _troubles_told(found):
         screen.print(Text(line, style="yellow"))
+
+
+def verified(found: Verification) -> None:
+    """What `medallion verify` shows: a line for each collection, and beneath it the keys that differ, with their paths."""
+    screen = console()
+    table = _plain_table("collection", "documents", "equal", "missing", "extra", "different", "else", "seconds")
+    for each in found.collections:
+        others = {name: getattr(each, name) for name in VERDICTS_BESIDE if getattr(each, name)}
+        told = ", ".join(f"{count:,} {name}" for name, count in others.items())
+        counts = (each.documents, each.equal, each.missing, each.extra, each.different)
+        table.add_row(Text(each.collection), *(f"{count:,}" for count in counts), told or "–", f"{each.seconds:.1f}")
+    screen.print(table)
+    for each in found.collections:
+        for difference in each.differences[:SHOWN_DIFFERENCES]:
+            paths = "; ".join(f"{path.path}: {path.what}" if path.path else path.what for path in difference.paths)
+            line = f"{each.collection} {difference.key}: {difference.kind.value}{f' ({paths})' if paths else ''}"
+            screen.print(Text(line))
+        if len(each.differences) > SHOWN_DIFFERENCES:
+            screen.print(f"… and {len(each.differences) - SHOWN_DIFFERENCES:,} more of {each.collection}: --json names them")
+
+
+VERDICTS_BESIDE = ("incomplete", "quarantined", "kept", "waiting", "changing", "unsettled", "repaired")
+SHOWN_DIFFERENCES = 20
+
+
+def maintained(found: Maintenance) -> None:
+    """What `medallion maintain` shows: a line for each table."""
+    table = _plain_table("table", "files", "MB", "what was done")
+    for each in found.tables:
+        files = f"{each.before.files:,} → {each.after.files:,}"
+        size = f"{each.before.bytes / 1e6:,.1f} → {each.after.bytes / 1e6:,.1f}"
+        table.add_row(Text(each.table), files, size, Text("; ".join((*each.done, *each.left)) or "nothing to do"))
+    console().print(table)
 
 
 def schemas(found: Sequence[Evolution]) -> None:

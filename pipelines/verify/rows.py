@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from cdc_core.schema import names as column_names
 from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.silver import merge, reduce
+from cdc_core.sql import names
 from cdc_core.tables import layout as tables
 from cdc_core.verify import equality
 from pipelines.delta import tables as delta
@@ -83,7 +84,7 @@ class Held:
     def _chosen(self, rows: DataFrame, schema: DocumentSchema) -> DataFrame:
         """The columns that are compared; deep ones that no document has come along."""
         hidden = _hidden(self.options) - {"__key", "__rescued"}
-        return rows.select(*(F.col(merge.quoted(name)) for name in rows.columns if name not in hidden))
+        return rows.select(*(F.col(names.identifier(name)) for name in rows.columns if name not in hidden))
 
     def _part(self, schema: DocumentSchema) -> _Parts:
         return _Parts(frozenset(name for name, _ in schema.table()))

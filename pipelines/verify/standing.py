@@ -17,7 +17,7 @@ from bson.timestamp import Timestamp
 from pyspark.sql import functions as F
 
 from cdc_core import errors
-from cdc_core.silver import merge
+from cdc_core.sql import names
 from cdc_core.stream import resume_token
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
@@ -96,8 +96,7 @@ class Standings:
 
     def applies(self) -> bool:
         """Whether somebody writes the table now. A running pipeline claims a table when there is something to write."""
-        names = (self.namespace.db, self.namespace.collection)
-        layers = {self.layout.silver(*names), self.table}
+        layers = {self.layout.silver(self.namespace.db, self.namespace.collection), self.table}
         return all(delta.is_held(self.spark, each) for each in layers)
 
     def past(self, at: documents.Time, *, until: float) -> Standing:
@@ -179,7 +178,7 @@ class Standings:
         """What bronze holds of the keys that counts for reads since a time; nothing of that is in batches up to `first`."""
         if not keys:
             return {}
-        after = merge.literal(resume_token.snapshot_sequence(*since))
+        after = names.literal(resume_token.snapshot_sequence(*since))
         events = self.spark.sql(
             f"SELECT key, batch, sequence FROM ({self._events(min(first, standing.to))}) "
             f"WHERE batch > {standing.to} OR sequence > {after}"

@@ -102,6 +102,7 @@ def test_every_setting_of_silver_and_gold_is_in_the_settings_document() -> None:
         *(set(settings._COLLECTION_NAMES) - unwrap),
         *settings._LAKEHOUSE,
         *settings._GOLD,
+        *settings._MAINTENANCE,
     }
     assert known <= told
 

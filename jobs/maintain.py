@@ -1,0 +1,19 @@
+"""Compacts the tables of a pipeline, and takes away what nobody needs any more.
+
+`spark-submit --properties-file conf/spark-defaults.conf jobs/maintain.py --config conf/shop.yml`; the arguments are
+those of `medallion maintain`.
+"""
+
+from __future__ import annotations
+
+try:
+    from jobs import command_line
+except ModuleNotFoundError:  # a plain checkout: the packages lie beside this file's folder
+    import sys
+    from pathlib import Path
+
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from jobs import command_line
+
+if __name__ == "__main__":
+    command_line.job("maintain")

@@ -1,0 +1,325 @@
+"""Maintenance: tables compacted, and what nobody needs any more taken away, without the loss of a position.
+
+For each table, bronze first:
+
+    trimmed     what the settings say is too old goes; never what silver, gold or a history has still to read
+    compacted   OPTIMIZE by the table's clustering, files without the rows that deletion vectors hide
+    vacuumed    files that no version within the table's retention names
+    written     a checkpoint, and the log behind it cleaned up
+
+A table that somebody writes is claimed as by any writer, and its commits say what the last one said. Where its writer is
+alive, it is left as it is but for what is safe beside him: VACUUM and the checkpoint, which commit nothing. Asked for
+(`beside_writers`), it is compacted too: a commit without words, after which the writer's position still is the last one.
+
+Exactly once: nothing here moves a position, and what is taken away was applied everywhere before. Killed at any moment, run
+it again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from cdc_core import errors
+from cdc_core.sql import names
+from cdc_core.stream import resume_token
+from cdc_core.tables import layout as tables
+from pipelines.bronze import collections as registry
+from pipelines.bronze import log as bronze
+from pipelines.delta import tables as delta
+from pipelines.operations import quarantine
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cdc_core.settings.parse import Settings
+
+DAY_MS = 86_400_000
+
+OPS = {
+    "notifications": "timestamp",
+    "verifications": "at_ms",
+    "expectations": "at_ms",
+    "signals": "ts_ms",
+}
+"""Tables of ops whose rows get old, and the column that says how old. Schemas and collections are needed for ever."""
+
+KEPT_OPS = ("collections", "schemas", "cuts")
+
+
+class Kind(str, Enum):
+    """Who writes a table: a claim's holder, or whoever has a fact to append."""
+
+    BRONZE = "bronze"
+    SILVER = "silver"
+    GOLD = "gold"
+    HISTORY = "history"
+    DELETES = "deletes"
+    QUARANTINE = "quarantine"
+    OPS = "ops"
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether it has one writer at a time."""
+        return self in (Kind.BRONZE, Kind.SILVER, Kind.GOLD, Kind.HISTORY)
+
+
+@dataclass(frozen=True)
+class TableResult:
+    """What was done to one table, and what was not and why."""
+
+    table: str
+    kind: Kind
+    before: delta.Size
+    after: delta.Size
+    done: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one run did."""
+
+    name: str
+    tables: tuple[TableResult, ...]
+    seconds: float
+
+
+def run(
+    spark: SparkSession,
+    settings: Settings,
+    *,
+    collection: str | None = None,
+    beside_writers: bool = False,
+    stop: threading.Event | None = None,
+) -> Result:
+    """Maintain the tables of a pipeline, or those of one collection; one table's failure does not stop the others.
+
+    Raises what the first failure was, when all have had their turn; `SettingsError` for a collection that silver does not know.
+    """
+    began = time.monotonic()
+    ended = stop or threading.Event()
+    maintaining = _Maintaining(spark, settings, beside_writers, int(time.time() * 1000))
+    found, failures = [], []
+    for each in maintaining.tables(collection):
+        if ended.is_set():
+            break
+        try:
+            found.append(maintaining.maintained(each))
+        except errors.MedallionError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+    return Result(settings.name, tuple(found), time.monotonic() - began)
+
+
+def to_json(result: Result) -> str:
+    """The result as one JSON object, with the names of the dataclasses' fields."""
+    return json.dumps(dataclasses.asdict(result), indent=2)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """One table, and whose it is."""
+
+    ref: tables.TableRef
+    kind: Kind
+    namespace: registry.Namespace | None = None
+    age: str | None = None
+
+
+@dataclass
+class _Words:
+    """What is said of one table."""
+
+    done: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Maintaining:
+    spark: SparkSession
+    settings: Settings
+    beside_writers: bool
+    now_ms: int
+
+    def __post_init__(self) -> None:
+        self.layout = delta.layout(self.settings.lakehouse)
+        self.bronze = self.layout.bronze(self.settings.name)
+
+    # --- which tables
+
+    def tables(self, collection: str | None) -> list[_Table]:
+        """The tables that are there."""
+        namespaces = registry.chosen(self.spark, self.settings, collection)
+        found = [each for namespace in namespaces for each in self._of(namespace)]
+        if collection is None:
+            ops = [_Table(self.layout.ops(name), Kind.OPS, age=age) for name, age in OPS.items()]
+            ops += [_Table(self.layout.ops(name), Kind.OPS) for name in KEPT_OPS]
+            found = [_Table(self.bronze, Kind.BRONZE), *found, *ops]
+        return [each for each in found if delta.exists(self.spark, each.ref)]
+
+    def _of(self, namespace: registry.Namespace) -> Iterator[_Table]:
+        names_ = (namespace.db, namespace.collection)
+        yield _Table(self.layout.silver(*names_), Kind.SILVER, namespace)
+        yield _Table(self.layout.gold(*names_), Kind.GOLD, namespace)
+        if self.settings.silver.for_collection(str(namespace)).history:
+            yield _Table(self.layout.history(*names_), Kind.HISTORY, namespace)
+        yield _Table(self.layout.deletes(*names_), Kind.DELETES, namespace)
+        yield _Table(self.layout.quarantine(*names_), Kind.QUARANTINE, namespace)
+
+    # --- one table
+
+    def maintained(self, table: _Table) -> TableResult:
+        """One table, in its steps."""
+        delta.check_ours(self.spark, table.ref)
+        before, words = delta.size(self.spark, table.ref), _Words()
+        if table.kind.is_claimed:
+            self._claimed(table, words)
+        else:
+            self._facts(table, words)
+        delta.vacuum(self.spark, table.ref)
+        if delta.checkpoint(self.spark, table.ref):
+            words.done.append("checkpoint written")
+        after = delta.size(self.spark, table.ref)
+        words.done[:0] = [*_compared(before, after)]
+        return TableResult(table.ref.label, table.kind, before, after, tuple(words.done), tuple(words.left))
+
+    def _claimed(self, table: _Table, words: _Words) -> None:
+        """A table with one writer at a time: by its claim, or beside who holds it."""
+        try:
+            writer = delta.Writer.claim(self.spark, table.ref, kept=("batch", "log"))
+        except (errors.TableOwned, errors.LeaseHeld):
+            self._beside(table, words)
+            return
+        try:
+            if table.kind is Kind.BRONZE:
+                self._trim(writer, words)
+            writer.optimize(purges=self._has_vectors(table))
+        except errors.CommitConflict as error:
+            words.left.append(f"not compacted: {error}")
+        finally:
+            writer.release()
+
+    def _beside(self, table: _Table, words: _Words) -> None:
+        if not self.beside_writers:
+            words.left.append("not compacted: its writer is alive (--beside-writers compacts it, too)")
+            return
+        self._compacted(table, words)
+
+    def _compacted(self, table: _Table, words: _Words) -> None:
+        try:
+            delta.optimize(self.spark, table.ref, metadata=None, purges=self._has_vectors(table))
+        except errors.CommitConflict:
+            words.left.append("not compacted: a commit of its writer came first")
+
+    def _has_vectors(self, table: _Table) -> bool:
+        return delta.properties(self.spark, table.ref).get("delta.enableDeletionVectors") == "true"
+
+    def _facts(self, table: _Table, words: _Words) -> None:
+        """A table to which anybody appends."""
+        try:
+            if table.kind is Kind.DELETES:
+                self._forget(table, words)
+            elif table.age is not None:
+                self._expire(table, words)
+        except errors.CommitConflict:
+            words.left.append("nothing expired: other commits came first")
+        self._compacted(table, words)
+
+    # --- what is too old
+
+    def _before(self, days: int) -> int:
+        return self.now_ms - days * DAY_MS
+
+    def _expire(self, table: _Table, words: _Words) -> None:
+        """Rows of a table of ops; signals only when they were heeded."""
+        days = self.settings.maintenance.ops_retention_days
+        if table.age not in self.spark.table(str(table.ref)).columns:
+            return
+        where = f"`{table.age}` < {self._before(days)}"
+        if table.ref == self.layout.ops("signals"):
+            heeded = bronze.handled_signals(self.spark, self.bronze) if delta.exists(self.spark, self.bronze) else set()
+            where += f" AND row IN ({', '.join(map(names.literal, sorted(heeded))) or 'NULL'})"
+        _told(words, delta.delete(self.spark, table.ref, where), f"rows older than {days} days")
+
+    def _forget(self, table: _Table, words: _Words) -> None:
+        """Remembered deletes that gold has published and that nothing late can come before."""
+        assert table.namespace is not None
+        days = self.settings.maintenance.deletes_retention_days
+        held = quarantine.count(self.spark, self.layout.quarantine(table.namespace.db, table.namespace.collection))
+        if held:
+            words.left.append(f"no delete is forgotten: {held} events in quarantine may come before them")
+            return
+        applied = self._applied(table.namespace)
+        oldest = resume_token.snapshot_sequence(self._before(days) // 1000, 0)
+        where = f"`__sequence` < {names.literal(oldest)} AND `__batch` <= {applied}"
+        _told(words, delta.delete(self.spark, table.ref, where), f"deletes older than {days} days")
+
+    def _applied(self, namespace: registry.Namespace) -> int:
+        """The batch up to which every layer that reads behind silver, and silver, is."""
+        names_ = (namespace.db, namespace.collection)
+        found = [self.layout.silver(*names_), self.layout.gold(*names_)]
+        if self.settings.silver.for_collection(str(namespace)).history:
+            found.append(self.layout.history(*names_))
+        return min(self._position(each) for each in found)
+
+    def _position(self, table: tables.TableRef) -> int:
+        commit = delta.position(self.spark, table) if delta.exists(self.spark, table) else None
+        to = (commit.metadata or {}).get("to") if commit is not None else None
+        return to if isinstance(to, int) else 0
+
+    def _trim(self, writer: delta.Writer, words: _Words) -> None:
+        """Old events of bronze that every layer has applied; a rebuild then needs a snapshot, and says so."""
+        days = self.settings.maintenance.bronze_retention_days
+        if days is None:
+            return
+        before = self._before(days)
+        own = [self._trimmed(each, words) for each in registry.read(self.spark, self.settings).namespaces]
+        chosen = " OR ".join(each for each in own if each)
+        if not chosen:
+            return
+        where = f"kind IN ('change', 'snapshot') AND ts_ms < {before} AND ({chosen})"
+        if not self.spark.sql(f"SELECT 1 FROM {writer.table} WHERE {where} LIMIT 1").collect():
+            return
+        # Said before anything goes: a rebuild must never take what is left for all that there was.
+        writer.alter(f"SET TBLPROPERTIES ({names.literal(bronze.TRIMMED)} = '{before}', 'delta.appendOnly' = 'false')")
+        count = writer.delete(where)
+        writer.alter("SET TBLPROPERTIES ('delta.appendOnly' = 'true')")
+        _told(words, count, f"events older than {days} days")
+        words.left.append("a rebuild of silver now needs a snapshot of the collection first")
+
+    def _trimmed(self, namespace: registry.Namespace, words: _Words) -> str | None:
+        """Which events of one collection may go, as SQL: not the last batch that it has, by which it is known."""
+        names_ = (namespace.db, namespace.collection)
+        silver = self.layout.silver(*names_)
+        waiting = quarantine.count(self.spark, self.layout.quarantine(*names_))
+        if delta.exists(self.spark, silver):
+            rows = self.spark.sql(f"SELECT count_if(`__incomplete`) AS n FROM {silver}").collect()[0].n
+            waiting += rows
+        if waiting:
+            words.left.append(f"{namespace}: its events stay, {waiting} rows or events wait for others")
+            return None
+        last = self.spark.sql(f"SELECT max(batch) AS last FROM {self.bronze} WHERE {namespace.predicate}").collect()[0].last
+        upto = min(self._applied(namespace), (last or 1) - 1)
+        return f"({namespace.predicate} AND batch <= {upto})"
+
+
+def _told(words: _Words, count: int, what: str) -> None:
+    if count:
+        words.done.append(f"{count:,} {what} removed")
+
+
+def _compared(before: delta.Size, after: delta.Size) -> Sequence[str]:
+    found = []
+    if before.files != after.files:
+        found.append(f"{before.files:,} files became {after.files:,}")
+    if before.stored is not None and after.stored is not None and after.stored < before.stored:
+        found.append(f"{(before.stored - after.stored) / 1e6:,.1f} MB freed")
+    return found

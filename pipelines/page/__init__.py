@@ -1,0 +1,1 @@
+"""`medallion status --html`: a pipeline on one page that needs no network."""

@@ -1,0 +1,348 @@
+"""One page on a pipeline: how it stands, how it went, what was judged of it. Reads tables; claims nothing, changes nothing.
+
+Everything is in the page: styles, plots as SVG, no script, no address of anything.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cdc_core import errors
+from pipelines.delta import tables as delta
+from pipelines.operations import schema as evolution
+from pipelines.operations import status as pipeline_status
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cdc_core.settings.parse import Settings
+
+HOURS = 24
+POINTS = 96
+"""The last day, a point a quarter of an hour."""
+SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Card:
+    """One number that a person looks at first; `mood` is fine, look, wrong or nothing."""
+
+    name: str
+    value: str
+    about: str = ""
+    mood: str = ""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A plot with its title."""
+
+    title: str
+    svg: str
+
+
+@dataclass(frozen=True)
+class Point:
+    """What a part of the last day brought: events, and how far behind the source they were captured."""
+
+    begin_ms: int
+    events: int
+    lag_seconds: float | None
+
+
+@dataclass(frozen=True)
+class Change:
+    """What changed in a collection's schema at once."""
+
+    collection: str
+    what: str
+    fields: str
+    batch: int
+    at: int | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table's size, and who wrote it last."""
+
+    name: str
+    version: int
+    files: int
+    bytes: int
+    writer: str
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A row of the expectations' results."""
+
+    cells: tuple[str, ...]
+    failed: bool
+
+
+@dataclass(frozen=True)
+class Expectations:
+    """The newest results of expectations, by the names of their columns."""
+
+    names: tuple[str, ...]
+    rows: tuple[Judged, ...]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """All that the page shows."""
+
+    status: pipeline_status.Status
+    points: tuple[Point, ...] = ()
+    changes: tuple[Change, ...] = ()
+    verifications: tuple[Mapping[str, Any], ...] = ()
+    expectations: Expectations | None = None
+    tables: tuple[Table, ...] = ()
+
+
+def write(path: Path, text: str) -> None:
+    """Put the page there; `SettingsError` where nothing can be written."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise errors.SettingsError(errors.Problem("--html", f"{path} cannot be written: {error.strerror}")) from None
+
+
+def read(spark: SparkSession, settings: Settings) -> Seen:
+    """What there is to show, also of a pipeline that never ran."""
+    status = pipeline_status.read(spark, settings)
+    if status.bronze is None:
+        return Seen(status)
+    reading = _Reading(spark, settings, status)
+    return Seen(
+        status,
+        reading.points(),
+        reading.changes(),
+        reading.verifications(),
+        reading.expectations(),
+        reading.tables(),
+    )
+
+
+def rendered(seen: Seen) -> str:
+    """The page. Raises `SettingsError` where the extra `page` is not installed."""
+    try:
+        import jinja2
+
+        from pipelines.page import plots
+    except ImportError as error:
+        raise errors.SettingsError(
+            errors.Problem("--html", f"the page needs {error.name}", "pip install 'mongo-medallion[page]'")
+        ) from None
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"time": _time, "number": _number, "bytes": _bytes, "behind": _behind}
+    template = environment.from_string(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
+    latest: dict[str, Mapping[str, Any]] = {}
+    for each in reversed(seen.verifications):
+        latest[each["collection"]] = each
+    return template.render(
+        status=seen.status,
+        cards=_cards(seen),
+        plots=_plots(seen, plots),
+        verified=latest,
+        verifications=seen.verifications[:SHOWN],
+        expectations=seen.expectations,
+        changes=seen.changes[:SHOWN],
+        tables=seen.tables,
+    )
+
+
+# --- reading
+
+
+@dataclass(frozen=True)
+class _Reading:
+    spark: SparkSession
+    settings: Settings
+    status: pipeline_status.Status
+
+    @property
+    def _layout(self) -> Any:
+        return delta.layout(self.settings.lakehouse)
+
+    def points(self) -> tuple[Point, ...]:
+        """The last day of bronze."""
+        length = HOURS * 3_600_000 // POINTS
+        first = (self.status.at_ms // length - POINTS + 1) * length
+        rows = self.spark.sql(
+            f"""SELECT ts_ms DIV {length} AS slot, count(*) AS events,
+                       avg(IF(kind = 'change', ts_ms - source.ts_ms, NULL)) / 1000 AS lag
+                FROM {self._layout.bronze(self.settings.name)}
+                WHERE kind IN ('change', 'snapshot') AND ts_ms >= {first} GROUP BY 1"""
+        ).collect()
+        by_slot = {row.slot: row for row in rows}
+        found = []
+        for slot in range(first // length, first // length + POINTS):
+            row = by_slot.get(slot)
+            lag = None if row is None or row.lag is None else max(0.0, float(row.lag))
+            found.append(Point(slot * length, row.events if row else 0, lag))
+        return tuple(found)
+
+    def changes(self) -> tuple[Change, ...]:
+        """Schema changes, those of one batch together, newest first."""
+        found = []
+        for each in evolution.read(self.spark, self.settings):
+            by_version: dict[tuple[int, str], list[evolution.Change]] = {}
+            for change in each.changes:
+                by_version.setdefault((change.version, change.what), []).append(change)
+            for (_, what), some in by_version.items():
+                named = ", ".join(_changed(change) for change in some[:6]) + (" …" if len(some) > 6 else "")
+                found.append(Change(each.collection, what, named, some[0].batch, some[0].at))
+        return tuple(sorted(found, key=lambda each: (each.at or 0, each.batch), reverse=True))
+
+    def verifications(self) -> tuple[Mapping[str, Any], ...]:
+        """The newest runs of verify."""
+        table = self._layout.ops("verifications")
+        if not delta.exists(self.spark, table):
+            return ()
+        rows = self.spark.table(str(table)).where(f"name = '{self.settings.name}'").orderBy("at_ms", ascending=False)
+        return tuple(row.asDict() for row in rows.drop("differences").limit(10 * SHOWN).collect())
+
+    def expectations(self) -> Expectations | None:
+        """The newest results, as their table has them; long texts are left out."""
+        table = self._layout.ops("expectations")
+        if not delta.exists(self.spark, table):
+            return None
+        rows = self.spark.table(str(table))
+        plain = [name for name, type_ in rows.dtypes if type_ in ("string", "boolean", "bigint", "int", "double")]
+        order = next((name for name in ("at_ms", "ts_ms") if name in plain), plain[0])
+        found = rows.select(*plain).orderBy(order, ascending=False).limit(SHOWN).collect()
+        shown = [name for name in plain if all(len(str(row[name] or "")) <= 80 for row in found)]
+        judged = tuple(
+            Judged(
+                tuple(_time(row[name]) if name.endswith("_ms") and row[name] else str(row[name]) for name in shown),
+                any(row[name] is False for name in shown),
+            )
+            for row in found
+        )
+        return Expectations(tuple(shown), judged)
+
+    def tables(self) -> tuple[Table, ...]:
+        """Bronze, and the tables of each collection."""
+        assert self.status.bronze is not None
+        bronze = self._layout.bronze(self.settings.name)
+        told = [("bronze", bronze, delta.version(self.spark, bronze), self.status.bronze.writer)]
+        for each in self.status.collections:
+            db, _, name = each.collection.partition(".")
+            for layer, table, found in (
+                ("silver", self._layout.silver(db, name), each.silver),
+                ("gold", self._layout.gold(db, name), each.gold),
+            ):
+                if found is not None:
+                    told.append((f"{layer} {each.collection}", table, found.version, found.writer))
+        result = []
+        for name, table, version, writer in told:
+            size = delta.size(self.spark, table)
+            result.append(Table(name, version, size.files, size.bytes, _writer(writer)))
+        return tuple(result)
+
+
+def _changed(change: evolution.Change) -> str:
+    types = " → ".join(filter(None, (change.from_type, change.to_type)))
+    if len(types) > 40:
+        types = f"{types[:40]}…"
+    return f"{change.path} {types}".strip()
+
+
+def _writer(found: pipeline_status.Writer | None) -> str:
+    if found is None:
+        return "–"
+    state = "left" if found.has_left else f"lease for {found.lease_seconds} s more" if found.lease_seconds else "lease over"
+    return f"process {found.process} on {found.host}, {state}"
+
+
+# --- showing
+
+
+def _cards(seen: Seen) -> Sequence[Card]:
+    bronze = seen.status.bronze
+    if bronze is None:
+        return [Card("bronze", "nothing yet", "medallion run begins it")]
+    lag, room = bronze.lag_seconds, bronze.headroom_seconds
+    behind = [layer.lag_seconds for each in seen.status.collections for layer in (each.gold,) if layer is not None]
+    quarantined = sum(each.quarantined for each in seen.status.collections)
+    rescued = sum(each.silver.rescued for each in seen.status.collections if each.silver)
+    wrong = {each["collection"] for each in _newest(seen.verifications) if not each["is_equal"]}
+    verified = "never" if not seen.verifications else "differs" if wrong else "equal"
+    return [
+        Card("events in bronze", _number(bronze.events), f"batch {_number(bronze.batch)}"),
+        Card("bronze behind", _length(lag), "the source", "" if lag is None else "look" if lag > 120 else "fine"),
+        Card("gold behind", _length(max(behind, default=None)), "the oldest event that waits"),
+        Card(
+            "oplog headroom",
+            _length(room),
+            "until the position is lost",
+            "wrong" if room is not None and room < 3600 else "",
+        ),
+        Card("rescued", _number(rescued), "rows with values beside their columns", "look" if rescued else "fine"),
+        Card("quarantined", _number(quarantined), "events", "wrong" if quarantined else "fine"),
+        Card("verified", verified, ", ".join(sorted(wrong)[:2]), "wrong" if wrong else "fine" if seen.verifications else ""),
+    ]
+
+
+def _newest(found: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    last: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for each in found:
+        last.setdefault((each["collection"], each["layer"]), each)
+    return list(last.values())
+
+
+def _plots(seen: Seen, plots: Any) -> list[Plot]:
+    if not seen.points:
+        return []
+    labels = [time.strftime("%H:%M", time.gmtime(each.begin_ms / 1000)) for each in seen.points]
+    seconds = HOURS * 3600 / POINTS
+    rates = plots.Series("events a second", [each.events / seconds for each in seen.points])
+    lags = plots.Series("seconds behind", [each.lag_seconds for each in seen.points])
+    found = [
+        Plot("Events a second, in the last day", plots.columns(labels, [rates], unit="/s")),
+        Plot("Seconds from the source to bronze, in the last day", plots.lines(labels, [lags], unit="s")),
+    ]
+    held = [each for each in seen.status.collections if each.gold is not None][:SHOWN]
+    if held:
+        rows = plots.Series("rows in gold", [each.gold.rows for each in held if each.gold])
+        found.append(Plot("Rows by collection", plots.bars([each.collection for each in held], [rows], unit="rows")))
+    if seen.tables:
+        sizes = plots.Series("MB", [each.bytes / 1e6 for each in seen.tables[:SHOWN]])
+        found.append(Plot("Size by table", plots.bars([each.name for each in seen.tables[:SHOWN]], [sizes], unit="MB")))
+    return found
+
+
+def _time(at_ms: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(at_ms / 1000))
+
+
+def _number(value: float) -> str:
+    return f"{value:,}"
+
+
+def _bytes(value: float) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def _length(seconds: float | None) -> str:
+    if seconds is None:
+        return "unknown"
+    for limit, unit, length in ((120, "s", 1), (7200, "min", 60), (172800, "h", 3600)):
+        if seconds < limit:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds / 86400:.0f} days"
+
+
+def _behind(layer: pipeline_status.Layer | None) -> str:
+    if layer is None:
+        return "–"
+    return "–" if not layer.lag_events else f"{layer.lag_events:,} events, {_length(layer.lag_seconds)}"

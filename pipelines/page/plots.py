@@ -1,0 +1,87 @@
+"""Plots as inline SVG that takes its colours from the page, so that one page is light and dark."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pygal
+from pygal.style import Style
+
+_STYLE = Style(
+    background="transparent",
+    plot_background="transparent",
+    foreground="var(--ink)",
+    foreground_strong="var(--ink)",
+    foreground_subtle="var(--faint)",
+    colors=("var(--first)", "var(--second)", "var(--third)"),
+    font_family="inherit",
+    label_font_size=13,
+    major_label_font_size=13,
+    legend_font_size=14,
+)
+_NEEDLESS = re.compile(r"<!--.*?-->|<script.*?</script>", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line: its name, and a value a point; None leaves a hole."""
+
+    name: str
+    values: Sequence[float | None]
+
+
+def columns(labels: Sequence[str], series: Sequence[Series], *, unit: str) -> str:
+    """The series over the labels as columns; a few of the labels are shown."""
+    return _over(pygal.Bar(**_shape(), show_minor_x_labels=False), labels, series, unit)
+
+
+def lines(labels: Sequence[str], series: Sequence[Series], *, unit: str) -> str:
+    """The series over the labels as lines, with holes where nothing is known; a few of the labels are shown."""
+    return _over(pygal.Line(**_shape(), show_minor_x_labels=False), labels, series, unit)
+
+
+def _over(chart: Any, labels: Sequence[str], series: Sequence[Series], unit: str) -> str:
+    chart.value_formatter = lambda value: f"{value:,.4g} {unit}"
+    chart.x_labels = list(labels)
+    chart.x_labels_major = list(labels[:: max(1, len(labels) // 4)])
+    for each in series:
+        chart.add(each.name, list(each.values))
+    return _inline(chart)
+
+
+def bars(names: Sequence[str], series: Sequence[Series], *, unit: str) -> str:
+    """The series by name, as horizontal bars."""
+    height = 70 + 30 * max(1, len(names)) * len(series)
+    chart = pygal.HorizontalBar(**(_shape() | {"height": height}))
+    chart.value_formatter = lambda value: f"{value:,.4g} {unit}"
+    chart.x_labels = list(names)
+    for each in series:
+        chart.add(each.name, list(each.values))
+    return _inline(chart)
+
+
+def _shape() -> dict[str, object]:
+    return {
+        "style": _STYLE,
+        "js": [],
+        "disable_xml_declaration": True,
+        "width": 480,
+        "height": 240,
+        "explicit_size": False,
+        "dots_size": 2,
+        "show_legend": False,
+        "truncate_label": -1,
+        "include_x_axis": True,
+        "margin": 8,
+        "show_y_guides": True,
+        "show_x_guides": False,
+        "max_scale": 5,
+    }
+
+
+def _inline(chart: Any) -> str:
+    """The chart without what names other places; a phone's width decides how large it is."""
+    return _NEEDLESS.sub("", chart.render(is_unicode=True)).replace("stroke:black", "stroke:var(--faint)")

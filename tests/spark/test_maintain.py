@@ -1,0 +1,106 @@
+"""Maintenance of real tables: what is taken, what stays, and that no position is lost."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cdc_core import errors
+from pipelines.bronze import collections as registry
+from pipelines.bronze import log as bronze
+from pipelines.delta import tables as delta
+from pipelines.gold import run as gold
+from pipelines.operations import maintain, rebuild
+from pipelines.silver import run as silver
+from pipelines.spark import session as sparks
+from pipelines.verify import run as verify
+from tests import bronze_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DAY = 86_400
+
+
+def settings(root: Path, **sections: Any) -> Any:
+    from cdc_core.settings import parse
+
+    return parse.parse(
+        {
+            "name": "shop",
+            "lakehouse": {"root": str(root)},
+            "source": {"mongodb.connection.string": "mongodb://localhost"},
+            **sections,
+        }
+    )
+
+
+def applied(spark: SparkSession, chosen: Any) -> None:
+    for layer in (silver, gold):
+        layer.run(spark, chosen, sessions=sparks.sessions(spark))
+
+
+def positions(spark: SparkSession, chosen: Any) -> list[Any]:
+    layout = delta.layout(chosen.lakehouse)
+    found = [delta.position(spark, table(bronze_rows.DB, "things")) for table in (layout.silver, layout.gold)]
+    return [(each.metadata["to"], each.metadata.get("generation")) for each in found if each and each.metadata]
+
+
+def rows(spark: SparkSession, table: Any) -> list[Any]:
+    return sorted(map(str, spark.table(str(table)).toArrow().to_pylist()))
+
+
+def test_tables_are_compacted_and_what_is_old_goes(spark: SparkSession, lakehouse: Path) -> None:
+    """Many files become few, old facts go, bronze is trimmed as far as all have applied it; rows and positions stay, and a
+    rebuild asks for a snapshot. A table whose writer is alive is left alone, with a word, or compacted beside him."""
+    chosen = settings(
+        lakehouse, maintenance={"bronze.retention.days": 1, "ops.retention.days": 1, "deletes.retention.days": 1}
+    )
+    layout = delta.layout(chosen.lakehouse)
+    log = bronze_rows.Log(spark, layout.bronze("shop"))
+    for number in range(3):
+        log.append(
+            {
+                "things": [
+                    {"op": "c", "key": f"k{number}", "at": 10 + number, "after": {"_id": f"k{number}", "n": number}},
+                    {"op": "d", "key": "gone", "at": 10 + number},
+                ]
+            }
+        )
+        applied(spark, chosen)
+    _verifications(spark, chosen, days_ago=(0, 30))
+    silver_table, gold_table = layout.silver(bronze_rows.DB, "things"), layout.gold(bronze_rows.DB, "things")
+    before = (positions(spark, chosen), rows(spark, silver_table), rows(spark, gold_table))
+    held = delta.Writer.claim(spark, gold_table)
+    found = {each.table: each for each in maintain.run(spark, chosen).tables}
+    assert "its writer is alive" in found[gold_table.label].left[0]
+    assert held.mark(to=held.metadata["to"], extra={"silver": held.metadata["silver"], "generation": ""}) > 0
+    beside = {each.table: each for each in maintain.run(spark, chosen, beside_writers=True).tables}
+    assert not beside[gold_table.label].left
+    held.renew()
+    held.release()
+    assert (positions(spark, chosen), rows(spark, silver_table), rows(spark, gold_table)) == before
+    assert found[silver_table.label].after.files == 1 < found[silver_table.label].before.files
+    assert beside[gold_table.label].after.files == 1
+    left = spark.table(str(layout.bronze("shop")))
+    assert {row.batch for row in left.where("kind = 'change'").collect()} == {3}
+    assert bronze.newest(spark, layout.bronze("shop")).batch == 3
+    assert spark.table(str(layout.deletes(bronze_rows.DB, "things"))).count() == 0
+    assert spark.table(str(layout.ops("verifications"))).count() == 1
+    assert (Path(silver_table.label) / "_delta_log" / "_last_checkpoint").exists()
+    with pytest.raises(errors.DecisionNeeded, match="execute-snapshot"):
+        rebuild.run(spark, chosen, collection=f"{bronze_rows.DB}.things")
+    log.append({"things": [{"op": "c", "key": "new", "at": 50, "after": {"_id": "new", "n": 9}}]})
+    applied(spark, chosen)
+    assert [row["n"] for row in spark.table(str(gold_table)).orderBy("n").collect()] == [0, 1, 2, 9]
+    assert registry.silver_position(spark, silver_table).to == 4
+
+
+def _verifications(spark: SparkSession, chosen: Any, *, days_ago: tuple[int, ...]) -> None:
+    now = int(time.time())
+    facts = [{"run": "x", "name": "shop", "at_ms": (now - days * DAY) * 1000} for days in days_ago]
+    table = delta.layout(chosen.lakehouse).ops("verifications")
+    delta.note(spark, table, facts, verify.SCHEMA, properties=delta.FACTS)

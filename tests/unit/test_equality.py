@@ -1,0 +1,132 @@
+"""The rule of "source equals gold" for one document and one row, without a table."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from cdc_core.schema import document_schema
+from cdc_core.snapshot import repair
+from cdc_core.verify import equality
+
+UTC = datetime.timezone.utc
+
+
+def schema_of(*documents: Any) -> document_schema.DocumentSchema:
+    """The schema after these documents, in their order."""
+    schema = document_schema.EMPTY
+    for number, each in enumerate(documents):
+        schema, _ = document_schema.join(schema, document_schema.observe(each, mark=f"{number:03}"))
+    return schema
+
+
+def row(columns: dict[str, Any], rescued: dict[str, str] | None = None, **others: Any) -> equality.Row:
+    return equality.Row(columns, rescued or {}, others)
+
+
+def found(document: Any, held: equality.Row, schema: document_schema.DocumentSchema) -> dict[str, str]:
+    read = equality.Document.read(json.dumps(document))
+    return {each.path: each.what for each in equality.differences(read, held, schema)}
+
+
+TYPED = {
+    "_id": 1,
+    "n": 5,
+    "x": 1.5,
+    "s": "5",
+    "d": {"a": 1, "b": {"c": "x"}},
+    "l": [1, 2],
+    "at": {"$date": {"$numberLong": "0"}},
+}
+HELD = {
+    "_id": 1,
+    "n": 5,
+    "x": 1.5,
+    "s": "5",
+    "d": {"a": 1, "b": {"c": "x"}},
+    "l": [1, 2],
+    "at": datetime.datetime(1970, 1, 1, tzinfo=UTC),
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "path", "what"),
+    [
+        ({"n": 6}, "n", "another value"),
+        ({"n": "5"}, "n", "whole number in the source, string in the table"),
+        ({"n": None}, "n", "in the source, not in the table"),
+        ({"s": 5}, "s", "string in the source, whole number in the table"),
+        ({"x": 1.25}, "x", "another value"),
+        ({"d": {"a": 1, "b": {"c": "y"}}}, "d.b.c", "another value"),
+        ({"d": {"a": 1, "b": None}}, "d.b", "in the source, not in the table"),
+        ({"l": [1]}, "l", "2 elements in the source, 1 in the table"),
+        ({"l": [1, 3]}, "l.1", "another value"),
+        ({"at": datetime.datetime(1970, 1, 1, 0, 0, 0, 1, tzinfo=UTC)}, "at", "another value"),
+        ({"at": 0}, "at", "time in the source, whole number in the table"),
+    ],
+)
+def test_every_difference_has_its_path_and_shows_no_value(changed: dict[str, Any], path: str, what: str) -> None:
+    """One changed cell is one difference at its path, in words; the same change is in the digest."""
+    schema = schema_of(TYPED)
+    assert found(TYPED, row(HELD), schema) == {}
+    assert found(TYPED, row(HELD | changed), schema) == {path: what}
+    assert equality.digest(row(HELD | changed)) != equality.digest(row(HELD))
+
+
+def test_absent_is_null_and_nan_is_nan_and_the_order_of_fields_does_not_count() -> None:
+    """What the rule does not count makes no difference, and no other digest."""
+    schema = schema_of({"_id": 1, "a": 1, "b": {"c": 1, "d": 2}, "x": 1.5})
+    document = {"x": {"$numberDouble": "NaN"}, "b": {"d": 2, "c": None}, "_id": 1}
+    held = row({"_id": 1, "a": None, "b": {"c": None, "d": 2}, "x": float("nan")})
+    assert found(document, held, schema) == {}
+    read = equality.Document.read(json.dumps(document))
+    assert equality.digest(read.expected(schema)) == equality.digest(held)
+    assert equality.digest(row({"x": 0.0})) != equality.digest(row({"x": -0.0}))
+    assert equality.digest(row({"x": Decimal("1.50")})) != equality.digest(row({"x": "1.50"}))
+    assert equality.digest(row({"x": {}})) != equality.digest(row({"x": None})) != equality.digest(row({"x": []}))
+
+
+def test_what_was_rescued_before_its_column_came_is_equal() -> None:
+    """A row of an earlier schema keeps `[]` in `__rescued`, and a document its part; today's schema has columns for them."""
+    schema = schema_of({"_id": 1, "a.b": 1}, {"_id": 2, "list": [7], "deep": {"x": 1, "more": {"y": 2}}})
+    document = {"_id": 1, "list": [], "deep": {"x": 1, "more": {}}}
+    assert found(document, row({"_id": 1, "list": [], "deep": {"x": 1, "more": {}}}), schema) == {}
+    early = row({"_id": 1, "list": None, "deep": {"x": 1, "more": None}}, {"list": "[]", "deep.more": "{ }"})
+    assert found(document, early, schema) == {}
+    assert found(document, row({"_id": 1, "deep": {"x": 1, "more": {}}}, {"list": "[1]"}), schema) == {
+        "list": "in the source, not in the table"
+    }
+
+
+def test_a_rescued_value_is_equal_by_its_type_and_not_by_its_print() -> None:
+    """`"5"`, 5, 5.0 and an int64 5 in `__rescued` are four values; one that is not there at all is told."""
+    schema = schema_of({"_id": 1, "n": 1})
+    texts = {'"5"': "5", "5.0": 5.0, '{"$numberLong":"5"}': {"$numberLong": "5"}}
+    for text, value in texts.items():
+        document = {"_id": 1, "n": value}
+        if "n" not in equality.Document.read(json.dumps(document)).expected(schema).rescued:
+            continue
+        assert found(document, row({"_id": 1}, {"n": text}), schema) == {}
+        for other in texts.keys() - {text}:
+            assert found(document, row({"_id": 1}, {"n": other}), schema)
+    assert found({"_id": 1, "n": "5"}, row({"_id": 1}), schema) == {"n": "neither in its column nor rescued"}
+
+
+def test_columns_that_no_document_has_are_differences() -> None:
+    """A value in a column of the table that the schema does not know was planted there."""
+    schema = schema_of({"_id": 1})
+    assert found({"_id": 1}, row({"_id": 1}, None, planted=1, empty=None), schema) == {"planted": "no field of the source"}
+    assert equality.digest(row({"_id": 1}, None, planted=1)) != equality.digest(row({"_id": 1}, None, empty=None))
+
+
+def test_a_repair_travels_as_a_condition() -> None:
+    """The keys come out of the filter as they went in, and become what `find` matches."""
+    keys = ["5", '"x"', '{"$oid":"65f0c0ffee0123456789abcd"}', '{"a":{"$numberDecimal":"1E-1"}}']
+    assert repair.keys_of(repair.filter_of(keys)) == tuple(keys)
+    assert repair.keys_of('{"state": "new"}') is None and repair.keys_of(None) is None
+    assert repair.keys_of('{"$comment": "not a medallion repair []"}') is None
+    assert [str(each) for each in repair.condition(keys[:3])["_id"]["$in"]] == ["5", "x", "65f0c0ffee0123456789abcd"]

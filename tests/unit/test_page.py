@@ -1,0 +1,135 @@
+"""The page: everything that status knows in one text that asks no network, and the dashboard beside it."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from cdc_core import errors
+from pipelines.capture import metrics
+from pipelines.operations import status
+from pipelines.page import page
+
+ROOT = Path(__file__).resolve().parents[2]
+WRITER = status.Writer("host-a", 42, False, 99)
+
+
+def layer(name: str, rows: int, **more: int) -> status.Layer:
+    counts = {"deleted": 0, "incomplete": 0, "rescued": 0, "lag_batches": 0, "lag_events": 0, "lag_seconds": 0, **more}
+    return status.Layer(table=f"/lake/{name}", version=7, batch=3, rows=rows, rate=1.0, writer=WRITER, **counts)
+
+
+def seen() -> page.Seen:
+    bronze = status.Bronze("/lake/bronze", 9, 12_345, 1_700_000_000, 3, 90_000, 12.5, WRITER)
+    orders = status.Collection(
+        "shop.<orders>",
+        status.Snapshot(1000, True),
+        layer("silver", 1001, rescued=5, incomplete=2, lag_events=17, lag_seconds=130),
+        layer("gold", 1000),
+        17,
+        4,
+    )
+    told = dict.fromkeys(("missing", "extra", "different", "waiting", "changing", "kept", "incomplete"), 0)
+    verified = {
+        "collection": "shop.<orders>", "layer": "gold", "at_ms": 1_700_000_000_000, "is_equal": False, "documents": 1000,
+        "equal": 997, **told, "missing": 3, "quarantined": 0, "unsettled": 0, "repaired": 0, "milliseconds": 1500,
+    }  # fmt: skip
+    return page.Seen(
+        status.Status("shop", 1_700_000_000_000, status.Source("MongoDB 6.0.5", 1_700_000_003), bronze, (orders,)),
+        points=tuple(page.Point(1_700_000_000_000 + 900_000 * n, n * 10, None if n < 50 else n / 10) for n in range(96)),
+        changes=(page.Change("shop.<orders>", "widened", "total INT → DOUBLE", 9, 1_700_000_000),),
+        verifications=(verified,),
+        expectations=page.Expectations(("expectation", "success"), (page.Judged(("total is not null", "False"), True),)),
+        tables=(page.Table("gold shop.<orders>", 7, 3, 1_234_567, "process 42 on host-a, lease for 99 s more"),),
+    )
+
+
+def test_the_page_says_everything_and_asks_no_network() -> None:
+    """Numbers, plots and tables are in it, names are escaped, and nothing in it is fetched from anywhere."""
+    text = page.rendered(seen())
+    assert "<orders>" not in text and "shop.&lt;orders&gt;" in text
+    for said in (
+        "12,345", "MongoDB 6.0.5", "17 events, 2 min", "total INT → DOUBLE", "total is not null", "1.2 MB",
+        "process 42 on host-a", "differs", "25 h",
+    ):  # fmt: skip
+        assert said in text, said
+    assert text.count("<svg") == 4
+    assert "prefers-color-scheme: dark" in text and 'name="viewport"' in text
+    assert "<script" not in text and "<link" not in text
+    assert not re.findall(r"""(?:src|href)=["'](?!#)|url\((?!#)|@import""", text)
+    assert set(re.findall(r"https?://[^\s\"'<>]+", text)) <= {
+        "http://www.w3.org/2000/svg",
+        "http://www.w3.org/1999/xlink",
+    }
+
+
+def test_a_pipeline_that_never_ran_has_a_page_too() -> None:
+    """Without bronze it says what begins it."""
+    source = status.Source(problem="no server answered in time")
+    text = page.rendered(page.Seen(status.Status("shop", 0, source, None, ())))
+    assert "nothing yet" in text and "medallion run begins it" in text and "no server answered in time" in text
+
+
+def test_the_page_cannot_be_written() -> None:
+    """A folder that is not there is told in one line."""
+    with pytest.raises(errors.SettingsError, match=r"--html: .*page.html cannot be written"):
+        page.write(Path("/nowhere/at/all/page.html"), "")
+
+
+def test_the_port_shows_metrics_and_the_page() -> None:
+    """`/metrics` and `/` answer side by side; what the page meets is told without its message, and kept for a while."""
+    made: list[str] = []
+
+    def whole() -> str:
+        made.append("page")
+        if len(made) > 1:
+            raise ValueError("a document's text")
+        return "<p>a page</p>"
+
+    port = _free_port()
+    with metrics.served(metrics.Metrics("shop"), port=port, address="127.0.0.1", page=whole):
+        assert metrics.asked(port=port, address="127.0.0.1")["medallion_commits"] == 0
+        assert [_asked(port), _asked(port), len(made)] == ["<p>a page</p>", "<p>a page</p>", 1]
+    with (
+        metrics.served(metrics.Metrics("shop"), port=port, address="127.0.0.1", page=whole),
+        pytest.raises(urllib.error.HTTPError) as refused,
+    ):
+        _asked(port)
+    assert (refused.value.code, refused.value.read()) == (500, b"the page could not be made: ValueError\n")
+    refused.value.close()
+
+
+def _asked(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def test_the_dashboard_asks_for_metrics_that_exist() -> None:
+    """Every metric that a panel of resources/grafana.json names is told by a capture, and documented."""
+    dashboard = json.loads((ROOT / "resources" / "grafana.json").read_text(encoding="utf-8"))
+    found = metrics.Metrics("shop", headroom_hours=1.0)
+    found.streaming.committed({}, position=(5, 6), at=7)
+    found.streaming.committed({}, position=(5, 7), at=8)
+    shown = {sample.name for family in found.families(now=9) for sample in family.samples}
+    shown |= {family.name for family in found.families(now=9)}
+    documents = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    named = {name for text in asked for name in re.findall(r"(?:debezium_metrics|medallion)_\w+", text)}
+    assert len(named) > 10
+    assert named <= shown
+    for name in named:
+        base = re.sub(r"(P50|P95|P99)$", "", name.removeprefix("debezium_metrics_"))
+        assert base in documents, name
