@@ -174,9 +174,9 @@ class _Site:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _made: tuple[float, bytes] | None = None
 
-    def __call__(self, environ: Mapping[str, object], start_response: Callable[..., object]) -> Iterable[bytes]:
-        if environ.get("PATH_INFO") not in ("", "/", "/index.html"):
-            return self.metrics(environ, start_response)
+    def __call__(self, request: Mapping[str, object], start_response: Callable[..., object]) -> Iterable[bytes]:
+        if request.get("PATH_INFO") not in ("", "/", "/index.html"):
+            return self.metrics(request, start_response)
         try:
             body, status, kind = self._current(), "200 OK", "text/html; charset=utf-8"
         except errors.MedallionError as error:

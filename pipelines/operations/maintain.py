@@ -201,7 +201,8 @@ class _Maintaining:
         try:
             if table.kind is Kind.BRONZE:
                 self._trim(writer, words)
-            writer.optimize(purges=self._has_vectors(table))
+            if self._is_due(table):
+                writer.optimize(purges=self._has_vectors(table))
         except errors.CommitConflict as error:
             words.left.append(f"not compacted: {error}")
         finally:
@@ -213,7 +214,13 @@ class _Maintaining:
             return
         self._compacted(table, words)
 
+    def _is_due(self, table: _Table) -> bool:
+        """Whether there is anything to compact: several files, or rows that are hidden in one."""
+        return delta.size(self.spark, table.ref).files > 1 or self._has_vectors(table)
+
     def _compacted(self, table: _Table, words: _Words) -> None:
+        if not self._is_due(table):
+            return
         try:
             delta.optimize(self.spark, table.ref, metadata=None, purges=self._has_vectors(table))
         except errors.CommitConflict:

@@ -29,6 +29,8 @@ VERBS = (
     "models",
     "run",
     "status",
+    "verify",
+    "maintain",
     "schema",
     "signal",
     "quarantine",
