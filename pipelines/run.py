@@ -11,12 +11,8 @@ from typing import TYPE_CHECKING
 
 from cdc_core import errors
 from pipelines.capture import service as capture
-<<<<<<< HEAD
 from pipelines.gold import publish as gold
-=======
-from pipelines.gold import run as gold
 from pipelines.operations import maintain
->>>>>>> 6476967 (maintain, the page, Grafana's dashboard; documents (#18))
 from pipelines.silver import run as silver
 from pipelines.spark import failures
 from pipelines.spark import session as sparks
@@ -122,7 +118,8 @@ def run(
         return _kept(settings, lambda: maintain.run(sessions(), settings, beside_writers=True, stop=stop), stop=stop)
 
     layers: Mapping[str, Layer] = {"capture": capturing, "silver": merging, "gold": publishing}
-<<<<<<< HEAD
+    if settings.maintenance.quiet_hours is not None and not once:
+        layers = {**layers, "maintain": maintaining}
     ended = _Ended()
     halt = stop if once else threading.Event()  # a layer that fails halts the others, which is not what `stop` says
     with sparks.cancelling(spark, halt) as cancelled:
@@ -132,11 +129,6 @@ def run(
             raise error
     published = ended.results.pop("gold", None)
     return ended.results | (published if isinstance(published, dict) else {})
-=======
-    if once:
-        return _in_turn(layers, stop=stop)
-    has_quiet_hours = settings.maintenance.quiet_hours is not None
-    return _together({**layers, **({"maintain": maintaining} if has_quiet_hours else {})}, stop=stop)
 
 
 LOOK_SECONDS = 30.0
@@ -165,7 +157,6 @@ def _kept(
         is_done = is_quiet
         stop.wait(pause)
     return count
->>>>>>> 6476967 (maintain, the page, Grafana's dashboard; documents (#18))
 
 
 @dataclass

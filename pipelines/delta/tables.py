@@ -922,7 +922,6 @@ class _DirectLog:
             raise _NeedsMerge from error
         return self._committed(transaction, self._seq(actions), base=base, metadata=metadata)
 
-<<<<<<< HEAD
     def take_out(self, files: Sequence[DataFile], *, base: int, metadata: str) -> int:
         """Take files out of the version `base`, as version `base` + 1, or raise `_VersionTaken` and change nothing."""
         now_ms = int(time.time() * 1000)
@@ -940,13 +939,12 @@ class _DirectLog:
 
         found: DataFrame = Frame(self._newest().allFiles().toDF(), self._spark)
         return found.selectExpr("path", "stats", "to_json(deletionVector) AS vector")
-=======
+
     def checkpoint(self) -> bool:
         """Checkpoint the newest version, and clean up behind it."""
         self._session.setActiveSession(self._spark._jsparkSession)
         self._log.checkpointAndCleanUpDeltaLog(self._newest(), self._none())
         return True
->>>>>>> 6476967 (maintain, the page, Grafana's dashboard; documents (#18))
 
     def files(self) -> Any:
         """The files of the newest version, which Delta then keeps in memory."""

@@ -93,7 +93,7 @@ def _wait(spark: SparkSession, settings: Settings, asked: Sequence[str], *, stop
 def _run(spark: SparkSession, settings: Settings, *, layer: Layer, stop: threading.Event) -> None:
     """One run of each layer up to the one that is compared."""
     from pipelines.capture import service as capture
-    from pipelines.gold import run as gold
+    from pipelines.gold import publish as gold
     from pipelines.silver import run as silver
 
     sessions = sparks.sessions(spark)
