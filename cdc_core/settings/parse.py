@@ -565,9 +565,7 @@ def _maintenance(reader: _Reader, found: object) -> Maintenance:
     if hours is not None:
         first, second, third, fourth = map(int, hours.groups())
         quiet = QuietHours(first * 60 + second, third * 60 + fourth)
-    return Maintenance(
-        read["ops.retention.days"], read["deletes.retention.days"], read["bronze.retention.days"], quiet
-    )
+    return Maintenance(read["ops.retention.days"], read["deletes.retention.days"], read["bronze.retention.days"], quiet)
 
 
 def _silver(reader: _Reader, found: object, source: Source) -> Silver:

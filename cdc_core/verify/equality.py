@@ -131,9 +131,7 @@ def differences(document: Document, row: Row, schema: DocumentSchema) -> tuple[D
         else:
             rest = Document(pruned, rest.repeated)
     expected = whole if rest is document else rest.expected(schema)
-    found += (
-        Difference(path, "neither in its column nor rescued") for path in expected.rescued if path not in row.rescued
-    )
+    found += (Difference(path, "neither in its column nor rescued") for path in expected.rescued if path not in row.rescued)
     types = dict(schema.table())
     for name, wanted in expected.columns.items():
         found += _between(types[name], canonical(wanted), canonical(row.columns.get(name)), name)
