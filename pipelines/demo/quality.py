@@ -47,7 +47,7 @@ def show(spark: SparkSession, settings: Settings, folder: Path, *, screen: Conso
     """Make the models, show what came out, and what the gate said of the one that it refused."""
     for name, text in FILES.items():
         path = folder / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     gold = Gold(models=str(folder / "models"), expectations=str(folder / "expectations"))
     chosen = dataclasses.replace(settings, gold=gold)

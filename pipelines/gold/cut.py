@@ -28,7 +28,7 @@ from cdc_core.sql.names import identifier
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
 from pipelines.delta import tables as delta
-from pipelines.gold import expectations, models
+from pipelines.gold import models, publish
 from pipelines.gold import run as gold
 from pipelines.silver import run as silver
 from pipelines.spark import parallel
@@ -110,7 +110,7 @@ def run(
     what silver and gold raise.
     """
     asked = parsed(as_of)
-    audit = expectations.Gate.of(settings)
+    audit = publish.gate(spark, settings)
     chosen = _chosen(spark, settings, asked)
     silver.run(spark, settings, take_over=take_over, sessions=sessions, stop=stop, to=chosen.batch)
     gold.run(spark, settings, take_over=take_over, sessions=sessions, stop=stop, audit=audit)

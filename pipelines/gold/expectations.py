@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,16 +88,23 @@ def read(settings: Settings) -> tuple[suites.Suite, ...]:
     return tuple(found.values())
 
 
-def check_tables(found: Sequence[suites.Suite], *, known: Sequence[str], is_captured: Callable[[str], bool]) -> None:
-    """Raise `SettingsError` for suites of tables that there are not and cannot be."""
+def check_tables(
+    found: Sequence[suites.Suite], *, known: Sequence[str], is_captured: Callable[[str], bool], histories: Collection[str]
+) -> None:
+    """Raise `SettingsError` for suites of tables that there are not and cannot be, and of histories, which nothing judges."""
     problems = [
+        errors.Problem(each.where, f"{each.table} is a history, which is not judged", "judge a model over it")
+        for each in found
+        if each.table in histories
+    ]
+    problems += [
         errors.Problem(
             each.where,
             f"there is no collection and no model {each.table}",
             values.did_you_mean(each.table, known) or f"known are {', '.join(known[:10])}",
         )
         for each in found
-        if each.table not in known and not is_captured(each.table)
+        if each.table not in (*known, *histories) and not is_captured(each.table)
     ]
     if problems:
         raise errors.SettingsError(problems)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cdc_core import errors
 from cdc_core.models import model as models_of
 from cdc_core.stream import filters
+from pipelines.bronze import collections as registry
 from pipelines.gold import expectations, models
 from pipelines.gold import run as gold
 from pipelines.spark import parallel
@@ -39,8 +41,9 @@ def run(
     Models are made where the settings name a folder; without `once` they follow the documents while these go on. What is
     refused by its expectations does not hinder other tables: `GateFailed` is raised when all others are done.
     """
-    audit = expectations.Gate.of(settings)
-    models.read(settings)  # what is wrong in a file is told before anything is done
+    if only_models and settings.gold.models is None:
+        raise errors.SettingsError(errors.Problem("gold.models", "no folder of models is named", "models: conf/models"))
+    audit = gate(spark, settings)
     ended = stop or threading.Event()
     results: dict[str, object] = {}
     failures: list[errors.MedallionError] = []
@@ -72,6 +75,28 @@ def run(
     if failures:
         raise models.joined(failures)
     return results
+
+
+def gate(spark: SparkSession, settings: Settings) -> expectations.Gate:
+    """The gate of the settings' suites, after all files of both folders were read.
+
+    Raises `SettingsError` with what is wrong in them, before anything is done: a suite of a table that there is not, too.
+    """
+    return _gate(spark, settings, models.read(settings))
+
+
+def _gate(spark: SparkSession, settings: Settings, made: Sequence[models_of.Model]) -> expectations.Gate:
+    found = expectations.Gate.of(settings)
+    if found.suites:
+        captured = filters.of(settings.source)
+        known = [*map(str, registry.read(spark, settings).namespaces), *(each.name for each in made)]
+        expectations.check_tables(
+            tuple(found.suites.values()),
+            known=known,
+            is_captured=lambda name: "." in name and captured.includes(*name.split(".", 1)),
+            histories={name for name in models.known_collections(spark, settings) if name not in known},
+        )
+    return found
 
 
 class _Following(threading.Thread):
@@ -117,13 +142,7 @@ def checked(spark: SparkSession, settings: Settings) -> tuple[models.Planned, ..
     found: tuple[models.Planned, ...] = ()
     told: Counter[str] = Counter()
     try:
-        suites = expectations.read(settings)
-        told.update({each.table: len(each.expectations) for each in suites})
-        captured = filters.of(settings.source)
-        known = [*models.known_collections(spark, settings), *(each.name for each in _read(settings))]
-        expectations.check_tables(
-            suites, known=known, is_captured=lambda name: "." in name and captured.includes(*name.split(".", 1))
-        )
+        told.update({name: len(each.expectations) for name, each in _gate(spark, settings, _read(settings)).suites.items()})
     except errors.SettingsError as error:
         problems += error.problems
     try:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from rich.console import Console
 
 from cdc_core import errors
 from pipelines.delta import tables as delta
+from pipelines.demo import quality
 from pipelines.gold import expectations, publish
 from pipelines.gold import run as gold
 from pipelines.gold.candidate import Candidate
@@ -149,3 +152,18 @@ def test_mistakes_in_suites_are_told_before_anything_is_done(spark: SparkSession
     shop.change("orders", {"_id": 1, "customer": 1, "amount": 5})
     with pytest.raises(errors.SettingsError, match=r"totals has no column totl \(did you mean total\?\)"):
         publish.run(spark, shop.settings, only_models=True)
+
+
+def test_the_demo_shows_a_gate_that_refuses(spark: SparkSession, tmp_path: Path) -> None:
+    """One of its models is published; the other one never becomes a table, and the demo says why."""
+    settings = gold_shop.made(spark, tmp_path, {}).settings
+    layout = delta.layout(settings.lakehouse)
+    settings = dataclasses.replace(settings, source=dataclasses.replace(settings.source, collection_include_list=()))
+    delta.create(spark, layout.gold("shop", "orders"), columns="customer STRING, total DECIMAL(18, 2)")
+    spark.sql(f"INSERT INTO {layout.gold('shop', 'orders')} VALUES ('a', 2.5), ('a', 1), ('b', 3)")
+    screen = Console(file=io.StringIO(), width=200)
+    quality.show(spark, settings, tmp_path / "demo", screen=screen)
+    shown = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert "free_orders: the new version is not published" in shown and "1 of 2 rows do not meet it" in shown
+    assert shown.index("3.50") < shown.index("3.00")
+    assert delta.exists(spark, layout.model("customer_totals")) and not delta.exists(spark, layout.model("free_orders"))
