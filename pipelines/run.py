@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from cdc_core import errors
 from pipelines.capture import service as capture
 from pipelines.gold import publish as gold
+from pipelines.news import News
 from pipelines.operations import maintain
 from pipelines.silver import run as silver
 from pipelines.spark import failures
@@ -87,8 +88,14 @@ def run(
     """
     sessions = sparks.sessions(spark)
     is_read = threading.Event()
+    of_bronze, of_silver = News(), News()
+    batches = 0
 
     def heard(now: capture.Progress) -> None:
+        nonlocal batches
+        if now.batches != batches:
+            batches = now.batches
+            of_bronze.tell()
         if now.has_read_snapshots:
             is_read.set()
         if progress is not None:
@@ -109,10 +116,21 @@ def run(
         end = time.monotonic() + (0 if once else SNAPSHOT_SECONDS)
         while not (stop.is_set() or is_read.is_set()) and time.monotonic() < end:
             is_read.wait(0.2)
-        return silver.run(sessions(), settings, once=once, take_over=take_over, sessions=sessions, stop=stop)
+        return silver.run(
+            sessions(),
+            settings,
+            once=once,
+            take_over=take_over,
+            sessions=sessions,
+            stop=stop,
+            bronze_news=of_bronze,
+            news=of_silver,
+        )
 
     def publishing(stop: threading.Event) -> object:
-        return gold.run(sessions(), settings, once=once, take_over=take_over, sessions=sessions, stop=stop)
+        return gold.run(
+            sessions(), settings, once=once, take_over=take_over, sessions=sessions, stop=stop, silver_news=of_silver
+        )
 
     def maintaining(stop: threading.Event) -> object:
         return _kept(settings, lambda: maintain.run(sessions(), settings, beside_writers=True, stop=stop), stop=stop)

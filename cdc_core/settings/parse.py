@@ -136,10 +136,14 @@ class Silver:
 
 @dataclass(frozen=True)
 class Gold:
-    """The folders of SQL models and of expectations; None for none."""
+    """The folders of SQL models and of expectations; None for none.
+
+    `deletion_vectors` is None where new tables have them, and those that are there stay as they are.
+    """
 
     models: str | None = None
     expectations: str | None = None
+    deletion_vectors: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -213,6 +217,7 @@ _LAKEHOUSE: Mapping[str, _Key] = {
 _GOLD: Mapping[str, _Key] = {
     "models": _Key(values.Text("a folder"), None),
     "expectations": _Key(values.Text("a folder"), None),
+    "delta.enableDeletionVectors": _Key(values.Boolean(), None),
 }
 _MAINTENANCE: Mapping[str, _Key] = {
     "ops.retention.days": _Key(values.Integer(1), 90),
@@ -552,7 +557,8 @@ _CHECKS: tuple[Callable[[_Reader, Source, str], None], ...] = (
 
 
 def _gold(reader: _Reader, found: object) -> Gold:
-    return Gold(**reader.keys("gold", found, _GOLD))
+    keys = reader.keys("gold", found, _GOLD)
+    return Gold(keys["models"], keys["expectations"], keys["delta.enableDeletionVectors"])
 
 
 def _maintenance(reader: _Reader, found: object) -> Maintenance:

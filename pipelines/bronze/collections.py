@@ -152,9 +152,9 @@ def silver_position(spark: SparkSession, table: tables.TableRef) -> SilverPositi
     """Where a silver table stands: its last commit's metadata, or the greatest batch of its rows as a lower bound."""
     if not delta.exists(spark, table):
         return SilverPosition()
-    commit = delta.position(spark, table)
+    commit, version = _position_and_version(spark, table)
     metadata = {} if commit is None or commit.metadata is None else commit.metadata
-    if commit is not None and metadata.get("to") is not None:
+    if metadata.get("to") is not None:
         return SilverPosition(
             metadata["to"],
             metadata.get("high"),
@@ -162,8 +162,24 @@ def silver_position(spark: SparkSession, table: tables.TableRef) -> SilverPositi
             metadata.get("generation") or "",
             metadata.get("floor") or "",
             metadata.get("log"),
-            commit.version,
+            version,
             Settled(**metadata["settled"]) if "settled" in metadata else None,
         )
     row = spark.sql(f"SELECT max(`__batch`) AS batch FROM {table}").first()
     return SilverPosition(row.batch or 0, version=delta.version(spark, table))
+
+
+def _position_and_version(spark: SparkSession, table: tables.TableRef) -> tuple[delta.Commit | None, int]:
+    """The commit that says a table's position, and the newest version that holds no other one's rows.
+
+    What others committed since, OPTIMIZE say, leaves the rows as they are and files of older versions to VACUUM.
+    """
+    commit = delta.position(spark, table)
+    while True:
+        version = delta.version(spark, table)
+        if commit is not None and commit.version == version:
+            return commit, version
+        again = delta.position(spark, table)
+        if again == commit:
+            return commit, version
+        commit = again

@@ -140,16 +140,30 @@ def properties(folder: Path) -> dict[str, str] | None:
     return None
 
 
-def is_smaller(folder: Path, size: int) -> bool:
-    """Whether the newest version is known to hold less than so many bytes; a table that is not there yet does."""
+@dataclass(frozen=True)
+class Size:
+    """How many files a table's newest version has, and how many bytes they hold."""
+
+    files: int = 0
+    size_bytes: int = 0
+
+
+def size(folder: Path) -> Size | None:
+    """The size of the newest version, where its checksum says it; nothing for a table that is not there yet."""
     newest = next(iter(_commits(folder)), None)
     if newest is None:
-        return True
+        return Size()
     try:
         checksum = json.loads((folder / "_delta_log" / newest).with_suffix(".crc").read_text("utf-8"))
-    except (OSError, ValueError):
-        return False
-    return bool(checksum.get("tableSizeBytes", size) < size)
+        return Size(checksum["numFiles"], checksum["tableSizeBytes"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def is_smaller(folder: Path, size_bytes: int) -> bool:
+    """Whether the newest version is known to hold less than so many bytes; a table that is not there yet does."""
+    found = size(folder)
+    return found is not None and found.size_bytes < size_bytes
 
 
 def rows(folder: Path, schema: pa.Schema) -> pa.Table | None:

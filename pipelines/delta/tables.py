@@ -56,6 +56,8 @@ log = logging.getLogger(__name__)
 FACTS = {"delta.appendOnly": "true", "delta.enableDeletionVectors": "false"}
 """Properties of a table that only ever grows by a few rows."""
 
+DELETION_VECTORS = "delta.enableDeletionVectors"
+
 APP_ID = "mongo-medallion"
 """The one `txnAppId` of every table's commits: a fence, never a position."""
 
@@ -69,6 +71,17 @@ CATALOGS_OWN = {"delta.enableDeletionVectors", "delta.checkpointPolicy", "delta.
 
 CATALOG_MANAGED = {"catalogManaged", "catalogOwned-preview"}
 """Features of tables whose commits a catalog decides on."""
+
+COMPACTION = {
+    "spark.databricks.delta.optimize.minFileSize": str(16 * 1024 * 1024),
+    "spark.databricks.delta.optimize.maxFileSize": str(128 * 1024 * 1024),
+    "spark.databricks.delta.optimize.maxDeletedRowsRatio": "0.3",
+}
+"""What a writer's own compaction takes: small files, and those of which a third is deleted: what it rewrites follows what was written."""
+
+LARGE_FILE = 64 * 1024 * 1024
+MANY_FILES = 24
+"""So many files beyond those that the table's size explains, a writer compacts."""
 
 PLACE = ("__file", "__row")
 """Columns that say where a version of a table holds a row."""
@@ -407,6 +420,7 @@ class Writer:
         self._log: Any = None
         self._unanswered: dict[str, Any] | None = None
         _HELD[identity.writer] = self
+        self._spare = 0
 
     @staticmethod
     def claim(spark: SparkSession, table: tables.TableRef, *, take_over: bool = False, kept: Sequence[str] = ()) -> Writer:
@@ -525,9 +539,13 @@ class Writer:
         with ThreadPoolExecutor(1, thread_name_prefix="medallion-seek") as pool:
             yield Sought(self.version, pool.submit(self._log.deleting, self.table, touched, base=self.version))
 
+    def can_upsert(self) -> bool:
+        """Whether `upsert` does without a MERGE here, and rows have `places`."""
+        return self._has_direct_log() and self._log.can_upsert()
+
     def places(self) -> tuple[Column, Column]:
         """`PLACE` of each row of the table, where it is read for an `upsert`; nulls where none can be made."""
-        if self._has_direct_log():
+        if self.can_upsert():
             return places()
         return F.lit(None).cast("string").alias(PLACE[0]), F.lit(None).cast("bigint").alias(PLACE[1])
 
@@ -598,6 +616,40 @@ class Writer:
             sql = f"DELETE FROM {self.table} WHERE {where}"
             self.merge(sql, to=self.metadata.get("to"), extra=_carried(self.metadata))
         return count
+
+    def set_deletion_vectors(self, wanted: bool) -> None:
+        """Give the table deletion vectors, or take them away so that readers need not know of them; nothing where it is so.
+
+        Taking them away rewrites the files that have some. Killed on its way, it is gone on with the next time.
+        """
+        detail = self.spark.sql(f"DESCRIBE DETAIL {self.table}").collect()[0]
+        has_feature = "deletionVectors" in (detail.tableFeatures or ())
+        if wanted and detail.properties.get(DELETION_VECTORS) != "true":
+            self.alter(f"SET TBLPROPERTIES ('{DELETION_VECTORS}' = 'true')")
+        elif has_feature and not wanted:
+            self.alter("DROP FEATURE deletionVectors")
+
+    def compact(self) -> None:
+        """Put small files together and rewrite those of which much is deleted, where there came to be many.
+
+        Bounded by what was written since the last time, not by the table; only on a local file system, elsewhere it is
+        maintenance that does it. The rows stay as they are, and the position.
+        """
+        spare = self._spare_files()
+        if spare < self._spare + MANY_FILES:
+            return
+        self.check_ownership()
+        # Without metadata: it says nothing of who owns the table, or where it stands.
+        with session_confs(self.spark, COMPACTION), contextlib.suppress(errors.CommitConflict):
+            optimize(self.spark, self.table, metadata=None)
+        self.check_ownership()  # which goes on to the version that this made
+        self._spare = self._spare_files()
+
+    def _spare_files(self) -> int:
+        """How many files the table has beyond those that its size explains; 0 where its log does not say it."""
+        folder = local_table.folder(self.table)
+        size = None if folder is None else local_table.size(folder)
+        return 0 if size is None else max(0, size.files - size.size_bytes // LARGE_FILE)
 
     def append_arrow(
         self,
@@ -946,6 +998,14 @@ class _DirectLog:
         self._log.checkpointAndCleanUpDeltaLog(self._newest(), self._none())
         return True
 
+    def can_upsert(self) -> bool:
+        """Whether the table, as this process knows it, has deletion vectors and no change feed."""
+        return self._has_vectors(self._log.unsafeVolatileSnapshot())
+
+    def _has_vectors(self, known: Any) -> bool:
+        asked = self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(known.metadata().configuration())
+        return asked.get(DELETION_VECTORS) == "true" and asked.get("delta.enableChangeDataFeed") != "true"
+
     def files(self) -> Any:
         """The files of the newest version, which Delta then keeps in memory."""
         return self._begun(self._newest()).filterFiles()
@@ -957,8 +1017,7 @@ class _DirectLog:
     def _able(self, base: int) -> Any:
         """A transaction on the version `base` of a table that can be upserted."""
         transaction = self._at(base)
-        asked = self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(transaction.metadata().configuration())
-        if asked.get("delta.enableDeletionVectors") != "true" or asked.get("delta.enableChangeDataFeed") == "true":
+        if not self._has_vectors(transaction):
             raise _NeedsMerge
         return transaction
 

@@ -14,6 +14,7 @@ from cdc_core.stream import filters
 from pipelines.bronze import collections as registry
 from pipelines.gold import expectations, models
 from pipelines.gold import run as gold
+from pipelines.news import News
 from pipelines.spark import parallel
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def run(
     is_anew: bool = False,
     sessions: parallel.Sessions | None = None,
     stop: threading.Event | None = None,
+    silver_news: News | None = None,
 ) -> dict[str, object]:
     """What was done to the current documents and to the models, by `gold` and `models`.
 
@@ -60,7 +62,14 @@ def run(
     )
     try:
         results["gold"] = gold.run(
-            spark, settings, once=once, take_over=take_over, sessions=sessions, stop=ended, audit=audit
+            spark,
+            settings,
+            once=once,
+            take_over=take_over,
+            sessions=sessions,
+            stop=ended,
+            audit=audit,
+            silver_news=silver_news,
         )
     except errors.GateFailed as error:
         failures.append(error)

@@ -4,10 +4,13 @@ For each collection, from the bronze batch that its gold table is at to the one 
 
     changed     rows of silver@v that a later batch wrote, and keys whose deletes a later batch remembered
     shaped      the documents' columns, what was rescued (once anything was), and `__key`, last
-    published   one MERGE; its commit carries the batch and v, the table's new position
+    published   the keys' rows marked as deleted and the new ones written, or one MERGE where that cannot be; the commit carries
+                the batch and v, the table's new position
+    compacted   now and then: small files, and those of which much is marked as deleted
 
-The whole table is rewritten from silver@v at its first load, when a column's type changed (gold has plain types and
-plain table features only), and when silver went back behind gold or was rebuilt.
+v is the newest version that holds what silver's position says, so that OPTIMIZE and VACUUM of silver take nothing away. The whole
+table is rewritten from silver@v at its first load, when a column's type changed (gold has plain types), and when silver went
+back behind gold or was rebuilt.
 
 Exactly once: what is published is a function of silver@v and of the table's own position, which moves in the same commit.
 A new column is added before the MERGE, and only where it is missing.
@@ -15,7 +18,10 @@ A new column is added before the MERGE, and only where it is missing.
 
 from __future__ import annotations
 
+import functools
 import logging
+import operator
+import re
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,9 +30,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 from pyspark.sql.types import StructField, StructType
 
 from cdc_core import errors
+from cdc_core.gold import spans
 from cdc_core.schema import names as column_names
 from cdc_core.silver import merge
 from cdc_core.sql.names import identifier, literal
@@ -35,6 +43,8 @@ from pipelines.bronze import collections as registry
 from pipelines.delta import tables as delta
 from pipelines.gold import history
 from pipelines.gold.candidate import Audit, Candidate, unjudged
+from pipelines.news import News
+from pipelines.silver import collection as silver_collection
 from pipelines.spark import parallel
 
 if TYPE_CHECKING:
@@ -45,7 +55,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PROPERTIES = {
-    "delta.enableDeletionVectors": "false",
     "delta.enableTypeWidening": "false",
     "delta.enableChangeDataFeed": "false",
     "delta.columnMapping.mode": "none",
@@ -61,6 +70,9 @@ HIDDEN = frozenset(column_names.ENGINE)
 
 MERGE_CONFS = {"spark.databricks.delta.merge.materializeSource": "none"}
 """The source reads silver at a fixed version: reading it twice is cheaper than writing it down once."""
+
+FEW_KEYS = 1_000
+"""So many keys are looked for by their own ranges; of more keys by the range from the first to the last."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +99,14 @@ class Result:
 
 @dataclass(frozen=True)
 class Position:
-    """Where a gold table stands; None for `to` where nothing says so."""
+    """Where a gold table stands; None for `to` where nothing says so.
+
+    `high` is the greatest sequence that silver had seen by then, None where it was not said.
+    """
 
     to: int | None = None
     generation: str = ""
+    high: str | None = None
 
 
 @dataclass(frozen=True)
@@ -126,12 +142,14 @@ def run(
     stop: threading.Event | None = None,
     pause_seconds: float = 1.0,
     audit: Audit = unjudged,
+    silver_news: News | None = None,
 ) -> Result:
     """Bring every gold table to where its silver table is; without `once`, go on until `stop` is set.
 
     `audit` judges each version before it is published. What it refuses stays at the last good version, and hinders no other
     table: with `once` the refusal is raised when all are done; otherwise it is logged, and the next version judged anew.
 
+    Where silver has nothing new it waits, at most `pause_seconds`, for what `silver_news` says.
     A table that is there already gets no commit. A killed run leaves every table at a position of its own, and the next
     one goes on from there. Raises `TableOwned`, `LeaseHeld`, `OwnershipLost`, `CommitConflict`; a refused run has
     committed nothing.
@@ -147,7 +165,7 @@ def run(
             if once or ended.is_set():
                 break
             if not published:
-                ended.wait(pause_seconds)
+                (silver_news or News()).wait(pause_seconds, stop=ended)
     finally:
         gold.close()
     if once and gold.refused:
@@ -182,6 +200,7 @@ class _Gold:
     audit: Audit = unjudged
     refused: dict[registry.Namespace, _Refused] = field(default_factory=dict)
     writers: dict[tables.TableRef, delta.Writer] = field(default_factory=dict)
+    switched: set[registry.Namespace] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.layout = delta.layout(self.settings.lakehouse)
@@ -199,7 +218,18 @@ class _Gold:
         due = [work for work in map(self._work, known) if work is not None]
         results = self.pool.each(due, self._applied, stop=self.stop)
         results += self.pool.each(self._histories(known), self._versioned, stop=self.stop)
+        self._switch(known)
         return [result for result in results if result is not None]
+
+    def _switch(self, known: Sequence[registry.Namespace]) -> None:
+        """Bring tables that nothing changed in to what the settings say of deletion vectors; the others were when they were claimed."""
+        wanted = self.settings.gold.deletion_vectors
+        names = [(each.db, each.collection) for each in known if wanted is not None and each not in self.switched]
+        for table in (make(*name) for name in names for make in (self.layout.gold, self.layout.history)):
+            if table not in self.writers and delta.exists(self.spark, table) and not self.stop.is_set():
+                if (delta.properties(self.spark, table).get(delta.DELETION_VECTORS) == "true") is not wanted:
+                    self._claimed(self.spark, table)
+        self.switched.update(known)
 
     def _histories(self, known: Sequence[registry.Namespace]) -> list[_Versions]:
         """The collections whose versions are kept, and not up to date."""
@@ -222,12 +252,13 @@ class _Gold:
     def _versioned(self, spark: SparkSession, work: _Versions) -> CollectionResult:
         started = time.monotonic()
         table = self.layout.history(work.namespace.db, work.namespace.collection)
-        history.create(spark, table, properties=PROPERTIES)
+        history.create(spark, table, properties=PROPERTIES | self._vectors())
         writer = self._claimed(spark, table)
         few = delta.are_small(self._silver(work.namespace), table)
         with delta.session_confs(spark, delta.INTERPRETED if few else {}):
             kept = history.History(spark, self.settings, self.layout, work.namespace, writer)
             events = kept.brought_up(work.at, work.silver, stop=self.stop)
+            writer.compact()
         name = f"{work.namespace} (history)"
         return CollectionResult(name, work.at.to, work.silver.to, events, False, writer.version, time.monotonic() - started)
 
@@ -247,7 +278,7 @@ class _Gold:
             return Position()
         commit = delta.position(self.spark, table)
         metadata = {} if commit is None or commit.metadata is None else commit.metadata
-        return Position(metadata.get("to"), metadata.get("generation") or "")
+        return Position(metadata.get("to"), metadata.get("generation") or "", metadata.get("high"))
 
     def _applied(self, spark: SparkSession, work: Work) -> CollectionResult | None:
         touched = (self._silver(work.namespace), self._table(work.namespace))
@@ -267,10 +298,13 @@ class _Gold:
             if table.current().isEmpty():
                 return None
             table.judge(self._table(work.namespace))
-            columns = ", ".join(f"{identifier(each.name)} {merge.ddl(each.dataType)}" for each in table.wanted(False))
-            delta.create(spark, self._table(work.namespace), columns=columns, properties=PROPERTIES)
+            wanted = table.wanted(False)
+            columns = ", ".join(f"{identifier(each.name)} {merge.ddl(each.dataType)}" for each in wanted)
+            properties = PROPERTIES | self._vectors() | {STATISTICS: _with_statistics(wanted)}
+            delta.create(spark, self._table(work.namespace), columns=columns, properties=properties)
         writer = self._claimed(spark, self._table(work.namespace))
         changed = table.rewritten(writer) if work.is_rewrite else table.merged(writer)
+        writer.compact()
         return CollectionResult(
             str(work.namespace),
             work.gold.to or 0,
@@ -285,8 +319,14 @@ class _Gold:
         writer = self.writers.get(table)
         if writer is None:
             writer = self.writers[table] = delta.Writer.claim(spark, table, take_over=self.take_over)
+            if self.settings.gold.deletion_vectors is not None:
+                writer.set_deletion_vectors(self.settings.gold.deletion_vectors)
         writer.spark = spark
         return writer
+
+    def _vectors(self) -> dict[str, str]:
+        """What a new table says of deletion vectors."""
+        return {delta.DELETION_VECTORS: "false" if self.settings.gold.deletion_vectors is False else "true"}
 
     def _silver(self, namespace: registry.Namespace) -> tables.TableRef:
         return self.layout.silver(namespace.db, namespace.collection)
@@ -307,11 +347,10 @@ def at_silver(spark: SparkSession, layout: tables.Layout, namespace: registry.Na
 
 @dataclass(frozen=True)
 class _Changes:
-    """What there is to publish: how many keys, in which range of keys, and whether anything of it was rescued."""
+    """What there is to publish: how many keys, in which ranges of keys, and whether anything of it was rescued."""
 
     count: int
-    first_key: str
-    last_key: str
+    spans: tuple[spans.Span, ...]
     has_rescued: bool
 
 
@@ -344,12 +383,21 @@ class Table:
         """Replace the table by the current documents; their number."""
         current = self.current()
         seen = current.agg(F.count("*").alias("n"), F.count("__rescued").alias("rescued")).first()
-        has_rescued = seen.rescued > 0 or "__rescued" in self.spark.table(str(writer.table)).columns
+        present = self.spark.table(str(writer.table)).schema
+        has_rescued = seen.rescued > 0 or "__rescued" in present.names
         columns = self._columns(has_rescued=has_rescued)
         if not self.said:
             self.judge(writer.table)
+        self._settle_statistics(writer, present, self.wanted(has_rescued))
         writer.overwrite(current.select(*columns), to=self.work.silver.to, extra=self._extra(), overwrite_schema=True)
         return seen.n
+
+    def _settle_statistics(self, writer: delta.Writer, present: StructType, wanted: StructType) -> None:
+        """Keep statistics of no column that goes, or changes to a type without an order: Delta would refuse the rows."""
+        listed = delta.properties(self.spark, writer.table).get(STATISTICS)
+        common = _with_statistics(each for each in wanted if each.name in present.names and _has_order(present[each.name]))
+        if listed not in (None, common):
+            writer.alter(f"SET TBLPROPERTIES ('{STATISTICS}' = '{common}')")
 
     def documents(self) -> DataFrame:
         """The rows that the table is to have, with what was rescued."""
@@ -373,7 +421,29 @@ class Table:
             writer.alter(statement)
         if not changes.count:
             writer.mark(to=self.work.silver.to, extra=self._extra())
-            return 0
+        elif not self._upserted(writer, changed, changes, wanted):
+            self._merge(writer, changed, changes, wanted)
+        return changes.count
+
+    def _upserted(self, writer: delta.Writer, changed: DataFrame, changes: _Changes, wanted: StructType) -> bool:
+        """Whether the changed keys' rows could be replaced without a MERGE."""
+        if not writer.can_upsert() or not merge.is_same(self.spark.table(str(writer.table)).schema, wanted):
+            return False
+        rows = changed.where("NOT `__gone`").select(*self._columns(has_rescued="__rescued" in wanted.names))
+        touched = self._held(writer, changed, changes)
+        return (
+            writer.upsert(rows, touched=touched, to=self.work.silver.to, extra=self._extra(), confs=MERGE_CONFS) is not None
+        )
+
+    def _held(self, writer: delta.Writer, changed: DataFrame, changes: _Changes) -> DataFrame:
+        """Where the table holds rows of the changed keys."""
+        keys = changed.select("__key")
+        among = functools.reduce(operator.or_, (F.col("__key").between(*span) for span in changes.spans))
+        rows = self.spark.table(str(writer.table)).where(among).select("__key", *writer.places())
+        few = F.broadcast(keys) if changes.count <= silver_collection.MANY else keys
+        return rows.join(few, "__key", "left_semi").select(*delta.PLACE)
+
+    def _merge(self, writer: delta.Writer, changed: DataFrame, changes: _Changes, wanted: StructType) -> None:
         view = f"gold_{threading.get_ident()}"
         changed.select(*self._columns(has_rescued="__rescued" in wanted.names), "__gone").createOrReplaceTempView(view)
         try:
@@ -381,16 +451,15 @@ class Table:
             writer.merge(sql, to=self.work.silver.to, extra=self._extra(), confs=MERGE_CONFS)
         finally:
             self.spark.catalog.dropTempView(view)
-        return changes.count
 
     def current(self) -> DataFrame:
         """The rows of silver that are current documents."""
-        rows = self._rows()
+        rows = self._rows
         return rows.where(~self._is_gone(rows))
 
     def wanted(self, has_rescued: bool) -> StructType:
         """The table's columns for silver's, by name and plain type."""
-        rows = self._rows().select(*self._columns(has_rescued=has_rescued))
+        rows = self._rows.select(*self._columns(has_rescued=has_rescued))
         return StructType([StructField(each.name, each.dataType) for each in rows.schema])
 
     def _extra(self) -> dict[str, object]:
@@ -398,14 +467,17 @@ class Table:
             **(self.said[-1] if self.said else {}),
             "silver": self.work.silver.version,
             "generation": self.work.silver.generation,
+            "high": self.work.silver.high,
         }
 
+    @functools.cached_property
     def _rows(self) -> DataFrame:
+        """Silver's rows at the version that holds what its position says."""
         return self.spark.sql(f"SELECT * FROM {self.silver} VERSION AS OF {self.work.silver.version}")
 
     def _columns(self, *, has_rescued: bool) -> list[Column]:
         """Silver's columns for gold: without the engine's, but for the rescued values and the key, last."""
-        documents = [name for name in self._rows().columns if name not in HIDDEN]
+        documents = [name for name in self._rows.columns if name not in HIDDEN]
         engine = ["__rescued", "__key"] if has_rescued else ["__key"]
         return [F.col(identifier(name)).alias(name, metadata={}) for name in (*documents, *engine)]
 
@@ -418,35 +490,77 @@ class Table:
 
     def _changed(self) -> DataFrame:
         """Each key that changed since gold's position, with its row as it is now; `__gone` where there is none."""
-        present = self._rows()
+        present = self._rows
         rows = present.where(f"`__batch` > {self.work.gold.to}")
         written = rows.withColumn("__gone", self._is_gone(rows))
         if not delta.exists(self.spark, self.deletes):
             return written
         span = f"`__batch` > {self.work.gold.to} AND `__batch` <= {self.work.silver.to}"
-        removed = self.spark.table(str(self.deletes)).where(span).select("__key").distinct()
-        # A delete that came after a later document of its key is remembered, and took nothing away.
-        gone = removed.join(present.select("__key"), "__key", "left_anti").withColumn("__gone", F.lit(True))
+        deleted = self.spark.table(str(self.deletes)).where(span)
+        removed = deleted.groupBy("__key").agg(F.max("__sequence").alias("__sequence"))
+        if self.is_few:  # they are asked more than once, and mostly there are none
+            found = removed.toArrow()
+            if not found.num_rows:
+                return written
+            removed = self.spark.createDataFrame(found)
+        alive = present if self._has_late(removed) else rows
+        gone = removed.join(alive.select("__key"), "__key", "left_anti").select("__key", F.lit(True).alias("__gone"))
         return written.unionByName(gone, allowMissingColumns=True)
 
+    def _has_late(self, removed: DataFrame) -> bool:
+        """Whether a delete among these may have come after a later document of its key, which silver held already at gold's
+        position: it is remembered, and took nothing away. Any other took away what was there, or a row of a later batch follows it.
+        """
+        high = self.work.gold.high
+        return high is None or not removed.where(F.col("__sequence") <= high).isEmpty()
+
     def _looked_at(self, changed: DataFrame) -> _Changes:
+        rescued = F.when(~F.col("__gone"), F.col("__rescued")).isNotNull()
+        if self.is_few:
+            found = changed.select("__key", rescued.alias("is_rescued")).toArrow()
+            return _changes(found["__key"].to_pylist(), any(found["is_rescued"].to_pylist()))
         row = changed.agg(
             F.count("*").alias("n"),
             F.min("__key").alias("low"),
             F.max("__key").alias("high"),
-            F.count(F.when(~F.col("__gone"), F.col("__rescued"))).alias("rescued"),
+            F.count_if(rescued).alias("rescued"),
         ).first()
-        return _Changes(row.n, row.low or "", row.high or "", row.rescued > 0)
+        if 1 < row.n <= FEW_KEYS:
+            return _changes(changed.select("__key").toArrow()["__key"].to_pylist(), row.rescued > 0)
+        return _Changes(row.n, ((row.low, row.high),) if row.n else (), row.rescued > 0)
+
+
+def _changes(keys: Sequence[str], has_rescued: bool) -> _Changes:
+    covering = spans.covering(keys, limit=16 if len(keys) <= FEW_KEYS else 1)
+    return _Changes(len(keys), covering, has_rescued)
+
+
+STATISTICS = "delta.dataSkippingStatsColumns"
+MEASURED = 32
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_]+")
+
+
+def _with_statistics(columns: Iterable[StructField]) -> str:
+    """The columns whose least and greatest values are kept, for readers to skip files by: the first ones with an order, and the key.
+
+    Those of every column, nested ones too, would be paid for with each row that is written.
+    """
+    names = [each.name for each in columns if _has_order(each) and _PLAIN_NAME.fullmatch(each.name)]
+    return ",".join(map(identifier, dict.fromkeys([*names[: MEASURED - 1], "__key"])))
+
+
+def _has_order(column: StructField) -> bool:
+    return isinstance(column.dataType, (T.StringType, T.NumericType, T.DateType, T.TimestampType))
 
 
 def _statement(target: str, source: str, columns: Sequence[str], changes: _Changes) -> str:
     """The MERGE of the changed keys; literal bounds on the key let Delta skip files."""
-    span = f"t.`__key` BETWEEN {literal(changes.first_key)} AND {literal(changes.last_key)}"
+    among = " OR ".join(f"t.`__key` BETWEEN {literal(low)} AND {literal(high)}" for low, high in changes.spans)
     names = ", ".join(map(identifier, columns))
     values = ", ".join(f"s.{identifier(name)}" for name in columns)
     assigned = ", ".join(f"t.{identifier(name)} = s.{identifier(name)}" for name in columns)
     return (
-        f"MERGE INTO {target} AS t USING {identifier(source)} AS s ON t.`__key` = s.`__key` AND {span}\n"
+        f"MERGE INTO {target} AS t USING {identifier(source)} AS s ON t.`__key` = s.`__key` AND ({among})\n"
         f"WHEN MATCHED AND s.`__gone` THEN DELETE\n"
         f"WHEN MATCHED THEN UPDATE SET {assigned}\n"
         f"WHEN NOT MATCHED AND NOT s.`__gone` THEN INSERT ({names}) VALUES ({values})"

@@ -33,6 +33,7 @@ from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
 from pipelines.delta import tables as delta
+from pipelines.news import News
 from pipelines.operations import rebuild
 from pipelines.schema import log as schemas
 from pipelines.silver import collection as silver_collection
@@ -79,10 +80,13 @@ def run(
     stop: threading.Event | None = None,
     pause_seconds: float = 1.0,
     to: int | None = None,
+    bronze_news: News | None = None,
+    news: News | None = None,
 ) -> Result:
     """Apply every event that bronze held at the start, of batches up to `to` where it is given; without `once`, go on until
     `stop` is set.
 
+    Where bronze has nothing new it waits, at most `pause_seconds`, for what `bronze_news` says; `news` are told of what it did.
     `sessions` makes a session with settings of its own for each thread; without it collections go one by one. A killed
     run leaves every table at a position of its own, and the next one goes on from there. Raises `TableOwned`,
     `LeaseHeld`, `OwnershipLost`, `CommitConflict`; a refused run has committed nothing.
@@ -95,10 +99,12 @@ def run(
         while True:
             found = silver.caught_up()
             total = _together(total, found)
+            if news is not None and found.collections:
+                news.tell()
             if once or ended.is_set():
                 break
             if not found.events:
-                ended.wait(pause_seconds)
+                (bronze_news or News()).wait(pause_seconds, stop=ended)
     finally:
         silver.close()
     return replace(total, seconds=time.monotonic() - started)

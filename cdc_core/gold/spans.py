@@ -1,0 +1,29 @@
+"""Ranges that hold some keys, and little beside: what lets a table's files be skipped where the keys lie close together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+Span = tuple[str, str]
+"""The first and the last key of a range."""
+
+DIGITS = 12
+
+
+def covering(keys: Sequence[str], *, limit: int = 16) -> tuple[Span, ...]:
+    """At most `limit` ranges, in order, that hold all of the keys: cut where neighbours are farthest from each other."""
+    found = sorted(set(keys))
+    if not found:
+        return ()
+    places = _places(found)
+    gaps = sorted(range(1, len(found)), key=lambda each: places[each] - places[each - 1], reverse=True)
+    cuts = sorted(gaps[: limit - 1])
+    return tuple((found[first], found[last - 1]) for first, last in zip([0, *cuts], [*cuts, len(found)]))
+
+
+def _places(keys: Sequence[str]) -> list[int]:
+    """Where sorted keys lie on a line: their first bytes behind what all begin with, as a number."""
+    texts = [key.encode("utf-8", "surrogatepass") for key in keys]
+    alike = (first == last for first, last in zip(texts[0], texts[-1]))
+    skipped = next((place for place, is_same in enumerate(alike) if not is_same), min(len(texts[0]), len(texts[-1])))
+    return [int.from_bytes(text[skipped : skipped + DIGITS].ljust(DIGITS, b"\0"), "big") for text in texts]
