@@ -5,8 +5,7 @@ For each collection with `history: true`, from the bronze batch that its table i
     touched     the collection's events of a range, and the stored versions of their keys that end at the first of them or later
     laid out    each key's versions anew (`cdc_core.gold.versions`); updates that say only what changed are folded, each by itself
     typed       by a schema of its own, because versions in between have fields that silver never saw
-    merged      new versions, and the ends of those before them, in place of the rows that were touched, or by a MERGE where that cannot
-                be; the commit carries the position
+    merged      one MERGE: new versions, and the ends of those before them; its commit carries the position
     swept       a drop, a rename or a snapshot's end closes what it found no longer there
 
 `valid_from` and `valid_to` are cluster times in whole seconds, so that one second is a consistent cut over all collections:
@@ -16,9 +15,8 @@ the events, whatever order and ranges they come in.
 
 from __future__ import annotations
 
-import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -51,7 +49,6 @@ ENGINE_DDL = (
     "`__rescued` MAP<STRING, STRING>, `__incomplete` BOOLEAN, `__as_captured` BOOLEAN, "
     "`__key` STRING, `__sequence` STRING, `__until` STRING, `valid_from` TIMESTAMP, `valid_to` TIMESTAMP"
 )
-STATISTICS = {"delta.dataSkippingStatsColumns": "`__key`,`__sequence`,`__until`,`valid_from`,`valid_to`"}
 RESERVED = frozenset({"__as_captured", "__until", "valid_from", "valid_to"})
 
 
@@ -83,7 +80,7 @@ def is_due(at: Position, silver: registry.SilverPosition) -> bool:
 
 def create(spark: SparkSession, table: tables.TableRef, *, properties: Mapping[str, str]) -> None:
     """Make a collection's table where there is none, without any column of documents."""
-    delta.create(spark, table, columns=ENGINE_DDL, properties={**properties, **STATISTICS})
+    delta.create(spark, table, columns=ENGINE_DDL, properties=properties)
 
 
 @dataclass
@@ -139,24 +136,17 @@ class History:
             found = found.where(f"sequence >= {literal(reached.floor)}")
         if self.mode.keeps_row:
             found = found.where(f"op <> '{bronze.Op.DELETE.value}'")
-        bounds = (F.min("sequence").alias("low"), F.min("key").alias("first"), F.max("key").alias("last"))
-        at = found.agg(*bounds, F.count("*").alias("n")).first()
-        if not at.n:
+        low = found.agg(F.min("sequence")).first()[0]
+        if low is None:
             self.writer.mark(to=reached.to, extra=reached.extra)
             return
         if self.folds:
             found = self._with_awaited(found, range_)
-        hold = functools.partial(
-            self._held, found, low=at.low, span=(at.first, at.last), is_few=at.n <= silver_collection.MANY
-        )
-        held = hold()
-        laid_out = delta.computed(self._laid_out(found, held))
+        laid_out = delta.computed(self._laid_out(found, low))
         try:
-            self._merge(found, held, hold, laid_out, range_.to, reached)
+            self._merge(found, laid_out, range_.to, reached)
         finally:
             delta.release(laid_out)
-            if self.writer.can_upsert():
-                delta.release(held)
 
     def _stored(self) -> DataFrame:
         return self.spark.table(str(self.writer.table))
@@ -171,46 +161,32 @@ class History:
         earlier = self._events(reduce.Range(0, range_.after)).where(reduce.is_partial())
         return found.unionByName(earlier.join(F.broadcast(since), "key").where("sequence > since").select(*found.columns))
 
-    def _held(self, found: DataFrame, *, low: str, span: tuple[str, str], is_few: bool) -> DataFrame:
-        """The stored versions of the events' keys that end at `low` or later, with their places; read once where there are any."""
-        keys = found.select(F.col("key").alias("__key"))
-        rows = self._stored().select("*", *self.writer.places()).where(F.col("__key").between(*span))
-        ending = rows.where(F.col("__until").isNull() | (F.col("__until") >= low))
-        found_there = ending.join(F.broadcast(keys) if is_few else keys, "__key", "left_semi")
-        return delta.computed(found_there) if self.writer.can_upsert() else found_there
-
-    def _laid_out(self, found: DataFrame, held: DataFrame) -> DataFrame:
+    def _laid_out(self, found: DataFrame, low: str) -> DataFrame:
         """Each key's versions that are new, or that end otherwise."""
         is_whole = F.col("after").isNotNull().alias("is_whole")
         whole = ("after", "before", "updateDescription")
         given = [F.col(name) if self.folds else F.lit(None).cast(found.schema[name].dataType).alias(name) for name in whole]
         events = found.select("key", "sequence", "offset", "op", is_whole, *given)
         grouped = events.groupBy(F.col("key").alias("__key")).agg(F.collect_list(F.struct(*versions.EVENT)).alias("events"))
-        known = held.select(
+        touched = found.select(F.col("key").alias("__key"))
+        table = self._stored().join(touched, "__key", "left_semi")
+        held = table.where(f"`__until` IS NULL OR `__until` >= {literal(low)}").select(
             "__key",
             F.struct(
                 F.col("__sequence").alias("sequence"),
                 F.col("__until").alias("until"),
                 F.col("__incomplete").alias("is_incomplete"),
-                (F.col("__deleted") if "__deleted" in held.columns else F.lit(False)).alias("is_deleted"),
-                (F.col("__document") if "__document" in held.columns else F.lit(None).cast("string")).alias("document"),
+                (F.col("__deleted") if "__deleted" in table.columns else F.lit(False)).alias("is_deleted"),
+                (F.col("__document") if "__document" in table.columns else F.lit(None).cast("string")).alias("document"),
             ).alias("version"),
         )
-        stored = known.groupBy("__key").agg(F.collect_list("version").alias("stored"))
+        stored = held.groupBy("__key").agg(F.collect_list("version").alias("stored"))
         joined = grouped.join(stored, "__key", "left").select("__key", "events", "stored")
         return joined.mapInArrow(versions.laid_out(self.folds), versions.LAID_OUT_DDL)
 
     # --- the table
 
-    def _merge(
-        self,
-        found: DataFrame,
-        held: DataFrame,
-        hold: Callable[[], DataFrame],
-        laid_out: DataFrame,
-        number: int,
-        reached: Position,
-    ) -> None:
+    def _merge(self, found: DataFrame, laid_out: DataFrame, number: int, reached: Position) -> None:
         columns = reduce.needed(self.options.unwrap)
         envelope = found.select(*dict.fromkeys(("offset", "after", "updateDescription", *columns)))
         joined = (
@@ -230,14 +206,8 @@ class History:
         ops, name = self.layout.ops("schemas"), str(self.namespace)
         self.schema = schemas.keep(self.spark, ops, self.schema, evolution, collection=name, batch=number)
         source = self._typed(made, evolution.plan)
-        before = self._stored().schema
         names = self._made_room(source.drop("__is_new").schema)
         ended = laid_out.where("offset IS NULL").select(*self._ends(), F.lit(False).alias("__is_new"))
-        is_as_it_was = self._stored().schema == before  # otherwise its rows have other columns, or lie elsewhere
-        stored = held if is_as_it_was or not self.writer.can_upsert() else hold()
-        if self._upserted(source.drop("__is_new"), ended.drop("__is_new"), stored, laid_out, reached):
-            delta.release(made)
-            return
         both = delta.computed(source.unionByName(ended, allowMissingColumns=True))
         view = f"history_{threading.get_ident()}"
         both.createOrReplaceTempView(view)
@@ -247,26 +217,6 @@ class History:
             self.spark.catalog.dropTempView(view)
             delta.release(both)
             delta.release(made)
-
-    def _upserted(self, new: DataFrame, ended: DataFrame, held: DataFrame, laid_out: DataFrame, reached: Position) -> bool:
-        """Whether the rows could be replaced where they lie, the ended ones by themselves with another end."""
-        columns = self._stored().schema
-        if not self.writer.can_upsert() or not _are_alike(columns, new.schema):
-            return False
-        version = ["__key", "__sequence"]
-        changed = [name for name in ended.columns if name not in version]
-        kept = held.drop(*changed, *delta.PLACE).join(ended, version)
-        names = [F.col(identifier(name)) for name in columns.names]
-        rows = new.select(*names).unionByName(kept.select(*names))
-        at = laid_out.select("__key", F.col("sequence").alias("__sequence"))
-        touched = held.join(at, version, "left_semi").select(*delta.PLACE)
-        base = self.writer.version
-        try:
-            return self.writer.upsert(rows, touched=touched, to=reached.to, extra=reached.extra) is not None
-        except delta.SPARK_ERRORS:
-            if self.writer.version == base:
-                raise
-            return False  # others committed meanwhile, and the rows lie elsewhere now: a MERGE looks for them itself
 
     def _ends(self) -> list[Column]:
         """The columns that say which version a row is and when it ended."""
@@ -349,11 +299,6 @@ class History:
             to=reached.to,
             extra=reached.extra,
         )
-
-
-def _are_alike(stored: T.StructType, new: T.StructType) -> bool:
-    """Whether both have the same columns of the same types, the fields in their order: Spark unites nested ones by their place."""
-    return {each.name: merge.ddl(each.dataType) for each in stored} == {each.name: merge.ddl(each.dataType) for each in new}
 
 
 def _time(sequence: str) -> Column:
