@@ -17,6 +17,7 @@ HOPS: dict[str, tuple[str, ...]] = {
     "bronze_log": (),
     "freshness": (),
     "memory": (),
+    "verify": (),
 }
 QUICK: dict[str, tuple[str, ...]] = {
     "capture": ("--events", "100000", "--sizes", "1 KB", "3.6 KB"),
@@ -26,6 +27,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "bronze_log": ("--commits", "2000", "--measure", "40"),
     "freshness": ("--seconds", "15"),
     "memory": ("--gigabytes", "0.5"),
+    "verify": ("--documents", "100000"),
 }
 
 

@@ -280,8 +280,8 @@ def _cards(seen: Seen) -> Sequence[Card]:
         Card(
             "oplog headroom",
             _length(room),
-            "until the position is lost",
-            "wrong" if room is not None and room < 3600 else "",
+            "from bronze's position to the oplog's end",
+            "look" if room is not None and room < 3600 else "",
         ),
         Card("rescued", _number(rescued), "rows with values beside their columns", "look" if rescued else "fine"),
         Card("quarantined", _number(quarantined), "events", "wrong" if quarantined else "fine"),
@@ -310,7 +310,7 @@ def _plots(seen: Seen, plots: Any) -> list[Plot]:
     held = [each for each in seen.status.collections if each.gold is not None][:SHOWN]
     if held:
         rows = plots.Series("rows in gold", [each.gold.rows for each in held if each.gold])
-        found.append(Plot("Rows by collection", plots.bars([each.collection for each in held], [rows], unit="rows")))
+        found.append(Plot("Rows by collection", plots.bars([each.collection for each in held], [rows], unit="")))
     if seen.tables:
         sizes = plots.Series("MB", [each.bytes / 1e6 for each in seen.tables[:SHOWN]])
         found.append(Plot("Size by table", plots.bars([each.name for each in seen.tables[:SHOWN]], [sizes], unit="MB")))

@@ -44,7 +44,7 @@ def lines(labels: Sequence[str], series: Sequence[Series], *, unit: str) -> str:
 
 
 def _over(chart: Any, labels: Sequence[str], series: Sequence[Series], unit: str) -> str:
-    chart.value_formatter = lambda value: f"{value:,.4g} {unit}"
+    chart.value_formatter = lambda value: f"{value:,.4g} {unit}".strip()
     chart.x_labels = list(labels)
     chart.x_labels_major = list(labels[:: max(1, len(labels) // 4)])
     for each in series:
@@ -56,7 +56,7 @@ def bars(names: Sequence[str], series: Sequence[Series], *, unit: str) -> str:
     """The series by name, as horizontal bars."""
     height = 70 + 30 * max(1, len(names)) * len(series)
     chart = pygal.HorizontalBar(**(_shape() | {"height": height}))
-    chart.value_formatter = lambda value: f"{value:,.4g} {unit}"
+    chart.value_formatter = lambda value: f"{value:,.4g} {unit}".strip()
     chart.x_labels = list(names)
     for each in series:
         chart.add(each.name, list(each.values))
@@ -76,9 +76,10 @@ def _shape() -> dict[str, object]:
         "truncate_label": -1,
         "include_x_axis": True,
         "margin": 8,
+        "margin_right": 24,
         "show_y_guides": True,
         "show_x_guides": False,
-        "max_scale": 5,
+        "max_scale": 4,
     }
 
 

@@ -138,20 +138,17 @@ def test_nothing_is_reported_while_the_source_is_written_to(
     database.orders.insert_many([document(number) for number in range(400)])
     quick = {"commit.interval.ms": 300, "signal.poll.interval.ms": 200}
     found = pipeline(mongodb_uri, lakehouse, database.name, **quick)
-    play(spark, found)
     stop, written = threading.Event(), threading.Event()
     with Aside(lambda: layers.run(spark, found, once=False, stop=stop)), Aside(lambda: write(database.orders, written)):
         try:
-            until(lambda: delta.is_held(spark, delta.layout(found.lakehouse).gold(database.name, "orders")))
+            until(lambda: delta.exists(spark, delta.layout(found.lakehouse).gold(database.name, "orders")), seconds=240)
             first = only(verify.run(spark, found, verify.Asked()))
             assert first.is_equal, first.differences
-            assert first.equal + first.waiting + first.changing >= 390
-            sampled = only(verify.run(spark, found, verify.Asked(sample=50)))
-            assert sampled.is_equal and sampled.is_sample and sampled.documents >= 50
+            assert first.equal + first.waiting + first.changing >= 200
             table = delta.layout(found.lakehouse).gold(database.name, "orders")
             until(lambda: is_planted(spark, f"UPDATE {table} SET text = 'planted' WHERE _id IN (390, 391)"))
-            mended = only(verify.run(spark, found, verify.Asked(repair=True)))
-            assert (mended.is_equal, mended.repaired) == (True, 2), mended.differences
+            mended = only(verify.run(spark, found, verify.Asked(repair=True, sample=400)))
+            assert (mended.is_equal, mended.repaired) == (True, 2), mended
         finally:
             written.set()
             stop.set()

@@ -1,0 +1,102 @@
+"""Verify: a collection compared with gold while it is written to, beside a full export and a comparison by hand.
+
+    python -m bench.verify [--documents 1000000] [--writes 200] [--size 400]
+
+The baseline is what people do by hand: stop writing, export the whole collection, read the whole table, compare in one
+process. It is measured without writers, as it cannot be with them. mongod shares the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from bench import ground
+from pipelines import run as layers
+from pipelines.capture import service as capture
+from pipelines.delta import tables as delta
+from pipelines.gold import run as gold
+from pipelines.mongodb import client as mongodb
+from pipelines.silver import run as silver
+from pipelines.spark import session as sparks
+from pipelines.verify import run as verify
+
+DB, COLLECTION = "verify", "orders"
+COMPARED = ("number", "total", "points", "paid", "customer", "lines", "note", "comment")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--documents", type=int, default=1_000_000)
+    parser.add_argument("--writes", type=float, default=200, help="updates a second beside the comparison")
+    parser.add_argument("--size", type=int, default=400, help="bytes a document")
+    arguments = parser.parse_args(argv)
+    spark = sparks.session("bench", conf={"spark.driver.memory": "3g"})
+    rows: list[tuple[Any, ...]] = []
+    with ground.server() as uri, ground.lakehouse() as root:
+        settings = ground.pipeline(uri, root, **{"collection.include.list": f"{DB}.{COLLECTION}"})
+        ground.insert(uri, (DB, COLLECTION), count=arguments.documents, size=arguments.size)
+        for layer in (capture, silver, gold):
+            layer.run(spark, settings, once=True, sessions=sparks.sessions(spark))
+        seconds, differing = by_hand(spark, uri, settings)
+        rows.append(("by hand, nobody writes", arguments.documents, seconds, differing, ""))
+        quiet = verify.run(spark, settings, verify.Asked()).collections[0]
+        rows.append(told("verify, nobody writes", quiet))
+        rows.append(told(f"verify beside {arguments.writes:.0f} writes a second", beside(spark, uri, settings, arguments)))
+    sparks.stop()
+    ground.show("Source against gold", ("work", "documents", "seconds", "reported", "on their way"), rows)
+    return 0
+
+
+def told(name: str, found: verify.CollectionResult) -> tuple[Any, ...]:
+    wrong = found.missing + found.extra + found.different
+    return name, found.documents, found.seconds, wrong, found.waiting + found.changing
+
+
+def by_hand(spark: Any, uri: str, settings: Any) -> tuple[float, int]:
+    """Seconds, and documents that differ: everything in one process, document by document."""
+    began = time.perf_counter()
+    client = mongodb.client(uri)
+    exported = {str(document["_id"]): document for document in client[DB][COLLECTION].find()}
+    client.close()
+    table = delta.layout(settings.lakehouse).gold(DB, COLLECTION)
+    differing = 0
+    for batch in spark.table(str(table)).drop("__key", "__rescued").toArrow().to_batches(max_chunksize=10_000):
+        for row in batch.to_pylist():
+            document = exported.pop(row["_id"], {})
+            differing += any(document.get(name) != row[name] for name in COMPARED)
+    return time.perf_counter() - began, differing + len(exported)
+
+
+def beside(spark: Any, uri: str, settings: Any, arguments: argparse.Namespace) -> verify.CollectionResult:
+    """A comparison while the pipeline runs and a writer updates documents anywhere in the collection."""
+    stop = threading.Event()
+    pipeline = threading.Thread(target=lambda: layers.run(spark, settings, once=False, stop=stop))
+    writer = threading.Thread(target=lambda: write(uri, arguments.writes, stop))
+    pipeline.start()
+    writer.start()
+    try:
+        time.sleep(10)
+        return verify.run(spark, settings, verify.Asked()).collections[0]
+    finally:
+        stop.set()
+        writer.join()
+        pipeline.join()
+
+
+def write(uri: str, rate: float, stop: threading.Event) -> None:
+    client = mongodb.client(uri)
+    collection = client[DB][COLLECTION]
+    ids = [each["_id"] for each in collection.aggregate([{"$sample": {"size": 5000}}, {"$project": {"_id": 1}}])]
+    number = 0
+    while not stop.wait(1 / rate):
+        collection.update_one({"_id": ids[number % len(ids)]}, {"$set": {"touched": number}})
+        number += 1
+    client.close()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

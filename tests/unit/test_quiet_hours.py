@@ -1,0 +1,51 @@
+"""Quiet hours: which minutes are in them, and that tables are maintained once in each."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from cdc_core import errors
+from cdc_core.settings import parse
+from pipelines import run
+
+SMALLEST = {"name": "shop", "lakehouse": {"root": "lake"}, "source": {"mongodb.connection.string": "mongodb://localhost"}}
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "outside"),
+    [("02:00-05:00", (120, 299), (119, 300)), ("22:30-01:00", (1350, 1439, 0, 59), (60, 1349))],
+)
+def test_a_part_of_the_day_may_go_over_midnight(text: str, inside: tuple[int, ...], outside: tuple[int, ...]) -> None:
+    """The begin is in it, the end is not."""
+    quiet = parse.parse({**SMALLEST, "maintenance": {"quiet.hours": text}}).maintenance.quiet_hours
+    assert quiet is not None
+    assert all(map(quiet.holds, inside)) and not any(map(quiet.holds, outside))
+
+
+def test_what_is_no_time_of_day_is_refused() -> None:
+    """The setting's path, what is expected, and an example are told."""
+    with pytest.raises(errors.SettingsError, match=r"maintenance.quiet.hours: a time of day in UTC is expected, found 2-5"):
+        parse.parse({**SMALLEST, "maintenance": {"quiet.hours": "2-5"}})
+
+
+def test_tables_are_maintained_once_each_time_and_a_failure_ends_nothing() -> None:
+    """Three days are gone through minute by minute: maintenance is done on each, and on the second it fails."""
+    settings = parse.parse({**SMALLEST, "maintenance": {"quiet.hours": "02:00-05:00"}})
+    stop, minutes, asked = threading.Event(), iter(range(3 * 1440)), []
+
+    def clock() -> float:
+        minute = next(minutes, None)
+        if minute is None:
+            stop.set()
+            return 0.0
+        return minute * 60.0
+
+    def act() -> None:
+        asked.append(True)
+        if len(asked) == 2:
+            raise errors.CommitConflict("other commits came first")
+
+    assert run._kept(settings, act, stop=stop, clock=clock, pause=0.0) == 2
+    assert len(asked) == 3
