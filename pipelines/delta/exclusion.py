@@ -78,7 +78,10 @@ def _probed(spark: SparkSession, location: str) -> str | None:
 
     jvm: Any = spark._jvm
     conf = spark._jsparkSession.sessionState().newHadoopConf()
-    path = jvm.org.apache.hadoop.fs.Path(f"{location.rstrip('/')}/_medallion_probe/{uuid.uuid4().hex}.json")
+    # Beside the table's folder: what lies in it would make Delta take the folder for a table.
+    path = jvm.org.apache.hadoop.fs.Path(
+        f"{location.rstrip('/').rpartition('/')[0]}/_medallion_probe/{uuid.uuid4().hex}.json"
+    )
     try:
         store = jvm.io.mongomedallion.storage.ConditionalPutLogStore(conf)
     except TypeError:
