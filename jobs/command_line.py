@@ -304,7 +304,7 @@ def capture(file: _File, once: bool, take_over: bool) -> None:
     from pipelines.terminal import tables as report
 
     with _stopping() as stop, report.progress() as progress:
-        settings, spark = _opened(file, "capture", captures=True)
+        settings, spark = _opened(file, "capture", captures=True, stop=stop)
         result = pipeline.run(
             spark,
             settings,
@@ -461,7 +461,7 @@ def run(file: _File, once: bool, take_over: bool) -> None:
     from pipelines.terminal import tables as report
 
     with _stopping() as stop, report.progress() as progress:
-        settings, spark = _opened(file, "run", captures=True)
+        settings, spark = _opened(file, "run", captures=True, stop=stop)
         results = pipeline.run_again(
             spark, settings, again=functools.partial(_session, file, settings, "run"), once=once, take_over=take_over, stop=stop,
             progress=progress,
@@ -897,10 +897,13 @@ def import_debezium(connector: Path, out: Path | None, root: str) -> None:
         click.echo(f"set {line}", err=True)
 
 
-def _opened(file: _File, verb: str, *, quiet: bool = False, captures: bool = False) -> tuple[Settings, SparkSession]:
+def _opened(
+    file: _File, verb: str, *, quiet: bool = False, captures: bool = False, stop: threading.Event | None = None
+) -> tuple[Settings, SparkSession]:
     """The settings and a session for one command, with the log configured.
 
-    One that `captures` looks at the source first: a wrong password is told without waiting for Spark.
+    One that `captures` looks at the source first: a wrong password is told without waiting for Spark. It need not answer
+    when `stop` is set.
     """
     import logging
 
@@ -913,7 +916,10 @@ def _opened(file: _File, verb: str, *, quiet: bool = False, captures: bool = Fal
     if captures:
         from pipelines.capture import service as capture
 
-        capture.check_source(settings)
+        try:
+            capture.check_source(settings, stop)
+        except capture.Stopped:
+            raise click.exceptions.Exit(0) from None
     return settings, _session(file, settings, verb)
 
 

@@ -127,6 +127,8 @@ class Log:
         last row's own. Exactly once: the commit holds rows and position, or neither.
         """
         with self._lock:
+            if self._is_closed:
+                raise errors.OwnershipLost("bronze: this capture has ended; nothing more is committed")
             batch = self.numbered + 1
             first = self.position.offset + 1 if self.position else 0
             rows = numbered(batch, first)

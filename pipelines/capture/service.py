@@ -66,6 +66,10 @@ OPLOG_EVERY = 60.0
 """Seconds between two looks at how far the position is from the end of the oplog."""
 WARN_EVERY = 3600.0
 CLOSE_SECONDS = 30.0
+STOP_SECONDS = 3.0
+"""So long a capture that was asked to stop waits for its threads."""
+COMMITTING = ("capture-committer",)
+"""The threads that are waited for longer: what they began is to be in the table."""
 ONCE_AWAIT_MS = 100
 """So long a run with an end waits for events: that there are none is what it waits for."""
 
@@ -100,6 +104,10 @@ class CaptureResult:
     lossy_documents: int = 0
     skipped_events: int = 0
     seconds: float = 0.0
+
+
+NOTHING = CaptureResult(0, 0, 0, None)
+"""What a run did that was stopped before it began."""
 
 
 def run(
@@ -137,15 +145,19 @@ def run(
         while True:
             capture = None
             try:
-                with _connected(settings, capturing) as capture:
+                with _connected(settings, capturing, stop) as capture:
                     return _joined(done, capture.run(once=once, take_over=take_over))
+            except Stopped:
+                return done or NOTHING
             except errors.SourceUnreachable as error:
                 has_begun = capture is not None and capture.has_begun
                 spent = (0 if capture is not None and capture.has_progressed else spent) + (
                     capture.attempts if capture else 1
                 )
+                if stop.is_set():
+                    return _joined(done, capture.result()) if capture is not None and has_begun else done or NOTHING
                 is_last = 0 <= settings.source.errors_max_retries < spent
-                if is_last or stop.is_set() or not (has_begun or done):
+                if is_last or not (has_begun or done):
                     raise
                 wait = settings.source.retriable_restart_connector_wait_ms / 1000
                 log.warning("%s; the capture starts over in %.1f s", error, wait)
@@ -156,30 +168,62 @@ def run(
                 return done
 
 
-def check_source(settings: Settings) -> None:
-    """Raises what `run` would raise of a source that it cannot reach, log in to or follow: before Spark is started for it."""
-    with _suitable(settings):
+class Stopped(Exception):
+    """The run was stopped while it waited for a server that had not answered yet: nothing was begun."""
+
+
+def check_source(settings: Settings, stop: threading.Event | None = None) -> None:
+    """Raises what `run` would raise of a source that it cannot reach, log in to or follow: before Spark is started for it.
+
+    Raises `Stopped` where `stop` is set before the server has answered.
+    """
+    with _suitable(settings, stop or threading.Event()):
         pass
 
 
+def _answered(asked: Callable[[], mongodb.ServerInfo], stop: threading.Event) -> mongodb.ServerInfo:
+    """What a server answers; `Stopped` where the run is to end before: nobody waits for a server that may be gone."""
+    answer: queue.SimpleQueue[mongodb.ServerInfo | BaseException] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answer.put(asked())
+        except BaseException as error:  # the thread that waits raises it
+            answer.put(error)
+
+    threading.Thread(target=ask, name="capture-connecting", daemon=True).start()
+    while True:
+        try:
+            found = answer.get(timeout=IDLE_WAIT)
+        except queue.Empty:
+            if stop.is_set():
+                raise Stopped from None
+        else:
+            if isinstance(found, BaseException):
+                raise found
+            return found
+
+
 @contextlib.contextmanager
-def _suitable(settings: Settings) -> Iterator[tuple[source.Connection, mongodb.Client]]:
+def _suitable(settings: Settings, stop: threading.Event) -> Iterator[tuple[source.Connection, mongodb.Client]]:
     """A connection and a client of a source that can be captured, closed at the end."""
     connection = source.connection(settings.source)
     client = connection.client()
     try:
-        info = mongodb.server_info(client)
+        info = _answered(functools.partial(mongodb.server_info, client), stop)
         mongodb.check_suitable(info)
         source.check_oversize(settings.source, info)
         yield connection, client
     finally:
-        client.close()
+        mongodb.close(client)
 
 
 @contextlib.contextmanager
-def _connected(settings: Settings, capturing: Callable[[source.Connection, mongodb.Client], _Capture]) -> Iterator[_Capture]:
+def _connected(
+    settings: Settings, capturing: Callable[[source.Connection, mongodb.Client], _Capture], stop: threading.Event
+) -> Iterator[_Capture]:
     """A capture with a client of its own, both closed at the end."""
-    with _suitable(settings) as (connection, client):
+    with _suitable(settings, stop) as (connection, client):
         capture = capturing(connection, client)
         try:
             yield capture
@@ -218,6 +262,8 @@ class _Capture:
     def __post_init__(self) -> None:
         self._source = self.settings.source
         self._failure: BaseException | None = None
+        self._read_failure: BaseException | None = None
+        self._leave_at: float | None = None
         self._halt = threading.Event()
         self._queue = self.metrics.streaming.queue = ByteQueue(self._source.max_queue_size_in_bytes)
         self._commits: queue.Queue[events.Rows | None] = queue.Queue(maxsize=1)
@@ -307,8 +353,11 @@ class _Capture:
         self._halt.set()
         self._queue.close()
         self._end_committer()
+        is_hurried = self.stop.is_set() or isinstance(self._failure, errors.SourceUnreachable)
+        leave_at = self._leave_at or time.monotonic() + STOP_SECONDS
         for thread in self._threads:
-            thread.join(timeout=CLOSE_SECONDS)
+            is_left = is_hurried and thread.name not in COMMITTING
+            thread.join(timeout=max(0.0, leave_at - time.monotonic()) if is_left else CLOSE_SECONDS)
         if self._log is not None and not isinstance(self._failure, errors.OwnershipLost):
             with contextlib.suppress(Exception):  # the error that ended the run is the one to tell of
                 self._log.close()
@@ -552,6 +601,13 @@ class _Capture:
         thread.start()
 
     def _read(self, stream: mongodb.ChangeStream) -> None:
+        """Read until the end of the run, or to where the stream fails: what came before that is committed first."""
+        try:
+            self._read_on(stream)
+        except Exception as error:
+            self._read_failure = error
+
+    def _read_on(self, stream: mongodb.ChangeStream) -> None:
         try:
             while not self._halt.is_set():
                 try:
@@ -825,8 +881,12 @@ class _Capture:
                 rows = self._handed_over(rows)
             batch = self._next(rows, first_at)
             if batch is not None:
-                for rows_done in self._added(rows, batch):
-                    rows, first_at = self._handed_over(rows_done), time.monotonic()
+                try:
+                    for rows_done in self._added(rows, batch):
+                        rows, first_at = self._handed_over(rows_done), time.monotonic()
+                except errors.MedallionError as error:
+                    self._read_failure = error  # of an event: those before it are committed
+                    break
                 if is_drained_now := not batch.events:
                     self._end_transaction(rows, batch.token)
                 token, is_drained = max(token, batch.token), is_drained_now
@@ -835,7 +895,7 @@ class _Capture:
             if len(rows) and self._is_due(first_at):
                 rows, first_at = self._handed_over(rows), time.monotonic()
                 idle_since = first_at
-            if self._ended():
+            if self._ended() or self._has_read_to_failure():
                 break
             if until is not None and self._is_caught_up(token, until, is_drained=is_drained):
                 break
@@ -853,6 +913,10 @@ class _Capture:
             self._halt.wait(IDLE_WAIT)
             return None
         return self._queue.get(timeout=self._wait(rows, first_at))
+
+    def _has_read_to_failure(self) -> bool:
+        """Whether the reader has failed, and everything that it read before is in rows, or waits for a snapshot anyway."""
+        return self._read_failure is not None and (self._queue.is_empty() or self._snapshots.is_blocking)
 
     def _has_read_all(self) -> bool:
         """Whether no snapshot is to be read, nor a signal to be heeded that was there at the start."""
@@ -964,14 +1028,18 @@ class _Capture:
             self._join("capture-committer")
         if self._began is not None:
             self._seconds = time.monotonic() - self._began
+        self._failure = self._failure or self._read_failure
         self._halt.set()
         self._queue.close()
         self._snapshots.wake()
-        self._join("capture-snapshot")
-        self._join("capture-signals")
-        self._join("capture-reader")
+        self._leave_at = time.monotonic() + STOP_SECONDS
+        is_hurried = self.stop.is_set() or self._failure is not None
+        for name in ("capture-snapshot", "capture-signals", "capture-reader"):
+            self._join(name, until=self._leave_at if is_hurried else None)
         self._notifier.close()
         if self._failure is not None:
+            if self.stop.is_set() and isinstance(self._failure, errors.SourceUnreachable):
+                return  # a clean end; what was read may not be committed, so that the position stays
             raise self._failure
         assert self._log is not None
         self._log.complete = token
@@ -984,10 +1052,14 @@ class _Capture:
         interval = self._source.heartbeat_interval_ms / 1000
         return token > committed and 0 < interval <= gap
 
-    def _join(self, name: str) -> None:
+    def _join(self, name: str, *, until: float | None = None) -> None:
+        """Wait for a thread's end; one that waits for a server that does not answer is left behind at `until`.
+
+        It commits nothing after that: a log that is closed takes no rows.
+        """
         for thread in self._threads:
             if thread.name == name:
-                thread.join()
+                thread.join(None if until is None else max(0.0, until - time.monotonic()))
 
     def _tell(self) -> None:
         if self.report is not None:

@@ -152,6 +152,16 @@ def _is_valid(name: str, value: object) -> bool:
     return True
 
 
+CLOSE_SECONDS = 2.0
+
+
+def close(connection: pymongo.MongoClient[Any]) -> None:
+    """Close a client, which tells the server of the end of its sessions; one that does not answer is not waited for."""
+    closing = threading.Thread(target=connection.close, name="mongodb-close", daemon=True)
+    closing.start()
+    closing.join(CLOSE_SECONDS)
+
+
 @contextmanager
 def translating(what: str = "MongoDB") -> Iterator[None]:
     """Driver errors inside the block leave it as ours; `what` says what was being done."""
