@@ -12,6 +12,7 @@
     │   ├── OwnershipLost                   another writer took the claim over
     │   ├── ConcurrentWritesUnsafe          the store lets two drivers replace each other's commits
     │   └── GateFailed                      expectations refused a version
+    ├── CollectionsFailed               the worst of theirs
     └── Temporary                       75  try again
         ├── SourceUnreachable               no server, no network, an election that lasts
         ├── StoreUnreachable                the lakehouse's store does not answer, or refuses
@@ -27,7 +28,7 @@ content, a password, or a whole settings object.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -126,6 +127,44 @@ class LeaseHeld(Temporary):
 
 class StorageExhausted(Temporary):
     """The disk, or the quota, is full; nothing was committed."""
+
+
+class CollectionsFailed(MedallionError):
+    """Several collections could not be brought up to date; the others were. The exit code is that of the worst error."""
+
+    exit_code = 3
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+_WORST_FIRST = (1, 3, 2, 75)
+
+
+def worst(failures: Sequence[Exception]) -> Exception:
+    """The error among these that most wants to be seen: a bug, a decision, wrong settings, then what is temporary."""
+    return min(failures, key=lambda each: _WORST_FIRST.index(code(each)))
+
+
+def code(error: BaseException) -> int:
+    """The exit code that an error asks for."""
+    return error.exit_code if isinstance(error, MedallionError) else MedallionError.exit_code
+
+
+def together(failures: Mapping[str, Exception]) -> Exception:
+    """One error for those of several collections, by their names: the very error where there is one alone."""
+    if len(failures) == 1:
+        return next(iter(failures.values()))
+    lines = [f"{len(failures)} collections could not be brought up to date, the others are:"]
+    lines += [f"{name}: {told(error)}" for name, error in failures.items()]
+    chosen = worst(list(failures.values()))
+    return CollectionsFailed("\n  ".join(lines), code(chosen))
+
+
+def told(error: Exception) -> str:
+    """What may be said of an error: nothing of one that is not ours but its name, it may quote a document."""
+    return str(error) if isinstance(error, MedallionError) else f"this is a bug: {type(error).__name__}"
 
 
 class CommitConflict(Temporary):

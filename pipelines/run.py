@@ -186,9 +186,17 @@ class _Ended:
 
 
 def _in_turn(layers: Mapping[str, Layer], ended: _Ended, *, stop: threading.Event) -> None:
+    """Each layer when the one before it has ended; where collections failed in silver, gold goes on with the others."""
     for name, layer in layers.items():
-        if not stop.is_set():
+        if stop.is_set():
+            break
+        try:
             ended.results[name] = layer(stop)
+        except Exception as error:
+            if name == "capture" or isinstance(failures.translated(error), errors.SparkLost):
+                raise
+            ended.failures.append((error, False))
+    ended.failures.sort(key=lambda failure: failure[0] is not errors.worst([each for each, _ in ended.failures]))
 
 
 def _together(layers: Mapping[str, Layer], ended: _Ended, *, stop: threading.Event, halt: threading.Event) -> None:

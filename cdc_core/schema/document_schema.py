@@ -987,8 +987,8 @@ class _Misfit(Exception):
 
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
-MIN_DATE_MS = -62_135_596_800_000
-"""0001-01-01T00:00:00Z: the first instant of Spark's TIMESTAMP."""
+MIN_DATE_MS = -62_135_424_000_000
+"""0001-01-03T00:00:00Z: Python's clocks, which PySpark's `collect()` goes by, do not reach the two days before it in every zone."""
 MAX_DATE_MS = 253_402_300_799_999
 """9999-12-31T23:59:59.999Z: the last."""
 

@@ -7,7 +7,7 @@ A name passes through these steps, and keeps what it can of itself:
     fit           characters that Delta refuses without column mapping (`` ,;{}()\\n\\t=``, other control characters)
                   become `_`; an empty name becomes `_`; more than 200 characters become 191 and a digest
     unique        Spark compares names without case: the later of two that meet gets `_2`, `_3`, …; a top-level
-                  name that one of the engine's columns has is taken
+                  name that one of the engine's columns has is taken, and what Spark or a statement reads as its own
 
 Dots stay. Which name a path got is kept in the document schema, so that it is the same for ever.
 """
@@ -23,6 +23,12 @@ from cdc_core.properties import unwrap as unwrap_options
 
 ENGINE = frozenset({"__key", "__sequence", "__batch", "__document", "__rescued", "__deleted", "__incomplete", "__known"})
 """The engine's own columns of a silver or gold table."""
+
+SPOKEN_FOR = frozenset(
+    {"__action", "__guard", "__gone", "__file", "__row", "_metadata", "_change_type", "_commit_version", "_commit_timestamp"}
+)
+"""Names that no column of a document gets: what statements over its table call columns of their own, and what Spark and Delta
+read as theirs."""
 
 MAX_LENGTH = 200
 """Characters of a column's name; a longer one is cut and told apart by a digest."""
@@ -42,17 +48,17 @@ class Naming:
     delimiter: str = "_"
     adjustment: unwrap_options.FieldNameAdjustment = unwrap_options.FieldNameAdjustment.NONE
     arrays_as_documents: bool = False
-    reserved: frozenset[str] = ENGINE
+    reserved: frozenset[str] = ENGINE | SPOKEN_FOR
 
     @staticmethod
     def of(options: unwrap_options.UnwrapOptions) -> Naming:
-        """What the options of the unwrap say about names; the names of `add.fields` are taken."""
+        """What the options of the unwrap say about names; the names of `add.fields` and `add.headers` are taken."""
         return Naming(
             flatten=options.flatten_struct,
             delimiter=options.flatten_struct_delimiter,
             adjustment=options.field_name_adjustment_mode,
             arrays_as_documents=options.array_encoding is unwrap_options.ArrayEncoding.DOCUMENT,
-            reserved=ENGINE | {added.name for added in options.add_fields},
+            reserved=ENGINE | SPOKEN_FOR | {added.name for added in (*options.add_fields, *options.add_headers)},
         )
 
     def to_json(self) -> dict[str, object]:
@@ -97,19 +103,33 @@ def fit(name: str) -> str:
     return f"{cleaned[: MAX_LENGTH - 9]}_{hashlib.sha256(name.encode('utf-8', 'replace')).hexdigest()[:8]}"
 
 
+def without_case(name: str) -> str:
+    """What two names have in common that Spark takes for one: each character's capital, made small again.
+
+    More than the small letters of Unicode: `ı` and `i`, `µ` and `μ`, `ſ` and `s`. Characters stay single, as in Java: `ß` is not `ss`.
+    """
+    return "".join(map(_without_case, name))
+
+
+def _without_case(character: str) -> str:
+    capital = character.upper()
+    small = (capital if len(capital) == 1 else character).lower()
+    return small if len(small) == 1 else small[0]
+
+
 class Taken:
     """The names that are given already, compared without case."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
-        self._names = {name.lower() for name in names}
+        self._names = {without_case(name) for name in names}
 
     def unique(self, name: str) -> str:
         """The name itself, or with the first of `_2`, `_3`, … that nobody has; taken from now on."""
         candidate, number = name, 1
-        while candidate.lower() in self._names:
+        while without_case(candidate) in self._names:
             number += 1
             candidate = f"{name}_{number}"
-        self._names.add(candidate.lower())
+        self._names.add(without_case(candidate))
         return candidate
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,7 @@ from pyspark.sql import functions as F
 
 from cdc_core.bronze import columns as bronze
 from cdc_core.properties import unwrap as unwrap_options
+from cdc_core.schema import names as column_names
 from cdc_core.silver import fold
 from cdc_core.sql import arrow
 
@@ -130,6 +131,14 @@ def schema_sweeps(changes: Iterable[tuple[int, str, str, str, str]]) -> tuple[Sw
         if operation in (Cause.DROP.value, Cause.RENAME.value):
             found.append(Sweep(f"{db}.{collection}", batch, sequence, Cause(operation)))
     return tuple(found)
+
+
+def within(sweeps: Iterable[Sweep], range_: Range) -> tuple[Sweep, ...]:
+    """The sweeps that a range of batches calls for, in their order.
+
+    Each comes right after its range, so that a run that ends between two ranges has forgotten none.
+    """
+    return tuple(sweep for sweep in sweeps if range_.after < sweep.batch <= range_.to)
 
 
 def _collections(payload: str) -> Iterator[tuple[str, dict[str, object]]]:
@@ -330,15 +339,17 @@ class Added:
     value: Column
 
 
-def added(options: unwrap_options.UnwrapOptions) -> tuple[Added, ...]:
+def added(options: unwrap_options.UnwrapOptions, *, documents: Iterable[str] = ()) -> tuple[Added, ...]:
     """The columns that `add.fields` and then `add.headers` ask for, each name once.
 
-    A field that neither its struct nor the envelope has is a null STRING; a whole struct is its JSON text.
+    A field that neither its struct nor the envelope has is a null STRING; a whole struct is its JSON text. A name that a
+    column of the documents has already (`documents`), or one of the engine's, gets `_2`, `_3`, ….
     """
     by_name: dict[str, Added] = {}
     for field in (*options.add_fields, *options.add_headers):
-        by_name.setdefault(field.name.lower(), _added(field))
-    return tuple(by_name.values())
+        by_name.setdefault(column_names.without_case(field.name), _added(field))
+    taken = column_names.Taken((*column_names.ENGINE, *column_names.SPOKEN_FOR, *documents))
+    return tuple(replace(each, name=taken.unique(column_names.fit(each.name))) for each in by_name.values())
 
 
 _STRUCTS = {name: bronze.SCHEMA.field(name).type for name in ("source", "transaction", "updateDescription")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass, replace
 from urllib.parse import quote
@@ -10,6 +11,7 @@ from cdc_core.sql.names import identifier
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-]*")
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9_-]")
+_CUT = re.compile(r"%[0-9A-F]?$")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
@@ -43,11 +45,26 @@ class TableRef:
         return TableRef(identifier(*parts))
 
 
+MAX_FOLDER = 255
+"""Bytes that file systems allow one folder's name."""
+
+MAX_CATALOG = 255
+"""Characters that catalogs allow one table's name."""
+
+
 def path_name(name: str) -> str:
-    """A database's or collection's name as a folder: bytes outside ``[A-Za-z0-9_-]`` percent-encoded."""
-    if _PLAIN.fullmatch(name):
+    """A database's or collection's name as a folder: bytes outside ``[A-Za-z0-9_-]`` percent-encoded.
+
+    A longer one than file systems allow keeps its beginning, and `~` with a digest of the whole, which no other name has.
+    """
+    if _PLAIN.fullmatch(name) and len(name) <= MAX_FOLDER:
         return name
-    return quote(name, safe="").replace(".", "%2E").replace("~", "%7E")
+    encoded = quote(name, safe="").replace(".", "%2E").replace("~", "%7E")
+    return encoded if len(encoded) <= MAX_FOLDER else f"{_CUT.sub('', encoded[:180])}~{_digest(name)}"
+
+
+def _digest(*names: str) -> str:
+    return hashlib.sha256("\0".join(names).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def catalog_name(name: str) -> str:
@@ -129,6 +146,8 @@ class Layout:
         if self.root is not None:
             return TableRef.at("/".join((self.root.rstrip("/"), layer, *map(path_name, names))))
         table = "__".join(map(catalog_name, names))
+        if len(table) > MAX_CATALOG:
+            table = f"{table[:180]}_{_digest(*names)}"
         return TableRef.named(*filter(None, (self.catalog, f"{self.schema_prefix}{layer}", table)))
 
 

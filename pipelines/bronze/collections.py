@@ -11,8 +11,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ import pyarrow as pa
 from cdc_core import errors
 from cdc_core.properties import types as values
 from cdc_core.sql.names import literal
+from cdc_core.stream import filters
 from cdc_core.tables import layout as tables
 from pipelines.delta import tables as delta
 
@@ -45,17 +47,52 @@ class Namespace:
         return f"{self.db}.{self.collection}"
 
     @property
+    def is_temporary(self) -> bool:
+        """Whether MongoDB made it for the time of one command (`$out`, map-reduce, a rename between databases)."""
+        return _TEMPORARY.match(self.collection) is not None
+
+    @property
     def predicate(self) -> str:
         """The collection's rows, as SQL over bronze."""
         return f"db = {literal(self.db)} AND collection = {literal(self.collection)}"
 
 
+_TEMPORARY = re.compile(r"tmp\.(agg_out|mr)\.|tmp\w{5}\.renameCollection$")
+
+
 @dataclass(frozen=True)
 class Known:
-    """The collections that have events in bronze batches up to `discovered`, in the order of their names."""
+    """The collections that have events in bronze batches up to `discovered`, in the order of their names.
+
+    `refused` are those without tables, because a collection that was known before has the name that theirs would get.
+    """
 
     discovered: int = 0
     namespaces: tuple[Namespace, ...] = ()
+    refused: Mapping[Namespace, errors.DecisionNeeded] = field(default_factory=dict)
+
+
+def parted(settings: Settings, namespaces: Sequence[Namespace]) -> Known:
+    """The collections, in the order in which they were found, without those whose tables would be an earlier one's.
+
+    One that is not captured any more is not spoken of.
+    """
+    layout, chosen = delta.layout(settings.lakehouse), filters.of(settings.source)
+    owners: dict[str, Namespace] = {}
+    kept: list[Namespace] = []
+    refused: dict[Namespace, errors.DecisionNeeded] = {}
+    for namespace in namespaces:
+        table = layout.silver(namespace.db, namespace.collection)
+        name = str(table) if table.path is not None else str(table).lower()
+        owner = owners.setdefault(name, namespace)
+        if owner == namespace:
+            kept.append(namespace)
+        elif chosen.includes(namespace.db, namespace.collection):
+            refused[namespace] = errors.DecisionNeeded(
+                f"{namespace}: its table would be {table.label}, which is that of {owner}; take one of them out of the include "
+                "list, or give it a pipeline with another schema_prefix"
+            )
+    return Known(0, tuple(kept), refused)
 
 
 def read(spark: SparkSession, settings: Settings, *, log: str | None = None) -> Known:
@@ -65,9 +102,19 @@ def read(spark: SparkSession, settings: Settings, *, log: str | None = None) -> 
         return Known()
     delta.check_ours(spark, table)
     rows = [row for row in delta.rows(spark, table, SCHEMA).to_pylist() if row["pipeline"] == settings.name]
-    found = sorted({(row["db"], row["collection"]) for row in rows if row["db"] is not None})
+    first: dict[tuple[str, str], int] = {}
+    for row in rows:
+        if row["db"] is not None:
+            names = (row["db"], row["collection"])
+            first[names] = min(row["batch"], first.get(names, row["batch"]))
     discovered = max((row["batch"] for row in rows if row["log"] == log), default=0)
-    return Known(discovered, tuple(itertools.starmap(Namespace, found)))
+    in_order = sorted(first, key=lambda names: (first[names], names))
+    known = parted(settings, list(itertools.starmap(Namespace, in_order)))
+    return replace(known, discovered=discovered, namespaces=tuple(sorted(known.namespaces, key=_names)))
+
+
+def _names(namespace: Namespace) -> tuple[str, str]:
+    return namespace.db, namespace.collection
 
 
 def note(spark: SparkSession, settings: Settings, *, new: Sequence[Namespace], discovered: int, log: str | None) -> None:
@@ -124,7 +171,8 @@ class SilverPosition:
 
     `to` is the bronze batch up to which it is applied, `high` the greatest sequence that it has seen (None where its
     history no longer says), `swept` the mark of its last sweep, `floor` that of its last drop or rename, before which
-    nothing may arrive any more, `generation` what a rebuild called its rows. `settled` is what the last run that left the
+    nothing may arrive any more, `generation` what a rebuild called its rows, `documents` whether it holds whole documents (None
+    where nothing says so), `added` the columns that `add.fields` and `add.headers` ever made. `settled` is what the last run that left the
     table cleanly found out about all of them (`Settled`), `log` the bronze whose batches these are (None where it has no name).
     """
 
@@ -134,6 +182,8 @@ class SilverPosition:
     generation: str = ""
     floor: str = ""
     log: str | None = None
+    documents: bool | None = None
+    added: tuple[str, ...] = ()
     version: int = -1
     settled: Settled | None = field(default=None, compare=False)
 
@@ -144,7 +194,7 @@ class SilverPosition:
     @property
     def extra(self) -> dict[str, object]:
         """What a commit says beside `to`."""
-        names = ("high", "swept", "generation", "floor", "log")
+        names = ("high", "swept", "generation", "floor", "log", "documents", "added")
         return {name: getattr(self, name) for name in names}
 
 
@@ -162,6 +212,8 @@ def silver_position(spark: SparkSession, table: tables.TableRef) -> SilverPositi
             metadata.get("generation") or "",
             metadata.get("floor") or "",
             metadata.get("log"),
+            metadata.get("documents"),
+            tuple(metadata.get("added") or ()),
             version,
             Settled(**metadata["settled"]) if "settled" in metadata else None,
         )

@@ -114,16 +114,19 @@ class History:
         for range_ in ranges:
             if stop.is_set():
                 return 0
-            # While sweeps are to come, the position stays: a crash in between repeats the last range.
-            to = reached.to if due and range_ is ranges[-1] else range_.to
-            reached = replace(reached, to=to)
-            self._range(range_, reached)
-        for sweep in due:
+            reached = self._with_sweeps(range_, reached, reduce.within(due, range_))
+        return own.events
+
+    def _with_sweeps(self, range_: reduce.Range, reached: Position, sweeps: Sequence[reduce.Sweep]) -> Position:
+        """One range and the sweeps that it calls for. While any is to come, the position stays: a crash in between repeats the range."""
+        reached = replace(reached, to=reached.to if sweeps else range_.to)
+        self._range(range_, reached)
+        for sweep in sweeps:
             is_end = sweep.cause is not reduce.Cause.SNAPSHOT and not self.mode.keeps_row
             floor = max(reached.floor, sweep.first) if is_end else reached.floor
-            reached = replace(reached, floor=floor, to=silver.to if sweep is due[-1] else reached.to)
+            reached = replace(reached, floor=floor, to=range_.to if sweep is sweeps[-1] else reached.to)
             self._sweep(sweep, reached)
-        return own.events
+        return reached
 
     # --- events
 
@@ -201,7 +204,7 @@ class History:
             options=self.options.unwrap,
             pins=silver_collection.pins(self.options),
             mark="sequence",
-            reserved=RESERVED,
+            reserved=RESERVED | {each.name for each in self._added()},
         )
         ops, name = self.layout.ops("schemas"), str(self.namespace)
         self.schema = schemas.keep(self.spark, ops, self.schema, evolution, collection=name, batch=number)
@@ -237,7 +240,7 @@ class History:
         documents = typed.documents(made, plan=plan)
         return documents.where("NOT unreadable").select(
             "document.*",
-            *(each.value.alias(each.name) for each in reduce.added(self.options.unwrap)),
+            *(each.value.alias(each.name) for each in self._added()),
             F.col("rescued").alias("__rescued"),
             F.col("is_incomplete").alias("__incomplete"),
             (F.lit(is_looked_up) & is_update).alias("__as_captured"),
@@ -245,6 +248,10 @@ class History:
             *self._ends(),
             F.lit(True).alias("__is_new"),
         )
+
+    def _added(self) -> tuple[reduce.Added, ...]:
+        documents = (name for name, _ in self.schema.schema.table())
+        return reduce.added(self.options.unwrap, documents=(*documents, *RESERVED))
 
     def _made_room(self, wanted: T.StructType) -> list[str]:
         """The table's columns for these, added where they are missing; rewritten where a type is wider now: gold has plain types."""

@@ -24,7 +24,7 @@ import operator
 import re
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -46,6 +46,7 @@ from pipelines.gold.candidate import Audit, Candidate, unjudged
 from pipelines.news import News
 from pipelines.silver import collection as silver_collection
 from pipelines.spark import parallel
+from pipelines.spark.parallel import Item, Outcome
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -151,8 +152,9 @@ def run(
 
     Where silver has nothing new it waits, at most `pause_seconds`, for what `silver_news` says.
     A table that is there already gets no commit. A killed run leaves every table at a position of its own, and the next
-    one goes on from there. Raises `TableOwned`, `LeaseHeld`, `OwnershipLost`, `CommitConflict`; a refused run has
-    committed nothing.
+    one goes on from there. A collection that fails is named and the others go on; at the end, or when all have failed, its
+    error is raised (`errors.together` where there are several): `TableOwned`, `LeaseHeld`, `OwnershipLost`, `CommitConflict`
+    among them; a refused run has committed nothing.
     """
     ended = stop or threading.Event()
     gold = _Gold(spark, settings, take_over, parallel.Pool(spark, sessions), ended, audit)
@@ -166,6 +168,7 @@ def run(
                 break
             if not published:
                 (silver_news or News()).wait(pause_seconds, stop=ended)
+        gold.failures.raised()
     finally:
         gold.close()
     if once and gold.refused:
@@ -201,6 +204,7 @@ class _Gold:
     refused: dict[registry.Namespace, _Refused] = field(default_factory=dict)
     writers: dict[tables.TableRef, delta.Writer] = field(default_factory=dict)
     switched: set[registry.Namespace] = field(default_factory=set)
+    failures: parallel.Failures = field(default_factory=parallel.Failures)
 
     def __post_init__(self) -> None:
         self.layout = delta.layout(self.settings.lakehouse)
@@ -214,22 +218,66 @@ class _Gold:
 
     def published(self) -> list[CollectionResult]:
         """Bring every table to where silver is now."""
-        known = registry.read(self.spark, self.settings).namespaces
-        due = [work for work in map(self._work, known) if work is not None]
-        results = self.pool.each(due, self._applied, stop=self.stop)
-        results += self.pool.each(self._histories(known), self._versioned, stop=self.stop)
-        self._switch(known)
+        found = registry.read(self.spark, self.settings)
+        for namespace, error in found.refused.items():
+            self.failures.note(str(namespace), error)
+        known = [each for each in found.namespaces if not self.failures.waits(str(each))]
+        due = [work for work in map(self._looked_at, known) if work is not None]
+        results = self.pool.each(due, self._guarded(self._applied, _name), stop=self.stop)
+        going = [each for each in known if str(each) not in self.failures.found]
+        results += self.pool.each(self._histories(going), self._guarded(self._versioned, _name), stop=self.stop)
+        if known and all(str(each) in self.failures.found for each in found.namespaces):
+            self.failures.raised()
+        self._switch(going)
         return [result for result in results if result is not None]
 
     def _switch(self, known: Sequence[registry.Namespace]) -> None:
         """Bring tables that nothing changed in to what the settings say of deletion vectors; the others were when they were claimed."""
         wanted = self.settings.gold.deletion_vectors
-        names = [(each.db, each.collection) for each in known if wanted is not None and each not in self.switched]
-        for table in (make(*name) for name in names for make in (self.layout.gold, self.layout.history)):
-            if table not in self.writers and delta.exists(self.spark, table) and not self.stop.is_set():
-                if (delta.properties(self.spark, table).get(delta.DELETION_VECTORS) == "true") is not wanted:
-                    self._claimed(self.spark, table)
-        self.switched.update(known)
+        for namespace in known:
+            if wanted is None or namespace in self.switched or self.stop.is_set():
+                continue
+            try:
+                self._switched(namespace, wanted)
+            except Exception as error:
+                self.failures.note(str(namespace), error)
+            self.switched.add(namespace)
+
+    def _switched(self, namespace: registry.Namespace, wanted: bool) -> None:
+        for table in (self.layout.gold(namespace.db, namespace.collection), self.layout.history(namespace.db, namespace.collection)):
+            if table in self.writers or not delta.exists(self.spark, table):
+                continue
+            if (delta.properties(self.spark, table).get(delta.DELETION_VECTORS) == "true") is not wanted:
+                self._claimed(self.spark, table)
+
+    def _looked_at(self, namespace: registry.Namespace) -> Work | None:
+        try:
+            return self._work(namespace)
+        except Exception as error:
+            self.failures.note(str(namespace), error)
+            return None
+
+    def _guarded(
+        self, act: Callable[[SparkSession, Item], Outcome], name: Callable[[Item], str]
+    ) -> Callable[[SparkSession, Item], Outcome | None]:
+        """What is done for a collection; one that fails lets go of its tables, and the others go on."""
+
+        def done(spark: SparkSession, item: Item) -> Outcome:
+            try:
+                return act(spark, item)
+            except Exception:
+                self._let_go(name(item))
+                raise
+
+        return self.failures.guarding(done, name=name)
+
+    def _let_go(self, name: str) -> None:
+        db, _, collection = name.partition(".")
+        for table in (self.layout.gold(db, collection), self.layout.history(db, collection)):
+            writer = self.writers.pop(table, None)
+            if writer is not None:
+                with suppress(errors.MedallionError):
+                    writer.release()
 
     def _histories(self, known: Sequence[registry.Namespace]) -> list[_Versions]:
         """The collections whose versions are kept, and not up to date."""
@@ -239,10 +287,14 @@ class _Gold:
                 continue
             table = self.layout.history(namespace.db, namespace.collection)
             if registry.Namespace(namespace.db, f"{namespace.collection}_history") in known:
-                raise errors.DecisionNeeded(
-                    f"{table.label}: the history of {namespace} would lie where the collection {namespace}_history has its table; "
-                    "take one of them out of the pipeline, or history out of the settings"
+                self.failures.note(
+                    str(namespace),
+                    errors.DecisionNeeded(
+                        f"{table.label}: the history of {namespace} would lie where the collection {namespace}_history has its "
+                        "table; take one of them out of the pipeline, or history out of the settings"
+                    ),
                 )
+                continue
             silver = registry.silver_position(self.spark, self._silver(namespace))
             at = history.position(self.spark, table)
             if history.is_due(at, silver):
@@ -336,6 +388,10 @@ class _Gold:
 
     def _table(self, namespace: registry.Namespace) -> tables.TableRef:
         return self.layout.gold(namespace.db, namespace.collection)
+
+
+def _name(work: Work | _Versions) -> str:
+    return str(work.namespace)
 
 
 def at_silver(spark: SparkSession, layout: tables.Layout, namespace: registry.Namespace) -> Table:

@@ -234,6 +234,14 @@ def _without_nothing(event: Event) -> dict[str, Any]:
     return fields if event.texts is not None else {name: value for name, value in fields.items() if name != "texts"}
 
 
+def waiting_keys(spark: SparkSession, table: tables.TableRef, *, since: str) -> DataFrame | None:
+    """The keys, as `__key`, of documents with events of this sequence or later that are held; None where nothing is."""
+    if not delta.exists(spark, table):
+        return None
+    held = quarantine.held(spark.table(str(table))).where((F.col("sequence") >= since) & F.col("key").isNotNull())
+    return held.select(F.col("key").alias("__key")).distinct()
+
+
 def _waiting(spark: SparkSession, table: tables.TableRef, *, before: int) -> DataFrame | None:
     if not delta.exists(spark, table):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from cdc_core.sql.names import identifier, literal
 from cdc_core.tables import layout as tables
 from cdc_core.typed import plan as typed
 from pipelines.bronze import collections as registry
-from pipelines.bronze import log
+from pipelines.bronze import log as bronze_log
 from pipelines.delta import tables as delta
 from pipelines.operations import quarantine
 from pipelines.schema import log as schemas
@@ -29,8 +30,11 @@ from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession
+    from pyspark.sql.types import StructField, StructType
 
     from cdc_core.settings.parse import CollectionSettings, Settings
+
+log = logging.getLogger(__name__)
 
 PROPERTIES = {
     "delta.enableDeletionVectors": "true",
@@ -45,6 +49,11 @@ ENGINE_DDL = (
     "`__key` STRING, `__sequence` STRING, `__batch` BIGINT"
 )
 """The columns that a new table has; the documents' come with the documents."""
+
+ALWAYS = ("__incomplete", "__known", "__rescued", "__key", "__sequence", "__batch")
+"""The columns of `ENGINE_DDL`."""
+
+_HAS_NO_TEXT = "`__document` IS NULL AND NOT coalesce(`__incomplete`, false)"
 
 DELETES_DDL = "`__key` STRING, `__sequence` STRING, `__batch` BIGINT"
 DELETES_PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "50"}
@@ -134,7 +143,7 @@ def surveyed(
 
     One query, however many collections there are; `own` chooses among the events, as SQL.
     """
-    rows = log.rows(spark, bronze_table, span).where(f"({ABOUT} AND {own}) OR {_CALLS_FOR_SWEEP}")
+    rows = bronze_log.rows(spark, bronze_table, span).where(f"({ABOUT} AND {own}) OR {_CALLS_FOR_SWEEP}")
     is_event = F.expr(ABOUT)
     told = F.struct("offset", "kind", "batch", "db", "collection", "sequence", "payload")
     found = (
@@ -152,7 +161,7 @@ def sweeps(
     """The sweeps that drops and renames of these collections call for in a span of batches."""
     own = " OR ".join(f"({namespace.predicate})" for namespace in among)
     is_gone = f"kind = {literal(bronze.Kind.SCHEMA_CHANGE.value)} AND sequence IS NOT NULL AND ({own})"
-    told = log.rows(spark, bronze_table, span).where(is_gone).orderBy("offset")
+    told = bronze_log.rows(spark, bronze_table, span).where(is_gone).orderBy("offset")
     return _sweeps(told.select("kind", "batch", "db", "collection", "sequence", "payload").collect())
 
 
@@ -176,7 +185,7 @@ def events(
 ) -> DataFrame:
     """One collection's events in a span of batches, in no order."""
     among = {"db": namespace.db, "collection": namespace.collection}
-    return log.rows(spark, bronze_table, span, among=among).where(f"{ABOUT} AND {namespace.predicate}")
+    return bronze_log.rows(spark, bronze_table, span, among=among).where(f"{ABOUT} AND {namespace.predicate}")
 
 
 def bounded(found: DataFrame, *, span: reduce.Range, limit: int) -> tuple[reduce.Range, ...]:
@@ -258,6 +267,8 @@ class Collection:
     schema: schemas.Kept
     is_new: bool
     columns: tuple[str, ...] = field(init=False)
+    reserved: frozenset[str] = frozenset()
+    """Columns of the table that `add.fields` made, now or once: no field of a document gets their names."""
     adaptive: dict[str, str] = field(default_factory=dict)
     """What the session says of plans, for the MERGE inside a range that is planned once."""
 
@@ -271,7 +282,7 @@ class Collection:
 
     def applied(self, work: Work, *, stop: threading.Event) -> registry.SilverPosition:
         """Apply the work range by range, then its sweeps; the position reached. Between ranges `stop` is obeyed."""
-        reached = work.position
+        reached = self._under_these_settings(work.position)
         ranges = self._ranges(work)
         needless, sweeps = self._sweeps(work)
         for sweep in needless:
@@ -280,13 +291,36 @@ class Collection:
             if stop.is_set():
                 return reached
             counts = work.counts if len(ranges) == 1 else self._counted(range_)
-            # While sweeps are to come, the position stays: a crash in between repeats the last range.
-            to = reached.to if sweeps and range_ is ranges[-1] else range_.to
-            reached = self._range(range_, counts, reached, to=to)
-        for sweep in sweeps:
-            to = work.to if sweep is sweeps[-1] else reached.to
-            reached = self._sweep(sweep, replace(self._after(sweep, reached), to=to), number=work.to)
+            reached = self._with_sweeps(range_, counts, reached, reduce.within(sweeps, range_))
         return reached
+
+    def _with_sweeps(
+        self, range_: reduce.Range, counts: Counts, reached: registry.SilverPosition, sweeps: Sequence[reduce.Sweep]
+    ) -> registry.SilverPosition:
+        """One range and the sweeps that it calls for. While any is to come, the position stays: a crash in between repeats the range."""
+        reached = self._range(range_, counts, reached, to=reached.to if sweeps else range_.to)
+        for sweep in sweeps:
+            to = range_.to if sweep is sweeps[-1] else reached.to
+            reached = self._sweep(sweep, replace(self._after(sweep, reached), to=to), number=range_.to)
+        return reached
+
+    def _under_these_settings(self, position: registry.SilverPosition) -> registry.SilverPosition:
+        """The position with what the settings say of rows; a warning where rows from before cannot do what they ask for now."""
+        if self.keeps_document and position.documents is not True and self._lacks_documents():
+            log.warning(
+                "%s: rows of silver were written without their whole documents; one that gets a partial update stands as it was, "
+                "incomplete, until its document is read again: medallion signal execute-snapshot --data-collections %s",
+                self.namespace,
+                self.namespace,
+            )
+        self.reserved = frozenset(position.added) | {each.name for each in self._added(self.schema.schema)}
+        return replace(position, documents=self.keeps_document, added=tuple(sorted(self.reserved)))
+
+    def _lacks_documents(self) -> bool:
+        if self._is_empty():
+            return False
+        rows = self.spark.table(str(self.writer.table))
+        return "__document" not in rows.columns or not rows.where(_HAS_NO_TEXT).isEmpty()
 
     def _after(self, sweep: reduce.Sweep, reached: registry.SilverPosition) -> registry.SilverPosition:
         """The position when the sweep is done."""
@@ -407,7 +441,7 @@ class Collection:
     def _wanted(self, events: DataFrame, counts: Counts) -> DataFrame:
         """The events without deletes, where they do nothing."""
         if self.mode.keeps_row and counts.deletes:
-            return events.where(f"op <> '{bronze.Op.DELETE.value}'")
+            return events.where(f"NOT (op <=> '{bronze.Op.DELETE.value}')")  # one without any op goes to quarantine
         return events
 
     def _readable(self, events: DataFrame, range_: reduce.Range, counts: Counts) -> tuple[schemas.Evolution, DataFrame]:
@@ -447,6 +481,7 @@ class Collection:
             pins=pins(self.options),
             mark="sequence",
             also=also,
+            reserved=self.reserved,
         )
         if keep:
             self._keep(evolution, number)
@@ -550,7 +585,9 @@ class Collection:
 
     def _sweep(self, sweep: reduce.Sweep, after: registry.SilverPosition, *, number: int) -> registry.SilverPosition:
         """Delete, at the sequence of the snapshot's first chunk, the rows that are older than it."""
-        gone = self.spark.table(str(self.writer.table)).where(f"`__sequence` < {literal(sweep.first)}")
+        gone = self._without_waiting(
+            self.spark.table(str(self.writer.table)).where(f"`__sequence` < {literal(sweep.first)}"), since=sweep.first
+        )
         if self.mode.marks_deleted:
             gone = gone.where("NOT coalesce(`__deleted`, false)")
         edge = gone.agg(F.min("__key").alias("low"), F.max("__key").alias("high"), F.count("*").alias("rows")).first()
@@ -568,6 +605,12 @@ class Collection:
         self._apply(batch, after)
         return after
 
+    def _without_waiting(self, rows: DataFrame, *, since: str) -> DataFrame:
+        """The rows without those whose documents were there since: events of theirs are in quarantine, and will come again."""
+        table = self.layout.quarantine(self.namespace.db, self.namespace.collection)
+        waiting = quarantine.waiting_keys(self.spark, table, since=since)
+        return rows if waiting is None else rows.join(waiting, "__key", "left_anti")
+
     # --- the table
 
     def _move(self, after: registry.SilverPosition) -> None:
@@ -577,8 +620,9 @@ class Collection:
     def _apply(self, batch: _Batch, after: registry.SilverPosition) -> None:
         if batch.deletes is not None and self.mode.removes_row:
             self._remember(batch.deletes, batch.number)
-        source = self._typed(batch)
-        columns = self._made_room(source)
+        held = self.spark.table(str(self.writer.table)).schema
+        source = self._typed(batch, held)
+        columns = self._made_room(source, held)
         if self._is_empty():
             first = source.where(f"`__action` <> '{reduce.Action.REMOVE.value}'").drop("__guard", "__action")
             self.writer.append(first, to=after.to, extra=after.extra)
@@ -619,12 +663,19 @@ class Collection:
         """Whether the table never held a row: then its first rows are appended, there is nothing to merge with."""
         return self.is_new and self.writer.metadata.get("to") is None
 
-    def _typed(self, batch: _Batch) -> DataFrame:
-        """Rows of the table's columns, with `__guard` and `__action`."""
+    def _typed(self, batch: _Batch, held: StructType) -> DataFrame:
+        """Rows of the table's columns, with `__guard` and `__action`.
+
+        A column that the settings no longer ask for says nothing of what is written now: it is null, and no document deleted.
+        """
         documents = typed.documents(batch.rows, plan=batch.plan)
+        added = self._added(batch.plan.schema)
+        given = {*(name for name, _ in batch.plan.schema.table()), *(each.name for each in added), *ALWAYS}
+        given |= {"__deleted"} if self.mode.adds_deleted else set()
+        given |= {"__document"} if self.keeps_document else set()
         return documents.select(
             "document.*",
-            *(each.value.alias(each.name) for each in self._added()),
+            *(each.value.alias(each.name) for each in added),
             *(["__deleted"] if self.mode.adds_deleted else []),
             "__incomplete",
             "__known",
@@ -633,17 +684,18 @@ class Collection:
             "__key",
             "__sequence",
             _uncompiled(batch.number).alias("__batch"),
+            *(_left(each) for each in held if each.name not in given),
             "__guard",
             "__action",
         )
 
-    def _added(self) -> tuple[reduce.Added, ...]:
-        return reduce.added(self.options.unwrap)
+    def _added(self, schema: document_schema.DocumentSchema) -> tuple[reduce.Added, ...]:
+        return reduce.added(self.options.unwrap, documents=(name for name, _ in schema.table()))
 
-    def _made_room(self, source: DataFrame) -> list[str]:
+    def _made_room(self, source: DataFrame, held: StructType) -> list[str]:
         """The table's columns for the source, added or widened where they are missing; their names."""
         wanted = source.drop("__guard", "__action").schema
-        changes = merge.alterations(self.spark.table(str(self.writer.table)).schema, wanted)
+        changes = merge.alterations(held, wanted)
         if changes.impossible:
             raise errors.DecisionNeeded(
                 f"{self.writer.table.label}: columns cannot change in place ({'; '.join(changes.impossible)}); "
@@ -658,13 +710,19 @@ class Collection:
             target=str(self.writer.table),
             source=view,
             columns=columns,
-            added=[each.name for each in self._added()],
+            added=[each.name for each in self._added(batch.plan.schema)],
             removes=batch.deletes is not None and self.mode.removes_row,
             marks_deleted=batch.deletes is not None and self.mode.marks_deleted,
             has_incomplete=batch.has_incomplete,
             is_late=batch.is_late,
             keys=() if batch.keys is None else (batch.keys,),
         )
+
+
+def _left(column: StructField) -> Column:
+    """The value of a column that no setting asks for any more."""
+    value = F.lit(False) if column.name == "__deleted" else F.lit(None)
+    return value.cast(column.dataType).alias(column.name)
 
 
 def _uncompiled(number: int) -> Column:

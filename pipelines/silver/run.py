@@ -88,8 +88,9 @@ def run(
 
     Where bronze has nothing new it waits, at most `pause_seconds`, for what `bronze_news` says; `news` are told of what it did.
     `sessions` makes a session with settings of its own for each thread; without it collections go one by one. A killed
-    run leaves every table at a position of its own, and the next one goes on from there. Raises `TableOwned`,
-    `LeaseHeld`, `OwnershipLost`, `CommitConflict`; a refused run has committed nothing.
+    run leaves every table at a position of its own, and the next one goes on from there. A collection that fails is named
+    and the others go on; at the end, or when all have failed, its error is raised (`errors.together` where there are several):
+    `TableOwned`, `LeaseHeld`, `OwnershipLost`, `CommitConflict` among them; a refused run has committed nothing.
     """
     ended = stop or threading.Event()
     silver = _Silver(spark, settings, take_over, parallel.Pool(spark, sessions), ended, to)
@@ -105,6 +106,7 @@ def run(
                 break
             if not found.events:
                 (bronze_news or News()).wait(pause_seconds, stop=ended)
+        silver.failures.raised()
     finally:
         silver.close()
     return replace(total, seconds=time.monotonic() - started)
@@ -135,6 +137,7 @@ class _Silver:
     collections: dict[registry.Namespace, silver_collection.Collection] = field(default_factory=dict)
     schemas: dict[str, schemas.Kept] = field(default_factory=dict)
     retyped: set[registry.Namespace] = field(default_factory=set)
+    failures: parallel.Failures = field(default_factory=parallel.Failures)
     discovered: int | None = None
     noted: int = 0
     settled: int = 0
@@ -161,40 +164,66 @@ class _Silver:
         to, self.log = newest.batch if self.bound is None else min(newest.batch, self.bound), newest.log
         if self.discovered is None:
             self._read_known()
+        self._again()
         self._check_log()
         found = [work for work in self._works(to) if self._is_due(work)]
-        results = self.pool.each(found, self._applied, stop=self.stop)
+        apply = self.failures.guarding(self._applied, name=lambda work: str(work.namespace))
+        results = [result for result in self.pool.each(found, apply, stop=self.stop) if result is not None]
+        if self.known and all(str(namespace) in self.failures.found for namespace in self.known):
+            self.failures.raised()
         if all(self._start(namespace) >= to for namespace in self.known):
             self.settled = to
         events = sum(result.events for result in results)
         return Result(to, events, time.monotonic() - started, tuple(results))
 
+    def _again(self) -> None:
+        """Forget what was held of collections whose error was temporary: they are read and claimed anew."""
+        for namespace in [each for each in self.known if str(each) in self.failures.found]:
+            if self.failures.waits(str(namespace)):
+                continue
+            collection = self.collections.pop(namespace, None)
+            if collection is not None:
+                with suppress(errors.MedallionError):
+                    collection.writer.release()
+            try:
+                self.known[namespace] = self._position(namespace)
+                generations = {str(namespace): self.known[namespace].generation}
+                newest = schemas.newest(self.spark, self.layout.ops("schemas"))
+                self.schemas |= schemas.of_generations(newest, generations)
+            except errors.Temporary as error:
+                self.failures.note(str(namespace), error)
+
     def _check_log(self) -> None:
-        """Raise `DecisionNeeded` where tables were made from the batches of another bronze: their numbers say nothing of this one's."""
-        others = sorted(str(name) for name, position in self.known.items() if position.is_of_other(self.log))
-        if others:
-            more = f" and {len(others) - 5} more" if len(others) > 5 else ""
-            raise errors.DecisionNeeded(
-                f"{', '.join(others[:5])}{more}: silver was made from another bronze table than {self.bronze.label}, which was "
-                "removed and made anew, or another pipeline captures the same collection. Bring the old one back, or "
-                "make silver from what this one holds: medallion rebuild --collection …"
-            )
+        """Refuse collections whose tables were made from the batches of another bronze: their numbers say nothing of this one's."""
+        for namespace, position in self.known.items():
+            if position.is_of_other(self.log):
+                self.failures.note(
+                    str(namespace),
+                    errors.DecisionNeeded(
+                        f"{namespace}: silver was made from another bronze table than {self.bronze.label}, which was "
+                        "removed and made anew, or another pipeline captures the same collection. Bring the old one back, or "
+                        "make silver from what this one holds: medallion rebuild --collection …"
+                    ),
+                )
 
     # --- what there is to do
 
     def _is_due(self, work: silver_collection.Work) -> bool:
+        if self.failures.waits(str(work.namespace)):
+            return False
         is_far = work.to - self.known[work.namespace].to >= IDLE_BATCHES
         return bool(work.counts.events or work.sweeps or is_far)
 
     def _works(self, to: int) -> list[silver_collection.Work]:
         """One `Work` a collection; one query over bronze, however many collections there are."""
         discovered = self.discovered or 0
-        start = min([discovered, *map(self._start, self.known)])
+        going = (namespace for namespace in self.known if not self.failures.waits(str(namespace)))
+        start = min([discovered, *map(self._start, going)])
         if start >= to:
             return []
         span = reduce.Range(start, to)
         counts, sweeps = self._surveyed(span)
-        new = [namespace for namespace in counts if namespace not in self.known]
+        new = [namespace for namespace in counts if namespace not in self.known and not self._is_left_out(namespace)]
         if new and start > 0:
             # A drop may have come before the rows of the snapshot that it overtook.
             sweeps = (*silver_collection.sweeps(self.spark, self.bronze, reduce.Range(0, start), among=new), *sweeps)
@@ -222,6 +251,7 @@ class _Silver:
         with ThreadPoolExecutor(parallel.THREADS) as pool:
             kept = pool.submit(schemas.newest, self.spark, self.layout.ops("schemas"))
             found = registry.read(self.spark, self.settings, log=self.log)
+            self._refuse(found)
             self.known = dict(zip(found.namespaces, pool.map(self._position, found.namespaces)))
         self.settled = registry.Settled.among(self.known)
         self.scanned = dict.fromkeys(self.known, self.settled)
@@ -235,9 +265,18 @@ class _Silver:
         if new or to - self.noted >= IDLE_BATCHES:
             registry.note(self.spark, self.settings, new=new, discovered=to, log=self.log)
             self.noted = to
-        self.known |= {namespace: self._position(namespace) for namespace in new}
+        found = registry.parted(self.settings, (*self.known, *new))
+        self._refuse(found)
+        self.known |= {namespace: self._position(namespace) for namespace in new if namespace in found.namespaces}
         self._check_log()
         self.discovered = to
+
+    def _refuse(self, found: registry.Known) -> None:
+        for namespace, error in found.refused.items():
+            self.failures.note(str(namespace), error)
+
+    def _is_left_out(self, namespace: registry.Namespace) -> bool:
+        return namespace.is_temporary or self.failures.waits(str(namespace))
 
     def _position(self, namespace: registry.Namespace) -> registry.SilverPosition:
         return registry.silver_position(self.spark, self._table(namespace))

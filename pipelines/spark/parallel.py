@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
+
+from cdc_core import errors
+from pipelines.spark import failures
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -17,6 +21,54 @@ Outcome = TypeVar("Outcome")
 Sessions = Callable[[], "SparkSession"]
 
 THREADS = 4
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Failures:
+    """The collections that could not be brought up to date, each with its error, while the others go on.
+
+    One whose error is temporary may be tried again; any other waits for the next start.
+    """
+
+    found: dict[str, Exception] = field(default_factory=dict)
+
+    def guarding(
+        self, act: Callable[[SparkSession, Item], Outcome], *, name: Callable[[Item], str]
+    ) -> Callable[[SparkSession, Item], Outcome | None]:
+        """`act`, whose error is noted under the item's name; None then."""
+
+        def guarded(spark: SparkSession, item: Item) -> Outcome | None:
+            try:
+                outcome = act(spark, item)
+            except Exception as error:
+                self.note(name(item), error)
+                return None
+            self.found.pop(name(item), None)
+            return outcome
+
+        return guarded
+
+    def note(self, name: str, error: Exception) -> None:
+        """Note and tell an error, once however often it comes; raise it where it is not the collection's: Spark is gone."""
+        known = failures.translated(error) or error
+        if isinstance(known, errors.SparkLost):
+            raise known from error
+        before = self.found.get(name)
+        self.found[name] = known
+        if before is None or errors.told(before) != errors.told(known):
+            log.error("%s: %s; the other collections go on", name, errors.told(known))
+
+    def waits(self, name: str) -> bool:
+        """Whether a collection failed in a way that trying again does not mend."""
+        return name in self.found and not isinstance(self.found[name], errors.Temporary)
+
+    def raised(self) -> None:
+        """Raise what was noted, as one error."""
+        if self.found:
+            error, worst = errors.together(self.found), errors.worst(list(self.found.values()))
+            raise error from (None if error is worst else worst)
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hypothesis
 import hypothesis.strategies as st
+import pytest
 
 from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.schema import names as column_names
@@ -49,3 +50,34 @@ def test_options_decide_the_naming() -> None:
     assert naming.flatten and naming.arrays_as_documents
     assert "__op" in naming.reserved
     assert column_names.Naming.from_json(naming.to_json()).lays_out_as(naming)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        *(
+            ("adı", "adi"),
+            ("µg", "μg"),
+            ("ſ", "s"),
+            ("K", "k"),
+            ("İ", "i"),
+            ("ΣΑΣ", "σας"),
+            ("ǅ", "ǆ"),
+            ("\U00010400", "\U00010428"),
+        ),
+        *(("_Metadata", "_metadata"), ("a", "A")),
+    ],
+)
+def test_names_that_spark_takes_for_one_are_told_apart(names: tuple[str, str]) -> None:
+    """Spark compares capitals, then small letters: more names meet than have the same small letters."""
+    taken = column_names.Taken()
+    first, second = (column_names.top_level((name,), taken=taken, naming=NAMING) for name in names)
+    assert second == (f"{names[1]}_2" if first == names[0] else f"{names[1]}_3")
+    assert column_names.without_case("straße") != column_names.without_case("strasse")
+
+
+def test_names_of_statements_are_not_given_to_documents() -> None:
+    """What a statement over the table, Spark or Delta calls its own."""
+    for name in ("_metadata", "__action", "__guard", "__gone", "__row", "__GONE"):
+        given = column_names.top_level((name,), taken=column_names.Taken(NAMING.reserved), naming=NAMING)
+        assert given == f"{name}_2"

@@ -1,0 +1,56 @@
+"""Where tables lie, and what their names become."""
+
+from __future__ import annotations
+
+from cdc_core import errors
+from cdc_core.settings import parse as settings
+from cdc_core.tables import layout as tables
+from pipelines.bronze import collections as registry
+
+
+def test_names_that_fit_keep_their_folder() -> None:
+    """Up to the length that file systems allow, a folder is the name, percent-encoded."""
+    assert tables.path_name("orders-1") == "orders-1"
+    assert tables.path_name("a.b ~") == "a%2Eb%20%7E"
+    assert tables.path_name("x" * 255) == "x" * 255
+
+
+def test_names_that_are_too_long_are_shortened_and_stay_apart() -> None:
+    """The beginning and a digest of the whole, the same each time; the longest name of MongoDB fits in every folder and catalog."""
+    names = ["ы" * 120, "ы" * 119 + "а", "漢" * 80, "x" * 256, "🙂" * 60]
+    folders = [tables.path_name(name) for name in names]
+    assert len(set(folders)) == len(names)
+    assert all(len(folder.encode()) <= 255 and "~" in folder for folder in folders)
+    assert folders == [tables.path_name(name) for name in names]
+    catalog = tables.Layout(catalog="main", schema_prefix="shop_")
+    found = {str(catalog.silver("d" * 63, name)).rpartition(".")[2] for name in ("c" * 255, "c" * 254 + "d")}
+    assert len(found) == 2
+    assert all(len(name) <= 257 for name in found)
+
+
+def test_what_mongodb_makes_for_a_moment_is_no_collection() -> None:
+    """The collections of `$out`, map-reduce and renames between databases have names that say so."""
+    temporary = ["tmp.agg_out.3f0c", "tmp.mr.a_1", "tmpQx3_1.renameCollection"]
+    lasting = ["tmp", "tmp.orders", "my.tmp.agg_out.1", "tmpfiles"]
+    assert [registry.Namespace("d", name).is_temporary for name in (*temporary, *lasting)] == [True] * 3 + [False] * 4
+
+
+def test_collections_that_meet_in_one_name() -> None:
+    """The one that was found first keeps the table; the other is refused by name, while it is captured."""
+    source = {"mongodb.connection.string": "${env:NOWHERE}", "collection.include.list": "a.*"}
+    chosen = settings.parse({"name": "hand", "lakehouse": {"catalog": "main", "schema_prefix": "x_"}, "source": source})
+    names = (("a", "x.y"), ("a", "x_y"), ("a", "z"), ("a", "X_Y"), ("b", "z"), ("a__b", "c"), ("b__c", "d"), ("b", "c__d"))
+    found = registry.parted(chosen, [registry.Namespace(*each) for each in names])
+    assert [str(each) for each in found.namespaces] == ["a.x.y", "a.z", "b.z", "a__b.c", "b__c.d"]
+    assert [str(each) for each in found.refused] == ["a.x_y", "a.X_Y"]
+    assert "which is that of a.x.y" in str(found.refused[registry.Namespace("a", "x_y")])
+
+
+def test_one_error_for_several_collections() -> None:
+    """The one there is; of several the worst's exit code, every name, and of a bug nothing that may quote a document."""
+    busy, full = errors.CommitConflict("a: try again"), errors.DecisionNeeded("b: decide")
+    assert errors.together({"d.a": busy}) is busy
+    both = errors.together({"d.a": busy, "d.b": full})
+    assert (errors.code(both), "d.a" in str(both), "b: decide" in str(both)) == (3, True, True)
+    bug = errors.together({"d.a": busy, "d.c": ValueError("secret")})
+    assert (errors.code(bug), "secret" in str(bug)) == (1, False)
