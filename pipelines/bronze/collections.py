@@ -217,6 +217,7 @@ def silver_position(spark: SparkSession, table: tables.TableRef) -> SilverPositi
             version,
             Settled(**metadata["settled"]) if "settled" in metadata else None,
         )
+    delta.check_ours(spark, table)
     row = spark.sql(f"SELECT max(`__batch`) AS batch FROM {table}").first()
     return SilverPosition(row.batch or 0, version=delta.version(spark, table))
 

@@ -169,7 +169,7 @@ class _Silver:
         found = [work for work in self._works(to) if self._is_due(work)]
         apply = self.failures.guarding(self._applied, name=lambda work: str(work.namespace))
         results = [result for result in self.pool.each(found, apply, stop=self.stop) if result is not None]
-        if self.known and all(str(namespace) in self.failures.found for namespace in self.known):
+        if self.failures.found and all(str(namespace) in self.failures.found for namespace in self.known):
             self.failures.raised()
         if all(self._start(namespace) >= to for namespace in self.known):
             self.settled = to
@@ -252,7 +252,8 @@ class _Silver:
             kept = pool.submit(schemas.newest, self.spark, self.layout.ops("schemas"))
             found = registry.read(self.spark, self.settings, log=self.log)
             self._refuse(found)
-            self.known = dict(zip(found.namespaces, pool.map(self._position, found.namespaces)))
+            positions = zip(found.namespaces, pool.map(self._readable_position, found.namespaces))
+            self.known = {namespace: position for namespace, position in positions if position is not None}
         self.settled = registry.Settled.among(self.known)
         self.scanned = dict.fromkeys(self.known, self.settled)
         self.noted = found.discovered
@@ -267,7 +268,8 @@ class _Silver:
             self.noted = to
         found = registry.parted(self.settings, (*self.known, *new))
         self._refuse(found)
-        self.known |= {namespace: self._position(namespace) for namespace in new if namespace in found.namespaces}
+        positions = {namespace: self._readable_position(namespace) for namespace in new if namespace in found.namespaces}
+        self.known |= {namespace: position for namespace, position in positions.items() if position is not None}
         self._check_log()
         self.discovered = to
 
@@ -276,10 +278,18 @@ class _Silver:
             self.failures.note(str(namespace), error)
 
     def _is_left_out(self, namespace: registry.Namespace) -> bool:
-        return namespace.is_temporary or self.failures.waits(str(namespace))
+        return namespace.is_temporary or str(namespace) in self.failures.found
 
     def _position(self, namespace: registry.Namespace) -> registry.SilverPosition:
         return registry.silver_position(self.spark, self._table(namespace))
+
+    def _readable_position(self, namespace: registry.Namespace) -> registry.SilverPosition | None:
+        """Where a collection's table stands; None, and noted, where it cannot be read: the others go on."""
+        try:
+            return self._position(namespace)
+        except Exception as error:
+            self.failures.note(str(namespace), error)
+            return None
 
     def _surveyed(
         self, span: reduce.Range
