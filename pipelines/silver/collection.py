@@ -560,7 +560,7 @@ class Collection:
         latest = reduce.swept(sweep.first, keys=gone, columns=self.columns)
         batch = _Batch(
             rows=reduce.decided(latest, mode=self.mode, columns=self.columns),
-            plan=typed.plan(self.schema.schema, document_schema.Shape()),
+            plan=typed.Plan(self.schema.schema),
             number=number,
             keys=(edge.low, edge.high),
             deletes=_Deletes(gone.select("__key", F.lit(sweep.first).alias("__sequence")), edge.rows),
