@@ -703,7 +703,9 @@ def _flattened(
             array = reader.read(values, classes, place, found)
             is_null = array.is_null()
             parts = PARTS.get(item.type, ())  # type: ignore[arg-type]
-            arrays.update({(*here, part): pc.struct_field(array, number) for number, part in enumerate(parts)} or {here: array})
+            arrays.update(
+                {(*here, part): pc.struct_field(array, number) for number, part in enumerate(parts)} or {here: array}
+            )
         else:
             continue
         blank = pc.and_(blank, is_null)
@@ -750,9 +752,10 @@ after it."""
 
 def _hazardous(texts: pa.Array, given: list[str | None]) -> set[int]:
     """The numbers of texts in which something stands that the fast way does not read."""
-    blob = _bytes(texts)
-    has_spaces = b'" ' in blob or any(sign in blob for sign in (b"\n", b"\t", b"\r"))
-    if not has_spaces and b"\\u" not in blob and b'\\\\":' not in blob:
+    blob = _bytes(texts)  # one sign alone is sought ten times as fast as two
+    has_spaces = (b" " in blob and b'" ' in blob) or any(sign in blob for sign in (b"\n", b"\t", b"\r"))
+    has_escapes = b"\\" in blob and (b"\\u" in blob or b'\\\\":' in blob)
+    if not has_spaces and not has_escapes:
         return set()
     return {number for number, text in enumerate(given) if text is not None and _HAZARD.search(text)}
 
@@ -794,4 +797,6 @@ def refused(texts: pa.Array) -> pa.BooleanArray:
 
 def _flags(numbers: set[int], count: int) -> pa.BooleanArray:
     """True at these numbers."""
-    return pa.array([number in numbers for number in range(count)] if numbers else itertools.repeat(False, count), pa.bool_())
+    return pa.array(
+        [number in numbers for number in range(count)] if numbers else itertools.repeat(False, count), pa.bool_()
+    )

@@ -56,7 +56,11 @@ def documents(df: DataFrame, *, plan: Plan, column: str = "after") -> DataFrame:
     typed = sf.arrow_udf(_typed(plan.schema.to_json(), dict(plan.pins)), result)  # type: ignore[call-overload]
     names = ("document", "rescued", "unreadable", "is_doubtful")
     text = sf.col(identifier(column))
-    return df.withColumn("__typed", typed(text)).withColumns({name: sf.col(f"__typed.{name}") for name in names}).drop("__typed")
+    return (
+        df.withColumn("__typed", typed(text))
+        .withColumns({name: sf.col(f"__typed.{name}") for name in names})
+        .drop("__typed")
+    )
 
 
 def _typed(schema_json: str, pins: Pins) -> Callable[[pa.Array], pa.Array]:

@@ -42,6 +42,9 @@ _MARKS = ("sequence", "__sequence", "offset")
 BEGINNING = 1000
 """So many documents give a collection without a schema its first one."""
 
+FEW_FIELDS = 100
+"""A document inside others that shows more fields among so many documents may be used as a map."""
+
 
 @dataclass(frozen=True)
 class Evolution:
@@ -84,7 +87,9 @@ def evolve(
     order = mark or next((name for name in _MARKS if name in df.columns), None)
     known, begun = current, typed.Sight()
     if not current.fields:
-        begun = _seen(_beginning(df, column, order), column, order, typed.Plan(replace(current, naming=naming)), everything=True)
+        begun = _seen(
+            _beginning(df, column, order), column, order, typed.Plan(replace(current, naming=naming)), everything=True
+        )
         known, _ = _joined(current, begun, pins, naming)
     found = _seen(df, column, order, typed.Plan(known, pins or {}), also=also or {})
     # Nothing that the first documents gave a type is changed by what is not looked into: all of it comes later.
@@ -92,6 +97,32 @@ def evolve(
     schema, changes = _joined(current, both, pins, naming)
     counted = dict(zip(also or {}, found.also))
     return Evolution(schema, changes, typed.Plan(schema, pins or {}), found.refused, found.low if order else None, counted)
+
+
+def begun(
+    df: DataFrame,
+    *,
+    options: unwrap_options.UnwrapOptions,
+    pins: document_schema.Pins,
+    mark: str,
+) -> Evolution | None:
+    """The schema of the first documents of `df`, as a first batch of `BEGINNING` of them would lead to it.
+
+    None where it shall be made of all: there is no document, or one of them may be used as a map.
+    """
+    naming = column_names.Naming.of(options)
+    start = typed.Plan(replace(document_schema.EMPTY, naming=naming))
+    sight = _seen(_beginning(df, "after", mark), "after", mark, start, everything=True)
+    if sight.first is None or _most_fields(sight.shape) > FEW_FIELDS:
+        return None
+    schema, changes = _joined(document_schema.EMPTY, sight, pins, naming)
+    return Evolution(schema, changes, typed.Plan(schema, pins), seen_at=sight.low)
+
+
+def _most_fields(shape: document_schema.Shape) -> int:
+    """The fields of the document inside documents that has the most."""
+    inner = [*shape.fields.values(), *([] if shape.element is None else [shape.element])]
+    return max((max(len(each.fields), _most_fields(each)) for each in inner), default=0)
 
 
 def _joined(
@@ -124,7 +155,13 @@ def _beginning(df: DataFrame, column: str, order: str | None) -> DataFrame:
 
 
 def _seen(
-    df: DataFrame, column: str, order: str | None, plan: typed.Plan, *, also: Mapping[str, str] = {}, everything: bool = False
+    df: DataFrame,
+    column: str,
+    order: str | None,
+    plan: typed.Plan,
+    *,
+    also: Mapping[str, str] = {},
+    everything: bool = False,
 ) -> typed.Sight:
     """A look at the documents that the plan's schema does not hold, or at all."""
     place, mark = _marks(df, column, order)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
 from cdc_core import errors
@@ -242,6 +243,8 @@ class _Batch:
     """The keys of the rows, where they are cheaper to find than the rows are."""
     sought: delta.Sought | None = None
     """Where the table holds these keys, where that is looked for already."""
+    unless: Callable[[], bool] | None = None
+    """Says, once the rows are written, that they must not be committed."""
 
 
 @dataclass
@@ -363,6 +366,8 @@ class Collection:
         is_late: bool,
         sought: delta.Sought | None,
     ) -> None:
+        if not is_late and self._applied_at_once(found, range_, counts, after, sought):
+            return
         evolution, events = self._readable(found, range_, counts)
         if is_late:
             events = self._not_resurrected(events)
@@ -399,6 +404,58 @@ class Collection:
                     events, has_partial=has_partial, columns=self.columns, keeps_last=self._keeps_last(batch)
                 )
             self._apply(replace(batch, rows=reduce.decided(latest, mode=self.mode, columns=self.columns)), after)
+
+    def _applied_at_once(
+        self,
+        found: DataFrame,
+        range_: reduce.Range,
+        counts: Counts,
+        after: registry.SilverPosition,
+        sought: delta.Sought | None,
+    ) -> bool:
+        """Apply many events without a look at them before: they are typed by the schema as it is, and looked at on the way.
+
+        False where one of them would change the schema, cannot be read or is no whole document; then nothing was committed.
+        """
+        if (
+            not SMALL < counts.events <= MANY
+            or self.keeps_document
+            or self._shows_deleted(counts)
+            or not self._has_schema(found, range_)
+        ):
+            return False
+        held = self.layout.quarantine(self.namespace.db, self.namespace.collection)
+        if quarantine.parted(self.spark, held, events=found, span=range_, has_suspects=False) is not None:
+            return False
+        plan, doubts = typed.Plan(self.schema.schema, pins(self.options)), Observation()
+        is_doubtful = " OR ".join(["is_doubtful", *(f"({condition})" for condition in _LOOKED_FOR.values())])
+        documents = typed.documents(found, plan=plan).observe(doubts, F.count_if(F.expr(is_doubtful)).alias("events"))
+        columns = (*self.columns, "document", "rescued")
+        latest = reduce.latest_of_many(documents, columns=columns)
+        batch = _Batch(
+            rows=reduce.decided(latest, mode=self.mode, columns=columns),
+            plan=plan,
+            number=range_.to,
+            events=counts.events,
+            keys=(counts.first_key, counts.last_key) if counts.first_key else None,
+            deletes=_deleted(found, counts) if counts.deletes and not self.mode.keeps_row else None,
+            touched=_keys(found, counts),
+            sought=sought,
+            unless=lambda: doubts.get["events"] > 0,
+        )
+        try:
+            self._apply(batch, after)
+        except delta.Unwanted:
+            return False
+        return True
+
+    def _has_schema(self, found: DataFrame, range_: reduce.Range) -> bool:
+        """Whether there is a schema; where there is none, the first documents give it where they can."""
+        if not self.schema.schema.fields:
+            begun = schemas.begun(found, options=self.options.unwrap, pins=pins(self.options), mark="sequence")
+            if begun is not None:
+                self._keep(begun, range_.to)
+        return bool(self.schema.schema.fields)
 
     def _keeps_last(self, batch: _Batch) -> bool:
         """Whether a delete may have to show the document that it deleted."""
@@ -581,7 +638,7 @@ class Collection:
         columns = self._made_room(source)
         if self._is_empty():
             first = source.where(f"`__action` <> '{reduce.Action.REMOVE.value}'").drop("__guard", "__action")
-            self.writer.append(first, to=after.to, extra=after.extra)
+            self._appended(first, batch, after)
             return
         if self._is_upsert(batch, source) and self._upserted(batch, source, after):
             return
@@ -589,6 +646,8 @@ class Collection:
         rows = delta.computed(source)
         rows.createOrReplaceTempView(view)
         try:
+            if batch.unless is not None and batch.unless():
+                raise delta.Unwanted
             if batch.has_incomplete and not self.keeps_document and rows.where("`__incomplete`").isEmpty():
                 batch = replace(batch, has_incomplete=False)  # which reads and writes much less of the table
             sql = self._statement(view, batch, columns).render()
@@ -596,6 +655,13 @@ class Collection:
         finally:
             self.spark.catalog.dropTempView(view)
             delta.release(rows)
+
+    def _appended(self, rows: DataFrame, batch: _Batch, after: registry.SilverPosition) -> None:
+        """Append the table's first rows."""
+        if batch.unless is None:
+            self.writer.append(rows, to=after.to, extra=after.extra)
+        elif self.writer.upsert(rows, touched=None, to=after.to, extra=after.extra, unless=batch.unless) is None:
+            raise delta.Unwanted  # an append by Spark commits whatever it has written
 
     def _is_upsert(self, batch: _Batch, source: DataFrame) -> bool:
         """Whether every row is newer than what the table holds of its key, and replaces it whole or removes it."""
@@ -611,7 +677,13 @@ class Collection:
         rows = documents.drop("__guard", "__action")
         assert batch.touched is not None
         done = self.writer.upsert(
-            rows, touched=batch.touched, sought=batch.sought, to=after.to, extra=after.extra, confs=MERGE_CONFS
+            rows,
+            touched=batch.touched,
+            sought=batch.sought,
+            to=after.to,
+            extra=after.extra,
+            confs=MERGE_CONFS,
+            unless=batch.unless,
         )
         return done is not None
 
@@ -621,7 +693,9 @@ class Collection:
 
     def _typed(self, batch: _Batch) -> DataFrame:
         """Rows of the table's columns, with `__guard` and `__action`."""
-        documents = typed.documents(batch.rows, plan=batch.plan)
+        documents = batch.rows
+        if "document" not in documents.columns:
+            documents = typed.documents(documents, plan=batch.plan)
         return documents.select(
             "document.*",
             *(each.value.alias(each.name) for each in self._added()),

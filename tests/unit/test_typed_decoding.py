@@ -18,8 +18,29 @@ NUMBERS = [
     0, 5, -1, 2**31 - 1, -(2**31), 2**31, -(2**31) - 1, 2**53, 2**53 + 1, 2**63 - 1, -(2**63), 2**63, 2**64, -(2**63) - 1, 10**30,
     1.5, -0.0, 0.1, 1e22, 5e-324, 1.7976931348623157e308, 3.0, 123456789.125, 1e-7,
 ]  # fmt: skip
-LONGS = ["5", "-7", "9007199254740993", "-9223372036854775808", "9223372036854775807", "9223372036854775808", " 5", "1_0", "x", ""]
-DATES = ["0", "-1", "253402300799999", "253402300800000", "-62135596800000", "-62135596800001", "9223372036854775808", "1e3", "\u0665"]
+LONGS = [
+    "5",
+    "-7",
+    "9007199254740993",
+    "-9223372036854775808",
+    "9223372036854775807",
+    "9223372036854775808",
+    " 5",
+    "1_0",
+    "x",
+    "",
+]
+DATES = [
+    "0",
+    "-1",
+    "253402300799999",
+    "253402300800000",
+    "-62135596800000",
+    "-62135596800001",
+    "9223372036854775808",
+    "1e3",
+    "\u0665",
+]
 SCALARS: list[Any] = [
     None, True, False, *NUMBERS, "", "x", "5", "nul\x00", "tab\t\n\x1f", "é\U0001f600", "[1]", '{"a":1}', ':x', ' : "', '\\', '":', "NaN",
     *({"$numberLong": text} for text in LONGS), *({"$date": {"$numberLong": text}} for text in DATES),
@@ -33,8 +54,32 @@ SCALARS: list[Any] = [
     {"a": None}, {"a": []}, {"$ref": "c", "$id": {"$oid": "64b7f0000000000000000001"}, "$db": "d"}, {"$$ref": 1}, {"$$oid": "x"},
     {"$$$date": 5}, {"$oid": "x", "a": 1, "b": 2}, [1, "a", {"b": 2}], [[1], [2.5]], [{"a": 1}, {"a": "x"}],
 ]  # fmt: skip
-NAMES = ["a", "A", "b", "c", "", "a.b", "$id", "x y", "é", "__key", "`", "${x}", "'\"\\", "_id", "$$oid", "$ref", "m", "0", "a#2"]
-TYPES: list[document_schema.ColumnType] = [*document_schema.Scalar, document_schema.Decimal(10, 2), document_schema.Decimal(38, 0)]
+NAMES = [
+    "a",
+    "A",
+    "b",
+    "c",
+    "",
+    "a.b",
+    "$id",
+    "x y",
+    "é",
+    "__key",
+    "`",
+    "${x}",
+    "'\"\\",
+    "_id",
+    "$$oid",
+    "$ref",
+    "m",
+    "0",
+    "a#2",
+]
+TYPES: list[document_schema.ColumnType] = [
+    *document_schema.Scalar,
+    document_schema.Decimal(10, 2),
+    document_schema.Decimal(38, 0),
+]
 
 
 def value(chance: random.Random, depth: int, few: list[Any], names: list[str]) -> Any:
@@ -43,7 +88,10 @@ def value(chance: random.Random, depth: int, few: list[Any], names: list[str]) -
     if depth and draw < 0.15:
         return [value(chance, depth - 1, few, names) for _ in range(chance.randrange(4))]
     if depth and draw < 0.3:
-        return {name: value(chance, depth - 1, few, names) for name in chance.sample(names, chance.randrange(min(5, len(names) + 1)))}
+        return {
+            name: value(chance, depth - 1, few, names)
+            for name in chance.sample(names, chance.randrange(min(5, len(names) + 1)))
+        }
     return chance.choice(few if draw < 0.98 else SCALARS)
 
 
@@ -63,17 +111,22 @@ def fields(chance: random.Random, depth: int, names: list[str]) -> tuple[documen
     taken = column_names.Taken()
     chosen = {column_names.unescaped(name) for name in chance.sample(names, chance.randrange(1, len(names) + 1))}
     return tuple(
-        document_schema.Field(name, taken.unique(column_names.fit(name)), column_type(chance, depth, names)) for name in sorted(chosen)
+        document_schema.Field(name, taken.unique(column_names.fit(name)), column_type(chance, depth, names))
+        for name in sorted(chosen)
     )
 
 
-def schema_of(chance: random.Random, texts: list[str], names: list[str]) -> tuple[document_schema.DocumentSchema, document_schema.Pins]:
+def schema_of(
+    chance: random.Random, texts: list[str], names: list[str]
+) -> tuple[document_schema.DocumentSchema, document_schema.Pins]:
     """A schema that holds some of the documents, or one that was drawn."""
     options = chance.choice([{}] * 9 + [{"flatten.struct": "true"}] * 4 + [{"array.encoding": "document"}])
     naming = column_names.Naming.of(unwrap_options.parse(options))
     pins = {}
     if chance.random() < 0.2:
-        pins = document_schema.parse_pins({name: chance.choice(["bigint", "double", "string", "decimal(20,2)", "map"]) for name in ("a", "b")})
+        pins = document_schema.parse_pins(
+            {name: chance.choice(["bigint", "double", "string", "decimal(20,2)", "map"]) for name in ("a", "b")}
+        )
     shape = document_schema.Shape()
     if chance.random() < 0.5:
         for number, text in enumerate(texts[: chance.randrange(1, 30)]):
@@ -97,13 +150,22 @@ def harmed(chance: random.Random, text: str) -> str:
         case 3:
             return text.replace('"a"', '"\\u0061"')
         case 4:
-            return text.replace('"x"', chance.choice(['"\\ud800"', '"\\ud83d\\ude00"', '"\\uDC00x"', '"\\\\":1"', '"\\u005c\\":"']))
+            return text.replace(
+                '"x"', chance.choice(['"\\ud800"', '"\\ud83d\\ude00"', '"\\uDC00x"', '"\\\\":1"', '"\\u005c\\":"'])
+            )
         case 5:
-            return text[:at] + chance.choice(['"', "}", "{", ",", "\\", "\x01", "1", "e", "-", "NaN", " ", "[", "]", ":", "\ufeff"]) + text[at:]
+            return (
+                text[:at]
+                + chance.choice(['"', "}", "{", ",", "\\", "\x01", "1", "e", "-", "NaN", " ", "[", "]", ":", "\ufeff"])
+                + text[at:]
+            )
         case 6:
             return text[:at] + text[at + 1 :]
         case 7:
-            return text.replace("1.5", chance.choice(["1e400", "NaN", "-Infinity", "01", "1.", "-0", "1E5", "-0.0", "1.50", "0.1e1", "1e-400"]))
+            return text.replace(
+                "1.5",
+                chance.choice(["1e400", "NaN", "-Infinity", "01", "1.", "-0", "1E5", "-0.0", "1.50", "0.1e1", "1e-400"]),
+            )
         case 8:
             return json.dumps(json.loads(text), indent=1)
         case 9:
