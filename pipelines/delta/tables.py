@@ -512,6 +512,11 @@ class Writer:
 
         return self._write(act, lambda: (to, extra))
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether `upsert` writes files first and commits them after, so that it can still be told not to."""
+        return self._has_direct_log()
+
     @contextmanager
     def seeking(self, touched: DataFrame) -> Iterator[Sought | None]:
         """What `upsert` would take out of the table as it is now, looked for beside what the block does; None where it cannot.
@@ -688,6 +693,9 @@ class Writer:
         self._unanswered = asked = claims.parsed(metadata) or {}
         try:
             new = act()
+        except (_NeedsMerge, Unwanted):  # raised before the log was asked
+            self._unanswered = None
+            raise
         except (*SPARK_ERRORS, _VersionTaken):
             self._unanswered = None
             landed = self._landed(asked)

@@ -421,6 +421,7 @@ class Collection:
             not SMALL < counts.events <= MANY
             or self.keeps_document
             or self._shows_deleted(counts)
+            or not self.writer.is_direct
             or not self._has_schema(found, range_)
         ):
             return False
@@ -431,7 +432,7 @@ class Collection:
         is_doubtful = " OR ".join(["is_doubtful", *(f"({condition})" for condition in _LOOKED_FOR.values())])
         documents = typed.documents(found, plan=plan).observe(doubts, F.count_if(F.expr(is_doubtful)).alias("events"))
         columns = (*self.columns, "document", "rescued")
-        latest = reduce.latest_of_many(documents, columns=columns)
+        latest = reduce.latest_of_many(documents, columns=columns, bare=found)
         batch = _Batch(
             rows=reduce.decided(latest, mode=self.mode, columns=columns),
             plan=plan,
@@ -642,12 +643,12 @@ class Collection:
             return
         if self._is_upsert(batch, source) and self._upserted(batch, source, after):
             return
+        if batch.unless is not None:
+            raise delta.Unwanted  # Spark commits a MERGE whatever it finds on the way
         view = f"silver_{threading.get_ident()}"
         rows = delta.computed(source)
         rows.createOrReplaceTempView(view)
         try:
-            if batch.unless is not None and batch.unless():
-                raise delta.Unwanted
             if batch.has_incomplete and not self.keeps_document and rows.where("`__incomplete`").isEmpty():
                 batch = replace(batch, has_incomplete=False)  # which reads and writes much less of the table
             sql = self._statement(view, batch, columns).render()
