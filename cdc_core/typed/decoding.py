@@ -48,6 +48,9 @@ from cdc_core.typed import exact
 SLICE = 1 << 20
 """About so many bytes of text are decoded at once: what they give stays in the processor's cache."""
 
+SLICE_ROWS = 250
+"""But so many documents at least, where they are large: each column costs something by itself."""
+
 LEARNED = 4000
 """So many keys without a column are learned for one place."""
 
@@ -585,7 +588,7 @@ class Decoder:
 
     def _slices(self, texts: pa.Array) -> Iterator[pa.Array]:
         """The texts in parts of about `SLICE` bytes; small ones at first, while there is much to learn."""
-        size = max(1, SLICE * max(1, len(texts)) // max(1, texts.nbytes))
+        size = max(SLICE_ROWS, SLICE * max(1, len(texts)) // max(1, texts.nbytes))
         start = 0
         while start < len(texts):
             part = texts.slice(start, min(size, 32 + self._typed))
@@ -604,9 +607,12 @@ class Decoder:
         refused = _hazardous(texts, given) if self._root is not None else {*range(len(given))}
         taken, structs = self._decoded(given, refused)
         found = _Found()
-        fast = self._columns(structs, found) if structs else None
-        if structs and _fields(texts, given, taken) != found.keys:
-            found.hard.update(at for at, number in enumerate(taken) if not _has_fields_once(given[number]))
+        try:
+            fast = self._columns(structs, found) if structs else None
+            if structs and _fields(texts, given, taken) != found.keys:
+                found.hard.update(at for at, number in enumerate(taken) if not _has_fields_once(given[number]))
+        except RecursionError:  # deeper than any BSON
+            taken, found, fast = [], _Found(), None
         hard = {number for number, text in enumerate(given) if text is not None}.difference(taken)
         exactly = sorted(hard.union(taken[at] for at in found.hard))
         rows = self._assembled(given, None if fast is None else _rows(fast, found), taken, exactly)
