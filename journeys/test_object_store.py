@@ -28,6 +28,12 @@ def _gold(store: object_store.ObjectStore, database: str) -> dict[int, int]:
     return dict(zip(frame["_id"].to_list(), frame["v"].to_list(), strict=True))
 
 
+def _met(store: object_store.ObjectStore, requests: int, command: processes.Command) -> None:
+    """Waits until the command has asked the store for so many things."""
+    wanted = len(store.requests) + requests
+    processes.until(lambda: len(store.requests) >= wanted, seconds=300, what="requests", alive=[command])
+
+
 @pytest.mark.timeout(1500)
 def test_rounds_of_changes_and_a_kill_on_s3(
     store: object_store.ObjectStore, tmp_path: Path, mongodb_uri: str, database: Any
@@ -42,10 +48,7 @@ def test_rounds_of_changes_and_a_kill_on_s3(
             command = pipeline.command(verb, "--once", *where)
             if number == 2:
                 with command.start():
-                    started = len(store.requests)
-                    processes.until(
-                        lambda: len(store.requests) > started + 25, seconds=300, what="requests", alive=[command]
-                    )  # noqa: B023
+                    _met(store, 25, command)
                     command.kill()
             assert command.run(500) == 0, command.said[-3000:]
         assert _gold(store, database.name) == {each["_id"]: each["v"] for each in orders.find()}

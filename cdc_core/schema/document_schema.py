@@ -699,7 +699,7 @@ class _Join:
     def wider(self, type_: ColumnType, shape: Shape, path: tuple[str, ...], *, depth: int) -> ColumnType:
         """The type of a path that has one, after what was seen."""
         pin = self.pins.get(path)
-        if pin is not None and not pin.is_map and pin.type is not None and _widens(type_, pin.type):
+        if pin is not None and not pin.is_map and pin.type is not None and widens(type_, pin.type):
             return pin.type
         if pin is not None and not pin.is_map:
             return type_
@@ -760,7 +760,7 @@ def values(shape: Shape) -> Shape:
     return merged
 
 
-def _widens(type_: ColumnType, pin: Scalar | Decimal) -> bool:
+def widens(type_: ColumnType, pin: Scalar | Decimal) -> bool:
     """Whether Delta changes the type into the pinned one in place."""
     match (type_, pin):
         case (Scalar.INT, Scalar.BIGINT | Scalar.DOUBLE):

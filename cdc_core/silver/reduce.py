@@ -195,13 +195,16 @@ def latest(
     )
 
 
-def latest_of_many(events: DataFrame, *, columns: Sequence[str] = ("op",)) -> DataFrame:
+def latest_of_many(events: DataFrame, *, columns: Sequence[str] = ("op",), bare: DataFrame | None = None) -> DataFrame:
     """What `latest` gives for events among which no update is partial, for many of them.
+
+    `bare` are the same events without what is dear to compute.
 
     The winners are found by key and order alone, and only they are carried on: documents are neither shuffled nor sorted.
     """
     order = F.struct("sequence", "offset")
-    winners = events.groupBy("key").agg(F.max_by("offset", order).alias("winner")).select("winner")
+    narrow = events if bare is None else bare
+    winners = narrow.groupBy("key").agg(F.max_by("offset", order).alias("winner")).select("winner")
     won = events.join(F.broadcast(winners), F.col("offset") == F.col("winner"), "left_semi")
     return won.select("key", "sequence", "offset", "after", *columns, F.lit(None).cast("string").alias("partial_sequence"))
 

@@ -526,6 +526,11 @@ class Writer:
 
         return self._write(act, lambda: (to, extra))
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether `upsert` writes files first and commits them after, so that it can still be told not to."""
+        return self._has_direct_log()
+
     @contextmanager
     def seeking(self, touched: DataFrame) -> Iterator[Sought | None]:
         """What `upsert` would take out of the table as it is now, looked for beside what the block does; None where it cannot.
@@ -561,11 +566,12 @@ class Writer:
         self,
         rows: DataFrame,
         *,
-        touched: DataFrame,
+        touched: DataFrame | None,
         sought: Sought | None = None,
         to: object,
         extra: Mapping[str, object] | None = None,
         confs: Mapping[str, str] | None = None,
+        unless: Callable[[], bool] | None = None,
     ) -> int | None:
         """Take the rows of the keys out of the table and put `rows` in, as one fenced commit; the new version.
 
@@ -573,11 +579,13 @@ class Writer:
         once and not three times. `touched` has one column, the key, by its name in the table; `rows` have the table's columns. None
         where only a MERGE can do it: off a local file system, with another Delta, or for a table without deletion vectors or with a change feed.
         `sought` is what was found before; it counts for the version that it was found in, and is looked for again in any other.
+        Without `touched` the rows are only put in. `unless` is asked when they are written and before they are committed; where it
+        is true, nothing is, and `Unwanted` is raised.
         """
         if not self._has_direct_log():
             return None
         self._refuse_unanswered()
-        commit = functools.partial(self._log.upsert, rows, self.table, touched, sought)
+        commit = functools.partial(self._log.upsert, rows, self.table, touched, sought, unless)
         try:
             with session_confs(self.spark, confs or {}):
                 return self._directly(commit, lambda: (to, extra))
@@ -737,6 +745,9 @@ class Writer:
         self._unanswered = asked = claims.parsed(metadata) or {}
         try:
             new = act()
+        except (_NeedsMerge, Unwanted):  # raised before the log was asked
+            self._unanswered = None
+            raise
         except (*SPARK_ERRORS, _VersionTaken):
             self._unanswered = None
             landed = self._landed(asked)
@@ -838,6 +849,10 @@ _REFUSED = (errors.OwnershipLost, errors.CommitConflict, errors.StorageExhausted
 
 class _VersionTaken(Exception):
     """Somebody committed the version that this writer wanted."""
+
+
+class Unwanted(Exception):
+    """Rows were written that shall not be committed, and were not."""
 
 
 class _NeedsMerge(Exception):
@@ -951,10 +966,18 @@ class _DirectLog:
         return self._committed(self._at(base), self._actions(file, base + 1), base=base, metadata=metadata)
 
     def upsert(
-        self, rows: DataFrame, table: tables.TableRef, touched: DataFrame, sought: Sought | None, *, base: int, metadata: str
+        self,
+        rows: DataFrame,
+        table: tables.TableRef,
+        touched: DataFrame | None,
+        sought: Sought | None,
+        unless: Callable[[], bool] | None,
+        *,
+        base: int,
+        metadata: str,
     ) -> int:
-        """Delete the touched rows by deletion vectors and append `rows`, as version `base` + 1, or raise `_VersionTaken`
-        or `_NeedsMerge`.
+        """Delete the touched rows by deletion vectors and append `rows`, as version `base` + 1, or raise `_VersionTaken`,
+        `_NeedsMerge` or `Unwanted`.
 
         The rows are looked for in a thread beside the one that writes: neither fills two cores all the time.
         """
@@ -963,15 +986,18 @@ class _DirectLog:
         try:
             with ThreadPoolExecutor(1, thread_name_prefix="medallion-upsert") as pool:
                 deleting = None if sought is None or sought.version != base else sought.actions
-                if deleting is None:
+                if deleting is None and touched is not None:
                     deleting = pool.submit(self._deleting, transaction, table, touched)
                 written = transaction.writeFiles(rows._jdf)
-                for found in (self._actions(None, base + 1), deleting.result(), written):
+                deleted = () if deleting is None else (deleting.result(),)
+                for found in (self._actions(None, base + 1), *deleted, written):
                     actions.addAll(self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(found))
         except SPARK_ERRORS as error:
             raise self._translated(error, base) from error
         except (Py4JError, TypeError) as error:  # another Delta has other methods
             raise _NeedsMerge from error
+        if unless is not None and unless():
+            raise Unwanted  # VACUUM takes the files
         return self._committed(transaction, self._seq(actions), base=base, metadata=metadata)
 
     def take_out(self, files: Sequence[DataFile], *, base: int, metadata: str) -> int:

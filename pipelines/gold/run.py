@@ -244,7 +244,10 @@ class _Gold:
             self.switched.add(namespace)
 
     def _switched(self, namespace: registry.Namespace, wanted: bool) -> None:
-        for table in (self.layout.gold(namespace.db, namespace.collection), self.layout.history(namespace.db, namespace.collection)):
+        for table in (
+            self.layout.gold(namespace.db, namespace.collection),
+            self.layout.history(namespace.db, namespace.collection),
+        ):
             if table in self.writers or not delta.exists(self.spark, table):
                 continue
             if (delta.properties(self.spark, table).get(delta.DELETION_VECTORS) == "true") is not wanted:

@@ -39,6 +39,7 @@ from cdc_core.silver import reduce
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.sql.names import identifier
 from cdc_core.tables import layout as tables
+from cdc_core.typed import exact
 from cdc_core.typed import plan as typed
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
@@ -370,7 +371,7 @@ class _Rebuild:
     ) -> None:
         """Append the schema under its generation: nobody goes by it before the table says that it is of this generation."""
         rebuilt = document_schema.Change("", document_schema.What.REBUILT, position.generation or None, generation)
-        plan = typed.plan(schema, document_schema.Shape())
+        plan = typed.Plan(schema)
         schemas.append(
             self.spark,
             self.layout.ops("schemas"),
@@ -423,7 +424,7 @@ def _wider(collection: silver_collection.Collection, rows: DataFrame) -> Documen
 def conflicts(silver: DataFrame, schema: DocumentSchema) -> tuple[document_schema.Conflict, ...]:
     """What the rescued values of a silver table say against its schema, each once."""
     entries = silver.where("size(`__rescued`) > 0").select(F.explode("__rescued").alias("path", "text"))
-    found = entries.mapInArrow(typed.conflicts(schema.to_json()), "conflict STRING").distinct().collect()
+    found = entries.mapInArrow(exact.conflicts(schema.to_json()), "conflict STRING").distinct().collect()
     return tuple(document_schema.Conflict.from_json(row.conflict) for row in sorted(found))
 
 

@@ -1,17 +1,16 @@
 """A batch of documents and its collection's schema: what the batch adds, how it is typed, and the record of
 both.
 
-`evolve` runs Spark's own inference over the batch (`schema_of_variant_agg`: one pass, no Python) and looks
-closer only where that shows a mix whose order matters for a column's type. `append` and `latest` keep a
-collection's schema with its evolution in the table `ops/schemas`.
+`evolve` decodes the batch by the schema as it is, and looks into those documents alone that it does not hold. `append`
+and `latest` keep a collection's schema with its evolution in the table `ops/schemas`.
 """
 
 from __future__ import annotations
 
-import json
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql import functions as F
@@ -19,14 +18,13 @@ from pyspark.sql import functions as F
 from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.schema import document_schema
 from cdc_core.schema import names as column_names
-from cdc_core.schema import variant_shape as variant_shapes
-from cdc_core.schema.document_schema import DocumentSchema, Shape
+from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.sql import arrow
 from cdc_core.sql.names import identifier
 from cdc_core.tables import layout as tables
+from cdc_core.typed import exact
 from cdc_core.typed import plan as typed
 from pipelines.delta import tables as delta
-from pipelines.schema import mixed_kinds as closer_look
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -41,13 +39,18 @@ soon as the table's own commit names its generation, and never before.
 
 _MARKS = ("sequence", "__sequence", "offset")
 
+BEGINNING = 1000
+"""So many documents give a collection without a schema its first one."""
+
+FEW_FIELDS = 100
+"""A document inside others that shows more fields among so many documents may be used as a map."""
+
 
 @dataclass(frozen=True)
 class Evolution:
     """What a batch did to its collection's schema, and how it is typed.
 
-    `refused` counts documents that `try_parse_json` does not take: they go through the exact path, and come
-    out typed or unreadable. `seen_at` is the mark of the batch's first event. `also` has the counts that
+    `refused` counts texts that are not JSON to the letter: they go through the exact path, and come out typed or unreadable. `seen_at` is the mark of the batch's first event. `also` has the counts that
     `evolve` was asked for.
     """
 
@@ -73,61 +76,99 @@ def evolve(
     """The schema after the batch `df`, its changes, and the plan for `typed.documents` over the same rows
     (or fewer).
 
-    Reads `df` once, and once or twice more where a mix has to be looked into: persist what is dear to
-    compute. `mark` is a column that sorts as the events do (`sequence`, `__sequence` or `offset` by
-    default): where one path shows values of several kinds, the first one gives the column its type, so that
-    the result depends on the documents and the current schema alone, and is the same for any partitioning
-    and any cut into batches. `also` are conditions over `df`, as SQL by name, whose rows are counted on the
-    way. `reserved` are names that no field's column may take, beside the engine's.
+    Reads `df` once; where there is no schema yet, the first documents are looked at before. `mark` is a column that sorts as
+    the events do (`sequence`, `__sequence` or `offset` by default): where one path shows values of several kinds, the
+    first one gives the column its type, so that the result depends on the documents and the current schema alone, and is
+    the same for any partitioning and any cut into batches. `also` are conditions over `df`, as SQL by name, whose rows are
+    counted on the way. `reserved` are names that no field's column may take, beside the engine's.
     """
-    mark = mark or next((name for name in _MARKS if name in df.columns), None)
     naming = column_names.Naming.of(options or unwrap_options.UnwrapOptions())
     naming = replace(naming, reserved=naming.reserved | reserved)
-    sight = _seen(df, column, mark, also or {})
-    shape = sight.shape
-    marked = closer_look.marked(df, column, mark)
-    if naming.arrays_as_documents:
-        shape = closer_look.in_python(marked, arrays_as_documents=True)
-    else:
-        shape = closer_look.settled(marked, shape, schema=current, pins=pins)
-        if sight.refused:
-            shape.add(closer_look.in_python(marked.where("try_parse_json(text) IS NULL")))
-    schema, changes = document_schema.join(current, shape.ordered(sight.first), pins=pins, naming=naming)
-    plan = typed.plan(schema, shape, column=column, refused=sight.refused)
-    return Evolution(schema, changes, plan, sight.refused, sight.first_mark, sight.also)
-
-
-@dataclass(frozen=True)
-class _Sight:
-    shape: Shape
-    refused: int
-    first: Any
-    first_mark: str | None
-    also: Mapping[str, int]
-
-
-def _seen(df: DataFrame, column: str, mark: str | None, also: Mapping[str, str]) -> _Sight:
-    """Spark's inference over the batch, and its first document, which gives new columns their order."""
-    text = identifier(column)
-    order = identifier(mark) if mark else text
-    conditions = [f"({condition}) AS also_{number}" for number, condition in enumerate(also.values())]
-    row = (
-        df.selectExpr(f"{text} AS text", f"CAST({order} AS STRING) AS mark", f"try_parse_json({text}) AS v", *conditions)
-        .selectExpr(
-            "schema_of_variant_agg(v) AS schema",
-            "count_if(text IS NOT NULL AND v IS NULL) AS refused",
-            "min_by(text, struct(mark, text)) FILTER (WHERE v IS NOT NULL) AS first",
-            "min(mark) AS first_mark",
-            *(f"count_if(also_{number}) AS also_{number}" for number in range(len(also))),
+    order = mark or next((name for name in _MARKS if name in df.columns), None)
+    known, begun = current, typed.Sight()
+    if not current.fields:
+        begun = _seen(
+            _beginning(df, column, order), column, order, typed.Plan(replace(current, naming=naming)), everything=True
         )
-        .first()
-    )
-    first: Any = None
-    if row.first is not None:
-        first = json.loads(row.first)
-    counted = {name: row[f"also_{number}"] for number, name in enumerate(also)}
-    shape = variant_shapes.shape(row.schema or "VOID")
-    return _Sight(shape, row.refused, first, row.first_mark if mark else None, counted)
+        known, _ = _joined(current, begun, pins, naming)
+    found = _seen(df, column, order, typed.Plan(known, pins or {}), also=also or {})
+    # Nothing that the first documents gave a type is changed by what is not looked into: all of it comes later.
+    both = found.with_other(replace(begun, refused=0, also=()))
+    schema, changes = _joined(current, both, pins, naming)
+    counted = dict(zip(also or {}, found.also))
+    return Evolution(schema, changes, typed.Plan(schema, pins or {}), found.refused, found.low if order else None, counted)
+
+
+def begun(
+    df: DataFrame,
+    *,
+    options: unwrap_options.UnwrapOptions,
+    pins: document_schema.Pins,
+    mark: str,
+) -> Evolution | None:
+    """The schema of the first documents of `df`, as a first batch of `BEGINNING` of them would lead to it.
+
+    None where it shall be made of all: there is no document, or one of them may be used as a map.
+    """
+    naming = column_names.Naming.of(options)
+    start = typed.Plan(replace(document_schema.EMPTY, naming=naming))
+    sight = _seen(_beginning(df, "after", mark), "after", mark, start, everything=True)
+    if sight.first is None or _most_fields(sight.shape) > FEW_FIELDS:
+        return None
+    schema, changes = _joined(document_schema.EMPTY, sight, pins, naming)
+    return Evolution(schema, changes, typed.Plan(schema, pins), seen_at=sight.low)
+
+
+def _most_fields(shape: document_schema.Shape) -> int:
+    """The fields of the document inside documents that has the most."""
+    inner = [*shape.fields.values(), *([] if shape.element is None else [shape.element])]
+    return max((max(len(each.fields), _most_fields(each)) for each in inner), default=0)
+
+
+def _joined(
+    schema: DocumentSchema, sight: typed.Sight, pins: document_schema.Pins | None, naming: column_names.Naming
+) -> tuple[DocumentSchema, tuple[document_schema.Change, ...]]:
+    """The schema with what was seen; new columns in the order of the first document."""
+    first = None if sight.first is None else exact.parsed(sight.first)[0]
+    return document_schema.join(schema, sight.shape.ordered(first), pins=pins, naming=naming)
+
+
+def _marks(df: DataFrame, column: str, order: str | None) -> tuple[str, str]:
+    """A row's place in the order, and its document's own mark, as SQL.
+
+    Both sort as the events do. Rows of a snapshot's chunk share their place, so that a digest of the text follows it in a mark.
+    """
+    place = "''"
+    if order is not None:
+        place = f"CAST({identifier(order)} AS STRING)"
+        place = place if dict(df.dtypes)[order] == "string" else f"lpad({place}, 20, '0')"
+    return place, f"concat({place}, '/', hex(xxhash64({identifier(column)})))"
+
+
+def _beginning(df: DataFrame, column: str, order: str | None) -> DataFrame:
+    """About the first `BEGINNING` rows: all up to some mark. Only places in the order are sorted, and few digests."""
+    place, mark = _marks(df, column, order)
+    for by in (place, mark):
+        last = df.selectExpr(f"{by} AS by").orderBy("by").limit(BEGINNING).agg(F.max("by")).first()[0]
+        df = df.where(F.expr(by) <= F.lit(last)) if last is not None else df
+    return df
+
+
+def _seen(
+    df: DataFrame,
+    column: str,
+    order: str | None,
+    plan: typed.Plan,
+    *,
+    also: Mapping[str, str] = {},
+    everything: bool = False,
+) -> typed.Sight:
+    """A look at the documents that the plan's schema does not hold, or at all."""
+    place, mark = _marks(df, column, order)
+    conditions = [f"({condition}) AS also_{number}" for number, condition in enumerate(also.values())]
+    given = df.selectExpr(f"{identifier(column)} AS text", f"{mark} AS mark", f"{place} AS place", *conditions)
+    found = given.mapInArrow(typed.looked_at(plan, everything=everything), typed.LOOKED_AT)
+    return functools.reduce(typed.Sight.with_other, map(typed.Sight.of_row, found.collect()), typed.Sight())
 
 
 @dataclass(frozen=True)

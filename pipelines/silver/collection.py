@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
 from cdc_core import errors
@@ -251,6 +252,8 @@ class _Batch:
     """The keys of the rows, where they are cheaper to find than the rows are."""
     sought: delta.Sought | None = None
     """Where the table holds these keys, where that is looked for already."""
+    unless: Callable[[], bool] | None = None
+    """Says, once the rows are written, that they must not be committed."""
 
 
 @dataclass
@@ -397,6 +400,8 @@ class Collection:
         is_late: bool,
         sought: delta.Sought | None,
     ) -> None:
+        if not is_late and self._applied_at_once(found, range_, counts, after, sought):
+            return
         evolution, events = self._readable(found, range_, counts)
         if is_late:
             events = self._not_resurrected(events)
@@ -433,6 +438,59 @@ class Collection:
                     events, has_partial=has_partial, columns=self.columns, keeps_last=self._keeps_last(batch)
                 )
             self._apply(replace(batch, rows=reduce.decided(latest, mode=self.mode, columns=self.columns)), after)
+
+    def _applied_at_once(
+        self,
+        found: DataFrame,
+        range_: reduce.Range,
+        counts: Counts,
+        after: registry.SilverPosition,
+        sought: delta.Sought | None,
+    ) -> bool:
+        """Apply many events without a look at them before: they are typed by the schema as it is, and looked at on the way.
+
+        False where one of them would change the schema, cannot be read or is no whole document; then nothing was committed.
+        """
+        if (
+            not SMALL < counts.events <= MANY
+            or self.keeps_document
+            or self._shows_deleted(counts)
+            or not self.writer.is_direct
+            or not self._has_schema(found, range_)
+        ):
+            return False
+        held = self.layout.quarantine(self.namespace.db, self.namespace.collection)
+        if quarantine.parted(self.spark, held, events=found, span=range_, has_suspects=False) is not None:
+            return False
+        plan, doubts = typed.Plan(self.schema.schema, pins(self.options)), Observation()
+        is_doubtful = " OR ".join(["is_doubtful", *(f"({condition})" for condition in _LOOKED_FOR.values())])
+        documents = typed.documents(found, plan=plan).observe(doubts, F.count_if(F.expr(is_doubtful)).alias("events"))
+        columns = (*self.columns, "document", "rescued")
+        latest = reduce.latest_of_many(documents, columns=columns, bare=found)
+        batch = _Batch(
+            rows=reduce.decided(latest, mode=self.mode, columns=columns),
+            plan=plan,
+            number=range_.to,
+            events=counts.events,
+            keys=(counts.first_key, counts.last_key) if counts.first_key else None,
+            deletes=_deleted(found, counts) if counts.deletes and not self.mode.keeps_row else None,
+            touched=_keys(found, counts),
+            sought=sought,
+            unless=lambda: doubts.get["events"] > 0,
+        )
+        try:
+            self._apply(batch, after)
+        except delta.Unwanted:
+            return False
+        return True
+
+    def _has_schema(self, found: DataFrame, range_: reduce.Range) -> bool:
+        """Whether there is a schema; where there is none, the first documents give it where they can."""
+        if not self.schema.schema.fields:
+            begun = schemas.begun(found, options=self.options.unwrap, pins=pins(self.options), mark="sequence")
+            if begun is not None:
+                self._keep(begun, range_.to)
+        return bool(self.schema.schema.fields)
 
     def _keeps_last(self, batch: _Batch) -> bool:
         """Whether a delete may have to show the document that it deleted."""
@@ -597,7 +655,7 @@ class Collection:
         latest = reduce.swept(sweep.first, keys=gone, columns=self.columns)
         batch = _Batch(
             rows=reduce.decided(latest, mode=self.mode, columns=self.columns),
-            plan=typed.plan(self.schema.schema, document_schema.Shape()),
+            plan=typed.Plan(self.schema.schema),
             number=number,
             keys=(edge.low, edge.high),
             deletes=_Deletes(gone.select("__key", F.lit(sweep.first).alias("__sequence")), edge.rows),
@@ -625,10 +683,12 @@ class Collection:
         columns = self._made_room(source, held)
         if self._is_empty():
             first = source.where(f"`__action` <> '{reduce.Action.REMOVE.value}'").drop("__guard", "__action")
-            self.writer.append(first, to=after.to, extra=after.extra)
+            self._appended(first, batch, after)
             return
         if self._is_upsert(batch, source) and self._upserted(batch, source, after):
             return
+        if batch.unless is not None:
+            raise delta.Unwanted  # Spark commits a MERGE whatever it finds on the way
         view = f"silver_{threading.get_ident()}"
         rows = delta.computed(source)
         rows.createOrReplaceTempView(view)
@@ -640,6 +700,13 @@ class Collection:
         finally:
             self.spark.catalog.dropTempView(view)
             delta.release(rows)
+
+    def _appended(self, rows: DataFrame, batch: _Batch, after: registry.SilverPosition) -> None:
+        """Append the table's first rows."""
+        if batch.unless is None:
+            self.writer.append(rows, to=after.to, extra=after.extra)
+        elif self.writer.upsert(rows, touched=None, to=after.to, extra=after.extra, unless=batch.unless) is None:
+            raise delta.Unwanted  # an append by Spark commits whatever it has written
 
     def _is_upsert(self, batch: _Batch, source: DataFrame) -> bool:
         """Whether every row is newer than what the table holds of its key, and replaces it whole or removes it."""
@@ -655,7 +722,13 @@ class Collection:
         rows = documents.drop("__guard", "__action")
         assert batch.touched is not None
         done = self.writer.upsert(
-            rows, touched=batch.touched, sought=batch.sought, to=after.to, extra=after.extra, confs=MERGE_CONFS
+            rows,
+            touched=batch.touched,
+            sought=batch.sought,
+            to=after.to,
+            extra=after.extra,
+            confs=MERGE_CONFS,
+            unless=batch.unless,
         )
         return done is not None
 
@@ -668,7 +741,9 @@ class Collection:
 
         A column that the settings no longer ask for says nothing of what is written now: it is null, and no document deleted.
         """
-        documents = typed.documents(batch.rows, plan=batch.plan)
+        documents = batch.rows
+        if "document" not in documents.columns:
+            documents = typed.documents(documents, plan=batch.plan)
         added = self._added(batch.plan.schema)
         given = {*(name for name, _ in batch.plan.schema.table()), *(each.name for each in added), *ALWAYS}
         given |= {"__deleted"} if self.mode.adds_deleted else set()

@@ -422,3 +422,52 @@ def _until(condition: Callable[[], bool], *, seconds: float = 240.0) -> None:
             return
         done.wait(0.5)
     raise AssertionError("it never came to pass")
+
+
+def test_many_events_at_once(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many events are typed by the schema as it is; where one would change it or cannot be read, nothing is committed before that
+    is seen to.
+    """
+    monkeypatch.setattr(silver_collection, "SMALL", 3)
+    hop = Hop(spark, pipeline(tmp_path))
+
+    def applied(*events: Row) -> list[Row]:
+        before = [] if hop.bronze.batch == 0 else delta.history(spark, hop.silver_table("many"))
+        hop.bronze.append({"many": list(events)})
+        hop.silver()
+        writes = [
+            commit for commit in delta.history(spark, hop.silver_table("many"))[: -len(before) or None] if commit.metadata
+        ]
+        assert [commit.metadata["to"] for commit in writes if commit.metadata][0] == hop.bronze.batch
+        return [{name: value for name, value in row.items() if name != "__sequence"} for row in hop.rows("many")]
+
+    def document(key: int, **values: Any) -> Row:
+        return {"_id": key, "n": key, "deep": {"items": [{"price": 1.5}]}, "nothing": None, "empty": [], **values}
+
+    def row(key: int, **values: Any) -> Row:
+        return {
+            "_id": key,
+            "n": key,
+            "deep": {"items": [{"price": 1.5}]},
+            "__key": str(key),
+            "__rescued": {"empty": "[]"},
+            **values,
+        }
+
+    created = [{"op": "c", "key": key, "at": 10 + key, "after": document(key)} for key in range(1, 6)]
+    assert applied(*created) == [row(key) for key in range(1, 6)]
+    fits = [{"op": "u", "key": key, "at": 20 + key, "after": document(key, n=key + 10)} for key in range(1, 4)]
+    misfit = {"op": "u", "key": 1, "at": 30, "after": document(1, n="x")}
+    rescued = {"__rescued": {"empty": "[]", "n": '"x"'}}
+    told = row(1, **rescued)
+    del told["n"]
+    gone = {"op": "d", "key": 5, "at": 31}
+    assert applied(*fits, misfit, gone) == [told, row(2, n=12), row(3, n=13), row(4)]
+    wider = [
+        {"op": "u", "key": key, "at": 40 + key, "after": document(key, n={"$numberLong": "5"}, new=key)}
+        for key in (1, 2, 3, 4)
+    ]
+    assert applied(*wider) == [row(key, n=5, new=key) for key in range(1, 5)]
+    held = {"op": "u", "key": 1, "at": 51, "text": '{"_id":1'}
+    last = [{"op": "u", "key": key, "at": 50 + key, "after": document(key)} for key in (2, 3, 4)]
+    assert applied(held, *last) == [row(1, n=5, new=1, __incomplete=True), *(row(key) for key in (2, 3, 4))]

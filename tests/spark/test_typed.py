@@ -19,6 +19,7 @@ from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.schema import document_schema
 from cdc_core.schema import names as column_names
 from cdc_core.tables import layout as tables
+from cdc_core.typed import exact as reference
 from cdc_core.typed import plan as typed
 from pipelines.schema import log as schemas
 
@@ -63,7 +64,7 @@ def native(df: DataFrame, plan: typed.Plan) -> list[dict[str, Any]]:
 def exact(texts: list[str | None], schema: document_schema.DocumentSchema) -> list[dict[str, Any]]:
     """The same by the exact path."""
     blank = {"document": None, "rescued": None, "unreadable": False}
-    rows = typed.rows(pa.array(texts), schema).to_pylist()
+    rows = reference.rows(pa.array(texts), schema).to_pylist()
     return [blank if row is None else plain(row) for row in rows]
 
 
@@ -80,7 +81,7 @@ def check(
     shape = document_schema.Shape()
     for number, text in enumerate(texts):
         mark = f"{first + number:024x}"
-        typed._observe(shape, text or "", mark, evolution.schema.naming.arrays_as_documents)
+        reference.seen(shape, text or "", mark, arrays_as_documents=evolution.schema.naming.arrays_as_documents)
     expected, _ = document_schema.join(current, shape, pins=named.get("pins"), naming=evolution.schema.naming)
     assert types(evolution.schema.struct) == types(expected.struct)
     for left, right in zip(native(df, evolution.plan), exact(texts, evolution.schema), strict=True):
@@ -191,33 +192,6 @@ def test_documents_of_one_mark(spark: SparkSession) -> None:
     evolved = [schemas.evolve(rows).schema for rows in (df, df.orderBy("after"))]
     first, second = (schema.struct.by_name["a"].type for schema in evolved)
     assert first == second and first is not document_schema.Scalar.TEXT
-
-
-def test_a_wrapper_beside_its_number_stays_native(spark: SparkSession) -> None:
-    """Int32 beside int64, int32 beside doubles, NaN beside doubles: no Python, today or ever."""
-    documents = [
-        {"_id": 1, "l": 5, "d": 2.5, "n": [1, {"$numberLong": "2"}]},
-        {"_id": 2, "l": {"$numberLong": "5"}, "d": {"$numberDouble": "NaN"}, "n": [3]},
-        {"_id": 3, "l": 7, "d": 3, "n": []},
-    ]
-    texts: list[str | None] = [orjson.dumps(document).decode() for document in documents]
-    evolution = check(spark, texts, document_schema.EMPTY)
-    again = check(spark, texts, evolution.schema)
-    assert again.changes == () and again.schema == evolution.schema
-    assert "VARIANT" in again.plan.raw
-
-
-def test_a_plain_collection_is_native(spark: SparkSession) -> None:
-    """A collection whose values all fit is typed without any Python, [] and {} and far dates included."""
-    document = {
-        "_id": {"$oid": "64b7f0000000000000000001"},
-        "at": {"$date": {"$numberLong": "253402300800000"}},
-        "empty": [],
-        "items": [{"price": 1.5, "options": {}}],
-        "total": {"$numberDecimal": "1.50"},
-    }
-    evolution = check(spark, [orjson.dumps(document).decode()], document_schema.EMPTY)
-    assert not evolution.plan.python
 
 
 def test_what_cannot_be_read(spark: SparkSession) -> None:

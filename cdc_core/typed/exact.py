@@ -1,0 +1,134 @@
+"""Documents typed exactly, one by one: `document_schema` over what the text says, whatever it says.
+
+Everything else that types documents is measured by this.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from cdc_core.schema import document_schema
+from cdc_core.schema import names as column_names
+from cdc_core.schema.document_schema import Array, ColumnType, Decimal, DocumentSchema, Map, Scalar, Shape, Struct
+
+RESCUED = pa.map_(pa.string(), pa.string())
+"""What did not fit: dotted path -> Extended JSON text."""
+
+
+def _pairs(pairs: list[tuple[str, Any]], repeated: dict[str, str]) -> dict[str, Any]:
+    """The last of two fields of one name stays; the earlier ones are kept by their name alone."""
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in result:
+            document_schema.rescue(repeated, column_names.unescaped(key), document_schema.ejson(_whole(result[key])))
+        result[key] = value
+    return result
+
+
+def row_type(schema: DocumentSchema) -> pa.StructType:
+    """The table's columns in Arrow."""
+    return pa.struct([(name, arrow(type_)) for name, type_ in schema.table()])
+
+
+def result_type(schema: DocumentSchema) -> pa.StructType:
+    """What `rows` gives for each text."""
+    return pa.struct([("document", row_type(schema)), ("rescued", RESCUED), ("unreadable", pa.bool_())])
+
+
+def rows(texts: pa.Array, schema: DocumentSchema) -> pa.StructArray:
+    """Each text as a struct of `document`, `rescued`, `unreadable`; null where the text is."""
+    return pa.array([_row(text.as_py(), schema) for text in texts], type=result_type(schema))
+
+
+def _row(text: str | None, schema: DocumentSchema) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        document, repeated = parsed(text)
+    except (ValueError, RecursionError):
+        return {"document": None, "rescued": None, "unreadable": True}
+    row, rescued = document_schema.row(document, schema)
+    for path, earlier in repeated.items():
+        document_schema.rescue(rescued, path, earlier)
+    return {"document": row, "rescued": list(rescued.items()) or None, "unreadable": False}
+
+
+def parsed(text: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """One document's text as parsed EJSON, and the earlier values of fields that it holds twice.
+
+    The last of two fields of one name stays, as in every BSON library; those before it are kept under the
+    field's name. Half a surrogate pair becomes U+FFFD. Raises ValueError where the text is no JSON object.
+    """
+    repeated: dict[str, str] = {}
+    document = json.loads(text, object_pairs_hook=lambda pairs: _pairs(pairs, repeated))
+    if not isinstance(document, dict):
+        raise ValueError("a document is a JSON object")
+    return (_whole(document) if "\\ud" in text.lower() else document), repeated
+
+
+def _whole(value: Any) -> Any:
+    """The value without halves of surrogate pairs."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {_whole(key): _whole(item) for key, item in value.items()}
+    return [_whole(item) for item in value] if isinstance(value, list) else value
+
+
+def seen(shape: Shape, text: str, mark: str, *, arrays_as_documents: bool) -> dict[str, Any] | None:
+    """Adds a document to a shape; the document, or None where it cannot be read."""
+    try:
+        document, _ = parsed(text)
+        shape.see(document_schema.arrays_as_documents(document) if arrays_as_documents else document, mark)
+    except (ValueError, RecursionError):
+        return None
+    return document
+
+
+def conflicts(schema_json: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """For `mapInArrow` over the paths and texts of rescued values: the JSON of each `Conflict` with the schema, once a
+    partition.
+    """
+
+    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        schema = DocumentSchema.from_json(schema_json)
+        found: set[document_schema.Conflict] = set()
+        for batch in batches:
+            for path, text in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist()):
+                found.update(document_schema.conflicts(schema, path, text))
+        yield pa.RecordBatch.from_pydict({"conflict": pa.array([each.to_json() for each in found], pa.string())})
+
+    return look
+
+
+def arrow(type_: ColumnType) -> pa.DataType:
+    """The column type in Arrow, as Spark reads it."""
+    match type_:
+        case Struct(fields):
+            return pa.struct([(item.column, arrow(item.type)) for item in fields])
+        case Array(element):
+            return pa.list_(arrow(element))
+        case Map(value):
+            return pa.map_(pa.string(), arrow(value))
+        case Decimal(precision, scale):
+            return pa.decimal128(precision, scale)
+        case Scalar.REGEX | Scalar.CODE_WITH_SCOPE | Scalar.DB_POINTER:
+            return pa.struct([(part, pa.string()) for part in document_schema.PARTS[type_]])
+        case _:
+            return _ARROW[type_]
+
+
+_ARROW = {
+    Scalar.INT: pa.int32(),
+    Scalar.BIGINT: pa.int64(),
+    Scalar.DOUBLE: pa.float64(),
+    Scalar.STRING: pa.string(),
+    Scalar.TEXT: pa.string(),
+    Scalar.BOOLEAN: pa.bool_(),
+    Scalar.TIMESTAMP: pa.timestamp("us", tz="UTC"),
+    Scalar.BINARY: pa.binary(),
+}

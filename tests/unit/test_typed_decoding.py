@@ -1,0 +1,248 @@
+"""Documents decoded by column against the exact path: random schemas, random documents, random harm, and no difference."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from cdc_core.properties import unwrap as unwrap_options
+from cdc_core.schema import document_schema
+from cdc_core.schema import names as column_names
+from cdc_core.typed import decoding, exact
+
+NUMBERS = [
+    0, 5, -1, 2**31 - 1, -(2**31), 2**31, -(2**31) - 1, 2**53, 2**53 + 1, 2**63 - 1, -(2**63), 2**63, 2**64, -(2**63) - 1, 10**30,
+    1.5, -0.0, 0.1, 1e22, 5e-324, 1.7976931348623157e308, 3.0, 123456789.125, 1e-7,
+]  # fmt: skip
+LONGS = [
+    "5",
+    "-7",
+    "9007199254740993",
+    "-9223372036854775808",
+    "9223372036854775807",
+    "9223372036854775808",
+    " 5",
+    "1_0",
+    "x",
+    "",
+]
+DATES = [
+    "0",
+    "-1",
+    "253402300799999",
+    "253402300800000",
+    "-62135596800000",
+    "-62135596800001",
+    "9223372036854775808",
+    "1e3",
+    "\u0665",
+]
+SCALARS: list[Any] = [
+    None, True, False, *NUMBERS, "", "x", "5", "nul\x00", "tab\t\n\x1f", "é\U0001f600", "[1]", '{"a":1}', ':x', ' : "', '\\', '":', "NaN",
+    *({"$numberLong": text} for text in LONGS), *({"$date": {"$numberLong": text}} for text in DATES),
+    *({"$numberDouble": text} for text in ("NaN", "Infinity", "-Infinity", "1.5", "inf", "x")), {"$numberInt": "5"}, {"$numberInt": "x"},
+    *({"$numberDecimal": text} for text in ("1.50", "1E+3", "NaN", "-12345678901234567890.123", "x")),
+    {"$oid": "64b7f0000000000000000001"}, {"$oid": 5}, {"$oid": {}}, {"$date": "2020-01-01T00:00:00Z"}, {"$date": {"$numberLong": 5}},
+    {"$timestamp": {"t": 4294967295, "i": 1}}, {"$timestamp": {"t": "x", "i": 1}}, {"$binary": {"base64": "AQI=", "subType": "80"}},
+    {"$binary": {"base64": "!", "subType": "00"}}, {"$binary": {"base64": "AQI="}}, {"$regularExpression": {"pattern": "^a\"\\", "options": "i"}},
+    {"$symbol": "sy"}, {"$code": "f()"}, {"$code": "f()", "$scope": {"a": 1e22, "b": {"$oid": "x"}}}, {"$minKey": 1}, {"$maxKey": 1},
+    {"$undefined": True}, {"$dbPointer": {"$ref": "a.b", "$id": {"$oid": "64b7f0000000000000000001"}}}, [], {}, [None], [[]], [{}],
+    {"a": None}, {"a": []}, {"$ref": "c", "$id": {"$oid": "64b7f0000000000000000001"}, "$db": "d"}, {"$$ref": 1}, {"$$oid": "x"},
+    {"$$$date": 5}, {"$oid": "x", "a": 1, "b": 2}, [1, "a", {"b": 2}], [[1], [2.5]], [{"a": 1}, {"a": "x"}],
+]  # fmt: skip
+NAMES = [
+    "a",
+    "A",
+    "b",
+    "c",
+    "",
+    "a.b",
+    "$id",
+    "x y",
+    "é",
+    "__key",
+    "`",
+    "${x}",
+    "'\"\\",
+    "_id",
+    "$$oid",
+    "$ref",
+    "m",
+    "0",
+    "a#2",
+]
+TYPES: list[document_schema.ColumnType] = [
+    *document_schema.Scalar,
+    document_schema.Decimal(10, 2),
+    document_schema.Decimal(38, 0),
+]
+
+
+def value(chance: random.Random, depth: int, few: list[Any], names: list[str]) -> Any:
+    """A value: mostly one of a few, sometimes anything, sometimes nested."""
+    draw = chance.random()
+    if depth and draw < 0.15:
+        return [value(chance, depth - 1, few, names) for _ in range(chance.randrange(4))]
+    if depth and draw < 0.3:
+        return {
+            name: value(chance, depth - 1, few, names)
+            for name in chance.sample(names, chance.randrange(min(5, len(names) + 1)))
+        }
+    return chance.choice(few if draw < 0.98 else SCALARS)
+
+
+def column_type(chance: random.Random, depth: int, names: list[str]) -> document_schema.ColumnType:
+    """A type that inference need not have made."""
+    draw = chance.random()
+    if depth and draw < 0.15:
+        return document_schema.Array(column_type(chance, depth - 1, names))
+    if depth and draw < 0.25:
+        return document_schema.Map(column_type(chance, depth - 1, names))
+    if depth and draw < 0.45:
+        return document_schema.Struct(fields(chance, depth - 1, names))
+    return chance.choice(TYPES)
+
+
+def fields(chance: random.Random, depth: int, names: list[str]) -> tuple[document_schema.Field, ...]:
+    taken = column_names.Taken()
+    chosen = {column_names.unescaped(name) for name in chance.sample(names, chance.randrange(1, len(names) + 1))}
+    return tuple(
+        document_schema.Field(name, taken.unique(column_names.fit(name)), column_type(chance, depth, names))
+        for name in sorted(chosen)
+    )
+
+
+def schema_of(
+    chance: random.Random, texts: list[str], names: list[str]
+) -> tuple[document_schema.DocumentSchema, document_schema.Pins]:
+    """A schema that holds some of the documents, or one that was drawn."""
+    options = chance.choice([{}] * 9 + [{"flatten.struct": "true"}] * 4 + [{"array.encoding": "document"}])
+    naming = column_names.Naming.of(unwrap_options.parse(options))
+    pins = {}
+    if chance.random() < 0.2:
+        pins = document_schema.parse_pins(
+            {name: chance.choice(["bigint", "double", "string", "decimal(20,2)", "map"]) for name in ("a", "b")}
+        )
+    shape = document_schema.Shape()
+    if chance.random() < 0.5:
+        for number, text in enumerate(texts[: chance.randrange(1, 30)]):
+            exact.seen(shape, text, f"{number:09d}", arrays_as_documents=naming.arrays_as_documents)
+        return document_schema.join(document_schema.EMPTY, shape, pins=chance.choice([pins, {}]), naming=naming)[0], pins
+    drawn = document_schema.DocumentSchema(fields(chance, 2, names), (), naming)
+    return document_schema.join(drawn, shape, naming=naming)[0], pins
+
+
+def harmed(chance: random.Random, text: str) -> str:
+    """The text as it is, or with something in it that no BSON library writes."""
+    draw = chance.randrange(40)
+    at = chance.randrange(len(text))
+    match draw:
+        case 0:
+            return text[:-1] + (',"a":1}' if len(text) > 2 else '"a":1}')
+        case 1:
+            return text[:-1] + (',"b":{"c":1,"c":{"a":"x"}}}' if len(text) > 2 else '"b":[{"c":1,"c":2}]}')
+        case 2:
+            return text.replace('":', '" :', chance.randrange(1, 3)).replace("{", "{\n", 1)
+        case 3:
+            return text.replace('"a"', '"\\u0061"')
+        case 4:
+            return text.replace(
+                '"x"', chance.choice(['"\\ud800"', '"\\ud83d\\ude00"', '"\\uDC00x"', '"\\\\":1"', '"\\u005c\\":"'])
+            )
+        case 5:
+            return (
+                text[:at]
+                + chance.choice(['"', "}", "{", ",", "\\", "\x01", "1", "e", "-", "NaN", " ", "[", "]", ":", "\ufeff"])
+                + text[at:]
+            )
+        case 6:
+            return text[:at] + text[at + 1 :]
+        case 7:
+            return text.replace(
+                "1.5",
+                chance.choice(["1e400", "NaN", "-Infinity", "01", "1.", "-0", "1E5", "-0.0", "1.50", "0.1e1", "1e-400"]),
+            )
+        case 8:
+            return json.dumps(json.loads(text), indent=1)
+        case 9:
+            return json.dumps(json.loads(text), ensure_ascii=True)
+        case _:
+            return text
+
+
+def plain(given: Any) -> Any:
+    """A value out of Arrow, so that equal means equal: NaN as text, maps as dicts, -0.0 apart from 0.0."""
+    if isinstance(given, float):
+        return repr(given)
+    if isinstance(given, dict):
+        return {key: plain(item) for key, item in given.items()}
+    if isinstance(given, list) and given and isinstance(given[0], tuple):
+        assert len(dict(given)) == len(given)
+        return plain(dict(given))
+    return [plain(item) for item in given] if isinstance(given, list) else given
+
+
+def agree(seed: int, count: int) -> int:
+    """Types documents of one drawn collection in both ways, and holds them to each other; how many went the fast way."""
+    chance = random.Random(seed)
+    few = chance.sample(SCALARS, chance.choice([2, 5, 12]))
+    names = chance.sample(NAMES, chance.randrange(2, 8))
+    texts: list[str | None] = []
+    for _ in range(count):
+        document = {name: value(chance, 3, few, names) for name in chance.sample(names, chance.randrange(len(names)))}
+        texts.append(harmed(chance, json.dumps(document, separators=(",", ":"), ensure_ascii=False)))
+    schema, pins = schema_of(chance, [text for text in texts if text], names)
+    decoder, fast = decoding.Decoder(schema, pins), 0
+    texts[chance.randrange(count)] = None
+    for start in range(0, count, 64):
+        part = pa.array(texts[start : start + 64], pa.string())
+        typed, expected = decoder.typed(part), exact.rows(part, schema)
+        assert typed.rows.type == expected.type
+        for number, (left, right) in enumerate(zip(typed.rows.to_pylist(), expected.to_pylist(), strict=True)):
+            assert plain(left) == plain(right), (seed, start + number, texts[start + number])
+        typed.rows.validate(full=True)
+        for text, isnt_known in zip(part.to_pylist(), typed.new.to_pylist()):
+            shape = document_schema.Shape()
+            if text is not None and not isnt_known:
+                exact.seen(shape, text, "", arrays_as_documents=schema.naming.arrays_as_documents)
+                assert document_schema.join(schema, shape, pins=pins)[1] == (), (seed, text)
+        fast += len(part) - typed.exact
+    return fast
+
+
+@pytest.mark.parametrize("start", [0, 10, 20, 30])
+def test_any_documents(start: int) -> None:
+    """Each document gives by column what it gives alone; those that would change the schema are all named."""
+    fast = sum(agree(seed, 80) for seed in range(start, start + 10))
+    assert fast > 200
+
+
+def test_what_is_expected_is_fast() -> None:
+    """Documents that fit go the fast way, with nulls, empty values, far dates and values of another type among them."""
+    documents = [
+        {
+            "_id": {"$oid": "64b7f0000000000000000001"},
+            "at": {"$date": {"$numberLong": "253402300800000" if number % 7 == 0 else "5"}},
+            "empty": [],
+            "nothing": None,
+            "items": [{"price": 1.5, "options": {}}, {"price": "free" if number % 5 == 0 else 2}],
+            "total": {"$numberDecimal": "1.50"},
+            "n": {"$numberLong": "5"} if number % 2 else 7,
+            "d": {"$numberDouble": "NaN"} if number % 2 else 2.5,
+            "text": 'a ":" in {"json":"text"}',
+        }
+        for number in range(3000)
+    ]  # fmt: skip
+    texts = pa.array([json.dumps(document, separators=(",", ":")) for document in documents])
+    shape = document_schema.Shape()
+    for number, text in enumerate(texts[1:3].to_pylist()):
+        exact.seen(shape, text, str(number), arrays_as_documents=False)
+    decoder = decoding.Decoder(document_schema.join(document_schema.EMPTY, shape)[0])
+    typed = decoder.typed(texts)
+    assert typed.exact < 100 and typed.new.true_count == 0
+    expected = exact.rows(texts, decoder.schema)
+    assert plain(typed.rows.to_pylist()) == plain(expected.to_pylist())
