@@ -1,7 +1,7 @@
 """Capture, silver and gold under every kind of fault, again and again, while a workload runs; and what is left of the truth.
 
-Each layer is a process of its own, tormented in a thread of its own. Faults at the borders of commits are several a process
-where they leave it alive: starting a JVM is what costs. Afterwards everything is caught up once, and the recorder and the
+Each layer is a process of its own, tormented in a thread of its own: first by interrupts and broken connections at the borders of commits, several a
+process, for starting a JVM is what costs, then by what ends it, at a border or from outside. Afterwards everything is caught up once, and the recorder and the
 reader of `tests.kills` say what is missing, `medallion repair --dry-run` which table names a file that is not there.
 """
 
@@ -12,9 +12,10 @@ import json
 import os
 import random
 import signal
+import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,22 +25,24 @@ from tests.faults import Boundary, Fault, Kind
 LAYERS = kills.LAYERS
 PATIENCE = 300.0
 LEASE_MS = 4000
-IN_A_PROCESS = 4
-"""So many faults that leave the process alive come in one."""
+IN_A_PROCESS = 8
+"""At most so many faults that leave the process alive come in one."""
 
 TABLES = {"capture": ("bronze/",), "silver": ("silver/", "ops/deletes"), "gold": ("gold/", "_history")}
 SELDOM = ("ops/collections", "ops/schemas")
-"""Tables to which silver commits when there is something new: a border that may not come for long."""
+"""Tables to which silver commits when there is something new: a border that may not come for long, so that none waits behind it."""
 SELDOM_SHARE = 0.1
 OURS = ("bronze/", "ops/collections", "ops/schemas")
 """Tables whose data files we write; those of the others are Spark's."""
 UNTIL_IT_COMES = 45.0
+ENDS_BY_ITSELF = 20.0
 
 FROM_OUTSIDE = (
     "Python killed", "JVM killed", "both killed", "SIGTERM", "SIGTERM twice", "SIGINT", "SIGINT twice", "SIGSTOP past the lease",
 )  # fmt: skip
-EXPECTED = {0, 3, 75, 130, 137, -signal.SIGKILL}
-"""How a process may end under a fault; 1 is a bug."""
+ENDING = (Kind.EXIT, Kind.JVM, Kind.BOTH)
+EXPECTED = {0, 3, 75, 130, 137, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT}
+"""How a process may end under a fault, which may come before it listens to signals; 1 is a bug."""
 
 
 @dataclass
@@ -49,6 +52,8 @@ class Outcome(kills.Outcome):
     struck: Counter[str] = field(default_factory=Counter)
     bugs: list[str] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
+    stops: list[float] = field(default_factory=list)
+    """Seconds from each SIGTERM to the end."""
 
     @property
     def faults(self) -> dict[str, object]:
@@ -79,7 +84,10 @@ def run(
         recording.start()
         processes.until(lambda: "ready" in recording.said, seconds=60, what="the recorder", alive=[recording])
         writing.start()
-        tormentors = [_Tormentor(pipeline, name, count, outcome, random.Random(f"{seed} {name}"), say) for name in LAYERS]
+        tormentors: list[_Tormentor] = []
+        for name in LAYERS:
+            source = tormentors[-1] if tormentors else None
+            tormentors.append(_Tormentor(pipeline, name, count, outcome, random.Random(f"{seed} {name}"), say, source))
         for each in tormentors:
             stack.enter_context(each.commands())
         kills._in_threads(tormentors)  # type: ignore[arg-type]
@@ -114,6 +122,7 @@ class _Tormentor:
     outcome: Outcome
     rng: random.Random
     say: kills.Say
+    source: _Tormentor | None = None
 
     def __post_init__(self) -> None:
         self.told = self.pipeline.folder / f"{self.name}.faults"
@@ -130,38 +139,56 @@ class _Tormentor:
             yield
 
     def __call__(self) -> None:
+        if (source := self.source) is not None:
+            processes.until(lambda: source.moves() > 0, seconds=PATIENCE, what=f"{source.name} begins")
         while sum(self.outcome.struck.values()) < self.count:
-            kind = self.rng.choice(("injected", "injected", *FROM_OUTSIDE))
-            self._injected() if kind == "injected" else self._from_outside(kind)
+            self._one_process()
         self._until_it_goes_on()
         self.layer.terminate()
         assert self.layer.wait(120) == 0, f"{self.name}:\n{self.layer.said[-3000:]}"
 
-    # --- at the borders of commits
-
-    def _injected(self) -> None:
-        planned = [self._fault(self.rng.choice(faults.IN_PROCESS)) for _ in range(IN_A_PROCESS)]
-        planned.append(self._fault(self.rng.choice((Kind.EXIT, Kind.JVM, Kind.BOTH))))
+    def _one_process(self) -> None:
+        """What leaves it alive at borders of commits, after which the command begins anew, and what ends it."""
+        last = self.rng.choice(("a border", "a border", *FROM_OUTSIDE))
+        planned = [
+            self._fault(self.rng.choice(faults.IN_PROCESS), TABLES[self.name])
+            for _ in range(self.rng.randint(0, IN_A_PROCESS))
+        ]
+        if last == "a border":
+            is_seldom = self.name == "silver" and self.rng.random() < SELDOM_SHARE
+            planned.append(self._fault(self.rng.choice(ENDING), SELDOM if is_seldom else TABLES[self.name]))
         self._start(planned)
-        seen, end = 0, time.monotonic() + 2 * UNTIL_IT_COMES
-        while self.layer.is_running and time.monotonic() < end:  # a border that does not come is no fault
-            time.sleep(0.2)
-            size = self.told.stat().st_size if self.told.exists() else 0
-            if size > seen:
-                seen, end = size, time.monotonic() + UNTIL_IT_COMES
+        self._until_struck(len(planned))
+        if last != "a border" and self.rng.random() < 0.7:
+            moves = self.moves()
+            self._until(lambda: self.moves() > moves or not self.layer.is_running)
+            time.sleep(self.rng.uniform(0, 3))
+        if last != "a border" and self.layer.is_running:
+            self._strike(last)
+            self._count(last)
         self._ended()
         for fault in self._struck():
             self._count(f"{fault.kind.value} {fault.boundary.value}")
 
-    def _fault(self, kind: Kind) -> Fault:
-        is_seldom = self.name == "silver" and self.rng.random() < SELDOM_SHARE
-        where = self.rng.choice(SELDOM if is_seldom else TABLES[self.name])
+    # --- at the borders of commits
+
+    def _fault(self, kind: Kind, tables: Sequence[str]) -> Fault:
+        where = self.rng.choice(tables)
         left_out = {
             *([] if where in OURS else [Boundary.BEFORE_FILE]),
             *([Boundary.INSIDE_COMMIT] if kind in faults.IN_PROCESS else []),
         }
         boundary = self.rng.choice([each for each in Boundary if each not in left_out])
-        return Fault(boundary, kind, where, 1 if is_seldom else self.rng.randint(1, 4))
+        return Fault(boundary, kind, where, 1 if tables is SELDOM else self.rng.randint(1, 3))
+
+    def _until_struck(self, planned: int) -> None:
+        """Until all of them came, or the next one does not: a border that does not come is no fault."""
+        seen, end = 0, time.monotonic() + 2 * UNTIL_IT_COMES
+        while seen < planned and self.layer.is_running and time.monotonic() < end:
+            time.sleep(0.2)
+            told = len(self.told.read_text().splitlines()) if self.told.exists() else 0
+            if told > seen:
+                seen, end = told, time.monotonic() + UNTIL_IT_COMES
 
     def _struck(self) -> list[Fault]:
         if not self.told.exists():
@@ -171,19 +198,6 @@ class _Tormentor:
         return found
 
     # --- from outside, at any moment
-
-    def _from_outside(self, kind: str) -> None:
-        self._start([])
-        moves = self.moves()
-        if self.rng.random() < 0.7:
-            self._until(lambda: self.moves() > moves or not self.layer.is_running)
-        time.sleep(self.rng.uniform(0, 3))
-        if not self.layer.is_running:
-            self._ended()
-            return
-        self._strike(kind)
-        self._count(kind)
-        self._ended()
 
     def _strike(self, kind: str) -> None:
         match kind:
@@ -199,11 +213,14 @@ class _Tormentor:
                 self._stopped()
             case _:
                 number = signal.SIGTERM if kind.startswith("SIGTERM") else signal.SIGINT
+                asked = time.monotonic()
                 os.kill(self.layer.pid, number)
                 if kind.endswith("twice"):
                     time.sleep(self.rng.uniform(0, 1))
-                    with contextlib.suppress(ProcessLookupError):
+                    if self.layer.is_running:
                         os.kill(self.layer.pid, number)
+                self.layer.wait(PATIENCE)
+                self.outcome.stops.append(time.monotonic() - asked)
 
     def _stopped(self) -> None:
         """Stopped for longer than its lease, while another takes over; woken up, it commits nothing more and ends."""
@@ -213,8 +230,7 @@ class _Tormentor:
             self._until(lambda: self.moves() > moves or not self.other.is_running)
             time.sleep(LEASE_MS / 1000)
             self.layer.signal_group(signal.SIGCONT)
-            os.kill(self.layer.pid, signal.SIGTERM)
-            self.layer.wait(PATIENCE)
+            self._ended()
 
     # --- the process
 
@@ -228,17 +244,20 @@ class _Tormentor:
         self.layer.start()
 
     def _ended(self) -> None:
-        """Wait for the end, and look how it ended."""
-        if self.layer.is_running and self.layer.process is not None:
-            with contextlib.suppress(Exception):
-                self.layer.process.wait(20)
+        """Wait for the end, which SIGTERM brings where it does not come by itself, and look how it ended."""
+        if self.layer.process is None:
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.layer.process.wait(ENDS_BY_ITSELF)
         if self.layer.is_running:
             os.kill(self.layer.pid, signal.SIGTERM)
-        code = self.layer.wait(120)
-        if code not in EXPECTED or "this is a bug" in self.layer.said:
-            last = [line for line in self.layer.said.splitlines() if "bug" in line][-1:]
+            self.layer.wait(PATIENCE)
+        code, said = self.layer.wait(0), self.layer.said
+        if code not in EXPECTED or "this is a bug" in said:
+            last = [line for line in said.splitlines() if "bug" in line][-1:]
             self.outcome.bugs.append(f"{self.name} ended with {code}: {last}")
             self.layer.log.rename(self.layer.log.with_suffix(f".{len(self.outcome.bugs)}.bug"))
+        self.layer.process = None
 
     def _until_it_goes_on(self) -> None:
         self._start([])

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from py4j.protocol import Py4JNetworkError
+
 from cdc_core import errors
 from pipelines.spark import session as sparks
 
@@ -30,9 +32,9 @@ def translated(error: BaseException) -> errors.MedallionError | None:
     """The error in our words; None where it says nothing that we know."""
     if isinstance(error, errors.MedallionError):
         return error
-    if sparks.is_gone():
+    if sparks.is_gone() or isinstance(error, Py4JNetworkError):
         return errors.SparkLost(
-            "Spark's JVM ended (killed, or out of memory; its log: "
+            "Spark's JVM ended or answers no more (killed, or out of memory; its log: "
             f"{sparks.log_file()}); what it had committed is in the tables. Start again, and it goes on from there"
         )
     if is_full(error):

@@ -204,10 +204,11 @@ def is_gone() -> bool:
 
 
 def forget() -> None:
-    """Let go of a session whose JVM is gone, so that the next `session` starts another."""
+    """Let go of a session whose JVM is gone, so that the next `session` starts another; one that answers no more is ended first."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
+    abandon()
     with contextlib.suppress(Exception):  # nobody answers any more
         SparkContext._gateway.shutdown()
     SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 
 import pytest
+from py4j.protocol import Py4JNetworkError
 
 from cdc_core import errors
 from pipelines.spark import failures
@@ -64,6 +65,12 @@ def test_a_jvm_that_is_gone_explains_everything(monkeypatch: pytest.MonkeyPatch)
     assert isinstance(failures.translated(ConnectionRefusedError()), errors.SparkLost)
     refused = errors.TableOwned("process 7 writes it")
     assert failures.translated(refused) is refused
+
+
+def test_a_connection_to_the_jvm_that_breaks_is_no_bug() -> None:
+    """Also where the process is still seen: it answers no more, and the next start asks the tables."""
+    told = failures.translated(Py4JNetworkError("Answer from Java side is empty"))
+    assert isinstance(told, errors.SparkLost) and told.exit_code == 75
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), Raised("PATH_NOT_FOUND", "/lake/nowhere"), Raised("DIVIDE_BY_ZERO")])
