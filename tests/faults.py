@@ -26,6 +26,8 @@ from cdc_core.tables import claims
 from pipelines.delta import tables as delta
 
 VARIABLE, TOLD_VARIABLE, LEASE_VARIABLE = "MEDALLION_FAULTS", "MEDALLION_FAULTS_TOLD", "MEDALLION_LEASE_MS"
+OVER = ".over"
+"""The suffix of the file, beside the one that tells, that says that no run is to follow: the process was asked to end."""
 
 
 class Boundary(Enum):
@@ -156,7 +158,7 @@ def main() -> int:
     """`medallion` once for each fault that the environment asks for, in one process, and then without any.
 
     An error of a run with a fault is what the fault was to lead to, and the next run begins; a fault that ends a process ends
-    this one. What struck is written to the file that the environment names, one JSON object a line.
+    this one. The file with the suffix `OVER` ends it after the run that it is at. What struck is written to the file that the environment names, one JSON object a line.
     """
     from jobs import command_line
 
@@ -166,7 +168,7 @@ def main() -> int:
     for fault in planned:
         with injected(fault, lambda fault=fault: _tell(told, fault)) as injection:
             code = command_line.main(sys.argv[1:])
-        if not injection.has_struck or code == 0:
+        if not injection.has_struck or code == 0 or os.path.exists(told + OVER):
             return code
     return command_line.main(sys.argv[1:])
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import random
 import signal
@@ -25,8 +26,8 @@ from tests.faults import Boundary, Fault, Kind
 LAYERS = kills.LAYERS
 PATIENCE = 300.0
 LEASE_MS = 4000
-IN_A_PROCESS = 8
-"""At most so many faults that leave the process alive come in one."""
+IN_A_PROCESS = (4, 16)
+"""So many faults that leave the process alive come in one, at least and at most."""
 
 TABLES = {"capture": ("bronze/",), "silver": ("silver/", "ops/deletes"), "gold": ("gold/", "_history")}
 SELDOM = ("ops/collections", "ops/schemas")
@@ -53,7 +54,8 @@ class Outcome(kills.Outcome):
     bugs: list[str] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
     stops: list[float] = field(default_factory=list)
-    """Seconds from each SIGTERM to the end."""
+    """Seconds from each SIGTERM or SIGINT to the end."""
+    is_over: bool = False
 
     @property
     def faults(self) -> dict[str, object]:
@@ -68,12 +70,13 @@ def run(
     pipeline: processes.Pipeline,
     *,
     count: int,
+    seconds: float = math.inf,
     before: int = 500,
     rate: float = 30,
     seed: int = 1,
     say: kills.Say = lambda text: None,
 ) -> Outcome:
-    """`count` faults over the three layers; raises AssertionError where a layer makes no progress any more."""
+    """`count` faults over the three layers, or as many as come in `seconds`; raises AssertionError where a layer makes no progress any more."""
     begun = time.monotonic()
     outcome = Outcome()
     pipeline.write_settings(silver="{defaults: {history: true}}")
@@ -87,7 +90,9 @@ def run(
         tormentors: list[_Tormentor] = []
         for name in LAYERS:
             source = tormentors[-1] if tormentors else None
-            tormentors.append(_Tormentor(pipeline, name, count, outcome, random.Random(f"{seed} {name}"), say, source))
+            tormentors.append(
+                _Tormentor(pipeline, name, count, outcome, random.Random(f"{seed} {name}"), say, source, begun + seconds)
+            )
         for each in tormentors:
             stack.enter_context(each.commands())
         kills._in_threads(tormentors)  # type: ignore[arg-type]
@@ -122,10 +127,12 @@ class _Tormentor:
     outcome: Outcome
     rng: random.Random
     say: kills.Say
-    source: _Tormentor | None = None
+    source: _Tormentor | None
+    end: float
 
     def __post_init__(self) -> None:
         self.told = self.pipeline.folder / f"{self.name}.faults"
+        self.over = self.told.with_name(self.told.name + faults.OVER)
         self.layer = self._command("--continuous", log=self.name)
         self.other = self._command("--continuous", "--take-over", log=f"{self.name}-other")
 
@@ -141,26 +148,34 @@ class _Tormentor:
     def __call__(self) -> None:
         if (source := self.source) is not None:
             processes.until(lambda: source.moves() > 0, seconds=PATIENCE, what=f"{source.name} begins")
-        while sum(self.outcome.struck.values()) < self.count:
-            self._one_process()
-        self._until_it_goes_on()
-        self.layer.terminate()
-        assert self.layer.wait(120) == 0, f"{self.name}:\n{self.layer.said[-3000:]}"
+        try:
+            while (
+                sum(self.outcome.struck.values()) < self.count and time.monotonic() < self.end and not self.outcome.is_over
+            ):
+                self._one_process()
+            self._until_it_goes_on()
+            self.layer.terminate()
+            assert self.layer.wait(PATIENCE) == 0, f"{self.name}:\n{self.layer.said[-3000:]}"
+        except BaseException as error:
+            self.outcome.is_over = True
+            self.say(f"{self.name}: {error}")
+            raise
 
     def _one_process(self) -> None:
         """What leaves it alive at borders of commits, after which the command begins anew, and what ends it."""
         last = self.rng.choice(("a border", "a border", *FROM_OUTSIDE))
         planned = [
             self._fault(self.rng.choice(faults.IN_PROCESS), TABLES[self.name])
-            for _ in range(self.rng.randint(0, IN_A_PROCESS))
+            for _ in range(self.rng.randint(*IN_A_PROCESS))
         ]
         if last == "a border":
             is_seldom = self.name == "silver" and self.rng.random() < SELDOM_SHARE
             planned.append(self._fault(self.rng.choice(ENDING), SELDOM if is_seldom else TABLES[self.name]))
         self._start(planned)
         self._until_struck(len(planned))
+        self.over.touch()
         if last != "a border" and self.rng.random() < 0.7:
-            moves = self.moves()
+            moves = self.moves() + self.rng.randint(0, 4)  # the first ones are claims
             self._until(lambda: self.moves() > moves or not self.layer.is_running)
             time.sleep(self.rng.uniform(0, 3))
         if last != "a border" and self.layer.is_running:
@@ -235,6 +250,7 @@ class _Tormentor:
     # --- the process
 
     def _start(self, planned: list[Fault]) -> None:
+        self.over.unlink(missing_ok=True)
         self.layer.environment = {
             faults.VARIABLE: json.dumps([fault.to_json() for fault in planned]),
             faults.TOLD_VARIABLE: str(self.told),

@@ -403,7 +403,8 @@ def _local(name: str, *, master: str | None, conf: Mapping[str, str], store: sto
             except (PySparkRuntimeError, OSError) as error:
                 raise _why_not() from error
         with _interrupts_as_they_are():
-            SparkContext(conf=SparkConf(loadDefaults=False).setAll(list(settings.items())), gateway=gateway)
+            context = SparkContext(conf=SparkConf(loadDefaults=False).setAll(list(settings.items())), gateway=gateway)
+        _end_without_traceback(context)
         spark = SparkSession.builder.getOrCreate()
         _remember_jars(spark, packages, given)
     return spark
@@ -432,6 +433,16 @@ def _interrupts_as_they_are() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _end_without_traceback(context: Any) -> None:
+    """The server of accumulators shows a traceback for each connection that the JVM's end breaks: the command says it in a line."""
+
+    def told(request: object, address: object) -> None:
+        log.debug("a connection of accumulators broke", exc_info=True)
+
+    with contextlib.suppress(AttributeError):
+        context._accumulatorServer.handle_error = told
 
 
 def _apply(spark: SparkSession, conf: Mapping[str, str]) -> None:
