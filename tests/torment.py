@@ -35,7 +35,7 @@ SELDOM = ("ops/collections", "ops/schemas")
 SELDOM_SHARE = 0.1
 OURS = ("bronze/", "ops/collections", "ops/schemas")
 """Tables whose data files we write; those of the others are Spark's."""
-UNTIL_IT_COMES = 45.0
+UNTIL_IT_COMES = 90.0
 ENDS_BY_ITSELF = 20.0
 
 FROM_OUTSIDE = (
@@ -198,7 +198,7 @@ class _Tormentor:
 
     def _until_struck(self, planned: int) -> None:
         """Until all of them came, or the next one does not: a border that does not come is no fault."""
-        seen, end = 0, time.monotonic() + 2 * UNTIL_IT_COMES
+        seen, end = 0, time.monotonic() + PATIENCE  # a start may take minutes where three of them share two cores
         while seen < planned and self.layer.is_running and time.monotonic() < end:
             time.sleep(0.2)
             told = len(self.told.read_text().splitlines()) if self.told.exists() else 0
