@@ -37,7 +37,7 @@ RUN_SECONDS = 60.0
 
 IDLE_SECONDS = 0.5
 
-STOP_SECONDS = 15.0
+STOP_SECONDS = 8.0
 """So long after `stop` the layers are waited for. What they are at then is left: it commits or it does not."""
 
 

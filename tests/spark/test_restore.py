@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
@@ -29,6 +31,7 @@ def restore_to_time(spark: SparkSession, table: tables.TableRef, version: int) -
     spark.sql(f"RESTORE TABLE {table} TO TIMESTAMP AS OF '{then}'").collect()
 
 
+@pytest.mark.journey
 def test_every_layer_goes_on_from_the_version_of_a_time(spark: SparkSession, tmp_path: Path) -> None:
     """Silver applies again what came after, gold publishes it again, and bronze ends with the batch that it ended with then."""
     hop = Hop(spark, pipeline(tmp_path))
