@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import deltalake
 import pyspark
 import pytest
+
+from tests import oracle
 
 ROOT = Path(__file__).parents[1]
 SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
@@ -41,5 +42,5 @@ def test_jobs_run_with_executors_of_their_own(tmp_path: Path, mongodb_uri: str, 
     )
     for job in ("bronze_capture.py", "silver_merge.py", "gold_current.py"):
         submitted(job, config)
-    gold = deltalake.DeltaTable(tmp_path / "lakehouse" / "gold" / database.name / "orders").to_pyarrow_table()
+    gold = oracle.read(tmp_path / "lakehouse" / "gold" / database.name / "orders")
     assert sorted(gold.column("_id").to_pylist()) == list(range(500))

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute
 from bson import Decimal128
 from bson.raw_bson import DEFAULT_RAW_BSON_OPTIONS
-from deltalake import DeltaTable
+from deltalake import DeltaTable, QueryBuilder
 from pymongo.collection import Collection
 
 # --- BSON ---------------------------------------------------------------------------------------------------
@@ -428,7 +428,9 @@ def read(table: Path | str, *, columns: Sequence[str] | None = None) -> pa.Table
         plain = Path(folder, "table") if "%" in str(table) else Path(table)
         if plain != Path(table):
             shutil.copytree(table, plain)
-        return DeltaTable(str(plain)).to_pyarrow_table(columns=None if columns is None else list(columns))
+        chosen = "*" if columns is None else ", ".join('"' + name.replace('"', '""') + '"' for name in columns)
+        # Its queries know of deletion vectors, which `to_pyarrow_table` refuses.
+        return pa.table(QueryBuilder().register("held", DeltaTable(str(plain))).execute(f"SELECT {chosen} FROM held"))
 
 
 def differences(

@@ -23,7 +23,7 @@ import orjson
 from cdc_core.schema import document_schema
 from cdc_core.schema import names as column_names
 from cdc_core.schema.document_schema import Array, ColumnType, DocumentSchema, Map, Scalar, Struct
-from cdc_core.typed import plan as typed
+from cdc_core.typed import exact
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _MICROSECOND = datetime.timedelta(microseconds=1)
@@ -105,7 +105,7 @@ class Document:
     @staticmethod
     def read(text: str) -> Document:
         """The document of its Extended JSON; ValueError where it is none."""
-        return Document(*typed.parsed(text))
+        return Document(*exact.parsed(text))
 
     def expected(self, schema: DocumentSchema) -> Row:
         """The row that the schema makes of it."""

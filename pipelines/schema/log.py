@@ -8,6 +8,7 @@ and `latest` keep a collection's schema with its evolution in the table `ops/sch
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -95,7 +96,7 @@ def evolve(
     # Nothing that the first documents gave a type is changed by what is not looked into: all of it comes later.
     both = found.with_other(replace(begun, refused=0, also=()))
     schema, changes = _joined(current, both, pins, naming)
-    counted = dict(zip(also or {}, found.also))
+    counted = dict(itertools.zip_longest(also or {}, found.also, fillvalue=0))
     return Evolution(schema, changes, typed.Plan(schema, pins or {}), found.refused, found.low if order else None, counted)
 
 
@@ -105,12 +106,14 @@ def begun(
     options: unwrap_options.UnwrapOptions,
     pins: document_schema.Pins,
     mark: str,
+    reserved: frozenset[str] = frozenset(),
 ) -> Evolution | None:
     """The schema of the first documents of `df`, as a first batch of `BEGINNING` of them would lead to it.
 
     None where it shall be made of all: there is no document, or one of them may be used as a map.
     """
     naming = column_names.Naming.of(options)
+    naming = replace(naming, reserved=naming.reserved | reserved)
     start = typed.Plan(replace(document_schema.EMPTY, naming=naming))
     sight = _seen(_beginning(df, "after", mark), "after", mark, start, everything=True)
     if sight.first is None or _most_fields(sight.shape) > FEW_FIELDS:

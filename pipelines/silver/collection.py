@@ -487,7 +487,9 @@ class Collection:
     def _has_schema(self, found: DataFrame, range_: reduce.Range) -> bool:
         """Whether there is a schema; where there is none, the first documents give it where they can."""
         if not self.schema.schema.fields:
-            begun = schemas.begun(found, options=self.options.unwrap, pins=pins(self.options), mark="sequence")
+            begun = schemas.begun(
+                found, options=self.options.unwrap, pins=pins(self.options), mark="sequence", reserved=self.reserved
+            )
             if begun is not None:
                 self._keep(begun, range_.to)
         return bool(self.schema.schema.fields)

@@ -16,7 +16,7 @@ from pipelines.mongodb import client as mongodb
 PROJECT = Path(__file__).parents[2]
 OWNER = """
 import sys, time
-from pipelines import embedded_mongodb
+from pipelines.demo import embedded_mongodb
 print(embedded_mongodb.EmbeddedMongoDB(sys.argv[1]).start().pid, flush=True)
 time.sleep(300)
 """

@@ -63,15 +63,15 @@ def test_hostile_names(spark: SparkSession, tmp_path: Path) -> None:
     wide = {"_id": 1, **{name: at for at, name in enumerate(FIELDS)}, "n": {name: at for at, name in enumerate(FIELDS)}}
     first: dict[str, Any] = {name: [document(1, 10, "c", v=1)] for name in (*COLLECTIONS, "foreign")}
     hop.bronze.append({**first, "keys": inserted, "wide": [{"op": "c", "key": 1, "at": 10, "after": wide}]})
-    with pytest.raises(errors.TableNotOurs, match="foreign"):
-        hop.silver()
-    hop.gold()
+    for layer in (hop.silver, hop.gold):
+        with pytest.raises(errors.TableNotOurs, match="foreign"):
+            layer()
     updated = [{"op": "u", "key": key, "at": 40 + at, "after": {"_id": key, "v": 2}} for at, key in enumerate(KEYS[1:])]
     gone = [{"op": "d", "key": KEYS[0], "at": 60}]
     hop.bronze.append({"keys": [*updated, *gone], COLLECTIONS[0]: [document(1, 40, v=2)]})
-    with pytest.raises(errors.TableNotOurs, match="foreign"):
-        hop.silver()
-    hop.gold()
+    for layer in (hop.silver, hop.gold):
+        with pytest.raises(errors.TableNotOurs, match="foreign"):
+            layer()
     assert sorted((row["_id"], row["v"]) for row in hop.documents("keys")) == sorted((key, 2) for key in KEYS[1:])
     [row] = hop.documents("wide")
     assert sorted(value for value in row.values() if isinstance(value, int))[1:] == list(range(1, len(FIELDS)))
