@@ -84,6 +84,21 @@ def resumes_alone(data: str) -> bool:
     return kind == 0 or data[at : at + 2] == _TRUE
 
 
+def behind(data: str) -> str:
+    """The beginning of a token at the instant after an event's cluster time; a high-water mark as it is.
+
+    Where a stream says that nothing follows an event, all events of its cluster time were there: those of a transaction become
+    visible at once. A high-water mark may come before the events of its own time.
+    """
+    try:
+        is_event, at = _has_identifier(data), position(data)
+    except ValueError:
+        return data
+    if not is_event:
+        return data
+    return f"82{at.seconds:08X}{at.increment + 1:08X}"
+
+
 def is_invalidate(data: str) -> bool:
     """Whether this is the token of an invalidate."""
     try:

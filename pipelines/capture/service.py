@@ -905,7 +905,7 @@ class _Capture:
                 self._idle_heartbeat(token)
                 idle_since = time.monotonic()
             self._tell()
-        self._finish(rows, token)
+        self._finish(rows, token, is_drained=is_drained)
 
     def _next(self, rows: events.Rows, first_at: float) -> mongodb.Batch | None:
         """The next batch of the stream, or None after a while; none while a blocking snapshot is read."""
@@ -1019,7 +1019,7 @@ class _Capture:
         else:
             self._log.renew(complete=token if has_committed_all else None)
 
-    def _finish(self, rows: events.Rows, token: str) -> None:
+    def _finish(self, rows: events.Rows, token: str, *, is_drained: bool) -> None:
         """Commit what was read in order, end the threads, and raise what one of them met."""
         if self._failure is None:
             if len(rows):
@@ -1042,7 +1042,7 @@ class _Capture:
                 return  # a clean end; what was read may not be committed, so that the position stays
             raise self._failure
         assert self._log is not None
-        self._log.complete = token
+        self._log.complete = resume_token.behind(token) if is_drained else token
         if self._is_far_behind(token):
             self._log.heartbeat({}, token=token, ts_ms=bronze.now_ms())
 

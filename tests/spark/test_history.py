@@ -117,7 +117,7 @@ def test_late_events_drops_and_wider_types(spark: SparkSession, lakehouse: Path)
     table = hop.spark.table(hop.table("things"))
     assert dict(table.dtypes)["v"] == "double" and table.where("v IS NULL AND valid_from <> valid_to").isEmpty()
     details = hop.spark.sql(f"DESCRIBE DETAIL {hop.table('things')}").first()
-    assert not {"deletionVectors", "columnMapping", "typeWidening"} & set(details.tableFeatures or ())
+    assert not {"columnMapping", "typeWidening"} & set(details.tableFeatures or ())
 
 
 @pytest.mark.journey

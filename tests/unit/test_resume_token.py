@@ -77,3 +77,14 @@ def test_what_is_no_token_is_refused(data: str) -> None:
     with pytest.raises(ValueError, match="resume token"):
         resume_token.sequence_of(data)
     assert resume_token.without_fragment(data) == data
+
+
+def test_the_instant_behind_an_event_comes_after_all_of_its_time() -> None:
+    """Behind an event it is the next increment; a high-water mark, and what is no token, come back as they are."""
+    events = [case["data"] for case in CASES if resume_token._has_identifier(case["data"])]
+    assert events
+    for data in events:
+        at, behind = resume_token.position(data), resume_token.behind(data)
+        assert int(behind[2:10], 16) == at.seconds and int(behind[10:18], 16) == at.increment + 1
+    marks = [case["data"] for case in CASES if not resume_token._has_identifier(case["data"])]
+    assert all(resume_token.behind(data) == data for data in (*marks, "", "nothing"))

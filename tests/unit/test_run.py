@@ -8,8 +8,14 @@ from typing import Any
 import pytest
 
 from cdc_core import errors
+from cdc_core.settings import parse as settings
 from pipelines import run as pipeline
 from pipelines.spark import session as sparks
+
+
+SETTINGS = settings.parse(
+    {"name": "shop", "lakehouse": {"root": "/nowhere"}, "source": {"mongodb.connection.string": "mongodb://localhost/"}}
+)
 
 
 class Layers:
@@ -41,7 +47,7 @@ def test_a_layer_that_fails_ends_the_others_and_is_told(monkeypatch: pytest.Monk
     Layers(monkeypatch, gold=errors.TableOwned("process 7 writes it"))
     stop = threading.Event()
     with pytest.raises(errors.TableOwned):
-        pipeline.run(None, None, once=False, stop=stop)  # type: ignore[arg-type]
+        pipeline.run(None, SETTINGS, once=False, stop=stop)  # type: ignore[arg-type]
     assert not stop.is_set()
 
 
@@ -55,7 +61,7 @@ def test_a_jvm_that_ends_is_started_again(monkeypatch: pytest.MonkeyPatch) -> No
     def again() -> None:
         threading.Timer(0.2, stop.set).start()
 
-    results = pipeline.run_again(None, None, again=again, once=False, stop=stop)  # type: ignore[arg-type]
+    results = pipeline.run_again(None, SETTINGS, again=again, once=False, stop=stop)  # type: ignore[arg-type]
     assert (layers.runs, sorted(results)) == (2, ["capture", "gold", "silver"])
 
 
@@ -64,4 +70,4 @@ def test_one_that_ends_at_once_is_for_a_scheduler_to_see(monkeypatch: pytest.Mon
     Layers(monkeypatch, silver=ConnectionRefusedError())
     monkeypatch.setattr(sparks, "is_gone", lambda: True)
     with pytest.raises(errors.SparkLost):
-        pipeline.run_again(None, None, again=lambda: None, once=False, stop=threading.Event())  # type: ignore[arg-type,return-value]
+        pipeline.run_again(None, SETTINGS, again=lambda: None, once=False, stop=threading.Event())  # type: ignore[arg-type,return-value]
