@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pymongo.database import Database
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.journey  # minutes on a slow machine
+
 ACCOUNTS, AMOUNT = 8, 100
 COLLECTIONS = ("checking", "savings")
 TOTALS = "SELECT 'all' AS which, c.n + s.n AS n FROM (SELECT sum(balance) AS n FROM {{{{ ref('{0}.checking') }}}}) AS c CROSS JOIN (SELECT sum(balance) AS n FROM {{{{ ref('{0}.savings') }}}}) AS s"

@@ -23,6 +23,8 @@ from pipelines.verify import run as verify
 from pipelines.verify.rows import Layer
 from tests.mongo.test_capture import pipeline, until
 
+pytestmark = pytest.mark.journey  # minutes on a slow machine
+
 PER_KIND = 5
 
 

@@ -212,6 +212,7 @@ def gone(key: int) -> Row:
     return {"op": "d", "key": key}
 
 
+@pytest.mark.journey
 def test_deletion_vectors_are_switched_both_ways(spark: SparkSession, lakehouse: Path) -> None:
     """Off, a table asks nothing of its readers, and a MERGE rewrites its files; on again, changed rows are marked in place. A table
     that nothing changed in is switched, too; without the setting a table stays as it is."""

@@ -52,6 +52,7 @@ KEYS = ("${env:HOME}", "${spark.app.name}", "a'b\\", "`", '"', "\n", "\u2028", "
 COLLECTIONS = ("ы" * 120, "${env:HOME}", "a.b`c d'e", "tmp.agg_out.1")
 
 
+@pytest.mark.journey
 def test_hostile_names(spark: SparkSession, tmp_path: Path) -> None:
     """Every field has a column of its own, every key one row, every collection its table but those of `$out`; one that fails is
     named, and the others go on, to gold as well.

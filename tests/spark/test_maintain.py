@@ -22,6 +22,8 @@ from tests import bronze_rows
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.journey  # minutes on a slow machine
+
 DAY = 86_400
 
 

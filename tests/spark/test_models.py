@@ -16,6 +16,8 @@ from tests import gold_shop
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.journey  # minutes on a slow machine
+
 TOTALS = """\
 {{ config(materialized='incremental', unique_key='customer') }}
 SELECT o.customer, c.city, sum(o.amount) AS total, count(*) AS orders

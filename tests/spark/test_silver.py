@@ -424,6 +424,7 @@ def _until(condition: Callable[[], bool], *, seconds: float = 240.0) -> None:
     raise AssertionError("it never came to pass")
 
 
+@pytest.mark.journey
 def test_many_events_at_once(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many events are typed by the schema as it is; where one would change it or cannot be read, nothing is committed before that
     is seen to.

@@ -18,6 +18,8 @@ from tests.spark.test_silver import Hop, Row, document, pipeline
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.journey  # minutes on a slow machine
+
 MODE = "delete.tombstone.handling.mode"
 PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "keeping": ({"keep.document": True}, {"keep.document": False}),
