@@ -1,12 +1,13 @@
 # make demo     watch a shop's changes go from MongoDB to gold tables
 # make test     run the tests
+# make lint     ruff: the format, and what it finds
 # make journeys the long ones: kills, spark-submit, the demo played twice, rebuilds
 # make bench    measure it on this machine
 # make clean    remove what the above left, but the demo's own data
 #
 # Each makes its environment in .venv first. PYTHON=… names another Python than python3.
 
-.PHONY: help demo test journeys bench clean
+.PHONY: help demo test lint journeys bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +20,11 @@ demo:
 test:
 	@PYTHON="$(PYTHON)" .ci/environment test
 	@.venv/bin/python -m pytest -m "not journey" $(ARGS)
+
+lint:
+	@PYTHON="$(PYTHON)" .ci/environment test
+	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check --quiet .
 
 journeys:
 	@PYTHON="$(PYTHON)" .ci/environment test
