@@ -19,8 +19,9 @@ import pyarrow as pa
 from cdc_core.properties.unwrap import UnwrapOptions
 from cdc_core.schema import document_schema
 from cdc_core.schema import names as column_names
-from cdc_core.schema.document_schema import ColumnType, DocumentSchema, Scalar
+from cdc_core.schema.document_schema import ColumnType, DocumentSchema
 from cdc_core.sql.names import identifier
+from cdc_core.typed import exact
 from cdc_core.unwrap import new_document_state as unwrap
 from cdc_core.unwrap import rows as unwrap_rows
 from cdc_core.unwrap.new_document_state import Extracted, Unchanged
@@ -167,35 +168,7 @@ def _ddl(schema: DocumentSchema) -> str:
 
 
 def _arrow_schema(schema: DocumentSchema) -> pa.Schema:
-    columns = [(name, _arrow(type_)) for name, type_ in schema.table()]
+    columns = [(name, exact.arrow(type_)) for name, type_ in schema.table()]
     value = pa.struct([*columns, (unwrap_rows.RESCUED, pa.map_(pa.string(), pa.string()))])
     texts = [(name, pa.string()) for name in ("collection", "passed", "error")]
     return pa.schema([("key", pa.string()), ("value", value), ("deleted", pa.bool_()), ("headers", _HEADERS), *texts])
-
-
-def _arrow(type_: ColumnType) -> pa.DataType:
-    match type_:
-        case document_schema.Struct(fields):
-            return pa.struct([(item.column, _arrow(item.type)) for item in fields])
-        case document_schema.Array(element):
-            return pa.list_(_arrow(element))
-        case document_schema.Map(value):
-            return pa.map_(pa.string(), _arrow(value))
-        case document_schema.Decimal(precision, scale):
-            return pa.decimal128(precision, scale)
-        case Scalar() if type_ in document_schema.PARTS:
-            return pa.struct([(part, pa.string()) for part in document_schema.PARTS[type_]])
-        case _:
-            return _ARROW[type_]
-
-
-_ARROW: dict[ColumnType, pa.DataType] = {
-    Scalar.INT: pa.int32(),
-    Scalar.BIGINT: pa.int64(),
-    Scalar.DOUBLE: pa.float64(),
-    Scalar.STRING: pa.string(),
-    Scalar.TEXT: pa.string(),
-    Scalar.BOOLEAN: pa.bool_(),
-    Scalar.TIMESTAMP: pa.timestamp("us", tz="UTC"),
-    Scalar.BINARY: pa.binary(),
-}
