@@ -6,7 +6,9 @@ come to this process. One suite is judged at a time, because the library keeps i
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -140,12 +142,31 @@ def _exception(info: dict[str, Any]) -> str | None:
 
 
 @contextmanager
+def _without_connect() -> Iterator[None]:
+    """Hides `pyspark.sql.connect` from the import where gRPC is missing.
+
+    PySpark takes a main module without a file (that of a worker process) for its own doctests, and ends the process
+    there where the library only asks whether Connect's frames are to be had.
+    """
+    connect = "pyspark.sql.connect"
+    if connect in sys.modules or importlib.util.find_spec("grpc") is not None:
+        yield
+        return
+    sys.modules[connect] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[connect]
+
+
+@contextmanager
 def _library() -> Iterator[None]:
     """The library, with its warnings about itself silenced; a `SettingsError` where it is not installed."""
     with _one_at_a_time, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            import great_expectations  # noqa: F401
+            with _without_connect():
+                import great_expectations  # noqa: F401
         except ImportError:
             message = "great-expectations is not installed"
             hint = "pip install 'mongo-medallion[quality]'"
