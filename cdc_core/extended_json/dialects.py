@@ -30,6 +30,7 @@ Pairs = list[tuple[str, Parsed]]
 
 INT32 = range(-(2**31), 2**31)
 INT64 = range(-(2**63), 2**63)
+UINT32 = range(2**32)
 
 _WRAPPER_KEY = re.compile(
     r"\$+(?:oid|symbol|numberInt|numberLong|numberDouble|numberDecimal|binary|uuid|code|timestamp|regularExpression"
@@ -245,10 +246,20 @@ def _wrapped_uuid(text: str) -> object:
 
 
 def _wrapped_timestamp(seconds: Parsed, increment: Parsed) -> object:
-    parts = [int(part["$numberLong"]) if isinstance(part, dict) else part for part in (seconds, increment)]
-    if not all(isinstance(part, int) and not isinstance(part, bool) and 0 <= part < 2**32 for part in parts):
-        return _NO_WRAPPER
-    return {"$timestamp": {"t": parts[0], "i": parts[1]}}
+    parts = [part for part in map(_plain_integer, (seconds, increment)) if part is not None and part in UINT32]
+    return {"$timestamp": {"t": parts[0], "i": parts[1]}} if len(parts) == 2 else _NO_WRAPPER
+
+
+def _plain_integer(value: Parsed) -> int | None:
+    match value:
+        case {"$numberLong": str(number)}:
+            return int(number)
+        case bool():
+            return None
+        case int():
+            return value
+        case _:
+            return None
 
 
 def _without_surrogates(value: Parsed) -> Parsed:

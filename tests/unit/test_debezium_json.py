@@ -125,6 +125,7 @@ def test_other_writings_of_the_same_are_read_too(text: str, value: Any) -> None:
         {"$binary": "%", "$type": "00"},
         {"$binary": {"base64": "AAEC", "subType": "00", "more": 1}},
         {"$timestamp": {"t": -1, "i": 0}},
+        {"$timestamp": {"t": {"seconds": 1}, "i": 0}},
         {"$regex": "a"},
         {"$uuid": "no"},
         {"$$date": 5},
