@@ -349,7 +349,7 @@ def _spelled_rare(value: object) -> object:
     if isinstance(value, DBRef):
         return _spelled(dict(value.as_doc()))
     if isinstance(value, RawBSONDocument):
-        return orjson.Fragment(dumps(value.raw))
+        return orjson.Fragment(dumps(bytes(value.raw)))
     if isinstance(value, Mapping):
         return _spelled(dict(value.items()))
     if isinstance(value, tuple):

@@ -640,7 +640,7 @@ class ChangeStream:
             codec_options=DEFAULT_RAW_BSON_OPTIONS,
             read_preference=self._read_preference(),
         )
-        raw = reply.raw
+        raw = bytes(reply.raw)
         events, rest = split_batch(raw, b"nextBatch")
         self._cursor = rest["id"]
         self._careful = max(0, self._careful - len(raw)) if events else 0
@@ -856,7 +856,7 @@ def boundary(
         reply = connection[collection.db].command(
             command, codec_options=DEFAULT_RAW_BSON_OPTIONS, read_preference=connection.read_preference
         )
-    found, _rest = split_batch(reply.raw, b"firstBatch")
+    found, _rest = split_batch(bytes(reply.raw), b"firstBatch")
     return id_as_hi(found[0]) if found else None
 
 
@@ -916,7 +916,7 @@ def read_chunk(
         )
         name = b"firstBatch"
         while True:
-            documents, rest = split_batch(reply.raw, name)
+            documents, rest = split_batch(bytes(reply.raw), name)
             at = at or rest["atClusterTime"]
             yield Chunk(documents, at)
             if not rest["id"]:
@@ -998,7 +998,7 @@ def sampled_ids(connection: pymongo.MongoClient[Any], collection: Collection, *,
     stages = [{"$sample": {"size": documents}}, {"$project": {"_id": 1}}]
     with translating(f"choosing documents of {collection.namespace}"):
         found = connection[collection.db][collection.name].with_options(DEFAULT_RAW_BSON_OPTIONS).aggregate(stages)
-        return list({each.raw for each in found})
+        return list({bytes(each.raw) for each in found})
 
 
 CATCH_UP_SECONDS = 60.0
@@ -1037,7 +1037,7 @@ def changed_keys(
                     continue
                 if "documentKey" not in event:
                     raise NamespaceGone
-                found.append(event["documentKey"].raw)
+                found.append(bytes(event["documentKey"].raw))
             reached = resume_token.position(batch.token)
             # At the very time there may be more of it, as long as events come.
             is_past = (reached.seconds, reached.increment) > (until.time, until.inc)
