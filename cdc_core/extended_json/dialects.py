@@ -22,10 +22,11 @@ import unicodedata
 import uuid
 from collections.abc import Mapping
 from decimal import DecimalException
+from typing import Final, TypeGuard
 
 from bson import decimal128
 
-Parsed = dict | list | str | int | float | bool | None
+Parsed = dict[str, "Parsed"] | list["Parsed"] | str | int | float | bool | None
 Pairs = list[tuple[str, Parsed]]
 
 INT32 = range(-(2**31), 2**31)
@@ -70,7 +71,7 @@ def unescaped(name: str) -> str:
     return name[1:] if name[:2] == "$$" and _WRAPPER_KEY.fullmatch(name) else name
 
 
-def is_document(value: object) -> bool:
+def is_document(value: object) -> TypeGuard[dict[str, Parsed]]:
     """Whether a parsed value is a document of the user, and not a wrapper of a scalar."""
     if not isinstance(value, dict):
         return False
@@ -120,10 +121,14 @@ def _object(pairs: Pairs) -> Parsed:
     return {escaped(name): value for name, value in pairs}
 
 
-_NO_WRAPPER = object()
+class _No(enum.Enum):
+    WRAPPER = enum.auto()
 
 
-def _wrapper(pairs: Pairs) -> object:
+_NO_WRAPPER: Final = _No.WRAPPER
+
+
+def _wrapper(pairs: Pairs) -> Parsed | _No:
     """What the pairs wrap, or `_NO_WRAPPER`: a user's document that only begins like a wrapper."""
     if len(pairs) == 1:
         return _single(*pairs[0])
@@ -132,7 +137,8 @@ def _wrapper(pairs: Pairs) -> object:
     return _NO_WRAPPER
 
 
-def _single(name: str, value: Parsed) -> object:
+def _single(name: str, value: Parsed) -> Parsed | _No:
+    size = len(value) if isinstance(value, dict) else 0
     match (name, value):
         case ("$oid", str()) if _OBJECT_ID.fullmatch(value):
             return {"$oid": value.lower()}
@@ -146,23 +152,23 @@ def _single(name: str, value: Parsed) -> object:
             return _wrapped_decimal(value)
         case ("$date", _):
             return _wrapped_date(value)
-        case ("$binary", {"base64": str(data), "subType": str(subtype)}) if len(value) == 2:
+        case ("$binary", {"base64": str(data), "subType": str(subtype)}) if size == 2:
             return _wrapped_binary(data, subtype)
         case ("$uuid", str()):
             return _wrapped_uuid(value)
-        case ("$timestamp", {"t": seconds, "i": increment}) if len(value) == 2:
+        case ("$timestamp", {"t": seconds, "i": increment}) if size == 2:
             return _wrapped_timestamp(seconds, increment)
-        case ("$regularExpression", {"pattern": str(), "options": str()}) if len(value) == 2:
+        case ("$regularExpression", {"pattern": str(), "options": str()}) if size == 2:
             return {name: value}
         case ("$symbol" | "$code", str()) | ("$minKey" | "$maxKey", int()) | ("$undefined", True):
             return {name: value}
-        case ("$dbPointer", {"$$ref": str(namespace), "$id": {"$oid": str()} as pointer}) if len(value) == 2:
+        case ("$dbPointer", {"$$ref": str(namespace), "$id": {"$oid": str()} as pointer}) if size == 2:
             return {name: {"$ref": namespace, "$id": pointer}}
         case _:
             return _NO_WRAPPER
 
 
-def _double_key(value: Mapping[str, Parsed]) -> object:
+def _double_key(value: Mapping[str, Parsed]) -> Parsed | _No:
     match value:
         case {"$binary": str(data), "$type": str(subtype)}:
             return _wrapped_binary(data, subtype)
@@ -174,7 +180,7 @@ def _double_key(value: Mapping[str, Parsed]) -> object:
             return _NO_WRAPPER
 
 
-def _wrapped_double(text: str) -> object:
+def _wrapped_double(text: str) -> Parsed | _No:
     if text in _NOT_FINITE:
         return {"$numberDouble": _NOT_FINITE[text]}
     try:
@@ -183,14 +189,14 @@ def _wrapped_double(text: str) -> object:
         return _NO_WRAPPER
 
 
-def _wrapped_decimal(text: str) -> object:
+def _wrapped_decimal(text: str) -> Parsed | _No:
     try:
         return {"$numberDecimal": str(decimal128.Decimal128(text))}
     except (DecimalException, ValueError):
         return _NO_WRAPPER
 
 
-def _wrapped_date(value: Parsed) -> object:
+def _wrapped_date(value: Parsed) -> Parsed | _No:
     match value:
         case bool():
             return _NO_WRAPPER
@@ -211,8 +217,9 @@ def _milliseconds(text: str) -> int | None:
     if not found:
         return None
     *numbers, fraction, zone = found.groups()
+    year, month, day, hour, minute, second = map(int, numbers)
     try:
-        seconds = datetime.datetime(*map(int, numbers), tzinfo=datetime.timezone.utc)
+        seconds = datetime.datetime(year, month, day, hour, minute, second, tzinfo=datetime.timezone.utc)
     except ValueError:
         return None
     offset = 0 if zone == "Z" else _offset_minutes(zone)
@@ -227,7 +234,7 @@ def _offset_minutes(zone: str) -> int:
     return -minutes if zone[0] == "-" else minutes
 
 
-def _wrapped_binary(data: str, subtype: str) -> object:
+def _wrapped_binary(data: str, subtype: str) -> Parsed | _No:
     if not re.fullmatch(r"[0-9a-fA-F]{1,2}", subtype):
         return _NO_WRAPPER
     try:
@@ -237,7 +244,7 @@ def _wrapped_binary(data: str, subtype: str) -> object:
     return {"$binary": {"base64": data, "subType": f"{int(subtype, 16):02x}"}}
 
 
-def _wrapped_uuid(text: str) -> object:
+def _wrapped_uuid(text: str) -> Parsed | _No:
     try:
         data = uuid.UUID(text).bytes
     except ValueError:
@@ -245,8 +252,8 @@ def _wrapped_uuid(text: str) -> object:
     return {"$binary": {"base64": base64.b64encode(data).decode(), "subType": "04"}}
 
 
-def _wrapped_timestamp(seconds: Parsed, increment: Parsed) -> object:
-    parts = [part for part in map(_plain_integer, (seconds, increment)) if part is not None and part in UINT32]
+def _wrapped_timestamp(seconds: Parsed, increment: Parsed) -> Parsed | _No:
+    parts: list[Parsed] = [part for part in map(_plain_integer, (seconds, increment)) if part is not None and part in UINT32]
     return {"$timestamp": {"t": parts[0], "i": parts[1]}} if len(parts) == 2 else _NO_WRAPPER
 
 
@@ -311,7 +318,7 @@ def _rendered_document(document: Mapping[str, Parsed], dialect: Dialect, comma: 
     return "{" + comma.join(fields) + "}"
 
 
-def _rendered_wrapper(value: Mapping[str, Parsed], dialect: Dialect, comma: str) -> str:
+def _rendered_wrapper(value: dict[str, Parsed], dialect: Dialect, comma: str) -> str:
     strict, relaxed = dialect is Dialect.STRICT, dialect is Dialect.RELAXED
     match value:
         case {"$numberLong": str(number)} if relaxed:
@@ -322,15 +329,15 @@ def _rendered_wrapper(value: Mapping[str, Parsed], dialect: Dialect, comma: str)
             return f'{{"$date": {number}}}'
         case {"$date": {"$numberLong": str(number)}} if relaxed and 0 <= int(number) < 253_402_300_800_000:
             return f'{{"$date": "{_iso_date(int(number))}"}}'
-        case {"$binary": {"base64": data, "subType": subtype}} if strict:
+        case {"$binary": {"base64": data, "subType": str(subtype)}} if strict:
             return f'{{"$binary": "{data}"{comma}"$type": "{subtype.upper()}"}}'
-        case {"$binary": {"base64": data, "subType": subtype}}:
+        case {"$binary": {"base64": data, "subType": str(subtype)}}:
             return f'{{"$binary": {{"base64": "{data}"{comma}"subType": "{subtype.upper()}"}}}}'
-        case {"$regularExpression": {"pattern": pattern, "options": options}} if strict:
+        case {"$regularExpression": {"pattern": str(pattern), "options": str(options)}} if strict:
             return f'{{"$regex": {_quoted(pattern)}{comma}"$options": {_quoted(options)}}}'
         case {"$dbPointer": {"$ref": namespace, "$id": pointer}} if dialect is not Dialect.EXTENDED:
             return _rendered_document({"$ref": namespace, "$id": pointer}, dialect, comma)
-        case {"$code": code, "$scope": scope}:
+        case {"$code": str(code), "$scope": scope}:
             return f'{{"$code": {_quoted(code)}{comma}"$scope": {render(scope, dialect, comma=comma)}}}'
         case _:
             return _as_written(value, comma)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from cdc_core.extended_json import dialects as debezium_json
 from cdc_core.extended_json.dialects import Parsed
@@ -10,7 +12,12 @@ from cdc_core.properties.unwrap import AddedField, UnwrapOptions
 from cdc_core.unwrap import record_fields
 from cdc_core.unwrap.change_event import ChangeEvent, Json
 
-_MISSING = object()
+
+class _Missing(enum.Enum):
+    MISSING = enum.auto()
+
+
+_MISSING: Final = _Missing.MISSING
 
 _KNOWN_FIELDS: Mapping[str, frozenset[str]] = {
     "": frozenset("before after updateDescription source op ts_ms transaction".split()),
@@ -42,7 +49,7 @@ def added_field(
         yield record_fields.Field(debezium_json.escaped(added.name), value, added.name)
 
 
-def _looked_up(change: ChangeEvent, added: AddedField) -> Json | object:
+def _looked_up(change: ChangeEvent, added: AddedField) -> Json | _Missing:
     """The field in its struct, else in the envelope; null where the struct could have it; else `_MISSING`."""
     envelope = change.envelope or {}
     part = change.part(added.struct) if added.struct else envelope

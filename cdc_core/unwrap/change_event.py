@@ -16,8 +16,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeGuard
 
-Json = dict | list | str | int | float | bool | None
+Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
 _ENVELOPE_FIELDS = frozenset({"after", "before", "updateDescription", "source", "patch", "filter"})
 _RECORD_FIELDS = frozenset({"key", "value"})
@@ -58,8 +59,9 @@ def read(event: Json) -> ChangeEvent | None:
 
 
 def _key_and_value(event: Json) -> tuple[Json, Json]:
-    is_record = isinstance(event, dict) and not _RECORD_FIELDS.isdisjoint(event) and "op" not in event
-    return (event.get("key"), event.get("value")) if is_record else (None, event)
+    if isinstance(event, dict) and not _RECORD_FIELDS.isdisjoint(event) and "op" not in event:
+        return event.get("key"), event.get("value")
+    return None, event
 
 
 def _without_schema(part: Json) -> tuple[str | None, Json]:
@@ -77,7 +79,8 @@ def _decoded(part: Json) -> Json:
     if not isinstance(part, str):
         return part
     try:
-        return json.loads(part)
+        value: Json = json.loads(part)
+        return value
     except ValueError:
         return part
 
@@ -86,5 +89,5 @@ def _is_key(key: Json) -> bool:
     return isinstance(key, dict) and set(key) == {"id"}
 
 
-def _is_envelope(value: Json) -> bool:
+def _is_envelope(value: Json) -> TypeGuard[dict[str, Json]]:
     return isinstance(value, dict) and "op" in value and not _ENVELOPE_FIELDS.isdisjoint(value)

@@ -24,6 +24,7 @@ from cdc_core.sql.names import identifier
 from cdc_core.typed import exact
 from cdc_core.unwrap import new_document_state as unwrap
 from cdc_core.unwrap import rows as unwrap_rows
+from cdc_core.unwrap.change_event import Json
 from cdc_core.unwrap.new_document_state import Extracted, Unchanged
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def _results(batch: pa.RecordBatch, options: UnwrapOptions) -> Iterator[tuple[ob
             yield error, value
 
 
-def _event(key: str | None, value: str | None) -> unwrap.Json:
+def _event(key: str | None, value: str | None) -> Json:
     decoded = None if value is None else orjson.loads(value)
     return {"key": key, "value": decoded} if key is not None or value is None else decoded
 

@@ -95,7 +95,7 @@ def _tombstone(change: ChangeEvent, options: UnwrapOptions) -> Extracted | Dropp
     return Extracted("", _key(change, _identity(change), options), None, headers, is_delete=True)
 
 
-def _identity(change: ChangeEvent) -> object:
+def _identity(change: ChangeEvent) -> Parsed | patches.NoId:
     """The `_id`: as a legacy event's `filter` has it, else as the key has it; `_NO_ID` where neither is there."""
     criteria = (change.envelope or {}).get("filter")
     if criteria is not None:
@@ -105,7 +105,7 @@ def _identity(change: ChangeEvent) -> object:
     return _key_id(change.key)
 
 
-def _key_id(key: Json) -> object:
+def _key_id(key: Json) -> Parsed | patches.NoId:
     if not (isinstance(key, dict) and "id" in key):
         return patches.NO_ID
     try:
@@ -114,7 +114,7 @@ def _key_id(key: Json) -> object:
         return key["id"]
 
 
-def _key(change: ChangeEvent, identity: object, options: UnwrapOptions) -> Parsed:
+def _key(change: ChangeEvent, identity: Parsed | patches.NoId, options: UnwrapOptions) -> Parsed:
     """The key with its `id` typed; one of another shape as it is; none for a value that came alone."""
     own = _key_id(change.key)
     if own is patches.NO_ID and change.key is not None:
@@ -135,7 +135,7 @@ def _parsed_document(value: Json) -> record_fields.Document:
     return document
 
 
-def _state(change: ChangeEvent, identity: object) -> record_fields.Document | None:
+def _state(change: ChangeEvent, identity: Parsed | patches.NoId) -> record_fields.Document | None:
     """What the event says of the document, whole or partial; None for a delete."""
     envelope = change.envelope or {}
     if envelope.get("after") is not None:
@@ -153,7 +153,9 @@ def _removed(change: ChangeEvent) -> list[str]:
     return [path for path in removed if isinstance(path, str)] if isinstance(removed, list) else []
 
 
-def _partial(updated: record_fields.Document, removed: Iterable[str], identity: object) -> record_fields.Document:
+def _partial(
+    updated: record_fields.Document, removed: Iterable[str], identity: Parsed | patches.NoId
+) -> record_fields.Document:
     """The fields that an update names, under their dotted paths, removed ones null; `_id` last."""
     nulls = {debezium_json.escaped(path): None for path in removed}
     return patches.identified({**updated, **_without(nulls, updated)}, identity)
@@ -179,7 +181,7 @@ def _with_null(document: record_fields.Document, path: Sequence[str]) -> record_
 def _fields(
     change: ChangeEvent,
     state: record_fields.Document | None,
-    identity: object,
+    identity: Parsed | patches.NoId,
     options: UnwrapOptions,
     displaced: dict[str, str],
 ) -> Iterator[record_fields.Field]:

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
+from typing import Final
 
 from cdc_core.extended_json.dialects import Parsed
 from cdc_core.unwrap import record_fields
 
-NO_ID = object()
+
+class NoId(enum.Enum):
+    """That an event says no `_id`."""
+
+    NO_ID = enum.auto()
 
 
-def identified(document: record_fields.Document, identity: object) -> record_fields.Document:
+NO_ID: Final = NoId.NO_ID
+
+
+def identified(document: record_fields.Document, identity: Parsed | NoId) -> record_fields.Document:
     return document if "_id" in document or identity is NO_ID else {**document, "_id": identity}
 
 
-def patched(patch: record_fields.Document, identity: object) -> record_fields.Document:
+def patched(patch: record_fields.Document, identity: Parsed | NoId) -> record_fields.Document:
     """The document of a legacy event: the fields that `$set` names, `$unset` as nulls, or a replacement as it is."""
     operators = {name: value for name, value in patch.items() if name in _PATCH_OPERATORS}
     fields = {name: value for name, value in patch.items() if name not in _PATCH_OPERATORS and name != "$v"}

@@ -83,7 +83,7 @@ class Tables:
             return Row(key, None, result.headers)
         rescued = dict(result.displaced)
         value = connect_json.document(result.document, self.schema(result.collection).struct, rescued)
-        return Row(key, {**value, RESCUED: rescued} if rescued else value, result.headers)
+        return Row(key, {**value, RESCUED: {**rescued}} if rescued else value, result.headers)
 
 
 _NAMING = column_names.Naming(reserved=frozenset({RESCUED}))
