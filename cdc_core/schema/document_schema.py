@@ -277,7 +277,7 @@ class Scalar(enum.Enum):
     DB_POINTER = "DB_POINTER"
 
 
-PARTS: Mapping[Scalar, tuple[str, str]] = {
+PARTS: Mapping[ColumnType, tuple[str, str]] = {
     Scalar.REGEX: ("regex", "options"),
     Scalar.CODE_WITH_SCOPE: ("code", "scope"),
     Scalar.DB_POINTER: ("$ref", "$id"),
@@ -339,7 +339,7 @@ def ddl(type_: ColumnType) -> str:
         case Scalar.REGEX | Scalar.CODE_WITH_SCOPE | Scalar.DB_POINTER:
             return f"STRUCT<{', '.join(f'{identifier(part)}: STRING' for part in PARTS[type_])}>"
         case Scalar():
-            return type_.value
+            return str(type_.value)
         case Decimal(precision, scale):
             return f"DECIMAL({precision},{scale})"
         case Struct(fields):
@@ -810,7 +810,7 @@ def _leaves(fields: Iterable[Field], path: tuple[str, ...]) -> list[tuple[str, .
         if isinstance(item.type, Struct):
             leaves.extend(_leaves(item.type.fields, here))
         elif item.type in PARTS:
-            leaves.extend((*here, part) for part in PARTS[item.type])  # type: ignore[index]
+            leaves.extend((*here, part) for part in PARTS[item.type])
         else:
             leaves.append(here)
     return leaves
@@ -916,7 +916,8 @@ def retyped(
         new = Scalar.DOUBLE if is_number else Scalar.TEXT
         struct = _with_type(struct, steps, new)
         changes.append(Change(".".join(_pin_path(steps)), What.RETYPED, ddl(old), ddl(new)))
-    fields = struct.fields  # type: ignore[union-attr]
+    assert isinstance(struct, Struct)  # steps lead into it
+    fields = struct.fields
     naming = schema.naming
     paths = {*(_leaves(fields, ()) if naming.flatten else ((item.name,) for item in fields))}
     kept = tuple(column for column in schema.columns if column.path in paths)

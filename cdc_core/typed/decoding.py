@@ -20,6 +20,7 @@ import functools
 import gc
 import itertools
 import re
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Union
@@ -62,7 +63,15 @@ _Unset = msgspec.UnsetType
 _None = type(None)
 
 
-def _wrapper(name: str, key: str, type_: Any) -> type:
+_Classes = set[type]
+
+
+def _any_of(*hints: Any) -> Any:
+    """The type of values that are of one of these; they are known at runtime only."""
+    return Union[hints]
+
+
+def _wrapper(name: str, key: str, type_: Any) -> type[Any]:
     return msgspec.defstruct(name, [("v", type_)], rename={"v": key}, forbid_unknown_fields=True, gc=False)
 
 
@@ -75,7 +84,7 @@ _BINARY = _wrapper("Binary", "$binary", _Base64)
 _KEYS: dict[type, int] = {_Long: 1, _DOUBLE: 1, _DATE: 2, _BINARY: 3} | dict.fromkeys(_STRINGS.values(), 1)
 """The wrappers that are decoded as such, and how many keys each has."""
 
-_OF_TYPE: dict[ColumnType, dict[str, type]] = {
+_OF_TYPE: dict[ColumnType, dict[str, type[Any]]] = {
     Scalar.BIGINT: {"$numberLong": _Long},
     Scalar.DOUBLE: {"$numberDouble": _DOUBLE},
     Scalar.STRING: _STRINGS,
@@ -83,7 +92,7 @@ _OF_TYPE: dict[ColumnType, dict[str, type]] = {
     Scalar.TIMESTAMP: {"$date": _DATE},
     Scalar.BINARY: {"$binary": _BINARY},
 }
-_PLAIN: dict[ColumnType, type] = {
+_PLAIN: dict[ColumnType, type[Any]] = {
     Scalar.INT: int,
     Scalar.BIGINT: int,
     Scalar.DOUBLE: float,
@@ -167,7 +176,7 @@ class _Reader:
     type: ColumnType
     is_due: bool
 
-    def read(self, values: list[Any], classes: set[type], where: Where, found: _Found) -> pa.Array:
+    def read(self, values: list[Any], classes: _Classes, where: Where, found: _Found) -> pa.Array:
         """The values as the column holds them; `classes` are theirs, None is a value that is not there."""
         raise NotImplementedError
 
@@ -204,16 +213,16 @@ class _Leaf(_Reader):
             wrappers = {next(iter(known))}
         self._wrapper = known.get(next(iter(wrappers))) if len(wrappers) == 1 else None
         if self._wrapper is not None:
-            self.hint = Union[(self._wrapper, list, *_SCALARS)]
+            self.hint = _any_of(self._wrapper, list, *_SCALARS)
         else:
-            self.hint = Any if wrappers or type_ not in _PLAIN else Union[(list, *_SCALARS)]
+            self.hint = Any if wrappers or type_ not in _PLAIN else _any_of(list, *_SCALARS)
 
     def read(self, values: list[Any], classes: set[type], where: Where, found: _Found) -> pa.Array:
         if self.is_due:
             self._note_due(values, where, found)
-        if self._wrapper in classes:
+        if self._wrapper is not None and self._wrapper in classes:
             is_wrapper = len(values) if len(classes) == 1 else sum(type(value) is self._wrapper for value in values)
-            found.keys += is_wrapper * _KEYS[self._wrapper]  # type: ignore[index]
+            found.keys += is_wrapper * _KEYS[self._wrapper]
         try:
             array = self._fast(values, classes)
         except (pa.ArrowInvalid, OverflowError, ValueError):
@@ -253,11 +262,13 @@ class _Leaf(_Reader):
         return pa.array(held, self._arrow)
 
     def _times(self, held: list[Any], has_null: bool) -> pa.Array:
+        times: Sequence[int | None]
         if has_null:
             times = [None if value is None else int(value.v) for value in held]
             there = [value for value in times if value is not None]
         else:
-            times = there = [int(value.v) for value in held]  # type: ignore[assignment]
+            there = [int(value.v) for value in held]
+            times = there
         if min(there) < document_schema.MIN_DATE_MS or max(there) > document_schema.MAX_DATE_MS:
             raise OverflowError
         return pa.array(times, _MILLISECONDS).cast(self._arrow)
@@ -285,7 +296,7 @@ class _Elements(_Reader):
         self.is_due = is_due
         self._inner = inner
         self._arrow = exact.arrow(type_)
-        self.hint = Union[(list[inner.hint], dict[str, Any], *_SCALARS)]  # type: ignore[name-defined]
+        self.hint = _any_of(types.GenericAlias(list, (inner.hint,)), dict[str, Any], *_SCALARS)
 
     def read(self, values: list[Any], classes: set[type], where: Where, found: _Found) -> pa.Array:
         if self.is_due:
@@ -310,7 +321,7 @@ class _Entries(_Reader):
         self.type = type_
         self.is_due = is_due
         self._inner = inner
-        self.hint = Union[(dict[str, inner.hint], list, *_SCALARS)]  # type: ignore[name-defined]
+        self.hint = _any_of(types.GenericAlias(dict, (str, inner.hint)), list, *_SCALARS)
 
     def read(self, values: list[Any], classes: set[type], where: Where, found: _Found) -> pa.Array:
         if self.is_due:
@@ -335,14 +346,16 @@ class _Entries(_Reader):
 
 def _offsets(values: Sequence[Any], starts: list[int], has_null: bool) -> pa.Array:
     if has_null:
-        starts = [None if value is None else start for value, start in zip(values, starts)] + starts[-1:]  # type: ignore[misc]
+        places = [None if value is None else start for value, start in zip(values, starts)]
+        return pa.array([*places, *starts[-1:]], pa.int32())
     return pa.array(starts, pa.int32())
 
 
 @functools.cache
 def _getter(number: int) -> Callable[[list[Any]], list[Any]]:
     """The values of a struct's member in many structs; as written code it takes half the time of `attrgetter`."""
-    return eval(f"lambda structs: [struct.f{number} for struct in structs]")  # type: ignore[no-any-return]
+    getter: Callable[[list[Any]], list[Any]] = eval(f"lambda structs: [struct.f{number} for struct in structs]")
+    return getter
 
 
 class _Document(_Reader):
@@ -359,25 +372,25 @@ class _Document(_Reader):
         strangers: Mapping[str, bool],
         is_due: bool = False,
     ) -> None:
-        self.type = type_
+        self.type: Struct = type_
         self.is_due = is_due
         self._strangers = strangers
         self._readers = [None if each is None else each[1] for each in readers]
         named = [each for each in readers if each is not None]
-        hints = [*(Union[(reader.hint, _Unset, _None)] for _, reader in named), *itertools.repeat(Any, len(strangers))]
+        hints = [*(_any_of(reader.hint, _Unset, _None) for _, reader in named), *itertools.repeat(Any, len(strangers))]
         rename = {f"f{number}": key for number, key in enumerate((*(key for key, _ in named), *strangers))}
         members = [(f"f{number}", hint, _UNSET) for number, hint in enumerate(hints)]
         self.struct = msgspec.defstruct("Document", members, rename=rename, forbid_unknown_fields=True, gc=False)
         self._blank = self.struct()
-        self.hint = Union[(self.struct, list, *_SCALARS)]
+        self.hint = _any_of(self.struct, list, *_SCALARS)
         self._fields = [pa.field(item.column, exact.arrow(item.type)) for item in type_.fields]
 
     def read(self, values: list[Any], classes: set[type], where: Where, found: _Found) -> pa.Array:
         structs, absent = self.structs(values, classes, where, found)
         members = [*self.members(structs, where, found)]
         arrays = [
-            pa.nulls(len(structs), at.type) if reader is None else reader.read(*member, found)
-            for at, (_, reader, *member) in zip(self._fields, members)
+            pa.nulls(len(structs), at.type) if reader is None else reader.read(held, kinds, place, found)
+            for at, (_, reader, held, kinds, place) in zip(self._fields, members)
         ]
         mask = None if absent is None else pa.array(absent, pa.bool_())
         return pa.StructArray.from_arrays(arrays, fields=self._fields, mask=mask)
@@ -642,11 +655,11 @@ class Decoder:
         if self.schema.naming.flatten:
             _, emptied = _flattened(self._root, structs, _root, (), arrays, found)
             for row, path in emptied:
-                found.rescued.setdefault(row, {}).setdefault(path, "{}")
+                found.rescued.setdefault(row, {}).setdefault(path or "", "{}")
         else:
-            for item, reader, *member in self._root.members(structs, _root, found):
+            for item, reader, values, classes, place in self._root.members(structs, _root, found):
                 if reader is not None:
-                    arrays[(item.name,)] = reader.read(*member, found)
+                    arrays[(item.name,)] = reader.read(values, classes, place, found)
         return _of_arrays(self.schema, arrays, len(structs))
 
     def _assembled(
@@ -692,10 +705,10 @@ def _flattened(
     path: tuple[str, ...],
     arrays: dict[tuple[str, ...], pa.Array],
     found: _Found,
-) -> tuple[pa.BooleanArray, list[tuple[int, str]]]:
+) -> tuple[pa.BooleanArray, list[tuple[int, str | None]]]:
     """Puts the columns below a document into `arrays`; where all of them are null, and the documents below that hold nothing."""
     blank = pa.array(itertools.repeat(True, len(structs)), pa.bool_())
-    emptied: list[tuple[int, str]] = []
+    emptied: list[tuple[int, str | None]] = []
     for item, reader, values, classes, place in document.members(structs, where, found):
         here = (*path, item.name)
         if isinstance(reader, _Document):
@@ -708,7 +721,7 @@ def _flattened(
         elif reader is not None:
             array = reader.read(values, classes, place, found)
             is_null = array.is_null()
-            parts = PARTS.get(item.type, ())  # type: ignore[arg-type]
+            parts = PARTS.get(item.type, ())
             arrays.update(
                 {(*here, part): pc.struct_field(array, number) for number, part in enumerate(parts)} or {here: array}
             )
@@ -774,7 +787,7 @@ def _fields(texts: pa.Array, given: list[str | None], taken: list[int]) -> int:
     if len(taken) == len(given):
         blob = _bytes(texts)
     else:
-        blob = "\n".join([given[number] for number in taken]).encode()  # type: ignore[misc]
+        blob = "\n".join([text for number in taken if (text := given[number]) is not None]).encode()
     return blob.count(b'":') - (blob.count(b'\\":') if b"\\" in blob else 0)
 
 

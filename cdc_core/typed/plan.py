@@ -53,7 +53,7 @@ def documents(df: DataFrame, *, plan: Plan, column: str = "after") -> DataFrame:
     from pyspark.sql import functions as sf
 
     result = f"STRUCT<document: {plan.document_ddl}, rescued: {RESCUED}, unreadable: BOOLEAN, is_doubtful: BOOLEAN>"
-    typed = sf.arrow_udf(_typed(plan.schema.to_json(), dict(plan.pins)), result)  # type: ignore[call-overload]
+    typed = sf.arrow_udf(_typed(plan.schema.to_json(), dict(plan.pins)), result)
     names = ("document", "rescued", "unreadable", "is_doubtful")
     text = sf.col(identifier(column))
     return (
@@ -109,7 +109,7 @@ class Sight:
         shape = Shape()
         shape.add(self.shape)
         shape.add(other.shape)
-        mark, first = min(firsts, default=(None, None))  # type: ignore[type-var]
+        mark, first = min(firsts, default=(None, None))
         return Sight(
             shape=shape,
             first=first,
