@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 
 class MedallionError(Exception):
@@ -142,7 +143,10 @@ class CollectionsFailed(MedallionError):
 _WORST_FIRST = (1, 3, 2, 75)
 
 
-def worst(failures: Sequence[Exception]) -> Exception:
+_Failure = TypeVar("_Failure", bound=BaseException)
+
+
+def worst(failures: Sequence[_Failure]) -> _Failure:
     """The error among these that most wants to be seen: a bug, a decision, wrong settings, then what is temporary."""
     return min(failures, key=lambda each: _WORST_FIRST.index(code(each)))
 

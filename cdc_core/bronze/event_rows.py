@@ -14,7 +14,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsInt
 
 import orjson
 import pyarrow as pa
@@ -270,7 +270,7 @@ class Rows:
 
     def _add_schema_change(self, event: Mapping[str, Any], operation: str, size: int) -> None:
         namespace = event.get("ns") or {}
-        payload = {"operation": operation}
+        payload: dict[str, Any] = {"operation": operation}
         target = event.get("to")
         if target is not None:
             payload["to"] = {"db": target.get("db"), "collection": target.get("coll")}
@@ -301,7 +301,7 @@ class Rows:
         *,
         sequence: str | None = None,
         time: tuple[int | None, int | None] = (None, None),
-        wall_time: object = None,
+        wall_time: SupportsInt | None = None,
     ) -> None:
         self._tokens.append(token)
         self._kinds.append(kind)
@@ -319,7 +319,7 @@ class Rows:
         self._ords.append(time[1])
         self._lsids.append(None)
         self._txn_numbers.append(None)
-        self._wall_times.append(None if wall_time is None else int(wall_time))  # type: ignore[call-overload]
+        self._wall_times.append(None if wall_time is None else int(wall_time))
         self._transactions.append(None)
         self.bytes += len(payload) + 200
 

@@ -21,7 +21,7 @@ import math
 import re
 import struct
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -223,7 +223,7 @@ def _follows_name(raw: bytes, at: int) -> bool:
     return raw.find(1, raw.rfind(0, 0, at - 1) + 1, at - 1) >= 0
 
 
-def _wrapped(value: object) -> object:
+def _wrapped(value: Any) -> object:
     """orjson's `default`: the wrapper of a value that JSON has no plain form for."""
     kind = type(value)
     if kind is ObjectId:
@@ -241,7 +241,7 @@ def _binary(value: bytes, subtype: int) -> dict[str, object]:
 
 
 def _code(value: Code) -> dict[str, object]:
-    code = {"$code": str(value)}
+    code: dict[str, object] = {"$code": str(value)}
     return code if value.scope is None else {**code, "$scope": value.scope}
 
 
@@ -305,7 +305,7 @@ _WRAP: dict[type, Any] = {
 }
 
 
-def _spelled(value: object) -> object:
+def _spelled(value: Any) -> object:
     """A value without what orjson would write wrongly: reserved keys, infinities, large plain ints."""
     kind = type(value)
     if kind is str or kind is bool or value is None:
@@ -366,10 +366,10 @@ def _repeated(document: RepeatedFields) -> orjson.Fragment:
 
 # --- raw BSON, element by element ---
 
-_int32 = struct.Struct("<i").unpack_from
-_int64 = struct.Struct("<q").unpack_from
-_uint64 = struct.Struct("<Q").unpack_from
-_double = struct.Struct("<d").unpack_from
+_int32: Callable[[bytes, int], tuple[int]] = struct.Struct("<i").unpack_from
+_int64: Callable[[bytes, int], tuple[int]] = struct.Struct("<q").unpack_from
+_uint64: Callable[[bytes, int], tuple[int]] = struct.Struct("<Q").unpack_from
+_double: Callable[[bytes, int], tuple[float]] = struct.Struct("<d").unpack_from
 
 _STRINGS = frozenset((0x02, 0x0D, 0x0E))
 _SIZES = {
@@ -527,12 +527,15 @@ def _value(raw: bytes, kind: int, start: int, end: int, repairs: list[bytes]) ->
 def _binary_value(subtype: int, payload: bytes, repairs: list[bytes]) -> bytes | Binary:
     if subtype == 0:
         return payload
+    binary: Binary
     if subtype != 2:
-        return Binary(payload, subtype)
-    if len(payload) >= 4 and _int32(payload)[0] == len(payload) - 4:
-        return Binary(payload[4:], 2)
-    repairs.append(payload)
-    return Binary(payload, 2)
+        binary = Binary(payload, subtype)
+    elif len(payload) >= 4 and _int32(payload, 0)[0] == len(payload) - 4:
+        binary = Binary(payload[4:], 2)
+    else:
+        repairs.append(payload)
+        binary = Binary(payload, 2)
+    return binary
 
 
 _ordinary_options = re.compile("i?l?m?s?u?x?").fullmatch
@@ -542,7 +545,7 @@ def _regular_expression(pattern: str, options: str) -> Regex[str] | RegularExpre
     return Regex(pattern, options) if _ordinary_options(options) else RegularExpression(pattern, options)
 
 
-def _scoped(code: str, scope: object) -> Code | ScopedCode:
+def _scoped(code: str, scope: dict[str, object] | RepeatedFields) -> Code | ScopedCode:
     return ScopedCode(code, scope) if isinstance(scope, RepeatedFields) else Code(code, scope)
 
 

@@ -27,7 +27,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import orjson
 import pyarrow as pa
@@ -273,7 +273,7 @@ def _is_within(way: _Way, update: Update) -> bool:
     return len(fields) > 1 and not way.above.isdisjoint(fields)
 
 
-def _is_container(value: object) -> bool:
+def _is_container(value: object) -> TypeGuard[Container]:
     """A document or an array, and not the wrapper of a scalar."""
     if isinstance(value, dict):
         return not extended_json.is_wrapper(value)
@@ -443,7 +443,8 @@ def _values(column: pa.Array) -> Sequence[Any]:
     if column.null_count == len(column):
         return [None] * len(column)
     if not pa.types.is_list(column.type):
-        return column.to_pylist()
+        values: list[Any] = column.to_pylist()
+        return values
     elements = iter(column.flatten().to_pylist())
     counts = pc.fill_null(pc.list_value_length(column), 0).to_pylist()
     return [list(itertools.islice(elements, count)) if count else () for count in counts]

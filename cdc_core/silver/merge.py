@@ -29,7 +29,7 @@ def is_same(held: T.DataType, wanted: T.DataType) -> bool:
         case T.MapType(), T.MapType():
             return is_same(held.keyType, wanted.keyType) and is_same(held.valueType, wanted.valueType)
         case _:
-            return held == wanted
+            return bool(held == wanted)
 
 
 @dataclass(frozen=True)
@@ -175,9 +175,9 @@ def _widens(current: T.DataType, wanted: T.DataType) -> bool:
     digits = {T.IntegerType: 10, T.LongType: 20}.get(type(current))
     if isinstance(wanted, T.DecimalType):
         if isinstance(current, T.DecimalType):
-            grown = wanted.scale - current.scale
+            grown: int = wanted.scale - current.scale
             return grown >= 0 and wanted.precision - current.precision >= grown
-        return digits is not None and wanted.precision - wanted.scale >= digits
+        return digits is not None and bool(wanted.precision - wanted.scale >= digits)
     return isinstance(current, T.IntegerType) and isinstance(wanted, (T.LongType, T.DoubleType))
 
 
@@ -191,4 +191,4 @@ def ddl(type_: T.DataType) -> str:
         case T.MapType():
             return f"MAP<{ddl(type_.keyType)}, {ddl(type_.valueType)}>"
         case _:
-            return type_.simpleString().upper()
+            return str(type_.simpleString()).upper()

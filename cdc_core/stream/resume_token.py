@@ -35,7 +35,7 @@ class Position(NamedTuple):
 
     seconds: int
     increment: int
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks of a position
 
 
 def position(data: str) -> Position:
