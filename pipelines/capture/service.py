@@ -139,8 +139,8 @@ def run(
 
         return pages.rendered(pages.read(sessions() if sessions else spark, settings))
 
-    listening = {"port": settings.source.metrics_port, "address": settings.source.metrics_address}
-    with metrics.served(counted, **listening, page=page):
+    port, address = settings.source.metrics_port, settings.source.metrics_address
+    with metrics.served(counted, port=port, address=address, page=page):
         done, spent = None, 0
         while True:
             capture = None
@@ -394,7 +394,7 @@ class _Capture:
         except errors.PositionLost:
             if not snapshot_mode.replaces_lost_position(self._source, custom=self._custom):
                 raise
-            self._landed = None
+            self._landed: str | None = None
             stream = self._opened_at(options, [mongodb.Start()], None)
             if position is None:
                 log.warning(
@@ -555,7 +555,8 @@ class _Capture:
     def _gaps_of(self, new: Sequence[str], notes: Sequence[bronze.Note]) -> list[Mapping[str, Any]]:
         """What was lost of collections that were captured once, then left out, and are let in again."""
         assert self._log is not None
-        table, found = self._log.table, []
+        table = self._log.table
+        found: list[Mapping[str, Any]] = []
         before = {f"{db}.{name}" for db, name in bronze.captured_collections(self.spark, table)}
         for name in (name for name in new if name in before):
             left_out = next(note for at, note in enumerate(notes) if not any(name in later.captured for later in notes[at:]))

@@ -210,29 +210,32 @@ class Topic:
             if message is None:
                 self._waits_for = set()
                 return
-            if message.error() is not None:
-                if message.error().code() != kafka.KafkaError._PARTITION_EOF:
-                    raise kafka.KafkaException(message.error())
+            error = message.error()
+            if error is not None:
+                if error.code() != kafka.KafkaError._PARTITION_EOF:
+                    raise kafka.KafkaException(error)
                 self._waits_for.discard(message.partition())
                 self._trouble.is_over()
                 continue
             self._take(message, found)
 
     def _take(self, message: confluent_kafka.Message, found: list[signals.Received]) -> None:
-        self._next[message.partition()] = message.offset() + 1
+        partition, offset = message.partition(), message.offset()
+        assert partition is not None and offset is not None  # as of every message that came from a broker
+        self._next[partition] = offset + 1
         key = (message.key() or b"").decode(errors="replace")
         if key != self.settings.name:
             log.debug("%s: a message with the key %s is another pipeline's", self.name, key)
             return
-        mark = f"{self.name}/{message.partition()}/{message.offset()}/{message.timestamp()[1]}"
+        mark = f"{self.name}/{partition}/{offset}/{message.timestamp()[1]}"
         if mark in self.done:
             return
         try:
             signal = signals.from_json((message.value() or b"").decode(), channel="kafka")
         except (signals.Refused, UnicodeDecodeError) as error:
-            log.warning("%s: a signal that cannot be read is left out (%s): offset %d", self.name, error, message.offset())
+            log.warning("%s: a signal that cannot be read is left out (%s): offset %d", self.name, error, offset)
             return
-        self._open[mark] = (message.partition(), message.offset())
+        self._open[mark] = (partition, offset)
         found.append(signals.Received(signal, mark))
 
     def _commit(self) -> None:

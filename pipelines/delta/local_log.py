@@ -8,6 +8,7 @@ says so by None, and the caller asks Spark.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -91,10 +92,11 @@ def commits(folder: Path) -> Iterator[Commit]:
     for name in _commits(folder):
         try:
             with open(folder / "_delta_log" / name, encoding="utf-8") as lines:
-                info = next((json.loads(line)["commitInfo"] for line in lines if line.startswith('{"commitInfo"')), {})
+                infos = (json.loads(line)["commitInfo"] for line in lines if line.startswith('{"commitInfo"'))
+                info: dict[str, Any] = next(infos, {})
         except FileNotFoundError:  # cleaned up meanwhile: the log goes back no further
             return
-        yield _commit(name, info, lambda name=name: restored_version(folder, int(name[:20])))
+        yield _commit(name, info, functools.partial(restored_version, folder, int(name[:20])))
 
 
 def restored_version(folder: Path, version: int) -> int | None:
@@ -201,7 +203,7 @@ def appended(folder: Path, is_before: Callable[[Commit], bool]) -> list[Appended
         except FileNotFoundError:
             return None
         actions = [json.loads(line) for line in lines if line]
-        info = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+        info: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
         commit = _commit(name, info, lambda: None)
         if commit.metadata is None or info.get("operation") not in ("WRITE", "OPTIMIZE"):
             return None

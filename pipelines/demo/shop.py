@@ -249,7 +249,7 @@ def _line(random: Random) -> dict[str, Any]:
     }
 
 
-def _odd_things(random: Random) -> Iterator[dict[str, Any]]:
+def _odd_things(random: Random) -> Iterator[dict[str, Any] | RawBSONDocument]:
     """Things in the lost and found, with every BSON type as a value, and `_id`s of many types."""
     moment = _time(random.randint(0, 5000))
     identities: tuple[Any, ...] = (
@@ -297,7 +297,7 @@ def _every_type(random: Random, moment: datetime) -> dict[str, Any]:
     }
 
 
-def _with_old_types(document: dict[str, Any], place: int) -> dict[str, Any]:
+def _with_old_types(document: dict[str, Any], place: int) -> RawBSONDocument:
     """The document with one value of a type that the driver itself no longer writes: symbol, undefined, dbPointer."""
     text = struct.pack("<i", 4) + b"old\0"
     kind, name, value = (
@@ -306,7 +306,7 @@ def _with_old_types(document: dict[str, Any], place: int) -> dict[str, Any]:
         (b"\x0c", b"db_pointer\0", text + bytes(12)),
     )[place % 3]
     body = bson.encode(document)[4:-1] + kind + name + value + b"\0"
-    return RawBSONDocument(struct.pack("<i", len(body) + 4) + body)  # type: ignore[return-value]
+    return RawBSONDocument(struct.pack("<i", len(body) + 4) + body)
 
 
 def _customer_id(number: int) -> bson.ObjectId:

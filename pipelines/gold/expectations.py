@@ -32,6 +32,7 @@ from pipelines.settings import file as settings_file
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from cdc_core.expectations.suite import Suite
     from cdc_core.settings.parse import Settings
 
 SCHEMA = pa.schema(
@@ -115,7 +116,7 @@ class Gate:
     """Judges candidates by the suites of their tables; an `Audit`."""
 
     settings: Settings
-    suites: Mapping[str, suites.Suite]
+    suites: Mapping[str, Suite]
     run: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
 
     @staticmethod
@@ -155,7 +156,7 @@ class Gate:
         }
 
     def _note(
-        self, spark: SparkSession, table: str, suite: suites.Suite, results: Sequence[_Outcome], *, is_published: bool
+        self, spark: SparkSession, table: str, suite: Suite, results: Sequence[_Outcome], *, is_published: bool
     ) -> None:
         at_ms = int(time.time() * 1000)
         rows = [

@@ -99,16 +99,21 @@ def judged(df: DataFrame, expectations: Sequence[suites.Expectation], *, keys: S
             ),
             result_format=wanted,
         )
-        by_place = {each.expectation_config.meta["place"]: each.to_json_dict() for each in found.results}
+        configs = ((each.expectation_config, each) for each in found.results)
+        by_place = {config.meta["place"]: each.to_json_dict() for config, each in configs if config is not None}
         return [_result(by_place[place], keys) for place in range(len(expectations))]
 
 
 def _configured(each: suites.Expectation, place: int = 0) -> Any:
     """The library's expectation; `place` finds its result again, which come in another order."""
     from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
+    from great_expectations.expectations.metadata_types import FailureSeverity
 
     configured = ExpectationConfiguration(
-        type=each.type, kwargs=dict(each.kwargs), severity=each.severity.value, meta={"place": place}
+        type=each.type,
+        kwargs=dict(each.kwargs),
+        severity=FailureSeverity(each.severity.value),
+        meta={"place": place},
     )
     return configured.to_domain_obj()
 
@@ -152,7 +157,7 @@ def _without_connect() -> Iterator[None]:
     if connect in sys.modules or importlib.util.find_spec("grpc") is not None:
         yield
         return
-    sys.modules[connect] = None  # type: ignore[assignment]
+    sys.modules[connect] = None  # type: ignore[assignment]  # typeshed knows modules only; None bars an import
     try:
         yield
     finally:

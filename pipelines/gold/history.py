@@ -221,11 +221,11 @@ class History:
             delta.release(both)
             delta.release(made)
 
-    def _ends(self) -> list[Column]:
+    def _ends(self) -> list[Column | str]:
         """The columns that say which version a row is and when it ended."""
         deleted = [F.col("is_deleted").alias("__deleted")] if self.mode.adds_deleted else []
         return [
-            "__key",  # type: ignore[list-item]
+            "__key",
             F.col("sequence").alias("__sequence"),
             F.col("until").alias("__until"),
             *deleted,

@@ -344,7 +344,7 @@ class _Run:
             return _Work("whole", to, live, "that was asked")
         if live.get("model") != model.digest:
             return _Work("whole", to, live, "the model is another one")
-        held = live.get("to") if isinstance(live.get("to"), dict) else {}
+        held = found if isinstance(found := live.get("to"), dict) else {}
         moved = [name for name in to if not _is_same(held.get(name), to[name])]
         if not moved and held.keys() == to.keys():
             return _Work("nothing", to, live)
@@ -584,7 +584,7 @@ class _Run:
 
     def _affected(self, model: models.Model, work: _Work) -> DataFrame | None:
         """The keys of the rows that changed, as they were and as they are; None where an older version cannot be read any more."""
-        held: dict[str, Any] = work.live["to"]  # type: ignore[assignment]
+        held: dict[str, Any] = work.live["to"]
         found: DataFrame | None = None
         try:
             for ref in model.refs:

@@ -15,7 +15,7 @@ import struct
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 Client = pymongo.MongoClient[dict[str, Any]]
 
 APP_NAME = "mongo-medallion"
-EXACT = CodecOptions(datetime_conversion=DatetimeConversion.DATETIME_MS)
+EXACT: CodecOptions[dict[str, Any]] = CodecOptions(datetime_conversion=DatetimeConversion.DATETIME_MS)
 
 _int32 = struct.Struct("<i").unpack_from
 
@@ -66,7 +66,7 @@ CHANGE_STREAM_HISTORY_LOST = 286
 INVALID_RESUME_TOKEN = 260
 OVERSIZE = 10334
 ONLY_ON_REPLICA_SETS = 40573
-INTERRUPTED = (11601, *CURSOR_LOST)
+READ_ENDED = (11601, *CURSOR_LOST)
 """The codes of a read that somebody ended: it may be tried again."""
 SNAPSHOT_TOO_OLD = 239
 SNAPSHOT_UNAVAILABLE = 246
@@ -233,7 +233,7 @@ def is_resumable(error: BaseException) -> bool:
     if isinstance(error, (driver.ConnectionFailure, driver.CursorNotFound)):
         return True
     return isinstance(error, driver.OperationFailure) and (
-        error.has_error_label("ResumableChangeStreamError") or error.code in INTERRUPTED
+        error.has_error_label("ResumableChangeStreamError") or error.code in READ_ENDED
     )
 
 
@@ -425,7 +425,7 @@ class Size:
 def size(connection: pymongo.MongoClient[Any], collection: Collection) -> Size:
     """The server's own estimate; an unknown average counts as 1 KiB."""
     with _reading_whole(f"measuring {collection.namespace}"):
-        pipeline = [{"$collStats": {"storageStats": {}}}]
+        pipeline: list[Mapping[str, Any]] = [{"$collStats": {"storageStats": {}}}]
         stats = list(connection[collection.db][collection.name].aggregate(pipeline))
     documents = sum(int(shard["storageStats"].get("count", 0)) for shard in stats)
     total = sum(int(shard["storageStats"].get("size", 0)) for shard in stats)
@@ -898,7 +898,7 @@ def read_chunk(
     fetch_size: int = 0,
     condition: Mapping[str, Any] | None = None,
     is_exact: bool = False,
-) -> Iterator[Chunk]:
+) -> Generator[Chunk, None, None]:
     """Drain the documents of a range, all at one cluster time that is known and at or after `after`; at that very one with
     `is_exact`.
 
@@ -938,7 +938,7 @@ def _reading_whole(what: str) -> Iterator[None]:
         with translating(what):
             yield
     except driver.OperationFailure as error:
-        if error.code in INTERRUPTED:
+        if error.code in READ_ENDED:
             raise SnapshotExpired from error
         raise ReadRefused(f"the server refuses to read it ({code_of(error)})") from error
 
@@ -1018,7 +1018,7 @@ def changed_keys(
     """
     at = resume_token.position(behind)
     last = resume_token.without_fragment(behind)
-    stages = [
+    stages: list[Mapping[str, Any]] = [
         {"$match": {"$or": [{"ns.coll": name}, {"operationType": {"$in": ["dropDatabase", "invalidate"]}}]}},
         {"$project": {"operationType": 1, "documentKey": 1, "clusterTime": 1}},
     ]

@@ -73,11 +73,11 @@ def run(settings: Settings) -> tuple[Finding, ...]:
 
 def refuse(findings: Sequence[Finding]) -> None:
     """Raises the error of the first finding that is wrong; nothing where none is."""
-    wrong = [finding for finding in findings if finding.error is not None]
+    wrong = [(finding.about, finding.error) for finding in findings if finding.error is not None]
     if wrong:
-        kind = type(wrong[0].error)
+        kind = type(wrong[0][1])
         what = "one thing is" if len(wrong) == 1 else f"{len(wrong)} things are"
-        raise kind(f"{what} to be mended before this pipeline runs: {', '.join(each.about for each in wrong)}")
+        raise kind(f"{what} to be mended before this pipeline runs: {', '.join(about for about, _ in wrong)}")
 
 
 def _settings(settings: Settings) -> Iterator[Finding]:

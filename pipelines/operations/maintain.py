@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cdc_core.settings.parse import Settings
+    from cdc_core.tables.layout import TableRef
 
 DAY_MS = 86_400_000
 
@@ -277,7 +278,7 @@ class _Maintaining:
             found.append(self.layout.history(*names_))
         return min(self._position(each) for each in found)
 
-    def _position(self, table: tables.TableRef) -> int:
+    def _position(self, table: TableRef) -> int:
         commit = delta.position(self.spark, table) if delta.exists(self.spark, table) else None
         to = (commit.metadata or {}).get("to") if commit is not None else None
         return to if isinstance(to, int) else 0

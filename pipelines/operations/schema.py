@@ -102,9 +102,9 @@ def _line(rows: Sequence[Row], generation: str) -> list[str]:
 
 def _change(row: Row) -> Change:
     is_rebuilt = row.change == document_schema.What.REBUILT.value
-    types = (None, None) if is_rebuilt else (row["from"], row["to"])
+    from_type, to_type = (None, None) if is_rebuilt else (row["from"], row["to"])
     at = int(row.seen_at[:8], 16) if row.seen_at else None
-    return Change(row.version, row.path, row.change, *types, row.batch, row.seen_at, at)
+    return Change(row.version, row.path, row.change, from_type, to_type, row.batch, row.seen_at, at)
 
 
 def to_json(found: Sequence[Evolution]) -> str:

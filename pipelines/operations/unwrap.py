@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import io
 import os
 import pathlib
 import shutil
@@ -16,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Protocol
 
 import orjson
 
@@ -25,11 +26,19 @@ from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.properties.unwrap import UnwrapOptions
 from cdc_core.unwrap import new_document_state as unwrap
 from cdc_core.unwrap import rows as unwrap_rows
+from cdc_core.unwrap.change_event import Json
 from cdc_core.unwrap.new_document_state import Dropped, Extracted, Unchanged
 
 STANDARD_STREAM = "-"
 Name = str | os.PathLike[str]
 _SMT = "ExtractNewDocumentState"
+_Result = Extracted | Unchanged | Dropped
+
+
+class _Sink(Protocol):
+    """What takes the output."""
+
+    def write(self, data: bytes, /) -> object: ...
 
 
 @dataclass(frozen=True)
@@ -88,7 +97,7 @@ def _of_connector(found: Mapping[str, object]) -> Mapping[str, object]:
     return {name: value for name, value in properties.items() if name.startswith(starts)}
 
 
-def _written(results: Iterator[tuple[bytes, object]], tables: unwrap_rows.Tables, out: IO[bytes]) -> Summary:
+def _written(results: Iterator[tuple[bytes, _Result]], tables: unwrap_rows.Tables, out: _Sink) -> Summary:
     counts = dict.fromkeys(("lines", "rows", "deletes", "dropped", "unchanged", "rescued"), 0)
     collections: dict[str, None] = {}
     for line, result in results:
@@ -109,7 +118,7 @@ def _written(results: Iterator[tuple[bytes, object]], tables: unwrap_rows.Tables
     return Summary(**counts, collections=tuple(name for name in collections if name))
 
 
-def _results(path: pathlib.Path, shown: str, options: UnwrapOptions) -> Iterator[tuple[bytes, object]]:
+def _results(path: pathlib.Path, shown: str, options: UnwrapOptions) -> Iterator[tuple[bytes, _Result]]:
     """Each line that is not blank, with what becomes of it."""
     with _opened(path) as lines:
         for number, line in enumerate(lines, start=1):
@@ -117,7 +126,7 @@ def _results(path: pathlib.Path, shown: str, options: UnwrapOptions) -> Iterator
                 yield line, _result(line, f"{shown}:{number}", options)
 
 
-def _result(line: bytes, where: str, options: UnwrapOptions) -> Extracted | Unchanged | Dropped:
+def _result(line: bytes, where: str, options: UnwrapOptions) -> _Result:
     event = _json(line, where)
     try:
         return unwrap.extracted(event, options=options)
@@ -125,7 +134,7 @@ def _result(line: bytes, where: str, options: UnwrapOptions) -> Extracted | Unch
         raise errors.SettingsError(errors.Problem(where, f"the event cannot be read: {error}")) from error
 
 
-def _json(text: bytes, where: str) -> object:
+def _json(text: bytes, where: str) -> Json:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -140,7 +149,7 @@ def _read(path: str) -> bytes:
         return file.read()
 
 
-def _opened(path: pathlib.Path) -> IO[bytes]:
+def _opened(path: pathlib.Path) -> io.BufferedIOBase:
     """The file, whether it is compressed or not: its first bytes say so."""
     with open(path, "rb") as file:
         is_compressed = file.read(2) == b"\x1f\x8b"
@@ -162,7 +171,7 @@ def _readable(path: str) -> Iterator[pathlib.Path]:
 
 
 @contextlib.contextmanager
-def _writable(path: str) -> Iterator[IO[bytes]]:
+def _writable(path: str) -> Iterator[_Sink]:
     """A file that takes its name when all went well, and leaves nothing behind when not."""
     if path == STANDARD_STREAM:
         with tempfile.TemporaryFile(prefix="medallion-unwrap-") as file:
@@ -185,7 +194,7 @@ def _writable(path: str) -> Iterator[IO[bytes]]:
 
 
 @contextlib.contextmanager
-def _compressing(raw: IO[bytes], target: pathlib.Path) -> Iterator[IO[bytes]]:
+def _compressing(raw: IO[bytes], target: pathlib.Path) -> Iterator[_Sink]:
     if target.suffix != ".gz":
         yield raw
         return

@@ -96,7 +96,7 @@ def evolve(
     # Nothing that the first documents gave a type is changed by what is not looked into: all of it comes later.
     both = found.with_other(replace(begun, refused=0, also=()))
     schema, changes = _joined(current, both, pins, naming)
-    counted = dict(itertools.zip_longest(also or {}, found.also, fillvalue=0))
+    counted = dict(zip(also or {}, itertools.chain(found.also, itertools.repeat(0))))
     return Evolution(schema, changes, typed.Plan(schema, pins or {}), found.refused, found.low if order else None, counted)
 
 
@@ -222,8 +222,15 @@ def keep(
     if not evolution.changes:
         return kept
     changed = replace(kept, version=kept.version + 1, schema=evolution.schema)
-    of = {"collection": collection, "version": changed.version, "generation": kept.generation}
-    append(spark, table, batch=batch, evolution=evolution, **of)
+    append(
+        spark,
+        table,
+        collection=collection,
+        version=changed.version,
+        generation=kept.generation,
+        batch=batch,
+        evolution=evolution,
+    )
     return changed
 
 

@@ -10,6 +10,7 @@ one piece while the next is encoded.
 
 from __future__ import annotations
 
+import builtins
 import functools
 import json
 import logging
@@ -97,7 +98,7 @@ class ChunkRows:
     at: tuple[int, int]
     bytes: int
     lossy: int
-    cut: bytes | None = None
+    cut: builtins.bytes | None = None
 
 
 Told = Callable[[notifications.Type, Mapping[str, str]], None]

@@ -565,6 +565,7 @@ class _Comparison:
             documents=read,
             equal=equal,
             unsettled=unsettled,
+            is_sample=False,
             differences=tuple(others),
             **counts,
         )
