@@ -1,6 +1,6 @@
 # make demo     watch a shop's changes go from MongoDB to gold tables
 # make test     run the tests
-# make lint     ruff: the format, and what it finds
+# make lint     ruff: the format, and what it finds; mypy: the types
 # make journeys the long ones: kills, spark-submit, the demo played twice, rebuilds
 # make bench    measure it on this machine
 # make clean    remove what the above left, but the demo's own data
@@ -25,6 +25,7 @@ lint:
 	@PYTHON="$(PYTHON)" .ci/environment test
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check --quiet .
+	@.venv/bin/mypy --no-error-summary
 
 journeys:
 	@PYTHON="$(PYTHON)" .ci/environment test
@@ -36,5 +37,5 @@ bench:
 	@.venv/bin/python -m bench $(ARGS)
 
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .hypothesis spark-warehouse
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .hypothesis spark-warehouse
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
