@@ -534,14 +534,30 @@ def _jars(packages: Sequence[str], excludes: Sequence[str]) -> Iterator[dict[str
             stack.enter_context(_alone(_remembered_jars(()).with_suffix(".lock")))
         jars = _jars_of_last_time(packages)
         wanted = {"spark.jars.packages": ",".join([_delta_package(), *packages])}
-        if excludes:
-            wanted["spark.jars.excludes"] = ",".join(excludes)
+        wanted["spark.jars.excludes"] = ",".join([*BROUGHT_BY_SPARK, *excludes])
         yield {"spark.jars": ",".join(jars)} if jars else wanted
 
 
 def resolved_jars() -> list[str]:
     """Delta's jars as this machine resolved them last; none before its first session."""
     return _jars_of_last_time(())
+
+
+# What Delta's packages name of these, Spark brings itself, and its own are loaded first: 70 of 87 MB to download in vain.
+BROUGHT_BY_SPARK = (
+    "com.fasterxml.jackson.core:*",
+    "com.google.code.findbugs:*",
+    "org.apache.hadoop:hadoop-client-api",
+    "org.apache.hadoop:hadoop-client-runtime",
+    "org.apache.logging.log4j:*",
+    "org.apache.parquet:*",
+    "org.roaringbitmap:RoaringBitmap",
+    "org.slf4j:*",
+)
+
+
+NEEDED_JARS = ("io.delta_", "io.unitycatalog_", "com.fasterxml.jackson.datatype_")
+"""What is left of Delta's jars then: each that a session names is copied at its start."""
 
 
 def downloaded_megabytes() -> float | None:
@@ -577,7 +593,7 @@ def _jars_of_last_time(packages: Sequence[str]) -> list[str]:
     remembered = _remembered_jars(packages)
     if not remembered.exists():
         return []
-    jars = remembered.read_text().splitlines()
+    jars = [jar for jar in remembered.read_text().splitlines() if packages or Path(jar).name.startswith(NEEDED_JARS)]
     return jars if all(Path(jar).exists() for jar in jars) else []
 
 
