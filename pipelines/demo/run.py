@@ -30,9 +30,11 @@ from pipelines.delta import tables as delta
 from pipelines.demo import embedded_mongodb, quality, shop
 from pipelines.demo import tables as demo_report
 from pipelines.mongodb import client as mongodb
+from pipelines.page import page
 from pipelines.settings import file as settings_file
 from pipelines.spark import session as sparks
 from pipelines.terminal import tables as report
+from pipelines.verify import run as verify
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,7 +80,19 @@ def run(directory: Path, *, mongodb_uri: str | None, seconds: int, stop: threadi
         demo_report.show(stage, played, screen=screen)
         with screen.status("Making models, and judging them"):
             quality.show(stage.spark, stage.settings, folder, screen=screen)
+        with screen.status("Comparing gold with MongoDB, document by document"):
+            _judge(stage, screen)
     screen.print(f"[dim]Done in {time.monotonic() - began:.0f} s. Run it again, and the shop goes on from here.[/]")
+
+
+def _judge(stage: Stage, screen: Console) -> None:
+    """A verification of every collection, and the page that shows it all."""
+    found = verify.run(stage.spark, stage.settings, verify.Asked())
+    screen.print("\n[bold]Is gold what MongoDB holds?[/]  medallion verify")
+    report.verified(found)
+    path = stage.folder / "status.html"
+    page.write(path, page.rendered(page.read(stage.spark, stage.settings)))
+    screen.print(f"All of this on one page: {demo_report.near(str(path))}")
 
 
 @dataclass(frozen=True)
