@@ -8,6 +8,7 @@ For each collection, over its events in bronze batches (a, b]:
     remembered  deletes that take rows away, so that nothing that comes late brings them back
     merged      one MERGE, guarded by `sequence`; its commit carries b, the table's new position
     swept       rows that a finished snapshot of the whole collection did not hold
+    compacted   now and then: small files, and those of which much is marked as deleted
     retyped     where the settings say so: the table rebuilt for what it rescued
 
 Exactly once: a range is a function of (a, b] and of nothing else, and the position moves in the commit that holds the
@@ -312,6 +313,7 @@ class _Silver:
         with delta.session_confs(spark, delta.INTERPRETED if few else {}):
             collection = self._collection(spark, work)
             self.known[work.namespace] = reached = collection.applied(work, stop=self.stop)
+            collection.writer.compact()
         if collection.options.on_conflict is OnConflict.RETYPE:
             after = work.position.to if work.namespace in self.retyped else 0
             reached = rebuild.retyped(collection, self.settings, reached, after=after, stop=self.stop)

@@ -253,13 +253,13 @@ def test_silver_was_optimized_and_vacuumed(spark: SparkSession, lakehouse: Path)
 def test_what_is_marked_and_small_is_compacted(
     spark: SparkSession, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where there came to be many files, they are put together, and the position stays."""
+    """Where there came to be many files, silver and gold put their own together, and the positions stay."""
     monkeypatch.setattr(delta, "MANY_FILES", 2)
     shop = Shop(spark, lakehouse)
     for v in range(3):
         shop.change(*(put(key, v, op="u") for key in range(v, 5)))
         shop.publish()
-    assert "OPTIMIZE" in shop.operations(shop.gold_table)
+    assert "OPTIMIZE" in shop.operations(shop.gold_table) and "OPTIMIZE" in shop.operations(shop.silver_table)
     assert shop.is_published() and shop.publish() == ()
 
 
