@@ -326,7 +326,7 @@ def silver(file: _File, once: bool, take_over: bool) -> None:
     from pipelines.terminal import tables as report
 
     with _stopping() as stop:
-        settings, spark = _opened(file, "silver")
+        settings, spark = _opened(file, "silver", lazily=True)
         result = None
         with sparks.cancelling(spark, stop):
             result = pipeline.run(
@@ -363,7 +363,7 @@ def gold(file: _File, once: bool, take_over: bool, only_models: bool, full_refre
     from pipelines.terminal import tables as report
 
     with _stopping() as stop:
-        settings, spark = _opened(file, "gold")
+        settings, spark = _opened(file, "gold", lazily=True)
         results: dict[str, object] = {}
         with sparks.cancelling(spark, stop):
             results = pipeline.run(
@@ -898,9 +898,15 @@ def import_debezium(connector: Path, out: Path | None, root: str) -> None:
 
 
 def _opened(
-    file: _File, verb: str, *, quiet: bool = False, captures: bool = False, stop: threading.Event | None = None
+    file: _File,
+    verb: str,
+    *,
+    quiet: bool = False,
+    captures: bool = False,
+    lazily: bool = False,
+    stop: threading.Event | None = None,
 ) -> tuple[Settings, SparkSession]:
-    """The settings and a session for one command, with the log configured.
+    """The settings and a session for one command, with the log configured; `lazily`, Spark starts when it is needed.
 
     One that `captures` looks at the source first: a wrong password is told without waiting for Spark. It need not answer
     when `stop` is set.
@@ -920,7 +926,12 @@ def _opened(
             capture.check_source(settings, stop)
         except capture.Stopped:
             raise click.exceptions.Exit(0) from None
-    return settings, _session(file, settings, verb)
+    start = functools.partial(_session, file, settings, verb)
+    if lazily:
+        from pipelines.spark import session as sparks
+
+        return settings, sparks.lazily(start)
+    return settings, start()
 
 
 def _session(file: _File, settings: Settings, verb: str) -> SparkSession:

@@ -24,7 +24,7 @@ import threading
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from cdc_core import errors
 from pipelines.delta import log_store
@@ -112,17 +112,42 @@ def session(
     return spark
 
 
+def lazily(start: Callable[[], SparkSession]) -> SparkSession:
+    """A session that `start` makes as soon as something is asked of it: a run that finds nothing to do needs none."""
+    return cast("SparkSession", _Lazy(start))
+
+
+class _Lazy:
+    """Stands for a session that may never be needed."""
+
+    def __init__(self, start: Callable[[], SparkSession]) -> None:
+        self._start = start
+        self._starting = threading.Lock()
+        self._session: SparkSession | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        with self._starting:
+            if self._session is None:
+                self._session = self._start()
+        return getattr(self._session, name)
+
+
+def is_started(spark: SparkSession) -> bool:
+    """Whether there is a session by now; one that is made `lazily` may not be needed."""
+    return not isinstance(spark, _Lazy) or spark._session is not None
+
+
 def sessions(spark: SparkSession) -> Callable[[], SparkSession]:
     """A factory of sessions of `spark`'s application, each with settings of its own.
 
     Over Spark Connect that is a second session of the server that `SPARK_REMOTE` names; where another way led to the server,
     there is no telling how to make one, and the factory returns `spark` itself.
     """
-    if not is_classic(spark):
-        return _connect_sessions(spark)
 
     def fresh() -> SparkSession:
-        new = spark.newSession()
+        new = spark.newSession() if is_classic(spark) else _connect_session()
+        if new is None:
+            return spark
         _apply(new, _carried(spark))
         return new
 
@@ -135,17 +160,13 @@ def _carried(spark: SparkSession) -> dict[str, str]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _connect_sessions(spark: SparkSession) -> Callable[[], SparkSession]:
+def _connect_session() -> SparkSession | None:
     url = os.environ.get("SPARK_REMOTE")
     if not url or url.startswith("local"):
-        return lambda: spark
+        return None
+    from pyspark.sql import SparkSession
 
-    def fresh() -> SparkSession:
-        new = type(spark).builder.remote(url).create()
-        _apply(new, _carried(spark))
-        return new
-
-    return fresh
+    return SparkSession.builder.remote(url).create()
 
 
 def is_databricks() -> bool:
@@ -222,14 +243,11 @@ def cancelling(spark: SparkSession, stop: threading.Event) -> Iterator[threading
     What a cancelled statement leads to is then no error: a statement commits or it does not, and the next start does it again.
     """
     ended, cancelled = threading.Event(), threading.Event()
-    if not is_classic(spark):
-        yield cancelled
-        return
 
     def cancel() -> None:
         while not (stop.wait(IDLE_SECONDS) or ended.is_set()):
             pass
-        while not ended.wait(GRACE_SECONDS):
+        while not ended.wait(GRACE_SECONDS) and is_started(spark) and is_classic(spark):
             cancelled.set()
             with contextlib.suppress(Exception):  # the session may end meanwhile
                 spark.sparkContext.cancelAllJobs()

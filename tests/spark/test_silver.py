@@ -175,11 +175,18 @@ def test_repeated_events_change_nothing(at_once: Hop) -> None:
     assert after == before
 
 
-def test_nothing_new_no_commit(step_by_step: Hop) -> None:
-    """A run that finds nothing new commits nothing, in silver and in gold."""
+def test_nothing_new_no_commit(step_by_step: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that finds nothing new commits nothing, in silver and in gold, and starts no Spark for it."""
+
+    def start() -> SparkSession:
+        raise AssertionError("Spark was started")
+
     refs = [table(name) for name in STEPWISE for table in (step_by_step.silver_table, step_by_step.gold_table)]
     before = [delta.version(step_by_step.spark, ref) for ref in refs]
-    assert (step_by_step.silver().events, step_by_step.gold().changed) == (0, 0)
+    newest = bronze.newest(step_by_step.spark, step_by_step.bronze.table)
+    monkeypatch.setattr(bronze, "newest", lambda *_: newest)  # which the commits of a capture say
+    idle = Hop(sparks.lazily(start), step_by_step.settings)
+    assert (idle.silver().events, idle.gold().changed) == (0, 0)
     assert [delta.version(step_by_step.spark, ref) for ref in refs] == before
 
 

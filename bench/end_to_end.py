@@ -1,0 +1,260 @@
+"""From MongoDB to gold, each verb a command of its own, on documents of the shapes that people have.
+
+    python -m bench.end_to_end [--documents 200000] [--shapes flat nested wide mixed] [--seed N]
+
+For each shape: a first load, then a mix of changes (of 32 changes 20 inserts, 10 replaced fields, 2 deletes), each by
+`medallion capture`, `silver` and `gold`; wall time with the start of Python and Spark, and without: each verb once more with
+nothing to do is its start. Beside them the raw drains (pymongo's `find` and change stream over raw BSON), and what a Spark user would
+write by hand over the captured text in one session: `from_json` with the right schema, first written, then merged into one table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bson import ObjectId, json_util
+from pymongo import DeleteOne, InsertOne, UpdateOne
+from pymongo.collection import Collection
+
+from bench import capture, ground, shapes
+from pipelines.mongodb import client as mongodb
+
+VERBS = ("capture", "silver", "gold")
+OF_THE_MIX = {"insert": 20, "update": 10, "delete": 2}
+PORTION = 2000
+"""Writes of one command."""
+SHARE = {"flat": 1.0, "nested": 1.0, "wide": 0.1, "mixed": 0.5}
+"""Documents of a shape, as a share of those that are asked for: wide ones are ten times as large."""
+
+
+@dataclass
+class Source:
+    """One collection of one shape, written as a shop would write it."""
+
+    collection: Collection[dict[str, Any]]
+    shape: str
+    seed: int
+    next: int = 0
+    templates: list[dict[str, Any]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        rng = random.Random(f"{self.shape} {self.seed}")
+        texts = (json.dumps(shapes.SHAPES[self.shape](rng)) for _ in range(shapes.POOL))
+        self.templates = [json_util.loads(text) for text in texts]
+
+    def insert(self, count: int) -> None:
+        """So many new documents."""
+        end = self.next + count
+        while self.next < end:
+            numbers = range(self.next, min(end, self.next + PORTION))
+            self.collection.bulk_write([InsertOne(self._document(number)) for number in numbers], ordered=False)
+            self.next = numbers.stop
+
+    def change(self, count: int) -> None:
+        """So many inserts, updates and deletes, over keys of the whole collection: each one an event."""
+        rng, weights = random.Random(self.seed), OF_THE_MIX
+        held = self.next
+        chosen = rng.sample(range(held), count * 2 * OF_THE_MIX["delete"] // sum(weights.values()))
+        doomed, deletes = set(chosen), iter(chosen)
+        for revision in range(1, count + 1, PORTION):
+            size = min(PORTION, count + 1 - revision)
+            writes: list[Any] = []
+            for number, kind in enumerate(rng.choices(list(weights), list(weights.values()), k=size), revision):
+                if kind == "insert":
+                    writes.append(InsertOne(self._document(self.next)))
+                    self.next += 1
+                elif kind == "delete":
+                    writes.append(DeleteOne({"_id": _id(next(deletes))}))
+                else:
+                    stays = next(each for each in iter(lambda: rng.randrange(held), None) if each not in doomed)
+                    changed = self._document(stays, number)
+                    writes.append(UpdateOne({"_id": changed.pop("_id")}, {"$set": changed}))
+            self.collection.bulk_write(writes, ordered=False)
+
+    def _document(self, number: int, version: int = 0) -> dict[str, Any]:
+        template = self.templates[(number * 7 + version * 13) % len(self.templates)]
+        return {"_id": _id(number), **template, "revision": version}
+
+
+def _id(number: int) -> ObjectId:
+    return ObjectId(f"{shapes.BASE_SECONDS + number // 1000:08x}{number:016x}")
+
+
+def command(verb: str, config: Path) -> float:
+    """Seconds of one `medallion` verb, from its start to its end."""
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "jobs.command_line", verb, "--config", str(config), "--once"], capture_output=True, text=True
+    )
+    if done.returncode:
+        raise SystemExit(f"medallion {verb} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+    return time.monotonic() - began
+
+
+@dataclass
+class Measured:
+    """Seconds of each verb, with its start, and of each verb's start alone."""
+
+    seconds: dict[str, float]
+    starts: dict[str, float]
+
+    def rates(self, count: int) -> tuple[float, ...]:
+        """A second: of each verb without its start, of all without, of all with."""
+        net = {verb: max(0.01, self.seconds[verb] - self.starts[verb]) for verb in VERBS}
+        whole = sum(net.values()), sum(self.seconds.values())
+        return (*(count / net[verb] for verb in VERBS), *(count / seconds for seconds in whole))
+
+
+def measured(config: Path) -> Measured:
+    """One run of each verb over what there is, and one over nothing."""
+    seconds = {verb: command(verb, config) for verb in VERBS}
+    return Measured(seconds, {verb: command(verb, config) for verb in VERBS})
+
+
+# --- by hand
+
+BY_HAND = "bench_by_hand"
+
+
+def by_hand(config: Path, namespace: str) -> tuple[float, float]:
+    """Seconds of the first load and of the mix, from bronze's text to a table, as one would write it by hand. A process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.end_to_end", "--by-hand", str(config), namespace], capture_output=True, text=True
+    )
+    if done.returncode:
+        raise SystemExit(f"the plain way ended with {done.returncode}:\n{done.stderr[-3000:]}")
+    first, mix = json.loads(done.stdout.splitlines()[-1])
+    return first, mix
+
+
+def _by_hand(config: Path, namespace: str) -> int:
+    from pyspark.sql import functions as F
+    from pyspark.sql.window import Window
+
+    from pipelines.delta import tables as delta
+    from pipelines.settings import file as settings_file
+    from pipelines.spark import session as sparks
+
+    settings = settings_file.load(config)
+    spark = sparks.session("by hand")
+    bronze = delta.layout(settings.lakehouse).bronze(settings.name)
+    db, collection = namespace.split(".")
+    rows = spark.table(str(bronze)).where(f"db = '{db}' AND collection = '{collection}' AND op IS NOT NULL")
+    sample = rows.where("after IS NOT NULL").limit(shapes.POOL).select("after").toPandas()["after"].tolist()
+    schema = spark.read.json(spark.sparkContext.parallelize(sample)).schema
+
+    document = ", ".join(f"'{each.name}', {plain(each.dataType, f'd.`{each.name}`')}" for each in schema)
+
+    def typed(found: Any) -> Any:
+        parsed = found.withColumn("d", F.from_json("after", schema))
+        return parsed.selectExpr("key", "op", f"named_struct({document}) AS document")
+
+    folder = Path(settings.lakehouse.root or "") / BY_HAND
+    began = time.monotonic()
+    typed(rows.where("op = 'r'")).select("key", "document.*").write.format("delta").save(str(folder))
+    first = time.monotonic() - began
+    began = time.monotonic()
+    newest = Window.partitionBy("key").orderBy(F.desc("sequence"))
+    last = rows.where("op <> 'r'").withColumn("n", F.row_number().over(newest)).where("n = 1").drop("n")
+    typed(last).select("key", "op", "document.*").createOrReplaceTempView("by_hand")
+    names = ["key", *(each.name for each in schema)]
+    spark.sql(
+        f"MERGE INTO delta.`{folder}` t USING by_hand s ON t.key = s.key WHEN MATCHED AND s.op = 'd' THEN DELETE "
+        f"WHEN MATCHED THEN UPDATE SET {', '.join(f't.`{name}` = s.`{name}`' for name in names)} WHEN NOT MATCHED AND s.op <> 'd' THEN "
+        f"INSERT ({', '.join(f'`{name}`' for name in names)}) VALUES ({', '.join(f's.`{name}`' for name in names)})"
+    ).collect()
+    print(json.dumps([first, time.monotonic() - began]))
+    return 0
+
+
+WRAPPED = {
+    "$oid": "{}.`$oid`",
+    "$numberLong": "CAST({}.`$numberLong` AS BIGINT)",
+    "$numberDecimal": "{}.`$numberDecimal`",
+    "$date": "timestamp_millis(CAST({}.`$date`.`$numberLong` AS BIGINT))",
+}
+
+
+def plain(kind: Any, value: str, depth: int = 0) -> str:
+    """The value of a column of parsed Extended JSON without its wrappers, as SQL."""
+    from pyspark.sql import types as T
+
+    if isinstance(kind, T.StructType):
+        names = [each.name for each in kind]
+        if len(names) == 1 and names[0] in WRAPPED:
+            return WRAPPED[names[0]].format(value)
+        inner = ", ".join(f"'{each.name}', {plain(each.dataType, f'{value}.`{each.name}`', depth)}" for each in kind)
+        return f"CASE WHEN {value} IS NOT NULL THEN named_struct({inner}) END"
+    if isinstance(kind, T.ArrayType):
+        item = f"x{depth}"
+        return f"transform({value}, {item} -> {plain(kind.elementType, item, depth + 1)})"
+    return value
+
+
+# --- all of it
+
+
+def shape_rows(uri: str, shape: str, *, documents: int, seed: int) -> Iterator[ground.Row]:
+    """A row of the first load and one of the mix."""
+    db, count = f"bench_{shape}", int(documents * SHARE[shape])
+    changes = int(count * 0.64)
+    client = mongodb.client(uri)
+    try:
+        source = Source(client[db]["things"], shape, seed)
+        source.insert(count)
+        with ground.lakehouse() as root:
+            config = root / "bench.yml"
+            config.write_text(
+                f"name: bench\nlakehouse: {{root: {root}/lakehouse}}\nsource:\n"
+                f"  mongodb.connection.string: {uri}\n  collection.include.list: {db}.things\n"
+            )
+            find = capture.raw_find(uri, db, "things")
+            first = measured(config)
+            start = client.admin.command("hello")["$clusterTime"]["clusterTime"]
+            source.change(changes)
+            drain = capture.raw_drain(uri, db, start=start, events=changes)
+            mix = measured(config)
+            plain_first, plain_mix = by_hand(config, f"{db}.things")
+        yield (f"{shape}, first load", count, find, *first.rates(count), count / plain_first)
+        yield (f"{shape}, mix", changes, drain, *mix.rates(changes), changes / plain_mix)
+        yield (f"{shape}, starts (s)", "", "", *(mix.starts[verb] for verb in VERBS), sum(mix.starts.values()), "", "")
+    finally:
+        client.drop_database(db)
+        client.close()
+
+
+COLUMNS = ("documents", "count", "raw drain/s", *(f"{verb}/s" for verb in VERBS), "all/s", "with starts/s", "by hand/s *")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--documents", type=int, default=200_000)
+    parser.add_argument("--shapes", nargs="*", default=list(SHARE), choices=list(SHARE))
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--by-hand", nargs=2, metavar=("CONFIG", "NAMESPACE"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    if arguments.by_hand:
+        return _by_hand(Path(arguments.by_hand[0]), arguments.by_hand[1])
+    with ground.server() as uri:
+        found = (
+            row
+            for shape in arguments.shapes
+            for row in shape_rows(uri, shape, documents=arguments.documents, seed=arguments.seed)
+        )
+        rows = list(ground.told(found))
+    ground.show(f"MongoDB to gold, seed {arguments.seed}", COLUMNS, rows)
+    print("* bronze's text to one table: parsed and written, parsed and merged; to be compared with silver")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
