@@ -12,11 +12,13 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from cdc_core import errors
 from cdc_core.bronze import columns as bronze
@@ -195,13 +197,61 @@ def found(spark: SparkSession, table: tables.TableRef) -> Found:
 
 def read_position(spark: SparkSession, table: tables.TableRef) -> Position | None:
     """The position that the rows carry: the token of the last row of the last batch; None for an empty table."""
+    held = _last_rows(table)
+    if held is not None:
+        return _position(held)
     batch = spark.sql(f"SELECT max(batch) AS batch FROM {table}").collect()[0].batch
     if batch is None:
         return None
-    last = spark.sql(
-        f"SELECT max_by(resume_token, `offset`) AS token, max(`offset`) AS last FROM {table} WHERE batch = {batch}"
-    ).collect()[0]
-    return Position(last.token, batch, last.last)
+    last = spark.sql(f"SELECT resume_token, batch, `offset` FROM {table} WHERE batch = {batch}").toArrow()
+    return _position(last)
+
+
+def _position(last: pa.Table) -> Position | None:
+    """The position that the rows of the last batch carry."""
+    if not last.num_rows:
+        return None
+    row = last.sort_by([("batch", "descending"), ("offset", "descending")]).slice(0, 1).to_pylist()[0]
+    return Position(row["resume_token"], row["batch"], row["offset"])
+
+
+def _last_rows(table: tables.TableRef) -> pa.Table | None:
+    """Token and numbers of the rows that the newest files hold; None where only Delta can tell them."""
+    folder = local_table.folder(table)
+    files = None if folder is None else local_table.files(folder)
+    if files is None:
+        return None
+    spans = [(file.between("batch"), file) for file in files if file.stats.get("numRecords") != 0]
+    if any(span is None for span, _ in spans):
+        return None
+    newest = max((span[1] for span, _ in spans if span), default=None)
+    paths = [file.path for span, file in spans if span and span[1] == newest]
+    return _read(paths, ["resume_token", "batch", "offset"], where=[("batch", "==", newest)] if paths else None)
+
+
+def _told(spark: SparkSession, table: tables.TableRef, kind: bronze.Kind) -> list[dict[str, Any]]:
+    """Token, offset and payload of the rows of a kind, in order; without a Spark job where this process sees the files."""
+    columns, folder = ["resume_token", "offset", "payload"], local_table.folder(table)
+    files = None if folder is None else local_table.files(folder)
+    rows = None
+    if files is not None:
+        paths = [file.path for file in files if _may_hold(file, "kind", kind.value)]
+        rows = _read(paths, columns, where=[("kind", "==", kind.value)])
+    if rows is None:
+        names = ", ".join(f"`{name}`" for name in columns)
+        rows = spark.sql(f"SELECT {names} FROM {table} WHERE kind = '{kind.value}'").toArrow()
+    return list(rows.sort_by("offset").to_pylist())
+
+
+def _read(paths: Sequence[Path], columns: list[str], *, where: list[tuple[str, str, Any]] | None) -> pa.Table | None:
+    """Columns of Parquet files of bronze; None where one of them was vacuumed meanwhile, or cannot be read from here."""
+    schema = pa.schema([bronze.SCHEMA.field(name) for name in columns])
+    if not paths:
+        return schema.empty_table()
+    try:
+        return pq.read_table([str(path) for path in paths], columns=columns, filters=where, partitioning=None).cast(schema)
+    except (OSError, pa.ArrowException):
+        return None
 
 
 @dataclass(frozen=True)
@@ -285,11 +335,8 @@ def snapshot_heartbeats(spark: SparkSession, table: tables.TableRef) -> list[dic
 
 def told_heartbeats(spark: SparkSession, table: tables.TableRef) -> list[dict[str, Any]]:
     """The payloads of all heartbeats that tell of a snapshot or of a gap, in order."""
-    rows = spark.sql(
-        f"SELECT payload FROM {table} WHERE kind = 'heartbeat' "
-        "AND (payload LIKE '{\"snapshot\"%' OR payload LIKE '{\"gap\"%') ORDER BY `offset`"
-    ).collect()
-    return [json.loads(row.payload) for row in rows]
+    payloads = (row["payload"] for row in _told(spark, table, bronze.Kind.HEARTBEAT))
+    return [json.loads(payload) for payload in payloads if payload and payload.startswith(('{"snapshot"', '{"gap"'))]
 
 
 @dataclass(frozen=True)
@@ -303,12 +350,9 @@ class Note:
 
 def notes(spark: SparkSession, table: tables.TableRef) -> list[Note]:
     """What was noted each time when the settings let in other events, in order."""
-    rows = spark.sql(
-        f"SELECT payload, resume_token, `offset` FROM {table} WHERE kind = 'heartbeat' AND payload LIKE '{{\"stream\"%' "
-        "ORDER BY `offset`"
-    ).collect()
-    read = ((row, json.loads(row.payload).get("captured")) for row in rows)
-    return [Note(row.resume_token, row.offset, frozenset(captured)) for row, captured in read if captured is not None]
+    rows = [row for row in _told(spark, table, bronze.Kind.HEARTBEAT) if (row["payload"] or "").startswith('{"stream"')]
+    read = ((row, json.loads(row["payload"]).get("captured")) for row in rows)
+    return [Note(row["resume_token"], row["offset"], frozenset(found)) for row, found in read if found is not None]
 
 
 def captured_collections(spark: SparkSession, table: tables.TableRef, *, behind: int = -1) -> list[tuple[str, str]]:
@@ -321,8 +365,8 @@ def captured_collections(spark: SparkSession, table: tables.TableRef, *, behind:
 
 def handled_signals(spark: SparkSession, table: tables.TableRef) -> set[str]:
     """The marks of the signals in bronze that came from `ops/signals` or from Kafka."""
-    rows = spark.sql(f"SELECT get_json_object(payload, '$.row') AS row FROM {table} WHERE kind = 'signal'").collect()
-    return {row.row for row in rows if row.row is not None}
+    payloads = (json.loads(row["payload"] or "{}") for row in _told(spark, table, bronze.Kind.SIGNAL))
+    return {str(payload["row"]) for payload in payloads if payload.get("row") is not None}
 
 
 def open_transaction(spark: SparkSession, table: tables.TableRef) -> transactions.Open | None:
@@ -362,7 +406,9 @@ def now_ms() -> int:
 
 
 def _check_columns(spark: SparkSession, table: tables.TableRef) -> None:
-    found = set(spark.table(str(table)).columns)
+    folder = local_table.folder(table)
+    known = None if folder is None else local_table.columns(folder)
+    found = set(spark.table(str(table)).columns if known is None else known)
     missing = [name for name in bronze.SCHEMA.names if name not in found]
     if missing:
         raise errors.TableNotOurs(

@@ -27,9 +27,6 @@ from cdc_core.tables import layout as tables
 _COMMIT = re.compile(r"[0-9]{20}\.json")
 _CHECKPOINT = re.compile(r"[0-9]{20}\.checkpoint\.parquet")
 
-RECENT = 20
-"""So many of the last commits are looked through for the table's properties."""
-
 LOOKED_THROUGH = 100
 """So many of the last commits are looked through for the files that they added."""
 
@@ -130,15 +127,43 @@ def _changed(folder: Path, version: int) -> frozenset[tuple[str, str]]:
 
 
 def properties(folder: Path) -> dict[str, str] | None:
-    """What the newest metadata action among the last commits says; None where none of them holds one."""
-    for name in _commits(folder)[:RECENT]:
-        try:
-            lines = (folder / "_delta_log" / name).read_text("utf-8").split("\n")
-        except FileNotFoundError:
+    """What the newest metadata action says; None where only Delta can tell."""
+    found = _metadata(folder)
+    return None if found is None else dict(found.get("configuration") or {})
+
+
+def columns(folder: Path) -> list[str] | None:
+    """The names of a table's columns, in its order; None where only Delta can tell."""
+    found = _metadata(folder)
+    return None if found is None else [each["name"] for each in json.loads(found["schemaString"])["fields"]]
+
+
+def _metadata(folder: Path) -> dict[str, Any] | None:
+    """The newest metadata action: of the last commits, else of the newest checkpoint where no commit after it holds one."""
+    names = _commits(folder)
+    checkpoint = _newest_checkpoint(folder)
+    after = -1 if checkpoint is None else int(checkpoint.name[:20])
+    try:
+        for name in names:
+            if int(name[:20]) <= after:
+                break
+            for line in (folder / "_delta_log" / name).read_text("utf-8").split("\n"):
+                if line.startswith('{"metaData"'):
+                    return dict(json.loads(line)["metaData"])
+        if checkpoint is None:
             return None
-        for line in lines:
-            if line.startswith('{"metaData"'):
-                return dict(json.loads(line)["metaData"].get("configuration") or {})
+        held = pq.ParquetFile(checkpoint).read(["metaData"])["metaData"].drop_null()
+    except (FileNotFoundError, pa.ArrowInvalid):  # cleaned up meanwhile, or being written
+        return None
+    return dict(held[0].as_py()) if len(held) else None
+
+
+def _newest_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint that is one Parquet file."""
+    with contextlib.suppress(FileNotFoundError):
+        names = (entry.name for entry in os.scandir(folder / "_delta_log"))
+        newest = max(filter(_CHECKPOINT.fullmatch, names), default=None)
+        return None if newest is None else folder / "_delta_log" / newest
     return None
 
 
@@ -174,11 +199,18 @@ def rows(folder: Path, schema: pa.Schema) -> pa.Table | None:
     None where only Delta can tell the rows.
     """
     try:
-        paths = _Files.read(folder).paths()
-        found = [pq.ParquetFile(path).read() for path in paths]
+        found = [pq.ParquetFile(file.path).read() for file in _Files.read(folder).files()]
     except (_NotPlain, FileNotFoundError):
         return None
     return aligned(pa.concat_tables(found, promote_options="permissive") if found else schema.empty_table(), schema)
+
+
+def files(folder: Path) -> list[Appended] | None:
+    """The data files of the newest version; None where only Delta can tell them."""
+    try:
+        return _Files.read(folder).files()
+    except (_NotPlain, FileNotFoundError, pa.ArrowInvalid):
+        return None
 
 
 def aligned(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -233,7 +265,8 @@ class _Files:
     """The data files of a table's newest version, while its log is replayed."""
 
     folder: Path
-    live: set[str] = field(default_factory=set)
+    live: dict[str, str | None] = field(default_factory=dict)
+    """Delta's statistics of each file, by its name."""
 
     @staticmethod
     def read(folder: Path) -> _Files:
@@ -253,9 +286,11 @@ class _Files:
                     found._action(json.loads(line))
         return found
 
-    def paths(self) -> list[Path]:
-        """Where the files lie."""
-        return [self.folder / unquote(path) for path in sorted(self.live)]
+    def files(self) -> list[Appended]:
+        """The files, in the order of their names."""
+        return [
+            Appended(self.folder / unquote(name), json.loads(stats or "{}")) for name, stats in sorted(self.live.items())
+        ]
 
     def _checkpoint(self, path: Path) -> None:
         held = pq.ParquetFile(path)
@@ -270,9 +305,9 @@ class _Files:
         if add := action.get("add"):
             if not _is_plain(add):
                 raise _NotPlain
-            self.live.add(add["path"])
+            self.live[add["path"]] = add.get("stats")
         if remove := action.get("remove"):
-            self.live.discard(remove["path"])
+            self.live.pop(remove["path"], None)
         if action.get("sidecar"):
             raise _NotPlain
 

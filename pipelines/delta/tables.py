@@ -40,7 +40,7 @@ from pyspark.sql import functions as F
 
 from cdc_core import errors
 from cdc_core.sql import arrow
-from cdc_core.tables import claims
+from cdc_core.tables import claims, deletion_vector
 from cdc_core.tables import layout as tables
 from pipelines.delta import exclusion
 from pipelines.delta import local_log as local_table
@@ -572,6 +572,7 @@ class Writer:
         extra: Mapping[str, object] | None = None,
         confs: Mapping[str, str] | None = None,
         unless: Callable[[], bool] | None = None,
+        few: bool = False,
     ) -> int | None:
         """Take the rows of the keys out of the table and put `rows` in, as one fenced commit; the new version.
 
@@ -580,12 +581,12 @@ class Writer:
         where only a MERGE can do it: off a local file system, with another Delta, or for a table without deletion vectors or with a change feed.
         `sought` is what was found before; it counts for the version that it was found in, and is looked for again in any other.
         Without `touched` the rows are only put in. `unless` is asked when they are written and before they are committed; where it
-        is true, nothing is, and `Unwanted` is raised.
+        is true, nothing is, and `Unwanted` is raised. Of `few` rows the deletion vectors are made here, without a job.
         """
         if not self._has_direct_log():
             return None
         self._refuse_unanswered()
-        commit = functools.partial(self._log.upsert, rows, self.table, touched, sought, unless)
+        commit = functools.partial(self._log.upsert, rows, self.table, touched, sought, unless, few)
         try:
             with session_confs(self.spark, confs or {}):
                 return self._directly(commit, lambda: (to, extra))
@@ -972,6 +973,7 @@ class _DirectLog:
         touched: DataFrame | None,
         sought: Sought | None,
         unless: Callable[[], bool] | None,
+        few: bool,
         *,
         base: int,
         metadata: str,
@@ -987,7 +989,8 @@ class _DirectLog:
             with ThreadPoolExecutor(1, thread_name_prefix="medallion-upsert") as pool:
                 deleting = None if sought is None or sought.version != base else sought.actions
                 if deleting is None and touched is not None:
-                    deleting = pool.submit(self._deleting, transaction, table, touched)
+                    mark = self._deleting_few if few else self._deleting
+                    deleting = pool.submit(mark, transaction, table, touched)
                 written = transaction.writeFiles(rows._jdf)
                 deleted = () if deleting is None else (deleting.result(),)
                 for found in (self._actions(None, base + 1), *deleted, written):
@@ -1050,11 +1053,7 @@ class _DirectLog:
     def _deleting(self, transaction: Any, table: tables.TableRef, touched: DataFrame) -> Any:
         """Actions that take the touched rows out, as Delta's own DELETE finds and writes them."""
         self._session.setActiveSession(self._spark._jsparkSession)
-        found = touched
-        if touched.columns != [*PLACE]:
-            (key,) = touched.columns
-            rows = self._spark.table(str(table)).select(key, *places())
-            found = rows.join(touched, key, "left_semi").select(*PLACE)
+        found = self._placed(table, touched)
         package = self._jvm.org.apache.spark.sql.delta
         some, (file, row) = self._jvm.scala.Option.apply, (F.col(name)._jc for name in PLACE)
         session, files = self._spark._jsparkSession, transaction.filterFiles()
@@ -1068,6 +1067,61 @@ class _DirectLog:
         marked = helper.findFilesWithMatchingRows(transaction, by_name, stored)
         prefix = package.stats.StatsCollectionUtils.getDataSkippingStringPrefixLength(session, transaction.metadata())
         return helper.processUnmodifiedData(session, marked, transaction.snapshot(), prefix)._1()
+
+    def _placed(self, table: tables.TableRef, touched: DataFrame) -> DataFrame:
+        """The `PLACE` of each touched row."""
+        if touched.columns == [*PLACE]:
+            return touched
+        (key,) = touched.columns
+        rows = self._spark.table(str(table)).select(key, *places())
+        return rows.join(touched, key, "left_semi").select(*PLACE)
+
+    def _deleting_few(self, transaction: Any, table: tables.TableRef, touched: DataFrame) -> Any:
+        """The same actions, with the vectors made here: Delta makes them with three jobs, however few rows there are."""
+        self._session.setActiveSession(self._spark._jsparkSession)
+        by_file: dict[str, list[int]] = {}
+        found = self._placed(table, touched).toArrow()
+        for file, row in zip(*(found[name].to_pylist() for name in PLACE), strict=True):
+            by_file.setdefault(file, []).append(row)
+        actions = self._jvm.java.util.ArrayList()
+        if by_file:
+            package = self._jvm.org.apache.spark.sql.delta
+            helper = package.commands.DMLWithDeletionVectorsHelper
+            by_name = helper.generateCandidateFileMap(self._log.dataPath(), transaction.filterFiles())
+            for file, rows in by_file.items():
+                held = helper.getTouchedFile(self._log.dataPath(), file, by_name)
+                if held.numPhysicalRecords().isEmpty():  # somebody else wrote it
+                    return self._deleting(transaction, table, touched)
+                for action in self._without(held, rows):
+                    actions.add(action)
+        return self._seq(actions)
+
+    def _without(self, file: Any, rows: Sequence[int]) -> tuple[Any, ...]:
+        """The actions that take rows out of a file."""
+        package = self._jvm.org.apache.spark.sql.delta
+        bitmap = package.deletionvectors.RoaringBitmapArray.readFrom(deletion_vector.serialized(rows))
+        if file.deletionVector() is not None:
+            store = getattr(package.storage.dv, "DeletionVectorStore$")
+            stored = package.deletionvectors.StoredBitmap.create(file.deletionVector(), self._log.dataPath())
+            bitmap.merge(stored.load(getattr(store, "MODULE$").createInstance(self._log.newDeltaHadoopConf())))
+        count = bitmap.cardinality()
+        if file.numPhysicalRecords().get() == count:
+            return (file.removeWithTimestamp(int(time.time() * 1000), True),)
+        updated = file.removeRows(self._vector(bitmap, count), True, True)
+        return updated._1(), updated._2()
+
+    def _vector(self, bitmap: Any, count: int) -> Any:
+        """A bitmap as a deletion vector in a file of its own, which VACUUM takes where no commit comes to name it."""
+        package, none = self._jvm.org.apache.spark.sql.delta, self._none
+        formats = getattr(package.deletionvectors, "RoaringBitmapArrayFormat$")
+        data = bytes(bitmap.serializeAsByteArray(getattr(formats, "MODULE$").Portable()))
+        name = uuid.uuid4()
+        (self._folder / f"deletion_vector_{name}.bin").write_bytes(deletion_vector.file(data))
+        described = getattr(package.actions, "DeletionVectorDescriptor$")
+        offset = self._jvm.scala.Option.apply(deletion_vector.OFFSET)
+        return getattr(described, "MODULE$").onDiskWithRelativePath(
+            self._jvm.java.util.UUID.fromString(str(name)), "", len(data), count, offset, none()
+        )
 
     def _at(self, base: int) -> Any:
         """A transaction on the version `base`, or `_VersionTaken`."""

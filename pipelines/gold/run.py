@@ -489,10 +489,15 @@ class Table:
         if not writer.can_upsert() or not merge.is_same(self.spark.table(str(writer.table)).schema, wanted):
             return False
         rows = changed.where("NOT `__gone`").select(*self._columns(has_rescued="__rescued" in wanted.names))
-        touched = self._held(writer, changed, changes)
-        return (
-            writer.upsert(rows, touched=touched, to=self.work.silver.to, extra=self._extra(), confs=MERGE_CONFS) is not None
+        made = writer.upsert(
+            rows,
+            touched=self._held(writer, changed, changes),
+            to=self.work.silver.to,
+            extra=self._extra(),
+            confs=MERGE_CONFS,
+            few=changes.count <= silver_collection.SMALL,
         )
+        return made is not None
 
     def _held(self, writer: delta.Writer, changed: DataFrame, changes: _Changes) -> DataFrame:
         """Where the table holds rows of the changed keys."""

@@ -731,6 +731,7 @@ class Collection:
             extra=after.extra,
             confs=MERGE_CONFS,
             unless=batch.unless,
+            few=batch.events <= SMALL,
         )
         return done is not None
 

@@ -122,3 +122,40 @@ def restored(spark: SparkSession, log: bronze.Log, *, batches: int) -> None:
     version = delta.version(spark, log.table)
     spark.sql(f"ALTER TABLE {log.table} SET TBLPROPERTIES ('delta.appendOnly' = 'false')")
     spark.sql(f"RESTORE TABLE {log.table} TO VERSION AS OF {version - batches}").collect()
+
+
+def told(log: bronze.Log) -> tuple[object, ...]:
+    """What a start asks of bronze."""
+    return (
+        bronze.read_position(log.spark, log.table),
+        bronze.told_heartbeats(log.spark, log.table),
+        bronze.notes(log.spark, log.table),
+        bronze.handled_signals(log.spark, log.table),
+        delta.properties(log.spark, log.table).get("delta.appendOnly"),
+    )
+
+
+def test_a_start_reads_from_files_what_spark_reads(
+    spark: SparkSession, log: bronze.Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Position, snapshots' progress, notes and signals: behind a checkpoint, after a compaction and after a RESTORE."""
+
+    def check_both() -> None:
+        here = told(log)
+        with monkeypatch.context() as without:
+            without.setattr(bronze.local_table, "files", lambda _: None)
+            without.setattr(delta.local_table, "properties", lambda _: None)
+            assert here == told(log)
+
+    payloads = ({"snapshot": {"id": "1"}}, {"gap": {"from": "81"}}, {"stream": "x", "captured": ["a.b"]}, {"start": "82"})
+    log.heartbeat(*payloads, token="829998", ts_ms=1)
+    beat(log, 2)
+    check_both()
+    assert told(log)[1] == [{"snapshot": {"id": "1"}}, {"gap": {"from": "81"}}] and len(told(log)[2]) == 1
+    assert delta.checkpoint(spark, log.table)
+    check_both()
+    delta.optimize(spark, log.table, metadata=log.writer._metadata("x", {"batch": 9}))
+    beat(log, 1)
+    check_both()
+    restored(spark, log, batches=3)
+    check_both()

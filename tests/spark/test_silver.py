@@ -14,6 +14,7 @@ from cdc_core.settings import parse as settings
 from cdc_core.silver import reduce
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
+from pipelines.bronze import log as bronze
 from pipelines.delta import tables as delta
 from pipelines.gold import run as gold
 from pipelines.operations import rebuild

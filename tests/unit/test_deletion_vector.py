@@ -1,0 +1,46 @@
+"""Deletion vectors as bytes."""
+
+from __future__ import annotations
+
+import random
+import struct
+import zlib
+
+import pytest
+
+from cdc_core.tables import deletion_vector
+
+
+def numbers(data: bytes) -> list[int]:
+    """The numbers of a bitmap, read by the format's specification."""
+    magic, count, key, cookie, containers = struct.unpack_from("<iqIII", data)
+    assert (magic, count, key, cookie) == (deletion_vector.MAGIC, 1, 0, 12346)
+    bitmap, found = data[16:], []
+    for at in range(containers):
+        high, size = struct.unpack_from("<HH", bitmap, 8 + 4 * at)
+        (offset,) = struct.unpack_from("<I", bitmap, 8 + 4 * containers + 4 * at)
+        if size + 1 <= 4096:
+            low = struct.unpack_from(f"<{size + 1}H", bitmap, offset)
+        else:
+            low = tuple(bit for bit in range(65536) if bitmap[offset + bit // 8] >> (bit % 8) & 1)
+            assert len(low) == size + 1
+        found += [high << 16 | each for each in low]
+    return found
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [[0], [7, 3, 3], [65535, 65536], [2**32 - 1], list(range(4096)), list(range(4097)), list(range(60000, 140000, 2))],
+    ids=lambda rows: f"{len(rows)} from {rows[0]}",
+)
+def test_a_vector_holds_its_rows(rows: list[int]) -> None:
+    """Sparse and dense containers, over several of them, in any order and with repetitions."""
+    shuffled = random.Random(1).sample(rows, len(rows))
+    assert numbers(deletion_vector.serialized(shuffled)) == sorted(set(rows))
+
+
+def test_a_file_says_its_version_size_and_checksum() -> None:
+    vector = deletion_vector.serialized([1, 2])
+    content = deletion_vector.file(vector)
+    assert content[0] == 1 and struct.unpack_from(">i", content, deletion_vector.OFFSET) == (len(vector),)
+    assert content[5:-4] == vector and content[-4:] == struct.pack(">I", zlib.crc32(vector))
