@@ -83,6 +83,9 @@ LARGE_FILE = 64 * 1024 * 1024
 MANY_FILES = 24
 """So many files beyond those that the table's size explains, a writer compacts."""
 
+MANY_TOUCHED = 500
+"""Rows of more files are marked as deleted by a job."""
+
 PLACE = ("__file", "__row")
 """Columns that say where a version of a table holds a row."""
 
@@ -1077,51 +1080,73 @@ class _DirectLog:
         return rows.join(touched, key, "left_semi").select(*PLACE)
 
     def _deleting_few(self, transaction: Any, table: tables.TableRef, touched: DataFrame) -> Any:
-        """The same actions, with the vectors made here: Delta makes them with three jobs, however few rows there are."""
+        """The same actions, with the vectors made here: Delta makes them with a dozen jobs, however few rows there are."""
         self._session.setActiveSession(self._spark._jsparkSession)
         by_file: dict[str, list[int]] = {}
         found = self._placed(table, touched).toArrow()
-        for file, row in zip(*(found[name].to_pylist() for name in PLACE), strict=True):
-            by_file.setdefault(file, []).append(row)
+        for path, row in zip(*(found[name].to_pylist() for name in PLACE), strict=True):
+            by_file.setdefault(path.rpartition("/")[2], []).append(row)
+        files = self._named(transaction, list(by_file))
+        if len(files) < len(by_file) or any("stats" not in file for file in files):  # somebody else wrote them
+            return self._deleting(transaction, table, touched)
         actions = self._jvm.java.util.ArrayList()
-        if by_file:
-            package = self._jvm.org.apache.spark.sql.delta
-            helper = package.commands.DMLWithDeletionVectorsHelper
-            by_name = helper.generateCandidateFileMap(self._log.dataPath(), transaction.filterFiles())
-            for file, rows in by_file.items():
-                held = helper.getTouchedFile(self._log.dataPath(), file, by_name)
-                if held.numPhysicalRecords().isEmpty():  # somebody else wrote it
-                    return self._deleting(transaction, table, touched)
-                for action in self._without(held, rows):
-                    actions.add(action)
+        for file in files:
+            for action in self._without(file, by_file[file["path"]]):
+                actions.add(self._action.fromJson(json.dumps(action)))
         return self._seq(actions)
 
-    def _without(self, file: Any, rows: Sequence[int]) -> tuple[Any, ...]:
-        """The actions that take rows out of a file."""
-        package = self._jvm.org.apache.spark.sql.delta
-        bitmap = package.deletionvectors.RoaringBitmapArray.readFrom(deletion_vector.serialized(rows))
-        if file.deletionVector() is not None:
-            store = getattr(package.storage.dv, "DeletionVectorStore$")
-            stored = package.deletionvectors.StoredBitmap.create(file.deletionVector(), self._log.dataPath())
-            bitmap.merge(stored.load(getattr(store, "MODULE$").createInstance(self._log.newDeltaHadoopConf())))
-        count = bitmap.cardinality()
-        if file.numPhysicalRecords().get() == count:
-            return (file.removeWithTimestamp(int(time.time() * 1000), True),)
-        updated = file.removeRows(self._vector(bitmap, count), True, True)
-        return updated._1(), updated._2()
+    def _named(self, transaction: Any, names: Sequence[str]) -> list[dict[str, Any]]:
+        """The `add` actions of the files of these names, as the log has them."""
+        if not 0 < len(names) <= MANY_TOUCHED:
+            return []
+        from pyspark.sql.classic.dataframe import DataFrame as Frame
 
-    def _vector(self, bitmap: Any, count: int) -> Any:
+        files: DataFrame = Frame(transaction.snapshot().allFiles().toDF(), self._spark)
+        rows = files.where(F.col("path").isin(names)).selectExpr("to_json(struct(*)) AS action").toArrow()
+        return [json.loads(text) for text in rows["action"].to_pylist()]
+
+    def _without(self, file: Mapping[str, Any], rows: Sequence[int]) -> list[dict[str, Any]]:
+        """The actions that take rows out of a file."""
+        same = {name: file[name] for name in ("path", "partitionValues", "size", "deletionVector") if name in file}
+        now_ms = int(time.time() * 1000)
+        removed = {"remove": {**same, "deletionTimestamp": now_ms, "dataChange": True, "extendedFileMetadata": True}}
+        bitmap = self._jvm.org.apache.spark.sql.delta.deletionvectors.RoaringBitmapArray.readFrom(
+            deletion_vector.serialized(rows)
+        )
+        if "deletionVector" in file:
+            bitmap.merge(self._held_vector(file))
+        count, stats = bitmap.cardinality(), json.loads(file["stats"])
+        if stats["numRecords"] == count:
+            return [removed]
+        stats["tightBounds"] = False  # the least or the greatest value may be gone
+        added = {**file, "stats": json.dumps(stats), "deletionVector": self._vector(bitmap, count), "dataChange": True}
+        return [{"add": added}, removed]
+
+    def _held_vector(self, file: Mapping[str, Any]) -> Any:
+        """The rows that are deleted from a file already."""
+        package = self._jvm.org.apache.spark.sql.delta
+        held = self._action.fromJson(json.dumps({"add": file})).deletionVector()
+        store = getattr(getattr(package.storage.dv, "DeletionVectorStore$"), "MODULE$")
+        stored = package.deletionvectors.StoredBitmap.create(held, self._log.dataPath())
+        return stored.load(store.createInstance(self._log.newDeltaHadoopConf()))
+
+    def _vector(self, bitmap: Any, count: int) -> dict[str, Any]:
         """A bitmap as a deletion vector in a file of its own, which VACUUM takes where no commit comes to name it."""
-        package, none = self._jvm.org.apache.spark.sql.delta, self._none
-        formats = getattr(package.deletionvectors, "RoaringBitmapArrayFormat$")
-        data = bytes(bitmap.serializeAsByteArray(getattr(formats, "MODULE$").Portable()))
+        package = self._jvm.org.apache.spark.sql.delta
+        formats = getattr(getattr(package.deletionvectors, "RoaringBitmapArrayFormat$"), "MODULE$")
+        data = bytes(bitmap.serializeAsByteArray(formats.Portable()))
         name = uuid.uuid4()
         (self._folder / f"deletion_vector_{name}.bin").write_bytes(deletion_vector.file(data))
-        described = getattr(package.actions, "DeletionVectorDescriptor$")
-        offset = self._jvm.scala.Option.apply(deletion_vector.OFFSET)
-        return getattr(described, "MODULE$").onDiskWithRelativePath(
-            self._jvm.java.util.UUID.fromString(str(name)), "", len(data), count, offset, none()
+        encoded = getattr(getattr(package.actions, "DeletionVectorDescriptor$"), "MODULE$").encodeUUID(
+            self._jvm.java.util.UUID.fromString(str(name)), ""
         )
+        return {
+            "storageType": "u",
+            "pathOrInlineDv": encoded,
+            "offset": deletion_vector.OFFSET,
+            "sizeInBytes": len(data),
+            "cardinality": count,
+        }
 
     def _at(self, base: int) -> Any:
         """A transaction on the version `base`, or `_VersionTaken`."""
@@ -1279,8 +1304,10 @@ INTERPRETED = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.files.minPartitionNum": "1",
 }
-"""Without compiled code. A plan of a wide table takes seconds to compile, and milliseconds to run over a few rows."""
+"""In one piece, without compiled code. A plan of a wide table takes seconds to compile, and milliseconds to run over a few rows."""
 
 FEW_BYTES = 32 * 1024 * 1024
 

@@ -71,7 +71,7 @@ LOCAL: Mapping[str, str] = {
     "spark.sql.catalog.spark_catalog": CATALOG,
     "spark.sql.catalogImplementation": "in-memory",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.databricks.delta.snapshotPartitions": "1",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
     # A batch of silver runs some 140 different plans: of the default's 100 classes none would be there for the next batch.
     "spark.sql.codegen.cache.maxEntries": "1000",
