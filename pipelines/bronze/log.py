@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -295,15 +295,40 @@ def rows(
     return spark.read.schema(bronze.COLUMNS_DDL).parquet(*files)
 
 
+class SweepRow(NamedTuple):
+    """A row that may call for a sweep: a heartbeat, of which batch and payload count, or a schema change."""
+
+    offset: int
+    kind: str
+    batch: int
+    db: str
+    collection: str
+    sequence: str
+    payload: str
+
+
+def few_rows(table: tables.TableRef, span: reduce.Range, columns: Sequence[str], *, limit: int) -> pa.Table | None:
+    """Columns of the rows of a span, in no order, read by this process; None where they are more than `limit`, or where it does not
+    see all their files."""
+    found = _span_files(table, span, {})
+    if not found or sum(file.stats.get("numRecords", limit + 1) for file in found) > limit:
+        return None
+    return _read([file.path for file in found], list(columns), where=None)
+
+
 def _files(table: tables.TableRef, span: reduce.Range, among: Mapping[str, str]) -> list[str]:
-    """The files that hold all rows of the span among these and none of another span, as Spark names them; none where that cannot
-    be told, or they are many.
-    """
+    """The files of `_span_files` as Spark names them; none where they are many."""
+    found = _span_files(table, span, among)
+    return [f"file://{file.path}" for file in found] if len(found) <= MANY_FILES else []
+
+
+def _span_files(table: tables.TableRef, span: reduce.Range, among: Mapping[str, str]) -> list[local_table.Appended]:
+    """The files that hold all rows of the span among these and none of another span; none where that cannot be told."""
     folder = local_table.folder(table)
     if folder is None or _GLOB.search(str(folder)):
         return []
     found = local_table.appended(folder, lambda commit: _is_up_to(span.after, commit))
-    held: list[str] = []
+    held: list[local_table.Appended] = []
     for file in found or ():
         batches = file.between("batch")
         if batches is None:
@@ -312,10 +337,10 @@ def _files(table: tables.TableRef, span: reduce.Range, among: Mapping[str, str])
             continue
         low, high = batches
         if low > span.after and high <= span.to:
-            held.append(f"file://{file.path}")
+            held.append(file)
         elif high > span.after and low <= span.to:
             return []
-    return held if len(held) <= MANY_FILES else []
+    return held
 
 
 def _may_hold(file: local_table.Appended, column: str, value: str) -> bool:

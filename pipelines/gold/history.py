@@ -105,7 +105,7 @@ class History:
         """Apply what lies between a position and silver's; how many events. Between ranges `stop` is obeyed."""
         reached = replace(at, to=0 if silver.is_of_other(at.log) else at.to, log=silver.log)
         span = reduce.Range(reached.to, silver.to)
-        counts, sweeps = silver_collection.surveyed(self.spark, self.bronze, span, own=self.namespace.predicate)
+        counts, sweeps = silver_collection.surveyed(self.spark, self.bronze, span, only=self.namespace)
         own = counts.get(self.namespace, silver_collection.Counts())
         due = [each for each in silver_collection.obeyed(sweeps, self.options) if each.db_collection == str(self.namespace)]
         ranges: Sequence[reduce.Range] = (span,)

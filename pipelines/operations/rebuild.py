@@ -350,7 +350,7 @@ class _Rebuild:
         return silver_collection.bounded(self._events(whole), span=whole, limit=self._options().max_batch_events)
 
     def _sweeps(self, whole: reduce.Range) -> tuple[reduce.Sweep, ...]:
-        _, found = silver_collection.surveyed(self.spark, self._bronze, whole, own="false")
+        _, found = silver_collection.surveyed(self.spark, self._bronze, whole, only=self.namespace)
         return tuple(sweep for sweep in found if sweep.db_collection == str(self.namespace))
 
     # --- what is noted before the swap

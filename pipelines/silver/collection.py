@@ -138,12 +138,25 @@ def counted(events: DataFrame) -> dict[registry.Namespace, Counts]:
 
 
 def surveyed(
-    spark: SparkSession, bronze_table: tables.TableRef, span: reduce.Range, *, own: str = "true"
+    spark: SparkSession,
+    bronze_table: tables.TableRef,
+    span: reduce.Range,
+    *,
+    only: registry.Namespace | None = None,
+    behind: Mapping[registry.Namespace, int] = {},
 ) -> tuple[dict[registry.Namespace, Counts], tuple[reduce.Sweep, ...]]:
-    """What a span of batches holds of each collection, and the sweeps that it calls for, in its order.
+    """What a span of batches holds of each collection, or of one, and the sweeps that it calls for, in its order.
 
-    One query, however many collections there are; `own` chooses among the events, as SQL.
+    Of the collections of `behind` the events after a batch are counted. One query, however many collections there are, and none
+    for a few rows in files that this process sees.
     """
+    few = bronze_log.few_rows(bronze_table, span, SURVEYED, limit=SMALL)
+    if few is not None:
+        return _surveyed_here(few.to_pylist(), only, behind)
+    own = "true" if only is None else only.predicate
+    if behind:
+        start = " ".join(f"WHEN {namespace.predicate} THEN {to}" for namespace, to in behind.items())
+        own = f"({own}) AND batch > CASE {start} ELSE {span.after} END"
     rows = bronze_log.rows(spark, bronze_table, span).where(f"({ABOUT} AND {own}) OR {_CALLS_FOR_SWEEP}")
     is_event = F.expr(ABOUT)
     told = F.struct("offset", "kind", "batch", "db", "collection", "sequence", "payload")
@@ -154,6 +167,42 @@ def surveyed(
     )
     counts = {registry.Namespace(row.db, row.collection): _counts(row.asDict()) for row in found if row.is_event}
     return counts, _sweeps(sorted((each for row in found for each in row.told), key=lambda each: each.offset))
+
+
+SURVEYED = ("offset", "kind", "batch", "db", "collection", "sequence", "key", "op", "payload")
+"""The columns of bronze that a survey looks at."""
+
+
+def _surveyed_here(
+    rows: Sequence[Mapping[str, Any]], only: registry.Namespace | None, behind: Mapping[registry.Namespace, int]
+) -> tuple[dict[registry.Namespace, Counts], tuple[reduce.Sweep, ...]]:
+    """The same of rows that this process holds."""
+    by_namespace: dict[registry.Namespace, list[Mapping[str, Any]]] = {}
+    told: list[bronze_log.SweepRow] = []
+    for row in rows:
+        if row["kind"] in reduce.KINDS:
+            namespace = registry.Namespace(row["db"], row["collection"])
+            if only in (None, namespace) and row["batch"] > behind.get(namespace, 0):
+                by_namespace.setdefault(namespace, []).append(row)
+        elif _calls_for_sweep(row):
+            told.append(bronze_log.SweepRow(*(row[name] for name in bronze_log.SweepRow._fields)))
+    counts = {namespace: _counted_here(events) for namespace, events in by_namespace.items()}
+    return counts, _sweeps(sorted(told, key=lambda each: each.offset))
+
+
+def _calls_for_sweep(row: Mapping[str, Any]) -> bool:
+    """`_CALLS_FOR_SWEEP` of one row."""
+    if row["kind"] == bronze.Kind.HEARTBEAT.value:
+        return '"completed"' in (row["payload"] or "")
+    return row["kind"] == bronze.Kind.SCHEMA_CHANGE.value and row["sequence"] is not None
+
+
+def _counted_here(events: Sequence[Mapping[str, Any]]) -> Counts:
+    """The counts of one collection's rows. Spark compares the bytes of UTF-8, which have the order of the code points."""
+    sequences = [row["sequence"] for row in events if row["sequence"] is not None] or [""]
+    keys = [row["key"] for row in events if row["key"] is not None] or [""]
+    deletes = sum(row["op"] == bronze.Op.DELETE.value for row in events)
+    return Counts(len(events), deletes, min(sequences), max(sequences), min(keys), max(keys))
 
 
 def sweeps(
@@ -195,7 +244,7 @@ def bounded(found: DataFrame, *, span: reduce.Range, limit: int) -> tuple[reduce
     return reduce.ranges(((row.batch, row["count"]) for row in batches), span=span, limit=limit)
 
 
-def _sweeps(rows: Sequence[Row]) -> tuple[reduce.Sweep, ...]:
+def _sweeps(rows: Sequence[Row | bronze_log.SweepRow]) -> tuple[reduce.Sweep, ...]:
     """The sweeps that rows call for: snapshots' ends, drops and renames."""
     ends = reduce.sweeps((row.batch, row.payload) for row in rows if row.kind == bronze.Kind.HEARTBEAT.value)
     changes = reduce.schema_sweeps(

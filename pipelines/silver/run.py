@@ -298,9 +298,7 @@ class _Silver:
         """What each collection has in the span, each from its own position on, and the sweeps of all."""
         starts = {namespace: self._start(namespace) for namespace in self.known}
         ahead = {namespace: start for namespace, start in starts.items() if start > span.after}
-        start = " ".join(f"WHEN {namespace.predicate} THEN {to}" for namespace, to in ahead.items())
-        own = f"batch > CASE {start} ELSE {span.after} END" if ahead else "true"
-        return silver_collection.surveyed(self.spark, self.bronze, span, own=own)
+        return silver_collection.surveyed(self.spark, self.bronze, span, behind=ahead)
 
     def _table(self, namespace: registry.Namespace) -> tables.TableRef:
         return self.layout.silver(namespace.db, namespace.collection)
