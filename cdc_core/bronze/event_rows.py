@@ -104,6 +104,18 @@ class Rows:
         return len(self._tokens)
 
     @property
+    def length(self) -> tuple[int, int]:
+        """How many rows there are, and how much is to be done when they are committed."""
+        return len(self), len(self.then)
+
+    def cut(self, length: tuple[int, int]) -> None:
+        """Take back the rows, and what is to be done with them, that were added since there were so many."""
+        rows, then = length
+        for name, held in vars(self).items():
+            if isinstance(held, list):
+                del held[then if name == "then" else rows :]
+
+    @property
     def token(self) -> str | None:
         """The resume token of the last row."""
         return self._tokens[-1] if self._tokens else None

@@ -428,6 +428,7 @@ class _Capture:
                 with mongodb.translating("opening the change stream"):
                     stream.open()
                     stream.probe()
+                    self._check_held(stream, start, position)
                 return stream
             except mongodb.HistoryLost as error:
                 stream.close()
@@ -435,6 +436,14 @@ class _Capture:
                 if error.code == mongodb.CHANGE_STREAM_HISTORY_LOST:
                     break
         raise _position_lost(position, lost)
+
+    def _check_held(self, stream: mongodb.ChangeStream, start: mongodb.Start, position: bronze.Position | None) -> None:
+        """Raise `HistoryLost` where a stream goes on by its position's time in an oplog that does not hold the position's event:
+        another deployment has taken the place of the one that was captured. Of a stream with another filter that is not known."""
+        if position is None or start.at is None or self._is_other_stream or resume_token.resumes_alone(position.token):
+            return
+        if not stream.holds(position.token):
+            raise mongodb.HistoryLost(mongodb.CHANGE_STREAM_HISTORY_LOST)
 
     def _stream(self, options: mongodb.StreamOptions, start: mongodb.Start) -> mongodb.ChangeStream:
         return mongodb.ChangeStream(
@@ -935,6 +944,7 @@ class _Capture:
             event = raw if self._fragments is None else self._fragments.whole(raw)
             if event is None:
                 continue
+            held = rows.length
             heeded = rows.add(
                 event,
                 includes=self._includes,
@@ -944,7 +954,11 @@ class _Capture:
                 watched=self._watched,
             )
             if heeded is not None:
-                self._heed(rows, heeded)
+                try:
+                    self._heed(rows, heeded)
+                except errors.MedallionError:
+                    rows.cut(held)  # what could not be done is not behind the position: the next start does it
+                    raise
             if len(rows) >= max_rows or rows.bytes >= max_bytes:
                 yield rows
                 rows = self._fresh

@@ -467,6 +467,9 @@ class Batch(NamedTuple):
 LONGEST_AWAIT_MS = 1_000
 """A longer `cursor.max.await.time.ms` is waited in pieces of this length, so that a stop does not wait for it."""
 
+_VERSION = slice(18, 22)
+"""Where a token says in which version of their format it is written."""
+
 CAREFUL_BYTES = 64 * 1024 * 1024
 """So much is read one event at a time behind a failure at an event: more than one answer of the server holds."""
 
@@ -676,10 +679,40 @@ class ChangeStream:
             self.token = token
 
     def _pass(self) -> None:
-        """The event that the stream was opened behind must have come again, or the oplog is another one."""
-        if not self._has_met:
+        """The event that the stream was opened behind must have come again, or the oplog is another one.
+
+        A stage that looks at the looked-up document may hide an event that it let through before: then its time must be there.
+        """
+        assert self._behind is not None
+        if not self._has_met and not self.holds(self._behind):
             raise HistoryLost(CHANGE_STREAM_FATAL)
         self._behind = None
+
+    def holds(self, token: str) -> bool:
+        """Whether the oplog has this event, for a stream of the same scope without further stages.
+
+        A server of another version may write its token otherwise: then an event of its cluster time has to do.
+        """
+        at, event_token = resume_token.position(token), resume_token.without_fragment(token)
+        target: Any = self._server() if self.options.db is None else self._server()[self.options.db]
+        target = target if self.options.collection is None else target[self.options.collection]
+        bare = target.watch(
+            [{"$project": {"_id": 1}}],
+            start_at_operation_time=Timestamp(at.seconds, at.increment),
+            show_expanded_events=self.options.show_expanded_events or None,
+            batch_size=1,
+            max_await_time_ms=LONGEST_AWAIT_MS,
+        )
+        with bare as stream:
+            while not self.stopped.is_set():
+                event, mark = stream.try_next(), stream.resume_token
+                found = event["_id"]["_data"] if event is not None else mark["_data"] if mark is not None else token
+                if resume_token.position(found)[:2] > at[:2]:
+                    return False
+                is_other_format = found[_VERSION] != token[_VERSION]
+                if event is not None and (is_other_format or resume_token.without_fragment(found) == event_token):
+                    return True
+        return True
 
     def _is_past(self, token: str, *, backwards: bool = False) -> bool:
         assert self._behind is not None

@@ -133,3 +133,24 @@ def resume_token_uuid(token: str) -> str:
     """The collection's UUID in a token."""
     at = token.index("5A1004") + 6
     return token[at : at + 32]
+
+
+def test_an_event_that_the_users_stages_hide_meanwhile_is_no_lost_position(database: Any) -> None:
+    """An update that let its event through is looked up again, and no longer does; the stream goes on behind it."""
+
+    def opened(token: str | None) -> mongodb.ChangeStream:
+        stages = [{"$match": {"fullDocument.s": "open"}}]
+        options = mongodb.StreamOptions(db=database.name, stages=stages, full_document="updateLookup", max_await_ms=50)
+        return mongodb.ChangeStream(database.client, options, mongodb.Start(token))
+
+    first = opened(None)
+    first.open()
+    database.x.insert_one({"_id": 1, "s": "open"})
+    database.x.update_one({"_id": 1}, {"$set": {"n": 1}})
+    tokens: list[str] = []
+    with contextlib.closing(first):
+        while len(tokens) < 2:
+            tokens += [RawBSONDocument(raw)["_id"]["_data"] for raw in first.next().events]
+    database.x.update_one({"_id": 1}, {"$set": {"s": "closed"}})
+    database.x.insert_one({"_id": 2, "s": "open"})
+    assert [name for _, name in read(opened(tokens[-1]), 1)] == ["2"]
