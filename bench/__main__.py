@@ -14,20 +14,24 @@ HOPS: dict[str, tuple[str, ...]] = {
     "silver": (),
     "silver_growth": (),
     "gold": (),
+    "small_batches": (),
     "bronze_log": (),
     "freshness": (),
     "memory": (),
     "verify": (),
+    "end_to_end": (),
 }
 QUICK: dict[str, tuple[str, ...]] = {
     "capture": ("--events", "100000", "--sizes", "1 KB", "3.6 KB"),
     "silver": (),
     "silver_growth": ("--rows", "100000", "--collections", "10"),
     "gold": ("--rows", "100000", "--events", "20000", "--sizes", "100000", "1000000"),
+    "small_batches": ("--rows", "20000", "--batches", "6"),
     "bronze_log": ("--commits", "2000", "--measure", "40"),
     "freshness": ("--seconds", "15"),
     "memory": ("--gigabytes", "0.5"),
     "verify": ("--documents", "100000"),
+    "end_to_end": ("--documents", "20000"),
 }
 
 

@@ -937,7 +937,9 @@ def _opened(
 def _session(file: _File, settings: Settings, verb: str) -> SparkSession:
     from pipelines.spark import session as sparks
 
-    conf = {**file.conf, **({sparks.SINGLE_DRIVER: "true"} if settings.lakehouse.single_driver else {})}
+    conf = {**(sparks.CAPTURE if verb == "capture" else {}), **file.conf}
+    if settings.lakehouse.single_driver:
+        conf[sparks.SINGLE_DRIVER] = "true"
     return sparks.session(f"medallion {verb} {settings.name}", conf=conf, root=settings.lakehouse.root)
 
 
