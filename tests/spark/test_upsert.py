@@ -89,7 +89,7 @@ def test_what_is_older_than_a_sweep_is_late(spark: SparkSession, tmp_path: Path)
 
 def test_a_commit_in_between_is_seen(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table is compacted while the rows are written: they are written again, onto what is there then."""
-    deleting, calls = delta._DirectLog._deleting, []
+    deleting, calls = delta._DirectLog._deleting_few, []
 
     def late(self: Any, *arguments: Any) -> Any:
         found = deleting(self, *arguments)
@@ -100,7 +100,7 @@ def test_a_commit_in_between_is_seen(hop: Hop, monkeypatch: pytest.MonkeyPatch) 
 
     hop.bronze.append({"t": [doc(9, 9, at=19, op="c")]})
     hop.silver()
-    monkeypatch.setattr(delta._DirectLog, "_deleting", late)
+    monkeypatch.setattr(delta._DirectLog, "_deleting_few", late)
     hop.bronze.append({"t": [doc(0, 1, at=20), gone(9, at=21)]})
     hop.silver()
     assert len(calls) == 2
@@ -172,14 +172,14 @@ def test_the_row_of_an_unreadable_event_stays(hop: Hop, searches: list[str]) -> 
 
 def test_another_writer_is_not_overwritten(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table is claimed while the rows are written: the first writer stops and has changed nothing."""
-    deleting = delta._DirectLog._deleting
+    deleting = delta._DirectLog._deleting_few
 
     def late(self: Any, *arguments: Any) -> Any:
         found = deleting(self, *arguments)
         delta.Writer.claim(hop.spark, hop.silver_table("t"), take_over=True)
         return found
 
-    monkeypatch.setattr(delta._DirectLog, "_deleting", late)
+    monkeypatch.setattr(delta._DirectLog, "_deleting_few", late)
     hop.bronze.append({"t": [doc(0, 1, at=20)]})
     with pytest.raises(errors.OwnershipLost):
         hop.silver()
@@ -192,7 +192,7 @@ def test_another_delta_gets_a_merge(hop: Hop, monkeypatch: pytest.MonkeyPatch) -
     def missing(*_: Any) -> Any:
         raise Py4JError("Method filterFiles([]) does not exist")
 
-    monkeypatch.setattr(delta._DirectLog, "_deleting", missing)
+    monkeypatch.setattr(delta._DirectLog, "_deleting_few", missing)
     hop.bronze.append({"t": [doc(0, 1, at=20), gone(1, at=21)]})
     hop.silver()
     assert numbers(hop) == {0: 1, 2: 0, 3: 0, 4: 0}
