@@ -28,7 +28,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "gold": ("--rows", "100000", "--events", "20000", "--sizes", "100000", "1000000"),
     "small_batches": ("--rows", "20000", "--batches", "6"),
     "bronze_log": ("--commits", "2000", "--measure", "40"),
-    "freshness": ("--seconds", "15"),
+    "freshness": ("--seconds", "15", "--collections", "1"),
     "memory": ("--gigabytes", "0.5"),
     "verify": ("--documents", "100000"),
     "end_to_end": ("--documents", "20000"),

@@ -1,88 +1,109 @@
 """Freshness: from an insert in MongoDB to its visibility in bronze, and in gold, at one-second commits.
 
-    python -m bench.freshness [--seconds 60] [--rate 200]
+    python -m bench.freshness [--seconds 60] [--rate 100] [--collections 1 10]
 
-A writer inserts at a steady rate; a reader asks the tables for what is new and compares it with the times of the
-inserts. Bronze is the capture alone; gold is capture, silver and gold in one application.
+A writer inserts at a steady rate, into the collections by turns; a reader outside Spark (delta-rs) asks the tables for what is new
+and compares it with the times of the inserts. Bronze is the capture alone; gold is `medallion run`: capture, silver and gold in one
+application.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
+
 from bench import ground
+from pipelines import run as layers
 from pipelines.capture import service as capture
 from pipelines.delta import tables as delta
-from pipelines.gold import run as gold
 from pipelines.mongodb import client as mongodb
-from pipelines.silver import run as silver
 from pipelines.spark import session as sparks
 
+PAUSE_SECONDS = 0.1
+"""Between two looks at the tables."""
 
-def measured(
-    spark: Any, uri: str, *, seconds: float, rate: float, query: Callable[[Any, Any], int | None], layers: bool
-) -> list[float]:
-    """Seconds from insert to visibility of the inserts that a reader saw."""
+
+@dataclass
+class Trial:
+    """The inserts of one collection, and the seconds after which each was seen."""
+
+    table: Path
+    key: str
+    inserted: list[float] = field(default_factory=list)
+    seen: list[float] = field(default_factory=list)
+
+    def look(self) -> None:
+        """Note what the table holds by now; documents come in the order of their numbers."""
+        if (newest := self.newest()) is None:
+            return
+        now = time.time()
+        while len(self.seen) <= newest and len(self.seen) < len(self.inserted):
+            self.seen.append(now - self.inserted[len(self.seen)])
+
+    def newest(self) -> int | None:
+        """The greatest number in the table; None while there is none."""
+        if not (self.table / "_delta_log").is_dir():
+            return None
+        try:
+            held = QueryBuilder().register("held", DeltaTable(str(self.table)))
+            rows = pa.table(held.execute(f"SELECT max({self.key}) AS newest FROM held"))
+        except Exception:  # it is being made
+            return None
+        found = rows["newest"][0].as_py()
+        return None if found is None else int(found)
+
+
+def measured(spark: Any, uri: str, *, seconds: float, rate: float, collections: int, into: str) -> list[float]:
+    """Seconds from insert to visibility of all inserts."""
     with ground.lakehouse() as root:
-        db = "fresh_gold" if layers else "fresh"
-        settings = ground.pipeline(uri, root, **{"collection.include.list": f"{db}.orders"})
-        inserted: list[float] = []
-        seen: list[float] = []
-        stop = threading.Event()
-        threads = [threading.Thread(target=capture.run, args=(spark, settings), kwargs={"stop": stop})]
-        if layers:
-            sessions = sparks.sessions(spark)
-            for hop in (silver, gold):
-                more = {"once": False, "stop": stop, "sessions": sessions}
-                threads.append(threading.Thread(target=hop.run, args=(sessions(), settings), kwargs=more))
+        db = f"fresh_{into}_{collections}"
+        settings = ground.pipeline(uri, root, **{"collection.include.list": f"{db}[.].*"})
+        layout, stop = delta.layout(settings.lakehouse), threading.Event()
+        names = [f"orders{number}" for number in range(collections)]
+        if into == "bronze":
+            trials = [Trial(Path(layout.bronze(settings.name).path or ""), "CAST(key AS BIGINT)") for _ in names]
+            work: Callable[[], object] = functools.partial(capture.run, spark, settings, stop=stop)
+        else:
+            trials = [Trial(Path(layout.gold(db, name).path or ""), "_id") for name in names]
+            work = functools.partial(layers.run, spark, settings, once=False, stop=stop)
         client = mongodb.client(uri)
-        client[db].orders.insert_one({"_id": -1})
-        for thread in threads:
-            thread.start()
-        _until(lambda: query(spark, settings) is not None, 120)
-        writer = threading.Thread(target=_write, args=(client[db].orders, inserted, seconds, rate))
+        for name in names:
+            client[db][name].insert_one({"_id": -1})
+        running = threading.Thread(target=work)
+        running.start()
+        _until(lambda: all(trial.newest() is not None for trial in trials), 240)
+        time.sleep(5)
+        writer = threading.Thread(target=_write, args=(client[db], names, trials, seconds, rate))
         writer.start()
-        while writer.is_alive() or len(seen) < len(inserted):
-            newest = query(spark, settings)
-            now = time.time()
-            while newest is not None and len(seen) <= newest and len(seen) < len(inserted):
-                seen.append(now - inserted[len(seen)])
+        while writer.is_alive() or any(len(trial.seen) < len(trial.inserted) for trial in trials):
+            for trial in trials:
+                trial.look()
+            time.sleep(PAUSE_SECONDS)
         stop.set()
-        for thread in threads:
-            thread.join()
+        running.join()
         client.close()
-    return seen
+    return [each for trial in trials for each in trial.seen]
 
 
-def newest_in_bronze(spark: Any, settings: Any) -> int | None:
-    """The greatest `_id` in bronze."""
-    table = delta.layout(settings.lakehouse).bronze(settings.name)
-    if not delta.exists(spark, table):
-        return None
-    found = spark.sql(f"SELECT max(CAST(key AS BIGINT)) AS newest FROM {table} WHERE key IS NOT NULL").collect()
-    return found[0].newest
-
-
-def newest_in_gold(spark: Any, settings: Any) -> int | None:
-    """The greatest `_id` in gold."""
-    table = delta.layout(settings.lakehouse).gold("fresh_gold", "orders")
-    if not delta.exists(spark, table):
-        return None
-    return spark.sql(f"SELECT max(_id) AS newest FROM {table}").collect()[0].newest
-
-
-def _write(collection: Any, inserted: list[float], seconds: float, rate: float) -> None:
-    began = time.time()
+def _write(database: Any, names: Sequence[str], trials: Sequence[Trial], seconds: float, rate: float) -> None:
+    began, number = time.time(), 0
     while time.time() - began < seconds:
-        number = len(inserted)
-        inserted.append(time.time())
-        collection.insert_one({"_id": number, "at": number})
-        time.sleep(1 / rate)
+        turn = number % len(names)
+        trial = trials[turn]
+        trial.inserted.append(time.time())
+        database[names[turn]].insert_one({"_id": len(trial.inserted) - 1, "at": number})
+        number += 1
+        time.sleep(max(0.0, began + number / rate - time.time()))
 
 
 def _until(predicate: Callable[[], bool], seconds: float) -> None:
@@ -96,16 +117,19 @@ def _until(predicate: Callable[[], bool], seconds: float) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--rate", type=float, default=200, help="inserts a second")
+    parser.add_argument("--rate", type=float, default=100, help="inserts a second, over all collections")
+    parser.add_argument("--collections", type=int, nargs="*", default=[1, 10])
     arguments = parser.parse_args(argv)
     spark = sparks.session("bench")
     rows = []
     with ground.server() as uri:
-        for name, query, layers in (("bronze", newest_in_bronze, False), ("gold", newest_in_gold, True)):
-            seen = sorted(measured(spark, uri, seconds=arguments.seconds, rate=arguments.rate, query=query, layers=layers))
-            rows.append((f"insert → {name}", len(seen), statistics.median(seen), seen[int(len(seen) * 0.95)]))
+        for into, collections in (("bronze", 1), *(("gold", count) for count in arguments.collections)):
+            given = {"seconds": arguments.seconds, "rate": arguments.rate}
+            seen = sorted(measured(spark, uri, collections=collections, into=into, **given))
+            row = (f"insert → {into}", collections, len(seen), statistics.median(seen), seen[int(len(seen) * 0.95)])
+            rows += ground.told([row])
     sparks.stop()
-    ground.show("Freshness, seconds", ("way", "inserts", "p50", "p95"), rows)
+    ground.show("Freshness, seconds", ("way", "collections", "inserts", "p50", "p95"), rows)
     return 0
 
 

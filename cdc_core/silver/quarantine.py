@@ -223,6 +223,11 @@ def _fact_columns(to: int) -> tuple[Column, ...]:
     return (*map(F.col, bronze.SCHEMA.names), F.col("reason"), F.lit(to).cast("bigint").alias("to"))
 
 
+def readable(events: DataFrame) -> DataFrame:
+    """The events that can be read, without the pre-images that cannot: what was done to a document is known without them."""
+    return events.where(reason().isNull()).select(*(_readable(name) for name in bronze.SCHEMA.names))
+
+
 def _readable(name: str) -> Column:
     """A column of bronze, null where it is a pre-image that cannot be read."""
     if name != "before":

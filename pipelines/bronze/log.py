@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from cdc_core import errors
 from cdc_core.bronze import columns as bronze
 from cdc_core.silver import reduce
+from cdc_core.snapshot import state as snapshot_state
 from cdc_core.stream import transactions
 from cdc_core.tables import layout as tables
 from pipelines.delta import local_log as local_table
@@ -172,9 +173,8 @@ class Log:
         """Cluster the new files by `batch`, in the background and in a session of its own; commits go on meanwhile."""
         if self._compaction is not None and self._compaction.is_alive():
             return
-        metadata = self.writer._metadata(self._token, self._numbers(self.numbered))
         self._compaction = threading.Thread(
-            target=_optimize, args=(session, self.table, metadata), name="bronze-compaction", daemon=True
+            target=_optimize, args=(session, self.table), name="bronze-compaction", daemon=True
         )
         self._compaction.start()
 
@@ -230,8 +230,8 @@ def _last_rows(table: tables.TableRef) -> pa.Table | None:
 
 
 def _told(spark: SparkSession, table: tables.TableRef, kind: bronze.Kind) -> list[dict[str, Any]]:
-    """Token, offset and payload of the rows of a kind, in order; without a Spark job where this process sees the files."""
-    columns, folder = ["resume_token", "offset", "payload"], local_table.folder(table)
+    """Token, offset, payload and clock of the rows of a kind, in order; without a Spark job where this process sees the files."""
+    columns, folder = ["resume_token", "offset", "payload", "ts_ms"], local_table.folder(table)
     files = None if folder is None else local_table.files(folder)
     rows = None
     if files is not None:
@@ -269,7 +269,12 @@ def newest(spark: SparkSession, table: tables.TableRef) -> Newest:
     if isinstance(said.get("batch"), int):
         return Newest(said["batch"], said.get("log"))
     own = delta.last_commit(spark, table)
-    batch = spark.sql(f"SELECT max(batch) AS batch FROM {table}").collect()[0].batch or 0
+    rows = _last_rows(table)
+    if rows is None:
+        batch = spark.sql(f"SELECT max(batch) AS batch FROM {table}").collect()[0].batch or 0
+    else:
+        held = _position(rows)
+        batch = 0 if held is None else held.batch
     return Newest(batch, ((own.metadata if own else None) or {}).get("log"))
 
 
@@ -373,6 +378,28 @@ class Note:
     captured: frozenset[str]
 
 
+def is_whole(spark: SparkSession, table: tables.TableRef, namespace: str) -> bool:
+    """Whether bronze holds all that a collection was made of: nothing was ever taken from its beginning, or a snapshot of the whole
+    collection was planned since, and read to its end."""
+    first = spark.sql(f"SELECT min(batch) AS first FROM {table}").collect()[0].first
+    trimmed = delta.properties(spark, table).get(TRIMMED)
+    if first == 1 and trimmed is None:
+        return True
+    rows = [row for row in _told(spark, table, bronze.Kind.HEARTBEAT) if (row["payload"] or "").startswith('{"snapshot"')]
+    payloads = [json.loads(row["payload"]) for row in rows]
+    planned_ms: dict[str, int] = {}
+    for row, payload in zip(rows, payloads, strict=True):
+        planned_ms.setdefault(payload["snapshot"].get("id"), row["ts_ms"])
+    return any(
+        namespace in state.planned
+        and state.of(namespace).completed
+        and state.of(namespace).sweep
+        and namespace not in state.conditions
+        and planned_ms[state.id] >= int(trimmed or 0)
+        for state in snapshot_state.states(payloads)
+    )
+
+
 def notes(spark: SparkSession, table: tables.TableRef) -> list[Note]:
     """What was noted each time when the settings let in other events, in order."""
     rows = [row for row in _told(spark, table, bronze.Kind.HEARTBEAT) if (row["payload"] or "").startswith('{"stream"')]
@@ -441,7 +468,10 @@ def _check_columns(spark: SparkSession, table: tables.TableRef) -> None:
         )
 
 
-def _optimize(session: SparkSession, table: tables.TableRef, metadata: str) -> None:
-    """A compaction that fails is tried again by the next one: nothing depends on it but the price of a commit."""
+def _optimize(session: SparkSession, table: tables.TableRef) -> None:
+    """A compaction that fails is tried again by the next one: nothing depends on it but the price of a commit.
+
+    Its commit says nothing: commits that came while it ran would be hidden behind what was known when it began.
+    """
     with contextlib.suppress(Exception):
-        delta.optimize(session, table, metadata=metadata)
+        delta.optimize(session, table, metadata=None)

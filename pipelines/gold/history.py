@@ -15,6 +15,7 @@ the events, whatever order and ranges they come in.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +33,9 @@ from cdc_core.silver import quarantine as unreadable
 from cdc_core.sql.names import identifier, literal
 from cdc_core.typed import plan as typed
 from pipelines.bronze import collections as registry
+from pipelines.bronze import log as bronze_log
 from pipelines.delta import tables as delta
+from pipelines.operations import quarantine
 from pipelines.schema import log as schemas
 from pipelines.silver import collection as silver_collection
 
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
 
     from cdc_core.settings.parse import CollectionSettings, Settings
     from cdc_core.tables import layout as tables
+
+log = logging.getLogger(__name__)
 
 GENERATION = "history"
 """What `ops/schemas` calls the schemas of these tables."""
@@ -105,6 +110,13 @@ class History:
         """Apply what lies between a position and silver's; how many events. Between ranges `stop` is obeyed."""
         reached = replace(at, to=0 if silver.is_of_other(at.log) else at.to, log=silver.log)
         span = reduce.Range(reached.to, silver.to)
+        if not reached.to and not bronze_log.is_whole(self.spark, self.bronze, str(self.namespace)):
+            log.warning(
+                "%s: old events were taken from bronze; the history begins with what it holds. Documents that did not change since "
+                "get a version by medallion signal execute-snapshot --data-collections %s",
+                self.namespace,
+                self.namespace,
+            )
         counts, sweeps = silver_collection.surveyed(self.spark, self.bronze, span, only=self.namespace)
         own = counts.get(self.namespace, silver_collection.Counts())
         due = [each for each in silver_collection.obeyed(sweeps, self.options) if each.db_collection == str(self.namespace)]
@@ -134,7 +146,7 @@ class History:
         return silver_collection.events(self.spark, self.bronze, self.namespace, span)
 
     def _range(self, range_: reduce.Range, reached: Position) -> None:
-        found = self._events(range_).where(~F.coalesce(unreadable.is_suspect(), F.lit(False)))
+        found = unreadable.readable(self._events(range_))
         if reached.floor:
             found = found.where(f"sequence >= {literal(reached.floor)}")
         if self.mode.keeps_row:
@@ -302,10 +314,17 @@ class History:
         marked = ", `__deleted` = true" if self.mode.adds_deleted and "__deleted" in self._stored().columns else ""
         self.writer.merge(
             f"UPDATE {self.writer.table} SET `__until` = {at}, `valid_to` = timestamp_seconds({int(sweep.first[:8], 16)}){marked} "
-            f"WHERE {held} AND `__sequence` < {at}",
+            f"WHERE {held} AND `__sequence` < {at}{self._but_waiting(sweep.first) if is_snapshot else ''}",
             to=reached.to,
             extra=reached.extra,
         )
+
+    def _but_waiting(self, since: str) -> str:
+        """Leaves out, as SQL, documents that were there since: events of theirs are in quarantine, and will come again."""
+        table = self.layout.quarantine(self.namespace.db, self.namespace.collection)
+        waiting = quarantine.waiting_keys(self.spark, table, since=since)
+        keys = [] if waiting is None else [row["__key"] for row in waiting.collect()]
+        return f" AND `__key` NOT IN ({', '.join(map(literal, keys))})" if keys else ""
 
 
 def _time(sequence: str) -> Column:

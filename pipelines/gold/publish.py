@@ -15,6 +15,7 @@ from pipelines.bronze import collections as registry
 from pipelines.gold import expectations, models
 from pipelines.gold import run as gold
 from pipelines.news import News
+from pipelines.spark import failures as spark_failures
 from pipelines.spark import parallel
 
 if TYPE_CHECKING:
@@ -71,7 +72,9 @@ def run(
             audit=audit,
             silver_news=silver_news,
         )
-    except errors.GateFailed as error:
+    except errors.SparkLost:
+        raise
+    except errors.MedallionError as error:  # of a gate, or of collections: models are made of the others
         failures.append(error)
     finally:
         if following is not None:
@@ -131,8 +134,11 @@ class _Following(threading.Thread):
         while not (self.stop.is_set() or self.ended.is_set()):
             try:
                 models.run(self.spark, self.settings, audit=self.audit, take_over=self.take_over, stop=self.stop)
-            except errors.MedallionError as error:
-                for line in str(error).splitlines():
+            except Exception as error:  # a file that is just being replaced, say: the next look tries again
+                known = spark_failures.translated(error) or error
+                if isinstance(known, errors.SparkLost):
+                    return  # the documents' thread tells it
+                for line in errors.told(known).splitlines():
                     models.log.warning("%s", line)
             self.ended.wait(MODELS_PAUSE_SECONDS)
 

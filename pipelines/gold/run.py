@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -46,7 +46,7 @@ from pipelines.gold.candidate import Audit, Candidate, unjudged
 from pipelines.news import News
 from pipelines.silver import collection as silver_collection
 from pipelines.spark import parallel
-from pipelines.spark.parallel import Item, Outcome
+from pipelines.spark.parallel import Outcome
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -131,6 +131,9 @@ class _Versions:
     namespace: registry.Namespace
     silver: registry.SilverPosition
     at: history.Position
+
+
+Due = TypeVar("Due", Work, _Versions)
 
 
 def run(
@@ -223,9 +226,9 @@ class _Gold:
             self.failures.note(str(namespace), error)
         known = [each for each in found.namespaces if not self.failures.waits(str(each))]
         due = [work for work in map(self._looked_at, known) if work is not None]
-        results = self.pool.each(due, self._guarded(self._applied, _name), stop=self.stop)
+        results = self.pool.each(due, self._guarded(self._applied), stop=self.stop)
         going = [each for each in known if str(each) not in self.failures.found]
-        results += self.pool.each(self._histories(going), self._guarded(self._versioned, _name), stop=self.stop)
+        results += self.pool.each(self._histories(going), self._guarded(self._versioned), stop=self.stop)
         if known and all(str(each) in self.failures.found for each in found.namespaces):
             self.failures.raised()
         self._switch(going)
@@ -260,49 +263,49 @@ class _Gold:
             self.failures.note(str(namespace), error)
             return None
 
-    def _guarded(
-        self, act: Callable[[SparkSession, Item], Outcome], name: Callable[[Item], str]
-    ) -> Callable[[SparkSession, Item], Outcome | None]:
+    def _guarded(self, act: Callable[[SparkSession, Due], Outcome]) -> Callable[[SparkSession, Due], Outcome | None]:
         """What is done for a collection; one that fails lets go of its tables, and the others go on."""
 
-        def done(spark: SparkSession, item: Item) -> Outcome:
+        def done(spark: SparkSession, item: Due) -> Outcome:
             try:
                 return act(spark, item)
             except Exception:
-                self._let_go(name(item))
+                self._let_go(item)
                 raise
 
-        return self.failures.guarding(done, name=name)
+        return self.failures.guarding(done, name=_name)
 
-    def _let_go(self, name: str) -> None:
-        db, _, collection = name.partition(".")
-        for table in (self.layout.gold(db, collection), self.layout.history(db, collection)):
-            writer = self.writers.pop(table, None)
-            if writer is not None:
-                with suppress(errors.MedallionError):
-                    writer.release()
+    def _let_go(self, work: Work | _Versions) -> None:
+        place = self.layout.gold if isinstance(work, Work) else self.layout.history
+        writer = self.writers.pop(place(work.namespace.db, work.namespace.collection), None)
+        if writer is not None:
+            with suppress(errors.MedallionError):
+                writer.release()
 
     def _histories(self, known: Sequence[registry.Namespace]) -> list[_Versions]:
         """The collections whose versions are kept, and not up to date."""
         found = []
         for namespace in known:
-            if not self.settings.silver.for_collection(str(namespace)).history:
+            name = _history_of(namespace)
+            if not self.settings.silver.for_collection(str(namespace)).history or self.failures.waits(name):
                 continue
-            table = self.layout.history(namespace.db, namespace.collection)
-            if registry.Namespace(namespace.db, f"{namespace.collection}_history") in known:
-                self.failures.note(
-                    str(namespace),
-                    errors.DecisionNeeded(
-                        f"{table.label}: the history of {namespace} would lie where the collection {namespace}_history has its "
-                        "table; take one of them out of the pipeline, or history out of the settings"
-                    ),
-                )
-                continue
-            silver = registry.silver_position(self.spark, self._silver(namespace))
-            at = history.position(self.spark, table)
-            if history.is_due(at, silver):
-                found.append(_Versions(namespace, silver, at))
+            try:
+                work = self._history(namespace, known)
+            except Exception as error:
+                self.failures.note(name, error)
+            else:
+                found += [work] if history.is_due(work.at, work.silver) else []
         return found
+
+    def _history(self, namespace: registry.Namespace, known: Sequence[registry.Namespace]) -> _Versions:
+        table = self.layout.history(namespace.db, namespace.collection)
+        if registry.Namespace(namespace.db, f"{namespace.collection}_history") in known:
+            raise errors.DecisionNeeded(
+                f"{table.label}: the history of {namespace} would lie where the collection {namespace}_history has its "
+                "table; take one of them out of the pipeline, or history out of the settings"
+            )
+        silver = registry.silver_position(self.spark, self._silver(namespace))
+        return _Versions(namespace, silver, history.position(self.spark, table))
 
     def _versioned(self, spark: SparkSession, work: _Versions) -> CollectionResult:
         started = time.monotonic()
@@ -314,7 +317,7 @@ class _Gold:
             kept = history.History(spark, self.settings, self.layout, work.namespace, writer)
             events = kept.brought_up(work.at, work.silver, stop=self.stop)
             writer.compact()
-        name = f"{work.namespace} (history)"
+        name = _history_of(work.namespace)
         return CollectionResult(name, work.at.to, work.silver.to, events, False, writer.version, time.monotonic() - started)
 
     def _work(self, namespace: registry.Namespace) -> Work | None:
@@ -394,7 +397,12 @@ class _Gold:
 
 
 def _name(work: Work | _Versions) -> str:
-    return str(work.namespace)
+    """Under which name it fails: a history that stands still hinders its collection's documents as little as another's."""
+    return str(work.namespace) if isinstance(work, Work) else _history_of(work.namespace)
+
+
+def _history_of(namespace: registry.Namespace) -> str:
+    return f"{namespace} (history)"
 
 
 def at_silver(spark: SparkSession, layout: tables.Layout, namespace: registry.Namespace) -> Table:

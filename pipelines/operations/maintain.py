@@ -33,6 +33,7 @@ from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
 from pipelines.delta import tables as delta
+from pipelines.gold import models
 from pipelines.operations import quarantine
 
 if TYPE_CHECKING:
@@ -54,21 +55,25 @@ OPS = {
 KEPT_OPS = ("collections", "schemas", "cuts")
 
 
+HELD = "not compacted: its writer is alive (--beside-writers compacts it, too)"
+
+
 class Kind(str, Enum):
-    """Who writes a table: a claim's holder, or whoever has a fact to append."""
+    """What a table holds."""
 
     BRONZE = "bronze"
     SILVER = "silver"
     GOLD = "gold"
     HISTORY = "history"
     DELETES = "deletes"
+    MODEL = "model"
     QUARANTINE = "quarantine"
     OPS = "ops"
 
     @property
     def is_claimed(self) -> bool:
         """Whether it has one writer at a time."""
-        return self in (Kind.BRONZE, Kind.SILVER, Kind.GOLD, Kind.HISTORY)
+        return self in (Kind.BRONZE, Kind.SILVER, Kind.GOLD, Kind.HISTORY, Kind.MODEL)
 
 
 @dataclass(frozen=True)
@@ -163,8 +168,14 @@ class _Maintaining:
         if collection is None:
             ops = [_Table(self.layout.ops(name), Kind.OPS, age=age) for name, age in OPS.items()]
             ops += [_Table(self.layout.ops(name), Kind.OPS) for name in KEPT_OPS]
-            found = [_Table(self.bronze, Kind.BRONZE), *found, *ops]
+            found = [_Table(self.bronze, Kind.BRONZE), *found, *self._models(), *ops]
         return [each for each in found if delta.exists(self.spark, each.ref)]
+
+    def _models(self) -> list[_Table]:
+        """The tables of the models; a view is none."""
+        if self.settings.gold.models is None:
+            return []
+        return [_Table(self.layout.model(each.name), Kind.MODEL) for each in models.read(self.settings)]
 
     def _of(self, namespace: registry.Namespace) -> Iterator[_Table]:
         names_ = (namespace.db, namespace.collection)
@@ -193,15 +204,19 @@ class _Maintaining:
         return TableResult(table.ref.label, table.kind, before, after, tuple(words.done), tuple(words.left))
 
     def _claimed(self, table: _Table, words: _Words) -> None:
-        """A table with one writer at a time: by its claim, or beside who holds it."""
+        """A table with one writer at a time. Bronze by its claim, because old events go; others beside who writes them: a claim would
+        end a layer that comes to an idle table just then, and a compaction says nothing."""
+        if table.kind is not Kind.BRONZE:
+            is_free = self.beside_writers or not delta.is_held(self.spark, table.ref)
+            self._compacted(table, words) if is_free else words.left.append(HELD)
+            return
         try:
             writer = delta.Writer.claim(self.spark, table.ref, kept=("batch", "log"))
         except (errors.TableOwned, errors.LeaseHeld):
             self._beside(table, words)
             return
         try:
-            if table.kind is Kind.BRONZE:
-                self._trim(writer, words)
+            self._trim(writer, words)
             if self._is_due(table):
                 writer.optimize(purges=self._has_vectors(table))
         except errors.CommitConflict as error:
@@ -211,7 +226,7 @@ class _Maintaining:
 
     def _beside(self, table: _Table, words: _Words) -> None:
         if not self.beside_writers:
-            words.left.append("not compacted: its writer is alive (--beside-writers compacts it, too)")
+            words.left.append(HELD)
             return
         self._compacted(table, words)
 

@@ -242,6 +242,17 @@ def waiting_keys(spark: SparkSession, table: tables.TableRef, *, since: str) -> 
     return held.select(F.col("key").alias("__key")).distinct()
 
 
+def supersede(spark: SparkSession, table: tables.TableRef, *, before: str, to: int) -> None:
+    """End what is held with a sequence before this one: the collection was dropped or renamed since."""
+    if not delta.exists(spark, table):
+        return
+    held = quarantine.held(spark.table(str(table))).where(F.col("sequence") < before)
+    ended = {"reason": F.lit(quarantine.Reason.SUPERSEDED.value), "to": F.lit(to).cast("bigint")}
+    facts = held.withColumns(ended).select(*spark.table(str(table)).columns)
+    if not facts.isEmpty():
+        facts.writeTo(str(table)).append()
+
+
 def _waiting(spark: SparkSession, table: tables.TableRef, *, before: int) -> DataFrame | None:
     if not delta.exists(spark, table):
         return None

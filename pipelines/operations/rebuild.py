@@ -36,7 +36,6 @@ from cdc_core.schema import document_schema
 from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.settings.parse import OnConflict
 from cdc_core.silver import reduce
-from cdc_core.snapshot import state as snapshot_state
 from cdc_core.sql.names import identifier
 from cdc_core.tables import layout as tables
 from cdc_core.typed import exact
@@ -268,21 +267,11 @@ class _Rebuild:
 
     def _check_bronze(self, to: int) -> None:
         edges = self.spark.sql(f"SELECT min(batch) AS first, max(batch) AS last FROM {self._bronze}").first()
-        is_whole = edges.first == 1 and bronze.TRIMMED not in delta.properties(self.spark, self._bronze)
-        if edges.last < to or not (is_whole or self._is_read_again()):
+        if edges.last < to or not bronze.is_whole(self.spark, self._bronze, str(self.namespace)):
             raise errors.DecisionNeeded(
                 f"{self._bronze.label}: it holds batches {edges.first} to {edges.last}, and rebuilding {self.namespace} needs 1 to "
                 f"{to}, or a whole snapshot: medallion signal execute-snapshot --data-collections {self.namespace}, and then again"
             )
-
-    def _is_read_again(self) -> bool:
-        """Whether a trimmed bronze holds a snapshot of the whole collection, from its plan to its end."""
-        name = str(self.namespace)
-        states = snapshot_state.states(bronze.snapshot_heartbeats(self.spark, self._bronze))
-        return any(
-            name in state.planned and state.of(name).completed and state.of(name).sweep and name not in state.conditions
-            for state in states
-        )
 
     @contextmanager
     def _shadows(self, generation: str) -> Iterator[Iterator[tables.Layout]]:

@@ -401,7 +401,8 @@ class Collection:
         if not counts.events:
             self._move(after)
             return after
-        is_late = reached.to > 0 and (reached.high is None or counts.low <= max(reached.high, reached.swept))
+        # After a repair the position is 0, and the rows are there: what is applied again then comes late.
+        is_late = not self._is_empty() and (reached.high is None or counts.low <= max(reached.high, reached.swept))
         found = self._wanted(self._events(range_), counts)
         if counts.low < reached.floor:
             found = found.where(f"sequence IS NULL OR sequence >= {literal(reached.floor)}")
@@ -694,6 +695,9 @@ class Collection:
 
     def _sweep(self, sweep: reduce.Sweep, after: registry.SilverPosition, *, number: int) -> registry.SilverPosition:
         """Delete, at the sequence of the snapshot's first chunk, the rows that are older than it."""
+        if after.floor >= sweep.first:  # what is in quarantine from before can never be applied any more
+            held = self.layout.quarantine(self.namespace.db, self.namespace.collection)
+            quarantine.supersede(self.spark, held, before=sweep.first, to=number)
         gone = self._without_waiting(
             self.spark.table(str(self.writer.table)).where(f"`__sequence` < {literal(sweep.first)}"), since=sweep.first
         )

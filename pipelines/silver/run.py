@@ -187,6 +187,7 @@ class _Silver:
                 with suppress(errors.MedallionError):
                     collection.writer.release()
             try:
+                self.scanned.pop(namespace, None)  # of a table that was restored these batches are to be applied again
                 self.known[namespace] = self._position(namespace)
                 generations = {str(namespace): self.known[namespace].generation}
                 newest = schemas.newest(self.spark, self.layout.ops("schemas"))
@@ -239,8 +240,10 @@ class _Silver:
             )
             for namespace, position in self.known.items()
         ]
-        # Bronze only grows: a collection without events in the span need not be looked at there again.
-        self.scanned |= {work.namespace: to for work in works if not work.counts.events and not work.sweeps}
+        # Bronze only grows: a collection without events in the span need not be looked at there again. One that failed may have
+        # events before the span, which waits for the others only.
+        looked_at = (work for work in works if self._start(work.namespace) >= start)
+        self.scanned |= {work.namespace: to for work in looked_at if not work.counts.events and not work.sweeps}
         return works
 
     def _start(self, namespace: registry.Namespace) -> int:
@@ -255,7 +258,8 @@ class _Silver:
             self._refuse(found)
             positions = zip(found.namespaces, pool.map(self._readable_position, found.namespaces))
             self.known = {namespace: position for namespace, position in positions if position is not None}
-        self.settled = registry.Settled.among(self.known)
+        is_other = any(position.is_of_other(self.log) for position in self.known.values())
+        self.settled = 0 if is_other else registry.Settled.among(self.known)
         self.scanned = dict.fromkeys(self.known, self.settled)
         self.noted = found.discovered
         self.discovered = max(found.discovered, self.settled)

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 class Failures:
     """The collections that could not be brought up to date, each with its error, while the others go on.
 
-    One whose error is temporary may be tried again; any other waits for the next start.
+    One whose error is temporary, or whose table another writer holds for now, is tried again; any other waits for the next start.
     """
 
     found: dict[str, Exception] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Failures:
 
     def waits(self, name: str) -> bool:
         """Whether a collection failed in a way that trying again does not mend."""
-        return name in self.found and not isinstance(self.found[name], errors.Temporary)
+        return name in self.found and not isinstance(self.found[name], (errors.Temporary, errors.TableOwned))
 
     def raised(self) -> None:
         """Raise what was noted, as one error."""
