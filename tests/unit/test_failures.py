@@ -8,7 +8,7 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 
 from cdc_core import errors
-from pipelines.spark import failures
+from pipelines.spark import failures, parallel
 from pipelines.spark import session as sparks
 
 FILE = "file:/lake/silver/shop/orders/part-00000-a%20b.snappy.parquet"
@@ -76,3 +76,11 @@ def test_a_connection_to_the_jvm_that_breaks_is_no_bug() -> None:
 @pytest.mark.parametrize("error", [ValueError("x"), Raised("PATH_NOT_FOUND", "/lake/nowhere"), Raised("DIVIDE_BY_ZERO")])
 def test_what_says_nothing_that_we_know_is_left_as_it_is(error: Exception) -> None:
     assert failures.translated(error) is None
+
+
+def test_a_table_that_is_held_for_now_is_tried_again() -> None:
+    """Maintenance, or a second service that ends, gives it back; what needs a person waits for the next start."""
+    noted = parallel.Failures()
+    noted.note("shop.a", errors.TableOwned("silver/shop/a: process 7 on this host writes it"))
+    noted.note("shop.b", errors.DecisionNeeded("silver/shop/b: columns cannot change in place"))
+    assert not noted.waits("shop.a") and noted.waits("shop.b")

@@ -1,0 +1,136 @@
+"""What silver and gold go on from: after a collection failed, was restored, repaired or dropped, nothing is forgotten."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cdc_core import errors
+from pipelines.delta import tables as delta
+from pipelines.gold import history
+from pipelines.gold import run as gold
+from pipelines.operations import quarantine
+from pipelines.silver import collection as silver_collection
+from pipelines.silver import run as silver
+from pipelines.spark import parallel
+from tests.spark.test_silver import Hop, document, pipeline
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def hop(spark: SparkSession, lakehouse: Path) -> Hop:
+    return Hop(spark, pipeline(lakehouse))
+
+
+def running(hop: Hop) -> silver._Silver:
+    """Silver as a service holds it, from round to round."""
+    return silver._Silver(hop.spark, hop.settings, False, parallel.Pool(hop.spark, None), threading.Event())
+
+
+def keys(hop: Hop, collection: str) -> dict[int, Any]:
+    return {row["_id"]: row.get("v") for row in hop.rows(collection)}
+
+
+def test_what_came_while_a_collection_failed_is_not_forgotten(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others go on behind it and the run ends cleanly; the next one applies its events of before."""
+    hop.bronze.append({"a": [document(1, 10, "c", v=1)], "b": [document(1, 11, "c", v=1)]})
+    hop.silver()
+    service, applied = running(hop), silver_collection.Collection.applied
+
+    def failing(self: silver_collection.Collection, *given: Any, **named: Any) -> Any:
+        if self.namespace.collection == "a":
+            raise errors.DecisionNeeded("a pin that cannot be")
+        return applied(self, *given, **named)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(silver_collection.Collection, "applied", failing)
+        for at in (20, 30, 40):
+            hop.bronze.append(
+                {"b": [document(at, at, "c", v=1)], **({"a": [document(2, 20, "c", v=2)]} if at == 20 else {})}
+            )
+            service.caught_up()
+        service.close()
+    hop.bronze.append({"a": [document(3, 50, "c", v=3)]})
+    hop.silver()
+    assert keys(hop, "a") == {1: 1, 2: 2, 3: 3}
+
+
+def test_a_restore_under_a_service_is_gone_on_from(hop: Hop) -> None:
+    """The table is read anew, and what the restore took back is applied again, however long it was idle."""
+    service = running(hop)
+    hop.bronze.append({"a": [document(1, 10, "c", v=1)], "b": [document(1, 11, "c", v=1)]})
+    service.caught_up()
+    table = hop.silver_table("a")
+    version = delta.version(hop.spark, table)
+    hop.bronze.append({"a": [document(1, 20, v=2), document(2, 21, "c", v=1)]})
+    service.caught_up()
+    hop.bronze.append({"b": [document(2, 30, "c", v=1)]})
+    service.caught_up()
+    hop.spark.sql(f"RESTORE TABLE {table} TO VERSION AS OF {version}").collect()
+    hop.bronze.append({"a": [document(3, 40, "c", v=1)]})
+    for _ in range(3):
+        service.caught_up()
+    assert not service.failures.found
+    service.close()
+    assert keys(hop, "a") == {1: 2, 2: 1, 3: 1}
+
+
+def test_a_replay_over_a_repaired_table_goes_by_the_sequence(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its position is 0 and its rows are there: stopped after any range, none is older than before, and none comes back."""
+    hop = Hop(hop.spark, pipeline(hop.settings.lakehouse.root, **{"max.batch.events": 2}))
+    hop.bronze.append({"a": [document(1, 10, "c", v=1), document(2, 11, "c", v=1)]})
+    hop.bronze.append({"a": [document(1, 20, v=2), {"op": "d", "key": 2, "at": 21}]})
+    hop.silver()
+    writer = delta.Writer.claim(hop.spark, hop.silver_table("a"))
+    writer.mark(to=0)  # as `medallion repair` leaves it
+    writer.release()
+    service, range_of = running(hop), silver_collection.Collection._range
+
+    def first_only(self: silver_collection.Collection, *given: Any, **named: Any) -> Any:
+        service.stop.set()
+        return range_of(self, *given, **named)
+
+    with monkeypatch.context() as stopped:
+        stopped.setattr(silver_collection.Collection, "_range", first_only)
+        service.caught_up()
+        service.close()
+    assert keys(hop, "a") == {1: 2}
+    hop.run()
+    assert keys(hop, "a") == {1: 2} and {row["_id"] for row in hop.documents("a")} == {1}
+
+
+def test_a_history_that_fails_hinders_no_documents(
+    spark: SparkSession, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is named apart, and the current documents of its collection go on from round to round."""
+    hop = Hop(spark, pipeline(lakehouse, history=True))
+
+    def refused(*_: Any, **__: Any) -> int:
+        raise errors.DecisionNeeded("columns cannot change in place")
+
+    monkeypatch.setattr(history.History, "brought_up", refused)
+    service = gold._Gold(spark, hop.settings, False, parallel.Pool(spark, None), threading.Event())
+    for v in (1, 2):
+        hop.bronze.append({"a": [document(1, 10 * v, v=v)]})
+        hop.silver()
+        service.published()
+    assert list(service.failures.found) == ["cases.a (history)"]
+    service.close()
+    assert [row["v"] for row in hop.documents("a")] == [2]
+
+
+def test_what_waits_from_before_a_drop_ends_with_it(hop: Hop) -> None:
+    """It can never be applied any more: it is held no longer, and hinders no maintenance."""
+    hop.bronze.append({"a": [document(1, 10, "c", v=1), {"op": "u", "key": 1, "at": 11, "text": "{broken"}]})
+    hop.silver()
+    held = hop.layout.quarantine("cases", "a")
+    assert quarantine.count(hop.spark, held) == 1
+    hop.bronze.append({"a": [{"drop": 20}]})
+    hop.silver()
+    assert quarantine.count(hop.spark, held) == 0 and not hop.rows("a")
