@@ -50,24 +50,22 @@ CURSOR_LOST = (CURSOR_NOT_FOUND, 175, 237)
 """The codes of a cursor that is gone: not found, its plan killed (the collection was dropped), killed."""
 KILLED = frozenset({*CURSOR_LOST, 11601, 206, 279})
 """The codes of an operation that was killed, by itself or with its cursor, its session or its connection."""
-INTERRUPTED = frozenset(
+TRANSIENT = frozenset(
     {
         # The change stream specification's resumable errors, for a server that does not label them.
         *(6, 7, 63, 89, 91, 133, 150, 189, 234, 262, 9001, 10107, 11600, 11602, 13388, 13435, 13436),
         # What an operator does to an operation, its cursor or its session, and what passes by itself (locks, time
         # limits, conflicts, full pools, tickets): nobody is at a capture's terminal to start it again.
         *KILLED,
-        *(24, 46, 50, 112, 202, 290, 365),
+        *(24, 46, 50, 112, 134, 202, 290, 365),
     }
 )
-"""The codes of an operation that was interrupted and can be done again."""
+"""The codes of an operation that was interrupted and can be done again: the one list, of streams, chunks and all the rest."""
 CHANGE_STREAM_FATAL = 280
 CHANGE_STREAM_HISTORY_LOST = 286
 INVALID_RESUME_TOKEN = 260
 OVERSIZE = 10334
 ONLY_ON_REPLICA_SETS = 40573
-READ_ENDED = (11601, *CURSOR_LOST)
-"""The codes of a read that somebody ended: it may be tried again."""
 SNAPSHOT_TOO_OLD = 239
 SNAPSHOT_UNAVAILABLE = 246
 NAMESPACE_UUID_MISMATCH = 361
@@ -233,7 +231,7 @@ def is_resumable(error: BaseException) -> bool:
     if isinstance(error, (driver.ConnectionFailure, driver.CursorNotFound)):
         return True
     return isinstance(error, driver.OperationFailure) and (
-        error.has_error_label("ResumableChangeStreamError") or error.code in READ_ENDED
+        error.has_error_label("ResumableChangeStreamError") or error.code in TRANSIENT
     )
 
 
@@ -971,8 +969,6 @@ def _reading_whole(what: str) -> Iterator[None]:
         with translating(what):
             yield
     except driver.OperationFailure as error:
-        if error.code in READ_ENDED:
-            raise SnapshotExpired from error
         raise ReadRefused(f"the server refuses to read it ({code_of(error)})") from error
 
 

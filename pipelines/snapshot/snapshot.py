@@ -180,7 +180,7 @@ class Snapshot:
         client = self.connection.client()
         try:
             missing = self._missing()
-            sizes = {each.namespace: _size(client, each) for each in missing}
+            sizes = {each.namespace: self._size(client, each) for each in missing}
             self._about = {name: size.documents for name, size in sizes.items()}
             self._began, self._at_start = time.monotonic(), self.state.documents
             self._gone({each.namespace for each in missing})
@@ -320,12 +320,30 @@ class Snapshot:
     def _boundary(
         self, client: mongodb.Client, collection: mongodb.Collection, *, lo: bytes | None, documents: int
     ) -> bytes | None:
-        for _ in range(ATTEMPTS):
+        for attempt in range(ATTEMPTS):
             try:
                 return mongodb.boundary(client, collection, lo=lo, documents=documents)
             except mongodb.SnapshotExpired:
                 continue
+            except errors.SourceUnreachable as error:
+                self._wait_behind(error, attempt)
         raise _given_up(collection.namespace)
+
+    def _size(self, client: mongodb.Client, collection: mongodb.Collection) -> mongodb.Size:
+        for attempt in range(ATTEMPTS):
+            try:
+                return _size(client, collection)
+            except errors.SourceUnreachable as error:
+                self._wait_behind(error, attempt)
+        raise _given_up(collection.namespace)
+
+    def _wait_behind(self, error: errors.SourceUnreachable, attempt: int) -> None:
+        """Wait before the server is asked again, longer each time: an election takes seconds, and so does what passes by itself.
+
+        Raises the error behind the last attempt, and where the capture ends meanwhile.
+        """
+        if attempt == ATTEMPTS - 1 or self.stopped.wait(2.0**attempt):
+            raise error
 
     def _land(self, collection: mongodb.Collection, bounds: mongodb.Range, chunk: ChunkRows) -> None:
         """Commit a chunk, and what follows its cut where the executor had to end it early."""
@@ -425,11 +443,9 @@ class Snapshot:
                     spec = replace(spec, max_bytes=max(1, spec.max_bytes // 2))
                 case _:
                     error = _error_from(meta)
-                    # An election takes seconds: it is no reason to start the capture over.
-                    if not isinstance(error, errors.SourceUnreachable) or attempt == ATTEMPTS - 1:
+                    if not isinstance(error, errors.SourceUnreachable):
                         raise error
-                    if self.stopped.wait(2.0**attempt):
-                        raise error
+                    self._wait_behind(error, attempt)
         raise _given_up(collection.namespace)
 
     def _report(self, namespace: str) -> None:

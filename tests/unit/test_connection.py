@@ -104,3 +104,11 @@ def test_options_that_the_driver_leaves_out_are_named_without_their_values(caplo
     """An unknown option, or one with an unfit value, is a line of the log."""
     mongodb.client("mongodb://h:1/?readPreference=Secret9&unheardOf=Secret9").close()
     assert "readPreference, unheardOf" in caplog.text and "Secret9" not in caplog.text
+
+
+@pytest.mark.parametrize("code", sorted(mongodb.TRANSIENT))
+def test_what_the_server_interrupted_is_temporary(code: int) -> None:
+    """The codes of the change streams' specification, of what an operator ends, and of what passes by itself."""
+    told = mongodb.translated(driver.OperationFailure("interrupted", code), "reading a chunk")
+    assert isinstance(told, errors.SourceUnreachable)
+    assert {6, 24, 43, 50, 89, 134, 150, 202, 237, 262, 365, 11601} <= mongodb.TRANSIENT

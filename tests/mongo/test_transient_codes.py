@@ -1,0 +1,93 @@
+"""Errors that pass by themselves: the server answers each of their codes once, and whatever is read goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cdc_core import errors
+from pipelines.demo import embedded_mongodb
+from pipelines.mongodb import client as mongodb
+
+CODES = sorted(mongodb.TRANSIENT - {13388})
+"""A shard alone can answer with a stale version (13388)."""
+HASTY = {"heartbeatFrequencyMS": 500, "retryReads": False}
+"""Behind the codes of an election the driver asks the server anew, and not only after ten seconds."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[embedded_mongodb.EmbeddedMongoDB]:
+    """A server that can be told to fail."""
+    options = embedded_mongodb.Options(parameters={"enableTestCommands": 1})
+    with embedded_mongodb.EmbeddedMongoDB(tmp_path_factory.mktemp("failing"), options) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def telling(server: embedded_mongodb.EmbeddedMongoDB) -> Iterator[Any]:
+    """A client that is spared, and tells the server what to fail at."""
+    with contextlib.closing(mongodb.client(server.uri, appname="test")) as client:
+        yield client
+
+
+def fail(telling: Any, code: int, command: str, times: int = 1) -> None:
+    """The server answers the next `times` of these commands with an error."""
+    data = {"failCommands": [command], "errorCode": code, "appName": mongodb.APP_NAME}
+    telling.admin.command({"configureFailPoint": "failCommand", "mode": {"times": times}, "data": data})
+
+
+def test_no_code_ends_a_stream(server: embedded_mongodb.EmbeddedMongoDB, telling: Any) -> None:
+    """Twice in a row on getMore, and once more where the stream is opened again: no event is missing."""
+    telling.streamed.create_collection("a")
+    keys: list[int] = []
+    with contextlib.closing(mongodb.client(server.uri, **HASTY)) as client:
+        options = mongodb.StreamOptions(db="streamed", max_await_ms=20)
+        stream = mongodb.ChangeStream(client, options, mongodb.Start(), initial_delay=0.01, max_delay=0.05)
+        stream.open()
+        with contextlib.closing(stream):
+            for code in CODES:
+                fail(telling, code, "getMore", 2)
+                stream.next()
+                stream._forget_cursor()
+                fail(telling, code, "aggregate")
+                telling.streamed.a.insert_one({"_id": code})
+                end = time.monotonic() + 30
+                while code not in keys:
+                    assert time.monotonic() < end, code
+                    keys += [mongodb.decode(event)["documentKey"]["_id"] for event in stream.next().events]
+    assert keys == list(CODES)
+
+
+@pytest.mark.parametrize("command", ["find", "getMore"])
+def test_no_code_gives_a_chunk_up(server: embedded_mongodb.EmbeddedMongoDB, telling: Any, command: str) -> None:
+    """It is read again: nothing says that the server would refuse it always."""
+    telling.chunks[command].insert_many([{"_id": number} for number in range(4)])
+    with contextlib.closing(mongodb.client(server.uri, **HASTY)) as client:
+        collection = next(each for each in mongodb.collections(client, ["chunks"]) if each.name == command)
+        after = mongodb.operation_time(client)
+        for code in CODES:
+            fail(telling, code, command)
+            with pytest.raises((mongodb.SnapshotExpired, errors.SourceUnreachable)):
+                list(mongodb.read_chunk(client, collection, mongodb.Range(), after=after, fetch_size=2))
+            assert len(list(mongodb.read_chunk(client, collection, mongodb.Range(), after=after, fetch_size=2))) >= 2
+
+
+def test_no_code_ends_what_is_asked_before_a_chunk(server: embedded_mongodb.EmbeddedMongoDB, telling: Any) -> None:
+    """Its boundary and the collection's size, which have no session, and what `verify` chooses by chance."""
+    telling.asked.a.insert_many([{"_id": number} for number in range(4)])
+    with contextlib.closing(mongodb.client(server.uri, **HASTY)) as client:
+        (collection,) = mongodb.collections(client, ["asked"])
+        for code in CODES:
+            fail(telling, code, "find")
+            with pytest.raises(errors.SourceUnreachable):
+                mongodb.boundary(client, collection, lo=None, documents=2)
+            fail(telling, code, "aggregate")
+            with pytest.raises(errors.SourceUnreachable):
+                mongodb.size(client, collection)
+            fail(telling, code, "aggregate")
+            with pytest.raises(errors.SourceUnreachable):
+                mongodb.sampled_ids(client, collection, documents=2)

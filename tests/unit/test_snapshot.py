@@ -1,0 +1,63 @@
+"""A snapshot's own decisions, over a source that is made up."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from bson.timestamp import Timestamp
+
+from cdc_core import errors
+from cdc_core.snapshot.state import State
+from pipelines.mongodb import client as mongodb
+from pipelines.snapshot import snapshot
+
+COLLECTION = mongodb.Collection("db", "a", None)
+
+
+@pytest.fixture
+def waits() -> list[float]:
+    """The seconds that were waited."""
+    return []
+
+
+@pytest.fixture
+def taking(waits: list[float]) -> snapshot.Snapshot:
+    """A snapshot of one collection that never sleeps."""
+
+    class Halt(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout or 0.0)
+            return self.is_set()
+
+    given: dict[str, Any] = {"spark": None, "log": None, "name": "shop", "connection": None, "collections": [COLLECTION]}
+    numbers = {"after": Timestamp(1, 1), "chunk_bytes": 1 << 20, "threads": 1}
+    return snapshot.Snapshot(**given, **numbers, state=State("s", ("db.a",)), stopped=Halt())
+
+
+@pytest.mark.parametrize("asked", ["boundary", "size"])
+def test_what_passes_by_itself_is_waited_for(
+    taking: snapshot.Snapshot, waits: list[float], monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    """An error that the server gave once costs a second, and no new start of the capture; one that stays ends it."""
+    answers: list[Any] = [errors.SourceUnreachable("error 24"), errors.SourceUnreachable("error 262"), "answer"]
+
+    def answer(*_: Any, **__: Any) -> Any:
+        found = answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(mongodb, asked, answer)
+
+    def ask() -> Any:
+        if asked == "size":
+            return taking._size(None, COLLECTION)  # type: ignore[arg-type]
+        return taking._boundary(None, COLLECTION, lo=None, documents=1)  # type: ignore[arg-type]
+
+    assert ask() == "answer" and waits == [1.0, 2.0]
+    answers += [errors.SourceUnreachable("error 24")] * snapshot.ATTEMPTS
+    with pytest.raises(errors.SourceUnreachable, match="24"):
+        ask()
+    assert not answers
