@@ -6,6 +6,7 @@ a pause, a resume or a stop is one more. Together they are the state, and there 
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -57,7 +58,7 @@ class CollectionState:
         return {
             "chunks": self.chunks,
             "documents": self.documents,
-            "hi": None if self.hi is None else extended_json.dumps(self.hi).decode(),
+            **_written_end(self.hi),
             "first": self.first,
             "completed": self.completed,
             "sweep": self.sweep,
@@ -66,11 +67,10 @@ class CollectionState:
 
     @staticmethod
     def from_json(fields: Mapping[str, Any]) -> CollectionState:
-        hi = fields.get("hi")
         return CollectionState(
             chunks=fields["chunks"],
             documents=fields["documents"],
-            hi=None if hi is None else extended_json.loads(hi),
+            hi=_end(fields),
             first=fields.get("first"),
             completed=fields["completed"],
             sweep=fields.get("sweep", True),
@@ -78,6 +78,23 @@ class CollectionState:
             failed=fields.get("failed"),
             is_gone=fields.get("gone", False),
         )
+
+
+def _written_end(hi: bytes | None) -> dict[str, str | None]:
+    """The `_id` as JSON, and as base64 of its bytes where some of its text is not UTF-8: repaired it is another place."""
+    if hi is None:
+        return {"hi": None}
+    encoded = extended_json.encode(hi)
+    text = {"hi": encoded.text.decode()}
+    return {**text, "hi_bson": base64.b64encode(hi).decode()} if encoded.lossy else text
+
+
+def _end(fields: Mapping[str, Any]) -> bytes | None:
+    """The `_id` before which everything is read; its bytes where its text is not all of it."""
+    if "hi_bson" in fields:
+        return base64.b64decode(fields["hi_bson"])
+    hi = fields.get("hi")
+    return None if hi is None else extended_json.loads(hi)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import json
+
+import bson
+import pytest
+
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.snapshot.state import CollectionState, Kind, State
 
@@ -79,3 +84,13 @@ def test_a_collection_that_failed_is_missing_only_when_it_is_retried() -> None:
     (read,) = snapshot_state.states([State("1", ("db.a",)).begun(), state.progress("db.a")])
     assert (read, read.is_done, read.failed) == (state, True, {"db.a": "error 2"})
     assert read.retried().missing == ("db.a",) and read.retried().of("db.a").documents == 7
+
+
+@pytest.mark.parametrize("text", [b"\x80\x80x", b"\xff\xfe", "é".encode(), b"plain"])
+def test_the_end_of_a_chunk_is_kept_to_the_byte(text: bytes) -> None:
+    """Also one whose text is not UTF-8: behind a repaired end, documents would be skipped."""
+    hi = bson.encode({"hi": "Q" * len(text)}).replace(b"Q" * len(text), text)
+    state = State("1", ("db.a",)).advanced("db.a", CollectionState(2, 7, hi))
+    (read,) = snapshot_state.states([State("1", ("db.a",)).begun(), json.loads(json.dumps(state.progress("db.a")))])
+    assert read.of("db.a").hi == hi
+    assert ("hi_bson" in state.of("db.a").as_json()) == (text in (b"\x80\x80x", b"\xff\xfe"))
