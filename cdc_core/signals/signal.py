@@ -14,10 +14,16 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+import bson
+import orjson
 from bson import json_util
+from bson.errors import BSONError
 
 from cdc_core.properties import types as values
 from cdc_core.stream import patterns
+
+_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError, BSONError)
+"""What parsers say of a text that is none of theirs: a wrapper with the wrong content, a number too large, too many levels."""
 
 
 class Type(str, Enum):
@@ -59,8 +65,13 @@ class Signal:
     channel: str = "source"
 
     def payload(self, **more: object) -> dict[str, Any]:
-        """The signal as a bronze row's payload holds it."""
-        return {"id": self.id, "type": self.type, "data": dict(self.data), "channel": self.channel, **more}
+        """The signal as a bronze row's payload holds it; without its data, and its text escaped, where JSON cannot say it."""
+        payload = {"id": self.id, "type": self.type, "data": dict(self.data), "channel": self.channel, **more}
+        if _is_json(payload):
+            return payload
+        return {
+            name: _plain(value) if isinstance(value, str) else value for name, value in payload.items() if name != "data"
+        }
 
 
 @dataclass(frozen=True)
@@ -110,7 +121,7 @@ def from_json(text: str, *, channel: str) -> Signal:
     """The signal that a line of a file, or a message, is; raises `Refused`."""
     try:
         fields = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Refused(f"no JSON: {error}") from error
     if not isinstance(fields, dict):
         raise Refused('a JSON object is expected, {"id": …, "type": …, "data": {…}}')
@@ -125,7 +136,7 @@ def _signal(fields: Mapping[str, Any], channel: str) -> Signal:
     if isinstance(data, str):
         try:
             data = json.loads(data) if data.strip() else {}
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise Refused(f"its data is no JSON: {error}") from error
     if data is None:
         data = {}
@@ -137,6 +148,8 @@ def _signal(fields: Mapping[str, Any], channel: str) -> Signal:
 
 def request(signal: Signal) -> Request:
     """What the signal asks for; raises `Refused` for what the connector would not do either."""
+    if "data" not in signal.payload():
+        raise Refused("its text is not Unicode, a number has more than 64 bits, or its data has too many levels")
     try:
         type_ = Type(signal.type)
     except ValueError:
@@ -175,24 +188,38 @@ def _conditions(data: Mapping[str, Any]) -> tuple[Condition, ...]:
     found = data.get("additional-conditions", [])
     if isinstance(found, Mapping):
         found = [found]
+    if not isinstance(found, (list, tuple)):
+        raise Refused("additional-conditions must be a list of objects")
     read = []
     for each in found:
         if not isinstance(each, Mapping) or "data-collection" not in each or "filter" not in each:
             raise Refused('additional-conditions must be objects {"data-collection": …, "filter": …}')
-        text = each["filter"] if isinstance(each["filter"], str) else json_util.dumps(each["filter"])
+        text = _filter_text(each["filter"])
         _check_filter(text)
         _pattern(str(each["data-collection"]))
         read.append(Condition(str(each["data-collection"]), text))
     return tuple(read)
 
 
+def _filter_text(given: Any) -> str:
+    try:
+        return given if isinstance(given, str) else json_util.dumps(given)
+    except _UNREADABLE as error:
+        raise Refused("its filter cannot be written as JSON") from error
+
+
 def _check_filter(text: str) -> None:
+    """Raise `Refused` for a filter that cannot be read, or not be sent to a server: each read of it would fail."""
     try:
         parsed = json_util.loads(text)
-    except (ValueError, TypeError) as error:
+    except _UNREADABLE as error:
         raise Refused(f"its filter is no JSON: {error}") from error
     if not isinstance(parsed, dict):
         raise Refused("its filter must be an object, as find takes it")
+    try:
+        bson.encode(parsed)
+    except _UNREADABLE as error:
+        raise Refused(f"its filter holds what BSON cannot hold: {error}") from error
 
 
 def _pattern(text: str) -> patterns.Pattern:
@@ -200,3 +227,16 @@ def _pattern(text: str) -> patterns.Pattern:
         return patterns.regex(text.strip())
     except values.Refused as error:
         raise Refused(f"{text} is no regular expression that can be used here") from error
+
+
+def _is_json(payload: Mapping[str, Any]) -> bool:
+    """Whether a row can hold the payload, as `event_rows.Rows.mark` writes it."""
+    try:
+        orjson.dumps(payload, default=str)
+    except (TypeError, RecursionError):
+        return False
+    return True
+
+
+def _plain(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()

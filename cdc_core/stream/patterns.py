@@ -65,7 +65,7 @@ def regex(entry: str) -> Pattern:
         warnings.simplefilter("error")
         try:
             pattern._regex  # noqa: B018 - compiled once, here, so that a mistake shows when settings are read
-        except (re.error, FutureWarning, DeprecationWarning) as error:
+        except (re.error, OverflowError, RecursionError, FutureWarning, DeprecationWarning) as error:
             raise values.Refused("a regular expression", str(error)) from None
     return pattern
 

@@ -109,10 +109,10 @@ class File:
                 continue
             try:
                 found.append(signals.Received(signals.from_json(line, channel="file"), line))
-                self._waiting.append(line)
             except signals.Refused as error:
                 log.warning("%s: a signal that cannot be read is left out: %s", self.path, error)
                 self._take_out(line)
+        self._waiting += [each.mark for each in found]  # not before all are read: a failure would lose those before it
         return found
 
     def handled(self, received: signals.Received) -> None:
@@ -159,7 +159,7 @@ def _text(line: bytes) -> str:
 def _is_json(line: str) -> bool:
     try:
         json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 
@@ -203,16 +203,17 @@ class Table:
         if version == self._version:
             return []
         rows = self.spark.table(str(self.table)).where(F.col("name") == self.name).orderBy("ts_ms", "row")
-        found = []
+        found, seen = [], set()
         for row in rows.toArrow().to_pylist():
             if row["row"] in self.done:
                 continue
-            self.done.add(row["row"])
+            seen.add(row["row"])
             try:
                 text = json.dumps({"id": row["id"], "type": row["type"], "data": row["data"]})
                 found.append(signals.Received(signals.from_json(text, channel="table"), row["row"]))
             except signals.Refused as error:
                 log.warning("%s: the signal %s cannot be read and is left out: %s", self.table.label, row["id"], error)
+        self.done |= seen  # not before all are read: a failure would lose those before it
         self._version = version
         return found
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from cdc_core.bronze import columns
+from cdc_core.bronze import event_rows as events
 from cdc_core.signals import signal as signals
 from pipelines.channels import signals as channels
 
@@ -117,3 +119,75 @@ def test_a_file_that_is_gone_or_cannot_be_emptied(
 
 def _refused(*_: object, **__: object) -> None:
     raise PermissionError(13, "Read-only file system")
+
+
+def asking(filter_: object) -> dict[str, object]:
+    """The data of a signal that asks for a part of a collection."""
+    return {"data-collections": ["a.b"], "additional-conditions": [{"data-collection": "a.b", "filter": filter_}]}
+
+
+HOSTILE: dict[str, dict[str, object]] = {
+    "object id": asking('{"_id": {"$oid": "nothex"}}'),
+    "decimal": asking('{"n": {"$numberDecimal": "x"}}'),
+    "date": asking('{"n": {"$date": 8640000000000000}}'),
+    "integer in a filter": asking('{"n": 99999999999999999999}'),
+    "long": asking('{"n": {"$numberLong": "99999999999999999999"}}'),
+    "timestamp": asking('{"n": {"$timestamp": {"t": 1}}}'),
+    "NUL in a name": asking('{"a\\u0000b": 1}'),
+    "surrogate in a filter": asking('{"a": "\\ud800"}'),
+    "levels of a filter": asking('{"a": ' + "[" * 50_000 + "]" * 50_000 + "}"),
+    "object as a filter": asking({"n": {"$oid": "nothex"}}),
+    "no conditions": {"data-collections": ["a.b"], "additional-conditions": 5},
+    "repetition": {"data-collections": ["a{99999999999}"]},
+    "integer": {"data-collections": ["a.b"], "n": 99999999999999999999},
+    "surrogate": {"data-collections": ["a.b"], "n": "\ud800"},
+    "levels": {"data-collections": ["a.b"], "n": json.loads("[" * 300 + "]" * 300)},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_no_parser_takes_is_refused_and_noted(name: str) -> None:
+    """A signal that a person mistyped, or means ill, ends no capture: it is refused, and its row can be written."""
+    signal = signals.from_json(json.dumps({"id": "a", "type": "execute-snapshot", "data": HOSTILE[name]}), channel="file")
+    with pytest.raises(signals.Refused) as refused:
+        signals.request(signal)
+    rows = events.Rows("shop")
+    rows.mark(events.Mark("token", columns.Kind.SIGNAL, signal.payload(refused=str(refused.value), row="r")))
+    assert json.loads(rows._payloads[0] or b"").items() >= {"id": "a", "row": "r"}.items()
+
+
+def test_a_signal_whose_name_is_not_unicode_is_refused_and_noted() -> None:
+    signal = signals.from_json('{"id": "a\\ud800", "type": "lo\\udfff", "data": {}}', channel="table")
+    with pytest.raises(signals.Refused, match="Unicode"):
+        signals.request(signal)
+    rows = events.Rows("shop")
+    rows.mark(events.Mark("token", columns.Kind.SIGNAL, signal.payload(refused="\ud800")))
+    assert json.loads(rows._payloads[0] or b"")["id"] == "a\\ud800"
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"id": "a", "type": "log", "data": "' + "[" * 100_000 + '"}'])
+def test_a_line_of_too_many_levels_is_refused(text: str, tmp_path: Path) -> None:
+    """In a file it is left out, and those around it are heeded."""
+    with pytest.raises(signals.Refused):
+        signals.from_json(text, channel="file")
+    path = tmp_path / "signals.txt"
+    path.write_text("\n".join([json.dumps({"id": "1", "type": "log"}), text, json.dumps({"id": "2", "type": "log"}), ""]))
+    assert [each.signal.id for each in channels.File(path).poll()] == ["1", "2"]
+
+
+def test_a_look_that_fails_loses_no_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was read before the failure is given at the next look."""
+    path = tmp_path / "signals.txt"
+    path.write_text('{"id": "1", "type": "log"}\n{"id": "2", "type": "log"}\n')
+    channel, read = channels.File(path), signals.from_json
+
+    def failing(text: str, *, channel: str) -> signals.Signal:
+        if '"2"' in text:
+            raise MemoryError
+        return read(text, channel=channel)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(signals, "from_json", failing)
+        with pytest.raises(MemoryError):
+            channel.poll()
+    assert [each.signal.id for each in channel.poll()] == ["1", "2"]
