@@ -40,6 +40,10 @@ Client = pymongo.MongoClient[dict[str, Any]]
 
 APP_NAME = "mongo-medallion"
 EXACT: CodecOptions[dict[str, Any]] = CodecOptions(datetime_conversion=DatetimeConversion.DATETIME_MS)
+LENIENT: CodecOptions[dict[str, Any]] = CodecOptions(
+    datetime_conversion=DatetimeConversion.DATETIME_MS, unicode_decode_error_handler="replace"
+)
+"""For replies that quote what a user wrote (validators, views, filters) and of which that part is not looked at."""
 
 _int32 = struct.Struct("<i").unpack_from
 
@@ -395,9 +399,15 @@ def collections(connection: pymongo.MongoClient[Any], databases: Sequence[str] |
             _collection(db, entry)
             for db in sorted(names)
             if db not in ("admin", "config", "local")
-            for entry in sorted(connection[db].list_collections(), key=lambda entry: entry["name"])
+            for entry in sorted(_listed(connection, db), key=lambda entry: entry["name"])
             if not entry["name"].startswith("system.")
         ]
+
+
+def _listed(connection: pymongo.MongoClient[Any], db: str) -> list[Mapping[str, Any]]:
+    """What `listCollections` says; the driver's own method reads it strictly, whatever codec the database has."""
+    database = connection.get_database(db, codec_options=LENIENT)
+    return list(database.cursor_command({"listCollections": 1, "cursor": {}}, codec_options=LENIENT))
 
 
 def _collection(db: str, entry: Mapping[str, Any]) -> Collection:
@@ -1082,7 +1092,7 @@ def refusal_of_filter(connection: pymongo.MongoClient[Any], namespace: str, cond
     find = {"find": name, "filter": dict(condition)}
     try:
         with translating("trying a filter"):
-            connection[db].command({"explain": find, "verbosity": "queryPlanner"})
+            connection[db].command({"explain": find, "verbosity": "queryPlanner"}, codec_options=LENIENT)
     except driver.OperationFailure as error:
         return _first_line(error)
     return None

@@ -255,3 +255,31 @@ def test_a_read_preference_in_the_connection_string_keeps_the_credentials(
                 client.shop.orders.insert_one({"a": 1})
                 assert changes(opened, client)
             assert snapshot_rows(each, client, after=mongodb.operation_time(client))
+
+
+# --- what a user wrote into a collection's options ---
+
+
+def far(db: Any, name: str, **options: Any) -> None:
+    """A collection or view whose options hold a date that no `datetime` can hold, and text that is not UTF-8."""
+    date = bson.datetime_ms.DatetimeMS(8_640_000_000_000_000)
+    condition = bson.encode({"until": {"$lt": date}, "note": {"$ne": "QQ"}}).replace(b"QQ", b"\xff\xfe")
+    raw = RawBSONDocument(condition)
+    given = {"viewOn": "a", "pipeline": [{"$match": raw}]} if options.get("view") else {"validator": raw}
+    db.command({"create": name, **given})
+
+
+def test_a_validator_or_a_view_that_no_driver_reads(mongo: Any, database: Any) -> None:
+    """What is in a collection's options is none of ours: the list of the collections holds all of them."""
+    database.a.insert_one({"_id": 1})
+    far(database, "validated")
+    far(database, "viewed", view=True)
+    found = {each.name: each.kind for each in mongodb.collections(mongo, [database.name])}
+    assert found == {"a": "collection", "validated": "collection", "viewed": "view"}
+
+
+def test_a_filter_over_a_collection_that_no_driver_reads(mongo: Any, database: Any) -> None:
+    """The server's answer quotes the filter: a date that no `datetime` can hold is no reason to refuse it."""
+    far(database, "validated")
+    condition = {"until": {"$lt": bson.datetime_ms.DatetimeMS(8_640_000_000_000_000)}}
+    assert mongodb.refusal_of_filter(mongo, f"{database.name}.validated", condition) is None
