@@ -12,6 +12,7 @@ from bson.timestamp import Timestamp
 
 from cdc_core.bronze import event_rows as events
 from cdc_core.settings.parse import Settings
+from cdc_core.stream import fields as field_filters
 from cdc_core.stream import filters, transactions
 from pipelines.capture import metrics
 from pipelines.capture import service as capture
@@ -96,6 +97,7 @@ def snapshot_rows(
 def _collection_rows(
     settings: Settings, collection: mongodb.Collection, *, after: Timestamp, kind: str, is_last: bool
 ) -> list[dict[str, Any]]:
+    listed = field_filters.read(settings.source.field_exclude_list, settings.source.field_renames)
     spec = snapshot.ChunkSpec(
         connection=source.connection(settings.source),
         collection=collection,
@@ -103,6 +105,7 @@ def _collection_rows(
         after=(after.time, after.inc),
         fetch_size=0,
         max_bytes=1 << 30,
+        fields=listed.of(collection.db, collection.name),
     )
     pieces = list(snapshot._encoded_chunk(spec))
     chunk = snapshot._chunk_rows(pieces[-1][0] or {}, pa.chunked_array([[rows for _, rows in pieces]], pa.binary()))

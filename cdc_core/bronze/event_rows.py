@@ -183,7 +183,7 @@ class Rows:
             )
         key = _key(document_key, raw, is_exact=is_exact)
         document_key_text = (_document_key(document_key, key) if is_exact else None) or text.of(document_key, b"documentKey")
-        lossless = original(raw) if text.lossy else None
+        lossless = original(raw, fields=changed) if text.lossy else None
         sequence = resume_token.sequence_of(token)
         lsid, txn_number = _lsid(event, raw if is_exact else None), event.get("txnNumber")
         wall_time = event.get("wallTime")
@@ -497,9 +497,12 @@ def _key(document_key: Mapping[str, Any], raw: bytes, *, is_exact: bool) -> str:
     return keys.canonical(document_key["_id"]) if is_exact else keys.canonical_raw(_part(raw, (b"documentKey",)))
 
 
-def original(raw: bytes) -> bytes:
-    """The payload that keeps the bytes of an event or a document, some of whose text is not UTF-8 and was repaired."""
-    return orjson.dumps({"bson": base64.b64encode(raw).decode()})
+def original(raw: bytes, *, fields: field_filters.Fields | None) -> bytes:
+    """The payload that keeps the bytes of an event or a document, some of whose text is not UTF-8 and was repaired.
+
+    Without them where fields are taken out or renamed (`{"bson": null}`): the bytes hold every field, under its old name.
+    """
+    return orjson.dumps({"bson": None if fields is not None else base64.b64encode(raw).decode()})
 
 
 def _lsid(event: Mapping[str, Any], proven: bytes | None) -> str | None:

@@ -594,7 +594,7 @@ def _encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
             missing.pop(key, None)
             text = encoded.text if spec.fields is None else events.filtered(encoded.text, fields=spec.fields, taken=set())
             texts.append(text)
-            originals.append(events.original(raw) if encoded.lossy else None)
+            originals.append(events.original(raw, fields=spec.fields) if encoded.lossy else None)
             lossy += encoded.lossy
             size += len(text)
             if size - sent > PIECE_BYTES:

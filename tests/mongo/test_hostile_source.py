@@ -118,6 +118,29 @@ def test_documents_that_the_driver_refuses_land_with_their_bytes(mongodb_uri: st
     assert sum(row["payload"] is not None for row in rows) == len(given) - 2
 
 
+def test_fields_that_are_left_out_are_in_no_original(mongodb_uri: str, mongo: Any, database: Any) -> None:
+    """Of a document with text that is not UTF-8 no bytes are kept where they would hold what the settings take out or rename."""
+    database.command({"create": "users", "changeStreamPreAndPostImages": {"enabled": True}})
+    lists = {"field.exclude.list": f"{database.name}.users.ssn", "field.renames": f"{database.name}.users.old:new"}
+    mode = {"capture.mode": "change_streams_update_full_with_pre_image"}
+    found = settings(mongodb_uri, **{"database.include.list": database.name, **lists, **mode})
+    broken = b"\x02note\0" + text(b"\xff\xfe") + b"\x02old\0" + text(b"o") + b"\x02ssn\0" + text(b"123-45-6789")
+    begins = mongodb.operation_time(mongo)
+    with stream(mongo, found) as opened:
+        for name in ("users", "others"):
+            database[name].insert_one(RawBSONDocument(document(b"\x10_id\0\1\0\0\0", broken)))
+            given = document(b"\x03q\0" + document(), b"\x03u\0" + document(b"\x03$set\0" + document(broken)))
+            database.command({"update": name, "updates": [RawBSONDocument(given)]})
+        database.users.update_one({"_id": 1}, {"$set": {"ssn": "987-65-4321"}})
+        landed = changes(opened, mongo)
+    landed += snapshot_rows(found, mongo, after=begins)
+    of_users = [row for row in landed if row["collection"] == "users"]
+    of_others = [row for row in landed if row["collection"] == "others"]
+    assert len(of_users) >= 3 and {row["payload"] for row in of_users} == {'{"bson":null}'}
+    assert not [row for row in of_users if "123-45" in str(row) or "987-65" in str(row) or '"old"' in str(row)]
+    assert all(b"123-45-6789" in base64.b64decode(json.loads(row["payload"])["bson"]) for row in of_others)
+
+
 def test_chunks_end_and_begin_at_any_id(mongo: Any, database: Any) -> None:
     """Boundaries of chunks are bytes: an `_id` that cannot be decoded stands at one as well as any other."""
     kinds = [b"\x0d_id\0" + text(b"code"), b"\x0e_id\0" + text(b"symbol"), b"\x05_id\0\4\0\0\0\2\xff\xff\0\0", b"\x7f_id\0"]
