@@ -1,6 +1,7 @@
 """The snapshots of one capture: the initial one, those that signals ask for, and those of collections that were replaced.
 
-They are taken one after the other, in a thread of their own, in the order in which they were planned. What is planned,
+They are taken one after the other, in a thread of their own, in the order in which they were planned; one that is paused is
+passed over, and goes on when it is resumed. What is planned,
 paused and stopped stands in heartbeats (`cdc_core.snapshot.state`), so that a capture that is started again goes on.
 """
 
@@ -40,6 +41,11 @@ class _Entry:
         state = replace(self.state, is_paused=self.controls.is_paused)
         return state.without(self.controls.stopped)
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether it waits to be resumed: there is something that it would read."""
+        return self.controls.is_paused and not self.now.is_done
+
 
 def _controls(state: State) -> snapshot.Controls:
     return snapshot.Controls(is_paused=state.is_paused, stopped=state.stopped)
@@ -54,6 +60,7 @@ class Snapshots:
     halt: threading.Event
     metrics: metrics.Snapshotting
     _entries: list[_Entry] = field(default_factory=list)
+    _running: _Entry | None = None
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def add(self, state: State, *, is_new: bool = True) -> None:
@@ -84,15 +91,31 @@ class Snapshots:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is read now nor will be without a signal: what is paused waits, and what is planned after it."""
+        """Whether nothing is read now nor will be without a signal: what is paused waits, and what `_following` says behind it."""
         with self._changed:
-            return not self._entries or (self._entries[0].is_planned and self._entries[0].controls.is_paused)
+            return self._following() is None and all(entry.is_planned for entry in self._entries)
 
     @property
     def is_blocking(self) -> bool:
         """Whether the stream waits, because a blocking snapshot is read."""
         with self._changed:
-            return bool(self._entries) and self._entries[0].is_planned and self._entries[0].state.kind is Kind.BLOCKING
+            following = self._following()
+            return following is not None and following.state.kind is Kind.BLOCKING
+
+    def _following(self) -> _Entry | None:
+        """What is read now, or else next: the first that is planned and not paused.
+
+        A pause holds back all that is incremental, also what a signal asked for after it.
+        """
+        if self._running is not None:
+            return self._running
+        is_held = False
+        for entry in self._entries:
+            is_held = is_held or entry.is_paused
+            is_free = entry.state.kind is not Kind.INCREMENTAL or not is_held or entry.now.is_done
+            if entry.is_planned and is_free:
+                return entry
+        return None
 
     def pause(self, is_paused: bool) -> list[State]:
         """Pause the incremental snapshots, or let them go on; the states of those to which that is news."""
@@ -102,6 +125,7 @@ class Snapshots:
                 entry.controls.pause(is_paused)
                 changed.append(entry.now)
                 self._tell(entry.now, notifications.Type.PAUSED if is_paused else notifications.Type.RESUMED)
+        self.wake()
         return changed
 
     def stop(self, chosen: Callable[[Iterable[str]], Iterable[str]]) -> list[State]:
@@ -119,35 +143,41 @@ class Snapshots:
         """Take one after the other until the capture ends."""
         while not self.halt.is_set():
             with self._changed:
-                if not self._entries or not self._entries[0].is_planned:
+                entry = self._running = self._following()
+                if entry is None:
                     self._changed.wait(IDLE_WAIT)
                     continue
-                entry = self._entries[0]
-            self._take(entry)
+            has_paused = self._take(entry)
             with self._changed:
                 if not self.halt.is_set():
-                    self._entries.remove(entry)
+                    self._running = None
+                    if not has_paused:
+                        self._entries.remove(entry)
 
     def _incremental(self) -> list[_Entry]:
         with self._changed:
             return [entry for entry in self._entries if entry.state.kind is Kind.INCREMENTAL]
 
-    def _take(self, entry: _Entry) -> None:
+    def _take(self, entry: _Entry) -> bool:
+        """Read a snapshot to its end, or until it is paused; whether it was paused."""
         taken = self.taking(entry.state, entry.controls)
         if taken is None:
-            return
+            return False
         if entry.is_new:
             self._tell(entry.state, notifications.Type.STARTED)
+            entry.is_new = False
         taken.told = lambda what, data: self._tell(taken.state, what, **data)
         self.metrics.begun(taken, at=time.time())
         try:
             taken.run()
         finally:
             entry.state = taken.state
-            self.metrics.ended(at=time.time())
+            if not taken.has_paused:
+                self.metrics.ended(at=time.time())
         if taken.state.is_done and not taken.state.stopped.issuperset(taken.state.planned or ("",)):
             is_whole = not taken.state.failed
             self._tell(taken.state, notifications.Type.COMPLETED if is_whole else notifications.Type.ABORTED)
+        return taken.has_paused
 
     def _tell(self, state: State, type_: notifications.Type, **data: str) -> None:
         is_incremental = state.kind is Kind.INCREMENTAL

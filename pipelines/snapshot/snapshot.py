@@ -59,8 +59,6 @@ CHUNK_SECONDS = 120.0
 """A chunk ends after that long, well inside the server's 300 seconds for a snapshot read."""
 
 ATTEMPTS = 5
-PAUSE_WAIT = 1.0
-"""Seconds between two looks whether a paused snapshot goes on."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,7 @@ class Controls:
     """What other threads ask of a snapshot in its run; it looks between two chunks."""
 
     def __init__(self, *, is_paused: bool = False, stopped: Iterable[str] = ()) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._is_paused = is_paused
         self._stopped = frozenset(stopped)
         self._paused_at, self._paused_seconds = time.monotonic(), 0.0
@@ -131,21 +129,14 @@ class Controls:
 
     def pause(self, is_paused: bool) -> None:
         """Pause the snapshot, or let it go on."""
-        with self._changed:
+        with self._lock:
             self._paused_seconds, self._paused_at = self.paused_seconds, time.monotonic()
             self._is_paused = is_paused
-            self._changed.notify_all()
 
     def stop(self, namespaces: Iterable[str]) -> None:
         """Read these collections no further."""
-        with self._changed:
+        with self._lock:
             self._stopped |= frozenset(namespaces)
-            self._changed.notify_all()
-
-    def wait(self, seconds: float) -> None:
-        """Wait until something changes, at most so long."""
-        with self._changed:
-            self._changed.wait(seconds)
 
 
 @dataclass
@@ -174,9 +165,11 @@ class Snapshot:
     documents_max: int | None = None
     left_out: Collection[str] = ()
     told: Told = lambda what, data: None
+    has_paused: bool = False
+    """Whether it ended because it was paused: another one goes on from its state when it is resumed."""
 
     def run(self) -> State:
-        """Read and commit what is missing; the state at its end, which is not done if it was stopped."""
+        """Read and commit what is missing; the state at its end, which is not done if it was stopped or paused."""
         client = self.connection.client()
         try:
             missing = self._missing()
@@ -199,11 +192,11 @@ class Snapshot:
         return [each for each in self.collections if each.namespace in missing]
 
     def _may_read(self, namespace: str) -> bool:
-        """Whether the collection is to be read on; waits while the snapshot is paused."""
-        while self.controls.is_paused and not self.stopped.is_set() and namespace not in self.controls.stopped:
-            self.controls.wait(PAUSE_WAIT)
+        """Whether the collection is to be read on; no more is read in this run once it was paused."""
         self.state = self.state.without(self.controls.stopped)
-        return not self.stopped.is_set() and namespace in self.state.missing
+        is_missing = not self.stopped.is_set() and namespace in self.state.missing
+        self.has_paused = self.has_paused or (is_missing and self.controls.is_paused)
+        return is_missing and not self.has_paused
 
     def _gone(self, read: Collection[str]) -> None:
         """Collections that were dropped since the plan was made have nothing left to read."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -61,3 +63,21 @@ def test_what_passes_by_itself_is_waited_for(
     with pytest.raises(errors.SourceUnreachable, match="24"):
         ask()
     assert not answers
+
+
+def test_a_pause_ends_the_run(taking: snapshot.Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It returns, and another one goes on when it is resumed; what was stopped meanwhile is not waited for."""
+    taking.connection = SimpleNamespace(client=lambda: SimpleNamespace(close=lambda: None))  # type: ignore[assignment]
+    monkeypatch.setattr(mongodb, "size", lambda *_: mongodb.Size(1, 1))
+    taking.controls.pause(True)
+    runs = threading.Thread(target=taking.run, daemon=True)
+    runs.start()
+    runs.join(5)
+    assert not runs.is_alive()
+    assert taking.has_paused and taking.state.missing == ("db.a",)
+    taking.controls.pause(False)
+    assert not taking._may_read("db.a")  # chunks that were cut short must not be passed over
+    again = replace(taking, has_paused=False)
+    again.controls.pause(True)
+    again.controls.stop(["db.a"])
+    assert again.run().is_done and not again.has_paused

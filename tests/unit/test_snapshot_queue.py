@@ -1,0 +1,159 @@
+"""Which of the planned snapshots is read: one after the other, and none that is paused."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from cdc_core.snapshot.state import CollectionState, Kind, State
+from pipelines.capture import metrics
+from pipelines.snapshot import queue, snapshot
+
+
+@dataclass
+class Taken:
+    """A snapshot of documents that are read when `gate` is open; a pause ends it before the next."""
+
+    state: State
+    controls: snapshot.Controls
+    read: list[str]
+    gate: threading.Event
+    has_paused: bool = False
+
+    def run(self) -> None:
+        for name in self.state.without(self.controls.stopped).missing:
+            while not self.gate.wait(0.01) and not self.controls.is_paused:
+                pass
+            self.state = self.state.without(self.controls.stopped)
+            if self.controls.is_paused and name in self.state.missing:
+                self.has_paused = True
+                return
+            self.read.append(f"{self.state.id}:{name}")
+            self.state = self.state.advanced(name, CollectionState(1, 1, completed=True))
+
+
+class Notifier:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str | None, str]] = []
+
+    def tell(self, aggregate: str, type_: Any, *, id_: str | None, data: Any = None) -> None:
+        self.told.append((id_, type_.value))
+
+
+class Running:
+    """The queue in its thread."""
+
+    def __init__(self) -> None:
+        self.read: list[str] = []
+        self.gate, self.halt, self.notifier = threading.Event(), threading.Event(), Notifier()
+        self.gate.set()
+        self.metrics = metrics.Snapshotting()
+        taking: Any = lambda state, controls: Taken(state, controls, self.read, self.gate)  # noqa: E731
+        self.queue = queue.Snapshots(taking, self.notifier, self.halt, self.metrics)  # type: ignore[arg-type]
+        self.thread = threading.Thread(target=self.queue.run, daemon=True)
+        self.thread.start()
+
+    def plan(self, *states: State) -> None:
+        for state in states:
+            self.queue.plan(state)()
+
+    def until(self, is_so: Callable[[], bool]) -> None:
+        end = time.monotonic() + 10
+        while not is_so():
+            assert time.monotonic() < end, self.read
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def running() -> Iterator[Running]:
+    made = Running()
+    yield made
+    made.halt.set()
+    made.gate.set()
+    made.queue.wake()
+    made.thread.join(10)
+
+
+ORDERS = State("orders", ("db.orders", "db.more"), kind=Kind.INCREMENTAL)
+STOCK = State("stock", ("db.stock",), kind=Kind.INCREMENTAL)
+REPLACED = State("replaced", ("db.report",), {"db.report": CollectionState(first="x")}, Kind.REPLACED)
+BLOCKING = State("blocking", ("db.all",), kind=Kind.BLOCKING)
+
+
+def test_a_paused_snapshot_holds_back_no_collection_that_was_replaced(running: Running) -> None:
+    """What was replaced is wrong in every table until it is read again; what is incremental waits for the resume."""
+    running.gate.clear()
+    running.plan(ORDERS, STOCK)
+    running.queue.pause(True)
+    running.gate.set()
+    running.until(lambda: running.queue.is_idle)
+    running.plan(State("late", ("db.late",), kind=Kind.INCREMENTAL), REPLACED)
+    assert not running.queue.is_idle
+    running.until(lambda: running.queue.is_idle)
+    assert running.read == ["replaced:db.report"]
+    running.queue.pause(False)
+    running.until(lambda: len(running.read) == 5)
+    assert running.read[1:] == ["orders:db.orders", "orders:db.more", "stock:db.stock", "late:db.late"]
+    running.until(lambda: running.queue.is_idle)
+    assert [told for told in running.notifier.told if told[0] == "orders"].count(("orders", "STARTED")) == 1
+
+
+def test_a_run_that_was_paused_half_way_goes_on_where_it_was(running: Running) -> None:
+    """Its state is kept for the next one, and until then it counts as paused."""
+    running.gate.clear()
+    running.plan(ORDERS)
+    running.until(lambda: running.metrics.taken is not None)
+    assert not running.queue.is_idle
+    running.queue.pause(True)
+    running.until(lambda: running.queue.is_idle)
+    assert running.metrics.ended_at is None and not running.metrics.is_aborted
+    running.gate.set()
+    running.queue.pause(False)
+    running.until(lambda: len(running.read) == 2 and running.queue.is_idle)
+    assert running.metrics.ended_at is not None
+
+
+def test_a_paused_snapshot_that_is_stopped_ends(running: Running) -> None:
+    """It holds back nothing after that."""
+    running.gate.clear()
+    running.plan(ORDERS, STOCK)
+    running.queue.pause(True)
+    running.until(lambda: running.queue.is_idle)
+    running.queue.stop(lambda names: [name for name in names if name != "db.stock"])
+    running.gate.set()
+    running.queue.pause(False)
+    running.until(lambda: running.read == ["stock:db.stock"])
+
+
+def test_the_stream_waits_while_a_blocking_snapshot_is_read(running: Running) -> None:
+    """Also one that passed a paused one, and when that is resumed meanwhile."""
+    running.gate.clear()
+    running.plan(ORDERS)
+    running.queue.pause(True)
+    running.until(lambda: running.queue.is_idle)
+    assert not running.queue.is_blocking
+    running.plan(BLOCKING)
+    assert running.queue.is_blocking
+    running.until(lambda: running.metrics.taken is not None and running.metrics.taken.state.id == "blocking")
+    running.queue.pause(False)
+    assert running.queue.is_blocking
+    running.gate.set()
+    running.until(lambda: len(running.read) == 3)
+    assert running.read[0] == "blocking:db.all"
+    running.until(lambda: not running.queue.is_blocking)
+
+
+def test_what_is_not_in_bronze_yet_is_not_begun(running: Running) -> None:
+    """And nobody is idle who waits for it."""
+    begin = running.queue.plan(replace(STOCK))
+    assert not running.queue.is_idle and not running.read
+    begin()
+    running.until(lambda: running.queue.is_idle)
+    assert running.read == ["stock:db.stock"]
