@@ -763,16 +763,15 @@ class ChangeStream:
         """The client to read with. A cursor lives on one server: with several to choose from, one is pinned."""
         if self._pinned is not None:
             return self._pinned
-        self._pinned = _pinned(self.connection)
+        self._pinned = _pinned(self.connection, self.connection.read_preference)
         return self._pinned or self.connection
 
     def _read_preference(self) -> Any:
         return ReadPreference.PRIMARY_PREFERRED if self._pinned is not None else self.connection.read_preference
 
 
-def _pinned(connection: pymongo.MongoClient[Any]) -> pymongo.MongoClient[Any] | None:
+def _pinned(connection: pymongo.MongoClient[Any], preference: Any) -> pymongo.MongoClient[Any] | None:
     """A client of the one server on which a cursor is to live, to be closed; None where there is none to choose."""
-    preference = connection.read_preference
     if preference == ReadPreference.PRIMARY and len(connection.nodes) < 2:
         return None
     hello = connection.admin.command("hello", read_preference=preference)
@@ -944,9 +943,12 @@ def read_chunk(
     `is_exact`.
 
     Raises `SnapshotExpired` (read it again, smaller), `CollectionChanged`, or one of our errors. Capped collections have
-    no snapshot reads: there the time is the one from just before, and replaying the changes after it converges.
+    no snapshot reads: there the time is the one from just before, and replaying the changes after it converges. They are
+    read from the primary, whose time that is: another server may be behind it, and its documents older than they say.
     """
-    with _reading_whole(f"reading a chunk of {collection.namespace}"), _reading(connection) as (server, session, preference):
+    asked = ReadPreference.PRIMARY if collection.is_capped else connection.read_preference
+    reading = _reading(connection, asked)
+    with _reading_whole(f"reading a chunk of {collection.namespace}"), reading as (server, session, preference):
         database = server[collection.db]
         at = operation_time(connection) if collection.is_capped else None
         reply = database.command(
@@ -989,16 +991,17 @@ def code_of(error: driver.OperationFailure) -> str:
 
 
 @contextmanager
-def _reading(connection: pymongo.MongoClient[Any]) -> Iterator[tuple[pymongo.MongoClient[Any], Any, Any]]:
-    """The server that a chunk is read from, a session on it, and the read preference for it.
+def _reading(connection: pymongo.MongoClient[Any], asked: Any) -> Iterator[tuple[pymongo.MongoClient[Any], Any, Any]]:
+    """The server that a chunk is read from, a session on it, and the read preference for it, where `asked` is the user's.
 
     A chunk whose cursor is gone (an election, a collection that was dropped) is to be read again.
     """
-    pinned = _pinned(connection)
+    pinned = _pinned(connection, asked)
     server = pinned or connection
     try:
         with server.start_session() as session:
-            yield server, session, connection.read_preference if pinned is None else ReadPreference.PRIMARY_PREFERRED
+            is_any = pinned is not None and asked != ReadPreference.PRIMARY
+            yield server, session, ReadPreference.PRIMARY_PREFERRED if is_any else asked
     except driver.OperationFailure as error:
         if error.code in KILLED:
             raise SnapshotExpired from error

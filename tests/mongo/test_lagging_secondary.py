@@ -1,0 +1,75 @@
+"""A replica set whose secondary is behind: what a chunk holds is as new as it says."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import bson
+import pytest
+from pymongo.read_preferences import ReadPreference
+
+from pipelines.demo import embedded_mongodb
+from pipelines.mongodb import client as mongodb
+
+WAIT = 60
+
+
+def until(is_so: Any) -> None:
+    end = time.monotonic() + WAIT
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def member(folder: Path, port: int) -> Iterator[str]:
+    """One more mongod of the embedded server's replica set."""
+    folder.mkdir()
+    command = [str(embedded_mongodb.find()), "--dbpath", str(folder), "--port", str(port), "--bind_ip", "127.0.0.1"]
+    command += ["--replSet", embedded_mongodb.REPLICA_SET, "--wiredTigerCacheSizeGB", "0.25", "--oplogSize", "64"]
+    command += ["--nounixsocket", "--setParameter", "enableTestCommands=1"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def hosts(start_mongodb: Any, tmp_path: Path) -> Iterator[list[str]]:
+    """A primary, and a secondary that applies no writes any more; the capped collection and one more are older than that."""
+    server = start_mongodb(embedded_mongodb.Options(oplog_mb=64))
+    with member(tmp_path / "second", embedded_mongodb._free_port()) as second, contextlib.ExitStack() as stack:
+        first = stack.enter_context(contextlib.closing(mongodb.client(server.uri)))
+        config = first.admin.command("replSetGetConfig")["config"]
+        config["members"].append({"_id": 1, "host": second, "priority": 0, "votes": 0})
+        config["version"] += 1
+        first.admin.command("replSetReconfig", config)
+        first.shop.create_collection("ring", capped=True, size=100_000)
+        first.shop.ring.insert_one({"_id": 1, "v": "old"})
+        direct = stack.enter_context(contextlib.closing(mongodb.client(f"mongodb://{second}/?directConnection=true")))
+        read = direct.shop.get_collection("ring", read_preference=ReadPreference.SECONDARY_PREFERRED)
+        until(lambda: direct.admin.command("hello").get("secondary") and read.find_one({"_id": 1}))
+        direct.admin.command("configureFailPoint", "rsSyncApplyStop", mode="alwaysOn")
+        time.sleep(1)  # what is being applied just now
+        first.shop.ring.update_one({"_id": 1}, {"$set": {"v": "new"}})
+        first.shop.ring.insert_one({"_id": 2, "v": "new"})
+        assert read.find_one({"_id": 1}) == {"_id": 1, "v": "old"}
+        yield [server.address, second]
+
+
+def test_a_capped_collection_is_read_from_the_primary(hosts: list[str]) -> None:
+    """Without snapshot reads a secondary's documents would count as of a time that it has not reached."""
+    uri = f"mongodb://{','.join(hosts)}/?replicaSet={embedded_mongodb.REPLICA_SET}&readPreference=secondaryPreferred"
+    with contextlib.closing(mongodb.client(uri)) as client:
+        after = mongodb.operation_time(client)
+        until(lambda: len(client.nodes) == 2)
+        (ring,) = mongodb.collections(client, ["shop"])
+        chunks = list(mongodb.read_chunk(client, ring, mongodb.Range(), after=after, fetch_size=1))
+        assert [bson.decode(raw)["v"] for chunk in chunks for raw in chunk.documents] == ["new", "new"]
+        assert all(chunk.at >= after for chunk in chunks)
