@@ -385,6 +385,8 @@ class Collection:
     is_capped: bool = False
     kind: str = "collection"
     has_images: bool = False
+    is_clustered: bool = False
+    """Whether its documents lie in the order of `_id`, and there is no other index of it."""
 
     @property
     def namespace(self) -> str:
@@ -419,6 +421,7 @@ def _collection(db: str, entry: Mapping[str, Any]) -> Collection:
         bool(options.get("capped")),
         entry.get("type", "collection"),
         bool(options.get("changeStreamPreAndPostImages", {}).get("enabled")),
+        bool(options.get("clusteredIndex")),
     )
 
 
@@ -877,6 +880,14 @@ class Range:
             bounds.append({"$lt": ["$_id", RawBSONDocument(_renamed(self.hi, b"$literal"))]})
         return {"$expr": {"$and": bounds}} if bounds else {}
 
+    def ends(self) -> dict[str, Any]:
+        """The same as options of `find` beside a hint: a clustered collection would be read whole for each `$expr`.
+
+        An open end holds all there is, MinKey and MaxKey too; an ordinary index leaves out MaxKey there.
+        """
+        given = {"min": self.lo, "max": self.hi}
+        return {name: RawBSONDocument(_renamed(end, b"_id")) for name, end in given.items() if end is not None}
+
 
 def boundary(
     connection: pymongo.MongoClient[Any], collection: Collection, *, lo: bytes | None, documents: int
@@ -884,7 +895,7 @@ def boundary(
     """The `_id` that stands `documents` places after `lo` in index order, as BSON ``{"hi": _id}``; None past the end."""
     command = {
         "find": collection.name,
-        "filter": Range(lo=lo).condition(),
+        **_within(collection, Range(lo=lo)),
         "projection": {"_id": 1},
         "sort": {"_id": 1},
         "hint": {"_id": 1},
@@ -898,6 +909,13 @@ def boundary(
         )
     found, _rest = split_batch(bytes(reply.raw), b"firstBatch")
     return id_as_hi(found[0]) if found else None
+
+
+def _within(collection: Collection, bounds: Range, condition: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What restricts a `find` to a range, and to what a condition lets through."""
+    ends = bounds.ends() if collection.is_clustered else {}
+    conditions = [part for part in ({} if ends else bounds.condition(), dict(condition or {})) if part]
+    return {"filter": {"$and": conditions} if len(conditions) > 1 else (conditions or [{}])[0], **ends}
 
 
 def hi_as_lo(hi: bytes) -> bytes:
@@ -1020,10 +1038,9 @@ def _find(
     condition: Mapping[str, Any] | None,
     is_exact: bool = False,
 ) -> dict[str, Any]:
-    conditions = [part for part in (bounds.condition(), dict(condition or {})) if part]
     command: dict[str, Any] = {
         "find": collection.name,
-        "filter": {"$and": conditions} if len(conditions) > 1 else (conditions or [{}])[0],
+        **_within(collection, bounds, condition),
         "batchSize": fetch_size or 10_000,
         "noCursorTimeout": False,
     }

@@ -317,10 +317,10 @@ class Snapshot:
             try:
                 return mongodb.boundary(client, collection, lo=lo, documents=documents)
             except mongodb.SnapshotExpired:
-                continue
+                self._wait_behind(_given_up(), attempt)
             except errors.SourceUnreachable as error:
                 self._wait_behind(error, attempt)
-        raise _given_up(collection.namespace)
+        raise _given_up()
 
     def _size(self, client: mongodb.Client, collection: mongodb.Collection) -> mongodb.Size:
         for attempt in range(ATTEMPTS):
@@ -328,15 +328,17 @@ class Snapshot:
                 return _size(client, collection)
             except errors.SourceUnreachable as error:
                 self._wait_behind(error, attempt)
-        raise _given_up(collection.namespace)
+        raise _given_up()
 
-    def _wait_behind(self, error: errors.SourceUnreachable, attempt: int) -> None:
+    def _wait_behind(self, error: errors.SourceUnreachable | mongodb.ReadRefused, attempt: int) -> None:
         """Wait before the server is asked again, longer each time: an election takes seconds, and so does what passes by itself.
 
-        Raises the error behind the last attempt, and where the capture ends meanwhile.
+        Raises the error behind the last attempt, and `SourceUnreachable` where the capture ends meanwhile.
         """
-        if attempt == ATTEMPTS - 1 or self.stopped.wait(2.0**attempt):
+        if attempt == ATTEMPTS - 1:
             raise error
+        if self.stopped.wait(2.0**attempt):
+            raise errors.SourceUnreachable(str(error)) from error
 
     def _land(self, collection: mongodb.Collection, bounds: mongodb.Range, chunk: ChunkRows) -> None:
         """Commit a chunk, and what follows its cut where the executor had to end it early."""
@@ -434,12 +436,13 @@ class Snapshot:
                     raise mongodb.ReadRefused(meta["message"])
                 case "expired":
                     spec = replace(spec, max_bytes=max(1, spec.max_bytes // 2))
+                    self._wait_behind(_given_up(), attempt)
                 case _:
                     error = _error_from(meta)
                     if not isinstance(error, errors.SourceUnreachable):
                         raise error
                     self._wait_behind(error, attempt)
-        raise _given_up(collection.namespace)
+        raise _given_up()
 
     def _report(self, namespace: str) -> None:
         if self.report is None:
@@ -631,9 +634,11 @@ def _chunk_rows(meta: Mapping[str, Any], pieces: pa.ChunkedArray) -> ChunkRows:
     )
 
 
-def _given_up(namespace: str) -> errors.SourceUnreachable:
-    return errors.SourceUnreachable(
-        f"the snapshot of {namespace}: the server gave up a chunk {ATTEMPTS} times; start again, it goes on where it was"
+def _given_up() -> mongodb.ReadRefused:
+    """One collection that the server cannot read in time is no reason to start the capture over: it would be so for ever."""
+    return mongodb.ReadRefused(
+        f"the server gave up a chunk of it {ATTEMPTS} times, each smaller; a read of one time lasts 300 seconds "
+        "(minSnapshotHistoryWindowInSeconds)"
     )
 
 

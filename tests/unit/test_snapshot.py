@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from bson.timestamp import Timestamp
 
@@ -81,3 +82,62 @@ def test_a_pause_ends_the_run(taking: snapshot.Snapshot, monkeypatch: pytest.Mon
     again.controls.pause(True)
     again.controls.stop(["db.a"])
     assert again.run().is_done and not again.has_paused
+
+
+class Log:
+    """Keeps the heartbeats."""
+
+    position = SimpleNamespace(token="82")
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def heartbeat(self, *payloads: Any, token: str, ts_ms: int) -> None:
+        self.told += payloads
+
+
+class Expired:
+    """A Spark whose executors are told each time that the server's window is over."""
+
+    def range(self, *_: Any, **__: Any) -> Expired:
+        return self
+
+    def mapInArrow(self, *_: Any) -> Expired:
+        return self
+
+    def toArrow(self) -> pa.Table:
+        return pa.table({"meta": ['{"outcome": "expired"}'], "rows": pa.array([None], pa.binary())})
+
+
+@pytest.mark.parametrize("where", ["chunk", "boundary"])
+def test_a_collection_that_the_server_gives_up_fails_alone(
+    taking: snapshot.Snapshot, waits: list[float], monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """The capture would start over for ever, and nothing else would be read."""
+
+    def boundary(*_: Any, **__: Any) -> None:
+        if where == "boundary":
+            raise mongodb.SnapshotExpired
+
+    monkeypatch.setattr(mongodb, "size", lambda *_: mongodb.Size(1, 1))
+    monkeypatch.setattr(mongodb, "boundary", boundary)
+    taking.connection = SimpleNamespace(client=lambda: SimpleNamespace(close=lambda: None))  # type: ignore[assignment]
+    taking.spark, taking.log = Expired(), Log()  # type: ignore[assignment]
+    assert taking.run().failed.keys() == {"db.a"}
+    assert waits == [1.0, 2.0, 4.0, 8.0]
+    assert "gave up" in str(taking.log.told)  # type: ignore[attr-defined]
+
+
+def test_a_snapshot_that_ends_while_it_waits_fails_no_collection(
+    taking: snapshot.Snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next start goes on where it was."""
+
+    def boundary(*_: Any, **__: Any) -> None:
+        taking.stopped.set()
+        raise mongodb.SnapshotExpired
+
+    monkeypatch.setattr(mongodb, "boundary", boundary)
+    with pytest.raises(errors.SourceUnreachable):
+        taking._boundary(None, COLLECTION, lo=None, documents=1)  # type: ignore[arg-type]
+    assert not taking.state.failed

@@ -1,0 +1,62 @@
+"""Collections that are clustered by `_id`: each chunk reads its own documents, whatever `_id` they have."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import bson
+import pytest
+
+from pipelines.mongodb import client as mongodb
+
+MIXED = [
+    bson.MinKey(), bson.MaxKey(), float("nan"), float("-inf"), float("inf"), None, "", "a", "B", "é", {}, {"a": 1}, b"x",
+    bson.Binary(b"y", 4), bson.ObjectId(), True, False, datetime.datetime(2020, 1, 1), bson.Timestamp(1, 2), 5,
+    bson.Int64(2**60), bson.Decimal128("1.5"), bson.Code("x"),
+]  # fmt: skip
+
+
+def made(database: Any, ids: list[Any], **options: Any) -> mongodb.Collection:
+    clustered = {"key": {"_id": 1}, "unique": True}
+    database.command({"create": "a", "clusteredIndex": clustered, **options})
+    database.a.insert_many([{"_id": each, "odd": bool(number % 2)} for number, each in enumerate(ids)])
+    (found,) = mongodb.collections(database.client, [database.name])
+    assert found.is_clustered
+    return found
+
+
+def chunks(mongo: Any, collection: mongodb.Collection, step: int, condition: Any = None) -> list[list[bytes]]:
+    """Everything, in chunks of so many documents."""
+    after, found = mongodb.operation_time(mongo), []
+    lo: bytes | None = None
+    while True:
+        hi = mongodb.boundary(mongo, collection, lo=lo, documents=step)
+        read = mongodb.read_chunk(mongo, collection, mongodb.Range(lo, hi), after=after, condition=condition)
+        found.append([raw for chunk in read for raw in chunk.documents])
+        if hi is None:
+            return found
+        lo = mongodb.hi_as_lo(hi)
+
+
+@pytest.mark.parametrize("options", [{}, {"collation": {"locale": "en", "strength": 2}}], ids=["plain", "collation"])
+@pytest.mark.parametrize("step", [1, 3, 100])
+def test_every_document_is_in_one_chunk(mongo: Any, database: Any, options: dict[str, Any], step: int) -> None:
+    """Of every type, MinKey and MaxKey too; with a condition, those that it lets through."""
+    collection = made(database, MIXED, **options)
+    for condition, count in ((None, len(MIXED)), ({"odd": True}, len(MIXED) // 2)):
+        found = [raw for chunk in chunks(mongo, collection, step, condition) for raw in chunk]
+        assert len(found) == len(set(found)) == count
+
+
+def test_a_chunk_reads_no_more_than_its_documents(mongo: Any, database: Any) -> None:
+    """A chunk that costs a scan of the whole collection outlives the server's window once that is large enough."""
+    collection = made(database, [*range(2000), *(f"s{number}" for number in range(2000))])
+    lo = mongodb.hi_as_lo(bson.encode({"hi": 1000}))
+    bounds = mongodb.Range(lo, mongodb.boundary(mongo, collection, lo=lo, documents=20))
+    find = mongodb._find(collection, bounds, after=mongodb.operation_time(mongo), fetch_size=0, condition={"odd": True})
+    for name in ("readConcern", "noCursorTimeout"):
+        del find[name]
+    stats = database.command({"explain": find, "verbosity": "executionStats"})["executionStats"]
+    assert stats["nReturned"] == 10 and stats["totalDocsExamined"] <= 22
+    assert "SORT" not in str(stats["executionStages"])
