@@ -11,6 +11,7 @@ from __future__ import annotations
 from bson import decode
 
 from cdc_core.extended_json import codec as extended_json
+from cdc_core.stream import resume_token
 
 _NAME = b"splitEvent"
 
@@ -32,12 +33,14 @@ class Fragments:
     def whole(self, raw: bytes) -> bytes | None:
         """The event, when `raw` is one or completes one; None while fragments are missing.
 
-        Raises `MissingFragment` where one was left out.
+        An event whose fragments came may come again in one piece: its document is looked up anew where a stream is opened
+        again, and may be smaller by then. Raises `MissingFragment` where a fragment was left out.
         """
         split = _split(raw)
         if split is None:
-            if self._parts:
+            if self._parts and _event(raw) != _event(self._parts[0]):
                 raise MissingFragment("a fragment of a large event is missing")
+            self._parts = []
             return raw
         number, count = split
         if number == 1:
@@ -65,6 +68,12 @@ def _split(raw: bytes) -> tuple[int, int] | None:
             found = decode(raw[element.start : element.end])
             return found["fragment"], found["of"]
     return None
+
+
+def _event(raw: bytes) -> str:
+    """The token of an event, or of the event that a fragment belongs to."""
+    token = next(element for element in extended_json.elements(raw) if element.name == b"_id")
+    return resume_token.without_fragment(decode(raw[token.start : token.end])["_data"])
 
 
 def _joined(parts: list[bytes]) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import bson
@@ -15,6 +16,8 @@ from cdc_core.bronze import event_rows as events
 from cdc_core.stream import split_events, transactions
 
 TOKEN = "82{:08X}{:08X}2B022C0100296E5A1004421E9C2BE69342E885031C52C7B7562746645F696400646B0136FAF9C3DA20B05111340004"
+
+TOKENS = json.loads((Path(__file__).parent.parent / "cases" / "resume_token" / "tokens.json").read_text())
 
 
 def event(number: int, *, collection: str = "a", txn: int | None = None, **more: Any) -> bytes:
@@ -92,6 +95,20 @@ def test_a_split_event_may_begin_again() -> None:
     assert [fragments.whole(part) for part in (parts[0], parts[0])] == [None, None]
     assert fragments.whole(parts[1]) is not None
     assert [split_events.is_unfinished(part) for part in (*parts, event(1))] == [True, False, False]
+
+
+def test_a_split_event_may_come_again_in_one_piece() -> None:
+    """Its document was looked up anew, and is smaller by then: the event replaces its fragments. Another event does not."""
+    tokens = {case["name"]: case["data"] for case in TOKENS}
+    first = bson.encode({"_id": {"_data": tokens["first fragment"]}, "splitEvent": {"fragment": 1, "of": 2}})
+    whole = bson.encode({"_id": {"_data": tokens["whole event, version 2"]}, "operationType": "update"})
+    fragments = split_events.Fragments()
+    assert fragments.whole(first) is None
+    assert fragments.whole(whole) == whole and not fragments.is_open
+    assert fragments.whole(event(5)) == event(5)
+    fragments.whole(first)
+    with pytest.raises(split_events.MissingFragment):
+        fragments.whole(event(5))
 
 
 def test_an_end_carries_the_place_up_to_which_the_stream_is_read() -> None:
