@@ -104,17 +104,43 @@ class ReadRefused(Exception):
     """
 
 
-def client(uri: str, **options: Any) -> pymongo.MongoClient[dict[str, Any]]:
-    """A client for a connection string; raises `SettingsError` for one that cannot be used."""
+def client(uri: str, *, is_known: bool = False, **options: Any) -> pymongo.MongoClient[dict[str, Any]]:
+    """A client for a connection string; raises `SettingsError` for one that cannot be used.
+
+    Raises `SourceUnreachable` where the SRV record of mongodb+srv:// cannot be looked up now; that there is none is a mistake in
+    the settings only as long as nobody has found one: in this process, or elsewhere (`is_known`).
+    """
     try:
         with warnings.catch_warnings(record=True) as said:  # the driver's words quote the values
             warnings.simplefilter("always")
             made: pymongo.MongoClient[dict[str, Any]] = pymongo.MongoClient(uri, **{"appname": APP_NAME, **options})
         if said:
             _tell_left_out(tuple(name for name, value in _given(uri).items() if not _is_valid(name, value)))
+        _looked_up.add(_host(uri))
         return made
-    except (driver.ConfigurationError, driver.InvalidURI, ValueError, TypeError):
+    except (driver.ConfigurationError, driver.InvalidURI, ValueError, TypeError) as error:
+        if uri.startswith("mongodb+srv://") and _is_lookup(error, is_known=is_known or _host(uri) in _looked_up):
+            raise errors.SourceUnreachable(
+                "source.mongodb.connection.string: its SRV record could not be looked up "
+                f"({type(error.__cause__).__name__}); does the name server answer?"
+            ) from None
         raise _unusable(uri, options) from None
+
+
+_looked_up: set[str] = set()
+"""The hosts of connection strings that this process has made clients of."""
+
+
+def _is_lookup(error: Exception, *, is_known: bool) -> bool:
+    """Whether a name server failed, and not the connection string: its answer that there is no such name is no failure."""
+    from dns import exception, resolver
+
+    is_answer = isinstance(error.__cause__, (resolver.NXDOMAIN, resolver.NoAnswer))
+    return isinstance(error.__cause__, (exception.DNSException, OSError)) and (is_known or not is_answer)
+
+
+def _host(uri: str) -> str:
+    return re.split(r"[/?]", uri.partition("://")[2].rpartition("@")[2], maxsplit=1)[0]
 
 
 def _unusable(uri: str, options: Mapping[str, Any]) -> errors.SettingsError:

@@ -179,7 +179,7 @@ def captured(source: Source, client: mongodb.Client) -> list[mongodb.Collection]
 
 @functools.lru_cache(maxsize=4)
 def _worker_client(uri: str, options: tuple[tuple[str, Any], ...]) -> mongodb.Client:
-    return mongodb.client(uri, **dict(options))
+    return mongodb.client(uri, is_known=True, **dict(options))
 
 
 def worker_client(connection: Connection) -> mongodb.Client:

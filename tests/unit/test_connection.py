@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from dns import resolver
 from pymongo import errors as driver
 
 from cdc_core import errors
@@ -112,3 +114,57 @@ def test_what_the_server_interrupted_is_temporary(code: int) -> None:
     told = mongodb.translated(driver.OperationFailure("interrupted", code), "reading a chunk")
     assert isinstance(told, errors.SourceUnreachable)
     assert {6, 24, 43, 50, 89, 134, 150, 202, 237, 262, 365, 11601} <= mongodb.TRANSIENT
+
+
+SRV = "mongodb+srv://joe:Sec%40cret9@db.cluster.example/shop"
+
+
+def looking_up(monkeypatch: pytest.MonkeyPatch, answer: Exception | None) -> None:
+    """Name servers that fail so, or know one host."""
+
+    def resolve(name: str, record: str, **_: Any) -> Any:
+        if answer is not None:
+            raise answer
+        if record == "TXT":
+            raise resolver.NoAnswer
+        return [SimpleNamespace(target=SimpleNamespace(to_text=lambda **_: "a.cluster.example"), port=27017)]
+
+    def found(name: str, record: str, **more: Any) -> Any:
+        hosts = resolve(name, record, **more)
+        return type("Answer", (list,), {"rrset": SimpleNamespace(ttl=60)})(hosts)
+
+    monkeypatch.setattr(resolver, "resolve", found)
+
+
+@pytest.mark.parametrize("answer", [resolver.LifetimeTimeout(timeout=1, errors=[]), resolver.NoNameservers(), OSError(101)])
+def test_a_name_server_that_fails_is_no_mistake_in_the_settings(monkeypatch: pytest.MonkeyPatch, answer: Exception) -> None:
+    """The capture tries again, as with any network that is gone."""
+    looking_up(monkeypatch, answer)
+    with pytest.raises(errors.SourceUnreachable, match="SRV record could not be looked up") as raised:
+        mongodb.client(SRV)
+    assert raised.value.exit_code == 75 and "cret9" not in str(raised.value)
+
+
+@pytest.mark.parametrize("answer", [resolver.NXDOMAIN(), resolver.NoAnswer()])
+def test_a_host_without_an_srv_record(monkeypatch: pytest.MonkeyPatch, answer: Exception) -> None:
+    """It is a mistake in the settings at a first start; once it had one, its name server is wrong."""
+    monkeypatch.setattr(mongodb, "_looked_up", set())
+    looking_up(monkeypatch, answer)
+    with pytest.raises(errors.SettingsError, match="SRV record, and no port"):
+        mongodb.client(SRV)
+    with pytest.raises(errors.SourceUnreachable):
+        mongodb.client(SRV, is_known=True)
+    looking_up(monkeypatch, None)
+    mongodb.client(SRV).close()
+    looking_up(monkeypatch, answer)
+    with pytest.raises(errors.SourceUnreachable):
+        mongodb.client(SRV)
+    with pytest.raises(errors.SettingsError):
+        mongodb.client(SRV.replace("db.", "other."))
+
+
+@pytest.mark.parametrize("wrong", ["mongodb+srv://h.cluster.example:27017/", "mongodb+srv://127.0.0.1/"])
+def test_an_srv_string_that_cannot_be_one(wrong: str) -> None:
+    """Nobody is asked for it."""
+    with pytest.raises(errors.SettingsError):
+        mongodb.client(wrong, is_known=True)
