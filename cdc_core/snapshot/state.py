@@ -85,8 +85,8 @@ def _written_end(hi: bytes | None) -> dict[str, str | None]:
     if hi is None:
         return {"hi": None}
     encoded = extended_json.encode(hi)
-    text = {"hi": encoded.text.decode()}
-    return {**text, "hi_bson": base64.b64encode(hi).decode()} if encoded.lossy else text
+    kept = {"hi_bson": base64.b64encode(hi).decode()} if encoded.lossy else {}
+    return {"hi": encoded.text.decode(), **kept}
 
 
 def _end(fields: Mapping[str, Any]) -> bytes | None:

@@ -15,7 +15,7 @@ from pipelines.mongodb import client as mongodb
 
 CODES = sorted(mongodb.TRANSIENT - {13388})
 """A shard alone can answer with a stale version (13388)."""
-HASTY = {"heartbeatFrequencyMS": 500, "retryReads": False}
+HASTY: dict[str, Any] = {"heartbeatFrequencyMS": 500, "retryReads": False}
 """Behind the codes of an election the driver asks the server anew, and not only after ten seconds."""
 
 

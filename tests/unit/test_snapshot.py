@@ -35,7 +35,7 @@ def taking(waits: list[float]) -> snapshot.Snapshot:
             return self.is_set()
 
     given: dict[str, Any] = {"spark": None, "log": None, "name": "shop", "connection": None, "collections": [COLLECTION]}
-    numbers = {"after": Timestamp(1, 1), "chunk_bytes": 1 << 20, "threads": 1}
+    numbers: dict[str, Any] = {"after": Timestamp(1, 1), "chunk_bytes": 1 << 20, "threads": 1}
     return snapshot.Snapshot(**given, **numbers, state=State("s", ("db.a",)), stopped=Halt())
 
 
