@@ -7,6 +7,7 @@ is dense and in commit order, whoever brings them: the stream or a snapshot. Rec
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 import threading
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cdc_core import errors
@@ -229,8 +231,8 @@ def _last_rows(table: tables.TableRef) -> pa.Table | None:
     return _read(paths, ["resume_token", "batch", "offset"], where=[("batch", "==", newest)] if paths else None)
 
 
-def _told(spark: SparkSession, table: tables.TableRef, kind: bronze.Kind) -> list[dict[str, Any]]:
-    """Token, offset, payload and clock of the rows of a kind, in order; without a Spark job where this process sees the files."""
+def _told(spark: SparkSession, table: tables.TableRef, kind: bronze.Kind, *begins: str) -> list[dict[str, Any]]:
+    """Token, offset, payload and clock of the rows of a kind whose payloads begin so, in order; without a Spark job where this process sees the files."""
     columns, folder = ["resume_token", "offset", "payload", "ts_ms"], local_table.folder(table)
     files = None if folder is None else local_table.files(folder)
     rows = None
@@ -240,6 +242,8 @@ def _told(spark: SparkSession, table: tables.TableRef, kind: bronze.Kind) -> lis
     if rows is None:
         names = ", ".join(f"`{name}`" for name in columns)
         rows = spark.sql(f"SELECT {names} FROM {table} WHERE kind = '{kind.value}'").toArrow()
+    chosen = [pc.starts_with(rows["payload"], each) for each in begins]
+    rows = rows.filter(functools.reduce(pc.or_kleene, chosen)) if chosen else rows
     return list(rows.sort_by("offset").to_pylist())
 
 
@@ -365,8 +369,7 @@ def snapshot_heartbeats(spark: SparkSession, table: tables.TableRef) -> list[dic
 
 def told_heartbeats(spark: SparkSession, table: tables.TableRef) -> list[dict[str, Any]]:
     """The payloads of all heartbeats that tell of a snapshot or of a gap, in order."""
-    payloads = (row["payload"] for row in _told(spark, table, bronze.Kind.HEARTBEAT))
-    return [json.loads(payload) for payload in payloads if payload and payload.startswith(('{"snapshot"', '{"gap"'))]
+    return [json.loads(row["payload"]) for row in _told(spark, table, bronze.Kind.HEARTBEAT, '{"snapshot"', '{"gap"')]
 
 
 @dataclass(frozen=True)
@@ -385,7 +388,7 @@ def is_whole(spark: SparkSession, table: tables.TableRef, namespace: str) -> boo
     trimmed = delta.properties(spark, table).get(TRIMMED)
     if first == 1 and trimmed is None:
         return True
-    rows = [row for row in _told(spark, table, bronze.Kind.HEARTBEAT) if (row["payload"] or "").startswith('{"snapshot"')]
+    rows = _told(spark, table, bronze.Kind.HEARTBEAT, '{"snapshot"')
     payloads = [json.loads(row["payload"]) for row in rows]
     planned_ms: dict[str, int] = {}
     for row, payload in zip(rows, payloads, strict=True):
@@ -402,7 +405,7 @@ def is_whole(spark: SparkSession, table: tables.TableRef, namespace: str) -> boo
 
 def notes(spark: SparkSession, table: tables.TableRef) -> list[Note]:
     """What was noted each time when the settings let in other events, in order."""
-    rows = [row for row in _told(spark, table, bronze.Kind.HEARTBEAT) if (row["payload"] or "").startswith('{"stream"')]
+    rows = _told(spark, table, bronze.Kind.HEARTBEAT, '{"stream"')
     read = ((row, json.loads(row["payload"]).get("captured")) for row in rows)
     return [Note(row["resume_token"], row["offset"], frozenset(found)) for row, found in read if found is not None]
 

@@ -91,10 +91,10 @@ BRIEF: Mapping[str, str] = {
     )
 }
 
-# A capture commits and reads snapshots' chunks: its JVM needs little memory, begins as quickly as it can, and gives back what a
-# snapshot took. With the Python side it stays below 1.2 GB.
+# A capture commits and reads snapshots' chunks, two of twice `commit.max.bytes` at a time: its JVM needs less memory than silver's,
+# begins as quickly as it can, and gives back what a snapshot took.
 CAPTURE: Mapping[str, str] = {
-    "spark.driver.memory": "512m",
+    "spark.driver.memory": "1g",
     "spark.driver.extraJavaOptions": (
         f"-Xss4m -XX:-UsePerfData -XX:+UseSerialGC -XX:MaxHeapFreeRatio=40 {_COMPILER} "
         "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=128m"
