@@ -110,8 +110,10 @@ class Request:
         return found
 
 
-def from_document(document: Mapping[str, Any]) -> Signal:
+def from_document(document: object) -> Signal:
     """The signal that a document of the signal collection is; raises `Refused`."""
+    if not isinstance(document, Mapping):
+        raise Refused("one of its fields stands in it more than once")
     if "_id" not in document:
         raise Refused("a signal's identifier, _id, is missing")
     return _signal({**document, "id": document["_id"]}, "source")

@@ -789,7 +789,7 @@ class _Capture:
             try:
                 signal = signals.from_document(event["fullDocument"])
             except signals.Refused as error:
-                log.warning("a signal that cannot be read is left out (%s): %s", error, event["fullDocument"].get("_id"))
+                log.warning("a signal that cannot be read is left out (%s): %s", error, event["documentKey"].get("_id"))
                 return
             self._heed_signal(rows, signal, token=token, db=event["ns"]["db"], collection=event["ns"]["coll"])
         elif event["operationType"] == "rename":
