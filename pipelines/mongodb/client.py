@@ -256,6 +256,11 @@ def translated(error: driver.PyMongoError, what: str) -> BaseException:
     return error
 
 
+def has_lost_connection(error: BaseException) -> bool:
+    """Whether an error of ours tells that no server answered, and not that one answered that it cannot now."""
+    return isinstance(error.__cause__, driver.ConnectionFailure)
+
+
 def is_resumable(error: BaseException) -> bool:
     """Whether a change stream goes on after this error: by the driver's labels, an interruption, or the network."""
     if isinstance(error, (driver.ConnectionFailure, driver.CursorNotFound)):

@@ -319,6 +319,8 @@ class Snapshot:
             except mongodb.SnapshotExpired:
                 self._wait_behind(_given_up(), attempt)
             except errors.SourceUnreachable as error:
+                if mongodb.has_lost_connection(error):
+                    raise  # the capture starts over, as often as errors.max.retries says
                 self._wait_behind(error, attempt)
         raise _given_up()
 
@@ -327,6 +329,8 @@ class Snapshot:
             try:
                 return _size(client, collection)
             except errors.SourceUnreachable as error:
+                if mongodb.has_lost_connection(error):
+                    raise
                 self._wait_behind(error, attempt)
         raise _given_up()
 
