@@ -27,13 +27,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from cdc_core import errors
+from pipelines.snapshot import queue as snapshots
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from pipelines.capture.service import ByteQueue
+    from pipelines.capture.byte_queue import ByteQueue
     from pipelines.mongodb import client as mongodb
-    from pipelines.snapshot import snapshot
 
 PATIENCE = 2.0
 """Seconds for which status waits for a capture's metrics."""
@@ -97,32 +97,12 @@ class Streaming:
 
 
 @dataclass
-class Snapshotting:
-    """The snapshot of this run; `taken` is None where none was taken."""
-
-    taken: snapshot.Snapshot | None = None
-    is_skipped: bool = False
-    is_aborted: bool = False
-    began_at: float | None = None
-    ended_at: float | None = None
-    last_chunk_at: float | None = None
-
-    def begun(self, taken: snapshot.Snapshot, *, at: float) -> None:
-        self.taken, self.began_at, self.ended_at, self.is_aborted = taken, at, None, False
-
-    def ended(self, *, at: float) -> None:
-        """It is done, or was stopped or failed half way."""
-        self.ended_at = at
-        self.is_aborted = self.taken is not None and not self.taken.state.is_done
-
-
-@dataclass
 class Metrics:
     """Everything that one capture service counts, over restarts of the capture inside it."""
 
     name: str
     streaming: Streaming = field(default_factory=Streaming)
-    snapshot: Snapshotting = field(default_factory=Snapshotting)
+    snapshot: snapshots.Snapshotting = field(default_factory=snapshots.Snapshotting)
     headroom_hours: float | None = None
     commits: int = 0
     restarts: int = 0
@@ -308,7 +288,7 @@ def _queue(queue: ByteQueue | None) -> dict[str, float]:
     }
 
 
-def _snapshot(found: Snapshotting, now: float) -> dict[str, float | Labelled]:
+def _snapshot(found: snapshots.Snapshotting, now: float) -> dict[str, float | Labelled]:
     state = found.taken.state if found.taken is not None else None
     controls = found.taken.controls if found.taken is not None else None
     planned = state.planned if state else ()

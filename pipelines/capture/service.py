@@ -25,7 +25,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bson import json_util
@@ -42,7 +42,7 @@ from cdc_core.snapshot import state as snapshot_state
 from cdc_core.stream import fields as field_filters
 from cdc_core.stream import filters, resume_token, split_events, transactions
 from pipelines.bronze import log as bronze
-from pipelines.capture import metrics
+from pipelines.capture import byte_queue, metrics
 from pipelines.channels import notifier
 from pipelines.channels import signals as channels
 from pipelines.delta import tables as delta
@@ -265,7 +265,7 @@ class _Capture:
         self._read_failure: BaseException | None = None
         self._leave_at: float | None = None
         self._halt = threading.Event()
-        self._queue = self.metrics.streaming.queue = ByteQueue(self._source.max_queue_size_in_bytes)
+        self._queue = self.metrics.streaming.queue = byte_queue.ByteQueue(self._source.max_queue_size_in_bytes)
         self._commits: queue.Queue[events.Rows | None] = queue.Queue(maxsize=1)
         self._submitted = self._committed = 0
         self._moved_at = time.monotonic()
@@ -1099,51 +1099,6 @@ class _Capture:
             skipped_events=self._skipped,
             seconds=self._seconds,
         )
-
-
-@dataclass
-class ByteQueue:
-    """Batches between two threads, at most so many bytes of them; one batch always fits."""
-
-    max_bytes: int
-    _batches: list[mongodb.Batch] = field(default_factory=list)
-    _bytes: int = 0
-    _closed: bool = False
-    _changed: threading.Condition = field(default_factory=threading.Condition)
-
-    def put(self, batch: mongodb.Batch) -> None:
-        """Add a batch, when there is room for it; nothing once the queue is closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or not self._batches or self._bytes < self.max_bytes)
-            if not self._closed:
-                self._batches.append(batch)
-                self._bytes += batch.bytes
-                self._changed.notify_all()
-
-    def get(self, *, timeout: float) -> mongodb.Batch | None:
-        """The next batch, or None after `timeout` seconds without one."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._closed or self._batches, timeout) or not self._batches:
-                return None
-            batch = self._batches.pop(0)
-            self._bytes -= batch.bytes
-            self._changed.notify_all()
-            return batch
-
-    @property
-    def bytes(self) -> int:
-        """How many bytes wait."""
-        return self._bytes
-
-    def is_empty(self) -> bool:
-        with self._changed:
-            return not self._batches
-
-    def close(self) -> None:
-        """Let every waiting thread go."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
 
 
 def _snapshotter(name: str | None) -> snapshot_mode.Snapshotter | None:

@@ -18,7 +18,6 @@ from cdc_core.snapshot.state import Kind, State
 from pipelines.snapshot import snapshot
 
 if TYPE_CHECKING:
-    from pipelines.capture import metrics
     from pipelines.channels import notifier
 
 IDLE_WAIT = 0.5
@@ -52,13 +51,33 @@ def _controls(state: State) -> snapshot.Controls:
 
 
 @dataclass
+class Snapshotting:
+    """The snapshot of this run; `taken` is None where none was taken."""
+
+    taken: snapshot.Snapshot | None = None
+    is_skipped: bool = False
+    is_aborted: bool = False
+    began_at: float | None = None
+    ended_at: float | None = None
+    last_chunk_at: float | None = None
+
+    def begun(self, taken: snapshot.Snapshot, *, at: float) -> None:
+        self.taken, self.began_at, self.ended_at, self.is_aborted = taken, at, None, False
+
+    def ended(self, *, at: float) -> None:
+        """It is done, or was stopped or failed half way."""
+        self.ended_at = at
+        self.is_aborted = self.taken is not None and not self.taken.state.is_done
+
+
+@dataclass
 class Snapshots:
     """What is planned and what runs; every method but `run` may be called from any thread."""
 
     taking: Taking
     notifier: notifier.Notifier
     halt: threading.Event
-    metrics: metrics.Snapshotting
+    metrics: Snapshotting
     _entries: list[_Entry] = field(default_factory=list)
     _running: _Entry | None = None
     _changed: threading.Condition = field(default_factory=threading.Condition)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from pipelines.capture import service as capture
+from pipelines.capture import byte_queue
 from pipelines.mongodb import client as mongodb
 
 
@@ -14,7 +14,7 @@ def batch(size: int) -> mongodb.Batch:
 
 def test_it_holds_no_more_bytes_than_it_may() -> None:
     """A full queue lets nobody put until somebody takes; one batch always fits."""
-    queue = capture.ByteQueue(100)
+    queue = byte_queue.ByteQueue(100)
     queue.put(batch(500))
     putting = threading.Thread(target=queue.put, args=(batch(1),))
     putting.start()
@@ -29,7 +29,7 @@ def test_it_holds_no_more_bytes_than_it_may() -> None:
 
 def test_closing_lets_everybody_go() -> None:
     """Who waits to put goes on when the queue is closed, and nothing is put after that."""
-    queue = capture.ByteQueue(1)
+    queue = byte_queue.ByteQueue(1)
     queue.put(batch(1))
     putting = threading.Thread(target=queue.put, args=(batch(2),))
     putting.start()

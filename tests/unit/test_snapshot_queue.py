@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from cdc_core.snapshot.state import CollectionState, Kind, State
-from pipelines.capture import metrics
 from pipelines.snapshot import queue, snapshot
 
 
@@ -54,7 +53,7 @@ class Running:
         self.read: list[str] = []
         self.gate, self.halt, self.notifier = threading.Event(), threading.Event(), Notifier()
         self.gate.set()
-        self.metrics = metrics.Snapshotting()
+        self.metrics = queue.Snapshotting()
         taking: Any = lambda state, controls: Taken(state, controls, self.read, self.gate)  # noqa: E731
         self.queue = queue.Snapshots(taking, self.notifier, self.halt, self.metrics)  # type: ignore[arg-type]
         self.thread = threading.Thread(target=self.queue.run, daemon=True)
