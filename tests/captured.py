@@ -14,7 +14,7 @@ from cdc_core.bronze import event_rows as events
 from cdc_core.settings.parse import Settings
 from cdc_core.stream import fields as field_filters
 from cdc_core.stream import filters, transactions
-from pipelines.capture import metrics
+from pipelines.capture import metrics, position
 from pipelines.capture import service as capture
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as source
@@ -62,7 +62,7 @@ class Stream:
             assert not full, "one commit holds all of it"
             if not batch.events:
                 self._capture._end_transaction(self.rows, batch.token)
-            at = capture._cluster_time(batch.token)
+            at = position.cluster_time(batch.token)
             if at > until or (at == until and not batch.events):
                 return
 

@@ -43,6 +43,7 @@ from cdc_core.stream import fields as field_filters
 from cdc_core.stream import filters, resume_token, split_events, transactions
 from pipelines.bronze import log as bronze
 from pipelines.capture import byte_queue, metrics
+from pipelines.capture import position as positions
 from pipelines.channels import notifier
 from pipelines.channels import signals as channels
 from pipelines.delta import tables as delta
@@ -401,19 +402,19 @@ class _Capture:
                     "the oplog no longer reaches back to capture.start.op.time: the stream begins now, with a snapshot"
                 )
                 return stream, None
-            log.warning("the oplog no longer holds the position of %s: a new snapshot begins", _utc(position.token))
-            return stream, {"from": position.token, "to": stream.begins, "since": _utc(position.token)}
+            log.warning("the oplog no longer holds the position of %s: a new snapshot begins", positions.utc(position.token))
+            return stream, {"from": position.token, "to": stream.begins, "since": positions.utc(position.token)}
 
     def _opened(self, options: mongodb.StreamOptions, position: bronze.Position | None) -> mongodb.ChangeStream:
         """A stream that continues behind the position, or begins now.
 
         A token of a stream with another filter, or one that the server refuses, is replaced by its cluster time; what
-        comes again is dropped by its token (`_is_landed`). Raises `PositionLost` where the oplog no longer reaches back.
+        comes again is dropped by its token (`positions.is_at_or_before`). Raises `PositionLost` where the oplog no longer reaches back.
         """
         self._landed = position.token if position else None
         starts = [self._first_start()]
         if position is not None:
-            by_time = mongodb.Start(at=_cluster_time(position.token))
+            by_time = mongodb.Start(at=positions.cluster_time(position.token))
             starts = [by_time] if self._is_other_stream else [mongodb.Start(position.token), by_time]
         return self._opened_at(options, starts, position)
 
@@ -435,7 +436,7 @@ class _Capture:
                 lost = error
                 if error.code == mongodb.CHANGE_STREAM_HISTORY_LOST:
                     break
-        raise _position_lost(position, lost)
+        raise positions.lost(position, lost)
 
     def _check_held(self, stream: mongodb.ChangeStream, start: mongodb.Start, position: bronze.Position | None) -> None:
         """Raise `HistoryLost` where a stream goes on by its position's time in an oplog that does not hold the position's event:
@@ -571,7 +572,7 @@ class _Capture:
             left_out = next(note for at, note in enumerate(notes) if not any(name in later.captured for later in notes[at:]))
             meanwhile = bronze.captured_collections(self.spark, table, behind=left_out.offset)
             if name not in {f"{db}.{collection}" for db, collection in meanwhile}:
-                gap = {"from": left_out.token, "to": self._position_token(), "since": _utc(left_out.token)}
+                gap = {"from": left_out.token, "to": self._position_token(), "since": positions.utc(left_out.token)}
                 found.append({"gap": {**gap, "collections": [name]}})
         return found
 
@@ -623,7 +624,7 @@ class _Capture:
                 try:
                     batch = stream.next()
                 except mongodb.HistoryLost as error:
-                    raise _position_lost(self._position(), error) from error
+                    raise positions.lost(self._position(), error) from error
                 self._progress = replace(self._progress, reconnects=stream.reconnects)
                 self.metrics.streaming.polled(len(batch.events), at=time.time())
                 self._queue.put(batch)
@@ -658,7 +659,7 @@ class _Capture:
             connection=self.connection,
             collections=source.captured(self._source, self.client),
             state=state,
-            after=min(_cluster_time(position.token), mongodb.operation_time(self.client)),
+            after=min(positions.cluster_time(position.token), mongodb.operation_time(self.client)),
             chunk_bytes=self._source.commit_max_bytes,
             threads=_snapshot_threads(spark, self._source.snapshot_max_threads),
             fetch_size=self._source.snapshot_fetch_size,
@@ -732,7 +733,7 @@ class _Capture:
         found = mongodb.oplog(self.client) if position is not None else None
         if position is None or found is None:
             return None
-        return found.headroom_seconds(_cluster_time(position.token).time)
+        return found.headroom_seconds(positions.cluster_time(position.token).time)
 
     # --- signals, and collections that were replaced ---
 
@@ -938,7 +939,7 @@ class _Capture:
         landed = self._landed
         for raw in batch.events:
             if landed is not None:
-                if _is_landed(raw, landed):
+                if positions.is_at_or_before(raw, landed):
                     continue
                 self._landed = landed = None
             event = raw if self._fragments is None else self._fragments.whole(raw)
@@ -968,7 +969,7 @@ class _Capture:
         tracker = self._tracker
         if tracker is None or tracker.current is None or not tracker.token:
             return
-        if _cluster_time(token) > _cluster_time(tracker.token):
+        if positions.cluster_time(token) > positions.cluster_time(tracker.token):
             rows.end_transaction(tracker, token=token, ts_ms=bronze.now_ms())
 
     def _ts_ms(self) -> int:
@@ -1011,7 +1012,7 @@ class _Capture:
         """Whether all events up to `until` were read. A high-water mark at a time does not hold that time's events yet."""
         if not self._has_read_all() or not self._queue.is_empty():
             return False
-        at = _cluster_time(token)
+        at = positions.cluster_time(token)
         return at > until or (at == until and is_drained)
 
     def _idle_seconds(self) -> float:
@@ -1063,7 +1064,7 @@ class _Capture:
 
     def _is_far_behind(self, token: str) -> bool:
         committed = self._position_token()
-        gap = _cluster_time(token).time - _cluster_time(committed).time
+        gap = positions.cluster_time(token).time - positions.cluster_time(committed).time
         interval = self._source.heartbeat_interval_ms / 1000
         return token > committed and 0 < interval <= gap
 
@@ -1118,7 +1119,7 @@ def _snapshotter(name: str | None) -> snapshot_mode.Snapshotter | None:
 
 def _with_gone(state: snapshot_state.State, gone: Sequence[str], token: str) -> snapshot_state.State:
     """A snapshot after a gap, with the collections that are not there any more: nothing to read, and all rows to go."""
-    at = _cluster_time(token)
+    at = positions.cluster_time(token)
     first = snapshot_state.CollectionState(first=resume_token.snapshot_sequence(at.time, at.inc))
     return replace(state, planned=(*state.planned, *gone), collections=dict.fromkeys(gone, first))
 
@@ -1131,36 +1132,6 @@ def _as_options(namespaces: Sequence[str]) -> str:
 
 def _new_id() -> str:
     return uuid.uuid4().hex[:12]
-
-
-def _cluster_time(token: str) -> Timestamp:
-    position = resume_token.position(token)
-    return Timestamp(position.seconds, position.increment)
-
-
-def _is_landed(raw: bytes, landed: str) -> bool:
-    """Whether an event is in bronze already: tokens sort in stream order."""
-    token = mongodb._token(raw)
-    return resume_token.without_fragment(token) <= resume_token.without_fragment(landed)
-
-
-def _position_lost(position: bronze.Position | None, error: mongodb.HistoryLost | None) -> errors.PositionLost:
-    code = error.code if error else mongodb.CHANGE_STREAM_HISTORY_LOST
-    if position is None:
-        return errors.PositionLost(
-            f"source.capture.start.op.time: the oplog no longer reaches back to it (error {code}). Nothing was changed. To begin "
-            "now, with a snapshot, take the setting out, or set snapshot.mode: when_needed"
-        )
-    return errors.PositionLost(
-        f"source: the oplog no longer holds the position of {_utc(position.token)} (error {code}); changes since then cannot be read. "
-        "Nothing was changed. To go on, set snapshot.mode: when_needed and start again: the gap is written down, and a new "
-        "snapshot into the same tables brings them to what the source holds. Make the oplog larger if the capture may be "
-        "down for longer than it holds"
-    )
-
-
-def _utc(token: str) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(_cluster_time(token).time))
 
 
 def _snapshot_threads(spark: SparkSession, configured: int | None) -> int:

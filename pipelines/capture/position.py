@@ -1,0 +1,52 @@
+"""What a resume token says of a place in the stream, and the error of a place that the oplog no longer holds."""
+
+from __future__ import annotations
+
+import time
+
+from bson.timestamp import Timestamp
+
+from cdc_core import errors
+from cdc_core.stream import resume_token
+from pipelines.bronze import log as bronze
+from pipelines.mongodb import client as mongodb
+
+
+def cluster_time(token: str) -> Timestamp:
+    """The cluster time of the token's place."""
+    found = resume_token.position(token)
+    return Timestamp(found.seconds, found.increment)
+
+
+def utc(token: str) -> str:
+    """The time of the token's place, for a person."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(cluster_time(token).time))
+
+
+def token_of(log: bronze.Log) -> str:
+    """The token up to which bronze is complete; the empty text, which sorts before every token, while it is empty."""
+    return log.position.token if log.position is not None else ""
+
+
+def is_at_or_before(raw: bytes, token: str) -> bool:
+    """Whether the token's place is not before this event: tokens sort in stream order.
+
+    The fragments of one large event stand at one place.
+    """
+    return resume_token.without_fragment(mongodb._token(raw)) <= resume_token.without_fragment(token)
+
+
+def lost(position: bronze.Position | None, error: mongodb.HistoryLost | None) -> errors.PositionLost:
+    """The error that tells a person that the oplog no longer holds a position (None: `capture.start.op.time`)."""
+    code = error.code if error else mongodb.CHANGE_STREAM_HISTORY_LOST
+    if position is None:
+        return errors.PositionLost(
+            f"source.capture.start.op.time: the oplog no longer reaches back to it (error {code}). Nothing was changed. To begin "
+            "now, with a snapshot, take the setting out, or set snapshot.mode: when_needed"
+        )
+    return errors.PositionLost(
+        f"source: the oplog no longer holds the position of {utc(position.token)} (error {code}); changes since then cannot be read. "
+        "Nothing was changed. To go on, set snapshot.mode: when_needed and start again: the gap is written down, and a new "
+        "snapshot into the same tables brings them to what the source holds. Make the oplog larger if the capture may be "
+        "down for longer than it holds"
+    )
