@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from cdc_core import errors
 from pipelines.capture import service as capture
+from pipelines.capture.progress import Progress
 from pipelines.gold import publish as gold
 from pipelines.news import News
 from pipelines.operations import maintain
@@ -49,7 +50,7 @@ def run_again(
     once: bool,
     take_over: bool = False,
     stop: threading.Event,
-    progress: Callable[[capture.Progress], None] | None = None,
+    progress: Callable[[Progress], None] | None = None,
 ) -> dict[str, object]:
     """What `run` gives, over a new session, which `again` makes, each time that Spark's JVM ends under it.
 
@@ -78,7 +79,7 @@ def run(
     once: bool,
     take_over: bool = False,
     stop: threading.Event,
-    progress: Callable[[capture.Progress], None] | None = None,
+    progress: Callable[[Progress], None] | None = None,
 ) -> dict[str, object]:
     """The result of each layer by its name, when all have ended.
 
@@ -91,7 +92,7 @@ def run(
     of_bronze, of_silver = News(), News()
     batches = 0
 
-    def heard(now: capture.Progress) -> None:
+    def heard(now: Progress) -> None:
         nonlocal batches
         if now.batches != batches:
             batches = now.batches

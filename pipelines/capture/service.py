@@ -44,6 +44,7 @@ from cdc_core.stream import filters, resume_token, split_events, transactions
 from pipelines.bronze import log as bronze
 from pipelines.capture import byte_queue, metrics
 from pipelines.capture import position as positions
+from pipelines.capture import progress as progresses
 from pipelines.channels import notifier
 from pipelines.channels import signals as channels
 from pipelines.delta import tables as delta
@@ -75,42 +76,6 @@ ONCE_AWAIT_MS = 100
 """So long a run with an end waits for events: that there are none is what it waits for."""
 
 
-@dataclass(frozen=True)
-class Progress:
-    """What a person wants to see of a running capture.
-
-    `lag_seconds` is the age of the newest committed event; `has_read_snapshots` tells that none is planned or being read.
-    """
-
-    events: int = 0
-    batches: int = 0
-    rate: float = 0.0
-    lag_seconds: float | None = None
-    reconnects: int = 0
-    snapshot: snapshot.Progress | None = None
-    has_read_snapshots: bool = False
-
-
-@dataclass(frozen=True)
-class CaptureResult:
-    """What one run did: events and snapshot rows committed, commits made, and the position at the end.
-
-    `seconds` is the time from the opened stream to the last commit, without the start and the end of the service.
-    """
-
-    events: int
-    snapshot_documents: int
-    commits: int
-    token: str | None
-    lossy_documents: int = 0
-    skipped_events: int = 0
-    seconds: float = 0.0
-
-
-NOTHING = CaptureResult(0, 0, 0, None)
-"""What a run did that was stopped before it began."""
-
-
 def run(
     spark: SparkSession,
     settings: Settings,
@@ -118,9 +83,9 @@ def run(
     once: bool = False,
     take_over: bool = False,
     stop: threading.Event | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[progresses.Progress], None] | None = None,
     sessions: Callable[[], SparkSession] | None = None,
-) -> CaptureResult:
+) -> progresses.CaptureResult:
     """Capture until `stop` is set, or with `once` until everything up to the start of the run is in bronze.
 
     When the source is lost on the way, the capture starts over after `retriable.restart.connector.wait.ms`, so often in a
@@ -147,23 +112,27 @@ def run(
             capture = None
             try:
                 with _connected(settings, capturing, stop) as capture:
-                    return _joined(done, capture.run(once=once, take_over=take_over))
+                    return progresses.joined(done, capture.run(once=once, take_over=take_over))
             except Stopped:
-                return done or NOTHING
+                return done or progresses.NOTHING
             except errors.SourceUnreachable as error:
                 has_begun = capture is not None and capture.has_begun
                 spent = (0 if capture is not None and capture.has_progressed else spent) + (
                     capture.attempts if capture else 1
                 )
                 if stop.is_set():
-                    return _joined(done, capture.result()) if capture is not None and has_begun else done or NOTHING
+                    return (
+                        progresses.joined(done, capture.result())
+                        if capture is not None and has_begun
+                        else done or progresses.NOTHING
+                    )
                 is_last = 0 <= settings.source.errors_max_retries < spent
                 if is_last or not (has_begun or done):
                     raise
                 wait = settings.source.retriable_restart_connector_wait_ms / 1000
                 log.warning("%s; the capture starts over in %.1f s", error, wait)
             if capture is not None and has_begun:
-                done = _joined(done, capture.result())
+                done = progresses.joined(done, capture.result())
             counted.restarts += 1
             if stop.wait(wait) and done is not None:
                 return done
@@ -232,21 +201,6 @@ def _connected(
             capture.close()
 
 
-def _joined(earlier: CaptureResult | None, later: CaptureResult) -> CaptureResult:
-    """What two runs did, one after the other; the later one's documents hold those of a snapshot that it went on with."""
-    if earlier is None:
-        return later
-    return CaptureResult(
-        events=earlier.events + later.events,
-        snapshot_documents=later.snapshot_documents or earlier.snapshot_documents,
-        commits=earlier.commits + later.commits,
-        token=later.token or earlier.token,
-        lossy_documents=earlier.lossy_documents + later.lossy_documents,
-        skipped_events=earlier.skipped_events + later.skipped_events,
-        seconds=earlier.seconds + later.seconds,
-    )
-
-
 @dataclass
 class _Capture:
     """One run of the service: the threads and what they share."""
@@ -256,7 +210,7 @@ class _Capture:
     connection: source.Connection
     client: mongodb.Client
     stop: threading.Event
-    report: Callable[[Progress], None] | None
+    report: Callable[[progresses.Progress], None] | None
     sessions: Callable[[], SparkSession] | None
     metrics: metrics.Metrics
 
@@ -270,11 +224,11 @@ class _Capture:
         self._commits: queue.Queue[events.Rows | None] = queue.Queue(maxsize=1)
         self._submitted = self._committed = 0
         self._moved_at = time.monotonic()
-        self._progress = Progress()
+        self._counts = progresses.RunCounts()
+        self._reporter = progresses.Reporter(self._counts, self.report, self._has_read_all)
         self._began: float | None = None
         self._stream_read: mongodb.ChangeStream | None = None
         self._seconds, self._commits_before = 0.0, 0
-        self._events = self._documents = self._lossy = self._skipped = 0
         self._chosen = chosen = filters.of(self._source)
         is_alone = PipelineOrder.USER_ONLY is self._source.cursor_pipeline_order
         self._includes = chosen.includes if is_alone or chosen.left_to_client() or chosen.signals else None
@@ -299,7 +253,7 @@ class _Capture:
         self._states: list[snapshot_state.State] = []
         self._parent = sparks.submitter()
 
-    def run(self, *, once: bool, take_over: bool) -> CaptureResult:
+    def run(self, *, once: bool, take_over: bool) -> progresses.CaptureResult:
         if self._source.guardrail_collections_max > 0 or self._source.metrics_port is not None:
             captured = source.captured(self._source, self.client)
             self.metrics.streaming.captured = tuple(each.namespace for each in captured)
@@ -625,7 +579,7 @@ class _Capture:
                     batch = stream.next()
                 except mongodb.HistoryLost as error:
                     raise positions.lost(self._position(), error) from error
-                self._progress = replace(self._progress, reconnects=stream.reconnects)
+                self._counts.reconnects = stream.reconnects
                 self.metrics.streaming.polled(len(batch.events), at=time.time())
                 self._queue.put(batch)
         finally:
@@ -673,9 +627,8 @@ class _Capture:
         )
 
     def _snapshot_progress(self, found: snapshot.Progress) -> None:
-        self._documents = found.total_documents
         self.metrics.snapshot.last_chunk_at = time.time()
-        self._progress = replace(self._progress, snapshot=found)
+        self._counts.snapshot = found
 
     def _commit_all(self) -> None:
         while (rows := self._commits.get()) is not None:
@@ -691,13 +644,12 @@ class _Capture:
         for name in rows.taken - self._told_taken:
             log.warning("field.renames: documents have a field %s already; there the field keeps its old name", name)
         self._told_taken |= rows.taken
-        self._events += rows.changes
-        self._lossy += rows.lossy
-        self._skipped += rows.skipped
         self._count(rows, operations, newest)
-        self._progress = replace(
-            self._progress,
-            events=self._events,
+        counts = self._counts.stream
+        self._counts.stream = progresses.StreamCounts(
+            events=counts.events + rows.changes,
+            lossy=counts.lossy + rows.lossy,
+            skipped=counts.skipped + rows.skipped,
             batches=self._log.commits,
             lag_seconds=None if newest is None else max(0.0, time.time() - newest[0]),
         )
@@ -915,7 +867,7 @@ class _Capture:
             if len(rows) == 0 and time.monotonic() - idle_since >= self._idle_seconds():
                 self._idle_heartbeat(token)
                 idle_since = time.monotonic()
-            self._tell()
+            self._reporter.show()
         self._finish(rows, token, is_drained=is_drained)
 
     def _next(self, rows: events.Rows, first_at: float) -> mongodb.Batch | None:
@@ -988,7 +940,7 @@ class _Capture:
             try:
                 self._commits.put(rows, timeout=IDLE_WAIT)
             except queue.Full:
-                self._tell()
+                self._reporter.show()
             else:
                 self._submitted += 1
                 return
@@ -1077,10 +1029,6 @@ class _Capture:
             if thread.name == name:
                 thread.join(None if until is None else max(0.0, until - time.monotonic()))
 
-    def _tell(self) -> None:
-        if self.report is not None:
-            self.report(replace(self._progress, has_read_snapshots=self._has_read_all()))
-
     def _position(self) -> bronze.Position | None:
         return self._log.position if self._log is not None else None
 
@@ -1088,18 +1036,11 @@ class _Capture:
         position = self._position()
         return position.token if position is not None else ""
 
-    def result(self) -> CaptureResult:
+    def result(self) -> progresses.CaptureResult:
         """What the run has done."""
         assert self._log is not None
-        return CaptureResult(
-            events=self._events,
-            snapshot_documents=self._documents,
-            commits=self._log.commits,
-            token=self._position_token() or None,
-            lossy_documents=self._lossy,
-            skipped_events=self._skipped,
-            seconds=self._seconds,
-        )
+        token = self._position_token() or None
+        return self._counts.result(commits=self._log.commits, token=token, seconds=self._seconds)
 
 
 def _snapshotter(name: str | None) -> snapshot_mode.Snapshotter | None:

@@ -25,7 +25,7 @@ from rich.table import Table
 from cdc_core.settings.parse import Reference, Settings
 from cdc_core.tables import layout as tables
 from pipelines import run as layers
-from pipelines.capture.service import Progress
+from pipelines.capture.progress import Progress
 from pipelines.delta import tables as delta
 from pipelines.demo import embedded_mongodb, quality, shop
 from pipelines.demo import tables as demo_report

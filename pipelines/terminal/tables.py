@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from pipelines.capture.service import Progress
+    from pipelines.capture.progress import Progress
     from pipelines.gold.cut import Cut
     from pipelines.gold.models import Planned
     from pipelines.operations.check import Finding

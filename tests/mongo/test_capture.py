@@ -23,6 +23,7 @@ from cdc_core.bronze import columns
 from cdc_core.settings import parse as settings
 from pipelines.bronze import log as bronze
 from pipelines.capture import service as capture
+from pipelines.capture.progress import CaptureResult, Progress
 from pipelines.delta import tables as delta
 from pipelines.demo import embedded_mongodb
 from pipelines.mongodb import client as mongodb
@@ -49,7 +50,7 @@ def table(found: settings.Settings) -> Any:
     return delta.layout(found.lakehouse).bronze(found.name)
 
 
-def once(spark: Any, found: settings.Settings, **more: Any) -> capture.CaptureResult:
+def once(spark: Any, found: settings.Settings, **more: Any) -> CaptureResult:
     return capture.run(spark, found, once=True, sessions=sparks.sessions(spark), **more)
 
 
@@ -69,7 +70,7 @@ class Running:
     def __init__(self, spark: Any, found: settings.Settings) -> None:
         self.stop = threading.Event()
         self.error: BaseException | None = None
-        self.result: capture.CaptureResult | None = None
+        self.result: CaptureResult | None = None
         self._thread = threading.Thread(target=self._run, args=(spark, found))
 
     def _run(self, spark: Any, found: settings.Settings) -> None:
@@ -158,7 +159,7 @@ def test_stopped_snapshot_goes_on(spark: Any, mongodb_uri: str, database: Any, l
     found = pipeline(mongodb_uri, lakehouse, database.name, **{"commit.max.bytes": 50_000, "snapshot.max.threads": 1})
     stop = threading.Event()
 
-    def stop_early(progress: capture.Progress) -> None:
+    def stop_early(progress: Progress) -> None:
         if progress.snapshot is not None and progress.snapshot.documents > 100:
             stop.set()
 

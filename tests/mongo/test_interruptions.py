@@ -18,6 +18,7 @@ from bson.raw_bson import RawBSONDocument
 from cdc_core.settings import parse as settings
 from pipelines.bronze import log as bronze
 from pipelines.capture import service as capture
+from pipelines.capture.progress import Progress
 from pipelines.delta import tables as delta
 from pipelines.gold import run as gold
 from pipelines.mongodb import client as mongodb
@@ -199,7 +200,7 @@ def test_a_collection_that_is_left_out_in_the_middle_of_its_snapshot(
     found = pipeline(mongodb_uri, lakehouse, name, **given)
     stop = threading.Event()
 
-    def stop_early(progress: capture.Progress) -> None:
+    def stop_early(progress: Progress) -> None:
         if progress.snapshot is not None and progress.snapshot.documents > 50:
             stop.set()
 
@@ -348,7 +349,7 @@ def test_a_clock_that_is_wrong(
         skewed.setattr(time, "time", lambda: right() + 30 * 3600)
         once(spark, layers.found)
         database.orders.insert_many([{"_id": number, "v": "new"} for number in (1, 2)])
-        told: list[capture.Progress] = []
+        told: list[Progress] = []
         once(spark, layers.found, progress=told.append)
         silver.run(spark, layers.found)
         assert all(each.lag_seconds is None or each.lag_seconds >= 0 for each in told)

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cdc_core import errors
 from pipelines.capture import metrics
 from pipelines.capture import service as capture
+from pipelines.capture.progress import Progress
 from pipelines.demo import embedded_mongodb
 from pipelines.mongodb import client as mongodb
 from tests.mongo.test_capture import Running, once, pipeline, until
@@ -140,7 +141,7 @@ def test_a_snapshot_is_counted_while_it_runs(
     found = pipeline(mongodb_uri, lakehouse, database.name, **given)
     stop, seen = threading.Event(), []
 
-    def look(progress: capture.Progress) -> None:
+    def look(progress: Progress) -> None:
         if progress.snapshot is not None and progress.snapshot.documents > 100 and not stop.is_set():
             seen.append(fetched(port))
             stop.set()

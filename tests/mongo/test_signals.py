@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from jobs import command_line
 from pipelines.bronze import log as bronze
-from pipelines.capture import service as capture
+from pipelines.capture.progress import CaptureResult
 from pipelines.delta import tables as delta
 from pipelines.snapshot import snapshot
 from tests.mongo.test_capture import Running, check_numbers, once, pipeline, rows, until
@@ -268,4 +268,4 @@ def test_a_capture_killed_in_an_incremental_snapshot_goes_on(
     check_numbers(landed)
     assert sorted(int(key) for kind, key in snapshots(landed) if kind == "incremental") == list(range(20))
     assert bronze.handled_signals(spark, delta.layout(found.lakehouse).bronze("shop")) == set()
-    assert isinstance(once(spark, found), capture.CaptureResult)
+    assert isinstance(once(spark, found), CaptureResult)

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from pipelines.capture.service import Progress
+from pipelines.capture.progress import Progress
 from pipelines.demo import run as demo
 
 

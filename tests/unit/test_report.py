@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.capture.service import Progress
+from pipelines.capture.progress import Progress
 from pipelines.operations import status
 from pipelines.snapshot.snapshot import Progress as SnapshotProgress
 from pipelines.terminal import tables as report
