@@ -42,7 +42,7 @@ from cdc_core.snapshot import state as snapshot_state
 from cdc_core.stream import fields as field_filters
 from cdc_core.stream import filters, resume_token, split_events, transactions
 from pipelines.bronze import log as bronze
-from pipelines.capture import byte_queue, metrics
+from pipelines.capture import byte_queue, metrics, threads
 from pipelines.capture import position as positions
 from pipelines.capture import progress as progresses
 from pipelines.channels import notifier
@@ -67,11 +67,8 @@ LEASE_EVERY_MS = 60_000
 OPLOG_EVERY = 60.0
 """Seconds between two looks at how far the position is from the end of the oplog."""
 WARN_EVERY = 3600.0
-CLOSE_SECONDS = 30.0
 STOP_SECONDS = 3.0
 """So long a capture that was asked to stop waits for its threads."""
-COMMITTING = ("capture-committer",)
-"""The threads that are waited for longer: what they began is to be in the table."""
 ONCE_AWAIT_MS = 100
 """So long a run with an end waits for events: that there are none is what it waits for."""
 
@@ -216,11 +213,10 @@ class _Capture:
 
     def __post_init__(self) -> None:
         self._source = self.settings.source
-        self._failure: BaseException | None = None
-        self._read_failure: BaseException | None = None
         self._leave_at: float | None = None
-        self._halt = threading.Event()
         self._queue = self.metrics.streaming.queue = byte_queue.ByteQueue(self._source.max_queue_size_in_bytes)
+        self._threads = threads.Threads(self._queue)
+        self._halt = self._threads.halt
         self._commits: queue.Queue[events.Rows | None] = queue.Queue(maxsize=1)
         self._submitted = self._committed = 0
         self._moved_at = time.monotonic()
@@ -243,7 +239,6 @@ class _Capture:
         is_split = self._source.cursor_oversize_handling_mode is OversizeMode.SPLIT
         self._fragments = split_events.Fragments() if is_split else None
         self._log: bronze.Log | None = None
-        self._threads: list[threading.Thread] = []
         self._notifier = notifier.Notifier(self.spark, self.settings)
         self._snapshots = snapshots.Snapshots(self._taking, self._notifier, self._halt, self.metrics.snapshot)
         self._received: queue.SimpleQueue[tuple[channels.Channel, signals.Received]] = queue.SimpleQueue()
@@ -278,11 +273,11 @@ class _Capture:
             found_open = bronze.open_transaction(self.spark, table)
             self._tracker = transactions.Tracker(found_open, token=self._position_token())
         if decision.streams:
-            self._start("capture-reader", lambda: self._read(stream))
-        self._start("capture-committer", self._commit_all)
+            self._threads.start(threads.READER, lambda: self._read(stream))
+        self._threads.start(threads.COMMITTER, self._commit_all)
         threading.Thread(target=self._watch_oplog, name="capture-oplog", daemon=True).start()
         self._start_snapshots(state)
-        self._start("capture-signals", self._listen)
+        self._threads.start(threads.SIGNALS, self._listen)
         self._began, self._commits_before = time.monotonic(), self._log.commits
         self._encode(until, ends_with_snapshot=not decision.streams)
         self._log.close()
@@ -305,23 +300,19 @@ class _Capture:
 
     def close(self) -> None:
         """End every thread; nothing that was not committed is committed after this."""
-        self._halt.set()
-        self._queue.close()
+        self._threads.end()
         self._end_committer()
-        is_hurried = self.stop.is_set() or isinstance(self._failure, errors.SourceUnreachable)
+        is_hurried = self.stop.is_set() or isinstance(self._threads.failure, errors.SourceUnreachable)
         leave_at = self._leave_at or time.monotonic() + STOP_SECONDS
-        for thread in self._threads:
-            is_left = is_hurried and thread.name not in COMMITTING
-            thread.join(timeout=max(0.0, leave_at - time.monotonic()) if is_left else CLOSE_SECONDS)
-        if self._log is not None and not isinstance(self._failure, errors.OwnershipLost):
+        self._threads.join_all(leave_at=leave_at if is_hurried else None)
+        if self._log is not None and not isinstance(self._threads.failure, errors.OwnershipLost):
             with contextlib.suppress(Exception):  # the error that ended the run is the one to tell of
                 self._log.close()
 
     def _end_committer(self) -> None:
         """After a failure nobody has told the committer yet that no more rows come."""
-        end = time.monotonic() + CLOSE_SECONDS
-        committers = [thread for thread in self._threads if thread.name == "capture-committer"]
-        while any(thread.is_alive() for thread in committers) and time.monotonic() < end:
+        end = time.monotonic() + threads.CLOSE_SECONDS
+        while self._threads.is_alive(threads.COMMITTER) and time.monotonic() < end:
             with contextlib.suppress(queue.Full):
                 return self._commits.put(None, timeout=IDLE_WAIT)
 
@@ -552,25 +543,12 @@ class _Capture:
 
     # --- the threads ---
 
-    def _start(self, name: str, target: Callable[[], None]) -> None:
-        def guarded() -> None:
-            try:
-                target()
-            except BaseException as error:  # the main thread raises it
-                self._failure = self._failure or error
-                self._halt.set()
-                self._queue.close()
-
-        thread = threading.Thread(target=guarded, name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
     def _read(self, stream: mongodb.ChangeStream) -> None:
         """Read until the end of the run, or to where the stream fails: what came before that is committed first."""
         try:
             self._read_on(stream)
         except Exception as error:
-            self._read_failure = error
+            self._threads.stream_failure = error
 
     def _read_on(self, stream: mongodb.ChangeStream) -> None:
         try:
@@ -594,7 +572,7 @@ class _Capture:
         for asked in self._states:
             if asked.kind is not snapshot_state.Kind.INITIAL and not asked.is_done:
                 self._snapshots.add(asked, is_new=False)
-        self._start("capture-snapshot", self._snapshots.run)
+        self._threads.start(threads.SNAPSHOT, self._snapshots.run)
 
     def _taking(self, state: snapshot_state.State, controls: snapshot.Controls) -> snapshot.Snapshot | None:
         """A snapshot, ready to run behind what bronze holds now."""
@@ -848,7 +826,7 @@ class _Capture:
                     for rows_done in self._added(rows, batch):
                         rows, first_at = self._handed_over(rows_done), time.monotonic()
                 except errors.MedallionError as error:
-                    self._read_failure = error  # of an event: those before it are committed
+                    self._threads.stream_failure = error  # of an event: those before it are committed
                     break
                 if is_drained_now := not batch.events:
                     self._end_transaction(rows, batch.token)
@@ -879,7 +857,7 @@ class _Capture:
 
     def _has_read_to_failure(self) -> bool:
         """Whether the reader has failed, and everything that it read before is in rows, or waits for a snapshot anyway."""
-        return self._read_failure is not None and (self._queue.is_empty() or self._snapshots.is_blocking)
+        return self._threads.stream_failure is not None and (self._queue.is_empty() or self._snapshots.is_blocking)
 
     def _has_read_all(self) -> bool:
         """Whether no snapshot is to be read, nor a signal to be heeded that was there at the start."""
@@ -936,7 +914,7 @@ class _Capture:
 
     def _submit(self, rows: events.Rows | None) -> None:
         """Wait for the committer's turn; a failure of any thread ends the wait."""
-        while self._failure is None:
+        while self._threads.failure is None:
             try:
                 self._commits.put(rows, timeout=IDLE_WAIT)
             except queue.Full:
@@ -989,26 +967,26 @@ class _Capture:
 
     def _finish(self, rows: events.Rows, token: str, *, is_drained: bool) -> None:
         """Commit what was read in order, end the threads, and raise what one of them met."""
-        if self._failure is None:
+        if self._threads.failure is None:
             if len(rows):
                 self._submit(rows)
             self._submit(None)
-            self._join("capture-committer")
+            self._threads.join(threads.COMMITTER)
         if self._began is not None:
             self._seconds = time.monotonic() - self._began
-        self._failure = self._failure or self._read_failure
-        self._halt.set()
-        self._queue.close()
+        self._threads.failure = self._threads.failure or self._threads.stream_failure
+        self._threads.end()
         self._snapshots.wake()
         self._leave_at = time.monotonic() + STOP_SECONDS
-        is_hurried = self.stop.is_set() or self._failure is not None
-        for name in ("capture-snapshot", "capture-signals", "capture-reader"):
-            self._join(name, until=self._leave_at if is_hurried else None)
+        is_hurried = self.stop.is_set() or self._threads.failure is not None
+        for name in (threads.SNAPSHOT, threads.SIGNALS, threads.READER):
+            self._threads.join(name, until=self._leave_at if is_hurried else None)
         self._notifier.close()
-        if self._failure is not None:
-            if self.stop.is_set() and isinstance(self._failure, errors.SourceUnreachable):
+        failure = self._threads.failure
+        if failure is not None:
+            if self.stop.is_set() and isinstance(failure, errors.SourceUnreachable):
                 return  # a clean end; what was read may not be committed, so that the position stays
-            raise self._failure
+            raise failure
         assert self._log is not None
         self._log.complete = resume_token.behind(token) if is_drained else token
         if self._is_far_behind(token):
@@ -1019,15 +997,6 @@ class _Capture:
         gap = positions.cluster_time(token).time - positions.cluster_time(committed).time
         interval = self._source.heartbeat_interval_ms / 1000
         return token > committed and 0 < interval <= gap
-
-    def _join(self, name: str, *, until: float | None = None) -> None:
-        """Wait for a thread's end; one that waits for a server that does not answer is left behind at `until`.
-
-        It commits nothing after that: a log that is closed takes no rows.
-        """
-        for thread in self._threads:
-            if thread.name == name:
-                thread.join(None if until is None else max(0.0, until - time.monotonic()))
 
     def _position(self) -> bronze.Position | None:
         return self._log.position if self._log is not None else None
