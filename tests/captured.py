@@ -16,6 +16,8 @@ from cdc_core.stream import fields as field_filters
 from cdc_core.stream import filters, transactions
 from pipelines.capture import metrics, position
 from pipelines.capture import service as capture
+from pipelines.capture.deployment import Deployment
+from pipelines.capture.stream_opener import StreamOpener
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as source
 from pipelines.snapshot import snapshot
@@ -51,7 +53,8 @@ class Stream:
         )
         if begun.provide_transaction_metadata:
             self._capture._tracker = transactions.Tracker()
-        self._stream = self._capture._opened(source.stream_options(begun, self.client), None)
+        deployment = Deployment.of(begun, connection, self.client)
+        self._stream = StreamOpener(deployment, deployment.stream_options(), threading.Event()).open(None).stream
         self.rows = self._capture._fresh = events.Rows(settings.name)
 
     def read(self, until: Timestamp) -> None:

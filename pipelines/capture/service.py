@@ -17,7 +17,6 @@ import contextlib
 import functools
 import importlib
 import json
-import logging
 import os
 import queue
 import re
@@ -42,9 +41,11 @@ from cdc_core.snapshot import state as snapshot_state
 from cdc_core.stream import fields as field_filters
 from cdc_core.stream import filters, resume_token, split_events, transactions
 from pipelines.bronze import log as bronze
-from pipelines.capture import byte_queue, metrics, threads
+from pipelines.capture import byte_queue, metrics, stream_opener, threads
 from pipelines.capture import position as positions
 from pipelines.capture import progress as progresses
+from pipelines.capture.deployment import Deployment
+from pipelines.capture.logger import log
 from pipelines.channels import notifier
 from pipelines.channels import signals as channels
 from pipelines.delta import tables as delta
@@ -58,8 +59,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cdc_core.settings.parse import Settings
-
-log = logging.getLogger(__name__)
 
 IDLE_WAIT = 0.2
 LEASE_EVERY_MS = 60_000
@@ -225,7 +224,8 @@ class _Capture:
         self._began: float | None = None
         self._stream_read: mongodb.ChangeStream | None = None
         self._seconds, self._commits_before = 0.0, 0
-        self._chosen = chosen = filters.of(self._source)
+        self._deployment = Deployment.of(self._source, self.connection, self.client)
+        self._chosen = chosen = self._deployment.filter
         is_alone = PipelineOrder.USER_ONLY is self._source.cursor_pipeline_order
         self._includes = chosen.includes if is_alone or chosen.left_to_client() or chosen.signals else None
         hears = SignalChannel.SOURCE in self._source.signal_enabled_channels and chosen.signals
@@ -235,6 +235,7 @@ class _Capture:
         self._custom = _snapshotter(self._source.snapshot_mode_custom_name)
         self._fingerprint = filters.fingerprint(self._source)
         self._is_other_stream = False
+        self._landed: str | None = None
         self._tracker: transactions.Tracker | None = None
         is_split = self._source.cursor_oversize_handling_mode is OversizeMode.SPLIT
         self._fragments = split_events.Fragments() if is_split else None
@@ -250,23 +251,28 @@ class _Capture:
 
     def run(self, *, once: bool, take_over: bool) -> progresses.CaptureResult:
         if self._source.guardrail_collections_max > 0 or self._source.metrics_port is not None:
-            captured = source.captured(self._source, self.client)
-            self.metrics.streaming.captured = tuple(each.namespace for each in captured)
+            captured = self._deployment.namespaces()
+            self.metrics.streaming.captured = tuple(captured)
             self._check_guardrail(len(captured))
-        options = source.stream_options(self._source, self.client)
+        options = self._deployment.stream_options()
         if once:
             options = replace(options, max_await_ms=min(options.max_await_ms, ONCE_AWAIT_MS))
         table = delta.layout(self.settings.lakehouse).bronze(self.settings.name)
         until = mongodb.operation_time(self.client) if once else None
-        found = self._found(table)
-        position = found.position if found is not None else None
-        stream, gap = self._opened_or_restarted(options, position)
+        existing = stream_opener.ExistingBronze.read(self.spark, table, fingerprint=self._fingerprint)
+        self._is_other_stream = existing.is_other_stream
+        opener = stream_opener.StreamOpener(
+            self._deployment, options, self._halt, custom=self._custom, is_other_stream=existing.is_other_stream
+        )
+        opened = opener.open_or_restart(existing.position)
         extra = {"stream": self._fingerprint}
-        self._log = bronze.Log.open(self.spark, table, take_over=take_over, extra=extra, found=found)
-        if self._log.position != position:
-            stream.close()
-            stream, gap = self._opened_or_restarted(options, self._log.position)
-        decision, state = self._begun(stream, gap)
+        self._log = bronze.Log.open(self.spark, table, take_over=take_over, extra=extra, found=existing.found)
+        if self._log.position != existing.position:  # another capture has written in between
+            opened.stream.close()
+            opened = opener.open_or_restart(self._log.position)
+        self._landed = opened.bronze_token
+        stream = opened.stream
+        decision, state = self._begun(stream, opened.gap)
         self._stream_read = stream
         self.metrics.streaming.opened(stream)
         if self._source.provide_transaction_metadata:
@@ -318,96 +324,6 @@ class _Capture:
 
     # --- where to begin ---
 
-    def _found(self, table: bronze.tables.TableRef) -> bronze.Found | None:
-        """The position that is there before anything is claimed: a stream that cannot go on must change nothing."""
-        if not delta.exists(self.spark, table):
-            return None
-        delta.check_ours(self.spark, table)
-        last = delta.last_commit(self.spark, table)
-        before = last.metadata.get("stream") if last is not None and last.metadata else None
-        self._is_other_stream = before is not None and before != self._fingerprint
-        return bronze.found(self.spark, table)
-
-    def _opened_or_restarted(
-        self, options: mongodb.StreamOptions, position: bronze.Position | None
-    ) -> tuple[mongodb.ChangeStream, dict[str, object] | None]:
-        """The stream, and the gap before it where the position was lost and the snapshot mode says to start over.
-
-        A first start whose `capture.start.op.time` is lost begins now: it takes a snapshot anyway.
-        """
-        try:
-            return self._opened(options, position), None
-        except errors.PositionLost:
-            if not snapshot_mode.replaces_lost_position(self._source, custom=self._custom):
-                raise
-            self._landed: str | None = None
-            stream = self._opened_at(options, [mongodb.Start()], None)
-            if position is None:
-                log.warning(
-                    "the oplog no longer reaches back to capture.start.op.time: the stream begins now, with a snapshot"
-                )
-                return stream, None
-            log.warning("the oplog no longer holds the position of %s: a new snapshot begins", positions.utc(position.token))
-            return stream, {"from": position.token, "to": stream.begins, "since": positions.utc(position.token)}
-
-    def _opened(self, options: mongodb.StreamOptions, position: bronze.Position | None) -> mongodb.ChangeStream:
-        """A stream that continues behind the position, or begins now.
-
-        A token of a stream with another filter, or one that the server refuses, is replaced by its cluster time; what
-        comes again is dropped by its token (`positions.is_at_or_before`). Raises `PositionLost` where the oplog no longer reaches back.
-        """
-        self._landed = position.token if position else None
-        starts = [self._first_start()]
-        if position is not None:
-            by_time = mongodb.Start(at=positions.cluster_time(position.token))
-            starts = [by_time] if self._is_other_stream else [mongodb.Start(position.token), by_time]
-        return self._opened_at(options, starts, position)
-
-    def _opened_at(
-        self, options: mongodb.StreamOptions, starts: Sequence[mongodb.Start], position: bronze.Position | None
-    ) -> mongodb.ChangeStream:
-        """A stream from the first of these places that the server takes."""
-        lost: mongodb.HistoryLost | None = None
-        for start in starts:
-            stream = self._stream(options, start)
-            try:
-                with mongodb.translating("opening the change stream"):
-                    stream.open()
-                    stream.probe()
-                    self._check_held(stream, start, position)
-                return stream
-            except mongodb.HistoryLost as error:
-                stream.close()
-                lost = error
-                if error.code == mongodb.CHANGE_STREAM_HISTORY_LOST:
-                    break
-        raise positions.lost(position, lost)
-
-    def _check_held(self, stream: mongodb.ChangeStream, start: mongodb.Start, position: bronze.Position | None) -> None:
-        """Raise `HistoryLost` where a stream goes on by its position's time in an oplog that does not hold the position's event:
-        another deployment has taken the place of the one that was captured. Of a stream with another filter that is not known."""
-        if position is None or start.at is None or self._is_other_stream or resume_token.resumes_alone(position.token):
-            return
-        if not stream.holds(position.token):
-            raise mongodb.HistoryLost(mongodb.CHANGE_STREAM_HISTORY_LOST)
-
-    def _stream(self, options: mongodb.StreamOptions, start: mongodb.Start) -> mongodb.ChangeStream:
-        return mongodb.ChangeStream(
-            self.client,
-            options,
-            start,
-            retries=self._source.errors_max_retries,
-            initial_delay=self._source.errors_retry_delay_initial_ms / 1000,
-            max_delay=self._source.errors_retry_delay_max_ms / 1000,
-            stopped=self._halt,
-            resolved=lambda: replace(source.stream_options(self._source, self.client), max_await_ms=options.max_await_ms),
-        )
-
-    def _first_start(self) -> mongodb.Start:
-        """Where a stream without a position begins: `capture.start.op.time`, or now."""
-        at = self._source.capture_start_op_time
-        return mongodb.Start() if at < 0 else mongodb.Start(at=Timestamp(at >> 32, at & 0xFFFFFFFF))
-
     def _begun(
         self, stream: mongodb.ChangeStream, gap: Mapping[str, object] | None
     ) -> tuple[snapshot_mode.Decision, snapshot_state.State | None]:
@@ -431,7 +347,7 @@ class _Capture:
         state = self._planned() if takes else None
         told: list[Mapping[str, Any]] = []
         if gap is not None and state is not None:
-            captured, known = self._captured(), self._known()
+            captured, known = self._deployment.namespaces(), self._known()
             state = _with_gone(state, [name for name in known if name not in captured], token)
             told.append({"gap": {**gap, "collections": sorted({*captured, *known})}})
             self._warn_of_unread(captured, state)
@@ -439,10 +355,6 @@ class _Capture:
         position_token = self._position_token() if has_position else token
         self._log.heartbeat(*told, token=position_token, ts_ms=bronze.now_ms())
         return decision, state
-
-    def _captured(self) -> list[str]:
-        """The collections that are captured and exist."""
-        return [each.namespace for each in source.captured(self._source, self.client)]
 
     def _known(self) -> list[str]:
         """The collections that are captured and have documents in bronze."""
@@ -490,7 +402,7 @@ class _Capture:
         Their changes come; what they held, or what became of it meanwhile, comes when a signal asks for it.
         """
         assert self._log is not None
-        captured, notes = self._captured(), bronze.notes(self.spark, self._log.table)
+        captured, notes = self._deployment.namespaces(), bronze.notes(self.spark, self._log.table)
         if notes:
             known = notes[-1].captured
         else:
@@ -522,7 +434,7 @@ class _Capture:
         return found
 
     def _planned(self) -> snapshot_state.State:
-        found = source.captured(self._source, self.client)
+        found = self._deployment.collections()
         planned = tuple(each.namespace for each in found if self._chosen.is_snapshotted(each.db, each.name))
         return snapshot_state.State(_new_id(), planned)
 
@@ -589,7 +501,7 @@ class _Capture:
             log=self._log,
             name=self.settings.name,
             connection=self.connection,
-            collections=source.captured(self._source, self.client),
+            collections=self._deployment.collections(),
             state=state,
             after=min(positions.cluster_time(position.token), mongodb.operation_time(self.client)),
             chunk_bytes=self._source.commit_max_bytes,
@@ -789,14 +701,14 @@ class _Capture:
         """Raise `signals.Refused` for a filter that the server would refuse: a snapshot of it could never be read."""
         if not request.conditions:
             return
-        captured = [each.namespace for each in source.captured(self._source, self.client)]
+        captured = self._deployment.namespaces()
         for namespace, condition in request.filters(request.chosen(captured)).items():
             reason = mongodb.refusal_of_filter(self.client, namespace, json_util.loads(condition))
             if reason is not None:
                 raise signals.Refused(f"its filter for {namespace} is refused by the server: {reason}")
 
     def _execute(self, rows: events.Rows, signal: signals.Signal, request: signals.Request, token: str) -> None:
-        captured = [each.namespace for each in source.captured(self._source, self.client)]
+        captured = self._deployment.namespaces()
         planned = request.chosen(captured)
         if not planned:
             log.warning(

@@ -13,6 +13,7 @@ from bson.timestamp import Timestamp
 from cdc_core import errors
 from pipelines.bronze import log as bronze
 from pipelines.capture import service as capture
+from pipelines.capture.stream_opener import StreamOpener
 from pipelines.mongodb import client as mongodb
 from pipelines.operations import status
 from tests.mongo.test_capture import check_numbers, once, pipeline, rows, table
@@ -140,15 +141,15 @@ def test_a_gap_stays_open_for_what_was_not_read_again(
         "signal.file": str(lakehouse / "signals"),
     }
     found = pipeline(mongodb_uri, lakehouse, database.name, **QUICK, **more)
-    opened = capture._Capture._opened
+    opened = StreamOpener.open
 
-    def lost(self: Any, options: Any, position: Any) -> Any:
+    def lost(self: Any, position: Any) -> Any:
         if position is not None:
             raise errors.PositionLost("lost")
-        return opened(self, options, position)
+        return opened(self, position)
 
     with monkeypatch.context() as patched:
-        patched.setattr(capture._Capture, "_opened", lost)
+        patched.setattr(StreamOpener, "open", lost)
         once(spark, found)
     gaps = {name: each.incomplete_because for name, each in by_name(spark, found).items() if each.incomplete_since}
     assert set(gaps) == {"filtered", "unlisted"}

@@ -1,0 +1,36 @@
+"""The MongoDB deployment that a run captures, and which of its collections."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cdc_core.properties.source import Source
+from cdc_core.stream import filters
+from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import connection as connections
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """The source of the settings with a client of it; `filter` says what is captured, read for signals and snapshotted."""
+
+    source: Source
+    connection: connections.Connection
+    client: mongodb.Client
+    filter: filters.Filter
+
+    @staticmethod
+    def of(source: Source, connection: connections.Connection, client: mongodb.Client) -> Deployment:
+        return Deployment(source, connection, client, filters.of(source))
+
+    def collections(self) -> list[mongodb.Collection]:
+        """The collections that are captured and exist now."""
+        return connections.captured(self.source, self.client)
+
+    def namespaces(self) -> list[str]:
+        """The names of the collections that are captured and exist now, each as ``database.collection``."""
+        return [each.namespace for each in self.collections()]
+
+    def stream_options(self) -> mongodb.StreamOptions:
+        """What a change stream is opened with now: databases are looked up as they are spelled on the server."""
+        return connections.stream_options(self.source, self.client)

@@ -1,0 +1,151 @@
+"""Where the change stream begins: behind bronze's position, at the start of the settings, or now.
+
+Nothing here writes: a capture whose stream cannot go on must have changed nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from bson.timestamp import Timestamp
+
+from cdc_core import errors
+from cdc_core.snapshot import mode as snapshot_mode
+from cdc_core.stream import resume_token
+from pipelines.bronze import log as bronze
+from pipelines.capture import position as positions
+from pipelines.capture.deployment import Deployment
+from pipelines.capture.logger import log
+from pipelines.delta import tables as delta
+from pipelines.mongodb import client as mongodb
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True)
+class ExistingBronze:
+    """What a bronze table says before it is claimed: its position, and whether it was written through another filter."""
+
+    found: bronze.Found | None = None
+    is_other_stream: bool = False
+
+    @property
+    def position(self) -> bronze.Position | None:
+        return self.found.position if self.found is not None else None
+
+    @staticmethod
+    def read(spark: SparkSession, table: bronze.tables.TableRef, *, fingerprint: str) -> ExistingBronze:
+        """Read it; `fingerprint` is that of the settings' filter. Raises `TableNotOurs`."""
+        if not delta.exists(spark, table):
+            return ExistingBronze()
+        delta.check_ours(spark, table)
+        last = delta.last_commit(spark, table)
+        before = last.metadata.get("stream") if last is not None and last.metadata else None
+        return ExistingBronze(bronze.found(spark, table), before is not None and before != fingerprint)
+
+
+@dataclass(frozen=True)
+class OpenStream:
+    """An open change stream.
+
+    `bronze_token` is the token of bronze's last row where the stream may give events once more up to there. `gap` says what
+    was lost where the stream begins behind a position that the oplog no longer holds.
+    """
+
+    stream: mongodb.ChangeStream
+    bronze_token: str | None = None
+    gap: Mapping[str, object] | None = None
+
+
+@dataclass(frozen=True)
+class StreamOpener:
+    """Opens the change stream of a run.
+
+    `is_other_stream` says that bronze was written through another filter: the tokens of that stream are none of this one.
+    """
+
+    deployment: Deployment
+    options: mongodb.StreamOptions
+    halt: threading.Event
+    custom: snapshot_mode.Snapshotter | None = None
+    is_other_stream: bool = False
+
+    def open_or_restart(self, position: bronze.Position | None) -> OpenStream:
+        """The stream, and the gap before it where the position was lost and the snapshot mode says to start over.
+
+        A first start whose `capture.start.op.time` is lost begins now: it takes a snapshot anyway.
+        """
+        try:
+            return self.open(position)
+        except errors.PositionLost:
+            if not snapshot_mode.replaces_lost_position(self.deployment.source, custom=self.custom):
+                raise
+            stream = self._first_accepted([mongodb.Start()], None)
+            if position is None:
+                log.warning(
+                    "the oplog no longer reaches back to capture.start.op.time: the stream begins now, with a snapshot"
+                )
+                return OpenStream(stream)
+            lost_at = positions.utc(position.token)
+            log.warning("the oplog no longer holds the position of %s: a new snapshot begins", lost_at)
+            return OpenStream(stream, gap={"from": position.token, "to": stream.begins, "since": lost_at})
+
+    def open(self, position: bronze.Position | None) -> OpenStream:
+        """A stream that continues behind the position, or begins now.
+
+        A token of a stream with another filter, or one that the server refuses, is replaced by its cluster time; what
+        comes again is dropped by its token (`intake`). Raises `PositionLost` where the oplog no longer reaches back.
+        """
+        if position is None:
+            return OpenStream(self._first_accepted([self._first_start()], None))
+        by_time = mongodb.Start(at=positions.cluster_time(position.token))
+        starts = [by_time] if self.is_other_stream else [mongodb.Start(position.token), by_time]
+        return OpenStream(self._first_accepted(starts, position), bronze_token=position.token)
+
+    def _first_accepted(self, starts: Sequence[mongodb.Start], position: bronze.Position | None) -> mongodb.ChangeStream:
+        """A stream from the first of these places that the server takes."""
+        lost: mongodb.HistoryLost | None = None
+        for start in starts:
+            stream = self._stream(start)
+            try:
+                with mongodb.translating("opening the change stream"):
+                    stream.open()
+                    stream.probe()
+                    self._check_held(stream, start, position)
+                return stream
+            except mongodb.HistoryLost as error:
+                stream.close()
+                lost = error
+                if error.code == mongodb.CHANGE_STREAM_HISTORY_LOST:
+                    break  # the place is older than the oplog, however it is named
+        raise positions.lost(position, lost)
+
+    def _check_held(self, stream: mongodb.ChangeStream, start: mongodb.Start, position: bronze.Position | None) -> None:
+        """Raise `HistoryLost` where a stream goes on by its position's time in an oplog that does not hold the position's event:
+        another deployment has taken the place of the one that was captured. Of a stream with another filter that is not known."""
+        if position is None or start.at is None or self.is_other_stream or resume_token.resumes_alone(position.token):
+            return
+        if not stream.holds(position.token):
+            raise mongodb.HistoryLost(mongodb.CHANGE_STREAM_HISTORY_LOST)
+
+    def _stream(self, start: mongodb.Start) -> mongodb.ChangeStream:
+        source = self.deployment.source
+        return mongodb.ChangeStream(
+            self.deployment.client,
+            self.options,
+            start,
+            retries=source.errors_max_retries,
+            initial_delay=source.errors_retry_delay_initial_ms / 1000,
+            max_delay=source.errors_retry_delay_max_ms / 1000,
+            stopped=self.halt,
+            resolved=lambda: replace(self.deployment.stream_options(), max_await_ms=self.options.max_await_ms),
+        )
+
+    def _first_start(self) -> mongodb.Start:
+        """Where a stream without a position begins: `capture.start.op.time`, or now."""
+        at = self.deployment.source.capture_start_op_time
+        return mongodb.Start() if at < 0 else mongodb.Start(at=Timestamp(at >> 32, at & 0xFFFFFFFF))
