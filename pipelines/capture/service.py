@@ -19,11 +19,9 @@ import importlib
 import json
 import os
 import queue
-import re
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +31,7 @@ from bson.timestamp import Timestamp
 from cdc_core import errors
 from cdc_core.bronze import columns as rows_of
 from cdc_core.bronze import event_rows as events
-from cdc_core.properties.source import LimitAction, OversizeMode, PipelineOrder, SignalChannel, SnapshotMode
+from cdc_core.properties.source import LimitAction, OversizeMode, PipelineOrder, SignalChannel
 from cdc_core.signals import notification as notifications
 from cdc_core.signals import signal as signals
 from cdc_core.snapshot import mode as snapshot_mode
@@ -41,7 +39,7 @@ from cdc_core.snapshot import state as snapshot_state
 from cdc_core.stream import fields as field_filters
 from cdc_core.stream import filters, resume_token, split_events, transactions
 from pipelines.bronze import log as bronze
-from pipelines.capture import byte_queue, metrics, stream_opener, threads
+from pipelines.capture import byte_queue, metrics, start, stream_opener, threads
 from pipelines.capture import position as positions
 from pipelines.capture import progress as progresses
 from pipelines.capture.deployment import Deployment
@@ -234,7 +232,6 @@ class _Capture:
         self._fields = functools.lru_cache(maxsize=10_000)(listed.of) if listed.entries else None
         self._custom = _snapshotter(self._source.snapshot_mode_custom_name)
         self._fingerprint = filters.fingerprint(self._source)
-        self._is_other_stream = False
         self._landed: str | None = None
         self._tracker: transactions.Tracker | None = None
         is_split = self._source.cursor_oversize_handling_mode is OversizeMode.SPLIT
@@ -246,7 +243,6 @@ class _Capture:
         self._has_polled = threading.Event()
         self._told_taken: set[str] = set()
         self._mute: set[str] = set()
-        self._states: list[snapshot_state.State] = []
         self._parent = sparks.submitter()
 
     def run(self, *, once: bool, take_over: bool) -> progresses.CaptureResult:
@@ -260,7 +256,6 @@ class _Capture:
         table = delta.layout(self.settings.lakehouse).bronze(self.settings.name)
         until = mongodb.operation_time(self.client) if once else None
         existing = stream_opener.ExistingBronze.read(self.spark, table, fingerprint=self._fingerprint)
-        self._is_other_stream = existing.is_other_stream
         opener = stream_opener.StreamOpener(
             self._deployment, options, self._halt, custom=self._custom, is_other_stream=existing.is_other_stream
         )
@@ -272,20 +267,23 @@ class _Capture:
             opened = opener.open_or_restart(self._log.position)
         self._landed = opened.bronze_token
         stream = opened.stream
-        decision, state = self._begun(stream, opened.gap)
+        begins = start.Start(
+            self.spark, self._deployment, self._log, self._fingerprint, self._custom, existing.is_other_stream
+        )
+        plan = begins.begin(opened)
         self._stream_read = stream
         self.metrics.streaming.opened(stream)
         if self._source.provide_transaction_metadata:
             found_open = bronze.open_transaction(self.spark, table)
             self._tracker = transactions.Tracker(found_open, token=self._position_token())
-        if decision.streams:
+        if plan.streams:
             self._threads.start(threads.READER, lambda: self._read(stream))
         self._threads.start(threads.COMMITTER, self._commit_all)
         threading.Thread(target=self._watch_oplog, name="capture-oplog", daemon=True).start()
-        self._start_snapshots(state)
+        self._start_snapshots(plan)
         self._threads.start(threads.SIGNALS, self._listen)
         self._began, self._commits_before = time.monotonic(), self._log.commits
-        self._encode(until, ends_with_snapshot=not decision.streams)
+        self._encode(until, ends_with_snapshot=not plan.streams)
         self._log.close()
         return self.result()
 
@@ -321,122 +319,6 @@ class _Capture:
         while self._threads.is_alive(threads.COMMITTER) and time.monotonic() < end:
             with contextlib.suppress(queue.Full):
                 return self._commits.put(None, timeout=IDLE_WAIT)
-
-    # --- where to begin ---
-
-    def _begun(
-        self, stream: mongodb.ChangeStream, gap: Mapping[str, object] | None
-    ) -> tuple[snapshot_mode.Decision, snapshot_state.State | None]:
-        """Commit the first position of a new stream; the snapshot that is to be taken or to be gone on with."""
-        assert self._log is not None
-        has_position = self._log.position is not None and gap is None
-        unfinished = self._unfinished() if self._log.position is not None else None
-        unfinished = unfinished if has_position else None
-        decision = snapshot_mode.decided(
-            self._source, has_position=has_position, is_unfinished=unfinished is not None, custom=self._custom
-        )
-        if has_position and not decision.takes:
-            if self._is_other_stream:
-                self._note_other_stream()
-            self._say_why_not(decision)
-            return decision, unfinished if decision.resumes else None
-        token = stream.begins  # and not how far it has read: what it has read is not in bronze yet
-        if token is None:
-            raise errors.SourceUnsuitable("opening the change stream: the server gave no resume token")
-        takes = decision.takes or gap is not None
-        state = self._planned() if takes else None
-        told: list[Mapping[str, Any]] = []
-        if gap is not None and state is not None:
-            captured, known = self._deployment.namespaces(), self._known()
-            state = _with_gone(state, [name for name in known if name not in captured], token)
-            told.append({"gap": {**gap, "collections": sorted({*captured, *known})}})
-            self._warn_of_unread(captured, state)
-        told.append({"start": token} if state is None else state.begun())
-        position_token = self._position_token() if has_position else token
-        self._log.heartbeat(*told, token=position_token, ts_ms=bronze.now_ms())
-        return decision, state
-
-    def _known(self) -> list[str]:
-        """The collections that are captured and have documents in bronze."""
-        assert self._log is not None
-        found = bronze.captured_collections(self.spark, self._log.table)
-        return [f"{db}.{name}" for db, name in found if self._chosen.includes(db, name)]
-
-    def _warn_of_unread(self, captured: Sequence[str], state: snapshot_state.State) -> None:
-        """Name what the snapshot after a gap leaves as it was: `snapshot.mode` reads what the settings let it read."""
-        filtered = self._source.snapshot_collection_filter_overrides
-        unread = [name for name in captured if name not in state.planned or name in filtered]
-        if unread:
-            log.warning(
-                "changes were lost, and the snapshot does not read all of %s (snapshot.include.collection.list, "
-                "snapshot.collection.filter.overrides): incomplete, as status says, until medallion signal execute-snapshot%s",
-                ", ".join(unread),
-                _as_options(unread),
-            )
-
-    def _say_why_not(self, decision: snapshot_mode.Decision) -> None:
-        """Tell once a start of a snapshot mode that would take a snapshot if bronze had no position."""
-        mode = self._source.snapshot_mode
-        if mode not in (SnapshotMode.INITIAL, SnapshotMode.INITIAL_ONLY, SnapshotMode.WHEN_NEEDED) or decision.resumes:
-            return
-        if any(state.kind is snapshot_state.Kind.INITIAL for state in self._states):
-            return
-        log.warning(
-            "snapshot.mode: %s takes no snapshot, because bronze has a position that can be gone on from (as with Debezium's "
-            "offsets); what was there before that comes with medallion signal execute-snapshot --data-collections '.*'",
-            mode.value,
-        )
-
-    def _unfinished(self) -> snapshot_state.State | None:
-        """The initial snapshot that was not read to its end; those that signals asked for are taken up again at once."""
-        assert self._log is not None
-        found = snapshot_state.states(bronze.snapshot_heartbeats(self.spark, self._log.table))
-        asked = (snapshot_state.Kind.INCREMENTAL, snapshot_state.Kind.BLOCKING)
-        self._states = [state if state.kind in asked else state.retried() for state in found]
-        initial = [state for state in self._states if state.kind is snapshot_state.Kind.INITIAL]
-        return initial[-1] if initial and not initial[-1].is_done else None
-
-    def _note_other_stream(self) -> None:
-        """Note that the settings let in other events from here on, and name the collections that were not captured before.
-
-        Their changes come; what they held, or what became of it meanwhile, comes when a signal asks for it.
-        """
-        assert self._log is not None
-        captured, notes = self._deployment.namespaces(), bronze.notes(self.spark, self._log.table)
-        if notes:
-            known = notes[-1].captured
-        else:
-            known = frozenset(f"{db}.{name}" for db, name in bronze.captured_collections(self.spark, self._log.table))
-            known = known.union(*(state.planned for state in self._states))
-        new = [name for name in captured if name not in known]
-        note = {"stream": self._fingerprint, "captured": captured}
-        told = self._gaps_of(new, notes) if notes and new else []
-        self._log.heartbeat(note, *told, token=self._position_token(), ts_ms=bronze.now_ms())
-        if new and self._source.snapshot_mode is not SnapshotMode.NO_DATA:
-            log.warning(
-                "%s: captured from now on; what was there before comes with medallion signal execute-snapshot%s",
-                ", ".join(new),
-                _as_options(new),
-            )
-
-    def _gaps_of(self, new: Sequence[str], notes: Sequence[bronze.Note]) -> list[Mapping[str, Any]]:
-        """What was lost of collections that were captured once, then left out, and are let in again."""
-        assert self._log is not None
-        table = self._log.table
-        found: list[Mapping[str, Any]] = []
-        before = {f"{db}.{name}" for db, name in bronze.captured_collections(self.spark, table)}
-        for name in (name for name in new if name in before):
-            left_out = next(note for at, note in enumerate(notes) if not any(name in later.captured for later in notes[at:]))
-            meanwhile = bronze.captured_collections(self.spark, table, behind=left_out.offset)
-            if name not in {f"{db}.{collection}" for db, collection in meanwhile}:
-                gap = {"from": left_out.token, "to": self._position_token(), "since": positions.utc(left_out.token)}
-                found.append({"gap": {**gap, "collections": [name]}})
-        return found
-
-    def _planned(self) -> snapshot_state.State:
-        found = self._deployment.collections()
-        planned = tuple(each.namespace for each in found if self._chosen.is_snapshotted(each.db, each.name))
-        return snapshot_state.State(_new_id(), planned)
 
     def _check_guardrail(self, captured: int) -> None:
         """`guardrail.collections.max`: warn or stop where more collections are captured."""
@@ -475,13 +357,13 @@ class _Capture:
         finally:
             stream.close()
 
-    def _start_snapshots(self, state: snapshot_state.State | None) -> None:
-        if state is not None:
-            self._snapshots.add(state)
+    def _start_snapshots(self, plan: start.Plan) -> None:
+        if plan.initial is not None:
+            self._snapshots.add(plan.initial)
         else:
             self.metrics.snapshot.is_skipped = self.metrics.snapshot.taken is None
-            self._notifier.tell(notifications.INITIAL, notifications.Type.SKIPPED, id_=_new_id())
-        for asked in self._states:
+            self._notifier.tell(notifications.INITIAL, notifications.Type.SKIPPED, id_=start.new_id())
+        for asked in plan.states:
             if asked.kind is not snapshot_state.Kind.INITIAL and not asked.is_done:
                 self._snapshots.add(asked, is_new=False)
         self._threads.start(threads.SNAPSHOT, self._snapshots.run)
@@ -645,7 +527,7 @@ class _Capture:
         log.info("%s was replaced by a rename: a snapshot of it begins", namespace)
         first = snapshot_state.CollectionState(first=resume_token.sequence_of(token))
         self._plan(
-            rows, snapshot_state.State(_new_id(), (namespace,), {namespace: first}, snapshot_state.Kind.REPLACED), token
+            rows, snapshot_state.State(start.new_id(), (namespace,), {namespace: first}, snapshot_state.Kind.REPLACED), token
         )
 
     def _plan(self, rows: events.Rows, state: snapshot_state.State, token: str) -> None:
@@ -718,7 +600,7 @@ class _Capture:
         log.info("signal %s: an %s snapshot of %s", signal.id, request.snapshot_type.value, ", ".join(planned))
         kind = snapshot_state.Kind(request.snapshot_type.value)
         state = snapshot_state.State(
-            _new_id(), planned, kind=kind, conditions=request.filters(planned), signal=signal.id or None
+            start.new_id(), planned, kind=kind, conditions=request.filters(planned), signal=signal.id or None
         )
         self._plan(rows, state, token)
 
@@ -937,23 +819,6 @@ def _snapshotter(name: str | None) -> snapshot_mode.Snapshotter | None:
             errors.Problem(where, f"{name} is no class that can be imported and made without arguments: {error}")
         ) from error
     return made
-
-
-def _with_gone(state: snapshot_state.State, gone: Sequence[str], token: str) -> snapshot_state.State:
-    """A snapshot after a gap, with the collections that are not there any more: nothing to read, and all rows to go."""
-    at = positions.cluster_time(token)
-    first = snapshot_state.CollectionState(first=resume_token.snapshot_sequence(at.time, at.inc))
-    return replace(state, planned=(*state.planned, *gone), collections=dict.fromkeys(gone, first))
-
-
-def _as_options(namespaces: Sequence[str]) -> str:
-    """The collections as `medallion signal` takes them: as regular expressions."""
-    quoted = (name if re.fullmatch(r"[\w.-]+", name) else f"'{re.escape(name)}'" for name in namespaces)
-    return "".join(f" --data-collections {name}" for name in quoted)
-
-
-def _new_id() -> str:
-    return uuid.uuid4().hex[:12]
 
 
 def _snapshot_threads(spark: SparkSession, configured: int | None) -> int:

@@ -1,0 +1,113 @@
+"""What a run commits before it reads anything: where the stream begins, and which snapshot is to be taken.
+
+The first position is committed before the first event and the first chunk are read: a capture that is killed right after it
+goes on from there, and its snapshot lies behind the beginning of its stream.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cdc_core import errors
+from cdc_core.properties.source import SnapshotMode
+from cdc_core.snapshot import mode as snapshot_mode
+from cdc_core.snapshot import state as snapshot_state
+from pipelines.bronze import log as bronze
+from pipelines.capture import position as positions
+from pipelines.capture.deployment import Deployment
+from pipelines.capture.gaps import Gaps
+from pipelines.capture.logger import log
+from pipelines.capture.stream_opener import OpenStream
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run is to do: follow the stream or not, take or go on with the snapshot that `snapshot.mode` asks for, and go
+    on with the `states` of snapshots that earlier runs began."""
+
+    streams: bool
+    initial: snapshot_state.State | None
+    states: tuple[snapshot_state.State, ...] = ()
+
+
+@dataclass(frozen=True)
+class Start:
+    """The start of a run whose stream is open and whose bronze is claimed."""
+
+    spark: SparkSession
+    deployment: Deployment
+    log: bronze.Log
+    fingerprint: str
+    custom: snapshot_mode.Snapshotter | None
+    is_other_stream: bool
+
+    def begin(self, opened: OpenStream) -> Plan:
+        """Commit the first position of a new stream; the snapshot that is to be taken or to be gone on with."""
+        gap = opened.gap
+        has_position = self.log.position is not None and gap is None
+        states = self._states() if self.log.position is not None else ()
+        unfinished = _unfinished(states) if has_position else None
+        decision = snapshot_mode.decided(
+            self.deployment.source, has_position=has_position, is_unfinished=unfinished is not None, custom=self.custom
+        )
+        gaps = Gaps(self.spark, self.deployment, self.log)
+        if has_position and not decision.takes:
+            if self.is_other_stream:
+                gaps.note_other_stream(states, fingerprint=self.fingerprint)
+            self._warn_of_no_snapshot(decision, states)
+            return Plan(decision.streams, unfinished if decision.resumes else None, states)
+        token = opened.stream.begins  # and not how far it has read: what it has read is not in bronze yet
+        if token is None:
+            raise errors.SourceUnsuitable("opening the change stream: the server gave no resume token")
+        state = self._new_snapshot() if decision.takes or gap is not None else None
+        payloads: list[Mapping[str, Any]] = []
+        if gap is not None and state is not None:
+            state, lost = gaps.after_lost_position(gap, state, token)
+            payloads.append(lost)
+        payloads.append({"start": token} if state is None else state.begun())
+        # In one commit: behind a gap alone the next start would have a position, and take no snapshot.
+        position_token = positions.token_of(self.log) if has_position else token
+        self.log.heartbeat(*payloads, token=position_token, ts_ms=bronze.now_ms())
+        return Plan(decision.streams, state, states)
+
+    def _states(self) -> tuple[snapshot_state.State, ...]:
+        """The snapshots in bronze. What failed is tried again, but for what a signal asked for: that is to be sent again."""
+        found = snapshot_state.states(bronze.snapshot_heartbeats(self.spark, self.log.table))
+        by_signal = (snapshot_state.Kind.INCREMENTAL, snapshot_state.Kind.BLOCKING)
+        return tuple(state if state.kind in by_signal else state.retried() for state in found)
+
+    def _new_snapshot(self) -> snapshot_state.State:
+        """A snapshot of every captured collection that `snapshot.include.collection.list` lets in."""
+        includes = self.deployment.filter.is_snapshotted
+        planned = tuple(each.namespace for each in self.deployment.collections() if includes(each.db, each.name))
+        return snapshot_state.State(new_id(), planned)
+
+    def _warn_of_no_snapshot(self, decision: snapshot_mode.Decision, states: tuple[snapshot_state.State, ...]) -> None:
+        """Say that a snapshot mode which would take a snapshot takes none, where bronze has a position and no snapshot."""
+        mode = self.deployment.source.snapshot_mode
+        if mode not in (SnapshotMode.INITIAL, SnapshotMode.INITIAL_ONLY, SnapshotMode.WHEN_NEEDED) or decision.resumes:
+            return
+        if any(state.kind is snapshot_state.Kind.INITIAL for state in states):
+            return
+        log.warning(
+            "snapshot.mode: %s takes no snapshot, because bronze has a position that can be gone on from (as with Debezium's "
+            "offsets); what was there before that comes with medallion signal execute-snapshot --data-collections '.*'",
+            mode.value,
+        )
+
+
+def _unfinished(states: tuple[snapshot_state.State, ...]) -> snapshot_state.State | None:
+    """The initial snapshot that was not read to its end."""
+    initial = [state for state in states if state.kind is snapshot_state.Kind.INITIAL]
+    return initial[-1] if initial and not initial[-1].is_done else None
+
+
+def new_id() -> str:
+    """An identifier for a snapshot, or for a notification about none."""
+    return uuid.uuid4().hex[:12]
