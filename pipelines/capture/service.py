@@ -39,13 +39,12 @@ from cdc_core.snapshot import state as snapshot_state
 from cdc_core.stream import fields as field_filters
 from cdc_core.stream import filters, resume_token, split_events, transactions
 from pipelines.bronze import log as bronze
-from pipelines.capture import byte_queue, metrics, start, stream_opener, threads
+from pipelines.capture import byte_queue, metrics, signal_reader, start, stream_opener, threads
 from pipelines.capture import position as positions
 from pipelines.capture import progress as progresses
 from pipelines.capture.deployment import Deployment
 from pipelines.capture.logger import log
 from pipelines.channels import notifier
-from pipelines.channels import signals as channels
 from pipelines.delta import tables as delta
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as source
@@ -239,10 +238,8 @@ class _Capture:
         self._log: bronze.Log | None = None
         self._notifier = notifier.Notifier(self.spark, self.settings)
         self._snapshots = snapshots.Snapshots(self._taking, self._notifier, self._halt, self.metrics.snapshot)
-        self._received: queue.SimpleQueue[tuple[channels.Channel, signals.Received]] = queue.SimpleQueue()
-        self._has_polled = threading.Event()
+        self._signals: signal_reader.SignalReader | None = None
         self._told_taken: set[str] = set()
-        self._mute: set[str] = set()
         self._parent = sparks.submitter()
 
     def run(self, *, once: bool, take_over: bool) -> progresses.CaptureResult:
@@ -271,6 +268,7 @@ class _Capture:
             self.spark, self._deployment, self._log, self._fingerprint, self._custom, existing.is_other_stream
         )
         plan = begins.begin(opened)
+        self._signals = signal_reader.SignalReader(self.settings, self._session, self._log, self._notifier, self._halt)
         self._stream_read = stream
         self.metrics.streaming.opened(stream)
         if self._source.provide_transaction_metadata:
@@ -281,7 +279,7 @@ class _Capture:
         self._threads.start(threads.COMMITTER, self._commit_all)
         threading.Thread(target=self._watch_oplog, name="capture-oplog", daemon=True).start()
         self._start_snapshots(plan)
-        self._threads.start(threads.SIGNALS, self._listen)
+        self._threads.start(threads.SIGNALS, self._signals.run)
         self._began, self._commits_before = time.monotonic(), self._log.commits
         self._encode(until, ends_with_snapshot=not plan.streams)
         self._log.close()
@@ -376,7 +374,7 @@ class _Capture:
         is_initial = state.kind is snapshot_state.Kind.INITIAL
         if is_initial and self._halt.wait(self._source.snapshot_delay_ms / 1000):
             return None
-        spark = self.sessions() if self.sessions else self.spark
+        spark = self._session()
         is_incremental = state.kind is snapshot_state.Kind.INCREMENTAL
         return snapshot.Snapshot(
             spark=spark,
@@ -397,6 +395,9 @@ class _Capture:
             left_out=[name for name in state.planned if not self._chosen.includes(*name.split(".", 1))],
             documents_max=self._source.incremental_snapshot_chunk_size if is_incremental else None,
         )
+
+    def _session(self) -> SparkSession:
+        return self.sessions() if self.sessions else self.spark
 
     def _snapshot_progress(self, found: snapshot.Progress) -> None:
         self.metrics.snapshot.last_chunk_at = time.time()
@@ -459,54 +460,6 @@ class _Capture:
             return None
         return found.headroom_seconds(positions.cluster_time(position.token).time)
 
-    # --- signals, and collections that were replaced ---
-
-    def _listen(self) -> None:
-        """Ask every channel but the source for signals, now and then; write the notifications that wait."""
-        assert self._log is not None
-        session = self.sessions() if self.sessions else self.spark
-        is_noted = delta.exists(session, delta.layout(self.settings.lakehouse).ops("signals"))
-        is_noted = is_noted or SignalChannel.KAFKA in self._source.signal_enabled_channels
-        done = bronze.handled_signals(session, self._log.table) if is_noted else set()
-        asked = channels.channels(session, self.settings, done=done)
-        try:
-            while True:
-                for channel in asked:
-                    for received in self._polled(channel):
-                        self._received.put((channel, received))
-                self._has_polled.set()
-                self._notify()
-                if self._halt.wait(self._source.signal_poll_interval_ms / 1000):
-                    return
-        finally:
-            for channel in asked:
-                channel.close()
-
-    def _polled(self, channel: channels.Channel) -> list[signals.Received]:
-        """What a channel has; one that cannot be asked is asked again later, and the stream goes on."""
-        try:
-            found = channel.poll()
-        except Exception as error:
-            self._warn_once(type(channel).__name__, "signals are not heard from %s (%s)", error)
-            return []
-        self._mute.discard(type(channel).__name__)
-        return found
-
-    def _notify(self) -> None:
-        """Write the notifications that wait; where that fails they wait on, and the stream goes on."""
-        try:
-            self._notifier.flush()
-        except Exception as error:
-            self._warn_once("ops/notifications", "notifications cannot be written to %s (%s)", error)
-        else:
-            self._mute.discard("ops/notifications")
-
-    def _warn_once(self, what: str, message: str, error: Exception) -> None:
-        """Tell a trouble when it begins, and not at each look; the error's own text may hold data."""
-        if what not in self._mute:
-            log.warning(message, what, error if isinstance(error, errors.MedallionError) else type(error).__name__)
-        self._mute.add(what)
-
     def _heed(self, rows: events.Rows, event: Mapping[str, Any]) -> None:
         """An event of the stream that is more than a change: a signal, or a collection that took another's place."""
         token = event["_id"]["_data"]
@@ -537,8 +490,9 @@ class _Capture:
 
     def _heed_received(self, rows: events.Rows, token: str) -> None:
         """Take in what the channels received, at this place of the stream."""
-        while not self._received.empty():
-            channel, received = self._received.get()
+        assert self._signals is not None
+        while not self._signals.received.empty():
+            channel, received = self._signals.received.get()
             self._heed_signal(rows, received.signal, token=token, row=received.mark)
             rows.then.append(functools.partial(channel.handled, received))
 
@@ -655,7 +609,7 @@ class _Capture:
 
     def _has_read_all(self) -> bool:
         """Whether no snapshot is to be read, nor a signal to be heeded that was there at the start."""
-        return self._has_polled.is_set() and self._received.empty() and self._snapshots.is_idle
+        return self._signals is not None and self._signals.is_read and self._snapshots.is_idle
 
     def _added(self, rows: events.Rows, batch: mongodb.Batch) -> Iterator[events.Rows]:
         """Add a batch's events; yields the rows each time they are as many as one commit holds."""
