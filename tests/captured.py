@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -14,12 +14,17 @@ from cdc_core.bronze import event_rows as events
 from cdc_core.settings.parse import Settings
 from cdc_core.stream import fields as field_filters
 from cdc_core.stream import filters, transactions
-from pipelines.capture import metrics, position
-from pipelines.capture import service as capture
+from pipelines.capture import position
+from pipelines.capture.control import ControlEvents
 from pipelines.capture.deployment import Deployment
+from pipelines.capture.encoder import Encoder
+from pipelines.capture.intake import Intake
+from pipelines.capture.selection import Selection
 from pipelines.capture.stream_opener import StreamOpener
+from pipelines.channels import notifier
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as source
+from pipelines.snapshot import queue as snapshots
 from pipelines.snapshot import snapshot
 
 TS_MS = 1
@@ -33,41 +38,40 @@ class Stream:
     settings: Settings
     client: mongodb.Client
     start: Timestamp
-    rows: events.Rows = field(init=False)
 
     def __post_init__(self) -> None:
         at = self.start.time << 32 | self.start.inc
         begun = dataclasses.replace(self.settings.source, capture_start_op_time=at, cursor_max_await_time_ms=20)
         settings = dataclasses.replace(self.settings, source=begun)
-        connection = source.connection(begun)
-        counted = metrics.Metrics(settings.name)
-        self._capture = capture._Capture(
-            None,
-            settings,
-            connection,
-            self.client,
-            threading.Event(),
-            None,
-            None,
-            counted,  # type: ignore[arg-type]
-        )
-        if begun.provide_transaction_metadata:
-            self._capture._tracker = transactions.Tracker()
-        deployment = Deployment.of(begun, connection, self.client)
-        self._stream = StreamOpener(deployment, deployment.stream_options(), threading.Event()).open(None).stream
-        self.rows = self._capture._fresh = events.Rows(settings.name)
+        deployment = Deployment.of(begun, source.connection(begun), self.client)
+        opener = StreamOpener(deployment, deployment.stream_options(), threading.Event())
+        opened = opener.open(None)
+        self._stream = opened.stream
+        self._intake = Intake.of(begun, bronze_token=opened.bronze_token)
+        selection = Selection.of(begun, deployment.filter)
+        tracker = transactions.Tracker() if begun.provide_transaction_metadata else None
+        self._encoder = Encoder(settings.name, selection, begun.max_batch_size, begun.commit_max_bytes, tracker)
+        self._control = ControlEvents(deployment, _snapshots(settings))
 
     def read(self, until: Timestamp) -> None:
         """Read everything up to a cluster time."""
         while True:
             batch = self._stream.next()
-            full = list(self._capture._added(self.rows, batch))
-            assert not full, "one commit holds all of it"
+            for event in self._intake.events(batch):
+                control_event = self._encoder.add(event)
+                if control_event is not None:
+                    self._control.handle(self._encoder.rows, control_event)
+                assert not self._encoder.is_full, "one commit holds all of it"
             if not batch.events:
-                self._capture._end_transaction(self.rows, batch.token)
+                self._encoder.end_transaction(batch.token)
             at = position.cluster_time(batch.token)
             if at > until or (at == until and not batch.events):
                 return
+
+    @property
+    def rows(self) -> events.Rows:
+        """The rows so far."""
+        return self._encoder.rows
 
     @property
     def table(self) -> list[dict[str, Any]]:
@@ -77,6 +81,12 @@ class Stream:
 
     def close(self) -> None:
         self._stream.close()
+
+
+def _snapshots(settings: Settings) -> snapshots.Snapshots:
+    """Snapshots that are planned, and never run: there is no Spark."""
+    told = notifier.Notifier(None, settings)  # type: ignore[arg-type]
+    return snapshots.Snapshots(lambda state, controls: None, told, threading.Event(), snapshots.Snapshotting())
 
 
 def snapshot_rows(

@@ -138,13 +138,14 @@ class Rows:
         fields: FieldsOf | None = None,
         tracker: transactions.Tracker | None = None,
         ts_ms: int = 0,
-        watched: Callable[[str, str], bool] | None = None,
+        is_signal_collection: Callable[[str, str], bool] | None = None,
     ) -> Mapping[str, Any] | None:
-        """Add one change-stream document as it came from the server; the event where the capture has to heed it.
+        """Add one change-stream document as it came from the server; the event where it is a control event.
 
         `includes` decides on documents' namespaces where the server could not decide by itself; `fields` tells what is
         taken out or renamed in a collection's documents; `tracker` counts transactions, whose BEGIN and END become rows.
-        Heeded are what is not about a document, and inserts into a collection that `watched` names.
+        Control events are what is not about a document, and inserts into the collection that `is_signal_collection` names: the
+        capture has to act on them.
         """
         event, is_exact = _decoded(raw)
         if cursor_pipeline.GUARD in event:
@@ -160,11 +161,15 @@ class Rows:
         token = event["_id"]["_data"]
         cluster_time = event["clusterTime"]
         namespace = event["ns"]
-        is_signal = watched is not None and operation == "insert" and watched(namespace["db"], namespace["coll"])
-        is_heeded = is_signal and SKIPPED not in event
+        is_signal = (
+            is_signal_collection is not None
+            and operation == "insert"
+            and is_signal_collection(namespace["db"], namespace["coll"])
+        )
+        is_control = is_signal and SKIPPED not in event
         if includes is not None and not includes(namespace["db"], namespace["coll"]):
-            self.filtered += not is_heeded
-            return event if is_heeded else None
+            self.filtered += not is_control
+            return event if is_control else None
         if SKIPPED in event:
             self._add_skipped(event, token, key=_key(document_key, raw, is_exact=is_exact))
             return None
@@ -216,7 +221,7 @@ class Rows:
         self.bytes += len(key) + len(document_key_text) + len(token)
         if description_row is not None:
             self.bytes += len(description_row["updatedFields"] or b"") + 100 * len(description_row["removedFields"] or ())
-        return event if is_heeded else None
+        return event if is_control else None
 
     def end_transaction(self, tracker: transactions.Tracker, *, token: str, ts_ms: int) -> None:
         """Add the END of the open transaction, when the stream is past it, at `token`."""

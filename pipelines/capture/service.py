@@ -16,34 +16,33 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import json
 import os
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bson import json_util
 from bson.timestamp import Timestamp
 
 from cdc_core import errors
-from cdc_core.bronze import columns as rows_of
 from cdc_core.bronze import event_rows as events
-from cdc_core.properties.source import LimitAction, OversizeMode, PipelineOrder, SignalChannel
+from cdc_core.properties.source import LimitAction
 from cdc_core.signals import notification as notifications
-from cdc_core.signals import signal as signals
 from cdc_core.snapshot import mode as snapshot_mode
 from cdc_core.snapshot import state as snapshot_state
-from cdc_core.stream import fields as field_filters
-from cdc_core.stream import filters, resume_token, split_events, transactions
+from cdc_core.stream import filters, resume_token, transactions
 from pipelines.bronze import log as bronze
 from pipelines.capture import byte_queue, metrics, signal_reader, start, stream_opener, threads
 from pipelines.capture import position as positions
 from pipelines.capture import progress as progresses
+from pipelines.capture.control import ControlEvents
 from pipelines.capture.deployment import Deployment
+from pipelines.capture.encoder import Encoder
+from pipelines.capture.intake import Intake
 from pipelines.capture.logger import log
+from pipelines.capture.selection import Selection
 from pipelines.channels import notifier
 from pipelines.delta import tables as delta
 from pipelines.mongodb import client as mongodb
@@ -222,22 +221,13 @@ class _Capture:
         self._stream_read: mongodb.ChangeStream | None = None
         self._seconds, self._commits_before = 0.0, 0
         self._deployment = Deployment.of(self._source, self.connection, self.client)
-        self._chosen = chosen = self._deployment.filter
-        is_alone = PipelineOrder.USER_ONLY is self._source.cursor_pipeline_order
-        self._includes = chosen.includes if is_alone or chosen.left_to_client() or chosen.signals else None
-        hears = SignalChannel.SOURCE in self._source.signal_enabled_channels and chosen.signals
-        self._watched = chosen.is_signals if hears else None
-        listed = field_filters.read(self._source.field_exclude_list, self._source.field_renames)
-        self._fields = functools.lru_cache(maxsize=10_000)(listed.of) if listed.entries else None
+        self._selection = Selection.of(self._source, self._deployment.filter)
         self._custom = _snapshotter(self._source.snapshot_mode_custom_name)
         self._fingerprint = filters.fingerprint(self._source)
-        self._landed: str | None = None
-        self._tracker: transactions.Tracker | None = None
-        is_split = self._source.cursor_oversize_handling_mode is OversizeMode.SPLIT
-        self._fragments = split_events.Fragments() if is_split else None
         self._log: bronze.Log | None = None
         self._notifier = notifier.Notifier(self.spark, self.settings)
         self._snapshots = snapshots.Snapshots(self._taking, self._notifier, self._halt, self.metrics.snapshot)
+        self._control = ControlEvents(self._deployment, self._snapshots)
         self._signals: signal_reader.SignalReader | None = None
         self._told_taken: set[str] = set()
         self._parent = sparks.submitter()
@@ -262,7 +252,6 @@ class _Capture:
         if self._log.position != existing.position:  # another capture has written in between
             opened.stream.close()
             opened = opener.open_or_restart(self._log.position)
-        self._landed = opened.bronze_token
         stream = opened.stream
         begins = start.Start(
             self.spark, self._deployment, self._log, self._fingerprint, self._custom, existing.is_other_stream
@@ -271,9 +260,8 @@ class _Capture:
         self._signals = signal_reader.SignalReader(self.settings, self._session, self._log, self._notifier, self._halt)
         self._stream_read = stream
         self.metrics.streaming.opened(stream)
-        if self._source.provide_transaction_metadata:
-            found_open = bronze.open_transaction(self.spark, table)
-            self._tracker = transactions.Tracker(found_open, token=self._position_token())
+        self._intake = Intake.of(self._source, bronze_token=opened.bronze_token)
+        self._encoder = self._new_encoder()
         if plan.streams:
             self._threads.start(threads.READER, lambda: self._read(stream))
         self._threads.start(threads.COMMITTER, self._commit_all)
@@ -284,6 +272,20 @@ class _Capture:
         self._encode(until, ends_with_snapshot=not plan.streams)
         self._log.close()
         return self.result()
+
+    def _new_encoder(self) -> Encoder:
+        assert self._log is not None
+        tracker = None
+        if self._source.provide_transaction_metadata:
+            opened = bronze.open_transaction(self.spark, self._log.table)
+            tracker = transactions.Tracker(opened, token=self._position_token())
+        return Encoder(
+            self.settings.name,
+            self._selection,
+            max_rows=self._source.max_batch_size,
+            max_bytes=self._source.commit_max_bytes,
+            tracker=tracker,
+        )
 
     @property
     def has_begun(self) -> bool:
@@ -388,11 +390,11 @@ class _Capture:
             threads=_snapshot_threads(spark, self._source.snapshot_max_threads),
             fetch_size=self._source.snapshot_fetch_size,
             filters={} if is_incremental else self._source.snapshot_collection_filter_overrides,
-            fields=self._fields,
+            fields=self._selection.fields,
             stopped=self._halt,
             report=self._snapshot_progress,
             controls=controls,
-            left_out=[name for name in state.planned if not self._chosen.includes(*name.split(".", 1))],
+            left_out=[name for name in state.planned if not self._deployment.filter.includes(*name.split(".", 1))],
             documents_max=self._source.incremental_snapshot_chunk_size if is_incremental else None,
         )
 
@@ -460,205 +462,80 @@ class _Capture:
             return None
         return found.headroom_seconds(positions.cluster_time(position.token).time)
 
-    def _heed(self, rows: events.Rows, event: Mapping[str, Any]) -> None:
-        """An event of the stream that is more than a change: a signal, or a collection that took another's place."""
-        token = event["_id"]["_data"]
-        if event["operationType"] == "insert":
-            try:
-                signal = signals.from_document(event["fullDocument"])
-            except signals.Refused as error:
-                log.warning("a signal that cannot be read is left out (%s): %s", error, event["documentKey"].get("_id"))
-                return
-            self._heed_signal(rows, signal, token=token, db=event["ns"]["db"], collection=event["ns"]["coll"])
-        elif event["operationType"] == "rename":
-            target = event["to"]
-            if self._chosen.includes(target["db"], target["coll"]):
-                self._plan_replaced(rows, f"{target['db']}.{target['coll']}", token)
-
-    def _plan_replaced(self, rows: events.Rows, namespace: str, token: str) -> None:
-        """Read a collection whose whole content was replaced; what is older than that is gone."""
-        log.info("%s was replaced by a rename: a snapshot of it begins", namespace)
-        first = snapshot_state.CollectionState(first=resume_token.sequence_of(token))
-        self._plan(
-            rows, snapshot_state.State(start.new_id(), (namespace,), {namespace: first}, snapshot_state.Kind.REPLACED), token
-        )
-
-    def _plan(self, rows: events.Rows, state: snapshot_state.State, token: str) -> None:
-        """Note a snapshot in the rows; it begins when they are committed."""
-        rows.mark(events.Mark(token, rows_of.Kind.HEARTBEAT, state.begun()))
-        rows.then.append(self._snapshots.plan(state))
-
-    def _heed_received(self, rows: events.Rows, token: str) -> None:
-        """Take in what the channels received, at this place of the stream."""
-        assert self._signals is not None
-        while not self._signals.received.empty():
-            channel, received = self._signals.received.get()
-            self._heed_signal(rows, received.signal, token=token, row=received.mark)
-            rows.then.append(functools.partial(channel.handled, received))
-
-    def _heed_signal(
-        self,
-        rows: events.Rows,
-        signal: signals.Signal,
-        *,
-        token: str,
-        db: str | None = None,
-        collection: str | None = None,
-        row: str | None = None,
-    ) -> None:
-        """Note a signal in the rows, and do what it asks for; one that cannot be done says why, in the log and in its row."""
-        try:
-            request, refused = signals.request(signal), {}
-            self._check_filters(request)
-        except signals.Refused as error:
-            request, refused = None, {"refused": str(error)}
-            log.warning("signal %s (%s) is not done: %s", signal.id, signal.type, error)
-        marked = signal.payload(**refused, **({"row": row} if signal.channel in ("table", "kafka") else {}))
-        rows.mark(events.Mark(token, rows_of.Kind.SIGNAL, marked, db, collection))
-        match request:
-            case None:
-                return
-            case signals.Request(type=signals.Type.EXECUTE_SNAPSHOT):
-                self._execute(rows, signal, request, token)
-                return
-            case signals.Request(type=signals.Type.STOP_SNAPSHOT):
-                changed = self._snapshots.stop(request.chosen)
-            case signals.Request(type=signals.Type.PAUSE_SNAPSHOT | signals.Type.RESUME_SNAPSHOT):
-                changed = self._snapshots.pause(request.type is signals.Type.PAUSE_SNAPSHOT)
-            case signals.Request(type=signals.Type.LOG):
-                offset = json.dumps({"resume_token": token})
-                log.info("%s", request.message.replace("{}", offset))
-                return
-        log.info("signal %s (%s): %d snapshots", signal.id, signal.type, len(changed))
-        for state in changed:
-            rows.mark(events.Mark(token, rows_of.Kind.HEARTBEAT, state.controlled()))
-
-    def _check_filters(self, request: signals.Request) -> None:
-        """Raise `signals.Refused` for a filter that the server would refuse: a snapshot of it could never be read."""
-        if not request.conditions:
-            return
-        captured = self._deployment.namespaces()
-        for namespace, condition in request.filters(request.chosen(captured)).items():
-            reason = mongodb.refusal_of_filter(self.client, namespace, json_util.loads(condition))
-            if reason is not None:
-                raise signals.Refused(f"its filter for {namespace} is refused by the server: {reason}")
-
-    def _execute(self, rows: events.Rows, signal: signals.Signal, request: signals.Request, token: str) -> None:
-        captured = self._deployment.namespaces()
-        planned = request.chosen(captured)
-        if not planned:
-            log.warning(
-                "signal %s: none of the captured collections is meant by %s", signal.id, ", ".join(request.collections)
-            )
-            return
-        log.info("signal %s: an %s snapshot of %s", signal.id, request.snapshot_type.value, ", ".join(planned))
-        kind = snapshot_state.Kind(request.snapshot_type.value)
-        state = snapshot_state.State(
-            start.new_id(), planned, kind=kind, conditions=request.filters(planned), signal=signal.id or None
-        )
-        self._plan(rows, state, token)
-
     # --- the main thread ---
 
     def _encode(self, until: Timestamp | None, *, ends_with_snapshot: bool) -> None:
         """Turn what the reader read into commits, by size or time, until the end of the run."""
-        rows = self._fresh = events.Rows(self.settings.name)
+        encoder = self._encoder
+        assert self._signals is not None
         first_at = idle_since = time.monotonic()
         token, is_drained = self._position_token(), False
         while True:
-            if len(rows) and self._snapshots.is_blocking:
-                rows = self._handed_over(rows)
-            batch = self._next(rows, first_at)
+            if len(encoder.rows) and self._snapshots.is_blocking:
+                self._hand_over()
+            batch = self._next(first_at)
             if batch is not None:
                 try:
-                    for rows_done in self._added(rows, batch):
-                        rows, first_at = self._handed_over(rows_done), time.monotonic()
+                    first_at = self._add(batch, first_at)
                 except errors.MedallionError as error:
                     self._threads.stream_failure = error  # of an event: those before it are committed
                     break
                 if is_drained_now := not batch.events:
-                    self._end_transaction(rows, batch.token)
+                    encoder.end_transaction(batch.token)
                 token, is_drained = max(token, batch.token), is_drained_now
-            first_at = time.monotonic() if len(rows) == 0 else first_at
-            self._heed_received(rows, token)
-            if len(rows) and self._is_due(first_at):
-                rows, first_at = self._handed_over(rows), time.monotonic()
-                idle_since = first_at
+            first_at = time.monotonic() if len(encoder.rows) == 0 else first_at
+            self._control.handle_received(encoder.rows, self._signals.received, token=token)
+            if len(encoder.rows) and self._is_due(first_at):
+                self._hand_over()
+                first_at = idle_since = time.monotonic()
             if self._ended() or self._has_read_to_failure():
                 break
             if until is not None and self._is_caught_up(token, until, is_drained=is_drained):
                 break
             if ends_with_snapshot and self._has_read_all():
                 break
-            if len(rows) == 0 and time.monotonic() - idle_since >= self._idle_seconds():
+            if len(encoder.rows) == 0 and time.monotonic() - idle_since >= self._idle_seconds():
                 self._idle_heartbeat(token)
                 idle_since = time.monotonic()
             self._reporter.show()
-        self._finish(rows, token, is_drained=is_drained)
+        self._finish(encoder.rows, token, is_drained=is_drained)
 
-    def _next(self, rows: events.Rows, first_at: float) -> mongodb.Batch | None:
+    def _add(self, batch: mongodb.Batch, first_at: float) -> float:
+        """Add a batch's events, and hand the rows over each time that a commit is full; since when rows wait."""
+        for event in self._intake.events(batch):
+            before = self._encoder.rows.length
+            control_event = self._encoder.add(event)
+            if control_event is not None:
+                try:
+                    self._control.handle(self._encoder.rows, control_event)
+                except errors.MedallionError:
+                    # What could not be done is not behind the position: the next start does it.
+                    self._encoder.rows.cut(before)
+                    raise
+            if self._encoder.is_full:
+                self._hand_over()
+                first_at = time.monotonic()
+        return first_at
+
+    def _next(self, first_at: float) -> mongodb.Batch | None:
         """The next batch of the stream, or None after a while; none while a blocking snapshot is read."""
         if self._snapshots.is_blocking:
             self._halt.wait(IDLE_WAIT)
             return None
-        return self._queue.get(timeout=self._wait(rows, first_at))
+        return self._queue.get(timeout=self._wait(self._encoder.rows, first_at))
 
     def _has_read_to_failure(self) -> bool:
         """Whether the reader has failed, and everything that it read before is in rows, or waits for a snapshot anyway."""
         return self._threads.stream_failure is not None and (self._queue.is_empty() or self._snapshots.is_blocking)
 
     def _has_read_all(self) -> bool:
-        """Whether no snapshot is to be read, nor a signal to be heeded that was there at the start."""
+        """Whether no snapshot is to be read, nor a signal to be acted on that was there at the start."""
         return self._signals is not None and self._signals.is_read and self._snapshots.is_idle
 
-    def _added(self, rows: events.Rows, batch: mongodb.Batch) -> Iterator[events.Rows]:
-        """Add a batch's events; yields the rows each time they are as many as one commit holds."""
-        max_rows, max_bytes = self._source.max_batch_size, self._source.commit_max_bytes
-        landed = self._landed
-        for raw in batch.events:
-            if landed is not None:
-                if positions.is_at_or_before(raw, landed):
-                    continue
-                self._landed = landed = None
-            event = raw if self._fragments is None else self._fragments.whole(raw)
-            if event is None:
-                continue
-            held = rows.length
-            heeded = rows.add(
-                event,
-                includes=self._includes,
-                fields=self._fields,
-                tracker=self._tracker,
-                ts_ms=self._ts_ms(),
-                watched=self._watched,
-            )
-            if heeded is not None:
-                try:
-                    self._heed(rows, heeded)
-                except errors.MedallionError:
-                    rows.cut(held)  # what could not be done is not behind the position: the next start does it
-                    raise
-            if len(rows) >= max_rows or rows.bytes >= max_bytes:
-                yield rows
-                rows = self._fresh
-
-    def _end_transaction(self, rows: events.Rows, token: str) -> None:
-        """A transaction's events share one cluster time: when the stream is past it, the transaction is over."""
-        tracker = self._tracker
-        if tracker is None or tracker.current is None or not tracker.token:
-            return
-        if positions.cluster_time(token) > positions.cluster_time(tracker.token):
-            rows.end_transaction(tracker, token=token, ts_ms=bronze.now_ms())
-
-    def _ts_ms(self) -> int:
-        return bronze.now_ms() if self._tracker is not None else 0
-
-    def _handed_over(self, rows: events.Rows) -> events.Rows:
-        """Give full rows to the committer, and fresh ones back."""
+    def _hand_over(self) -> None:
+        """Give the rows to the committer."""
         self._moved_at = time.monotonic()
-        self._submit(rows)
-        self._fresh = events.Rows(self.settings.name)
-        return self._fresh
+        self._submit(self._encoder.take())
 
     def _submit(self, rows: events.Rows | None) -> None:
         """Wait for the committer's turn; a failure of any thread ends the wait."""

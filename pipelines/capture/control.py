@@ -1,0 +1,134 @@
+"""Control events: what the capture does because of an event, or of a signal from another channel.
+
+A control event is a signal, or a rename that put another collection in a captured one's place. The encoder gives it out, in
+its place between the events, and nothing else of the capture looks into it. What is done about it is noted in rows that
+follow the event's own, so that it is committed with the position behind it; a snapshot begins when its plan is committed.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bson import json_util
+
+from cdc_core.bronze import columns as bronze
+from cdc_core.bronze import event_rows as events
+from cdc_core.signals import signal as signals
+from cdc_core.snapshot import state as snapshot_state
+from cdc_core.stream import resume_token
+from pipelines.capture.deployment import Deployment
+from pipelines.capture.logger import log
+from pipelines.capture.signal_reader import ReceivedSignals
+from pipelines.capture.start import new_id
+from pipelines.mongodb import client as mongodb
+from pipelines.snapshot import queue as snapshots
+
+
+@dataclass(frozen=True)
+class ControlEvents:
+    """Acts on control events; only the main thread does."""
+
+    deployment: Deployment
+    snapshots: snapshots.Snapshots
+
+    def handle(self, rows: events.Rows, event: Mapping[str, Any]) -> None:
+        """Act on an event of the stream, whose own row, if it has one, is the last of `rows`."""
+        token = event["_id"]["_data"]
+        if event["operationType"] == "insert":
+            try:
+                signal = signals.from_document(event["fullDocument"])
+            except signals.Refused as error:
+                log.warning("a signal that cannot be read is left out (%s): %s", error, event["documentKey"].get("_id"))
+                return
+            self._handle_signal(rows, signal, token=token, db=event["ns"]["db"], collection=event["ns"]["coll"])
+        elif event["operationType"] == "rename":
+            target = event["to"]
+            if self.deployment.filter.includes(target["db"], target["coll"]):
+                self._plan_replaced(rows, f"{target['db']}.{target['coll']}", token)
+
+    def handle_received(self, rows: events.Rows, received: ReceivedSignals, *, token: str) -> None:
+        """Act on what the channels received, at `token`, up to which the stream is in `rows`.
+
+        A channel forgets a signal when its row is committed: until then a capture that is killed reads it again.
+        """
+        while not received.empty():
+            channel, each = received.get()
+            self._handle_signal(rows, each.signal, token=token, row=each.mark)
+            rows.then.append(functools.partial(channel.handled, each))
+
+    def _plan_replaced(self, rows: events.Rows, namespace: str, token: str) -> None:
+        """Read a collection whose whole content was replaced; what is older than that is gone."""
+        log.info("%s was replaced by a rename: a snapshot of it begins", namespace)
+        first = snapshot_state.CollectionState(first=resume_token.sequence_of(token))
+        state = snapshot_state.State(new_id(), (namespace,), {namespace: first}, snapshot_state.Kind.REPLACED)
+        self._plan(rows, state, token)
+
+    def _plan(self, rows: events.Rows, state: snapshot_state.State, token: str) -> None:
+        """Note a snapshot in the rows; it begins when they are committed."""
+        rows.mark(events.Mark(token, bronze.Kind.HEARTBEAT, state.begun()))
+        rows.then.append(self.snapshots.plan(state))
+
+    def _handle_signal(
+        self,
+        rows: events.Rows,
+        signal: signals.Signal,
+        *,
+        token: str,
+        db: str | None = None,
+        collection: str | None = None,
+        row: str | None = None,
+    ) -> None:
+        """Note a signal in the rows, and do what it says; one that cannot be done says why, in the log and in its row."""
+        try:
+            request, refused = signals.request(signal), {}
+            self._check_filters(request)
+        except signals.Refused as error:
+            request, refused = None, {"refused": str(error)}
+            log.warning("signal %s (%s) is not done: %s", signal.id, signal.type, error)
+        marked = signal.payload(**refused, **({"row": row} if signal.channel in ("table", "kafka") else {}))
+        rows.mark(events.Mark(token, bronze.Kind.SIGNAL, marked, db, collection))
+        match request:
+            case None:
+                return
+            case signals.Request(type=signals.Type.EXECUTE_SNAPSHOT):
+                self._execute_snapshot(rows, signal, request, token)
+                return
+            case signals.Request(type=signals.Type.STOP_SNAPSHOT):
+                changed = self.snapshots.stop(request.chosen)
+            case signals.Request(type=signals.Type.PAUSE_SNAPSHOT | signals.Type.RESUME_SNAPSHOT):
+                changed = self.snapshots.pause(request.type is signals.Type.PAUSE_SNAPSHOT)
+            case signals.Request(type=signals.Type.LOG):
+                offset = json.dumps({"resume_token": token})
+                log.info("%s", request.message.replace("{}", offset))
+                return
+        log.info("signal %s (%s): %d snapshots", signal.id, signal.type, len(changed))
+        for state in changed:
+            rows.mark(events.Mark(token, bronze.Kind.HEARTBEAT, state.controlled()))
+
+    def _check_filters(self, request: signals.Request) -> None:
+        """Raise `signals.Refused` for a filter that the server would refuse: a snapshot of it could never be read."""
+        if not request.conditions:
+            return
+        captured = self.deployment.namespaces()
+        for namespace, condition in request.filters(request.chosen(captured)).items():
+            reason = mongodb.refusal_of_filter(self.deployment.client, namespace, json_util.loads(condition))
+            if reason is not None:
+                raise signals.Refused(f"its filter for {namespace} is refused by the server: {reason}")
+
+    def _execute_snapshot(self, rows: events.Rows, signal: signals.Signal, request: signals.Request, token: str) -> None:
+        """Plan the snapshot of those captured collections that the signal means."""
+        planned = request.chosen(self.deployment.namespaces())
+        if not planned:
+            log.warning(
+                "signal %s: none of the captured collections is meant by %s", signal.id, ", ".join(request.collections)
+            )
+            return
+        log.info("signal %s: an %s snapshot of %s", signal.id, request.snapshot_type.value, ", ".join(planned))
+        kind = snapshot_state.Kind(request.snapshot_type.value)
+        filters = request.filters(planned)
+        state = snapshot_state.State(new_id(), planned, kind=kind, conditions=filters, signal=signal.id or None)
+        self._plan(rows, state, token)

@@ -1,0 +1,60 @@
+"""Events become rows: those of the next commit are collected here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cdc_core.bronze import event_rows as events
+from cdc_core.stream import transactions
+from pipelines.bronze import log as bronze
+from pipelines.capture import position as positions
+from pipelines.capture.selection import Selection
+
+
+@dataclass
+class Encoder:
+    """The rows of the next commit of the pipeline `name`, which holds `max_rows` or `max_bytes`.
+
+    `tracker` counts the events of transactions (`provide.transaction.metadata`).
+    """
+
+    name: str
+    selection: Selection
+    max_rows: int
+    max_bytes: int
+    tracker: transactions.Tracker | None = None
+    rows: events.Rows = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rows = events.Rows(self.name)
+
+    def add(self, event: bytes) -> Mapping[str, Any] | None:
+        """Add an event's rows; the event where it is a control event (`control`): more than a change of a document."""
+        return self.rows.add(
+            event,
+            includes=self.selection.includes,
+            fields=self.selection.fields,
+            tracker=self.tracker,
+            ts_ms=bronze.now_ms() if self.tracker is not None else 0,
+            is_signal_collection=self.selection.is_signal_collection,
+        )
+
+    def end_transaction(self, token: str) -> None:
+        """A transaction's events share one cluster time: when the stream is past it, at `token`, the transaction is over."""
+        tracker = self.tracker
+        if tracker is None or tracker.current is None or not tracker.token:
+            return
+        if positions.cluster_time(token) > positions.cluster_time(tracker.token):
+            self.rows.end_transaction(tracker, token=token, ts_ms=bronze.now_ms())
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the rows are as many, or as large, as one commit holds."""
+        return len(self.rows) >= self.max_rows or self.rows.bytes >= self.max_bytes
+
+    def take(self) -> events.Rows:
+        """The rows, to be committed; the next event begins new ones."""
+        rows, self.rows = self.rows, events.Rows(self.name)
+        return rows

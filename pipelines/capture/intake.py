@@ -1,0 +1,39 @@
+"""What comes into the encoder: whole events that bronze does not hold yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cdc_core.properties.source import OversizeMode, Source
+from cdc_core.stream import split_events
+from pipelines.capture import position as positions
+from pipelines.mongodb import client as mongodb
+
+
+@dataclass
+class Intake:
+    """Drops what the stream gives once more, and joins what the server has split.
+
+    A stream that goes on by a cluster time gives all events of that time: those up to `bronze_token` are in bronze.
+    `fragments` is None where large events do not come in fragments.
+    """
+
+    bronze_token: str | None
+    fragments: split_events.Fragments | None
+
+    @staticmethod
+    def of(source: Source, *, bronze_token: str | None) -> Intake:
+        is_split = source.cursor_oversize_handling_mode is OversizeMode.SPLIT
+        return Intake(bronze_token, split_events.Fragments() if is_split else None)
+
+    def events(self, batch: mongodb.Batch) -> Iterator[bytes]:
+        """The events of a batch, as BSON; an event whose last fragment is still to come is given with a later batch."""
+        for raw in batch.events:
+            if self.bronze_token is not None:
+                if positions.is_at_or_before(raw, self.bronze_token):
+                    continue
+                self.bronze_token = None  # tokens sort in stream order: no later event is in bronze
+            event = raw if self.fragments is None else self.fragments.whole(raw)
+            if event is not None:
+                yield event

@@ -1,0 +1,39 @@
+"""Which events of the stream become rows, which are signals, and what of a document is left out of its row."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cdc_core.bronze import event_rows as events
+from cdc_core.properties.source import PipelineOrder, SignalChannel, Source
+from cdc_core.stream import fields as field_filters
+from cdc_core.stream import filters
+
+OfCollection = Callable[[str, str], bool]
+"""``(database, collection) -> whether``."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The settings' filters as the encoder applies them.
+
+    `includes` is None where the server lets nothing else through: then nothing is looked at twice.
+    """
+
+    includes: OfCollection | None
+    is_signal_collection: OfCollection | None
+    fields: events.FieldsOf | None
+
+    @staticmethod
+    def of(source: Source, chosen: filters.Filter) -> Selection:
+        is_alone = PipelineOrder.USER_ONLY is source.cursor_pipeline_order
+        has_more = is_alone or chosen.left_to_client() or chosen.signals
+        hears = SignalChannel.SOURCE in source.signal_enabled_channels and chosen.signals
+        listed = field_filters.read(source.field_exclude_list, source.field_renames)
+        return Selection(
+            includes=chosen.includes if has_more else None,
+            is_signal_collection=chosen.is_signals if hears else None,
+            fields=functools.lru_cache(maxsize=10_000)(listed.of) if listed.entries else None,
+        )
