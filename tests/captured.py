@@ -20,6 +20,7 @@ from pipelines.capture.deployment import Deployment
 from pipelines.capture.encoder import Encoder
 from pipelines.capture.intake import Intake
 from pipelines.capture.selection import Selection
+from pipelines.capture.signal_reader import Inbox
 from pipelines.capture.stream_opener import StreamOpener
 from pipelines.channels import notifier
 from pipelines.mongodb import client as mongodb
@@ -51,7 +52,7 @@ class Stream:
         selection = Selection.of(begun, deployment.filter)
         tracker = transactions.Tracker() if begun.provide_transaction_metadata else None
         self._encoder = Encoder(settings.name, selection, begun.max_batch_size, begun.commit_max_bytes, tracker)
-        self._control = ControlEvents(deployment, _snapshots(settings))
+        self._control = ControlEvents(deployment, _snapshots(settings), Inbox())
 
     def read(self, until: Timestamp) -> None:
         """Read everything up to a cluster time."""

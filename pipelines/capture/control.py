@@ -22,7 +22,7 @@ from cdc_core.snapshot import state as snapshot_state
 from cdc_core.stream import resume_token
 from pipelines.capture.deployment import Deployment
 from pipelines.capture.logger import log
-from pipelines.capture.signal_reader import ReceivedSignals
+from pipelines.capture.signal_reader import Inbox
 from pipelines.capture.start import new_id
 from pipelines.mongodb import client as mongodb
 from pipelines.snapshot import queue as snapshots
@@ -34,6 +34,17 @@ class ControlEvents:
 
     deployment: Deployment
     snapshots: snapshots.Snapshots
+    inbox: Inbox
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no snapshot is to be read, nor a signal to be acted on that was there at the start."""
+        return self.inbox.is_read and self.snapshots.is_idle
+
+    @property
+    def is_blocking(self) -> bool:
+        """Whether the stream waits, because a blocking snapshot is read."""
+        return self.snapshots.is_blocking
 
     def handle(self, rows: events.Rows, event: Mapping[str, Any]) -> None:
         """Act on an event of the stream, whose own row, if it has one, is the last of `rows`."""
@@ -50,15 +61,14 @@ class ControlEvents:
             if self.deployment.filter.includes(target["db"], target["coll"]):
                 self._plan_replaced(rows, f"{target['db']}.{target['coll']}", token)
 
-    def handle_received(self, rows: events.Rows, received: ReceivedSignals, *, token: str) -> None:
-        """Act on what the channels received, at `token`, up to which the stream is in `rows`.
+    def handle_received(self, rows: events.Rows, *, token: str) -> None:
+        """Act on what came from the channels, at `token`, up to which the stream is in `rows` or in bronze.
 
         A channel forgets a signal when its row is committed: until then a capture that is killed reads it again.
         """
-        while not received.empty():
-            channel, each = received.get()
-            self._handle_signal(rows, each.signal, token=token, row=each.mark)
-            rows.then.append(functools.partial(channel.handled, each))
+        for channel, received in self.inbox.take():
+            self._handle_signal(rows, received.signal, token=token, row=received.mark)
+            rows.then.append(functools.partial(channel.handled, received))
 
     def _plan_replaced(self, rows: events.Rows, namespace: str, token: str) -> None:
         """Read a collection whose whole content was replaced; what is older than that is gone."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cdc_core.properties.source import Source
+from cdc_core import errors
+from cdc_core.properties.source import LimitAction, Source
 from cdc_core.stream import filters
+from pipelines.capture.logger import log
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as connections
 
@@ -30,6 +32,21 @@ class Deployment:
     def namespaces(self) -> list[str]:
         """The names of the collections that are captured and exist now, each as ``database.collection``."""
         return [each.namespace for each in self.collections()]
+
+    def check_guardrail(self, captured: int) -> None:
+        """`guardrail.collections.max`: warn or stop where more collections are captured."""
+        limit = self.source.guardrail_collections_max
+        if limit <= 0 or captured <= limit:
+            return
+        message = (
+            f"source.guardrail.collections.max: {captured} collections are captured, the limit is {limit}; "
+            "narrow collection.include.list or raise the limit"
+        )
+        match self.source.guardrail_collections_limit_action:
+            case LimitAction.WARN:
+                log.warning(message)
+            case LimitAction.FAIL:
+                raise errors.SourceUnsuitable(message)
 
     def stream_options(self) -> mongodb.StreamOptions:
         """What a change stream is opened with now: databases are looked up as they are spelled on the server."""

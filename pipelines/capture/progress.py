@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -80,6 +81,19 @@ class RunCounts:
     """The reader's."""
     snapshot: snapshot.Progress | None = None
     """The snapshot thread's."""
+    began_at: float | None = None
+    """The main thread's, as those below: when the run began to read, and how many commits there were then."""
+    commits_before: int = 0
+    seconds: float = 0.0
+
+    def begin(self, *, commits: int) -> None:
+        """The run begins to read."""
+        self.began_at, self.commits_before = time.monotonic(), commits
+
+    def end(self) -> None:
+        """The last rows of the run are committed."""
+        if self.began_at is not None:
+            self.seconds = time.monotonic() - self.began_at
 
     def progress(self, *, has_read_snapshots: bool) -> Progress:
         """All of it, for a person."""
@@ -93,7 +107,7 @@ class RunCounts:
             has_read_snapshots=has_read_snapshots,
         )
 
-    def result(self, *, commits: int, token: str | None, seconds: float) -> CaptureResult:
+    def result(self, *, commits: int, token: str | None) -> CaptureResult:
         """All of it, as a run's result."""
         return CaptureResult(
             events=self.stream.events,
@@ -102,7 +116,7 @@ class RunCounts:
             token=token,
             lossy_documents=self.stream.lossy,
             skipped_events=self.stream.skipped,
-            seconds=seconds,
+            seconds=self.seconds,
         )
 
 

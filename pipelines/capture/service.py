@@ -20,7 +20,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -28,27 +28,29 @@ from bson.timestamp import Timestamp
 
 from cdc_core import errors
 from cdc_core.bronze import event_rows as events
-from cdc_core.properties.source import LimitAction
-from cdc_core.signals import notification as notifications
 from cdc_core.snapshot import mode as snapshot_mode
-from cdc_core.snapshot import state as snapshot_state
-from cdc_core.stream import filters, resume_token, transactions
+from cdc_core.stream import filters, transactions
 from pipelines.bronze import log as bronze
-from pipelines.capture import byte_queue, metrics, signal_reader, start, stream_opener, threads
+from pipelines.capture import byte_queue, metrics, snapshot_start, start, stream_opener, threads
 from pipelines.capture import position as positions
 from pipelines.capture import progress as progresses
+from pipelines.capture.committer import Committer
 from pipelines.capture.control import ControlEvents
 from pipelines.capture.deployment import Deployment
 from pipelines.capture.encoder import Encoder
+from pipelines.capture.heartbeats import Heartbeats
 from pipelines.capture.intake import Intake
 from pipelines.capture.logger import log
+from pipelines.capture.oplog_watch import OplogWatch
+from pipelines.capture.reader import Reader
 from pipelines.capture.selection import Selection
+from pipelines.capture.signal_reader import Inbox, SignalReader
+from pipelines.capture.threads import IDLE_WAIT
 from pipelines.channels import notifier
 from pipelines.delta import tables as delta
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as source
 from pipelines.snapshot import queue as snapshots
-from pipelines.snapshot import snapshot
 from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
@@ -56,12 +58,6 @@ if TYPE_CHECKING:
 
     from cdc_core.settings.parse import Settings
 
-IDLE_WAIT = 0.2
-LEASE_EVERY_MS = 60_000
-"""The lease is renewed at least this often, whatever `heartbeat.interval.ms` says."""
-OPLOG_EVERY = 60.0
-"""Seconds between two looks at how far the position is from the end of the oplog."""
-WARN_EVERY = 3600.0
 STOP_SECONDS = 3.0
 """So long a capture that was asked to stop waits for its threads."""
 ONCE_AWAIT_MS = 100
@@ -212,31 +208,23 @@ class _Capture:
         self._queue = self.metrics.streaming.queue = byte_queue.ByteQueue(self._source.max_queue_size_in_bytes)
         self._threads = threads.Threads(self._queue)
         self._halt = self._threads.halt
-        self._commits: queue.Queue[events.Rows | None] = queue.Queue(maxsize=1)
-        self._submitted = self._committed = 0
-        self._moved_at = time.monotonic()
+        self._made_at = time.monotonic()
         self._counts = progresses.RunCounts()
-        self._reporter = progresses.Reporter(self._counts, self.report, self._has_read_all)
-        self._began: float | None = None
         self._stream_read: mongodb.ChangeStream | None = None
-        self._seconds, self._commits_before = 0.0, 0
         self._deployment = Deployment.of(self._source, self.connection, self.client)
         self._selection = Selection.of(self._source, self._deployment.filter)
         self._custom = _snapshotter(self._source.snapshot_mode_custom_name)
         self._fingerprint = filters.fingerprint(self._source)
         self._log: bronze.Log | None = None
         self._notifier = notifier.Notifier(self.spark, self.settings)
-        self._snapshots = snapshots.Snapshots(self._taking, self._notifier, self._halt, self.metrics.snapshot)
-        self._control = ControlEvents(self._deployment, self._snapshots)
-        self._signals: signal_reader.SignalReader | None = None
-        self._told_taken: set[str] = set()
+        self._committer: Committer | None = None
         self._parent = sparks.submitter()
 
     def run(self, *, once: bool, take_over: bool) -> progresses.CaptureResult:
         if self._source.guardrail_collections_max > 0 or self._source.metrics_port is not None:
             captured = self._deployment.namespaces()
             self.metrics.streaming.captured = tuple(captured)
-            self._check_guardrail(len(captured))
+            self._deployment.check_guardrail(len(captured))
         options = self._deployment.stream_options()
         if once:
             options = replace(options, max_await_ms=min(options.max_await_ms, ONCE_AWAIT_MS))
@@ -257,18 +245,37 @@ class _Capture:
             self.spark, self._deployment, self._log, self._fingerprint, self._custom, existing.is_other_stream
         )
         plan = begins.begin(opened)
-        self._signals = signal_reader.SignalReader(self.settings, self._session, self._log, self._notifier, self._halt)
         self._stream_read = stream
         self.metrics.streaming.opened(stream)
         self._intake = Intake.of(self._source, bronze_token=opened.bronze_token)
         self._encoder = self._new_encoder()
+        turns = snapshot_start.SnapshotStart(
+            name=self.settings.name,
+            session=self._session,
+            deployment=self._deployment,
+            log=self._log,
+            fields=self._selection.fields,
+            halt=self._halt,
+            counts=self._counts,
+            metrics=self.metrics.snapshot,
+        )
+        self._snapshots = snapshots.Snapshots(turns.ready, self._notifier, self._halt, self.metrics.snapshot)
+        inbox = Inbox()
+        self._control = ControlEvents(self._deployment, self._snapshots, inbox)
+        self._reporter = progresses.Reporter(self._counts, self.report, lambda: self._control.is_idle)
+        self._committer = Committer(self._log, self._threads, self._counts, self.metrics, self._reporter, self.sessions)
+        self._heartbeats = Heartbeats(self._log, self._source.heartbeat_interval_ms, self._made_at)
         if plan.streams:
-            self._threads.start(threads.READER, lambda: self._read(stream))
-        self._threads.start(threads.COMMITTER, self._commit_all)
-        threading.Thread(target=self._watch_oplog, name="capture-oplog", daemon=True).start()
-        self._start_snapshots(plan)
-        self._threads.start(threads.SIGNALS, self._signals.run)
-        self._began, self._commits_before = time.monotonic(), self._log.commits
+            reader = Reader(stream, self._threads, self._log, self._counts, self.metrics.streaming)
+            self._threads.start(threads.READER, reader.run)
+        self._threads.start(threads.COMMITTER, self._committer.run)
+        oplog = OplogWatch(self._deployment, self._log, self.metrics, self._halt)
+        threading.Thread(target=oplog.run, name="capture-oplog", daemon=True).start()
+        snapshot_start.add_planned(self._snapshots, plan, self._notifier)
+        self._threads.start(threads.SNAPSHOT, self._snapshots.run)
+        signals = SignalReader(self.settings, self._session, self._log, self._notifier, self._halt, inbox)
+        self._threads.start(threads.SIGNALS, signals.run)
+        self._counts.begin(commits=self._log.commits)
         self._encode(until, ends_with_snapshot=not plan.streams)
         self._log.close()
         return self.result()
@@ -290,12 +297,12 @@ class _Capture:
     @property
     def has_begun(self) -> bool:
         """Whether the run got as far as reading."""
-        return self._began is not None
+        return self._counts.began_at is not None
 
     @property
     def has_progressed(self) -> bool:
         """Whether the run committed something that it read."""
-        return self.has_begun and self._log is not None and self._log.commits > self._commits_before
+        return self.has_begun and self._log is not None and self._log.commits > self._counts.commits_before
 
     @property
     def attempts(self) -> int:
@@ -305,7 +312,8 @@ class _Capture:
     def close(self) -> None:
         """End every thread; nothing that was not committed is committed after this."""
         self._threads.end()
-        self._end_committer()
+        if self._committer is not None:
+            self._committer.abandon()
         is_hurried = self.stop.is_set() or isinstance(self._threads.failure, errors.SourceUnreachable)
         leave_at = self._leave_at or time.monotonic() + STOP_SECONDS
         self._threads.join_all(leave_at=leave_at if is_hurried else None)
@@ -313,161 +321,15 @@ class _Capture:
             with contextlib.suppress(Exception):  # the error that ended the run is the one to tell of
                 self._log.close()
 
-    def _end_committer(self) -> None:
-        """After a failure nobody has told the committer yet that no more rows come."""
-        end = time.monotonic() + threads.CLOSE_SECONDS
-        while self._threads.is_alive(threads.COMMITTER) and time.monotonic() < end:
-            with contextlib.suppress(queue.Full):
-                return self._commits.put(None, timeout=IDLE_WAIT)
-
-    def _check_guardrail(self, captured: int) -> None:
-        """`guardrail.collections.max`: warn or stop where more collections are captured."""
-        limit = self._source.guardrail_collections_max
-        if limit <= 0 or captured <= limit:
-            return
-        message = (
-            f"source.guardrail.collections.max: {captured} collections are captured, the limit is {limit}; "
-            "narrow collection.include.list or raise the limit"
-        )
-        match self._source.guardrail_collections_limit_action:
-            case LimitAction.WARN:
-                log.warning(message)
-            case LimitAction.FAIL:
-                raise errors.SourceUnsuitable(message)
-
-    # --- the threads ---
-
-    def _read(self, stream: mongodb.ChangeStream) -> None:
-        """Read until the end of the run, or to where the stream fails: what came before that is committed first."""
-        try:
-            self._read_on(stream)
-        except Exception as error:
-            self._threads.stream_failure = error
-
-    def _read_on(self, stream: mongodb.ChangeStream) -> None:
-        try:
-            while not self._halt.is_set():
-                try:
-                    batch = stream.next()
-                except mongodb.HistoryLost as error:
-                    raise positions.lost(self._position(), error) from error
-                self._counts.reconnects = stream.reconnects
-                self.metrics.streaming.polled(len(batch.events), at=time.time())
-                self._queue.put(batch)
-        finally:
-            stream.close()
-
-    def _start_snapshots(self, plan: start.Plan) -> None:
-        if plan.initial is not None:
-            self._snapshots.add(plan.initial)
-        else:
-            self.metrics.snapshot.is_skipped = self.metrics.snapshot.taken is None
-            self._notifier.tell(notifications.INITIAL, notifications.Type.SKIPPED, id_=start.new_id())
-        for asked in plan.states:
-            if asked.kind is not snapshot_state.Kind.INITIAL and not asked.is_done:
-                self._snapshots.add(asked, is_new=False)
-        self._threads.start(threads.SNAPSHOT, self._snapshots.run)
-
-    def _taking(self, state: snapshot_state.State, controls: snapshot.Controls) -> snapshot.Snapshot | None:
-        """A snapshot, ready to run behind what bronze holds now."""
-        assert self._log is not None
-        position = self._position()
-        assert position is not None
-        is_initial = state.kind is snapshot_state.Kind.INITIAL
-        if is_initial and self._halt.wait(self._source.snapshot_delay_ms / 1000):
-            return None
-        spark = self._session()
-        is_incremental = state.kind is snapshot_state.Kind.INCREMENTAL
-        return snapshot.Snapshot(
-            spark=spark,
-            log=self._log,
-            name=self.settings.name,
-            connection=self.connection,
-            collections=self._deployment.collections(),
-            state=state,
-            after=min(positions.cluster_time(position.token), mongodb.operation_time(self.client)),
-            chunk_bytes=self._source.commit_max_bytes,
-            threads=_snapshot_threads(spark, self._source.snapshot_max_threads),
-            fetch_size=self._source.snapshot_fetch_size,
-            filters={} if is_incremental else self._source.snapshot_collection_filter_overrides,
-            fields=self._selection.fields,
-            stopped=self._halt,
-            report=self._snapshot_progress,
-            controls=controls,
-            left_out=[name for name in state.planned if not self._deployment.filter.includes(*name.split(".", 1))],
-            documents_max=self._source.incremental_snapshot_chunk_size if is_incremental else None,
-        )
-
     def _session(self) -> SparkSession:
         return self.sessions() if self.sessions else self.spark
-
-    def _snapshot_progress(self, found: snapshot.Progress) -> None:
-        self.metrics.snapshot.last_chunk_at = time.time()
-        self._counts.snapshot = found
-
-    def _commit_all(self) -> None:
-        while (rows := self._commits.get()) is not None:
-            self._commit(rows)
-            self._committed += 1
-
-    def _commit(self, rows: events.Rows) -> None:
-        assert self._log is not None
-        ts_ms, operations, newest = bronze.now_ms(), rows.operations(), rows.newest_time
-        self._log.append(lambda batch, first: rows.table(batch=batch, first_offset=first, ts_ms=ts_ms))
-        for act in rows.then:
-            act()
-        for name in rows.taken - self._told_taken:
-            log.warning("field.renames: documents have a field %s already; there the field keeps its old name", name)
-        self._told_taken |= rows.taken
-        self._count(rows, operations, newest)
-        counts = self._counts.stream
-        self._counts.stream = progresses.StreamCounts(
-            events=counts.events + rows.changes,
-            lossy=counts.lossy + rows.lossy,
-            skipped=counts.skipped + rows.skipped,
-            batches=self._log.commits,
-            lag_seconds=None if newest is None else max(0.0, time.time() - newest[0]),
-        )
-        if self._log.commits % bronze.COMPACT_EVERY == 0 and self.sessions is not None:
-            self._log.compact(self.sessions())
-
-    def _count(self, rows: events.Rows, operations: Mapping[str | None, int], newest: tuple[int, int] | None) -> None:
-        assert self._log is not None
-        streaming = self.metrics.streaming
-        streaming.committed(operations, position=newest, at=time.time())
-        streaming.filtered += rows.filtered
-        streaming.erroneous += rows.skipped
-        streaming.transactions += rows.ended_transactions
-        self.metrics.commits += 1
-
-    def _watch_oplog(self) -> None:
-        """Look now and then at how long the oplog will hold the position, and warn while that is short."""
-        warned_at = -WARN_EVERY
-        while not self._halt.is_set():
-            seconds = self._headroom_seconds()
-            self.metrics.headroom_hours = None if seconds is None else seconds / 3600
-            limit = self._source.oplog_headroom_warning_hours * 3600
-            if seconds is not None and seconds < limit and time.monotonic() - warned_at >= WARN_EVERY:
-                warned_at = time.monotonic()
-                log.warning(
-                    "the oplog will hold the position of this capture for %.1f hours more, if it stops: make the oplog "
-                    "larger (source.oplog.headroom.warning.hours is %d)", seconds / 3600, limit // 3600,
-                )  # fmt: skip
-            self._halt.wait(OPLOG_EVERY)
-
-    def _headroom_seconds(self) -> float | None:
-        position = self._position()
-        found = mongodb.oplog(self.client) if position is not None else None
-        if position is None or found is None:
-            return None
-        return found.headroom_seconds(positions.cluster_time(position.token).time)
 
     # --- the main thread ---
 
     def _encode(self, until: Timestamp | None, *, ends_with_snapshot: bool) -> None:
         """Turn what the reader read into commits, by size or time, until the end of the run."""
         encoder = self._encoder
-        assert self._signals is not None
+        assert self._committer is not None
         first_at = idle_since = time.monotonic()
         token, is_drained = self._position_token(), False
         while True:
@@ -484,7 +346,7 @@ class _Capture:
                     encoder.end_transaction(batch.token)
                 token, is_drained = max(token, batch.token), is_drained_now
             first_at = time.monotonic() if len(encoder.rows) == 0 else first_at
-            self._control.handle_received(encoder.rows, self._signals.received, token=token)
+            self._control.handle_received(encoder.rows, token=token)
             if len(encoder.rows) and self._is_due(first_at):
                 self._hand_over()
                 first_at = idle_since = time.monotonic()
@@ -492,10 +354,10 @@ class _Capture:
                 break
             if until is not None and self._is_caught_up(token, until, is_drained=is_drained):
                 break
-            if ends_with_snapshot and self._has_read_all():
+            if ends_with_snapshot and self._control.is_idle:
                 break
-            if len(encoder.rows) == 0 and time.monotonic() - idle_since >= self._idle_seconds():
-                self._idle_heartbeat(token)
+            if len(encoder.rows) == 0 and time.monotonic() - idle_since >= self._heartbeats.idle_seconds:
+                self._heartbeats.idle(token, has_committed_all=self._committer.has_committed_all)
                 idle_since = time.monotonic()
             self._reporter.show()
         self._finish(encoder.rows, token, is_drained=is_drained)
@@ -528,25 +390,11 @@ class _Capture:
         """Whether the reader has failed, and everything that it read before is in rows, or waits for a snapshot anyway."""
         return self._threads.stream_failure is not None and (self._queue.is_empty() or self._snapshots.is_blocking)
 
-    def _has_read_all(self) -> bool:
-        """Whether no snapshot is to be read, nor a signal to be acted on that was there at the start."""
-        return self._signals is not None and self._signals.is_read and self._snapshots.is_idle
-
     def _hand_over(self) -> None:
         """Give the rows to the committer."""
-        self._moved_at = time.monotonic()
-        self._submit(self._encoder.take())
-
-    def _submit(self, rows: events.Rows | None) -> None:
-        """Wait for the committer's turn; a failure of any thread ends the wait."""
-        while self._threads.failure is None:
-            try:
-                self._commits.put(rows, timeout=IDLE_WAIT)
-            except queue.Full:
-                self._reporter.show()
-            else:
-                self._submitted += 1
-                return
+        assert self._committer is not None
+        self._heartbeats.rows_come()
+        self._committer.submit(self._encoder.take())
 
     def _wait(self, rows: events.Rows, first_at: float) -> float:
         if len(rows) == 0:
@@ -555,8 +403,9 @@ class _Capture:
         return min(IDLE_WAIT, max(0.0, due - time.monotonic()))
 
     def _is_due(self, first_at: float) -> bool:
+        assert self._committer is not None
         is_waiting = time.monotonic() - first_at >= self._source.commit_interval_ms / 1000
-        return is_waiting and self._commits.empty()
+        return is_waiting and self._committer.has_room
 
     def _ended(self) -> bool:
         if self._parent is not None and os.getppid() != self._parent:
@@ -565,40 +414,17 @@ class _Capture:
 
     def _is_caught_up(self, token: str, until: Timestamp, *, is_drained: bool) -> bool:
         """Whether all events up to `until` were read. A high-water mark at a time does not hold that time's events yet."""
-        if not self._has_read_all() or not self._queue.is_empty():
+        if not self._control.is_idle or not self._queue.is_empty():
             return False
         at = positions.cluster_time(token)
         return at > until or (at == until and is_drained)
 
-    def _idle_seconds(self) -> float:
-        """After how long without rows there is something to do: a heartbeat, or the lease."""
-        configured = self._source.heartbeat_interval_ms or LEASE_EVERY_MS
-        return min(configured, LEASE_EVERY_MS) / 1000
-
-    def _idle_heartbeat(self, token: str) -> None:
-        """Commit the position of a quiet stream, so that it does not age out of the oplog; renews the lease.
-
-        Never before everything that was read up to there is committed.
-        """
-        assert self._log is not None
-        has_committed_all = self._committed == self._submitted
-        interval = self._source.heartbeat_interval_ms / 1000
-        is_due = interval > 0 and time.monotonic() - self._moved_at >= interval
-        if is_due and has_committed_all and token > self._position_token():
-            self._moved_at = time.monotonic()
-            self._log.heartbeat({}, token=token, ts_ms=bronze.now_ms())
-        else:
-            self._log.renew(complete=token if has_committed_all else None)
-
     def _finish(self, rows: events.Rows, token: str, *, is_drained: bool) -> None:
         """Commit what was read in order, end the threads, and raise what one of them met."""
+        assert self._committer is not None
         if self._threads.failure is None:
-            if len(rows):
-                self._submit(rows)
-            self._submit(None)
-            self._threads.join(threads.COMMITTER)
-        if self._began is not None:
-            self._seconds = time.monotonic() - self._began
+            self._committer.finish(rows)
+        self._counts.end()
         self._threads.failure = self._threads.failure or self._threads.stream_failure
         self._threads.end()
         self._snapshots.wake()
@@ -612,29 +438,16 @@ class _Capture:
             if self.stop.is_set() and isinstance(failure, errors.SourceUnreachable):
                 return  # a clean end; what was read may not be committed, so that the position stays
             raise failure
-        assert self._log is not None
-        self._log.complete = resume_token.behind(token) if is_drained else token
-        if self._is_far_behind(token):
-            self._log.heartbeat({}, token=token, ts_ms=bronze.now_ms())
-
-    def _is_far_behind(self, token: str) -> bool:
-        committed = self._position_token()
-        gap = positions.cluster_time(token).time - positions.cluster_time(committed).time
-        interval = self._source.heartbeat_interval_ms / 1000
-        return token > committed and 0 < interval <= gap
-
-    def _position(self) -> bronze.Position | None:
-        return self._log.position if self._log is not None else None
+        self._heartbeats.last(token, is_drained=is_drained)
 
     def _position_token(self) -> str:
-        position = self._position()
-        return position.token if position is not None else ""
+        return positions.token_of(self._log) if self._log is not None else ""
 
     def result(self) -> progresses.CaptureResult:
         """What the run has done."""
         assert self._log is not None
         token = self._position_token() or None
-        return self._counts.result(commits=self._log.commits, token=token, seconds=self._seconds)
+        return self._counts.result(commits=self._log.commits, token=token)
 
 
 def _snapshotter(name: str | None) -> snapshot_mode.Snapshotter | None:
@@ -650,13 +463,3 @@ def _snapshotter(name: str | None) -> snapshot_mode.Snapshotter | None:
             errors.Problem(where, f"{name} is no class that can be imported and made without arguments: {error}")
         ) from error
     return made
-
-
-def _snapshot_threads(spark: SparkSession, configured: int | None) -> int:
-    """`snapshot.max.threads`, or as many chunks at a time as Spark has cores."""
-    if configured:
-        return configured
-    try:
-        return max(1, spark.sparkContext.defaultParallelism)
-    except Exception:  # Spark Connect has no context to ask
-        return 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,27 +21,44 @@ from pipelines.delta import tables as delta
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ReceivedSignals = queue.SimpleQueue[tuple[channels.Channel, signals.Received]]
-"""Signals in their order, each with its channel: put by this thread, taken by the main thread."""
+
+@dataclass(frozen=True)
+class Inbox:
+    """Signals that wait for their place in the stream: put in by this thread, taken out by the main thread."""
+
+    _received: queue.SimpleQueue[tuple[channels.Channel, signals.Received]] = field(default_factory=queue.SimpleQueue)
+    _has_polled: threading.Event = field(default_factory=threading.Event)
+
+    def put(self, channel: channels.Channel, received: signals.Received) -> None:
+        """Add a signal of a channel."""
+        self._received.put((channel, received))
+
+    def polled(self) -> None:
+        """Every channel has been read once."""
+        self._has_polled.set()
+
+    def take(self) -> Iterator[tuple[channels.Channel, signals.Received]]:
+        """The signals that wait, in their order, each with its channel."""
+        while not self._received.empty():
+            yield self._received.get()
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the signals that were there at the start have been received, and none waits."""
+        return self._has_polled.is_set() and self._received.empty()
 
 
 @dataclass
 class SignalReader:
-    """Polls the channels every `signal.poll.interval.ms`; a signal that it `received` waits for its place in the stream."""
+    """Polls the channels every `signal.poll.interval.ms`, into the inbox."""
 
     settings: Settings
     session: Callable[[], SparkSession]
     log: bronze.Log
     notifier: notifier.Notifier
     halt: threading.Event
-    received: ReceivedSignals = field(default_factory=queue.SimpleQueue)
-    _has_polled: threading.Event = field(default_factory=threading.Event)
+    inbox: Inbox
     _mute: set[str] = field(default_factory=set)
-
-    @property
-    def is_read(self) -> bool:
-        """Whether the signals that were there at the start have been received, and none waits."""
-        return self._has_polled.is_set() and self.received.empty()
 
     def run(self) -> None:
         """Read signals and write notifications until the run ends."""
@@ -55,8 +72,8 @@ class SignalReader:
             while True:
                 for channel in opened:
                     for received in self._poll(channel):
-                        self.received.put((channel, received))
-                self._has_polled.set()
+                        self.inbox.put(channel, received)
+                self.inbox.polled()
                 self._notify()
                 if self.halt.wait(source.signal_poll_interval_ms / 1000):
                     return

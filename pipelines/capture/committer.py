@@ -1,0 +1,117 @@
+"""The thread that commits the stream's rows to bronze, one commit after the other, while the next rows are encoded."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from cdc_core.bronze import event_rows as events
+from pipelines.bronze import log as bronze
+from pipelines.capture import metrics, threads
+from pipelines.capture.logger import log
+from pipelines.capture.progress import Reporter, RunCounts, StreamCounts
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass
+class Committer:
+    """Takes rows from the main thread and commits them in that order; at most one full commit waits.
+
+    `sessions` makes the session of a compaction, which none is without.
+    """
+
+    log: bronze.Log
+    threads: threads.Threads
+    counts: RunCounts
+    metrics: metrics.Metrics
+    reporter: Reporter
+    sessions: Callable[[], SparkSession] | None
+    _queue: queue.Queue[events.Rows | None] = field(default_factory=lambda: queue.Queue(maxsize=1))
+    _submitted: int = 0
+    _committed: int = 0
+    _names_in_use: set[str] = field(default_factory=set)
+
+    # --- called by the main thread
+
+    def submit(self, rows: events.Rows) -> None:
+        """Hand rows over, in the committer's turn; nothing of a run that a thread has failed in."""
+        self._put(rows)
+
+    def finish(self, rows: events.Rows) -> None:
+        """Hand the last rows over, and wait until everything is committed."""
+        if len(rows):
+            self._put(rows)
+        self._put(None)
+        self.threads.join(threads.COMMITTER)
+
+    def abandon(self) -> None:
+        """End the thread of a run that failed: nobody has told it yet that no more rows come."""
+        end = time.monotonic() + threads.CLOSE_SECONDS
+        while self.threads.is_alive(threads.COMMITTER) and time.monotonic() < end:
+            with contextlib.suppress(queue.Full):
+                return self._queue.put(None, timeout=threads.IDLE_WAIT)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether no rows wait for their commit."""
+        return self._queue.empty()
+
+    @property
+    def has_committed_all(self) -> bool:
+        """Whether all rows that were handed over are in bronze."""
+        return self._committed == self._submitted
+
+    def _put(self, rows: events.Rows | None) -> None:
+        """Wait for the committer's turn; a failure of any thread ends the wait."""
+        while self.threads.failure is None:
+            try:
+                self._queue.put(rows, timeout=threads.IDLE_WAIT)
+            except queue.Full:
+                self.reporter.show()
+            else:
+                self._submitted += 1
+                return
+
+    # --- the thread
+
+    def run(self) -> None:
+        """Commit what is handed over, until no more comes."""
+        while (rows := self._queue.get()) is not None:
+            self._commit(rows)
+            self._committed += 1
+
+    def _commit(self, rows: events.Rows) -> None:
+        """Commit the rows, then do what waits for them: a snapshot begins, a channel forgets its signal."""
+        ts_ms, operations, newest = bronze.now_ms(), rows.operations(), rows.newest_time
+        self.log.append(lambda batch, first: rows.table(batch=batch, first_offset=first, ts_ms=ts_ms))
+        for act in rows.then:
+            act()
+        for name in rows.taken - self._names_in_use:
+            log.warning("field.renames: documents have a field %s already; there the field keeps its old name", name)
+        self._names_in_use |= rows.taken
+        streaming = self.metrics.streaming
+        streaming.committed(operations, position=newest, at=time.time())
+        streaming.filtered += rows.filtered
+        streaming.erroneous += rows.skipped
+        streaming.transactions += rows.ended_transactions
+        self.metrics.commits += 1
+        self._count(rows, newest)
+        if self.log.commits % bronze.COMPACT_EVERY == 0 and self.sessions is not None:
+            self.log.compact(self.sessions())
+
+    def _count(self, rows: events.Rows, newest: tuple[int, int] | None) -> None:
+        """Add the commit to the run's counts."""
+        before = self.counts.stream
+        self.counts.stream = StreamCounts(
+            events=before.events + rows.changes,
+            lossy=before.lossy + rows.lossy,
+            skipped=before.skipped + rows.skipped,
+            batches=self.log.commits,
+            lag_seconds=None if newest is None else max(0.0, time.time() - newest[0]),
+        )

@@ -1,0 +1,59 @@
+"""Heartbeats: commits that move the position where no rows do, and those that only renew the lease."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from cdc_core.stream import resume_token
+from pipelines.bronze import log as bronze
+from pipelines.capture import position as positions
+
+LEASE_EVERY_MS = 60_000
+"""The lease is renewed at least this often, whatever `heartbeat.interval.ms` says."""
+
+
+@dataclass
+class Heartbeats:
+    """The heartbeats of one run: `interval_ms` is `heartbeat.interval.ms`, 0 for none, and `moved_at` when rows last came."""
+
+    log: bronze.Log
+    interval_ms: int
+    moved_at: float
+
+    def rows_come(self) -> None:
+        """Rows are handed to the committer: they move the position."""
+        self.moved_at = time.monotonic()
+
+    @property
+    def idle_seconds(self) -> float:
+        """After how long without rows there is something to do: a heartbeat, or the lease."""
+        return min(self.interval_ms or LEASE_EVERY_MS, LEASE_EVERY_MS) / 1000
+
+    def idle(self, token: str, *, has_committed_all: bool) -> None:
+        """Commit the position of a quiet stream, so that it does not age out of the oplog; renews the lease.
+
+        Never before everything that was read up to there is committed.
+        """
+        interval = self.interval_ms / 1000
+        is_due = interval > 0 and time.monotonic() - self.moved_at >= interval
+        if is_due and has_committed_all and token > positions.token_of(self.log):
+            self.moved_at = time.monotonic()
+            self.log.heartbeat({}, token=token, ts_ms=bronze.now_ms())
+        else:
+            self.log.renew(complete=token if has_committed_all else None)
+
+    def last(self, token: str, *, is_drained: bool) -> None:
+        """The position at the end of a run, of which everything is committed that was read up to `token`.
+
+        The last commit says how far the stream was read (`complete`); rows say it where the position lies far behind that.
+        """
+        self.log.complete = resume_token.behind(token) if is_drained else token
+        if self._is_far_behind(token):
+            self.log.heartbeat({}, token=token, ts_ms=bronze.now_ms())
+
+    def _is_far_behind(self, token: str) -> bool:
+        """Whether a run that was not over would have committed a heartbeat in the meantime."""
+        committed = positions.token_of(self.log)
+        gap = positions.cluster_time(token).time - positions.cluster_time(committed).time
+        return token > committed and 0 < self.interval_ms / 1000 <= gap

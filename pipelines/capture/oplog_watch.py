@@ -1,0 +1,51 @@
+"""The thread that watches how far bronze's position is from the end of the oplog."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+from pipelines.bronze import log as bronze
+from pipelines.capture import metrics
+from pipelines.capture import position as positions
+from pipelines.capture.deployment import Deployment
+from pipelines.capture.logger import log
+from pipelines.mongodb import client as mongodb
+
+OPLOG_EVERY = 60.0
+"""Seconds between two looks at the oplog."""
+WARN_EVERY = 3600.0
+
+
+@dataclass(frozen=True)
+class OplogWatch:
+    """Warns while a capture that stops now could soon not go on: `oplog.headroom.warning.hours`."""
+
+    deployment: Deployment
+    log: bronze.Log
+    metrics: metrics.Metrics
+    halt: threading.Event
+
+    def run(self) -> None:
+        """Look now and then at how long the oplog will hold the position, and warn while that is short."""
+        warned_at = -WARN_EVERY
+        while not self.halt.is_set():
+            seconds = self._headroom_seconds()
+            self.metrics.headroom_hours = None if seconds is None else seconds / 3600
+            limit = self.deployment.source.oplog_headroom_warning_hours * 3600
+            if seconds is not None and seconds < limit and time.monotonic() - warned_at >= WARN_EVERY:
+                warned_at = time.monotonic()
+                log.warning(
+                    "the oplog will hold the position of this capture for %.1f hours more, if it stops: make the oplog "
+                    "larger (source.oplog.headroom.warning.hours is %d)", seconds / 3600, limit // 3600,
+                )  # fmt: skip
+            self.halt.wait(OPLOG_EVERY)
+
+    def _headroom_seconds(self) -> float | None:
+        """How long the oplog will hold the position; None where that cannot be known."""
+        position = self.log.position
+        found = mongodb.oplog(self.deployment.client) if position is not None else None
+        if position is None or found is None:
+            return None
+        return found.headroom_seconds(positions.cluster_time(position.token).time)

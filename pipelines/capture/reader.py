@@ -1,0 +1,44 @@
+"""The thread that reads the change stream into the queue."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from pipelines.bronze import log as bronze
+from pipelines.capture import metrics
+from pipelines.capture import position as positions
+from pipelines.capture.progress import RunCounts
+from pipelines.capture.threads import Threads
+from pipelines.mongodb import client as mongodb
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads ahead of the encoder, as far as the queue has room."""
+
+    stream: mongodb.ChangeStream
+    threads: Threads
+    log: bronze.Log
+    counts: RunCounts
+    metrics: metrics.Streaming
+
+    def run(self) -> None:
+        """Read until the end of the run, or to where the stream fails: what came before that is committed first."""
+        try:
+            self._read()
+        except Exception as error:
+            self.threads.stream_failure = error
+
+    def _read(self) -> None:
+        try:
+            while not self.threads.halt.is_set():
+                try:
+                    batch = self.stream.next()
+                except mongodb.HistoryLost as error:
+                    raise positions.lost(self.log.position, error) from error
+                self.counts.reconnects = self.stream.reconnects
+                self.metrics.polled(len(batch.events), at=time.time())
+                self.threads.queue.put(batch)
+        finally:
+            self.stream.close()

@@ -1,0 +1,96 @@
+"""How snapshots of a capture begin: those of the plan at its start, and each one when it is its turn."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cdc_core.bronze import event_rows as events
+from cdc_core.signals import notification as notifications
+from cdc_core.snapshot import state as snapshot_state
+from pipelines.bronze import log as bronze
+from pipelines.capture import position as positions
+from pipelines.capture.deployment import Deployment
+from pipelines.capture.progress import RunCounts
+from pipelines.capture.start import Plan, new_id
+from pipelines.channels import notifier
+from pipelines.mongodb import client as mongodb
+from pipelines.snapshot import queue as snapshots
+from pipelines.snapshot import snapshot
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def add_planned(queued: snapshots.Snapshots, plan: Plan, told: notifier.Notifier) -> None:
+    """Queue what a start has planned, and what earlier runs have begun."""
+    if plan.initial is not None:
+        queued.add(plan.initial)
+    else:
+        queued.metrics.is_skipped = queued.metrics.taken is None
+        told.tell(notifications.INITIAL, notifications.Type.SKIPPED, id_=new_id())
+    for state in plan.states:
+        if state.kind is not snapshot_state.Kind.INITIAL and not state.is_done:
+            queued.add(state, is_new=False)
+
+
+@dataclass(frozen=True)
+class SnapshotStart:
+    """Makes a snapshot of the pipeline `name` ready to run: behind what bronze holds then, of what the source has then."""
+
+    name: str
+    session: Callable[[], SparkSession]
+    deployment: Deployment
+    log: bronze.Log
+    fields: events.FieldsOf | None
+    halt: threading.Event
+    counts: RunCounts
+    metrics: snapshots.Snapshotting
+
+    def ready(self, state: snapshot_state.State, controls: snapshot.Controls) -> snapshot.Snapshot | None:
+        """The snapshot; None where the capture ends within `snapshot.delay.ms`."""
+        # The position of before the delay: what is read is only the newer for it.
+        position = self.log.position
+        assert position is not None
+        source, client = self.deployment.source, self.deployment.client
+        is_initial = state.kind is snapshot_state.Kind.INITIAL
+        if is_initial and self.halt.wait(source.snapshot_delay_ms / 1000):
+            return None
+        spark = self.session()
+        is_incremental = state.kind is snapshot_state.Kind.INCREMENTAL
+        return snapshot.Snapshot(
+            spark=spark,
+            log=self.log,
+            name=self.name,
+            connection=self.deployment.connection,
+            collections=self.deployment.collections(),
+            state=state,
+            after=min(positions.cluster_time(position.token), mongodb.operation_time(client)),
+            chunk_bytes=source.commit_max_bytes,
+            threads=_threads(spark, source.snapshot_max_threads),
+            fetch_size=source.snapshot_fetch_size,
+            filters={} if is_incremental else source.snapshot_collection_filter_overrides,
+            fields=self.fields,
+            stopped=self.halt,
+            report=self._report,
+            controls=controls,
+            left_out=[name for name in state.planned if not self.deployment.filter.includes(*name.split(".", 1))],
+            documents_max=source.incremental_snapshot_chunk_size if is_incremental else None,
+        )
+
+    def _report(self, progress: snapshot.Progress) -> None:
+        self.metrics.last_chunk_at = time.time()
+        self.counts.snapshot = progress
+
+
+def _threads(spark: SparkSession, configured: int | None) -> int:
+    """`snapshot.max.threads`, or as many chunks at a time as Spark has cores."""
+    if configured:
+        return configured
+    try:
+        return max(1, spark.sparkContext.defaultParallelism)
+    except Exception:  # Spark Connect has no context to ask
+        return 2
