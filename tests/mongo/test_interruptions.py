@@ -18,6 +18,7 @@ from bson.raw_bson import RawBSONDocument
 from cdc_core.settings import parse as settings
 from pipelines.bronze import log as bronze
 from pipelines.capture import service as capture
+from pipelines.capture.main_loop import MainLoop
 from pipelines.capture.progress import Progress
 from pipelines.delta import tables as delta
 from pipelines.gold import run as gold
@@ -231,7 +232,7 @@ def test_a_first_start_that_is_killed_loses_nothing(
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(capture._Capture, "_encode", killed)
+        patched.setattr(MainLoop, "run", killed)
         with pytest.raises(Killed):
             once(spark, found)
     once(spark, found)

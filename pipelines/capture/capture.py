@@ -1,0 +1,239 @@
+"""One run of the capture service: its parts are made, their threads started, and ended again."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from cdc_core import errors
+from cdc_core.settings.parse import Settings
+from cdc_core.snapshot import mode as snapshot_mode
+from cdc_core.stream import filters, transactions
+from pipelines.bronze import log as bronze
+from pipelines.capture import byte_queue, metrics, snapshot_start, threads
+from pipelines.capture import position as positions
+from pipelines.capture.committer import Committer
+from pipelines.capture.control import ControlEvents
+from pipelines.capture.deployment import Deployment
+from pipelines.capture.encoder import Encoder
+from pipelines.capture.heartbeats import Heartbeats
+from pipelines.capture.intake import Intake
+from pipelines.capture.main_loop import MainLoop, ReadUpTo, RunEnd
+from pipelines.capture.oplog_watch import OplogWatch
+from pipelines.capture.progress import CaptureResult, Progress, Reporter, RunCounts
+from pipelines.capture.reader import Reader
+from pipelines.capture.selection import Selection
+from pipelines.capture.shutdown import Shutdown
+from pipelines.capture.signal_reader import Inbox, SignalReader
+from pipelines.capture.start import Plan, Start
+from pipelines.capture.stream_opener import ExistingBronze, OpenStream, StreamOpener
+from pipelines.channels import notifier
+from pipelines.delta import tables as delta
+from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import connection as connections
+from pipelines.snapshot import queue
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ONCE_AWAIT_MS = 100
+"""So long a run with an end waits for events: that there are none is what it waits for."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """What the capture service was started with: the same for each of its runs."""
+
+    spark: SparkSession
+    settings: Settings
+    stop: threading.Event
+    report: Callable[[Progress], None] | None
+    sessions: Callable[[], SparkSession] | None
+    metrics: metrics.Metrics
+
+    def session(self) -> SparkSession:
+        """A session for a thread of its own, where the service can make one."""
+        return self.sessions() if self.sessions else self.spark
+
+
+class Capture:
+    """One run of the service, over one client of the source."""
+
+    def __init__(self, service: Service, connection: connections.Connection, client: mongodb.Client) -> None:
+        source = service.settings.source
+        self._service = service
+        self._made_at = time.monotonic()
+        batches = service.metrics.streaming.queue = byte_queue.ByteQueue(source.max_queue_size_in_bytes)
+        self._threads = threads.Threads(batches)
+        self._counts = RunCounts()
+        self._deployment = Deployment.of(source, connection, client)
+        self._selection = Selection.of(source, self._deployment.filter)
+        self._custom = _snapshotter(source.snapshot_mode_custom_name)
+        self._notifier = notifier.Notifier(service.spark, service.settings)
+        self._shutdown = Shutdown(service.stop, self._threads)
+        self._log: bronze.Log | None = None
+        self._stream: mongodb.ChangeStream | None = None
+        self._committer: Committer | None = None
+
+    def run(self, *, once: bool, take_over: bool) -> CaptureResult:
+        """Capture until the run is stopped, or with `once` until everything up to its start is in bronze."""
+        service, halt = self._service, self._threads.halt
+        self._check_collections()
+        options = self._deployment.stream_options()
+        if once:
+            options = replace(options, max_await_ms=min(options.max_await_ms, ONCE_AWAIT_MS))
+        until = mongodb.operation_time(self._deployment.client) if once else None
+        log, opened, plan = self._begin(options, take_over=take_over)
+        snapshots = self._snapshots(log)
+        inbox = Inbox()
+        control = ControlEvents(self._deployment, snapshots, inbox)
+        loop = self._loop(log, opened, control, RunEnd(until, plan.streams, control, self._threads, self._shutdown))
+        if plan.streams:
+            reader = Reader(opened.stream, self._threads, log, self._counts, service.metrics.streaming)
+            self._threads.start(threads.READER, reader.run)
+        self._threads.start(threads.COMMITTER, loop.committer.run)
+        oplog = OplogWatch(self._deployment, log, service.metrics, halt)
+        # Not one of the run's threads: it is not waited for, and nothing that it meets ends the run.
+        threading.Thread(target=oplog.run, name="capture-oplog", daemon=True).start()
+        snapshot_start.add_planned(snapshots, plan, self._notifier)
+        self._threads.start(threads.SNAPSHOT, snapshots.run)
+        signals = SignalReader(service.settings, service.session, log, self._notifier, halt, inbox)
+        self._threads.start(threads.SIGNALS, signals.run)
+        self._counts.begin(commits=log.commits)
+        read = loop.run(positions.token_of(log))
+        self._finish(loop, read, snapshots)
+        log.close()
+        return self.result()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the run got as far as reading."""
+        return self._counts.began_at is not None
+
+    @property
+    def has_progressed(self) -> bool:
+        """Whether the run committed something that it read."""
+        return self.has_begun and self._log is not None and self._log.commits > self._counts.commits_before
+
+    @property
+    def attempts(self) -> int:
+        """How often the stream was tried in vain since it last answered; at least the one that ended the run."""
+        return max(1, self._stream.attempts if self._stream is not None else 0)
+
+    def result(self) -> CaptureResult:
+        """What the run has done."""
+        assert self._log is not None
+        return self._counts.result(commits=self._log.commits, token=positions.token_of(self._log) or None)
+
+    def close(self) -> None:
+        """End every thread; nothing that was not committed is committed after this."""
+        self._shutdown.close(self._committer, self._log)
+
+    def _check_collections(self) -> None:
+        """Count the captured collections, where the settings want to know."""
+        source, streaming = self._deployment.source, self._service.metrics.streaming
+        if source.guardrail_collections_max > 0 or source.metrics_port is not None:
+            captured = self._deployment.namespaces()
+            streaming.captured = tuple(captured)
+            self._deployment.check_guardrail(len(captured))
+
+    def _begin(self, options: mongodb.StreamOptions, *, take_over: bool) -> tuple[bronze.Log, OpenStream, Plan]:
+        """Open the stream, claim bronze and commit where the run begins.
+
+        The stream comes first: a capture that cannot go on has changed nothing.
+        """
+        service, source = self._service, self._deployment.source
+        table = delta.layout(service.settings.lakehouse).bronze(service.settings.name)
+        fingerprint = filters.fingerprint(source)
+        existing = ExistingBronze.read(service.spark, table, fingerprint=fingerprint)
+        opener = StreamOpener(
+            self._deployment, options, self._threads.halt, custom=self._custom, is_other_stream=existing.is_other_stream
+        )
+        opened = opener.open_or_restart(existing.position)
+        extra = {"stream": fingerprint}
+        log = self._log = bronze.Log.open(service.spark, table, take_over=take_over, extra=extra, found=existing.found)
+        if log.position != existing.position:  # another capture has committed in between
+            opened.stream.close()
+            opened = opener.open_or_restart(log.position)
+        start = Start(service.spark, self._deployment, log, fingerprint, self._custom, existing.is_other_stream)
+        plan = start.begin(opened)
+        self._stream = opened.stream
+        service.metrics.streaming.opened(opened.stream)
+        return log, opened, plan
+
+    def _snapshots(self, log: bronze.Log) -> queue.Snapshots:
+        service = self._service
+        begins = snapshot_start.SnapshotStart(
+            name=service.settings.name,
+            session=service.session,
+            deployment=self._deployment,
+            log=log,
+            fields=self._selection.fields,
+            halt=self._threads.halt,
+            counts=self._counts,
+            metrics=service.metrics.snapshot,
+        )
+        return queue.Snapshots(begins.ready, self._notifier, self._threads.halt, service.metrics.snapshot)
+
+    def _loop(self, log: bronze.Log, opened: OpenStream, control: ControlEvents, end: RunEnd) -> MainLoop:
+        service, source = self._service, self._deployment.source
+        reporter = Reporter(self._counts, service.report, has_read_snapshots=lambda: control.is_idle)
+        committer = Committer(log, self._threads, self._counts, service.metrics, reporter, service.sessions)
+        self._committer = committer
+        return MainLoop(
+            threads=self._threads,
+            intake=Intake.of(source, bronze_token=opened.bronze_token),
+            encoder=self._encoder(log),
+            control=control,
+            committer=committer,
+            heartbeats=Heartbeats(log, source.heartbeat_interval_ms, self._made_at),
+            reporter=reporter,
+            end=end,
+            commit_seconds=source.commit_interval_ms / 1000,
+        )
+
+    def _encoder(self, log: bronze.Log) -> Encoder:
+        source, tracker = self._deployment.source, None
+        if source.provide_transaction_metadata:
+            opened = bronze.open_transaction(self._service.spark, log.table)
+            tracker = transactions.Tracker(opened, token=positions.token_of(log))
+        return Encoder(
+            self._service.settings.name,
+            self._selection,
+            max_rows=source.max_batch_size,
+            max_bytes=source.commit_max_bytes,
+            tracker=tracker,
+        )
+
+    def _finish(self, loop: MainLoop, read: ReadUpTo, snapshots: queue.Snapshots) -> None:
+        """Commit what was read in order, end the threads, and raise what one of them met."""
+        if self._threads.failure is None:
+            loop.committer.finish(loop.encoder.rows)
+        self._counts.end()
+        self._shutdown.end_threads(snapshots)
+        self._notifier.close()
+        failure = self._threads.failure
+        if failure is not None:
+            if self._shutdown.excuses(failure):
+                return  # a clean end; what was read may not be committed, so that the position stays
+            raise failure
+        loop.heartbeats.last(read.token, is_drained=read.is_drained)
+
+
+def _snapshotter(name: str | None) -> snapshot_mode.Snapshotter | None:
+    """The class of `snapshot.mode.custom.name`, `package.module:Class`, made."""
+    if name is None:
+        return None
+    where = "source.snapshot.mode.custom.name"
+    module, _, attribute = name.replace(":", ".").rpartition(".")
+    try:
+        made: snapshot_mode.Snapshotter = getattr(importlib.import_module(module), attribute)()
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise errors.SettingsError(
+            errors.Problem(where, f"{name} is no class that can be imported and made without arguments: {error}")
+        ) from error
+    return made
