@@ -162,3 +162,43 @@ def test_nothing_starts_on_import() -> None:
 def test_logging_is_configured_by_jobs_alone() -> None:
     """What is importable leaves the log to its user."""
     assert {name.split("/")[0] for name in users("basicConfig", "dictConfig", "addHandler", "setLevel")} <= {"jobs"}
+
+
+def _methods(node: ast.ClassDef) -> list[str]:
+    return [each.name for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def test_the_capture_is_made_of_small_parts() -> None:
+    """No class of the capture does everything, and no file of it is longer than a person reads at once."""
+    for module in MODULES:
+        if module.name.startswith("pipelines/capture/"):
+            assert len(module.path.read_text().splitlines()) <= 500, module.name
+            for node in ast.walk(module.tree):
+                if isinstance(node, ast.ClassDef):
+                    assert len(_methods(node)) <= 20, f"{module.name}: {node.name}"
+
+
+def test_the_parts_of_the_capture_import_in_one_direction() -> None:
+    """No two modules of the capture need each other, not for types alone, and no package below knows one of its modules."""
+    ours = {_dotted(module): module for module in MODULES if module.name.startswith("pipelines/capture/")}
+    needs = {name: {each for each in ours if each in set(_imported(module.tree))} for name, module in ours.items()}
+    while free := {name for name, needed in needs.items() if not needed}:
+        needs = {name: needed - free for name, needed in needs.items() if name not in free}
+    assert not needs, f"a circle: {needs}"
+    for module in MODULES:
+        if module.name.startswith(("pipelines/bronze/", "pipelines/snapshot/", "pipelines/channels/", "pipelines/mongodb/")):
+            assert not set(_imported(module.tree)) & set(ours), module.name
+
+
+def _dotted(module: Module) -> str:
+    return module.name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    """Every module that is imported, at run time or for types."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
