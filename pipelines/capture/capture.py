@@ -22,7 +22,7 @@ from pipelines.capture.deployment import Deployment
 from pipelines.capture.encoder import Encoder
 from pipelines.capture.heartbeats import Heartbeats
 from pipelines.capture.intake import Intake
-from pipelines.capture.main_loop import MainLoop, ReadUpTo, RunEnd
+from pipelines.capture.main_loop import MainLoop, RunEnd, StreamPosition
 from pipelines.capture.oplog_watch import OplogWatch
 from pipelines.capture.progress import CaptureResult, Progress, Reporter, RunCounts
 from pipelines.capture.reader import Reader
@@ -167,7 +167,7 @@ class Capture:
 
     def _snapshots(self, log: bronze.Log) -> queue.Snapshots:
         service = self._service
-        begins = snapshot_start.SnapshotStart(
+        start = snapshot_start.SnapshotStart(
             name=service.settings.name,
             session=service.session,
             deployment=self._deployment,
@@ -177,7 +177,7 @@ class Capture:
             counts=self._counts,
             metrics=service.metrics.snapshot,
         )
-        return queue.Snapshots(begins.ready, self._notifier, self._threads.halt, service.metrics.snapshot)
+        return queue.Snapshots(start.ready, self._notifier, self._threads.halt, service.metrics.snapshot)
 
     def _loop(self, log: bronze.Log, opened: OpenStream, control: ControlEvents, end: RunEnd) -> MainLoop:
         service, source = self._service, self._deployment.source
@@ -209,7 +209,7 @@ class Capture:
             tracker=tracker,
         )
 
-    def _finish(self, loop: MainLoop, read: ReadUpTo, snapshots: queue.Snapshots) -> None:
+    def _finish(self, loop: MainLoop, read: StreamPosition, snapshots: queue.Snapshots) -> None:
         """Commit what was read in order, end the threads, and raise what one of them met."""
         if self._threads.failure is None:
             loop.committer.finish(loop.encoder.rows)

@@ -21,7 +21,7 @@ from pipelines.mongodb import client as mongodb
 
 
 @dataclass(frozen=True)
-class ReadUpTo:
+class StreamPosition:
     """How far the stream was read: to `token`, and with it all events of its cluster time where it `is_drained`."""
 
     token: str
@@ -38,7 +38,7 @@ class RunEnd:
     threads: Threads
     shutdown: Shutdown
 
-    def is_reached(self, read: ReadUpTo) -> bool:
+    def is_reached(self, read: StreamPosition) -> bool:
         """Whether nothing more is to be read."""
         if self.shutdown.is_due() or self._has_read_to_failure():
             return True
@@ -50,7 +50,7 @@ class RunEnd:
         """Whether the reader has failed, and everything that it read before is in rows, or waits for a snapshot anyway."""
         return self.threads.stream_failure is not None and (self.threads.queue.is_empty() or self.control.is_blocking)
 
-    def _is_caught_up(self, read: ReadUpTo, until: Timestamp) -> bool:
+    def _is_caught_up(self, read: StreamPosition, until: Timestamp) -> bool:
         """Whether all events up to `until` were read. A high-water mark at a time does not hold that time's events yet."""
         if not self.control.is_idle or not self.threads.queue.is_empty():
             return False
@@ -72,14 +72,14 @@ class MainLoop:
     end: RunEnd
     commit_seconds: float
 
-    def run(self, token: str) -> ReadUpTo:
+    def run(self, token: str) -> StreamPosition:
         """Read on from the position `token` to the end of the run; rows that wait then are left in the encoder.
 
         `first_at` is since when rows wait for their commit, `idle_since` since when there was nothing to commit.
         """
         encoder = self.encoder
         first_at = idle_since = time.monotonic()
-        read = ReadUpTo(token, is_drained=False)
+        read = StreamPosition(token, is_drained=False)
         while True:
             if len(encoder.rows) and self.control.is_blocking:
                 self._hand_over()  # what came before a blocking snapshot does not wait for its end
@@ -92,7 +92,7 @@ class MainLoop:
                     break
                 if not batch.events:
                     encoder.end_transaction(batch.token)
-                read = ReadUpTo(max(read.token, batch.token), is_drained=not batch.events)
+                read = StreamPosition(max(read.token, batch.token), is_drained=not batch.events)
             first_at = time.monotonic() if len(encoder.rows) == 0 else first_at
             self.control.handle_received(encoder.rows, token=read.token)
             if len(encoder.rows) and self._is_due(first_at):

@@ -30,10 +30,10 @@ class Selection:
     def of(source: Source, chosen: filters.Filter) -> Selection:
         is_alone = PipelineOrder.USER_ONLY is source.cursor_pipeline_order
         has_more = is_alone or chosen.left_to_client() or chosen.signals
-        hears = SignalChannel.SOURCE in source.signal_enabled_channels and chosen.signals
+        reads_signals = SignalChannel.SOURCE in source.signal_enabled_channels and chosen.signals
         listed = field_filters.read(source.field_exclude_list, source.field_renames)
         return Selection(
             includes=chosen.includes if has_more else None,
-            is_signal_collection=chosen.is_signals if hears else None,
+            is_signal_collection=chosen.is_signals if reads_signals else None,
             fields=functools.lru_cache(maxsize=10_000)(listed.of) if listed.entries else None,
         )

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING
 
 from cdc_core import errors
 from pipelines.capture import metrics
-from pipelines.capture import progress as progresses
 from pipelines.capture.capture import Capture, Service
 from pipelines.capture.logger import log
+from pipelines.capture.progress import NOTHING, CaptureResult, Progress, joined
 from pipelines.capture.threads import IDLE_WAIT
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as connections
@@ -44,9 +44,9 @@ def run(
     once: bool = False,
     take_over: bool = False,
     stop: threading.Event | None = None,
-    progress: Callable[[progresses.Progress], None] | None = None,
+    progress: Callable[[Progress], None] | None = None,
     sessions: Callable[[], SparkSession] | None = None,
-) -> progresses.CaptureResult:
+) -> CaptureResult:
     """Capture until `stop` is set, or with `once` until everything up to the start of the run is in bronze.
 
     When the source is lost on the way, the capture starts over after `retriable.restart.connector.wait.ms`, so often in a
@@ -71,27 +71,23 @@ def run(
             capture = None
             try:
                 with _connected(service) as capture:
-                    return progresses.joined(done, capture.run(once=once, take_over=take_over))
+                    return joined(done, capture.run(once=once, take_over=take_over))
             except Stopped:
-                return done or progresses.NOTHING
+                return done or NOTHING
             except errors.SourceUnreachable as error:
                 has_begun = capture is not None and capture.has_begun
                 spent = (0 if capture is not None and capture.has_progressed else spent) + (
                     capture.attempts if capture else 1
                 )
                 if stop.is_set():
-                    return (
-                        progresses.joined(done, capture.result())
-                        if capture is not None and has_begun
-                        else done or progresses.NOTHING
-                    )
+                    return joined(done, capture.result()) if capture is not None and has_begun else done or NOTHING
                 is_last = 0 <= settings.source.errors_max_retries < spent
                 if is_last or not (has_begun or done):
                     raise
                 wait = settings.source.retriable_restart_connector_wait_ms / 1000
                 log.warning("%s; the capture starts over in %.1f s", error, wait)
             if capture is not None and has_begun:
-                done = progresses.joined(done, capture.result())
+                done = joined(done, capture.result())
             counted.restarts += 1
             if stop.wait(wait) and done is not None:
                 return done
@@ -110,27 +106,27 @@ def check_source(settings: Settings, stop: threading.Event | None = None) -> Non
         pass
 
 
-def _answered(asked: Callable[[], mongodb.ServerInfo], stop: threading.Event) -> mongodb.ServerInfo:
+def _answer(request: Callable[[], mongodb.ServerInfo], stop: threading.Event) -> mongodb.ServerInfo:
     """What a server answers; `Stopped` where the run is to end before: nobody waits for a server that may be gone."""
-    answer: queue.SimpleQueue[mongodb.ServerInfo | BaseException] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[mongodb.ServerInfo | BaseException] = queue.SimpleQueue()
 
-    def ask() -> None:
+    def send() -> None:
         try:
-            answer.put(asked())
+            answers.put(request())
         except BaseException as error:  # the thread that waits raises it
-            answer.put(error)
+            answers.put(error)
 
-    threading.Thread(target=ask, name="capture-connecting", daemon=True).start()
+    threading.Thread(target=send, name="capture-connecting", daemon=True).start()
     while True:
         try:
-            found = answer.get(timeout=IDLE_WAIT)
+            answer = answers.get(timeout=IDLE_WAIT)
         except queue.Empty:
             if stop.is_set():
                 raise Stopped from None
         else:
-            if isinstance(found, BaseException):
-                raise found
-            return found
+            if isinstance(answer, BaseException):
+                raise answer
+            return answer
 
 
 @contextlib.contextmanager
@@ -139,7 +135,7 @@ def _suitable(settings: Settings, stop: threading.Event) -> Iterator[tuple[conne
     connection = connections.connection(settings.source)
     client = connection.client()
     try:
-        info = _answered(functools.partial(mongodb.server_info, client), stop)
+        info = _answer(functools.partial(mongodb.server_info, client), stop)
         mongodb.check_suitable(info)
         connections.check_oversize(settings.source, info)
         yield connection, client

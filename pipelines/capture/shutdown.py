@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from cdc_core import errors
 from pipelines.bronze import log as bronze
-from pipelines.capture import threads
 from pipelines.capture.committer import Committer
+from pipelines.capture.threads import READER, SIGNALS, SNAPSHOT, Threads
 from pipelines.snapshot import queue as snapshots
 from pipelines.spark import session as sparks
 
@@ -24,7 +24,7 @@ class Shutdown:
     """A run ends when `stop` is set, when a thread fails, or when the spark-submit that holds its session is gone."""
 
     stop: threading.Event
-    threads: threads.Threads
+    threads: Threads
     _submitter: int | None = field(default_factory=sparks.submitter)
     _leave_at: float | None = None
 
@@ -34,16 +34,15 @@ class Shutdown:
             self.threads.halt.set()
         return self.stop.is_set() or self.threads.halt.is_set()
 
-    def end_threads(self, taking: snapshots.Snapshots) -> None:
+    def end_threads(self, queue: snapshots.Snapshots) -> None:
         """End the threads that no commit of the stream waits for; of a run that fails or is stopped none is waited for long."""
-        found = self.threads
-        found.failure = found.failure or found.stream_failure
-        found.end()
-        taking.wake()
+        self.threads.failure = self.threads.failure or self.threads.stream_failure
+        self.threads.end()
+        queue.wake()
         self._leave_at = time.monotonic() + STOP_SECONDS
-        is_hurried = self.stop.is_set() or found.failure is not None
-        for name in (threads.SNAPSHOT, threads.SIGNALS, threads.READER):
-            found.join(name, until=self._leave_at if is_hurried else None)
+        is_hurried = self.stop.is_set() or self.threads.failure is not None
+        for name in (SNAPSHOT, SIGNALS, READER):
+            self.threads.join(name, until=self._leave_at if is_hurried else None)
 
     def excuses(self, failure: BaseException) -> bool:
         """Whether the run ends without this error: where it is to stop, a source that is gone is none."""

@@ -16,7 +16,7 @@ from pipelines.capture import position as positions
 from pipelines.capture.deployment import Deployment
 from pipelines.capture.progress import RunCounts
 from pipelines.capture.start import Plan, new_id
-from pipelines.channels import notifier
+from pipelines.channels.notifier import Notifier
 from pipelines.mongodb import client as mongodb
 from pipelines.snapshot import queue as snapshots
 from pipelines.snapshot import snapshot
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def add_planned(queued: snapshots.Snapshots, plan: Plan, told: notifier.Notifier) -> None:
+def add_planned(queue: snapshots.Snapshots, plan: Plan, notifier: Notifier) -> None:
     """Queue what a start has planned, and what earlier runs have begun."""
     if plan.initial is not None:
-        queued.add(plan.initial)
+        queue.add(plan.initial)
     else:
-        queued.metrics.is_skipped = queued.metrics.taken is None
-        told.tell(notifications.INITIAL, notifications.Type.SKIPPED, id_=new_id())
+        queue.metrics.is_skipped = queue.metrics.taken is None
+        notifier.tell(notifications.INITIAL, notifications.Type.SKIPPED, id_=new_id())
     for state in plan.states:
         if state.kind is not snapshot_state.Kind.INITIAL and not state.is_done:
-            queued.add(state, is_new=False)
+            queue.add(state, is_new=False)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from pipelines.capture import byte_queue
 IDLE_WAIT = 0.2
 """Seconds between two looks whether the run is to end, while something else is waited for."""
 CLOSE_SECONDS = 30.0
-"""So long the end of a thread is waited for that is not to be left behind."""
+"""Seconds for which the end of a thread is waited for that is not to be left behind."""
 COMMITTER = "capture-committer"
 READER = "capture-reader"
 SIGNALS = "capture-signals"
