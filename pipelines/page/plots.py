@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pygal
 from pygal.style import Style
+
+# pygal leaves a finder for its plugins that has no find_spec: every import after it would warn.
+sys.meta_path[:] = [each for each in sys.meta_path if type(each).__name__ != "PluginImportFixer"]
 
 _STYLE = Style(
     background="transparent",

@@ -22,6 +22,7 @@ from cdc_core import errors
 from cdc_core.bronze import columns
 from cdc_core.settings import parse as settings
 from pipelines.bronze import log as bronze
+from pipelines.capture import heartbeats
 from pipelines.capture import service as capture
 from pipelines.capture.progress import CaptureResult, Progress
 from pipelines.delta import tables as delta
@@ -383,7 +384,7 @@ def test_without_heartbeats_only_the_lease_is_renewed(
     spark: Any, mongodb_uri: str, database: Any, mongo: Any, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`heartbeat.interval.ms: 0`: the position of a quiet stream stays where the last row is."""
-    monkeypatch.setattr(capture, "LEASE_EVERY_MS", 300)
+    monkeypatch.setattr(heartbeats, "LEASE_EVERY_MS", 300)
     found = pipeline(mongodb_uri, lakehouse, database.name, **{"heartbeat.interval.ms": 0, "snapshot.mode": "no_data"})
     with Running(spark, found):
         until(lambda: delta.exists(spark, table(found)) and bronze.last_batch(spark, table(found)) > 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -133,3 +134,8 @@ def test_the_dashboard_asks_for_metrics_that_exist() -> None:
     for name in named:
         base = re.sub(r"(P50|P95|P99)$", "", name.removeprefix("debezium_metrics_"))
         assert base in documents, name
+
+
+def test_drawing_plots_leaves_no_finder_behind() -> None:
+    """One without find_spec lets every later import warn, in whatever process drew a page."""
+    assert all(hasattr(each, "find_spec") for each in sys.meta_path)
