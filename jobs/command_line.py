@@ -937,10 +937,10 @@ def _opened(
 def _session(file: _File, settings: Settings, verb: str) -> SparkSession:
     from pipelines.spark import session as sparks
 
-    conf = {**(sparks.CAPTURE if verb == "capture" else {}), **file.conf}
+    conf, profile = dict(file.conf), sparks.CAPTURE if verb == "capture" else None
     if settings.lakehouse.single_driver:
         conf[sparks.SINGLE_DRIVER] = "true"
-    return sparks.session(f"medallion {verb} {settings.name}", conf=conf, root=settings.lakehouse.root)
+    return sparks.session(f"medallion {verb} {settings.name}", conf=conf, root=settings.lakehouse.root, profile=profile)
 
 
 def _quiet_log() -> None:

@@ -61,6 +61,7 @@ _COMPILER = (
 # A batch's rows live for seconds. With half of the memory for what is young they are gone before they count as old, of which a
 # collection takes a third of a second.
 _COLLECTOR = "-XX:+UseParallelGC -XX:NewRatio=1"
+_COLLECTORS = re.compile(r"-XX:\+Use\w+GC\b")
 NEEDED = {"spark.sql.session.timeZone"}
 """Without these of `MEANING` values would be wrong; the others have the same meaning on every platform that refuses them."""
 SINGLE_DRIVER = "spark.medallion.lakehouse.singleDriver"
@@ -103,13 +104,18 @@ CAPTURE: Mapping[str, str] = {
 
 
 def session(
-    name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None, root: str | None = None
+    name: str,
+    *,
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    root: str | None = None,
+    profile: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """A session with Delta for the application `name` and a lakehouse below `root`.
 
     A session that is there already, or that the platform gives, is taken; `master` and what of `conf` belongs
     to the start of an application then have no effect. Otherwise one is built for `master` (all cores of this
-    machine by default), with what the store of `root` needs, `SPARK_CONF_DIR/spark-defaults.conf` where that variable is set,
+    machine by default), with `profile`, such as `CAPTURE`, with what the store of `root` needs, `SPARK_CONF_DIR/spark-defaults.conf` where that variable is set,
     and `conf`, each over what comes before it. Times are UTC in either case.
 
     Raises SettingsError where Spark is not installed or a given one lacks Delta, DecisionNeeded where Java is
@@ -117,7 +123,9 @@ def session(
     """
     wanted = dict(conf or {})
     store = stores.of(root)
-    spark = _active() or (_given(name, store) if _is_given() else _local(name, master=master, conf=wanted, store=store))
+    spark = _active() or (
+        _given(name, store) if _is_given() else _local(name, master=master, conf=wanted, store=store, profile=profile or {})
+    )
     _apply(spark, {**MEANING, **wanted})
     return spark
 
@@ -396,7 +404,9 @@ def _check_delta(spark: SparkSession) -> None:
         )
 
 
-def _local(name: str, *, master: str | None, conf: Mapping[str, str], store: stores.Store) -> SparkSession:
+def _local(
+    name: str, *, master: str | None, conf: Mapping[str, str], store: stores.Store, profile: Mapping[str, str]
+) -> SparkSession:
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
@@ -412,6 +422,7 @@ def _local(name: str, *, master: str | None, conf: Mapping[str, str], store: sto
         settings = {
             **LOCAL,
             **MEANING,
+            **profile,
             "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir(), "medallion-no-warehouse")),
             **jars,
             "spark.jars": ",".join([str(log_store.JAR), *given, *filter(None, [jars.get("spark.jars")])]),
@@ -421,7 +432,7 @@ def _local(name: str, *, master: str | None, conf: Mapping[str, str], store: sto
         }
         _folder().mkdir(exist_ok=True)
         settings = {"spark.local.dir": str(_folder()), **settings}
-        java = f"-Djava.io.tmpdir={_folder()} {settings['spark.driver.extraJavaOptions']}"
+        java = f"-Djava.io.tmpdir={_folder()} {_startable(settings['spark.driver.extraJavaOptions'])}"
         settings["spark.driver.extraJavaOptions"] = java
         atexit.register(_end, os.getpid())
         spark_conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
@@ -448,6 +459,15 @@ def _defaults() -> dict[str, str]:
         re.split(r"[\s=]+", line.strip(), maxsplit=1) for line in lines if line.strip() and not line.strip().startswith("#")
     )
     return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
+
+
+def _startable(options: str) -> str:
+    """A JVM's options without a collector where the environment names one, as it does in many containers: a JVM that is given
+    two does not start."""
+    environment = " ".join(os.environ.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS"))
+    if not _COLLECTORS.search(environment):
+        return options
+    return _COLLECTORS.sub("", options)
 
 
 @contextlib.contextmanager

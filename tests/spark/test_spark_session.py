@@ -116,6 +116,19 @@ except Exception as error:
 print(spark_sessions.session("second", master="local[1]").range(3).count(), flush=True)
 """
 
+OWN = """
+from pipelines.spark import session as spark_sessions
+spark = spark_sessions.session("own", master="local[1]", profile=spark_sessions.CAPTURE)
+print(spark.sparkContext.getConf().get("spark.driver.memory"), flush=True)
+"""
+
+
+def test_what_a_user_chose_is_over_what_a_command_would_choose(tmp_path: Path) -> None:
+    """Memory of spark-defaults.conf, and a collector of the environment: a JVM that is given two does not start."""
+    (tmp_path / "spark-defaults.conf").write_text("spark.driver.memory 700m\n")
+    process = python(OWN, TMPDIR=str(tmp_path), SPARK_CONF_DIR=str(tmp_path), JAVA_TOOL_OPTIONS="-XX:+UseG1GC")
+    assert process.communicate() == ("700m\n", "")
+
 
 def test_a_jvm_that_is_killed_is_told_and_another_one_can_be_started(tmp_path: Path) -> None:
     """The kernel kills what takes the most memory: that is no bug, and the same process goes on with another session."""
