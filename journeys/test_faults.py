@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests import processes, torment
+from tests import processes, statements, torment
 
 
 @pytest.mark.timeout(7200)
@@ -16,3 +16,10 @@ def test_a_hundred_faults_of_every_kind_lose_nothing(tmp_path: Path, mongodb_uri
     outcome = torment.run(pipeline, count=100, before=300, rate=20, say=print)
     assert outcome.faults == {}
     assert sum(outcome.struck.values()) >= 100
+
+
+def test_a_fault_at_any_statement(tmp_path: Path, mongodb_uri: str, database: Any) -> None:
+    """Interrupts, errors and ends where no border of a commit is: the next run goes on, and nothing is lost or doubled."""
+    pipeline = processes.Pipeline(tmp_path, mongodb_uri, database.name)
+    outcome = statements.run(pipeline, count=24, a_process=12)
+    assert outcome.faults == {}
