@@ -18,6 +18,7 @@ def test_a_hundred_faults_of_every_kind_lose_nothing(tmp_path: Path, mongodb_uri
     assert sum(outcome.struck.values()) >= 100
 
 
+@pytest.mark.timeout(3600)
 def test_a_fault_at_any_statement(tmp_path: Path, mongodb_uri: str, database: Any) -> None:
     """Interrupts, errors and ends where no border of a commit is: the next run goes on, and nothing is lost or doubled."""
     pipeline = processes.Pipeline(tmp_path, mongodb_uri, database.name)
