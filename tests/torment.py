@@ -137,7 +137,7 @@ class _Tormentor:
         self.other = self._command("--continuous", "--take-over", log=f"{self.name}-other")
 
     def _command(self, *options: str, log: str) -> processes.Command:
-        arguments = ["-m", "tests.faults", self.name, "--config", str(self.pipeline.settings), *options]
+        arguments = ["-m", "tests.faults", self.name, "--config", str(self.pipeline.settings), "--debug", *options]
         return processes.Command(arguments, self.pipeline.folder / f"{log}.log")
 
     @contextlib.contextmanager

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from cdc_core import errors
 from pipelines.spark import failures
+from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,6 +56,10 @@ class Failures:
         known = failures.translated(error) or error
         if isinstance(known, errors.SparkLost):
             raise known from error
+        if sparks.is_cancelling():
+            log.info("%s: what was being done was left, and is done at the next start", name)
+            self.found[name] = known
+            return
         before = self.found.get(name)
         self.found[name] = known
         if before is None or errors.told(before) != errors.told(known):

@@ -254,13 +254,22 @@ def forget() -> None:
     SparkSession._instantiatedSession = None
 
 
+_CANCELLED = threading.Event()
+
+
+def is_cancelling() -> bool:
+    """Whether jobs of this process were cancelled because it is to end: what fails from then on is no fault of its table."""
+    return _CANCELLED.is_set()
+
+
 @contextlib.contextmanager
 def cancelling(spark: SparkSession, stop: threading.Event) -> Iterator[threading.Event]:
     """When `stop` is set and the block has not ended `GRACE_SECONDS` later, its Spark jobs are cancelled, so that it ends.
 
     What a cancelled statement leads to is then no error: a statement commits or it does not, and the next start does it again.
     """
-    ended, cancelled = threading.Event(), threading.Event()
+    ended, cancelled = threading.Event(), _CANCELLED
+    cancelled.clear()
 
     def cancel() -> None:
         while not (stop.wait(IDLE_SECONDS) or ended.is_set()):
@@ -321,7 +330,14 @@ def _active() -> SparkSession | None:
         raise errors.SettingsError(
             "Spark is not installed here: pip install 'mongo-medallion[spark]' (on Databricks it is there)"
         ) from None
-    return SparkSession.getActiveSession()
+    # A thread that Spark's did not start has no active session, though the process has one.
+    return SparkSession.getActiveSession() or (SparkSession._instantiatedSession if _has_context() else None)
+
+
+def _has_context() -> bool:
+    from pyspark import SparkContext
+
+    return SparkContext._active_spark_context is not None
 
 
 def _is_given() -> bool:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -61,6 +62,12 @@ def is_running(pid: int) -> bool:
 def test_a_second_call_gives_the_same_session(spark: SparkSession) -> None:
     """An application has one session, however often it asks."""
     assert spark_sessions.session("another name") is spark
+
+
+def test_a_thread_that_asks_first_gets_the_same_session(spark: SparkSession) -> None:
+    """A lazy session is asked for by whichever thread needs it, and Spark calls none of these active."""
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(spark_sessions.session, "another name").result().sparkContext is spark.sparkContext
 
 
 def test_times_are_utc(spark: SparkSession) -> None:

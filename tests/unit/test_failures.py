@@ -84,3 +84,15 @@ def test_a_table_that_is_held_for_now_is_tried_again() -> None:
     noted.note("shop.a", errors.TableOwned("silver/shop/a: process 7 on this host writes it"))
     noted.note("shop.b", errors.DecisionNeeded("silver/shop/b: columns cannot change in place"))
     assert not noted.waits("shop.a") and noted.waits("shop.b")
+
+
+def test_what_fails_when_jobs_were_cancelled_is_told_as_no_fault(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stop that takes long cancels Spark's jobs: each table's statement then fails, and none of them is a bug."""
+    monkeypatch.setattr(sparks, "is_cancelling", lambda: True)
+    found = parallel.Failures()
+    found.note("shop.orders", ValueError())
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    with pytest.raises(ValueError):
+        found.raised()
