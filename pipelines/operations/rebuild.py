@@ -45,6 +45,8 @@ from pipelines.bronze import log as bronze
 from pipelines.delta import tables as delta
 from pipelines.schema import log as schemas
 from pipelines.silver import collection as silver_collection
+from pipelines.silver import survey
+from pipelines.silver import tables as silver_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -232,7 +234,7 @@ class _Rebuild:
                     rebuilt,
                     to=position.to,
                     extra=replace(reached, generation=generation, log=newest.log or position.log).extra,
-                    properties=silver_collection.PROPERTIES,
+                    properties=silver_tables.PROPERTIES,
                     cluster_by=("__key",),
                 )
                 version = self.writer.version
@@ -303,12 +305,12 @@ class _Rebuild:
     ) -> tuple[silver_collection.Collection, registry.SilverPosition]:
         """Bronze up to the batch `to`, applied to an empty table in `layout`, range by range."""
         table = layout.silver(self.namespace.db, self.namespace.collection)
-        silver_collection.create(self.spark, table)
+        silver_tables.create(self.spark, table)
         shadow = silver_collection.Collection(
             spark=self.spark,
             namespace=self.namespace,
             options=self._options(),
-            keeps_document=silver_collection.keeps_document(self.settings, self.namespace),
+            keeps_document=silver_tables.keeps_document(self.settings, self.namespace),
             layout=layout,
             bronze=self._bronze,
             writer=delta.Writer.claim(self.spark, table),
@@ -322,9 +324,9 @@ class _Rebuild:
         for range_ in self._ranges(whole):
             if self.stop.is_set():
                 raise errors.Temporary(f"{self.writer.table.label}: stopped before the swap; the table is as it was")
-            counts = silver_collection.counted(self._events(range_)).get(self.namespace, silver_collection.Counts())
+            counts = survey.counted(self._events(range_)).get(self.namespace, survey.EventCounts())
             due = tuple(s for s in sweeps if range_.after < s.batch <= range_.to and s.first > reached.swept)
-            work = silver_collection.Work(self.namespace, reached, range_.to, counts, due)
+            work = survey.CollectionWork(self.namespace, reached, range_.to, counts, due)
             reached = shadow.applied(work, stop=threading.Event())
             renew()
         return shadow, reached
@@ -333,13 +335,13 @@ class _Rebuild:
         return self.settings.silver.for_collection(str(self.namespace))
 
     def _events(self, span: reduce.Range) -> DataFrame:
-        return silver_collection.events(self.spark, self._bronze, self.namespace, span)
+        return survey.events(self.spark, self._bronze, self.namespace, span)
 
     def _ranges(self, whole: reduce.Range) -> tuple[reduce.Range, ...]:
-        return silver_collection.bounded(self._events(whole), span=whole, limit=self._options().max_batch_events)
+        return survey.bounded(self._events(whole), span=whole, limit=self._options().max_batch_events)
 
     def _sweeps(self, whole: reduce.Range) -> tuple[reduce.Sweep, ...]:
-        _, found = silver_collection.surveyed(self.spark, self._bronze, whole, only=self.namespace)
+        _, found = survey.surveyed(self.spark, self._bronze, whole, only=self.namespace)
         return tuple(sweep for sweep in found if sweep.db_collection == str(self.namespace))
 
     # --- what is noted before the swap
@@ -384,7 +386,7 @@ class _Rebuild:
         table = self.layout.deletes(self.namespace.db, self.namespace.collection)
         rows = fresh.select("__key", "__sequence", "__batch")
         if not rows.isEmpty():
-            silver_collection.create_deletes(self.spark, table)
+            silver_tables.create_deletes(self.spark, table)
             rows.writeTo(str(table)).append()
 
 
@@ -406,7 +408,7 @@ def _wider(collection: silver_collection.Collection, rows: DataFrame) -> Documen
     """The collection's schema with columns for what these rows of its table rescued; None where it is as wide already."""
     schema = collection.schema.schema
     found = conflicts(rows, schema)
-    wider, changes = document_schema.retyped(schema, found, pins=silver_collection.pins(collection.options))
+    wider, changes = document_schema.retyped(schema, found, pins=silver_tables.pins(collection.options))
     return wider if changes else None
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql import Observation
 from pyspark.sql import functions as F
@@ -16,48 +16,28 @@ from cdc_core import errors
 from cdc_core.bronze import columns as bronze
 from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.schema import document_schema
-from cdc_core.settings.parse import OnGone
 from cdc_core.silver import merge, reduce
 from cdc_core.silver import quarantine as unreadable
 from cdc_core.sql.names import identifier, literal
 from cdc_core.tables import layout as tables
 from cdc_core.typed import plan as typed
 from pipelines.bronze import collections as registry
-from pipelines.bronze import log as bronze_log
 from pipelines.delta import tables as delta
 from pipelines.operations import quarantine
 from pipelines.schema import log as schemas
+from pipelines.silver import survey
+from pipelines.silver import tables as silver_tables
 from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Row, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructField, StructType
 
-    from cdc_core.settings.parse import CollectionSettings, Settings
+    from cdc_core.settings.parse import CollectionSettings
 
 log = logging.getLogger(__name__)
 
-PROPERTIES = {
-    "delta.enableDeletionVectors": "true",
-    "delta.enableTypeWidening": "true",
-    "delta.dataSkippingStatsColumns": "`__key`,`__sequence`,`__batch`",
-    "delta.checkpointInterval": "50",
-    "delta.logRetentionDuration": "interval 30 days",
-    "delta.deletedFileRetentionDuration": "interval 7 days",
-}
-ENGINE_DDL = (
-    "`__incomplete` BOOLEAN, `__known` STRING, `__rescued` MAP<STRING, STRING>, "
-    "`__key` STRING, `__sequence` STRING, `__batch` BIGINT"
-)
-"""The columns that a new table has; the documents' come with the documents."""
-
-ALWAYS = ("__incomplete", "__known", "__rescued", "__key", "__sequence", "__batch")
-"""The columns of `ENGINE_DDL`."""
-
 _HAS_NO_TEXT = "`__document` IS NULL AND NOT coalesce(`__incomplete`, false)"
-
-DELETES_DDL = "`__key` STRING, `__sequence` STRING, `__batch` BIGINT"
-DELETES_PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "50"}
 
 MERGE_CONFS = {
     "spark.databricks.delta.merge.materializeSource": "none",
@@ -68,19 +48,6 @@ MERGE_CONFS = {
 ADAPTIVE = "spark.sql.adaptive.enabled"
 STATIC = {ADAPTIVE: "false"}
 """Planned once. On one machine there is little to adapt, and each look at the plan asks Delta for the table's files again."""
-
-SMALL = 20_000
-"""So many rows are written without a Spark job."""
-
-MANY = 2_000_000
-"""So many events' offsets are sent to every executor; of more events the documents are shuffled."""
-
-ABOUT = f"kind IN ({', '.join(literal(kind) for kind in reduce.KINDS)})"
-"""The rows of bronze that are about one document, as SQL."""
-
-_CALLS_FOR_SWEEP = (
-    """(kind = 'heartbeat' AND payload LIKE '%"completed"%') OR (kind = 'schema_change' AND sequence IS NOT NULL)"""
-)
 
 
 def _braced(text: str) -> str:
@@ -101,180 +68,6 @@ _LOOKED_FOR_IN_UPDATES = (
     f"({_PARTIAL} AND (NOT {_braced('updateDescription.updatedFields')} OR NOT {_braced('updateDescription.disambiguatedPaths')} "
     "OR (updateDescription.updatedFields IS NOT NULL AND json_object_keys(updateDescription.updatedFields) IS NULL)))"
 )
-
-
-def create(spark: SparkSession, table: tables.TableRef) -> None:
-    """Make a collection's table where there is none, without any column of documents."""
-    delta.create(spark, table, columns=ENGINE_DDL, properties=PROPERTIES, cluster_by=("__key",))
-
-
-def create_deletes(spark: SparkSession, table: tables.TableRef) -> None:
-    """Make the table of a collection's remembered deletes where there is none."""
-    delta.create(spark, table, columns=DELETES_DDL, properties=DELETES_PROPERTIES)
-
-
-def keeps_document(settings: Settings, namespace: registry.Namespace) -> bool:
-    """Whether a collection's table holds whole documents: where the settings ask for it, or the capture mode needs it."""
-    kept = settings.silver.for_collection(str(namespace)).keep_document
-    return not settings.source.capture_mode.has_full_updates if kept is None else kept
-
-
-@dataclass(frozen=True)
-class Counts:
-    """What bronze holds of one collection in a range, from its narrow columns."""
-
-    events: int = 0
-    deletes: int = 0
-    low: str = ""
-    high: str = ""
-    first_key: str = ""
-    last_key: str = ""
-
-
-def counted(events: DataFrame) -> dict[registry.Namespace, Counts]:
-    """The counts of each collection among bronze's rows."""
-    rows = events.groupBy("db", "collection").agg(*_counting()).collect()
-    return {registry.Namespace(row.db, row.collection): _counts(row.asDict()) for row in rows}
-
-
-def surveyed(
-    spark: SparkSession,
-    bronze_table: tables.TableRef,
-    span: reduce.Range,
-    *,
-    only: registry.Namespace | None = None,
-    behind: Mapping[registry.Namespace, int] = {},
-) -> tuple[dict[registry.Namespace, Counts], tuple[reduce.Sweep, ...]]:
-    """What a span of batches holds of each collection, or of one, and the sweeps that it calls for, in its order.
-
-    Of the collections of `behind` the events after a batch are counted. One query, however many collections there are, and none
-    for a few rows in files that this process sees.
-    """
-    few = bronze_log.few_rows(bronze_table, span, SURVEYED, limit=SMALL)
-    if few is not None:
-        return _surveyed_here(few.to_pylist(), only, behind)
-    own = "true" if only is None else only.predicate
-    if behind:
-        start = " ".join(f"WHEN {namespace.predicate} THEN {to}" for namespace, to in behind.items())
-        own = f"({own}) AND batch > CASE {start} ELSE {span.after} END"
-    rows = bronze_log.rows(spark, bronze_table, span).where(f"({ABOUT} AND {own}) OR {_CALLS_FOR_SWEEP}")
-    is_event = F.expr(ABOUT)
-    told = F.struct("offset", "kind", "batch", "db", "collection", "sequence", "payload")
-    found = (
-        rows.groupBy(is_event.alias("is_event"), "db", "collection")
-        .agg(*_counting(), F.collect_list(F.when(~is_event, told)).alias("told"))
-        .collect()
-    )
-    counts = {registry.Namespace(row.db, row.collection): _counts(row.asDict()) for row in found if row.is_event}
-    return counts, _sweeps(sorted((each for row in found for each in row.told), key=lambda each: each.offset))
-
-
-SURVEYED = ("offset", "kind", "batch", "db", "collection", "sequence", "key", "op", "payload")
-"""The columns of bronze that a survey looks at."""
-
-
-def _surveyed_here(
-    rows: Sequence[Mapping[str, Any]], only: registry.Namespace | None, behind: Mapping[registry.Namespace, int]
-) -> tuple[dict[registry.Namespace, Counts], tuple[reduce.Sweep, ...]]:
-    """The same of rows that this process holds."""
-    by_namespace: dict[registry.Namespace, list[Mapping[str, Any]]] = {}
-    told: list[bronze_log.SweepRow] = []
-    for row in rows:
-        if row["kind"] in reduce.KINDS:
-            namespace = registry.Namespace(row["db"], row["collection"])
-            if only in (None, namespace) and row["batch"] > behind.get(namespace, 0):
-                by_namespace.setdefault(namespace, []).append(row)
-        elif _calls_for_sweep(row):
-            told.append(bronze_log.SweepRow(*(row[name] for name in bronze_log.SweepRow._fields)))
-    counts = {namespace: _counted_here(events) for namespace, events in by_namespace.items()}
-    return counts, _sweeps(sorted(told, key=lambda each: each.offset))
-
-
-def _calls_for_sweep(row: Mapping[str, Any]) -> bool:
-    """`_CALLS_FOR_SWEEP` of one row."""
-    if row["kind"] == bronze.Kind.HEARTBEAT.value:
-        return '"completed"' in (row["payload"] or "")
-    return row["kind"] == bronze.Kind.SCHEMA_CHANGE.value and row["sequence"] is not None
-
-
-def _counted_here(events: Sequence[Mapping[str, Any]]) -> Counts:
-    """The counts of one collection's rows. Spark compares the bytes of UTF-8, which have the order of the code points."""
-    sequences = [row["sequence"] for row in events if row["sequence"] is not None] or [""]
-    keys = [row["key"] for row in events if row["key"] is not None] or [""]
-    deletes = sum(row["op"] == bronze.Op.DELETE.value for row in events)
-    return Counts(len(events), deletes, min(sequences), max(sequences), min(keys), max(keys))
-
-
-def sweeps(
-    spark: SparkSession, bronze_table: tables.TableRef, span: reduce.Range, *, among: Sequence[registry.Namespace]
-) -> tuple[reduce.Sweep, ...]:
-    """The sweeps that drops and renames of these collections call for in a span of batches."""
-    own = " OR ".join(f"({namespace.predicate})" for namespace in among)
-    is_gone = f"kind = {literal(bronze.Kind.SCHEMA_CHANGE.value)} AND sequence IS NOT NULL AND ({own})"
-    told = bronze_log.rows(spark, bronze_table, span).where(is_gone).orderBy("offset")
-    return _sweeps(told.select("kind", "batch", "db", "collection", "sequence", "payload").collect())
-
-
-def _counting() -> list[Column]:
-    return [
-        F.count("*").alias("events"),
-        F.count_if(F.col("op") == bronze.Op.DELETE.value).alias("deletes"),
-        F.min("sequence").alias("low"),
-        F.max("sequence").alias("high"),
-        F.min("key").alias("first_key"),
-        F.max("key").alias("last_key"),
-    ]
-
-
-def _counts(row: dict[str, Any]) -> Counts:
-    return Counts(row["events"], row["deletes"], *(row[name] or "" for name in ("low", "high", "first_key", "last_key")))
-
-
-def events(
-    spark: SparkSession, bronze_table: tables.TableRef, namespace: registry.Namespace, span: reduce.Range
-) -> DataFrame:
-    """One collection's events in a span of batches, in no order."""
-    among = {"db": namespace.db, "collection": namespace.collection}
-    return bronze_log.rows(spark, bronze_table, span, among=among).where(f"{ABOUT} AND {namespace.predicate}")
-
-
-def bounded(found: DataFrame, *, span: reduce.Range, limit: int) -> tuple[reduce.Range, ...]:
-    """The span cut into ranges of at most `limit` of these events, or of one batch."""
-    batches = found.groupBy("batch").count().orderBy("batch").collect()
-    return reduce.ranges(((row.batch, row["count"]) for row in batches), span=span, limit=limit)
-
-
-def _sweeps(rows: Sequence[Row | bronze_log.SweepRow]) -> tuple[reduce.Sweep, ...]:
-    """The sweeps that rows call for: snapshots' ends, drops and renames."""
-    ends = reduce.sweeps((row.batch, row.payload) for row in rows if row.kind == bronze.Kind.HEARTBEAT.value)
-    changes = reduce.schema_sweeps(
-        (row.batch, row.db, row.collection, row.sequence, row.payload)
-        for row in rows
-        if row.kind == bronze.Kind.SCHEMA_CHANGE.value and row.collection is not None
-    )
-    return tuple(sorted((*ends, *changes), key=lambda sweep: sweep.batch))
-
-
-def obeyed(found: Iterable[reduce.Sweep], options: CollectionSettings) -> list[reduce.Sweep]:
-    """The sweeps without those after which the settings keep the rows."""
-    handling = {reduce.Cause.DROP: options.on_drop, reduce.Cause.RENAME: options.on_rename}
-    return [sweep for sweep in found if handling.get(sweep.cause) is not OnGone.KEEP]
-
-
-@dataclass(frozen=True)
-class Work:
-    """What is to be done for one collection, up to the batch `to`."""
-
-    namespace: registry.Namespace
-    position: registry.SilverPosition
-    to: int
-    counts: Counts
-    sweeps: tuple[reduce.Sweep, ...] = ()
-
-    @property
-    def span(self) -> reduce.Range:
-        """The batches to apply."""
-        return reduce.Range(self.position.to, self.to)
 
 
 @dataclass(frozen=True)
@@ -332,7 +125,7 @@ class Collection:
         """What a delete does."""
         return self.options.unwrap.delete_tombstone_handling_mode
 
-    def applied(self, work: Work, *, stop: threading.Event) -> registry.SilverPosition:
+    def applied(self, work: survey.CollectionWork, *, stop: threading.Event) -> registry.SilverPosition:
         """Apply the work range by range, then its sweeps; the position reached. Between ranges `stop` is obeyed."""
         reached = self._under_these_settings(work.position)
         ranges = self._ranges(work)
@@ -347,7 +140,11 @@ class Collection:
         return reached
 
     def _with_sweeps(
-        self, range_: reduce.Range, counts: Counts, reached: registry.SilverPosition, sweeps: Sequence[reduce.Sweep]
+        self,
+        range_: reduce.Range,
+        counts: survey.EventCounts,
+        reached: registry.SilverPosition,
+        sweeps: Sequence[reduce.Sweep],
     ) -> registry.SilverPosition:
         """One range and the sweeps that it calls for. While any is to come, the position stays: a crash in between repeats the range."""
         reached = self._range(range_, counts, reached, to=reached.to if sweeps else range_.to)
@@ -382,20 +179,20 @@ class Collection:
 
     # --- ranges
 
-    def _ranges(self, work: Work) -> tuple[reduce.Range, ...]:
+    def _ranges(self, work: survey.CollectionWork) -> tuple[reduce.Range, ...]:
         limit = self.options.max_batch_events
         if work.counts.events <= limit:
             return (work.span,)
-        return bounded(self._events(work.span), span=work.span, limit=limit)
+        return survey.bounded(self._events(work.span), span=work.span, limit=limit)
 
-    def _counted(self, range_: reduce.Range) -> Counts:
-        return counted(self._events(range_)).get(self.namespace, Counts())
+    def _counted(self, range_: reduce.Range) -> survey.EventCounts:
+        return survey.counted(self._events(range_)).get(self.namespace, survey.EventCounts())
 
     def _events(self, range_: reduce.Range) -> DataFrame:
-        return events(self.spark, self.bronze, self.namespace, range_)
+        return survey.events(self.spark, self.bronze, self.namespace, range_)
 
     def _range(
-        self, range_: reduce.Range, counts: Counts, reached: registry.SilverPosition, *, to: int
+        self, range_: reduce.Range, counts: survey.EventCounts, reached: registry.SilverPosition, *, to: int
     ) -> registry.SilverPosition:
         after = replace(reached, to=to, high=max(reached.high or "", counts.high))
         if not counts.events:
@@ -418,9 +215,9 @@ class Collection:
             yield
 
     @contextmanager
-    def _sought(self, found: DataFrame, counts: Counts, *, is_late: bool) -> Iterator[delta.Sought | None]:
+    def _sought(self, found: DataFrame, counts: survey.EventCounts, *, is_late: bool) -> Iterator[delta.Sought | None]:
         """Where the table holds the events' keys, looked for while their documents are: the driver waits much in both."""
-        is_large = SMALL < counts.events <= MANY and not self._is_empty()
+        is_large = survey.MAX_DRIVER_ROWS < counts.events <= survey.MAX_BROADCAST_EVENTS and not self._is_empty()
         if is_large and self.keeps_document:
             with self.writer.listing():  # the places come with the stored documents
                 yield None
@@ -444,7 +241,7 @@ class Collection:
         self,
         found: DataFrame,
         range_: reduce.Range,
-        counts: Counts,
+        counts: survey.EventCounts,
         after: registry.SilverPosition,
         *,
         is_late: bool,
@@ -481,7 +278,9 @@ class Collection:
                 changes = {"plan": evolution.plan, "has_incomplete": has_incomplete, "touched": touched, "sought": sought}
                 self._apply(replace(batch, rows=rows, **changes), after)
         else:
-            if SMALL < counts.events <= MANY and not (has_partial or self._keeps_last(batch)):
+            if survey.MAX_DRIVER_ROWS < counts.events <= survey.MAX_BROADCAST_EVENTS and not (
+                has_partial or self._keeps_last(batch)
+            ):
                 latest = reduce.latest_of_many(events, columns=self.columns)
             else:
                 latest = reduce.latest(
@@ -493,7 +292,7 @@ class Collection:
         self,
         found: DataFrame,
         range_: reduce.Range,
-        counts: Counts,
+        counts: survey.EventCounts,
         after: registry.SilverPosition,
         sought: delta.Sought | None,
     ) -> bool:
@@ -502,7 +301,7 @@ class Collection:
         False where one of them would change the schema, cannot be read or is no whole document; then nothing was committed.
         """
         if (
-            not SMALL < counts.events <= MANY
+            not survey.MAX_DRIVER_ROWS < counts.events <= survey.MAX_BROADCAST_EVENTS
             or self.keeps_document
             or self._shows_deleted(counts)
             or not self.writer.is_direct
@@ -512,7 +311,7 @@ class Collection:
         held = self.layout.quarantine(self.namespace.db, self.namespace.collection)
         if quarantine.parted(self.spark, held, events=found, span=range_, has_suspects=False) is not None:
             return False
-        plan, doubts = typed.Plan(self.schema.schema, pins(self.options)), Observation()
+        plan, doubts = typed.Plan(self.schema.schema, silver_tables.pins(self.options)), Observation()
         is_doubtful = " OR ".join(["is_doubtful", *(f"({condition})" for condition in _LOOKED_FOR.values())])
         documents = typed.documents(found, plan=plan).observe(doubts, F.count_if(F.expr(is_doubtful)).alias("events"))
         columns = (*self.columns, "document", "rescued")
@@ -538,7 +337,11 @@ class Collection:
         """Whether there is a schema; where there is none, the first documents give it where they can."""
         if not self.schema.schema.fields:
             begun = schemas.begun(
-                found, options=self.options.unwrap, pins=pins(self.options), mark="sequence", reserved=self.reserved
+                found,
+                options=self.options.unwrap,
+                pins=silver_tables.pins(self.options),
+                mark="sequence",
+                reserved=self.reserved,
             )
             if begun is not None:
                 self._keep(begun, range_.to)
@@ -548,13 +351,15 @@ class Collection:
         """Whether a delete may have to show the document that it deleted."""
         return batch.deletes is not None and self.mode.marks_deleted
 
-    def _wanted(self, events: DataFrame, counts: Counts) -> DataFrame:
+    def _wanted(self, events: DataFrame, counts: survey.EventCounts) -> DataFrame:
         """The events without deletes, where they do nothing."""
         if self.mode.keeps_row and counts.deletes:
             return events.where(f"NOT (op <=> '{bronze.Op.DELETE.value}')")  # one without any op goes to quarantine
         return events
 
-    def _readable(self, events: DataFrame, range_: reduce.Range, counts: Counts) -> tuple[schemas.Evolution, DataFrame]:
+    def _readable(
+        self, events: DataFrame, range_: reduce.Range, counts: survey.EventCounts
+    ) -> tuple[schemas.Evolution, DataFrame]:
         """The schema after the events' documents, and the events that can be read; the others are in quarantine."""
         looked_for = _LOOKED_FOR | ({"updates": _LOOKED_FOR_IN_UPDATES} if self.keeps_document else {})
         evolution = self._evolved(self._looked_at(events, counts), range_.to, also=looked_for, keep=False)
@@ -571,11 +376,11 @@ class Collection:
             return evolution, events
         return self._evolved(self._looked_at(parted, counts), range_.to, also=looked_for), parted
 
-    def _looked_at(self, events: DataFrame, counts: Counts) -> DataFrame:
+    def _looked_at(self, events: DataFrame, counts: survey.EventCounts) -> DataFrame:
         """The events with, in `after`, every document that the schema must hold: of those that lost, too."""
         return _with_deleted(events) if self._shows_deleted(counts) else events
 
-    def _shows_deleted(self, counts: Counts) -> bool:
+    def _shows_deleted(self, counts: survey.EventCounts) -> bool:
         """Whether deleted documents stay in the table, and some are deleted."""
         return counts.deletes > 0 and self.mode.marks_deleted
 
@@ -588,7 +393,7 @@ class Collection:
             texts,
             current=self.schema.schema,
             options=self.options.unwrap,
-            pins=pins(self.options),
+            pins=silver_tables.pins(self.options),
             mark="sequence",
             also=also,
             reserved=self.reserved,
@@ -609,9 +414,9 @@ class Collection:
 
     def _remember(self, deletes: _Deletes, number: int) -> None:
         """Append the deletes, before the MERGE, so that a crash in between forgets none."""
-        create_deletes(self.spark, self._deletes())
+        silver_tables.create_deletes(self.spark, self._deletes())
         facts = deletes.rows.select("__key", "__sequence", F.lit(number).cast("bigint").alias("__batch"))
-        if deletes.events > SMALL:
+        if deletes.events > survey.MAX_DRIVER_ROWS:
             facts.writeTo(str(self._deletes())).append()
         else:
             delta.append_rows(self.spark, self._deletes(), facts.toArrow())
@@ -647,7 +452,7 @@ class Collection:
         table = self.spark.table(str(self.writer.table)).select("*", *self.writer.places())
         if batch.keys is not None:
             table = table.where(F.col("__key").between(*batch.keys))
-        if batch.events <= MANY:
+        if batch.events <= survey.MAX_BROADCAST_EVENTS:
             keys = events.select(F.col("key").alias("__key"))
             table = table.join(F.broadcast(keys), "__key", "left_semi")  # only these documents are shuffled
         if "__document" not in table.columns:
@@ -686,9 +491,9 @@ class Collection:
 
     # --- sweeps
 
-    def _sweeps(self, work: Work) -> tuple[list[reduce.Sweep], list[reduce.Sweep]]:
+    def _sweeps(self, work: survey.CollectionWork) -> tuple[list[reduce.Sweep], list[reduce.Sweep]]:
         """The sweeps that can find nothing, because no row is or becomes as old, and the others."""
-        due = obeyed(work.sweeps, self.options)
+        due = survey.sweeps_to_apply(work.sweeps, self.options)
         oldest = work.counts.low if self._is_empty() else ""
         needless = [sweep for sweep in due if oldest >= sweep.first]
         return needless, [sweep for sweep in due if oldest < sweep.first]
@@ -784,7 +589,7 @@ class Collection:
             extra=after.extra,
             confs=MERGE_CONFS,
             unless=batch.unless,
-            few=batch.events <= SMALL,
+            few=batch.events <= survey.MAX_DRIVER_ROWS,
         )
         return done is not None
 
@@ -801,7 +606,7 @@ class Collection:
         if "document" not in documents.columns:
             documents = typed.documents(documents, plan=batch.plan)
         added = self._added(batch.plan.schema)
-        given = {*(name for name, _ in batch.plan.schema.table()), *(each.name for each in added), *ALWAYS}
+        given = {*(name for name, _ in batch.plan.schema.table()), *(each.name for each in added), *silver_tables.ALWAYS}
         given |= {"__deleted"} if self.mode.adds_deleted else set()
         given |= {"__document"} if self.keeps_document else set()
         return documents.select(
@@ -863,16 +668,16 @@ def _uncompiled(number: int) -> Column:
     return F.get(F.array(F.lit(number).cast("bigint")), is_never.cast("int"))
 
 
-def _deleted(events: DataFrame, counts: Counts) -> _Deletes:
+def _deleted(events: DataFrame, counts: survey.EventCounts) -> _Deletes:
     """The last delete of each key, from bronze's narrow columns. That something came after it does not matter."""
     deletes = events.where(f"op = '{bronze.Op.DELETE.value}'").groupBy(F.col("key").alias("__key"))
     return _Deletes(deletes.agg(F.max("sequence").alias("__sequence")), counts.deletes)
 
 
-def _keys(events: DataFrame, counts: Counts) -> DataFrame:
+def _keys(events: DataFrame, counts: survey.EventCounts) -> DataFrame:
     """The keys of the events; sent to every executor where they are not too many."""
     keys = events.select(F.col("key").alias("__key"))
-    return F.broadcast(keys) if counts.events <= MANY // 2 else keys
+    return F.broadcast(keys) if counts.events <= survey.MAX_BROADCAST_EVENTS // 2 else keys
 
 
 def _with_deleted(events: DataFrame) -> DataFrame:
@@ -944,8 +749,3 @@ def _folded(placed: DataFrame, *, mode: unwrap_options.DeleteMode, columns: Sequ
     was_folded = F.col("incomplete").isNotNull()
     chosen = {name: F.when(was_folded, value).otherwise(F.col(name)) for name, value in values.items()}
     return folded.withColumns(chosen).drop(*beside, "document", "incomplete")
-
-
-def pins(options: CollectionSettings) -> document_schema.Pins:
-    """The columns that the settings pin."""
-    return document_schema.parse_pins({**options.schema, **dict.fromkeys(options.map_fields, "map")})

@@ -38,6 +38,8 @@ from pipelines.news import News
 from pipelines.operations import rebuild
 from pipelines.schema import log as schemas
 from pipelines.silver import collection as silver_collection
+from pipelines.silver import survey
+from pipelines.silver import tables as silver_tables
 from pipelines.spark import parallel
 
 if TYPE_CHECKING:
@@ -210,13 +212,13 @@ class _Silver:
 
     # --- what there is to do
 
-    def _is_due(self, work: silver_collection.Work) -> bool:
+    def _is_due(self, work: survey.CollectionWork) -> bool:
         if self.failures.waits(str(work.namespace)):
             return False
         is_far = work.to - self.known[work.namespace].to >= IDLE_BATCHES
         return bool(work.counts.events or work.sweeps or is_far)
 
-    def _works(self, to: int) -> list[silver_collection.Work]:
+    def _works(self, to: int) -> list[survey.CollectionWork]:
         """One `Work` a collection; one query over bronze, however many collections there are."""
         discovered = self.discovered or 0
         going = (namespace for namespace in self.known if not self.failures.waits(str(namespace)))
@@ -228,14 +230,14 @@ class _Silver:
         new = [namespace for namespace in counts if namespace not in self.known and not self._is_left_out(namespace)]
         if new and start > 0:
             # A drop may have come before the rows of the snapshot that it overtook.
-            sweeps = (*silver_collection.sweeps(self.spark, self.bronze, reduce.Range(0, start), among=new), *sweeps)
+            sweeps = (*survey.sweeps(self.spark, self.bronze, reduce.Range(0, start), among=new), *sweeps)
         self._note(new, to)
         works = [
-            silver_collection.Work(
+            survey.CollectionWork(
                 namespace,
                 replace(position, to=self._start(namespace), log=self.log),
                 to,
-                counts.get(namespace, silver_collection.Counts()),
+                counts.get(namespace, survey.EventCounts()),
                 _due_sweeps(sweeps, namespace, position),
             )
             for namespace, position in self.known.items()
@@ -296,22 +298,20 @@ class _Silver:
             self.failures.note(str(namespace), error)
             return None
 
-    def _surveyed(
-        self, span: reduce.Range
-    ) -> tuple[dict[registry.Namespace, silver_collection.Counts], tuple[reduce.Sweep, ...]]:
+    def _surveyed(self, span: reduce.Range) -> tuple[dict[registry.Namespace, survey.EventCounts], tuple[reduce.Sweep, ...]]:
         """What each collection has in the span, each from its own position on, and the sweeps of all."""
         starts = {namespace: self._start(namespace) for namespace in self.known}
         ahead = {namespace: start for namespace, start in starts.items() if start > span.after}
-        return silver_collection.surveyed(self.spark, self.bronze, span, behind=ahead)
+        return survey.surveyed(self.spark, self.bronze, span, behind=ahead)
 
     def _table(self, namespace: registry.Namespace) -> tables.TableRef:
         return self.layout.silver(namespace.db, namespace.collection)
 
     # --- doing it
 
-    def _applied(self, spark: SparkSession, work: silver_collection.Work) -> CollectionResult:
+    def _applied(self, spark: SparkSession, work: survey.CollectionWork) -> CollectionResult:
         started = time.monotonic()
-        few = work.counts.events <= silver_collection.SMALL and delta.are_small(self._table(work.namespace))
+        few = work.counts.events <= survey.MAX_DRIVER_ROWS and delta.are_small(self._table(work.namespace))
         with delta.session_confs(spark, delta.INTERPRETED if few else {}):
             collection = self._collection(spark, work)
             self.known[work.namespace] = reached = collection.applied(work, stop=self.stop)
@@ -330,7 +330,7 @@ class _Silver:
             time.monotonic() - started,
         )
 
-    def _collection(self, spark: SparkSession, work: silver_collection.Work) -> silver_collection.Collection:
+    def _collection(self, spark: SparkSession, work: survey.CollectionWork) -> silver_collection.Collection:
         """The collection's table, made where there is none, and claimed; from now on in the session `spark`."""
         collection = self.collections.get(work.namespace)
         if collection is None:
@@ -338,7 +338,7 @@ class _Silver:
                 spark=spark,
                 namespace=work.namespace,
                 options=self.settings.silver.for_collection(str(work.namespace)),
-                keeps_document=silver_collection.keeps_document(self.settings, work.namespace),
+                keeps_document=silver_tables.keeps_document(self.settings, work.namespace),
                 layout=self.layout,
                 bronze=self.bronze,
                 writer=self._claimed(spark, work.namespace),
@@ -350,7 +350,7 @@ class _Silver:
 
     def _claimed(self, spark: SparkSession, namespace: registry.Namespace) -> delta.Writer:
         table = self._table(namespace)
-        silver_collection.create(spark, table)
+        silver_tables.create(spark, table)
         writer = delta.Writer.claim(spark, table, take_over=self.take_over)
         if writer.metadata.get("to") not in (None, self.known[namespace].to):
             writer.release()

@@ -14,6 +14,7 @@ from py4j.protocol import Py4JError
 from cdc_core import errors
 from pipelines.delta import tables as delta
 from pipelines.silver import collection as silver_collection
+from pipelines.silver import survey
 from tests import bronze_rows, processes
 from tests.spark.test_silver import Hop, pipeline
 
@@ -117,7 +118,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return deleting(self, *arguments)
 
     monkeypatch.setattr(delta._DirectLog, "_deleting", noted)
-    monkeypatch.setattr(silver_collection, "SMALL", 0)
+    monkeypatch.setattr(survey, "MAX_DRIVER_ROWS", 0)
     return found
 
 
