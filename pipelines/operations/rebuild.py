@@ -44,9 +44,9 @@ from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
 from pipelines.delta import tables as delta
 from pipelines.schema import log as schemas
-from pipelines.silver import collection as silver_collection
-from pipelines.silver import survey
+from pipelines.silver import ranges, survey
 from pipelines.silver import tables as silver_tables
+from pipelines.silver.collection import SilverCollection
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -151,7 +151,7 @@ def run(
 
 
 def retyped(
-    collection: silver_collection.Collection,
+    collection: SilverCollection,
     settings: Settings,
     reached: registry.SilverPosition,
     *,
@@ -287,7 +287,7 @@ class _Rebuild:
 
     def _retyped(
         self, shadows: Iterator[tables.Layout], schema: DocumentSchema, to: int
-    ) -> tuple[silver_collection.Collection, registry.SilverPosition]:
+    ) -> tuple[SilverCollection, registry.SilverPosition]:
         """A shadow in which nothing is rescued that another type of its column would hold.
 
         Types only get wider, so this ends: BIGINT, DOUBLE, STRING of anything.
@@ -302,11 +302,11 @@ class _Rebuild:
 
     def _built(
         self, layout: tables.Layout, seed: DocumentSchema, to: int
-    ) -> tuple[silver_collection.Collection, registry.SilverPosition]:
+    ) -> tuple[SilverCollection, registry.SilverPosition]:
         """Bronze up to the batch `to`, applied to an empty table in `layout`, range by range."""
         table = layout.silver(self.namespace.db, self.namespace.collection)
         silver_tables.create(self.spark, table)
-        shadow = silver_collection.Collection(
+        shadow = SilverCollection(
             spark=self.spark,
             namespace=self.namespace,
             options=self._options(),
@@ -327,7 +327,7 @@ class _Rebuild:
             counts = survey.counted(self._events(range_)).get(self.namespace, survey.EventCounts())
             due = tuple(s for s in sweeps if range_.after < s.batch <= range_.to and s.first > reached.swept)
             work = survey.CollectionWork(self.namespace, reached, range_.to, counts, due)
-            reached = shadow.applied(work, stop=threading.Event())
+            reached = ranges.apply(shadow, work, stop=threading.Event())
             renew()
         return shadow, reached
 
@@ -404,7 +404,7 @@ class _Renewal:
             self._last = self._clock()
 
 
-def _wider(collection: silver_collection.Collection, rows: DataFrame) -> DocumentSchema | None:
+def _wider(collection: SilverCollection, rows: DataFrame) -> DocumentSchema | None:
     """The collection's schema with columns for what these rows of its table rescued; None where it is as wide already."""
     schema = collection.schema.schema
     found = conflicts(rows, schema)

@@ -37,9 +37,9 @@ from pipelines.delta import tables as delta
 from pipelines.news import News
 from pipelines.operations import rebuild
 from pipelines.schema import log as schemas
-from pipelines.silver import collection as silver_collection
-from pipelines.silver import survey
+from pipelines.silver import ranges, survey
 from pipelines.silver import tables as silver_tables
+from pipelines.silver.collection import SilverCollection
 from pipelines.spark import parallel
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class _Silver:
     bound: int | None = None
     known: dict[registry.Namespace, registry.SilverPosition] = field(default_factory=dict)
     scanned: dict[registry.Namespace, int] = field(default_factory=dict)
-    collections: dict[registry.Namespace, silver_collection.Collection] = field(default_factory=dict)
+    collections: dict[registry.Namespace, SilverCollection] = field(default_factory=dict)
     schemas: dict[str, schemas.Kept] = field(default_factory=dict)
     retyped: set[registry.Namespace] = field(default_factory=set)
     failures: parallel.Failures = field(default_factory=parallel.Failures)
@@ -314,7 +314,7 @@ class _Silver:
         few = work.counts.events <= survey.MAX_DRIVER_ROWS and delta.are_small(self._table(work.namespace))
         with delta.session_confs(spark, delta.INTERPRETED if few else {}):
             collection = self._collection(spark, work)
-            self.known[work.namespace] = reached = collection.applied(work, stop=self.stop)
+            self.known[work.namespace] = reached = ranges.apply(collection, work, stop=self.stop)
             collection.writer.compact()
         if collection.options.on_conflict is OnConflict.RETYPE:
             after = work.position.to if work.namespace in self.retyped else 0
@@ -330,11 +330,11 @@ class _Silver:
             time.monotonic() - started,
         )
 
-    def _collection(self, spark: SparkSession, work: survey.CollectionWork) -> silver_collection.Collection:
+    def _collection(self, spark: SparkSession, work: survey.CollectionWork) -> SilverCollection:
         """The collection's table, made where there is none, and claimed; from now on in the session `spark`."""
         collection = self.collections.get(work.namespace)
         if collection is None:
-            collection = self.collections[work.namespace] = silver_collection.Collection(
+            collection = self.collections[work.namespace] = SilverCollection(
                 spark=spark,
                 namespace=work.namespace,
                 options=self.settings.silver.for_collection(str(work.namespace)),

@@ -14,7 +14,7 @@ from pipelines.bronze import collections as registry
 from pipelines.delta import tables as delta
 from pipelines.operations import rebuild
 from pipelines.operations import schema as evolution
-from pipelines.silver import collection as silver_collection
+from pipelines.silver import ranges
 from pipelines.silver import tables as silver_tables
 from tests import bronze_rows
 from tests.spark.test_silver import CASES, Hop, Killed, _forget_claims, document, killing, pipeline
@@ -221,7 +221,7 @@ def test_a_writer_that_was_taken_over_swaps_nothing(hop: Hop, monkeypatch: pytes
 
 
 KILLS = [
-    (silver_collection.Collection, "applied"),
+    (ranges, "apply"),
     (rebuild._Rebuild, "_remember"),
     (delta.Writer, "replace"),
 ]

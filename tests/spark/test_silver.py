@@ -18,8 +18,9 @@ from pipelines.bronze import log as bronze
 from pipelines.delta import tables as delta
 from pipelines.gold import run as gold
 from pipelines.operations import rebuild
+from pipelines.schema import log as schemas
+from pipelines.silver import deletes, survey
 from pipelines.silver import run as silver
-from pipelines.silver import survey
 from pipelines.spark import session as sparks
 from tests import bronze_rows
 
@@ -235,10 +236,10 @@ def test_a_drop_that_overtook_a_snapshots_rows(hop: Hop) -> None:
 KILLS = [
     (silver.registry, "note", False),
     (silver.registry, "note", True),
-    (silver.silver_collection.schemas, "append", False),
-    (silver.silver_collection.schemas, "append", True),
+    (schemas, "append", False),
+    (schemas, "append", True),
     (delta.Writer, "alter", True),
-    (silver.silver_collection.Collection, "_remember", True),
+    (deletes, "remember", True),
     (delta.Writer, "merge", False),
     (delta.Writer, "merge", True),
     (delta.Writer, "mark", True),
