@@ -66,7 +66,6 @@ STEPS: tuple[Step, ...] = (deletes.remembered, table_rows, merged)
 
 
 def _merge(collection: SilverCollection, batch: RowBatch) -> None:
-    # Collections are applied in threads of one process, whose sessions may share their temporary views.
     view = f"silver_{threading.get_ident()}"
     rows = delta.computed(batch.rows)
     rows.createOrReplaceTempView(view)

@@ -19,7 +19,7 @@ from pipelines.delta import tables as delta
 from pipelines.gold import run as gold
 from pipelines.operations import rebuild
 from pipelines.schema import log as schemas
-from pipelines.silver import deletes, survey
+from pipelines.silver import deletes, positions, survey
 from pipelines.silver import run as silver
 from pipelines.spark import session as sparks
 from tests import bronze_rows
@@ -69,7 +69,7 @@ class Hop:
         self.silver()
         self.gold()
 
-    def silver(self) -> silver.Result:
+    def silver(self) -> silver.SilverResult:
         return silver.run(self.spark, self.settings, sessions=sparks.sessions(self.spark))
 
     def gold(self) -> gold.Result:
@@ -362,7 +362,7 @@ def test_idle_collections_cost_nothing(hop: Hop, monkeypatch: pytest.MonkeyPatch
     hop.bronze.append({"busy": [document(1, 20)]})
     hop.silver()
     assert delta.version(hop.spark, hop.silver_table("idle")) == before
-    monkeypatch.setattr(silver, "IDLE_BATCHES", 2)
+    monkeypatch.setattr(positions, "IDLE_BATCHES", 2)
     hop.bronze.append({"busy": [document(1, 30)]})
     hop.silver()
     assert registry.silver_position(hop.spark, hop.silver_table("idle")).to == 3
