@@ -80,9 +80,9 @@ def through(steps: Iterable[Step], collection: SilverCollection, batch: RowBatch
 
 def keys(events: DataFrame, counts: survey.EventCounts) -> DataFrame:
     """The keys of the events; sent to every executor where they are not too many."""
-    found = events.select(F.col("key").alias("__key"))
+    column = events.select(F.col("key").alias("__key"))
     # Half as many as offsets: a key is a text of any length, an offset has eight bytes.
-    return F.broadcast(found) if counts.events <= survey.MAX_BROADCAST_EVENTS // 2 else found
+    return F.broadcast(column) if counts.events <= survey.MAX_BROADCAST_EVENTS // 2 else column
 
 
 def keeps_last(collection: SilverCollection, batch: RowBatch) -> bool:

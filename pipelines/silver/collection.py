@@ -38,6 +38,7 @@ class SilverCollection:
     schema: schemas.Kept
     is_new: bool
     columns: tuple[str, ...] = field(init=False)
+    """Columns of bronze beside the document that a row is made of."""
     reserved: frozenset[str] = frozenset()
     """Columns of the table that `add.fields` made, now or once: no field of a document gets their names."""
 
@@ -69,6 +70,7 @@ class SilverCollection:
 
     def is_empty(self) -> bool:
         """Whether the table never held a row: then its first rows are appended, there is nothing to merge with."""
+        # `is_new` alone does not say it: a table that a repair set back to batch 0 has rows, and its commits say so.
         return self.is_new and self.writer.metadata.get("to") is None
 
     def added(self, schema: document_schema.DocumentSchema) -> tuple[reduce.Added, ...]:

@@ -53,15 +53,15 @@ class Positions:
         """What a start has to know, read side by side: Spark plans each of these for longer than it reads."""
         with ThreadPoolExecutor(parallel.THREADS) as pool:
             kept = pool.submit(schemas.newest, self.spark, self.layout.ops("schemas"))
-            found = registry.read(self.spark, self.settings, log=self.log)
-            self._refuse(found)
-            positions = zip(found.namespaces, pool.map(self._readable_position, found.namespaces))
+            noted = registry.read(self.spark, self.settings, log=self.log)
+            self._refuse(noted)
+            positions = zip(noted.namespaces, pool.map(self._readable_position, noted.namespaces))
             self.known = {namespace: position for namespace, position in positions if position is not None}
         is_other = any(position.is_of_other(self.log) for position in self.known.values())
         self.settled = 0 if is_other else registry.Settled.among(self.known)
         self.scanned = dict.fromkeys(self.known, self.settled)
-        self.noted = found.discovered
-        self.discovered = max(found.discovered, self.settled)
+        self.noted = noted.discovered
+        self.discovered = max(noted.discovered, self.settled)
         generations = {str(namespace): position.generation for namespace, position in self.known.items()}
         self.schemas = schemas.of_generations(kept.result(), generations)
 
@@ -97,9 +97,9 @@ class Positions:
         if new or to - self.noted >= IDLE_BATCHES:
             registry.note(self.spark, self.settings, new=new, discovered=to, log=self.log)
             self.noted = to
-        found = registry.parted(self.settings, (*self.known, *new))
-        self._refuse(found)
-        positions = {namespace: self._readable_position(namespace) for namespace in new if namespace in found.namespaces}
+        accepted = registry.parted(self.settings, (*self.known, *new))
+        self._refuse(accepted)
+        positions = {namespace: self._readable_position(namespace) for namespace in new if namespace in accepted.namespaces}
         self.known |= {namespace: position for namespace, position in positions.items() if position is not None}
         self.check_log()
         self.discovered = to
@@ -129,8 +129,8 @@ class Positions:
         """The collection's table in silver."""
         return self.layout.silver(namespace.db, namespace.collection)
 
-    def _refuse(self, found: registry.Known) -> None:
-        for namespace, error in found.refused.items():
+    def _refuse(self, collections: registry.Known) -> None:
+        for namespace, error in collections.refused.items():
             self.failures.note(str(namespace), error)
 
     def _position(self, namespace: registry.Namespace) -> registry.SilverPosition:

@@ -101,7 +101,7 @@ def at_once(collection: SilverCollection, batch: RowBatch) -> RowBatch | None:
         or not evolve.has_schema(collection, batch)
     ):
         return None
-    # Events of documents that wait for one in quarantine cannot be told by a look at themselves.
+    # A document that waits for an event in quarantine has readable events, too: no look at them shows that they must wait.
     parted = quarantine.parted(
         collection.spark, collection.quarantine, events=batch.rows, span=batch.range_, has_suspects=False
     )

@@ -2,14 +2,20 @@
 
 For each collection, over its events in bronze batches (a, b]:
 
-    known       which collections there are, and where each table stands
-    evolved     the document schema that holds the range's documents; appended to the schemas before it is used
-    reduced     one row a key: the last event wins, deletes by their mode, partial updates noted or folded
-    remembered  deletes that take rows away, so that nothing that comes late brings them back
-    merged      one MERGE, guarded by `sequence`; its commit carries b, the table's new position
-    swept       rows that a finished snapshot of the whole collection did not hold
-    compacted   now and then: small files, and those of which much is marked as deleted
-    retyped     where the settings say so: the table rebuilt for what it rescued
+    known            which collections there are, and where each table stands
+    surveyed         what bronze holds of each after its position
+    evolved          the document schema that holds the range's documents, appended to the schemas before it is used;
+                     events that cannot be read are in quarantine
+    not_resurrected  events that come late and are older than their key's delete are left out
+    reduced          one row a key: the last event wins, deletes by their mode, partial updates noted or folded
+    remembered       deletes that take rows away, so that nothing that comes late brings them back
+    table_rows       the rows with the table's columns, which are added or widened where they are missing
+    merged           one commit, guarded by `sequence`, which carries b, the table's new position
+    swept            rows that a finished snapshot of the whole collection did not hold, or that a drop took away
+    compacted        now and then: small files, and those of which much is marked as deleted
+    retyped          where the settings say so: the table rebuilt for what it rescued
+
+The steps from `evolved` to `merged` are `pipelines.silver.ranges.STEPS`: each takes a batch and gives out the next one.
 
 Exactly once: a range is a function of (a, b] and of nothing else, and the position moves in the commit that holds the
 range's rows. What comes before it may be repeated after a crash: a schema that is there already is not appended
@@ -85,7 +91,7 @@ def run(
     """Apply every event that bronze held at the start, of batches up to `to` where it is given; without `once`, go on until
     `stop` is set.
 
-    Where bronze has nothing new it waits, at most `pause_seconds`, for what `bronze_news` says; `news` are told of what it did.
+    Where bronze has nothing new it waits, at most `pause_seconds`, for what `bronze_news` says; `news` wakes whoever waits for what silver did.
     `sessions` makes a session with settings of its own for each thread; without it collections go one by one. A killed
     run leaves every table at a position of its own, and the next one goes on from there. A collection that fails is named
     and the others go on; at the end, or when all have failed, its error is raised (`errors.together` where there are several):
@@ -97,13 +103,13 @@ def run(
     total = SilverResult(0, 0, 0.0)
     try:
         while True:
-            found = silver.caught_up()
-            total = _together(total, found)
-            if news is not None and found.collections:
+            applied = silver.caught_up()
+            total = _together(total, applied)
+            if news is not None and applied.collections:
                 news.tell()
             if once or ended.is_set():
                 break
-            if not found.events:
+            if not applied.events:
                 (bronze_news or News()).wait(pause_seconds, stop=ended)
         silver.failures.raised()
     finally:
@@ -111,14 +117,14 @@ def run(
     return replace(total, seconds=time.monotonic() - started)
 
 
-def _together(total: SilverResult, found: SilverResult) -> SilverResult:
+def _together(total: SilverResult, last: SilverResult) -> SilverResult:
     by_name = {each.namespace: each for each in total.collections}
-    for each in found.collections:
+    for each in last.collections:
         before = by_name.get(each.namespace, replace(each, events=0, seconds=0.0))
         by_name[each.namespace] = replace(
             each, after=before.after, events=before.events + each.events, seconds=before.seconds + each.seconds
         )
-    return SilverResult(found.batch, total.events + found.events, 0.0, tuple(by_name.values()))
+    return SilverResult(last.batch, total.events + last.events, 0.0, tuple(by_name.values()))
 
 
 @dataclass

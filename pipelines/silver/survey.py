@@ -26,14 +26,15 @@ if TYPE_CHECKING:
     from cdc_core.settings.parse import CollectionSettings
 
 MAX_DRIVER_ROWS = 20_000
-"""So many rows are written without a Spark job."""
+"""At most so many rows are read and written by this process, without a Spark job."""
 
 MAX_BROADCAST_EVENTS = 2_000_000
-"""So many events' offsets are sent to every executor; of more events the documents are shuffled."""
+"""Of at most so many events the winners' offsets are sent to every executor; of more the documents are shuffled."""
 
 DOCUMENT_EVENTS = f"kind IN ({', '.join(literal(kind) for kind in reduce.KINDS)})"
 """The rows of bronze that are about one document, as SQL."""
 
+# LIKE may let heartbeats pass that end no snapshot: `reduce.sweeps` reads the JSON of those few.
 _CALLS_FOR_SWEEP = (
     """(kind = 'heartbeat' AND payload LIKE '%"completed"%') OR (kind = 'schema_change' AND sequence IS NOT NULL)"""
 )
@@ -70,23 +71,26 @@ def surveyed(
     Of the collections of `behind` the events after a batch are counted. One query, however many collections there are, and none
     for a few rows in files that this process sees.
     """
+    # A Spark query costs more than the reading of a small span, and a service surveys many.
     few = bronze_log.few_rows(bronze_table, span, SURVEYED, limit=MAX_DRIVER_ROWS)
     if few is not None:
         return _surveyed_here(few.to_pylist(), only, behind)
     own = "true" if only is None else only.predicate
     if behind:
+        # A collection that failed, or that runs ahead, has a position of its own within the span: its own events start there.
         start = " ".join(f"WHEN {namespace.predicate} THEN {to}" for namespace, to in behind.items())
         own = f"({own}) AND batch > CASE {start} ELSE {span.after} END"
     rows = bronze_log.rows(spark, bronze_table, span).where(f"({DOCUMENT_EVENTS} AND {own}) OR {_CALLS_FOR_SWEEP}")
     is_event = F.expr(DOCUMENT_EVENTS)
     sweep_rows = F.struct("offset", "kind", "batch", "db", "collection", "sequence", "payload")
-    found = (
+    surveyed = (
         rows.groupBy(is_event.alias("is_event"), "db", "collection")
         .agg(*_counting(), F.collect_list(F.when(~is_event, sweep_rows)).alias("sweep_rows"))
         .collect()
     )
-    counts = {registry.Namespace(row.db, row.collection): _counts(row.asDict()) for row in found if row.is_event}
-    return counts, _sweeps(sorted((each for row in found for each in row.sweep_rows), key=lambda each: each.offset))
+    counts = {registry.Namespace(row.db, row.collection): _counts(row.asDict()) for row in surveyed if row.is_event}
+    # collect_list keeps no order, and the first heartbeat that names a finished collection counts.
+    return counts, _sweeps(sorted((each for row in surveyed for each in row.sweep_rows), key=lambda each: each.offset))
 
 
 SURVEYED = ("offset", "kind", "batch", "db", "collection", "sequence", "key", "op", "payload")
@@ -96,7 +100,7 @@ SURVEYED = ("offset", "kind", "batch", "db", "collection", "sequence", "key", "o
 def _surveyed_here(
     rows: Sequence[Mapping[str, Any]], only: registry.Namespace | None, behind: Mapping[registry.Namespace, int]
 ) -> tuple[dict[registry.Namespace, EventCounts], tuple[reduce.Sweep, ...]]:
-    """The same of rows that this process holds."""
+    """What `surveyed` says, of rows that this process has read."""
     by_namespace: dict[registry.Namespace, list[Mapping[str, Any]]] = {}
     sweep_rows: list[bronze_log.SweepRow] = []
     for row in rows:
@@ -156,13 +160,15 @@ def events(
     spark: SparkSession, bronze_table: tables.TableRef, namespace: registry.Namespace, span: reduce.Range
 ) -> DataFrame:
     """One collection's events in a span of batches, in no order."""
+    # `among` lets whole files be skipped and the predicate says it row by row: a file holds many collections.
     among = {"db": namespace.db, "collection": namespace.collection}
     return bronze_log.rows(spark, bronze_table, span, among=among).where(f"{DOCUMENT_EVENTS} AND {namespace.predicate}")
 
 
-def bounded(found: DataFrame, *, span: reduce.Range, limit: int) -> tuple[reduce.Range, ...]:
+def bounded(of: DataFrame, *, span: reduce.Range, limit: int) -> tuple[reduce.Range, ...]:
     """The span cut into ranges of at most `limit` of these events, or of one batch."""
-    batches = found.groupBy("batch").count().orderBy("batch").collect()
+    # Never within a batch: a position is a batch, so a range must end with one.
+    batches = of.groupBy("batch").count().orderBy("batch").collect()
     return reduce.ranges(((row.batch, row["count"]) for row in batches), span=span, limit=limit)
 
 
@@ -177,15 +183,15 @@ def _sweeps(rows: Sequence[Row | bronze_log.SweepRow]) -> tuple[reduce.Sweep, ..
     return tuple(sorted((*ends, *changes), key=lambda sweep: sweep.batch))
 
 
-def sweeps_to_apply(found: Iterable[reduce.Sweep], options: CollectionSettings) -> list[reduce.Sweep]:
+def sweeps_to_apply(sweeps: Iterable[reduce.Sweep], options: CollectionSettings) -> list[reduce.Sweep]:
     """The sweeps without those after which the settings keep the rows."""
     handling = {reduce.Cause.DROP: options.on_drop, reduce.Cause.RENAME: options.on_rename}
-    return [sweep for sweep in found if handling.get(sweep.cause) is not OnGone.KEEP]
+    return [sweep for sweep in sweeps if handling.get(sweep.cause) is not OnGone.KEEP]
 
 
 @dataclass(frozen=True)
 class CollectionWork:
-    """What is to be done for one collection, up to the batch `to`."""
+    """What one collection's table lacks: the events and sweeps between its position and the batch `to`."""
 
     namespace: registry.Namespace
     position: registry.SilverPosition

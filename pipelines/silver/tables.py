@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 PROPERTIES = {
     "delta.enableDeletionVectors": "true",
     "delta.enableTypeWidening": "true",
+    # No document's column: they are written with each commit, and nothing in silver looks rows up by them.
     "delta.dataSkippingStatsColumns": "`__key`,`__sequence`,`__batch`",
     "delta.checkpointInterval": "50",
     "delta.logRetentionDuration": "interval 30 days",
+    # Gold reads what changed between two versions of this table: it may come back after days and still find them.
     "delta.deletedFileRetentionDuration": "interval 7 days",
 }
 ENGINE_DDL = (
@@ -47,6 +49,7 @@ def create_deletes(spark: SparkSession, table: tables.TableRef) -> None:
 
 def keeps_document(settings: Settings, namespace: registry.Namespace) -> bool:
     """Whether a collection's table holds whole documents: where the settings ask for it, or the capture mode needs it."""
+    # Without full updates the capture has no document for an update: the table must hold what to fold it onto.
     kept = settings.silver.for_collection(str(namespace)).keep_document
     return not settings.source.capture_mode.has_full_updates if kept is None else kept
 

@@ -47,7 +47,7 @@ def table_rows(collection: SilverCollection, batch: RowBatch) -> RowBatch:
 def merged(collection: SilverCollection, batch: RowBatch) -> RowBatch:
     """Step: the rows are in the table, in one commit with the position `after`.
 
-    Raises `delta.Unwanted` where `unless` says so, or it cannot be asked before the commit; then nothing was committed.
+    Raises `delta.Unwanted` where `unless` is true, or could only be known after the commit; then nothing was committed.
     """
     if collection.is_empty():
         first = batch.rows.where(f"`__action` <> '{reduce.Action.REMOVE.value}'").drop(*_ENGINE)
