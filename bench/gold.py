@@ -25,7 +25,7 @@ from cdc_core.settings.parse import Settings
 from pipelines.bronze import collections as registry
 from pipelines.delta import tables as delta
 from pipelines.gold import run as gold
-from pipelines.silver import collection as silver_collection
+from pipelines.silver import tables as silver_tables
 from pipelines.spark import session as sparks
 
 DB, COLLECTION = "bench", "orders"
@@ -60,8 +60,8 @@ class Silver:
         self.layout = delta.layout(self.settings.lakehouse)
         self.table = self.layout.silver(DB, COLLECTION)
         self.deletes = self.layout.deletes(DB, COLLECTION)
-        silver_collection.create(self.spark, self.table)
-        silver_collection.create_deletes(self.spark, self.deletes)
+        silver_tables.create(self.spark, self.table)
+        silver_tables.create_deletes(self.spark, self.deletes)
         self.writer = delta.Writer.claim(self.spark, self.table)
         added = [each for each in self.rows([0]).schema if not each.name.startswith("__")]
         self.writer.alter(f"ADD COLUMNS ({', '.join(f'{each.name} {each.dataType.simpleString()}' for each in added)})")

@@ -37,7 +37,8 @@ from pipelines.bronze import log as bronze_log
 from pipelines.delta import tables as delta
 from pipelines.operations import quarantine
 from pipelines.schema import log as schemas
-from pipelines.silver import collection as silver_collection
+from pipelines.silver import survey
+from pipelines.silver import tables as silver_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -100,7 +101,7 @@ class History:
 
     def __post_init__(self) -> None:
         self.options: CollectionSettings = self.settings.silver.for_collection(str(self.namespace))
-        self.folds = silver_collection.keeps_document(self.settings, self.namespace)
+        self.folds = silver_tables.keeps_document(self.settings, self.namespace)
         self.bronze = self.layout.bronze(self.settings.name)
         self.mode = self.options.unwrap.delete_tombstone_handling_mode
         kept = schemas.latest(self.spark, self.layout.ops("schemas"), generations={str(self.namespace): GENERATION})
@@ -117,12 +118,12 @@ class History:
                 self.namespace,
                 self.namespace,
             )
-        counts, sweeps = silver_collection.surveyed(self.spark, self.bronze, span, only=self.namespace)
-        own = counts.get(self.namespace, silver_collection.Counts())
-        due = [each for each in silver_collection.obeyed(sweeps, self.options) if each.db_collection == str(self.namespace)]
+        counts, sweeps = survey.surveyed(self.spark, self.bronze, span, only=self.namespace)
+        own = counts.get(self.namespace, survey.EventCounts())
+        due = [each for each in survey.sweeps_to_apply(sweeps, self.options) if each.db_collection == str(self.namespace)]
         ranges: Sequence[reduce.Range] = (span,)
         if own.events > self.options.max_batch_events:
-            ranges = silver_collection.bounded(self._events(span), span=span, limit=self.options.max_batch_events)
+            ranges = survey.bounded(self._events(span), span=span, limit=self.options.max_batch_events)
         for range_ in ranges:
             if stop.is_set():
                 return 0
@@ -143,7 +144,7 @@ class History:
     # --- events
 
     def _events(self, span: reduce.Range) -> DataFrame:
-        return silver_collection.events(self.spark, self.bronze, self.namespace, span)
+        return survey.events(self.spark, self.bronze, self.namespace, span)
 
     def _range(self, range_: reduce.Range, reached: Position) -> None:
         found = unreadable.readable(self._events(range_))
@@ -214,7 +215,7 @@ class History:
             made.select("after", "sequence"),
             current=self.schema.schema,
             options=self.options.unwrap,
-            pins=silver_collection.pins(self.options),
+            pins=silver_tables.pins(self.options),
             mark="sequence",
             reserved=RESERVED | {each.name for each in self._added()},
         )

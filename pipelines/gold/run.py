@@ -44,7 +44,7 @@ from pipelines.delta import tables as delta
 from pipelines.gold import history
 from pipelines.gold.candidate import Audit, Candidate, unjudged
 from pipelines.news import News
-from pipelines.silver import collection as silver_collection
+from pipelines.silver import survey
 from pipelines.spark import parallel
 from pipelines.spark.parallel import Outcome
 
@@ -503,7 +503,7 @@ class Table:
             to=self.work.silver.to,
             extra=self._extra(),
             confs=MERGE_CONFS,
-            few=changes.count <= silver_collection.SMALL,
+            few=changes.count <= survey.MAX_DRIVER_ROWS,
         )
         return made is not None
 
@@ -512,7 +512,7 @@ class Table:
         keys = changed.select("__key")
         among = functools.reduce(operator.or_, (F.col("__key").between(*span) for span in changes.spans))
         rows = self.spark.table(str(writer.table)).where(among).select("__key", *writer.places())
-        few = F.broadcast(keys) if changes.count <= silver_collection.MANY else keys
+        few = F.broadcast(keys) if changes.count <= survey.MAX_BROADCAST_EVENTS else keys
         return rows.join(few, "__key", "left_semi").select(*delta.PLACE)
 
     def _merge(self, writer: delta.Writer, changed: DataFrame, changes: _Changes, wanted: StructType) -> None:

@@ -8,8 +8,8 @@ For each table, bronze first:
     written     a checkpoint, and the log behind it cleaned up
 
 A table that somebody writes is claimed as by any writer, and its commits say what the last one said. Where its writer is
-alive, it is left as it is but for what is safe beside him: VACUUM and the checkpoint, which commit nothing. Asked for
-(`beside_writers`), it is compacted too: a commit without words, after which the writer's position still is the last one.
+alive, it is left as it is but for what is safe beside it: VACUUM and the checkpoint, which commit nothing. With
+`beside_writers` it is compacted too: a commit without metadata, after which the writer's position still is the last one.
 
 Exactly once: nothing here moves a position, and what is taken away was applied everywhere before. Killed at any moment, run
 it again.
@@ -50,10 +50,10 @@ OPS = {
     "expectations": "at_ms",
     "signals": "ts_ms",
 }
-"""Tables of ops whose rows get old, and the column that says how old. Schemas and collections are needed for ever."""
+"""Tables of ops whose rows get old, and the column that says how old."""
 
 KEPT_OPS = ("collections", "schemas", "cuts")
-
+"""Tables of ops whose rows never get old: a run goes by them however long ago they were written."""
 
 HELD = "not compacted: its writer is alive (--beside-writers compacts it, too)"
 
@@ -119,6 +119,7 @@ def run(
         try:
             found.append(maintaining.maintained(each))
         except errors.MedallionError as error:
+            # One table that is damaged or somebody else's must not keep the others from being compacted.
             failures.append(error)
     if failures:
         raise failures[0]
@@ -132,7 +133,7 @@ def to_json(result: Result) -> str:
 
 @dataclass(frozen=True)
 class _Table:
-    """One table, and whose it is."""
+    """One table, the collection that it is of, and the column by which its rows get old."""
 
     ref: tables.TableRef
     kind: Kind
@@ -142,7 +143,7 @@ class _Table:
 
 @dataclass
 class _Words:
-    """What is said of one table."""
+    """The lines of one table's result: what was done, and what was left and why."""
 
     done: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
@@ -191,6 +192,7 @@ class _Maintaining:
     def maintained(self, table: _Table) -> TableResult:
         """One table, in its steps."""
         delta.check_ours(self.spark, table.ref)
+        # Ours, or nothing is touched: VACUUM of another program's table could take what its readers still need.
         before, words = delta.size(self.spark, table.ref), _Words()
         if table.kind.is_claimed:
             self._claimed(table, words)
@@ -204,8 +206,8 @@ class _Maintaining:
         return TableResult(table.ref.label, table.kind, before, after, tuple(words.done), tuple(words.left))
 
     def _claimed(self, table: _Table, words: _Words) -> None:
-        """A table with one writer at a time. Bronze by its claim, because old events go; others beside who writes them: a claim would
-        end a layer that comes to an idle table just then, and a compaction says nothing."""
+        """A table with one writer at a time. Bronze is claimed, because old events go. Others are compacted without a claim, which
+        would end a layer that comes to an idle table just then; a compaction's commit says no position."""
         if table.kind is not Kind.BRONZE:
             is_free = self.beside_writers or not delta.is_held(self.spark, table.ref)
             self._compacted(table, words) if is_free else words.left.append(HELD)
@@ -216,6 +218,7 @@ class _Maintaining:
             self._beside(table, words)
             return
         try:
+            # First what goes, then the compaction: rows that go are not rewritten before.
             self._trim(writer, words)
             if self._is_due(table):
                 writer.optimize(purges=self._has_vectors(table))
@@ -262,15 +265,16 @@ class _Maintaining:
         return self.now_ms - days * DAY_MS
 
     def _expire(self, table: _Table, words: _Words) -> None:
-        """Rows of a table of ops; signals only when they were heeded."""
+        """Rows of a table of ops that are too old; signals only when the capture has handled them."""
         days = self.settings.maintenance.ops_retention_days
         if table.age not in self.spark.table(str(table.ref)).columns:
             return
         where = f"`{table.age}` < {self._before(days)}"
         if table.ref == self.layout.ops("signals"):
-            heeded = bronze.handled_signals(self.spark, self.bronze) if delta.exists(self.spark, self.bronze) else set()
-            where += f" AND row IN ({', '.join(map(names.literal, sorted(heeded))) or 'NULL'})"
-        _told(words, delta.delete(self.spark, table.ref, where), f"rows older than {days} days")
+            # A signal that no capture has read yet, however old, is still to be carried out.
+            handled = bronze.handled_signals(self.spark, self.bronze) if delta.exists(self.spark, self.bronze) else set()
+            where += f" AND row IN ({', '.join(map(names.literal, sorted(handled))) or 'NULL'})"
+        _note_removed(words, delta.delete(self.spark, table.ref, where), f"rows older than {days} days")
 
     def _forget(self, table: _Table, words: _Words) -> None:
         """Remembered deletes that gold has published and that nothing late can come before."""
@@ -281,9 +285,10 @@ class _Maintaining:
             words.left.append(f"no delete is forgotten: {held} events in quarantine may come before them")
             return
         applied = self._applied(table.namespace)
+        # By the sequence, the time of the delete in the source: a delete of long ago may have been read just now.
         oldest = resume_token.snapshot_sequence(self._before(days) // 1000, 0)
         where = f"`__sequence` < {names.literal(oldest)} AND `__batch` <= {applied}"
-        _told(words, delta.delete(self.spark, table.ref, where), f"deletes older than {days} days")
+        _note_removed(words, delta.delete(self.spark, table.ref, where), f"deletes older than {days} days")
 
     def _applied(self, namespace: registry.Namespace) -> int:
         """The batch up to which every layer that reads behind silver, and silver, is."""
@@ -291,6 +296,7 @@ class _Maintaining:
         found = [self.layout.silver(*names_), self.layout.gold(*names_)]
         if self.settings.silver.for_collection(str(namespace)).history:
             found.append(self.layout.history(*names_))
+        # A table that is not there counts as batch 0: it is still to be made from what would be taken away.
         return min(self._position(each) for each in found)
 
     def _position(self, table: TableRef) -> int:
@@ -309,19 +315,21 @@ class _Maintaining:
         if not chosen:
             return
         where = f"kind IN ('change', 'snapshot') AND ts_ms < {before} AND ({chosen})"
+        # Looked for first: the properties are set only where something goes, and each of them is a commit.
         if not self.spark.sql(f"SELECT 1 FROM {writer.table} WHERE {where} LIMIT 1").collect():
             return
         # Said before anything goes: a rebuild must never take what is left for all that there was.
         writer.alter(f"SET TBLPROPERTIES ({names.literal(bronze.TRIMMED)} = '{before}', 'delta.appendOnly' = 'false')")
         count = writer.delete(where)
         writer.alter("SET TBLPROPERTIES ('delta.appendOnly' = 'true')")
-        _told(words, count, f"events older than {days} days")
+        _note_removed(words, count, f"events older than {days} days")
         words.left.append("a rebuild of silver now needs a snapshot of the collection first")
 
     def _trimmed(self, namespace: registry.Namespace, words: _Words) -> str | None:
         """Which events of one collection may go, as SQL: not the last batch that it has, by which it is known."""
         names_ = (namespace.db, namespace.collection)
         silver = self.layout.silver(*names_)
+        # An incomplete row, or an event in quarantine, may need the updates that came since, which only bronze has.
         waiting = quarantine.count(self.spark, self.layout.quarantine(*names_))
         if delta.exists(self.spark, silver):
             rows = self.spark.sql(f"SELECT count_if(`__incomplete`) AS n FROM {silver}").collect()[0].n
@@ -334,7 +342,7 @@ class _Maintaining:
         return f"({namespace.predicate} AND batch <= {upto})"
 
 
-def _told(words: _Words, count: int, what: str) -> None:
+def _note_removed(words: _Words, count: int, what: str) -> None:
     if count:
         words.done.append(f"{count:,} {what} removed")
 

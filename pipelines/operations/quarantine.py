@@ -1,11 +1,11 @@
-"""The quarantine tables: what silver found unreadable, listed, and brought back through bronze.
+"""The quarantine tables: events that silver cannot read, listed, and brought back through bronze.
 
-    parted    a range's events without those that cannot be read; what is found is noted first
+    parted    a range's events without those that cannot be read; these are noted first
     listed    what is in a collection's quarantine, and what became of it
     replay    events that can be read now, appended to bronze again with their own place in the order
 
-Silver notes facts before it applies the range that they are of. A range that is applied again notes them
-again, which says nothing new.
+Silver appends facts before it applies the range that they are of. A range that is applied again appends them
+again, which changes nothing: the newest fact of an event counts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "50"}
 
 FEW = 1000
-"""So many keys are named in a query; with more of them all events of a range are looked at."""
+"""At most so many keys are named in a query; with more of them all events of a range are looked at."""
 
 CORRECTABLE = ("before", "after", "updatedFields", "disambiguatedPaths")
 """The texts of an event that a replay may bring anew."""
@@ -54,7 +54,7 @@ class State(str, Enum):
 class Event:
     """One event of a quarantine: what it is, why it is there, and whether it still is.
 
-    `texts` are its documents by the names of `CORRECTABLE`, where they were asked for; else None.
+    `texts` are its documents by the names of `CORRECTABLE`; None where `with_texts` was not set.
     """
 
     collection: str
@@ -90,12 +90,15 @@ def parted(
     which is made where it is needed. The result may hold updates of which nothing is known
     (`cdc_core.silver.quarantine.Split`).
     """
+    # Also readable events are parted where an earlier one of their document waits: applied before it, they would build on
+    # a document that lacks its change.
     waiting = _waiting(spark, table, before=span.after)
     if not has_suspects and (waiting is None or _of_same_keys(events, waiting).isEmpty()):
         return None
     delta.create(spark, table, columns=quarantine.COLUMNS_DDL, properties=PROPERTIES)
     known = spark.table(str(table)).limit(0) if waiting is None else waiting
     split = quarantine.split(events, waiting=known, to=span.to, keys=_concerned(events, known))
+    # Noted before the range is applied: a crash in between repeats the range, and no event is in neither place.
     split.facts.writeTo(str(table)).append()
     return split.events
 
@@ -157,6 +160,7 @@ def replay(
     if not waiting:
         return Replayed(0, None, still)
     log = bronze_table.Log.open(spark, layout.bronze(name), take_over=take_over)
+    # The capture goes by what the newest commit says of its stream: this commit must say the same.
     log.extra = {"stream": log.writer.metadata.get("stream")}
     try:
         return replace(_appended(log, waiting, now_ms), held=still)
@@ -247,6 +251,7 @@ def supersede(spark: SparkSession, table: tables.TableRef, *, before: str, to: i
     if not delta.exists(spark, table):
         return
     held = quarantine.held(spark.table(str(table))).where(F.col("sequence") < before)
+    # A fact like any other, and no DELETE: what became of an event can be listed, and the table is only appended to.
     ended = {"reason": F.lit(quarantine.Reason.SUPERSEDED.value), "to": F.lit(to).cast("bigint")}
     facts = held.withColumns(ended).select(*spark.table(str(table)).columns)
     if not facts.isEmpty():
@@ -266,6 +271,7 @@ def _of_same_keys(events: DataFrame, waiting: DataFrame) -> DataFrame:
 
 def _concerned(events: DataFrame, waiting: DataFrame) -> list[str] | None:
     """The keys that the quarantine has anything to do with; None where there are too many to name."""
+    # One more than may be named is enough to know that they are too many.
     broken = events.where(quarantine.reason().isNotNull()).select("key")
     keys = broken.union(waiting.select("key")).where("key IS NOT NULL").distinct().limit(FEW + 1).collect()
     return [row.key for row in keys] if len(keys) <= FEW else None
@@ -290,6 +296,7 @@ def _held_rows(spark: SparkSession, table: tables.TableRef) -> list[dict[str, An
 def _chosen(rows: Sequence[dict[str, Any]], tokens: Collection[str] | None) -> list[dict[str, Any]]:
     if tokens is None:
         return list(rows)
+    # All of a document's events come along, also those before the chosen one: a partial update makes sense only after them.
     keys = {row["key"] for row in rows if row["resume_token"] in tokens and row["key"] is not None}
     return [row for row in rows if row["resume_token"] in tokens or row["key"] in keys]
 
@@ -334,10 +341,13 @@ def _readable(spark: SparkSession, rows: Sequence[dict[str, Any]]) -> list[dict[
     """The rows that can be read now: of each document those before the first that still cannot."""
     if not rows:
         return []
+    # The offset carries the row's number through Spark, which keeps no order.
     numbered = [{name: row[name] for name in bronze.SCHEMA.names} | {"offset": at} for at, row in enumerate(rows)]
     frame = spark.createDataFrame(pa.Table.from_pylist(numbered, schema=bronze.SCHEMA))
     judged = frame.select("offset", quarantine.reason().alias("reason")).where("reason IS NOT NULL").collect()
     reasons = {row.offset: row.reason for row in judged}
+    # Backwards, so that a document's first unreadable event stays. One without a place in the order holds nothing back: nothing
+    # can be said to come after it.
     blocked = {
         rows[at]["key"]: at
         for at, reason in sorted(reasons.items(), reverse=True)
@@ -350,6 +360,7 @@ def _not_yet_again(spark: SparkSession, table: tables.TableRef, rows: Sequence[d
     """The rows of which bronze holds no copy after the range in which they were found."""
     if not rows:
         return []
+    # Bronze keeps the first copy of an event, which is not after the range that put it into quarantine.
     since = min(row["to"] for row in rows)
     tokens = sorted({row["resume_token"] for row in rows})
     again = (
@@ -372,6 +383,7 @@ def _appended(log: bronze_table.Log, rows: Sequence[dict[str, Any]], now_ms: int
         raise errors.DecisionNeeded(f"{log.table.label}: bronze is empty, there is nothing to replay onto")
     token = log.position.token
 
+    # The heartbeat comes last because a capture starts from the token of bronze's last row: the events' own tokens are old.
     def numbered(batch: int, first: int) -> pa.Table:
         again = [
             {name: row[name] for name in bronze.SCHEMA.names} | {"batch": batch, "offset": first + number}

@@ -44,7 +44,9 @@ from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
 from pipelines.delta import tables as delta
 from pipelines.schema import log as schemas
-from pipelines.silver import collection as silver_collection
+from pipelines.silver import ranges, survey
+from pipelines.silver import tables as silver_tables
+from pipelines.silver.collection import SilverCollection
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -54,13 +56,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RENEW_SECONDS = 30.0
-"""How long the claim on the live table goes without a word from its owner."""
+"""How long a rebuild goes without renewing its claim on the live table."""
 
 EXAMPLES = 5
-"""So many keys of each kind of difference are named."""
+"""At most so many keys of each kind of difference are named."""
 
 _INNER = frozenset(("__key", "__batch", "__known", "__rescued"))
-"""Columns that say how a row came to be, and those that are compared in their own way."""
+"""Columns that are not compared as values: how a row came to be differs by design, the others are compared in their own way."""
 
 
 class Layer(str, Enum):
@@ -102,7 +104,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Result:
-    """What a rebuild found and did; `version` is the table's with the rebuilt rows, None where nothing was swapped."""
+    """What a rebuild saw and did; `version` is the table's with the rebuilt rows, None where nothing was swapped."""
 
     collection: str
     layer: Layer
@@ -149,7 +151,7 @@ def run(
 
 
 def retyped(
-    collection: silver_collection.Collection,
+    collection: SilverCollection,
     settings: Settings,
     reached: registry.SilverPosition,
     *,
@@ -214,6 +216,7 @@ class _Rebuild:
         position = registry.silver_position(self.spark, self.writer.table)
         newest = bronze.newest(self.spark, self._bronze)
         if position.is_of_other(newest.log):
+            # Its numbers are another bronze's: everything that this one holds is applied.
             position = replace(position, to=newest.batch)
         self._check_bronze(position.to)
         generation = uuid.uuid4().hex[:12]
@@ -226,13 +229,15 @@ class _Rebuild:
             changes = document_schema.differences(kept.schema, shadow.schema.schema)
             version = None
             if not self.is_trial and (self.drops_lost or not found.lost):
+                # Schema and deletes before the swap: killed in between, the table has neither a generation that nobody knows
+                # nor rows that a late event could bring back. Schemas of a generation that no table names count for nothing.
                 self._note(kept, shadow.schema.schema, changes, position, generation)
                 self._remember(deletes)
                 self.writer.replace(
                     rebuilt,
                     to=position.to,
                     extra=replace(reached, generation=generation, log=newest.log or position.log).extra,
-                    properties=silver_collection.PROPERTIES,
+                    properties=silver_tables.PROPERTIES,
                     cluster_by=("__key",),
                 )
                 version = self.writer.version
@@ -240,6 +245,7 @@ class _Rebuild:
 
     def gold(self) -> Result:
         """The gold table, from silver as it is now."""
+        # Here, so that silver, which rebuilds its tables by this module, does not need gold to start.
         from pipelines.gold import run as gold
 
         table = gold.at_silver(self.spark, self.layout, self.namespace)
@@ -277,15 +283,16 @@ class _Rebuild:
     def _shadows(self, generation: str) -> Iterator[Iterator[tables.Layout]]:
         """Places for shadows, each to be used once; whatever lies there, of this attempt or of a killed one, is removed."""
         names = (self.namespace.db, self.namespace.collection)
-        delta.remove(self.spark, self.layout.shadow(*names))
+        delta.remove(self.spark, self.layout.shadow(*names))  # what a killed rebuild left
         try:
+            # Each attempt in a place of its own: Delta caches the log of a path, also after its table is gone.
             yield (self.layout.shadow(*names, f"{generation}-{number}") for number in itertools.count())
         finally:
             delta.remove(self.spark, self.layout.shadow(*names))
 
     def _retyped(
         self, shadows: Iterator[tables.Layout], schema: DocumentSchema, to: int
-    ) -> tuple[silver_collection.Collection, registry.SilverPosition]:
+    ) -> tuple[SilverCollection, registry.SilverPosition]:
         """A shadow in which nothing is rescued that another type of its column would hold.
 
         Types only get wider, so this ends: BIGINT, DOUBLE, STRING of anything.
@@ -300,15 +307,15 @@ class _Rebuild:
 
     def _built(
         self, layout: tables.Layout, seed: DocumentSchema, to: int
-    ) -> tuple[silver_collection.Collection, registry.SilverPosition]:
+    ) -> tuple[SilverCollection, registry.SilverPosition]:
         """Bronze up to the batch `to`, applied to an empty table in `layout`, range by range."""
         table = layout.silver(self.namespace.db, self.namespace.collection)
-        silver_collection.create(self.spark, table)
-        shadow = silver_collection.Collection(
+        silver_tables.create(self.spark, table)
+        shadow = SilverCollection(
             spark=self.spark,
             namespace=self.namespace,
             options=self._options(),
-            keeps_document=silver_collection.keeps_document(self.settings, self.namespace),
+            keeps_document=silver_tables.keeps_document(self.settings, self.namespace),
             layout=layout,
             bronze=self._bronze,
             writer=delta.Writer.claim(self.spark, table),
@@ -322,10 +329,11 @@ class _Rebuild:
         for range_ in self._ranges(whole):
             if self.stop.is_set():
                 raise errors.Temporary(f"{self.writer.table.label}: stopped before the swap; the table is as it was")
-            counts = silver_collection.counted(self._events(range_)).get(self.namespace, silver_collection.Counts())
+            counts = survey.counted(self._events(range_)).get(self.namespace, survey.EventCounts())
             due = tuple(s for s in sweeps if range_.after < s.batch <= range_.to and s.first > reached.swept)
-            work = silver_collection.Work(self.namespace, reached, range_.to, counts, due)
-            reached = shadow.applied(work, stop=threading.Event())
+            work = survey.CollectionWork(self.namespace, reached, range_.to, counts, due)
+            # Its own event, never set: a range ends whole, and the stop is seen to between two of them.
+            reached = ranges.apply(shadow, work, stop=threading.Event())
             renew()
         return shadow, reached
 
@@ -333,13 +341,13 @@ class _Rebuild:
         return self.settings.silver.for_collection(str(self.namespace))
 
     def _events(self, span: reduce.Range) -> DataFrame:
-        return silver_collection.events(self.spark, self._bronze, self.namespace, span)
+        return survey.events(self.spark, self._bronze, self.namespace, span)
 
     def _ranges(self, whole: reduce.Range) -> tuple[reduce.Range, ...]:
-        return silver_collection.bounded(self._events(whole), span=whole, limit=self._options().max_batch_events)
+        return survey.bounded(self._events(whole), span=whole, limit=self._options().max_batch_events)
 
     def _sweeps(self, whole: reduce.Range) -> tuple[reduce.Sweep, ...]:
-        _, found = silver_collection.surveyed(self.spark, self._bronze, whole, only=self.namespace)
+        _, found = survey.surveyed(self.spark, self._bronze, whole, only=self.namespace)
         return tuple(sweep for sweep in found if sweep.db_collection == str(self.namespace))
 
     # --- what is noted before the swap
@@ -358,7 +366,7 @@ class _Rebuild:
         position: registry.SilverPosition,
         generation: str,
     ) -> None:
-        """Append the schema under its generation: nobody goes by it before the table says that it is of this generation."""
+        """Append the schema under its generation; it takes effect when a commit of the table names this generation."""
         rebuilt = document_schema.Change("", document_schema.What.REBUILT, position.generation or None, generation)
         plan = typed.Plan(schema)
         schemas.append(
@@ -376,20 +384,21 @@ class _Rebuild:
         return self.spark.table(str(table)) if delta.exists(self.spark, table) else None
 
     def _remember(self, deletes: DataFrame | None) -> None:
-        """Append the deletes that are not remembered yet; those that are stay."""
+        """Append the shadow's deletes that are not remembered yet; what is remembered stays, it may be older than bronze."""
         if deletes is None:
             return
+        # Only those that are new: a rebuild that is run again must not make the table longer each time.
         known = self._deletes(self.layout)
         fresh = deletes if known is None else deletes.join(known, ["__key", "__sequence"], "left_anti")
         table = self.layout.deletes(self.namespace.db, self.namespace.collection)
         rows = fresh.select("__key", "__sequence", "__batch")
         if not rows.isEmpty():
-            silver_collection.create_deletes(self.spark, table)
+            silver_tables.create_deletes(self.spark, table)
             rows.writeTo(str(table)).append()
 
 
 class _Renewal:
-    """Renews a claim when its owner has said nothing for a while."""
+    """Renews a claim when it was not renewed for a while: a shadow takes longer to build than a lease lasts."""
 
     def __init__(self, writer: delta.Writer, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._writer = writer
@@ -402,16 +411,17 @@ class _Renewal:
             self._last = self._clock()
 
 
-def _wider(collection: silver_collection.Collection, rows: DataFrame) -> DocumentSchema | None:
+def _wider(collection: SilverCollection, rows: DataFrame) -> DocumentSchema | None:
     """The collection's schema with columns for what these rows of its table rescued; None where it is as wide already."""
     schema = collection.schema.schema
     found = conflicts(rows, schema)
-    wider, changes = document_schema.retyped(schema, found, pins=silver_collection.pins(collection.options))
+    wider, changes = document_schema.retyped(schema, found, pins=silver_tables.pins(collection.options))
     return wider if changes else None
 
 
 def conflicts(silver: DataFrame, schema: DocumentSchema) -> tuple[document_schema.Conflict, ...]:
     """What the rescued values of a silver table say against its schema, each once."""
+    # Distinct on the workers: a table may have rescued as many values as it has rows, and few kinds of them.
     entries = silver.where("size(`__rescued`) > 0").select(F.explode("__rescued").alias("path", "text"))
     found = entries.mapInArrow(exact.conflicts(schema.to_json()), "conflict STRING").distinct().collect()
     return tuple(document_schema.Conflict.from_json(row.conflict) for row in sorted(found))
@@ -424,6 +434,7 @@ def compared(live: DataFrame, rebuilt: DataFrame, *, deletes: DataFrame | None =
     """The rows of two tables by key. Columns are compared by their JSON: null is absent, order of fields does not count
     where the types are the same.
     """
+    # By the text and not by columns: the two tables may have other columns, and other types for the same values.
     before, after = _texts(live), _texts(rebuilt)
     both = before.select("key", *_named(before, "before")).join(after.select("key", *_named(after, "after")), "key", "full")
     is_gone, is_new = F.col("after").isNull(), F.col("before").isNull()
@@ -458,13 +469,13 @@ def _named(texts: DataFrame, name: str) -> tuple[Column, Column]:
 
 
 def _lost(gone: DataFrame, deletes: DataFrame | None) -> tuple[int, tuple[str, ...]]:
-    """The rows that are gone without a delete that says so."""
+    """The number of rows that are gone without a delete that explains it, and some of their keys."""
     lost = gone if deletes is None else gone.join(deletes, F.col("key") == F.col("__key"), "left_anti")
     return lost.count(), tuple(row.key for row in lost.select("key").orderBy("key").limit(EXAMPLES).collect())
 
 
 def _differences(other: DataFrame, live: DataFrame, rebuilt: DataFrame) -> tuple[Difference, ...]:
-    """In which columns documents differ: in none of them for all the others."""
+    """The columns in which documents differ; a column that is not named is the same in all of them."""
     parts = (F.from_json(name, "MAP<STRING, STRING>") for name in ("before", "after"))
     equal = F.map_zip_with(*parts, lambda _, left, right: left.eqNullSafe(right))
     columns = F.explode(F.map_keys(F.map_filter(equal, lambda _, is_equal: ~is_equal))).alias("column")

@@ -8,7 +8,7 @@
     silver, history   position 0: the next run applies all of bronze once more, guarded by `sequence`
     gold              no position: the next run writes the table anew from silver
     ops/collections   all of it: the next run of silver finds the collections again
-    the others        facts, each for itself: what is gone is told
+    the others        facts, each for itself: the result says what is gone
 
 Every commit is fenced and leaves the table whole: killed at any moment, run it again.
 """
@@ -49,7 +49,7 @@ class Repaired:
 
 
 def run(spark: SparkSession, settings: Settings, *, is_trial: bool = False, take_over: bool = False) -> list[Repaired]:
-    """Mend every table of the lakehouse that names missing files; with `is_trial` only tell them.
+    """Mend every table of the lakehouse that names missing files; with `is_trial` only name them.
 
     Raises `DecisionNeeded` where the tables do not lie on a file system that this process sees, `TableOwned` and `LeaseHeld`
     where another process writes one of them: stop the pipeline first.
@@ -66,6 +66,7 @@ def run(spark: SparkSession, settings: Settings, *, is_trial: bool = False, take
     found = []
     for folder in local_table.tables_below(root):
         names = folder.relative_to(root).parts
+        # A shadow is removed by the next rebuild; another pipeline's bronze has a position that only its own capture can mend.
         if shadows in folder.parents or (names[0] == "bronze" and folder != own):
             continue
         repaired = _table(spark, tables.TableRef.at(str(folder)), names, is_trial=is_trial, take_over=take_over)
@@ -110,6 +111,7 @@ def _plan(
     match names:
         case ("bronze", _):
             batches = {file.name: file.between("batch") for file in files}
+            # Whole batches from the first missing one on: the position must be a token before which nothing is missing.
             chosen = set(bronze_repair.rewound(batches, [file.name for file in missing]))
             return [file for file in files if file.name in chosen], (
                 "medallion capture reads from the oplog again what came since; where it says that the position is lost, "
@@ -128,6 +130,7 @@ def _position(writer: delta.Writer, names: Sequence[str]) -> tuple[object, dict[
     """The position and the extras of a table whose missing files went."""
     match names:
         case ("silver", *_):
+            # Without `high`, so that what is applied again counts as late and is compared with the rows that are left.
             return 0, {name: writer.metadata[name] for name in ("generation", "log") if name in writer.metadata}
         case ("gold", *_):
             return None, {}

@@ -33,11 +33,13 @@ if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
 
 THREADS = 4
+"""Tables that are read side by side: Spark plans each query for longer than it reads."""
 RATE_SECONDS = 600
 """A rate is that of the last ten minutes before the layer's last commit."""
 PATIENCE_MS = 3000
 """How long the source may take to answer: status is also for when it does not."""
 COMMITS = 1000
+"""At most so many commits or batches are looked at for a rate."""
 
 
 @dataclass(frozen=True)
@@ -140,14 +142,14 @@ class Status:
 def read(spark: SparkSession, settings: Settings) -> Status:
     """The status of a pipeline, also where it never ran or the source does not answer."""
     now_ms = int(time.time() * 1000)
-    asked = _asked(settings)
+    server = _source(settings)
     log = delta.layout(settings.lakehouse).bronze(settings.name)
     shown = metrics.asked(port=settings.source.metrics_port, address=settings.source.metrics_address)
     if not delta.exists(spark, log):
-        return Status(settings.name, now_ms, asked, None, (), shown)
+        return Status(settings.name, now_ms, server, None, (), shown)
     delta.check_ours(spark, log)
     reading = _Reading(spark, settings, log, now_ms)
-    return Status(settings.name, now_ms, asked, reading.bronze(asked), reading.collections(), shown)
+    return Status(settings.name, now_ms, server, reading.bronze(server), reading.collections(), shown)
 
 
 def to_json(status: Status) -> str:
@@ -155,7 +157,8 @@ def to_json(status: Status) -> str:
     return json.dumps(dataclasses.asdict(status), indent=2)
 
 
-def _asked(settings: Settings) -> Source:
+def _source(settings: Settings) -> Source:
+    # A server that cannot be reached is a line of the status, not its end: the tables say where they stand without it.
     try:
         client = source.connection(settings.source).client(serverSelectionTimeoutMS=PATIENCE_MS)
     except errors.MedallionError as error:
@@ -204,7 +207,7 @@ class _Reading:
     def layout(self) -> tables.Layout:
         return delta.layout(self.settings.lakehouse)
 
-    def bronze(self, asked: Source) -> Bronze | None:
+    def bronze(self, server: Source) -> Bronze | None:
         position = bronze.read_position(self.spark, self.log)
         if position is None:
             return None
@@ -215,8 +218,8 @@ class _Reading:
             batch=position.batch,
             events=position.offset + 1,
             position=at,
-            lag_seconds=None if asked.now is None else max(0, asked.now - at),
-            headroom_seconds=None if asked.oplog_first is None else at - asked.oplog_first,
+            lag_seconds=None if server.now is None else max(0, server.now - at),
+            headroom_seconds=None if server.oplog_first is None else at - server.oplog_first,
             rate=self._captured_rate(position.batch),
             writer=self._writer(commit),
             slow_commits=delta.why_not_direct(self.spark, self.log),
@@ -225,6 +228,7 @@ class _Reading:
     def collections(self) -> tuple[Collection, ...]:
         told = bronze.told_heartbeats(self.spark, self.log)
         snapshots, gaps = _snapshots(told), snapshot_state.unrepaired(told)
+        # A collection whose snapshot has begun may have no event yet, and so no table: it is shown all the same.
         met = registry.read(self.spark, self.settings).namespaces
         planned = (registry.Namespace(*name.split(".", 1)) for name in {**snapshots, **gaps})
         with ThreadPoolExecutor(THREADS) as pool:
@@ -234,6 +238,7 @@ class _Reading:
             return tuple(_with_gap(each, gaps.get(each.collection)) for each in read)
 
     def _captured_rate(self, batch: int) -> float | None:
+        # Bounded by batches, too: files are skipped by their batch, and `ts_ms` alone would read all of bronze.
         row = self.spark.sql(
             f"""SELECT count(*) AS events, min(ts_ms) AS first, max(ts_ms) AS last FROM {self.log}
                 WHERE kind IN ('change', 'snapshot') AND batch > {batch - COMMITS}
@@ -256,6 +261,7 @@ class _Reading:
         commits = list(_with_position(delta.history(self.spark, table, limit=COMMITS)))
         if not commits:
             return None
+        # Newest first. Commits of maintenance say no position, and `_with_position` left them out.
         last, batch = commits[0]
         first, before = next(
             each for each in reversed(commits) if last.timestamp_ms - each[0].timestamp_ms <= RATE_SECONDS * 1000
@@ -267,6 +273,7 @@ class _Reading:
         """For each collection what waits for silver and for gold, and what each took in lately: one query over bronze."""
         if not found:
             return {}
+        # The bounds as a table of values and a join, not as a condition a collection: the plan stays small with hundreds of them.
         bounds = [_bounds(each) for each in found]
         values = ", ".join(
             f"({literal(each.namespace.db)}, {literal(each.namespace.collection)}, {', '.join(map(str, bound))})"
@@ -322,6 +329,7 @@ class _Reading:
         )
 
     def _counts(self, table: tables.TableRef) -> dict[str, int]:
+        # Gold has some of these columns only where the settings ask for them.
         columns = self.spark.table(str(table)).columns
         counted = {"deleted": "__deleted", "incomplete": "__incomplete", "rescued": "__rescued"}
         wanted = ["count(*) AS rows"]
@@ -349,6 +357,7 @@ def _snapshots(told: Sequence[Mapping[str, Any]]) -> Mapping[str, Snapshot]:
     found: dict[str, Snapshot] = {}
     for state in snapshot_state.states(payload for payload in told if "snapshot" in payload):
         for name in state.planned:
+            # A snapshot that was stopped reads no more of the collection: the one before it says where that stands.
             if name not in state.stopped:
                 found[name] = Snapshot(state.of(name).documents, state.of(name).completed, state.of(name).failed)
     return found

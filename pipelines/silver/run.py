@@ -2,14 +2,20 @@
 
 For each collection, over its events in bronze batches (a, b]:
 
-    known       which collections there are, and where each table stands
-    evolved     the document schema that holds the range's documents; appended to the schemas before it is used
-    reduced     one row a key: the last event wins, deletes by their mode, partial updates noted or folded
-    remembered  deletes that take rows away, so that nothing that comes late brings them back
-    merged      one MERGE, guarded by `sequence`; its commit carries b, the table's new position
-    swept       rows that a finished snapshot of the whole collection did not hold
-    compacted   now and then: small files, and those of which much is marked as deleted
-    retyped     where the settings say so: the table rebuilt for what it rescued
+    known            which collections there are, and where each table stands
+    surveyed         what bronze holds of each after its position
+    evolved          the document schema that holds the range's documents, appended to the schemas before it is used;
+                     events that cannot be read are in quarantine
+    not_resurrected  events that come late and are older than their key's delete are left out
+    reduced          one row a key: the last event wins, deletes by their mode, partial updates noted or folded
+    remembered       deletes that take rows away, so that nothing that comes late brings them back
+    table_rows       the rows with the table's columns, which are added or widened where they are missing
+    merged           one commit, guarded by `sequence`, which carries b, the table's new position
+    swept            rows that a finished snapshot of the whole collection did not hold, or that a drop took away
+    compacted        now and then: small files, and those of which much is marked as deleted
+    retyped          where the settings say so: the table rebuilt for what it rescued
+
+The steps from `evolved` to `merged` are `pipelines.silver.ranges.STEPS`: each takes a batch and gives out the next one.
 
 Exactly once: a range is a function of (a, b] and of nothing else, and the position moves in the commit that holds the
 range's rows. What comes before it may be repeated after a crash: a schema that is there already is not appended
@@ -21,23 +27,24 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from cdc_core import errors
 from cdc_core.settings.parse import OnConflict
 from cdc_core.silver import reduce
-from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
 from pipelines.delta import tables as delta
 from pipelines.news import News
 from pipelines.operations import rebuild
 from pipelines.schema import log as schemas
-from pipelines.silver import collection as silver_collection
+from pipelines.silver import ranges, survey
+from pipelines.silver import tables as silver_tables
+from pipelines.silver.collection import SilverCollection
+from pipelines.silver.positions import Positions
 from pipelines.spark import parallel
 
 if TYPE_CHECKING:
@@ -45,12 +52,9 @@ if TYPE_CHECKING:
 
     from cdc_core.settings.parse import Settings
 
-IDLE_BATCHES = 10_000
-"""A collection without events moves its position when it is this many batches behind."""
-
 
 @dataclass(frozen=True)
-class CollectionResult:
+class SilverCollectionResult:
     """What one run did to one collection: `events` of bronze batches (`after`, `to`] are in silver's `version`."""
 
     namespace: str
@@ -62,13 +66,13 @@ class CollectionResult:
 
 
 @dataclass(frozen=True)
-class Result:
+class SilverResult:
     """What one run did; `batch` is how far bronze went, and silver now goes."""
 
     batch: int
     events: int
     seconds: float
-    collections: tuple[CollectionResult, ...] = ()
+    collections: tuple[SilverCollectionResult, ...] = ()
 
 
 def run(
@@ -83,11 +87,11 @@ def run(
     to: int | None = None,
     bronze_news: News | None = None,
     news: News | None = None,
-) -> Result:
+) -> SilverResult:
     """Apply every event that bronze held at the start, of batches up to `to` where it is given; without `once`, go on until
     `stop` is set.
 
-    Where bronze has nothing new it waits, at most `pause_seconds`, for what `bronze_news` says; `news` are told of what it did.
+    Where bronze has nothing new it waits, at most `pause_seconds`, for what `bronze_news` says; `news` wakes whoever waits for what silver did.
     `sessions` makes a session with settings of its own for each thread; without it collections go one by one. A killed
     run leaves every table at a position of its own, and the next one goes on from there. A collection that fails is named
     and the others go on; at the end, or when all have failed, its error is raised (`errors.together` where there are several):
@@ -96,16 +100,16 @@ def run(
     ended = stop or threading.Event()
     silver = _Silver(spark, settings, take_over, parallel.Pool(spark, sessions), ended, to)
     started = time.monotonic()
-    total = Result(0, 0, 0.0)
+    total = SilverResult(0, 0, 0.0)
     try:
         while True:
-            found = silver.caught_up()
-            total = _together(total, found)
-            if news is not None and found.collections:
+            applied = silver.caught_up()
+            total = _together(total, applied)
+            if news is not None and applied.collections:
                 news.tell()
             if once or ended.is_set():
                 break
-            if not found.events:
+            if not applied.events:
                 (bronze_news or News()).wait(pause_seconds, stop=ended)
         silver.failures.raised()
     finally:
@@ -113,19 +117,19 @@ def run(
     return replace(total, seconds=time.monotonic() - started)
 
 
-def _together(total: Result, found: Result) -> Result:
+def _together(total: SilverResult, last: SilverResult) -> SilverResult:
     by_name = {each.namespace: each for each in total.collections}
-    for each in found.collections:
+    for each in last.collections:
         before = by_name.get(each.namespace, replace(each, events=0, seconds=0.0))
         by_name[each.namespace] = replace(
             each, after=before.after, events=before.events + each.events, seconds=before.seconds + each.seconds
         )
-    return Result(found.batch, total.events + found.events, 0.0, tuple(by_name.values()))
+    return SilverResult(last.batch, total.events + last.events, 0.0, tuple(by_name.values()))
 
 
 @dataclass
 class _Silver:
-    """The tables of one pipeline's silver, with the claims that are held while it runs."""
+    """One run over the tables of a pipeline's silver, with the claims that are held while it goes on."""
 
     spark: SparkSession
     settings: Settings
@@ -133,196 +137,117 @@ class _Silver:
     pool: parallel.Pool
     stop: threading.Event
     bound: int | None = None
-    known: dict[registry.Namespace, registry.SilverPosition] = field(default_factory=dict)
-    scanned: dict[registry.Namespace, int] = field(default_factory=dict)
-    collections: dict[registry.Namespace, silver_collection.Collection] = field(default_factory=dict)
-    schemas: dict[str, schemas.Kept] = field(default_factory=dict)
+    collections: dict[registry.Namespace, SilverCollection] = field(default_factory=dict)
     retyped: set[registry.Namespace] = field(default_factory=set)
     failures: parallel.Failures = field(default_factory=parallel.Failures)
-    discovered: int | None = None
-    noted: int = 0
-    settled: int = 0
-    log: str | None = None
 
     def __post_init__(self) -> None:
         self.layout = delta.layout(self.settings.lakehouse)
         self.bronze = self.layout.bronze(self.settings.name)
+        self.positions = Positions(self.spark, self.settings, self.failures)
 
     def close(self) -> None:
-        """Release what is held; a claim that was lost already is nobody's to release."""
-        settled = asdict(registry.Settled.at(self.settled, self.known))
+        """Give the claims back. One that another run took over meanwhile is not given back: it is no longer this run's."""
+        settled = self.positions.settled_metadata()
         for collection in self.collections.values():
             with suppress(errors.MedallionError):
-                collection.writer.release({"settled": settled})
+                collection.writer.release(settled)
         self.collections.clear()
 
-    def caught_up(self) -> Result:
+    def caught_up(self) -> SilverResult:
         """Apply what bronze holds now."""
         started = time.monotonic()
         if not delta.exists(self.spark, self.bronze):
-            return Result(0, 0, 0.0)
-        newest = bronze.newest(self.spark, self.bronze)
-        to, self.log = newest.batch if self.bound is None else min(newest.batch, self.bound), newest.log
-        if self.discovered is None:
-            self._read_known()
-        self._again()
-        self._check_log()
-        found = [work for work in self._works(to) if self._is_due(work)]
+            return SilverResult(0, 0, 0.0)
+        positions, newest = self.positions, bronze.newest(self.spark, self.bronze)
+        to, positions.log = newest.batch if self.bound is None else min(newest.batch, self.bound), newest.log
+        if positions.discovered is None:
+            positions.read()
+        self._retry_failed()
+        positions.check_log()
+        due = [work for work in self._works(to) if self._is_due(work)]
         apply = self.failures.guarding(self._applied, name=lambda work: str(work.namespace))
-        results = [result for result in self.pool.each(found, apply, stop=self.stop) if result is not None]
-        if self.failures.found and all(str(namespace) in self.failures.found for namespace in self.known):
+        results = [result for result in self.pool.each(due, apply, stop=self.stop) if result is not None]
+        if self.failures.found and all(str(namespace) in self.failures.found for namespace in positions.known):
             self.failures.raised()
-        if all(self._start(namespace) >= to for namespace in self.known):
-            self.settled = to
+        positions.settle(to)
         events = sum(result.events for result in results)
-        return Result(to, events, time.monotonic() - started, tuple(results))
+        return SilverResult(to, events, time.monotonic() - started, tuple(results))
 
-    def _again(self) -> None:
+    def _retry_failed(self) -> None:
         """Forget what was held of collections whose error was temporary: they are read and claimed anew."""
-        for namespace in [each for each in self.known if str(each) in self.failures.found]:
+        for namespace in [each for each in self.positions.known if str(each) in self.failures.found]:
             if self.failures.waits(str(namespace)):
                 continue
             collection = self.collections.pop(namespace, None)
             if collection is not None:
                 with suppress(errors.MedallionError):
                     collection.writer.release()
-            try:
-                self.scanned.pop(namespace, None)  # of a table that was restored these batches are to be applied again
-                self.known[namespace] = self._position(namespace)
-                generations = {str(namespace): self.known[namespace].generation}
-                newest = schemas.newest(self.spark, self.layout.ops("schemas"))
-                self.schemas |= schemas.of_generations(newest, generations)
-            except errors.Temporary as error:
-                self.failures.note(str(namespace), error)
-
-    def _check_log(self) -> None:
-        """Refuse collections whose tables were made from the batches of another bronze: their numbers say nothing of this one's."""
-        for namespace, position in self.known.items():
-            if position.is_of_other(self.log):
-                self.failures.note(
-                    str(namespace),
-                    errors.DecisionNeeded(
-                        f"{namespace}: silver was made from another bronze table than {self.bronze.label}, which was "
-                        "removed and made anew, or another pipeline captures the same collection. Bring the old one back, or "
-                        "make silver from what this one holds: medallion rebuild --collection …"
-                    ),
-                )
+            self.positions.reread(namespace)
 
     # --- what there is to do
 
-    def _is_due(self, work: silver_collection.Work) -> bool:
+    def _is_due(self, work: survey.CollectionWork) -> bool:
         if self.failures.waits(str(work.namespace)):
             return False
-        is_far = work.to - self.known[work.namespace].to >= IDLE_BATCHES
+        is_far = self.positions.is_far_behind(work.namespace, work.to)
         return bool(work.counts.events or work.sweeps or is_far)
 
-    def _works(self, to: int) -> list[silver_collection.Work]:
-        """One `Work` a collection; one query over bronze, however many collections there are."""
-        discovered = self.discovered or 0
-        going = (namespace for namespace in self.known if not self.failures.waits(str(namespace)))
-        start = min([discovered, *map(self._start, going)])
+    def _works(self, to: int) -> list[survey.CollectionWork]:
+        """One `CollectionWork` a collection; one query over bronze, however many collections there are."""
+        positions = self.positions
+        discovered = positions.discovered or 0
+        going = (namespace for namespace in positions.known if not self.failures.waits(str(namespace)))
+        start = min([discovered, *map(positions.start, going)])
         if start >= to:
             return []
         span = reduce.Range(start, to)
         counts, sweeps = self._surveyed(span)
-        new = [namespace for namespace in counts if namespace not in self.known and not self._is_left_out(namespace)]
+        new = [each for each in counts if each not in positions.known and not positions.is_left_out(each)]
         if new and start > 0:
             # A drop may have come before the rows of the snapshot that it overtook.
-            sweeps = (*silver_collection.sweeps(self.spark, self.bronze, reduce.Range(0, start), among=new), *sweeps)
-        self._note(new, to)
+            sweeps = (*survey.sweeps(self.spark, self.bronze, reduce.Range(0, start), among=new), *sweeps)
+        positions.note(new, to)
         works = [
-            silver_collection.Work(
+            survey.CollectionWork(
                 namespace,
-                replace(position, to=self._start(namespace), log=self.log),
+                replace(position, to=positions.start(namespace), log=positions.log),
                 to,
-                counts.get(namespace, silver_collection.Counts()),
+                counts.get(namespace, survey.EventCounts()),
                 _due_sweeps(sweeps, namespace, position),
             )
-            for namespace, position in self.known.items()
+            for namespace, position in positions.known.items()
         ]
         # Bronze only grows: a collection without events in the span need not be looked at there again. One that failed may have
         # events before the span, which waits for the others only.
-        looked_at = (work for work in works if self._start(work.namespace) >= start)
-        self.scanned |= {work.namespace: to for work in looked_at if not work.counts.events and not work.sweeps}
+        looked_at = (work for work in works if positions.start(work.namespace) >= start)
+        positions.scanned |= {work.namespace: to for work in looked_at if not work.counts.events and not work.sweeps}
         return works
 
-    def _start(self, namespace: registry.Namespace) -> int:
-        """From where on a collection may have events that its table has not."""
-        return max(self.known[namespace].to, self.scanned.get(namespace, 0))
-
-    def _read_known(self) -> None:
-        """What a start has to know, read side by side: Spark plans each of these for longer than it reads."""
-        with ThreadPoolExecutor(parallel.THREADS) as pool:
-            kept = pool.submit(schemas.newest, self.spark, self.layout.ops("schemas"))
-            found = registry.read(self.spark, self.settings, log=self.log)
-            self._refuse(found)
-            positions = zip(found.namespaces, pool.map(self._readable_position, found.namespaces))
-            self.known = {namespace: position for namespace, position in positions if position is not None}
-        is_other = any(position.is_of_other(self.log) for position in self.known.values())
-        self.settled = 0 if is_other else registry.Settled.among(self.known)
-        self.scanned = dict.fromkeys(self.known, self.settled)
-        self.noted = found.discovered
-        self.discovered = max(found.discovered, self.settled)
-        generations = {str(namespace): position.generation for namespace, position in self.known.items()}
-        self.schemas = schemas.of_generations(kept.result(), generations)
-
-    def _note(self, new: Sequence[registry.Namespace], to: int) -> None:
-        """Note new collections before any of them is touched: a crash after the first one's commit loses none of the others."""
-        if new or to - self.noted >= IDLE_BATCHES:
-            registry.note(self.spark, self.settings, new=new, discovered=to, log=self.log)
-            self.noted = to
-        found = registry.parted(self.settings, (*self.known, *new))
-        self._refuse(found)
-        positions = {namespace: self._readable_position(namespace) for namespace in new if namespace in found.namespaces}
-        self.known |= {namespace: position for namespace, position in positions.items() if position is not None}
-        self._check_log()
-        self.discovered = to
-
-    def _refuse(self, found: registry.Known) -> None:
-        for namespace, error in found.refused.items():
-            self.failures.note(str(namespace), error)
-
-    def _is_left_out(self, namespace: registry.Namespace) -> bool:
-        return namespace.is_temporary or str(namespace) in self.failures.found
-
-    def _position(self, namespace: registry.Namespace) -> registry.SilverPosition:
-        return registry.silver_position(self.spark, self._table(namespace))
-
-    def _readable_position(self, namespace: registry.Namespace) -> registry.SilverPosition | None:
-        """Where a collection's table stands; None, and noted, where it cannot be read: the others go on."""
-        try:
-            return self._position(namespace)
-        except Exception as error:
-            self.failures.note(str(namespace), error)
-            return None
-
-    def _surveyed(
-        self, span: reduce.Range
-    ) -> tuple[dict[registry.Namespace, silver_collection.Counts], tuple[reduce.Sweep, ...]]:
+    def _surveyed(self, span: reduce.Range) -> tuple[dict[registry.Namespace, survey.EventCounts], tuple[reduce.Sweep, ...]]:
         """What each collection has in the span, each from its own position on, and the sweeps of all."""
-        starts = {namespace: self._start(namespace) for namespace in self.known}
+        starts = {namespace: self.positions.start(namespace) for namespace in self.positions.known}
         ahead = {namespace: start for namespace, start in starts.items() if start > span.after}
-        return silver_collection.surveyed(self.spark, self.bronze, span, behind=ahead)
-
-    def _table(self, namespace: registry.Namespace) -> tables.TableRef:
-        return self.layout.silver(namespace.db, namespace.collection)
+        return survey.surveyed(self.spark, self.bronze, span, behind=ahead)
 
     # --- doing it
 
-    def _applied(self, spark: SparkSession, work: silver_collection.Work) -> CollectionResult:
+    def _applied(self, spark: SparkSession, work: survey.CollectionWork) -> SilverCollectionResult:
         started = time.monotonic()
-        few = work.counts.events <= silver_collection.SMALL and delta.are_small(self._table(work.namespace))
+        known, namespace = self.positions.known, work.namespace
+        few = work.counts.events <= survey.MAX_DRIVER_ROWS and delta.are_small(self.positions.table(namespace))
         with delta.session_confs(spark, delta.INTERPRETED if few else {}):
             collection = self._collection(spark, work)
-            self.known[work.namespace] = reached = collection.applied(work, stop=self.stop)
+            known[namespace] = reached = ranges.apply(collection, work, stop=self.stop)
             collection.writer.compact()
         if collection.options.on_conflict is OnConflict.RETYPE:
-            after = work.position.to if work.namespace in self.retyped else 0
+            # The first time all rows are looked at: what they rescued may be older than the setting.
+            after = work.position.to if namespace in self.retyped else 0
             reached = rebuild.retyped(collection, self.settings, reached, after=after, stop=self.stop)
-            self.known[work.namespace] = reached
-            self.retyped.add(work.namespace)
-        return CollectionResult(
-            str(work.namespace),
+            known[namespace] = reached
+            self.retyped.add(namespace)
+        return SilverCollectionResult(
+            str(namespace),
             work.position.to,
             reached.to,
             work.counts.events,
@@ -330,29 +255,31 @@ class _Silver:
             time.monotonic() - started,
         )
 
-    def _collection(self, spark: SparkSession, work: silver_collection.Work) -> silver_collection.Collection:
+    def _collection(self, spark: SparkSession, work: survey.CollectionWork) -> SilverCollection:
         """The collection's table, made where there is none, and claimed; from now on in the session `spark`."""
         collection = self.collections.get(work.namespace)
         if collection is None:
-            collection = self.collections[work.namespace] = silver_collection.Collection(
+            collection = self.collections[work.namespace] = SilverCollection(
                 spark=spark,
                 namespace=work.namespace,
                 options=self.settings.silver.for_collection(str(work.namespace)),
-                keeps_document=silver_collection.keeps_document(self.settings, work.namespace),
+                keeps_document=silver_tables.keeps_document(self.settings, work.namespace),
                 layout=self.layout,
                 bronze=self.bronze,
                 writer=self._claimed(spark, work.namespace),
-                schema=self.schemas.get(str(work.namespace), schemas.Kept()),
+                schema=self.positions.schemas.get(str(work.namespace), schemas.Kept()),
                 is_new=work.position.to == 0,
             )
+        # The pool gives each round any of its sessions, and a commit is fenced by the settings of the one that it is made in.
         collection.spark = collection.writer.spark = spark
         return collection
 
     def _claimed(self, spark: SparkSession, namespace: registry.Namespace) -> delta.Writer:
-        table = self._table(namespace)
-        silver_collection.create(spark, table)
+        table = self.positions.table(namespace)
+        silver_tables.create(spark, table)
         writer = delta.Writer.claim(spark, table, take_over=self.take_over)
-        if writer.metadata.get("to") not in (None, self.known[namespace].to):
+        # The position was read before the claim: with a claim in between this run would apply from where the table no longer is.
+        if writer.metadata.get("to") not in (None, self.positions.known[namespace].to):
             writer.release()
             raise errors.CommitConflict(f"{table.label}: another run moved this table meanwhile; start again")
         return writer

@@ -12,8 +12,9 @@ from pipelines.delta import tables as delta
 from pipelines.gold import history
 from pipelines.gold import run as gold
 from pipelines.operations import quarantine
-from pipelines.silver import collection as silver_collection
+from pipelines.silver import ranges
 from pipelines.silver import run as silver
+from pipelines.silver.collection import SilverCollection
 from pipelines.spark import parallel
 from tests.spark.test_silver import Hop, document, pipeline
 
@@ -41,15 +42,15 @@ def test_what_came_while_a_collection_failed_is_not_forgotten(hop: Hop, monkeypa
     """Others go on behind it and the run ends cleanly; the next one applies its events of before."""
     hop.bronze.append({"a": [document(1, 10, "c", v=1)], "b": [document(1, 11, "c", v=1)]})
     hop.silver()
-    service, applied = running(hop), silver_collection.Collection.applied
+    service, apply = running(hop), ranges.apply
 
-    def failing(self: silver_collection.Collection, *given: Any, **named: Any) -> Any:
-        if self.namespace.collection == "a":
+    def failing(collection: SilverCollection, *given: Any, **named: Any) -> Any:
+        if collection.namespace.collection == "a":
             raise errors.DecisionNeeded("a pin that cannot be")
-        return applied(self, *given, **named)
+        return apply(collection, *given, **named)
 
     with monkeypatch.context() as broken:
-        broken.setattr(silver_collection.Collection, "applied", failing)
+        broken.setattr(ranges, "apply", failing)
         for at in (20, 30, 40):
             hop.bronze.append(
                 {"b": [document(at, at, "c", v=1)], **({"a": [document(2, 20, "c", v=2)]} if at == 20 else {})}
@@ -90,14 +91,14 @@ def test_a_replay_over_a_repaired_table_goes_by_the_sequence(hop: Hop, monkeypat
     writer = delta.Writer.claim(hop.spark, hop.silver_table("a"))
     writer.mark(to=0)  # as `medallion repair` leaves it
     writer.release()
-    service, range_of = running(hop), silver_collection.Collection._range
+    service, range_of = running(hop), ranges._range
 
-    def first_only(self: silver_collection.Collection, *given: Any, **named: Any) -> Any:
+    def first_only(*given: Any, **named: Any) -> Any:
         service.stop.set()
-        return range_of(self, *given, **named)
+        return range_of(*given, **named)
 
     with monkeypatch.context() as stopped:
-        stopped.setattr(silver_collection.Collection, "_range", first_only)
+        stopped.setattr(ranges, "_range", first_only)
         service.caught_up()
         service.close()
     assert keys(hop, "a") == {1: 2}

@@ -14,7 +14,8 @@ from pipelines.bronze import collections as registry
 from pipelines.delta import tables as delta
 from pipelines.operations import rebuild
 from pipelines.operations import schema as evolution
-from pipelines.silver import collection as silver_collection
+from pipelines.silver import ranges
+from pipelines.silver import tables as silver_tables
 from tests import bronze_rows
 from tests.spark.test_silver import CASES, Hop, Killed, _forget_claims, document, killing, pipeline
 
@@ -93,7 +94,7 @@ def test_what_was_rescued_comes_into_columns(hop: Hop) -> None:
     assert [bool((c.metadata or {}).get("generation")) for c in commits] == [True, True, False]  # release, swap, claim
     detail = hop.spark.sql(f"DESCRIBE DETAIL {hop.silver_table(ORDERS)}").first()
     assert detail.clusteringColumns == ["__key"]
-    assert {name: detail.properties[name] for name in silver_collection.PROPERTIES} == silver_collection.PROPERTIES
+    assert {name: detail.properties[name] for name in silver_tables.PROPERTIES} == silver_tables.PROPERTIES
     hop.bronze.append({ORDERS: [document(2, 30, "c", exact=LONG, inexact=7, text="z", list=[2])]})
     hop.run()
     rows = [
@@ -220,7 +221,7 @@ def test_a_writer_that_was_taken_over_swaps_nothing(hop: Hop, monkeypatch: pytes
 
 
 KILLS = [
-    (silver_collection.Collection, "applied"),
+    (ranges, "apply"),
     (rebuild._Rebuild, "_remember"),
     (delta.Writer, "replace"),
 ]

@@ -18,7 +18,8 @@ from pipelines.bronze import log as bronze
 from pipelines.delta import tables as delta
 from pipelines.gold import run as gold
 from pipelines.operations import rebuild
-from pipelines.silver import collection as silver_collection
+from pipelines.schema import log as schemas
+from pipelines.silver import deletes, positions, survey
 from pipelines.silver import run as silver
 from pipelines.spark import session as sparks
 from tests import bronze_rows
@@ -68,7 +69,7 @@ class Hop:
         self.silver()
         self.gold()
 
-    def silver(self) -> silver.Result:
+    def silver(self) -> silver.SilverResult:
         return silver.run(self.spark, self.settings, sessions=sparks.sessions(self.spark))
 
     def gold(self) -> gold.Result:
@@ -235,10 +236,10 @@ def test_a_drop_that_overtook_a_snapshots_rows(hop: Hop) -> None:
 KILLS = [
     (silver.registry, "note", False),
     (silver.registry, "note", True),
-    (silver.silver_collection.schemas, "append", False),
-    (silver.silver_collection.schemas, "append", True),
+    (schemas, "append", False),
+    (schemas, "append", True),
     (delta.Writer, "alter", True),
-    (silver.silver_collection.Collection, "_remember", True),
+    (deletes, "remember", True),
     (delta.Writer, "merge", False),
     (delta.Writer, "merge", True),
     (delta.Writer, "mark", True),
@@ -361,7 +362,7 @@ def test_idle_collections_cost_nothing(hop: Hop, monkeypatch: pytest.MonkeyPatch
     hop.bronze.append({"busy": [document(1, 20)]})
     hop.silver()
     assert delta.version(hop.spark, hop.silver_table("idle")) == before
-    monkeypatch.setattr(silver, "IDLE_BATCHES", 2)
+    monkeypatch.setattr(positions, "IDLE_BATCHES", 2)
     hop.bronze.append({"busy": [document(1, 30)]})
     hop.silver()
     assert registry.silver_position(hop.spark, hop.silver_table("idle")).to == 3
@@ -371,13 +372,13 @@ def test_idle_collections_cost_nothing(hop: Hop, monkeypatch: pytest.MonkeyPatch
 def test_a_start_reads_no_batch_that_all_collections_have_behind_them(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though the tables of idle ones stand still; but a table that was set back gets its events again."""
     spans: list[reduce.Range] = []
-    surveyed = silver_collection.surveyed
+    surveyed = survey.surveyed
 
     def noted(*arguments: Any, **named: Any) -> Any:
         spans.append(arguments[2])
         return surveyed(*arguments, **named)
 
-    monkeypatch.setattr(silver_collection, "surveyed", noted)
+    monkeypatch.setattr(survey, "surveyed", noted)
     hop.bronze.append({"busy": [document(1, 10, "c")], "idle": [document(1, 11, "c")]})
     hop.silver()
     hop.bronze.append({"idle": [document(2, 12, "c")]})
@@ -437,7 +438,7 @@ def test_many_events_at_once(spark: SparkSession, tmp_path: Path, monkeypatch: p
     """Many events are typed by the schema as it is; where one would change it or cannot be read, nothing is committed before that
     is seen to.
     """
-    monkeypatch.setattr(silver_collection, "SMALL", 3)
+    monkeypatch.setattr(survey, "MAX_DRIVER_ROWS", 3)
     hop = Hop(spark, pipeline(tmp_path))
 
     def applied(*events: Row) -> list[Row]:

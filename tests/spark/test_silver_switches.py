@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pipelines.operations import quarantine
-from pipelines.silver import collection as silver_collection
+from pipelines.silver import ranges
 from pipelines.silver import run as silver
 from tests import bronze_rows
 from tests.spark.test_silver import Hop, Row, document, pipeline
@@ -96,14 +96,14 @@ def test_the_switch_to_partial_updates_is_told(
     hop.bronze.append({"orders": [{"drop": 20}, document(3, 30, "c", v=2), document(4, 31, "c", v=2)]})
     hop.bronze.append({"orders": [document(5, 40, "c", v=2), document(6, 41, "c", v=2)]})
     stop = threading.Event()
-    ranges = silver_collection.Collection._with_sweeps
+    with_sweeps = ranges._with_sweeps
 
     def one(*args: Any) -> Any:
         stop.set()
-        return ranges(*args)
+        return with_sweeps(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(silver_collection.Collection, "_with_sweeps", one)
+        patch.setattr(ranges, "_with_sweeps", one)
         silver.run(spark, hop.settings, stop=stop)
     assert len(hop.rows("orders")) == 2
     hop.settings = pipeline(tmp_path, **{"keep.document": True})

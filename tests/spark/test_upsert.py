@@ -13,7 +13,7 @@ from py4j.protocol import Py4JError
 
 from cdc_core import errors
 from pipelines.delta import tables as delta
-from pipelines.silver import collection as silver_collection
+from pipelines.silver import evolve, survey
 from tests import bronze_rows, processes
 from tests.spark.test_silver import Hop, pipeline
 
@@ -117,7 +117,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return deleting(self, *arguments)
 
     monkeypatch.setattr(delta._DirectLog, "_deleting", noted)
-    monkeypatch.setattr(silver_collection, "SMALL", 0)
+    monkeypatch.setattr(survey, "MAX_DRIVER_ROWS", 0)
     return found
 
 
@@ -145,16 +145,16 @@ def test_folded_rows_are_replaced_where_they_were_read(
     hop.silver()
     assert numbers(hop) == {0: 0, 1: 2, 3: 0, 4: 0, 9: 9}
     assert (searches, operations(hop)[0]) == (["medallion-seek"], "WRITE")
-    evolved, looks = silver_collection.Collection._evolved, itertools.count(1)
+    evolve_once, looks = evolve.evolve, itertools.count(1)
 
-    def compacted(self: Any, *arguments: Any, **named: Any) -> Any:
-        found = evolved(self, *arguments, **named)
+    def compacted(*arguments: Any, **named: Any) -> Any:
+        found = evolve_once(*arguments, **named)
         if next(looks) == 2:  # after the fold, beside which the rows are looked for
             processes.until(lambda: len(searches) > 1, seconds=60, what="the search for rows")
             delta.optimize(spark, hop.silver_table("t"), metadata="{}")
         return found
 
-    monkeypatch.setattr(silver_collection.Collection, "_evolved", compacted)
+    monkeypatch.setattr(evolve, "evolve", compacted)
     hop.bronze.append({"t": [changed(3, 5, at=30), changed(9, 8, at=31)]})
     hop.silver()
     assert numbers(hop) == {0: 0, 1: 2, 3: 5, 4: 0, 9: 8}

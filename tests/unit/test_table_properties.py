@@ -8,7 +8,7 @@ from cdc_core.tables.layout import TableRef
 from pipelines.bronze import log
 from pipelines.delta import tables
 from pipelines.gold import run as gold
-from pipelines.silver import collection as silver
+from pipelines.silver import tables as silver
 
 
 @pytest.mark.parametrize("properties", (log.PROPERTIES, silver.PROPERTIES, gold.PROPERTIES, tables.FACTS))

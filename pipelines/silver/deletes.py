@@ -1,0 +1,65 @@
+"""The deletes that a collection's table remembers: a document that was deleted does not come back with a late event.
+
+Where a delete takes the row away, the table itself no longer says that the key had one. So the delete is noted in a table
+of its own, and events that come late are compared with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from cdc_core.bronze import columns as bronze
+from pipelines.delta import tables as delta
+from pipelines.silver import survey
+from pipelines.silver import tables as silver_tables
+from pipelines.silver.batch import Deletes, RowBatch
+from pipelines.silver.collection import SilverCollection
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def last_deletes(collection: SilverCollection, events: DataFrame, counts: survey.EventCounts) -> Deletes | None:
+    """The last delete of each key, from bronze's narrow columns; None where deletes do nothing, or there is none."""
+    if not counts.deletes or collection.mode.keeps_row:
+        return None
+    # Whether something came after a delete does not matter: what is later than it is compared with it and passes.
+    deletes = events.where(f"op = '{bronze.Op.DELETE.value}'").groupBy(F.col("key").alias("__key"))
+    return Deletes(deletes.agg(F.max("sequence").alias("__sequence")), counts.deletes)
+
+
+def not_resurrected(collection: SilverCollection, batch: RowBatch) -> RowBatch:
+    """Step: the events that are later than their key's remembered delete.
+
+    A delete that is remembered stays in: it may be remembered and not yet applied.
+    """
+    if not batch.is_late:  # then every event is later than anything that the table has seen
+        return batch
+    if not delta.exists(collection.spark, collection.deletes):
+        return batch
+    table = collection.spark.table(str(collection.deletes))
+    remembered = table.groupBy("__key").agg(F.max("__sequence").alias("__deleted_at"))
+    joined = batch.rows.join(remembered, F.col("key") == F.col("__key"), "left")
+    is_delete = F.col("op") == bronze.Op.DELETE.value
+    is_alive = F.col("__deleted_at").isNull() | (F.col("sequence") > F.col("__deleted_at"))
+    return replace(batch, rows=joined.where(is_delete | is_alive).drop("__key", "__deleted_at"))
+
+
+def remembered(collection: SilverCollection, batch: RowBatch) -> RowBatch:
+    """Step: deletes that take rows away are noted before the rows go."""
+    if batch.deletes is not None and collection.mode.removes_row:
+        remember(collection, batch.deletes, batch.number)
+    return batch
+
+
+def remember(collection: SilverCollection, deletes: Deletes, number: int) -> None:
+    """Append the deletes, before the MERGE, so that a crash in between forgets none."""
+    silver_tables.create_deletes(collection.spark, collection.deletes)
+    facts = deletes.rows.select("__key", "__sequence", F.lit(number).cast("bigint").alias("__batch"))
+    if deletes.events > survey.MAX_DRIVER_ROWS:
+        facts.writeTo(str(collection.deletes)).append()
+    else:
+        delta.append_rows(collection.spark, collection.deletes, facts.toArrow())

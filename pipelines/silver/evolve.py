@@ -1,0 +1,120 @@
+"""The step `evolved`: the document schema holds the batch's documents, and events that cannot be read are in quarantine.
+
+The schema is appended to `ops/schemas` before any table has its columns. After a crash in between the same documents find
+it there, and change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from cdc_core.bronze import columns as bronze
+from cdc_core.silver import quarantine as unreadable
+from cdc_core.silver import reduce
+from pipelines.operations import quarantine
+from pipelines.schema import log as schemas
+from pipelines.silver import survey
+from pipelines.silver import tables as silver_tables
+from pipelines.silver.batch import RowBatch
+from pipelines.silver.collection import SilverCollection
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def _braced(text: str) -> str:
+    """Whether a text begins and ends as a document does; LIKE would count its characters besides."""
+    return f"(startswith({text}, '{{') AND endswith({text}, '}}'))"
+
+
+_PARTIAL = "(op = 'u' AND `after` IS NULL)"
+COUNTED = {
+    "partial": _PARTIAL,
+    # Wider than `unreadable.is_suspect`, and cheap: it is evaluated for each event, the exact one only where this counts any.
+    "suspect": (
+        "key IS NULL OR sequence IS NULL OR length(sequence) <> 24 OR op IS NULL OR op NOT IN ('c', 'u', 'd', 'r') "
+        f"OR (op IN ('c', 'r') AND `after` IS NULL) OR (op <> 'd' AND NOT {_braced('`after`')})"
+    ),
+}
+"""What is counted while the documents are looked at for their schema."""
+_COUNTED_IN_UPDATES = (
+    f"({_PARTIAL} AND (NOT {_braced('updateDescription.updatedFields')} OR NOT {_braced('updateDescription.disambiguatedPaths')} "
+    "OR (updateDescription.updatedFields IS NOT NULL AND json_object_keys(updateDescription.updatedFields) IS NULL)))"
+)
+
+
+def evolved(collection: SilverCollection, batch: RowBatch) -> RowBatch:
+    """The batch's events that can be read, with the plan that types them; the others are in quarantine."""
+    counted = COUNTED | ({"updates": _COUNTED_IN_UPDATES} if collection.keeps_document else {})
+    # Not recorded yet: documents that go to quarantine must leave no column behind.
+    evolution = evolve(
+        collection, looked_at(collection, batch.rows, batch.counts), batch.number, also=counted, records=False
+    )
+    suspects = evolution.refused + evolution.also["suspect"] + evolution.also.get("updates", 0)
+    parted = quarantine.parted(
+        collection.spark,
+        collection.quarantine,
+        events=batch.rows,
+        span=batch.range_,
+        has_suspects=suspects > 0 and not batch.rows.where(unreadable.is_suspect()).isEmpty(),
+    )
+    if parted is None:
+        record(collection, evolution, batch.number)
+        return replace(batch, plan=evolution.plan, partial=evolution.also["partial"])
+    evolution = evolve(collection, looked_at(collection, parted, batch.counts), batch.number, also=counted)
+    # The search for keys took those of the events in quarantine for replaced, too; their rows stay.
+    return replace(batch, rows=parted, plan=evolution.plan, partial=evolution.also["partial"], sought=None)
+
+
+def evolve(
+    collection: SilverCollection, texts: DataFrame, number: int, *, also: Mapping[str, str] = {}, records: bool = True
+) -> schemas.Evolution:
+    """What documents do to the collection's schema; recorded by default, else the caller has to."""
+    evolution = schemas.evolve(
+        texts,
+        current=collection.schema.schema,
+        options=collection.options.unwrap,
+        pins=silver_tables.pins(collection.options),
+        mark="sequence",
+        also=also,
+        reserved=collection.reserved,
+    )
+    if records:
+        record(collection, evolution, number)
+    return evolution
+
+
+def record(collection: SilverCollection, evolution: schemas.Evolution, number: int) -> None:
+    """Append what changed to the schemas, before the table holds it."""
+    ops, name = collection.layout.ops("schemas"), str(collection.namespace)
+    collection.schema = schemas.keep(collection.spark, ops, collection.schema, evolution, collection=name, batch=number)
+
+
+def has_schema(collection: SilverCollection, batch: RowBatch) -> bool:
+    """Whether there is a schema; where there is none, the first documents give it where they can."""
+    if not collection.schema.schema.fields:
+        begun = schemas.begun(
+            batch.rows,
+            options=collection.options.unwrap,
+            pins=silver_tables.pins(collection.options),
+            mark="sequence",
+            reserved=collection.reserved,
+        )
+        if begun is not None:
+            record(collection, begun, batch.number)
+    return bool(collection.schema.schema.fields)
+
+
+def looked_at(collection: SilverCollection, events: DataFrame, counts: survey.EventCounts) -> DataFrame:
+    """The events with, in `after`, every document that the schema must hold: of those that lost, too."""
+    return _with_deleted(events) if collection.shows_deleted(counts) else events
+
+
+def _with_deleted(events: DataFrame) -> DataFrame:
+    """The events with what is known of deleted documents in `after`."""
+    is_delete = F.col("op") == bronze.Op.DELETE.value
+    return events.withColumn("after", F.when(is_delete, reduce.deleted_document()).otherwise(F.col("after")))

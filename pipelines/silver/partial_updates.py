@@ -1,0 +1,154 @@
+"""Partial updates: updates whose documents were not read, folded onto the documents that the table holds.
+
+A collection that keeps whole documents (`keep.document`) reads those of a batch's keys back, lets each update change them,
+and writes them whole. A document that is not known stays incomplete, and the updates that it waits for are read from bronze
+once more when it comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from cdc_core.properties import unwrap as unwrap_options
+from cdc_core.silver import merge, reduce
+from cdc_core.sql.names import identifier
+from pipelines.delta import tables as delta
+from pipelines.silver import batch as batches
+from pipelines.silver import survey
+from pipelines.silver.batch import RowBatch
+from pipelines.silver.collection import SilverCollection
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@contextmanager
+def folded(collection: SilverCollection, events: DataFrame, batch: RowBatch) -> Iterator[DataFrame]:
+    """Reduced rows whose partial updates are folded onto the stored documents; held in memory for the time of a block.
+
+    They are computed and not cached: Spark plans anew whatever is cached of a table that changes.
+    """
+    keeps_last = batches.keeps_last(collection, batch)
+    histories = reduce.histories(events, columns=collection.columns, keeps_last=keeps_last)
+    placed = _with_stored(histories, _stored(collection, events, batch))
+    rows = delta.computed(_folded(placed, mode=collection.mode, columns=collection.columns))
+    try:
+        yield rows
+    finally:
+        delta.release(rows)
+
+
+def with_awaited(collection: SilverCollection, batch: RowBatch) -> DataFrame:
+    """The batch's events and, for late documents of incomplete rows, the updates that such rows have seen since.
+
+    The very events where no row waits for any of them.
+    """
+    events = batch.rows
+    table = collection.rows().where("`__incomplete`")
+    waiting = table.select(F.col("__key").alias("key"), "__sequence", "__known")
+    late = (
+        events.where("after IS NOT NULL")
+        .join(waiting, "key")
+        .where("sequence < `__sequence` AND sequence > coalesce(`__known`, '')")
+        .groupBy("key")
+        .agg(F.min("sequence").alias("__since"))
+    )
+    # One value bounds the search, so that bronze skips the files from before it; each key's own follows in the join.
+    first = late.agg(F.min("__since")).first()[0]
+    if first is None:
+        return events
+    earlier = collection.events(reduce.Range(0, batch.range_.after)).where(reduce.is_partial())
+    updates = earlier.where(F.col("sequence") > first).join(F.broadcast(late), "key").where("sequence > `__since`")
+    return events.unionByName(updates.select(*events.columns))
+
+
+def _stored(collection: SilverCollection, events: DataFrame, batch: RowBatch) -> DataFrame:
+    """What the table holds of the events' keys: the documents, how far each is known, and where it lies."""
+    table = collection.rows().select("*", *collection.writer.places())
+    if batch.keys is not None:
+        table = table.where(F.col("__key").between(*batch.keys))
+    if batch.counts.events <= survey.MAX_BROADCAST_EVENTS:
+        keys = events.select(F.col("key").alias("__key"))
+        table = table.join(F.broadcast(keys), "__key", "left_semi")  # only these documents are shuffled
+    # The setting may be younger than the table: it then gets the column with this very batch.
+    if "__document" not in table.columns:
+        table = table.withColumn("__document", F.lit(None).cast("string"))
+    deleted = F.coalesce("__deleted", F.lit(False)) if "__deleted" in table.columns else F.lit(False)
+    return table.select(
+        F.col("__key").alias("key"),
+        F.col("__sequence").alias("stored_sequence"),
+        F.coalesce("__known", "__sequence").alias("stored_known"),
+        F.when(~deleted, F.col("__document")).alias("stored_document"),
+        deleted.alias("stored_is_deleted"),
+        F.coalesce("__incomplete", F.lit(False)).alias("stored_incomplete"),
+        *delta.PLACE,
+    )
+
+
+def _with_stored(histories: DataFrame, stored: DataFrame) -> DataFrame:
+    """Histories with what each one's updates build on, and only the updates that are not in it yet.
+
+    `base` is the later of the stored document and the range's own, `base_known` its sequence, `is_doubtful` whether
+    the stored one was incomplete. A row whose document was not kept (the setting is younger than the row) is not
+    `is_foldable`: it can only be marked.
+    """
+    known = F.coalesce("sequence", F.lit(""))
+    is_whole = F.col("sequence").isNotNull() & ~F.coalesce("is_delete", F.lit(False))
+    on_stored = F.coalesce(F.col("stored_known") > known, F.lit(False)) | (
+        F.col("stored_sequence").isNotNull() & F.col("sequence").isNull()
+    )
+    since = F.when(on_stored, F.col("stored_sequence")).otherwise(known)
+    placed = histories.join(stored, "key", "left").withColumns(
+        {
+            "since": since,
+            "base": F.when(on_stored, F.col("stored_document")).when(is_whole, F.col("after")),
+            "base_known": F.when(on_stored & ~F.col("stored_is_deleted"), F.col("stored_known"))
+            .when(~on_stored & is_whole, known)
+            .otherwise(F.lit("")),
+            "is_doubtful": on_stored & F.col("stored_incomplete"),
+            "is_foldable": ~on_stored
+            | F.col("stored_is_deleted")
+            | F.col("stored_document").isNotNull()
+            | (F.col("stored_known") == ""),
+        }
+    )
+    later = F.filter("updates", lambda update: update["sequence"] > F.col("since"))
+    return placed.withColumn("updates", later)
+
+
+def _folded(placed: DataFrame, *, mode: unwrap_options.DeleteMode, columns: Sequence[str]) -> DataFrame:
+    """Rows of `_with_stored` as reduced rows, with the updates folded onto their base where that is known."""
+    has_updates = F.coalesce(F.size("updates"), F.lit(0)) > 0
+    is_folded = has_updates & F.col("is_foldable")
+    prepared = placed.where(has_updates | F.col("sequence").isNotNull()).withColumns(
+        {
+            "base": F.when(is_folded, F.col("base")),
+            "updates": F.when(is_folded, F.col("updates")),
+            "sequence": F.when(~has_updates, F.col("sequence")),
+            "after": F.when(~has_updates, F.col("after")),
+            "partial_sequence": F.when(has_updates, F.col("partial_sequence")),
+        }
+    )
+    beside = ("partial_sequence", "base_known", "is_doubtful")
+    reduced = reduce.decided(prepared, mode=mode, columns=(*columns, *beside, *delta.PLACE, "base", "updates"))
+    kept = reduced.drop("base", "updates").schema
+    ddl = ", ".join(f"{identifier(each.name)} {merge.ddl(each.dataType)}" for each in kept)
+    folded = reduced.mapInArrow(reduce.fold_rows, f"{ddl}, {reduce.FOLDED_DDL}")
+    has_document = F.col("document").isNotNull()
+    is_incomplete = F.col("incomplete") | F.col("is_doubtful") | ~has_document
+    values = {
+        "__action": F.when(has_document, reduce.Action.DOCUMENT.value).otherwise(reduce.Action.MARK.value),
+        "__sequence": F.col("partial_sequence"),
+        "__guard": F.when(has_document, F.col("partial_sequence")).otherwise(""),
+        "__known": F.when(is_incomplete, F.col("base_known")),
+        "__incomplete": is_incomplete,
+        "__deleted": F.lit(False),
+        "after": F.col("document"),
+    }
+    was_folded = F.col("incomplete").isNotNull()
+    chosen = {name: F.when(was_folded, value).otherwise(F.col(name)) for name, value in values.items()}
+    return folded.withColumns(chosen).drop(*beside, "document", "incomplete")

@@ -1,0 +1,145 @@
+"""Which collections silver knows, where the table of each stands, and up to where bronze was searched for others.
+
+It is read at a start and kept by the run, which alone moves these tables. What it says is on disk, too, so that a run that
+is killed at any moment leaves nothing behind that the next one would miss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+from cdc_core import errors
+from cdc_core.tables import layout as tables
+from pipelines.bronze import collections as registry
+from pipelines.delta import tables as delta
+from pipelines.schema import log as schemas
+from pipelines.spark import parallel
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cdc_core.settings.parse import Settings
+
+IDLE_BATCHES = 10_000
+"""A collection without events moves its position when it is this many batches behind."""
+
+
+@dataclass
+class Positions:
+    """The collections with their positions; `failures` takes what cannot be read, and the others go on."""
+
+    spark: SparkSession
+    settings: Settings
+    failures: parallel.Failures
+    known: dict[registry.Namespace, registry.SilverPosition] = field(default_factory=dict)
+    scanned: dict[registry.Namespace, int] = field(default_factory=dict)
+    """Up to which batch bronze was searched for a collection's events, where there were none."""
+    schemas: dict[str, schemas.Kept] = field(default_factory=dict)
+    discovered: int | None = None
+    """Up to which batch every collection is known; None before anything is read."""
+    noted: int = 0
+    settled: int = 0
+    """The batch up to which no collection has events that its table has not."""
+    log: str | None = None
+    """What the history of this bronze is called."""
+
+    def __post_init__(self) -> None:
+        self.layout = delta.layout(self.settings.lakehouse)
+
+    def read(self) -> None:
+        """What a start has to know, read side by side: Spark plans each of these for longer than it reads."""
+        with ThreadPoolExecutor(parallel.THREADS) as pool:
+            kept = pool.submit(schemas.newest, self.spark, self.layout.ops("schemas"))
+            noted = registry.read(self.spark, self.settings, log=self.log)
+            self._refuse(noted)
+            positions = zip(noted.namespaces, pool.map(self._readable_position, noted.namespaces))
+            self.known = {namespace: position for namespace, position in positions if position is not None}
+        is_other = any(position.is_of_other(self.log) for position in self.known.values())
+        self.settled = 0 if is_other else registry.Settled.among(self.known)
+        self.scanned = dict.fromkeys(self.known, self.settled)
+        self.noted = noted.discovered
+        self.discovered = max(noted.discovered, self.settled)
+        generations = {str(namespace): position.generation for namespace, position in self.known.items()}
+        self.schemas = schemas.of_generations(kept.result(), generations)
+
+    def reread(self, namespace: registry.Namespace) -> None:
+        """Read one collection's position and schema anew, after its error."""
+        try:
+            self.scanned.pop(namespace, None)  # of a table that was restored these batches are to be applied again
+            self.known[namespace] = self._position(namespace)
+            # Another run may have rebuilt the table meanwhile: its schema is that of the generation that the table has now.
+            generations = {str(namespace): self.known[namespace].generation}
+            newest = schemas.newest(self.spark, self.layout.ops("schemas"))
+            self.schemas |= schemas.of_generations(newest, generations)
+        except errors.Temporary as error:
+            self.failures.note(str(namespace), error)
+
+    def check_log(self) -> None:
+        """Refuse collections whose tables were made from the batches of another bronze: their numbers say nothing of this one's."""
+        for namespace, position in self.known.items():
+            if position.is_of_other(self.log):
+                bronze = self.layout.bronze(self.settings.name)
+                self.failures.note(
+                    str(namespace),
+                    errors.DecisionNeeded(
+                        f"{namespace}: silver was made from another bronze table than {bronze.label}, which was "
+                        "removed and made anew, or another pipeline captures the same collection. Bring the old one back, or "
+                        "make silver from what this one holds: medallion rebuild --collection …"
+                    ),
+                )
+
+    def note(self, new: Sequence[registry.Namespace], to: int) -> None:
+        """Note new collections before any of them is touched: a crash after the first one's commit loses none of the others."""
+        # Without new ones now and then, so that the next start need not search all of bronze for them.
+        if new or to - self.noted >= IDLE_BATCHES:
+            registry.note(self.spark, self.settings, new=new, discovered=to, log=self.log)
+            self.noted = to
+        accepted = registry.parted(self.settings, (*self.known, *new))
+        self._refuse(accepted)
+        positions = {namespace: self._readable_position(namespace) for namespace in new if namespace in accepted.namespaces}
+        self.known |= {namespace: position for namespace, position in positions.items() if position is not None}
+        self.check_log()
+        self.discovered = to
+
+    def start(self, namespace: registry.Namespace) -> int:
+        """From where on a collection may have events that its table has not."""
+        return max(self.known[namespace].to, self.scanned.get(namespace, 0))
+
+    def is_far_behind(self, namespace: registry.Namespace, to: int) -> bool:
+        """Whether a table's own position is so old that it is worth a commit without any row."""
+        return to - self.known[namespace].to >= IDLE_BATCHES
+
+    def settle(self, to: int) -> None:
+        """Take note of `to` where every collection has come so far."""
+        if all(self.start(namespace) >= to for namespace in self.known):
+            self.settled = to
+
+    def settled_metadata(self) -> dict[str, object]:
+        """What the last commit of a table says of all of them, so that the next start need not search what lies before."""
+        return {"settled": asdict(registry.Settled.at(self.settled, self.known))}
+
+    def is_left_out(self, namespace: registry.Namespace) -> bool:
+        """Whether a collection that bronze shows gets no table."""
+        return namespace.is_temporary or str(namespace) in self.failures.found
+
+    def table(self, namespace: registry.Namespace) -> tables.TableRef:
+        """The collection's table in silver."""
+        return self.layout.silver(namespace.db, namespace.collection)
+
+    def _refuse(self, collections: registry.Known) -> None:
+        for namespace, error in collections.refused.items():
+            self.failures.note(str(namespace), error)
+
+    def _position(self, namespace: registry.Namespace) -> registry.SilverPosition:
+        return registry.silver_position(self.spark, self.table(namespace))
+
+    def _readable_position(self, namespace: registry.Namespace) -> registry.SilverPosition | None:
+        """Where a collection's table stands; None, and noted, where it cannot be read: the others go on."""
+        try:
+            return self._position(namespace)
+        except Exception as error:
+            self.failures.note(str(namespace), error)
+            return None

@@ -1,0 +1,183 @@
+"""The way of a collection's work into its table: range by range, each with the sweeps that it calls for.
+
+A range is one batch, which goes through `STEPS`; its last step is the commit that moves the position.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from cdc_core.bronze import columns as bronze
+from cdc_core.silver import reduce
+from cdc_core.sql.names import literal
+from cdc_core.typed import plan as typed
+from pipelines.bronze import collections as registry
+from pipelines.delta import tables as delta
+from pipelines.silver import batch as batches
+from pipelines.silver import deletes, evolve, reduction, survey, sweeps, write
+from pipelines.silver.batch import RowBatch, Step
+from pipelines.silver.collection import SilverCollection
+from pipelines.spark import session as sparks
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+# Log lines show this name: what is searched for there must not depend on how the code is cut into modules.
+log = logging.getLogger("pipelines.silver.collection")
+
+STEPS: tuple[Step, ...] = (evolve.evolved, deletes.not_resurrected, reduction.reduced, *write.STEPS)
+"""The way of a batch: from bronze's events to the commit of its rows."""
+
+ADAPTIVE = "spark.sql.adaptive.enabled"
+NOT_ADAPTIVE = {ADAPTIVE: "false"}
+"""Planned once. On one machine there is little to adapt, and each look at the plan asks Delta for the table's files again."""
+
+_HAS_NO_TEXT = "`__document` IS NULL AND NOT coalesce(`__incomplete`, false)"
+
+
+def apply(collection: SilverCollection, work: survey.CollectionWork, *, stop: threading.Event) -> registry.SilverPosition:
+    """Apply the work range by range, then its sweeps; the position reached. Between ranges it ends where `stop` is set."""
+    reached = _under_these_settings(collection, work.position)
+    ranges = _ranges(collection, work)
+    needless, due = sweeps.split(collection, work)
+    for sweep in needless:
+        reached = sweeps.after(collection, sweep, reached)
+    for range_ in ranges:
+        if stop.is_set():
+            return reached
+        counts = work.counts if len(ranges) == 1 else _counts(collection, range_)
+        reached = _with_sweeps(collection, range_, counts, reached, reduce.within(due, range_))
+    return reached
+
+
+def _with_sweeps(
+    collection: SilverCollection,
+    range_: reduce.Range,
+    counts: survey.EventCounts,
+    reached: registry.SilverPosition,
+    due: Sequence[reduce.Sweep],
+) -> registry.SilverPosition:
+    """One range and the sweeps that it calls for. While any is to come, the position stays: a crash in between repeats the range."""
+    reached = _range(collection, range_, counts, reached, to=reached.to if due else range_.to)
+    for sweep in due:
+        to = range_.to if sweep is due[-1] else reached.to
+        after = replace(sweeps.after(collection, sweep, reached), to=to)
+        reached = sweeps.apply(collection, sweep, after, range_=range_)
+    return reached
+
+
+def _range(
+    collection: SilverCollection,
+    range_: reduce.Range,
+    counts: survey.EventCounts,
+    reached: registry.SilverPosition,
+    *,
+    to: int,
+) -> registry.SilverPosition:
+    after = replace(reached, to=to, high=max(reached.high or "", counts.high))
+    if not counts.events:
+        collection.move(after)
+        return after
+    # After a repair the position is 0, and the rows are there: what is applied again then comes late. What is older than a
+    # sweep is late, too: the row that it would be compared with may be gone.
+    is_late = not collection.is_empty() and (reached.high is None or counts.low <= max(reached.high, reached.swept))
+    events = _wanted(collection, collection.events(range_), counts)
+    if counts.low < reached.floor:
+        # One without a place in the order goes on: it belongs to quarantine.
+        events = events.where(f"sequence IS NULL OR sequence >= {literal(reached.floor)}")
+    with ExitStack() as resources:
+        # A MERGE is planned as the session says: it may broadcast more then.
+        adaptive = {ADAPTIVE: collection.spark.conf.get(ADAPTIVE) or "true"}
+        is_local = sparks.is_local(collection.spark)
+        resources.enter_context(delta.session_confs(collection.spark, NOT_ADAPTIVE if is_local else {}))
+        sought = resources.enter_context(_seeking_keys(collection, events, counts, is_late=is_late))
+        batch = RowBatch(
+            rows=events,
+            range_=range_,
+            after=after,
+            plan=typed.Plan(collection.schema.schema),
+            counts=counts,
+            keys=(counts.first_key, counts.last_key) if counts.first_key else None,
+            is_late=is_late,
+            sought=sought,
+            merge_confs=adaptive,
+            resources=resources,
+        )
+        if batch.is_late or not _written_at_once(collection, batch):
+            batches.through(STEPS, collection, batch)
+    return after
+
+
+def _written_at_once(collection: SilverCollection, batch: RowBatch) -> bool:
+    """Whether the batch could be committed without a look at its documents before; where not, nothing was committed."""
+    rows = reduction.at_once(collection, batch)
+    if rows is None:
+        return False
+    try:
+        batches.through(write.STEPS, collection, rows)
+    except delta.Unwanted:
+        return False
+    return True
+
+
+@contextmanager
+def _seeking_keys(
+    collection: SilverCollection, events: DataFrame, counts: survey.EventCounts, *, is_late: bool
+) -> Iterator[delta.Sought | None]:
+    """Where the table holds the events' keys, looked for while their documents are: the driver waits much in both."""
+    is_large = reduction.is_large(counts) and not collection.is_empty()
+    if is_large and collection.keeps_document:
+        with collection.writer.listing():  # the places come with the stored documents
+            yield None
+        return
+    if is_late or not is_large or collection.shows_deleted(counts):
+        yield None
+        return
+    with collection.writer.seeking(batches.keys(events, counts)) as sought:
+        yield sought
+
+
+def _wanted(collection: SilverCollection, events: DataFrame, counts: survey.EventCounts) -> DataFrame:
+    """The events without deletes, where they do nothing."""
+    if collection.mode.keeps_row and counts.deletes:
+        return events.where(f"NOT (op <=> '{bronze.Op.DELETE.value}')")  # one without any op goes to quarantine
+    return events
+
+
+def _ranges(collection: SilverCollection, work: survey.CollectionWork) -> tuple[reduce.Range, ...]:
+    limit = collection.options.max_batch_events
+    if work.counts.events <= limit:
+        return (work.span,)
+    return survey.bounded(collection.events(work.span), span=work.span, limit=limit)
+
+
+def _counts(collection: SilverCollection, range_: reduce.Range) -> survey.EventCounts:
+    counted = survey.counted(collection.events(range_))
+    return counted.get(collection.namespace, survey.EventCounts())
+
+
+def _under_these_settings(collection: SilverCollection, position: registry.SilverPosition) -> registry.SilverPosition:
+    """The position with what the settings say of rows; a warning where rows from before cannot do what they ask for now."""
+    if collection.keeps_document and position.documents is not True and _lacks_documents(collection):
+        log.warning(
+            "%s: rows of silver were written without their whole documents; one that gets a partial update stands as it was, "
+            "incomplete, until its document is read again: medallion signal execute-snapshot --data-collections %s",
+            collection.namespace,
+            collection.namespace,
+        )
+    # A name stays reserved when the setting goes: the column is still there, and a field would be mixed with its values.
+    added = {each.name for each in collection.added(collection.schema.schema)}
+    collection.reserved = frozenset(position.added) | added
+    return replace(position, documents=collection.keeps_document, added=tuple(sorted(collection.reserved)))
+
+
+def _lacks_documents(collection: SilverCollection) -> bool:
+    if collection.is_empty():
+        return False
+    rows = collection.rows()
+    return "__document" not in rows.columns or not rows.where(_HAS_NO_TEXT).isEmpty()

@@ -1,0 +1,129 @@
+"""The step `reduced`: one row a key out of a batch's events, in one of three ways.
+
+reduced     the last document or delete of each key; partial updates mark its row as incomplete
+            or, where whole documents are kept, are folded onto what the table holds
+at_once     the same for very many whole documents, which are typed before they were looked at
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Observation
+from pyspark.sql import functions as F
+
+from cdc_core.silver import reduce
+from cdc_core.typed import plan as typed
+from pipelines.delta import tables as delta
+from pipelines.operations import quarantine
+from pipelines.silver import batch as batches
+from pipelines.silver import deletes, evolve, partial_updates, survey
+from pipelines.silver import tables as silver_tables
+from pipelines.silver.batch import RowBatch
+from pipelines.silver.collection import SilverCollection
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def reduced(collection: SilverCollection, batch: RowBatch) -> RowBatch:
+    """Step: one row a key, with what the commit has to know of the rows."""
+    whole = batch.rows
+    if batch.is_late and collection.keeps_document:
+        whole = partial_updates.with_awaited(collection, batch)
+    has_partial = batch.partial > 0 or whole is not batch.rows
+    described = replace(
+        batch,
+        deletes=deletes.last_deletes(collection, batch.rows, batch.counts),
+        has_incomplete=has_partial,
+        touched=batches.keys(batch.rows, batch.counts),
+    )
+    if has_partial and collection.keeps_document:
+        return _folded(collection, described, whole)
+    return _latest(collection, described, has_partial=has_partial)
+
+
+def _latest(collection: SilverCollection, batch: RowBatch, *, has_partial: bool) -> RowBatch:
+    keeps_last = batches.keeps_last(collection, batch)
+    if is_large(batch.counts) and not (has_partial or keeps_last):
+        latest = reduce.latest_of_many(batch.rows, columns=collection.columns)
+    else:
+        latest = reduce.latest(batch.rows, has_partial=has_partial, columns=collection.columns, keeps_last=keeps_last)
+    return replace(batch, rows=reduce.decided(latest, mode=collection.mode, columns=collection.columns))
+
+
+def _folded(collection: SilverCollection, batch: RowBatch, whole: DataFrame) -> RowBatch:
+    """The rows with partial updates folded onto the stored documents, and the schema that holds what came out of that."""
+    rows = batch.resources.enter_context(partial_updates.folded(collection, whole, batch))
+    sought = batch.resources.enter_context(_seeking_places(collection, rows, batch))
+    texts = rows.select("after", F.col("__sequence").alias("sequence"), "__incomplete")
+    if batch.partial < batch.counts.events:  # documents that lost count, too
+        events = evolve.looked_at(collection, batch.rows, batch.counts)
+        lost = events.select("after", "sequence", F.lit(False).alias("__incomplete"))
+        texts = lost.unionByName(texts)
+    # Once more: a field that an update set is in no document that the step `evolved` saw.
+    evolution = evolve.evolve(collection, texts, batch.number, also={"incomplete": "`__incomplete`"})
+    return replace(
+        batch,
+        rows=rows,
+        plan=evolution.plan,
+        has_incomplete=evolution.also["incomplete"] > 0,  # a MERGE without any reads and writes much less
+        touched=F.broadcast(rows.select("__key")),  # they lie in memory
+        sought=sought,
+    )
+
+
+@contextmanager
+def _seeking_places(collection: SilverCollection, rows: DataFrame, batch: RowBatch) -> Iterator[delta.Sought | None]:
+    """Where the table holds the rows, which was seen when their documents were read."""
+    if batch.is_late:  # a MERGE finds them itself
+        yield None
+        return
+    places = rows.select(*delta.PLACE).where(F.col(delta.PLACE[0]).isNotNull())
+    with collection.writer.seeking(places) as sought:
+        yield sought
+
+
+def at_once(collection: SilverCollection, batch: RowBatch) -> RowBatch | None:
+    """Reduced rows of many events, without a look at them before: they are typed by the schema as it is, and looked at on the way.
+
+    None where that cannot be. `unless` is true where one of them would change the schema, cannot be read or is no whole
+    document; then nothing may be committed.
+    """
+    if (
+        not is_large(batch.counts)
+        or collection.keeps_document
+        or collection.shows_deleted(batch.counts)
+        or not collection.writer.is_direct
+        or not evolve.has_schema(collection, batch)
+    ):
+        return None
+    # A document that waits for an event in quarantine has readable events, too: no look at them shows that they must wait.
+    parted = quarantine.parted(
+        collection.spark, collection.quarantine, events=batch.rows, span=batch.range_, has_suspects=False
+    )
+    if parted is not None:
+        return None
+    plan = typed.Plan(collection.schema.schema, silver_tables.pins(collection.options))
+    # An observation counts while the rows are written: the documents are read and parsed once.
+    doubts = Observation()
+    is_doubtful = " OR ".join(["is_doubtful", *(f"({condition})" for condition in evolve.COUNTED.values())])
+    documents = typed.documents(batch.rows, plan=plan).observe(doubts, F.count_if(F.expr(is_doubtful)).alias("events"))
+    columns = (*collection.columns, "document", "rescued")
+    latest = reduce.latest_of_many(documents, columns=columns, bare=batch.rows)
+    return replace(
+        batch,
+        rows=reduce.decided(latest, mode=collection.mode, columns=columns),
+        plan=plan,
+        deletes=deletes.last_deletes(collection, batch.rows, batch.counts),
+        touched=batches.keys(batch.rows, batch.counts),
+        unless=lambda: doubts.get["events"] > 0,
+    )
+
+
+def is_large(counts: survey.EventCounts) -> bool:
+    """Whether Spark's jobs are worth their start, and the offsets can still be sent to every executor."""
+    return survey.MAX_DRIVER_ROWS < counts.events <= survey.MAX_BROADCAST_EVENTS

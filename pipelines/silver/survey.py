@@ -1,0 +1,205 @@
+"""What a span of bronze's batches holds of each collection: how many events, and the sweeps that it calls for.
+
+A survey reads bronze's narrow columns and never a document: it decides which collections there is anything to do for, and
+where a long span is cut into ranges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+
+from cdc_core.bronze import columns as bronze
+from cdc_core.settings.parse import OnGone
+from cdc_core.silver import reduce
+from cdc_core.sql.names import literal
+from cdc_core.tables import layout as tables
+from pipelines.bronze import collections as registry
+from pipelines.bronze import log as bronze_log
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, Row, SparkSession
+
+    from cdc_core.settings.parse import CollectionSettings
+
+MAX_DRIVER_ROWS = 20_000
+"""At most so many rows are read and written by this process, without a Spark job."""
+
+MAX_BROADCAST_EVENTS = 2_000_000
+"""Of at most so many events the winners' offsets are sent to every executor; of more the documents are shuffled."""
+
+DOCUMENT_EVENTS = f"kind IN ({', '.join(literal(kind) for kind in reduce.KINDS)})"
+"""The rows of bronze that are about one document, as SQL."""
+
+# LIKE may let heartbeats pass that end no snapshot: `reduce.sweeps` reads the JSON of those few.
+_CALLS_FOR_SWEEP = (
+    """(kind = 'heartbeat' AND payload LIKE '%"completed"%') OR (kind = 'schema_change' AND sequence IS NOT NULL)"""
+)
+
+
+@dataclass(frozen=True)
+class EventCounts:
+    """What bronze holds of one collection in a range, from its narrow columns."""
+
+    events: int = 0
+    deletes: int = 0
+    low: str = ""
+    high: str = ""
+    first_key: str = ""
+    last_key: str = ""
+
+
+def counted(events: DataFrame) -> dict[registry.Namespace, EventCounts]:
+    """The counts of each collection among bronze's rows."""
+    rows = events.groupBy("db", "collection").agg(*_counting()).collect()
+    return {registry.Namespace(row.db, row.collection): _counts(row.asDict()) for row in rows}
+
+
+def surveyed(
+    spark: SparkSession,
+    bronze_table: tables.TableRef,
+    span: reduce.Range,
+    *,
+    only: registry.Namespace | None = None,
+    behind: Mapping[registry.Namespace, int] = {},
+) -> tuple[dict[registry.Namespace, EventCounts], tuple[reduce.Sweep, ...]]:
+    """What a span of batches holds of each collection, or of one, and the sweeps that it calls for, in its order.
+
+    Of the collections of `behind` the events after a batch are counted. One query, however many collections there are, and none
+    for a few rows in files that this process sees.
+    """
+    # A Spark query costs more than the reading of a small span, and a service surveys many.
+    few = bronze_log.few_rows(bronze_table, span, SURVEYED, limit=MAX_DRIVER_ROWS)
+    if few is not None:
+        return _surveyed_here(few.to_pylist(), only, behind)
+    own = "true" if only is None else only.predicate
+    if behind:
+        # A collection that failed, or that runs ahead, has a position of its own within the span: its own events start there.
+        start = " ".join(f"WHEN {namespace.predicate} THEN {to}" for namespace, to in behind.items())
+        own = f"({own}) AND batch > CASE {start} ELSE {span.after} END"
+    rows = bronze_log.rows(spark, bronze_table, span).where(f"({DOCUMENT_EVENTS} AND {own}) OR {_CALLS_FOR_SWEEP}")
+    is_event = F.expr(DOCUMENT_EVENTS)
+    sweep_rows = F.struct("offset", "kind", "batch", "db", "collection", "sequence", "payload")
+    surveyed = (
+        rows.groupBy(is_event.alias("is_event"), "db", "collection")
+        .agg(*_counting(), F.collect_list(F.when(~is_event, sweep_rows)).alias("sweep_rows"))
+        .collect()
+    )
+    counts = {registry.Namespace(row.db, row.collection): _counts(row.asDict()) for row in surveyed if row.is_event}
+    # collect_list keeps no order, and the first heartbeat that names a finished collection counts.
+    return counts, _sweeps(sorted((each for row in surveyed for each in row.sweep_rows), key=lambda each: each.offset))
+
+
+SURVEYED = ("offset", "kind", "batch", "db", "collection", "sequence", "key", "op", "payload")
+"""The columns of bronze that a survey looks at."""
+
+
+def _surveyed_here(
+    rows: Sequence[Mapping[str, Any]], only: registry.Namespace | None, behind: Mapping[registry.Namespace, int]
+) -> tuple[dict[registry.Namespace, EventCounts], tuple[reduce.Sweep, ...]]:
+    """What `surveyed` says, of rows that this process has read."""
+    by_namespace: dict[registry.Namespace, list[Mapping[str, Any]]] = {}
+    sweep_rows: list[bronze_log.SweepRow] = []
+    for row in rows:
+        if row["kind"] in reduce.KINDS:
+            namespace = registry.Namespace(row["db"], row["collection"])
+            if only in (None, namespace) and row["batch"] > behind.get(namespace, 0):
+                by_namespace.setdefault(namespace, []).append(row)
+        elif _calls_for_sweep(row):
+            sweep_rows.append(bronze_log.SweepRow(*(row[name] for name in bronze_log.SweepRow._fields)))
+    counts = {namespace: _counted_here(events) for namespace, events in by_namespace.items()}
+    return counts, _sweeps(sorted(sweep_rows, key=lambda each: each.offset))
+
+
+def _calls_for_sweep(row: Mapping[str, Any]) -> bool:
+    """`_CALLS_FOR_SWEEP` of one row."""
+    if row["kind"] == bronze.Kind.HEARTBEAT.value:
+        return '"completed"' in (row["payload"] or "")
+    return row["kind"] == bronze.Kind.SCHEMA_CHANGE.value and row["sequence"] is not None
+
+
+def _counted_here(events: Sequence[Mapping[str, Any]]) -> EventCounts:
+    """The counts of one collection's rows. Spark compares the bytes of UTF-8, which have the order of the code points."""
+    sequences = [row["sequence"] for row in events if row["sequence"] is not None] or [""]
+    keys = [row["key"] for row in events if row["key"] is not None] or [""]
+    deletes = sum(row["op"] == bronze.Op.DELETE.value for row in events)
+    return EventCounts(len(events), deletes, min(sequences), max(sequences), min(keys), max(keys))
+
+
+def sweeps(
+    spark: SparkSession, bronze_table: tables.TableRef, span: reduce.Range, *, among: Sequence[registry.Namespace]
+) -> tuple[reduce.Sweep, ...]:
+    """The sweeps that drops and renames of these collections call for in a span of batches."""
+    own = " OR ".join(f"({namespace.predicate})" for namespace in among)
+    is_gone = f"kind = {literal(bronze.Kind.SCHEMA_CHANGE.value)} AND sequence IS NOT NULL AND ({own})"
+    sweep_rows = bronze_log.rows(spark, bronze_table, span).where(is_gone).orderBy("offset")
+    return _sweeps(sweep_rows.select("kind", "batch", "db", "collection", "sequence", "payload").collect())
+
+
+def _counting() -> list[Column]:
+    return [
+        F.count("*").alias("events"),
+        F.count_if(F.col("op") == bronze.Op.DELETE.value).alias("deletes"),
+        F.min("sequence").alias("low"),
+        F.max("sequence").alias("high"),
+        F.min("key").alias("first_key"),
+        F.max("key").alias("last_key"),
+    ]
+
+
+def _counts(row: dict[str, Any]) -> EventCounts:
+    return EventCounts(
+        row["events"], row["deletes"], *(row[name] or "" for name in ("low", "high", "first_key", "last_key"))
+    )
+
+
+def events(
+    spark: SparkSession, bronze_table: tables.TableRef, namespace: registry.Namespace, span: reduce.Range
+) -> DataFrame:
+    """One collection's events in a span of batches, in no order."""
+    # `among` lets whole files be skipped and the predicate says it row by row: a file holds many collections.
+    among = {"db": namespace.db, "collection": namespace.collection}
+    return bronze_log.rows(spark, bronze_table, span, among=among).where(f"{DOCUMENT_EVENTS} AND {namespace.predicate}")
+
+
+def bounded(of: DataFrame, *, span: reduce.Range, limit: int) -> tuple[reduce.Range, ...]:
+    """The span cut into ranges of at most `limit` of these events, or of one batch."""
+    # Never within a batch: a position is a batch, so a range must end with one.
+    batches = of.groupBy("batch").count().orderBy("batch").collect()
+    return reduce.ranges(((row.batch, row["count"]) for row in batches), span=span, limit=limit)
+
+
+def _sweeps(rows: Sequence[Row | bronze_log.SweepRow]) -> tuple[reduce.Sweep, ...]:
+    """The sweeps that rows call for: snapshots' ends, drops and renames."""
+    ends = reduce.sweeps((row.batch, row.payload) for row in rows if row.kind == bronze.Kind.HEARTBEAT.value)
+    changes = reduce.schema_sweeps(
+        (row.batch, row.db, row.collection, row.sequence, row.payload)
+        for row in rows
+        if row.kind == bronze.Kind.SCHEMA_CHANGE.value and row.collection is not None
+    )
+    return tuple(sorted((*ends, *changes), key=lambda sweep: sweep.batch))
+
+
+def sweeps_to_apply(sweeps: Iterable[reduce.Sweep], options: CollectionSettings) -> list[reduce.Sweep]:
+    """The sweeps without those after which the settings keep the rows."""
+    handling = {reduce.Cause.DROP: options.on_drop, reduce.Cause.RENAME: options.on_rename}
+    return [sweep for sweep in sweeps if handling.get(sweep.cause) is not OnGone.KEEP]
+
+
+@dataclass(frozen=True)
+class CollectionWork:
+    """What one collection's table lacks: the events and sweeps between its position and the batch `to`."""
+
+    namespace: registry.Namespace
+    position: registry.SilverPosition
+    to: int
+    counts: EventCounts
+    sweeps: tuple[reduce.Sweep, ...] = ()
+
+    @property
+    def span(self) -> reduce.Range:
+        """The batches to apply."""
+        return reduce.Range(self.position.to, self.to)

@@ -1,0 +1,74 @@
+"""A sweep takes the rows away that are older than a finished snapshot of the whole collection, a drop or a rename of it.
+
+Why a drop is one, and what the floor is for: docs/decisions/a-drop-is-a-sweep.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from cdc_core.silver import reduce
+from cdc_core.sql.names import literal
+from cdc_core.typed import plan as typed
+from pipelines.bronze import collections as registry
+from pipelines.operations import quarantine
+from pipelines.silver import batch as batches
+from pipelines.silver import survey, write
+from pipelines.silver.batch import Deletes, RowBatch
+from pipelines.silver.collection import SilverCollection
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def split(collection: SilverCollection, work: survey.CollectionWork) -> tuple[list[reduce.Sweep], list[reduce.Sweep]]:
+    """The sweeps that no row can be older than, now or after this work, and the others."""
+    due = survey.sweeps_to_apply(work.sweeps, collection.options)
+    oldest = work.counts.low if collection.is_empty() else ""
+    needless = [sweep for sweep in due if oldest >= sweep.first]
+    return needless, [sweep for sweep in due if oldest < sweep.first]
+
+
+def after(collection: SilverCollection, sweep: reduce.Sweep, reached: registry.SilverPosition) -> registry.SilverPosition:
+    """The position when the sweep is done."""
+    # A snapshot raises no floor: what comes late from before it is compared with the rows, as always. After a drop there
+    # may be no row to compare with.
+    is_end = sweep.cause is not reduce.Cause.SNAPSHOT and not collection.mode.keeps_row
+    floor = max(reached.floor, sweep.first) if is_end else reached.floor
+    return replace(reached, swept=max(reached.swept, sweep.first), floor=floor)
+
+
+def apply(
+    collection: SilverCollection, sweep: reduce.Sweep, after: registry.SilverPosition, *, range_: reduce.Range
+) -> registry.SilverPosition:
+    """Delete, at the sequence of the snapshot's first chunk, the rows that are older than it; the position `after`."""
+    if after.floor >= sweep.first:  # what is in quarantine from before can never be applied any more
+        quarantine.supersede(collection.spark, collection.quarantine, before=sweep.first, to=range_.to)
+    older = collection.rows().where(f"`__sequence` < {literal(sweep.first)}")
+    gone = _without_waiting(collection, older, since=sweep.first)
+    if collection.mode.marks_deleted:
+        gone = gone.where("NOT coalesce(`__deleted`, false)")
+    edge = gone.agg(F.min("__key").alias("low"), F.max("__key").alias("high"), F.count("*").alias("rows")).first()
+    if collection.mode.keeps_row or edge.low is None:
+        collection.move(after)
+        return after
+    latest = reduce.swept(sweep.first, keys=gone, columns=collection.columns)
+    batch = RowBatch(
+        rows=reduce.decided(latest, mode=collection.mode, columns=collection.columns),
+        range_=range_,
+        after=after,
+        plan=typed.Plan(collection.schema.schema),
+        keys=(edge.low, edge.high),
+        deletes=Deletes(gone.select("__key", F.lit(sweep.first).alias("__sequence")), edge.rows),
+    )
+    batches.through(write.STEPS, collection, batch)
+    return after
+
+
+def _without_waiting(collection: SilverCollection, rows: DataFrame, *, since: str) -> DataFrame:
+    """The rows without those whose documents were there since: events of theirs are in quarantine, and will come again."""
+    waiting = quarantine.waiting_keys(collection.spark, collection.quarantine, since=since)
+    return rows if waiting is None else rows.join(waiting, "__key", "left_anti")

@@ -1,0 +1,59 @@
+"""The tables that silver keeps of a collection: its documents, and the deletes that it has seen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cdc_core.schema import document_schema
+from cdc_core.tables import layout as tables
+from pipelines.bronze import collections as registry
+from pipelines.delta import tables as delta
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cdc_core.settings.parse import CollectionSettings, Settings
+
+PROPERTIES = {
+    "delta.enableDeletionVectors": "true",
+    "delta.enableTypeWidening": "true",
+    # No document's column: they are written with each commit, and nothing in silver looks rows up by them.
+    "delta.dataSkippingStatsColumns": "`__key`,`__sequence`,`__batch`",
+    "delta.checkpointInterval": "50",
+    "delta.logRetentionDuration": "interval 30 days",
+    # Gold reads what changed between two versions of this table: it may come back after days and still find them.
+    "delta.deletedFileRetentionDuration": "interval 7 days",
+}
+ENGINE_DDL = (
+    "`__incomplete` BOOLEAN, `__known` STRING, `__rescued` MAP<STRING, STRING>, "
+    "`__key` STRING, `__sequence` STRING, `__batch` BIGINT"
+)
+"""The columns that a new table has; the documents' come with the documents."""
+
+ALWAYS = ("__incomplete", "__known", "__rescued", "__key", "__sequence", "__batch")
+"""The columns of `ENGINE_DDL`."""
+
+DELETES_DDL = "`__key` STRING, `__sequence` STRING, `__batch` BIGINT"
+DELETES_PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "50"}
+
+
+def create(spark: SparkSession, table: tables.TableRef) -> None:
+    """Make a collection's table where there is none, without any column of documents."""
+    delta.create(spark, table, columns=ENGINE_DDL, properties=PROPERTIES, cluster_by=("__key",))
+
+
+def create_deletes(spark: SparkSession, table: tables.TableRef) -> None:
+    """Make the table of a collection's remembered deletes where there is none."""
+    delta.create(spark, table, columns=DELETES_DDL, properties=DELETES_PROPERTIES)
+
+
+def keeps_document(settings: Settings, namespace: registry.Namespace) -> bool:
+    """Whether a collection's table holds whole documents: where the settings ask for it, or the capture mode needs it."""
+    # Without full updates the capture has no document for an update: the table must hold what to fold it onto.
+    kept = settings.silver.for_collection(str(namespace)).keep_document
+    return not settings.source.capture_mode.has_full_updates if kept is None else kept
+
+
+def pins(options: CollectionSettings) -> document_schema.Pins:
+    """The columns that the settings pin."""
+    return document_schema.parse_pins({**options.schema, **dict.fromkeys(options.map_fields, "map")})

@@ -1,0 +1,189 @@
+"""The last steps of a batch: rows of the table's columns, and the one commit that holds them with the position.
+
+The commit is the cheapest that is right: an append to a table without rows, an upsert by deletion vectors where every row is
+newer than what the table holds, and otherwise a MERGE guarded by `__sequence`.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from cdc_core import errors
+from cdc_core.silver import merge, reduce
+from cdc_core.typed import plan as typed
+from pipelines.delta import tables as delta
+from pipelines.silver import batch as batches
+from pipelines.silver import deletes, survey
+from pipelines.silver import tables as silver_tables
+from pipelines.silver.batch import RowBatch, Step
+from pipelines.silver.collection import SilverCollection
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructField, StructType
+
+MERGE_CONFS = {
+    "spark.databricks.delta.merge.materializeSource": "none",
+    "spark.sql.adaptive.autoBroadcastJoinThreshold": "64m",
+}
+"""A MERGE reads its source up to three times, twice for the keys alone: it is computed before, here and not by Delta."""
+
+_ENGINE = ("__guard", "__action")
+"""What a row says to the commit, and the table does not hold."""
+
+
+def table_rows(collection: SilverCollection, batch: RowBatch) -> RowBatch:
+    """Step: the rows with the table's columns, which are added or widened where they are missing, `__guard` and `__action`."""
+    held = collection.rows().schema
+    source = _typed(collection, batch, held)
+    _make_room(collection, source, held)
+    return replace(batch, rows=source)
+
+
+def merged(collection: SilverCollection, batch: RowBatch) -> RowBatch:
+    """Step: the rows are in the table, in one commit with the position `after`.
+
+    Raises `delta.Unwanted` where `unless` is true, or could only be known after the commit; then nothing was committed.
+    """
+    if collection.is_empty():
+        first = batch.rows.where(f"`__action` <> '{reduce.Action.REMOVE.value}'").drop(*_ENGINE)
+        _append(collection, first, batch)
+        return batch
+    if _is_upsert(collection, batch) and _upserted(collection, batch):
+        return batch
+    if batch.unless is not None:
+        raise delta.Unwanted  # Spark commits a MERGE whatever it finds on the way
+    _merge(collection, batch)
+    return batch
+
+
+STEPS: tuple[Step, ...] = (deletes.remembered, table_rows, merged)
+"""From reduced rows to the commit."""
+
+
+def _merge(collection: SilverCollection, batch: RowBatch) -> None:
+    view = f"silver_{threading.get_ident()}"
+    rows = delta.computed(batch.rows)
+    rows.createOrReplaceTempView(view)
+    try:
+        if batch.has_incomplete and not collection.keeps_document and rows.where("`__incomplete`").isEmpty():
+            batch = replace(batch, has_incomplete=False)  # which reads and writes much less of the table
+        sql = _statement(collection, view, batch).render()
+        confs = MERGE_CONFS | dict(batch.merge_confs)
+        collection.writer.merge(sql, to=batch.after.to, extra=batch.after.extra, confs=confs)
+    finally:
+        collection.spark.catalog.dropTempView(view)
+        delta.release(rows)
+
+
+def _append(collection: SilverCollection, rows: DataFrame, batch: RowBatch) -> None:
+    """Append the table's first rows."""
+    writer, after = collection.writer, batch.after
+    if batch.unless is None:
+        writer.append(rows, to=after.to, extra=after.extra)
+    elif writer.upsert(rows, touched=None, to=after.to, extra=after.extra, unless=batch.unless) is None:
+        raise delta.Unwanted  # an append by Spark commits whatever it has written
+
+
+def _is_upsert(collection: SilverCollection, batch: RowBatch) -> bool:
+    """Whether every row is newer than what the table holds of its key, and replaces it whole or removes it."""
+    if batch.is_late or batch.has_incomplete or batch.touched is None or batches.keeps_last(collection, batch):
+        return False
+    # Read again: `table_rows` may have altered the table.
+    held = collection.rows().schema
+    return merge.is_same(held, batch.rows.drop(*_ENGINE).schema)
+
+
+def _upserted(collection: SilverCollection, batch: RowBatch) -> bool:
+    documents = batch.rows
+    if batch.deletes is not None:
+        documents = documents.where(F.col("__action") == reduce.Action.DOCUMENT.value)
+    rows = documents.drop(*_ENGINE)
+    assert batch.touched is not None
+    done = collection.writer.upsert(
+        rows,
+        touched=batch.touched,
+        sought=batch.sought,
+        to=batch.after.to,
+        extra=batch.after.extra,
+        confs=MERGE_CONFS,
+        unless=batch.unless,
+        few=batch.counts.events <= survey.MAX_DRIVER_ROWS,
+    )
+    return done is not None
+
+
+def _typed(collection: SilverCollection, batch: RowBatch, held: StructType) -> DataFrame:
+    """Rows of the table's columns, with `__guard` and `__action`.
+
+    A column that the settings no longer ask for says nothing of what is written now: it is null, and no document deleted.
+    """
+    documents = batch.rows
+    if "document" not in documents.columns:
+        documents = typed.documents(documents, plan=batch.plan)
+    added = collection.added(batch.plan.schema)
+    adds_deleted, keeps_document = collection.mode.adds_deleted, collection.keeps_document
+    given = {*(name for name, _ in batch.plan.schema.table()), *(each.name for each in added), *silver_tables.ALWAYS}
+    given |= {"__deleted"} if adds_deleted else set()
+    given |= {"__document"} if keeps_document else set()
+    return documents.select(
+        "document.*",
+        *(each.value.alias(each.name) for each in added),
+        *(["__deleted"] if adds_deleted else []),
+        "__incomplete",
+        "__known",
+        F.col("rescued").alias("__rescued"),
+        *([F.col("after").alias("__document")] if keeps_document else []),
+        "__key",
+        "__sequence",
+        _uncompiled(batch.number).alias("__batch"),
+        *(_left(each) for each in held if each.name not in given),
+        *_ENGINE,
+    )
+
+
+def _make_room(collection: SilverCollection, source: DataFrame, held: StructType) -> None:
+    """Add or widen the table's columns where the source needs it.
+
+    Killed after any of them, the batch comes again and finds them there.
+    """
+    table = collection.writer.table
+    changes = merge.alterations(held, source.drop(*_ENGINE).schema)
+    if changes.impossible:
+        raise errors.DecisionNeeded(
+            f"{table.label}: columns cannot change in place ({'; '.join(changes.impossible)}); "
+            "run medallion rebuild for this table, or take the pin back"
+        )
+    for statement in changes.statements:
+        collection.writer.alter(statement)
+
+
+def _statement(collection: SilverCollection, view: str, batch: RowBatch) -> merge.Statement:
+    return merge.Statement(
+        target=str(collection.writer.table),
+        source=view,
+        columns=[name for name in batch.rows.columns if name not in _ENGINE],
+        added=[each.name for each in collection.added(batch.plan.schema)],
+        removes=batch.deletes is not None and collection.mode.removes_row,
+        marks_deleted=batch.deletes is not None and collection.mode.marks_deleted,
+        has_incomplete=batch.has_incomplete,
+        is_late=batch.is_late,
+        keys=() if batch.keys is None else (batch.keys,),
+    )
+
+
+def _left(column: StructField) -> Column:
+    """The value of a column that no setting asks for any more."""
+    value = F.lit(False) if column.name == "__deleted" else F.lit(None)
+    return value.cast(column.dataType).alias(column.name)
+
+
+def _uncompiled(number: int) -> Column:
+    """A number that changes with each batch, kept out of the code that Spark compiles: as an element of an array, by an index
+    that is 0 for every row. With the number in it, the JVM would optimize the whole stage anew for each batch."""
+    is_never = F.col("__key") == ""
+    return F.get(F.array(F.lit(number).cast("bigint")), is_never.cast("int"))
