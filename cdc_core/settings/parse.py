@@ -36,7 +36,7 @@ from cdc_core.properties.source import (
     describe_foreign,
 )
 from cdc_core.properties.types import Reference
-from cdc_core.schema import document_schema
+from cdc_core.schema.pins import parse_pins
 from cdc_core.stream import cursor_pipeline, filters, patterns
 from cdc_core.stream import fields as field_filters
 from cdc_core.tables import layout as tables
@@ -645,7 +645,7 @@ def _pins(reader: _Reader, path: str, found: object) -> dict[str, str]:
     section = reader.section(f"{path}.schema", found)
     pins = {name: _pin(reader, f"{path}.schema.{name}", text) for name, text in section.items()}
     try:
-        document_schema.parse_pins(pins, where=f"{path}.schema")
+        parse_pins(pins, where=f"{path}.schema")
     except errors.SettingsError as error:
         reader.problems.extend(error.problems)
     return pins

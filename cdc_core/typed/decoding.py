@@ -7,7 +7,7 @@ stand between the fast way and a wrong value:
     the classes of values   each column's are looked at before it is made of them: 5.5 is no INT, "5" neither
     the count of keys       in the texts and in what was decoded: a field that stands twice in a document differs there
 
-A value that its column does not hold is cast by `document_schema.cast`, alone. A document that is refused goes the exact way,
+A value that its column does not hold is cast by `cast.cast`, alone. A document that is refused goes the exact way,
 and the decoder learns from it (a key that holds only null, an ObjectId in a column of strings), so that the next one like
 it need not. What was learned changes the speed and never a result.
 """
@@ -29,21 +29,12 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_core.schema import document_schema
+from cdc_core.schema import cast, document_schema, evolution, kinds
 from cdc_core.schema import names as column_names
-from cdc_core.schema.document_schema import (
-    PARTS,
-    WRAPPERS,
-    Array,
-    ColumnType,
-    DocumentSchema,
-    Kind,
-    Map,
-    Pins,
-    Scalar,
-    Shape,
-    Struct,
-)
+from cdc_core.schema.document_schema import PARTS, Array, ColumnType, DocumentSchema, Map, Scalar, Struct
+from cdc_core.schema.kinds import WRAPPERS, Kind
+from cdc_core.schema.pins import Pins, widens
+from cdc_core.schema.shape import Shape
 from cdc_core.typed import exact
 
 SLICE = 1 << 20
@@ -186,12 +177,12 @@ class _Reader:
             value = msgspec.to_builtins(value)
         else:
             found.keys += _count_keys(value)
-        held, rescued = document_schema.cast(value, self.type)
+        held, rescued = cast.cast(value, self.type)
         if rescued or self.type is Scalar.INT:
             row, path = where(number)
             for text in rescued.values():
                 found.rescue(row, path, text)
-            if self.type is Scalar.INT and document_schema.kind(value) in _CHANGES_INT:
+            if self.type is Scalar.INT and kinds.kind(value) in _CHANGES_INT:
                 found.new.add(row)
         return held
 
@@ -269,7 +260,7 @@ class _Leaf(_Reader):
         else:
             there = [int(value.v) for value in held]
             times = there
-        if min(there) < document_schema.MIN_DATE_MS or max(there) > document_schema.MAX_DATE_MS:
+        if min(there) < cast.MIN_DATE_MS or max(there) > cast.MAX_DATE_MS:
             raise OverflowError
         return pa.array(times, _MILLISECONDS).cast(self._arrow)
 
@@ -434,10 +425,10 @@ class _Document(_Reader):
             if value is None:
                 continue
             found.keys += _count_keys(value)
-            if document_schema.kind(value) is Kind.UNDEFINED:
+            if kinds.kind(value) is Kind.UNDEFINED:
                 continue
             row, path = where(number)
-            found.rescue(row, path, document_schema.ejson(value))
+            found.rescue(row, path, cast.ejson(value))
             if Shape().see(value, ""):
                 found.new.add(row)
 
@@ -479,7 +470,7 @@ class _Lessons:
         """Notes what stands in a document that the schema does not tell."""
         match type_:
             case Struct():
-                if document_schema.kind(value) is Kind.DOCUMENT:
+                if kinds.kind(value) is Kind.DOCUMENT:
                     self._learn_fields(value, type_, place)
             case Array(inner):
                 for item in value if isinstance(value, list) else ():
@@ -520,7 +511,7 @@ class _Making:
 
     def reader(self, type_: ColumnType, place: _Place, path: tuple[str, ...]) -> _Reader:
         pin = self._pins.get(path)
-        is_due = pin is not None and not pin.is_map and pin.type is not None and document_schema.widens(type_, pin.type)
+        is_due = pin is not None and not pin.is_map and pin.type is not None and widens(type_, pin.type)
         match type_:
             case Struct():
                 return self.document(type_, place, path, is_due)
@@ -687,7 +678,7 @@ class Decoder:
         before, self._refused = self._refused, self._refused + len(texts)
         if any(before < lesson <= self._refused for lesson in _LESSONS):
             self._make()
-        return bool(document_schema.join(self.schema, shape, pins=self._pins)[1])
+        return bool(evolution.join(self.schema, shape, pins=self._pins)[1])
 
 
 def _refuse(text: str) -> Any:

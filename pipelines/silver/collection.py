@@ -16,6 +16,7 @@ from cdc_core import errors
 from cdc_core.bronze import columns as bronze
 from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.schema import document_schema
+from cdc_core.schema.pins import Pins, parse_pins
 from cdc_core.settings.parse import OnGone
 from cdc_core.silver import merge, reduce
 from cdc_core.silver import quarantine as unreadable
@@ -946,6 +947,6 @@ def _folded(placed: DataFrame, *, mode: unwrap_options.DeleteMode, columns: Sequ
     return folded.withColumns(chosen).drop(*beside, "document", "incomplete")
 
 
-def pins(options: CollectionSettings) -> document_schema.Pins:
+def pins(options: CollectionSettings) -> Pins:
     """The columns that the settings pin."""
-    return document_schema.parse_pins({**options.schema, **dict.fromkeys(options.map_fields, "map")})
+    return parse_pins({**options.schema, **dict.fromkeys(options.map_fields, "map")})
