@@ -87,6 +87,10 @@ class Map:
 
 ColumnType = Union[Scalar, Decimal, Struct, Array, Map]
 
+Steps = tuple[str | int, ...]
+"""A way into a schema: names of fields, ELEMENT for what is in an array, VALUE for what is in a map."""
+ELEMENT, VALUE = 0, 1
+
 
 def ddl(type_: ColumnType) -> str:
     """The type as Spark SQL writes it."""

@@ -10,14 +10,22 @@ from dataclasses import dataclass, replace
 import orjson
 
 from cdc_core.schema.cast import cast
-from cdc_core.schema.document_schema import BASE, Array, ColumnType, DocumentSchema, Map, Scalar, Struct, ddl
+from cdc_core.schema.document_schema import (
+    BASE,
+    ELEMENT,
+    VALUE,
+    Array,
+    ColumnType,
+    DocumentSchema,
+    Map,
+    Scalar,
+    Steps,
+    Struct,
+    ddl,
+)
 from cdc_core.schema.evolution import Change, What, columns_of, leaf_paths
 from cdc_core.schema.kinds import NOTHING, NUMBERS, Kind, arrays_as_documents, kind
 from cdc_core.schema.pins import Pins
-
-Steps = tuple[str | int, ...]
-"""A way into a schema: names of fields, ELEMENT for what is in an array, VALUE for what is in a map."""
-ELEMENT, VALUE = 0, 1
 
 
 @dataclass(frozen=True)
