@@ -127,7 +127,7 @@ class _Join:
             else item
             for item in current
         ]
-        taken = column_names.Taken(item.column for item in current)
+        taken = column_names.UsedNames(item.column for item in current)
         fresh = [name for name in shape.fields if name not in known]
         if not path and "_id" in fresh:
             fresh = ["_id", *(name for name in fresh if name != "_id")]
@@ -194,7 +194,7 @@ class _Join:
         if sum(bool(seen.kinds) for seen in shape.fields.values()) > MAX_FIELDS:
             return self._map(shape, path, depth)
         fields: list[Field] = []
-        taken = column_names.Taken()
+        taken = column_names.UsedNames()
         for name, seen in shape.fields.items():
             type_ = self._quiet().fresh(seen, (*path, name), depth=depth + 1)
             if type_ is not None:
@@ -277,7 +277,7 @@ def columns_of(current: tuple[Column, ...], fields: tuple[Field, ...], naming: c
     """The table's columns: those that it has, then a new one for each path that needs it."""
     known = {column.path for column in current}
     columns = list(current)
-    taken = column_names.Taken([*(column.name for column in current), *naming.reserved])
+    taken = column_names.UsedNames([*(column.name for column in current), *naming.reserved])
     paths = leaf_paths(fields, ()) if naming.flatten else [(item.name,) for item in fields]
     for path in paths:
         if path not in known and len(columns) < MAX_COLUMNS:

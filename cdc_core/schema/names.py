@@ -117,7 +117,7 @@ def _without_case(character: str) -> str:
     return small if len(small) == 1 else small[0]
 
 
-class Taken:
+class UsedNames:
     """The names that are given already, compared without case."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
@@ -133,11 +133,11 @@ class Taken:
         return candidate
 
 
-def nested(name: str, *, taken: Taken, naming: Naming) -> str:
+def nested(name: str, *, taken: UsedNames, naming: Naming) -> str:
     """The name of a field inside a struct whose other fields have taken theirs."""
     return taken.unique(fit(naming.adjustment.adjusted(name)))
 
 
-def top_level(path: Collection[str], *, taken: Taken, naming: Naming) -> str:
+def top_level(path: Collection[str], *, taken: UsedNames, naming: Naming) -> str:
     """The name of a column of the table: of a top-level field, or of a leaf where documents are flattened."""
     return taken.unique(fit(naming.delimiter.join(naming.adjustment.adjusted(part) for part in path)))

@@ -351,7 +351,7 @@ class _ConnectorReader:
             return
         try:
             read = each.type.read(value)
-        except values.Refused:
+        except values.InvalidValue:
             self.source[each.name] = value
             return
         self.source[each.name] = read if isinstance(read, (bool, int)) else value
@@ -408,7 +408,7 @@ def _is_clean(uri: str) -> bool:
     """Whether a settings file may hold the connection string."""
     try:
         values.ConnectionString().read(uri)
-    except values.Refused:
+    except values.InvalidValue:
         return False
     return True
 

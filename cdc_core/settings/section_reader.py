@@ -34,7 +34,7 @@ class SectionReader:
         """The value as its type reads it; secrets are never repeated."""
         try:
             return type_.read(found)
-        except values.Refused as refused:
+        except values.InvalidValue as refused:
             hidden = isinstance(type_, (values.ConnectionString, values.Secret, values.Referable))
             seen = "" if hidden else f", found {values.shown(found)}"
             self.refuse(path, f"{refused.expected} is expected{seen}", refused.hint)

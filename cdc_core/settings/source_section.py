@@ -142,7 +142,7 @@ def _check_patterns(reader: SectionReader, list_name: str, entries: tuple[str, .
     for entry in entries:
         try:
             pattern = patterns.regex(entry)
-        except values.Refused as refused:
+        except values.InvalidValue as refused:
             reader.refuse(f"source.{list_name}", f"{refused.expected} is expected, found {entry}", refused.hint)
             continue
         if pattern.server_text is None and not list_name.startswith("snapshot"):
@@ -158,7 +158,7 @@ def _check_fields(reader: SectionReader, source: Source, name: str) -> None:
             excluded, renamed = ([entry], []) if list_name == "field.exclude.list" else ([], [entry])
             try:
                 field_filters.read(excluded, renamed)
-            except values.Refused as refused:
+            except values.InvalidValue as refused:
                 reader.refuse(f"source.{list_name}", refused.expected)
 
 

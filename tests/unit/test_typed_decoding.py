@@ -110,7 +110,7 @@ def column_type(chance: random.Random, depth: int, names: list[str]) -> document
 
 
 def fields(chance: random.Random, depth: int, names: list[str]) -> tuple[document_schema.Field, ...]:
-    taken = column_names.Taken()
+    taken = column_names.UsedNames()
     chosen = {column_names.unescaped(name) for name in chance.sample(names, chance.randrange(1, len(names) + 1))}
     return tuple(
         document_schema.Field(name, taken.unique(column_names.fit(name)), column_type(chance, depth, names))
