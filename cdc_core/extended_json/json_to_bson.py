@@ -40,7 +40,9 @@ def loads(text: bytes | str) -> bytes:
     if not isinstance(document, (dict, RepeatedFields)):
         raise ValueError("no document: the text is one value")
     try:
+        # Inside another document, because bson moves the `_id` of the outermost one to the front.
         return bson.encode({"": document}, False, CODEC_OPTIONS)[6:-1]
+    # `bson` has no classes for the rare types: only their documents take the slow writer.
     except (BSONError, OverflowError):
         return write_document(document)
 
@@ -52,6 +54,7 @@ def loads_value(text: bytes | str) -> object:
     """
     decoded = text if isinstance(text, str) else bytes(text).decode()
     try:
+        # Not orjson: only pairs show that a field name is repeated.
         return json.loads(decoded, object_pairs_hook=_assembled, parse_constant=_refused_constant)
     except RecursionError as error:
         raise ValueError("the text is nested too deeply") from error
@@ -72,6 +75,7 @@ def _refused_constant(name: str) -> object:
 
 def _assembled(pairs: list[tuple[str, Any]]) -> object:
     """What a JSON object stands for, its values being assembled already."""
+    # The first key decides, for a user's key of that name is escaped in our text.
     if pairs and pairs[0][0] in WRAPPERS:
         try:
             return _typed(pairs)

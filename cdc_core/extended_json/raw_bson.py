@@ -163,6 +163,7 @@ def _text(raw: bytes, start: int, end: int, repairs: list[bytes]) -> str:
     try:
         return part.decode()
     except UnicodeDecodeError:
+        # A server stores text that is not UTF-8 as it gets it: it is repaired and reported, never a reason to stop.
         repairs.append(part)
         return part.decode("utf-8", "replace")
 
@@ -178,6 +179,7 @@ def read_document(raw: bytes, start: int, end: int, repairs: list[bytes]) -> dic
         for element in elements(raw, start)
     )
     document = dict(items)
+    # A dict drops repeated names: fewer entries than elements show that there were some.
     return document if len(document) == len(items) else RepeatedFields(items)
 
 
@@ -218,6 +220,7 @@ def _value(raw: bytes, kind: int, start: int, end: int, repairs: list[bytes]) ->
         case 0x10:
             return _int32(raw, start)[0]
         case 0x11:
+            # The increment stands in the lower half, the seconds in the upper one.
             return Timestamp(_uint64(raw, start)[0] >> 32, _uint64(raw, start)[0] & 0xFFFFFFFF)
         case 0x12:
             return Int64(_int64(raw, start)[0])
@@ -237,6 +240,7 @@ def _binary_value(subtype: int, payload: bytes, repairs: list[bytes]) -> bytes |
     binary: Binary
     if subtype != 2:
         binary = Binary(payload, subtype)
+    # Subtype 2 repeats its length inside. `bson` writes that length anew, so a wrong one is lost and has to be flagged.
     elif len(payload) >= 4 and _int32(payload, 0)[0] == len(payload) - 4:
         binary = Binary(payload[4:], 2)
     else:
@@ -245,6 +249,7 @@ def _binary_value(subtype: int, payload: bytes, repairs: list[bytes]) -> bytes |
     return binary
 
 
+# `bson.Regex` keeps flags and not the text: options that are unknown, repeated or in another order would come out changed.
 _ordinary_options = re.compile("i?l?m?s?u?x?").fullmatch
 
 

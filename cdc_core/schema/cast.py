@@ -67,6 +67,7 @@ def row(parsed_document: Any, schema: DocumentSchema) -> tuple[dict[str, Any], d
     value, rescued = cast(document, schema.struct)
     if not schema.naming.flatten:
         return {name: (value or {}).get(name) for name, _ in schema.table()}, rescued
+    # Flattened, a document has no column of its own that could say that it is there.
     for path in _emptied(value, schema.struct, ""):
         rescued.setdefault(path, "{}")
     return {column.name: _value_at(value, schema.struct, column.path) for column in schema.columns}, rescued
@@ -117,6 +118,7 @@ def _cast(value: Any, type_: ColumnType, path: str | None, rescued: dict[str, st
                 return _to_decimal(value, seen, precision, scale)
             case _:
                 return _TO_SCALAR[type_](value, seen)
+    # A wrapper with malformed content is a misfit, too: one value must not stop a batch.
     except (_Misfit, KeyError, TypeError, ValueError, ArithmeticError):
         rescue(rescued, path or "", ejson(value))
         return None
@@ -142,6 +144,7 @@ def _cast_document(value: Any, seen: Kind, type_: Struct, path: str | None, resc
         step = key[1:] if isinstance(value, ArrayDocument) else name
         below = step if path is None else f"{path}.{step}"
         known = type_.by_name.get(name)
+        # Two keys may be one name once they are unescaped: the first has the column, the other is rescued.
         if known is not None and known.column not in result:
             result[known.column] = _cast(item, known.type, below, rescued)
         elif kind(item) not in ABSENT:
@@ -187,6 +190,7 @@ def _to_double(value: Any, seen: Kind) -> float:
     if seen in DOUBLES:
         return value if isinstance(value, float) else float(value["$numberDouble"])
     number = _to_bigint(value, seen)
+    # Rescued rather than rounded: the column would hold another number than the document.
     if float(number) != number:
         raise _Misfit
     return float(number)
@@ -227,6 +231,7 @@ def _to_timestamp(value: Any, seen: Kind) -> datetime.datetime:
         case Kind.DATE:
             milliseconds = int(value["$date"]["$numberLong"])
         case Kind.TIMESTAMP:
+            # The increment `i` orders events inside a second, and is no part of the time.
             milliseconds = int(value["$timestamp"]["t"]) * 1000
         case _:
             raise _Misfit
@@ -267,12 +272,14 @@ def _to_decimal(value: Any, seen: Kind, precision: int, scale: int) -> decimal.D
         case Kind.INT32 | Kind.INT64:
             number = decimal.Decimal(_to_bigint(value, seen))
         case Kind.DOUBLE | Kind.NON_FINITE:
+            # By its shortest writing: a user who wrote 0.1 means 0.1, and not the 55 digits of the double.
             number = decimal.Decimal(repr(_to_double(value, seen)))
         case Kind.DECIMAL:
             number = decimal.Decimal(value["$numberDecimal"])
         case _:
             raise _Misfit
     with decimal.localcontext() as context:
+        # quantize fails where a result has more digits than the context, and the default of 28 is less than DECIMAL allows.
         context.prec = 80
         exact = number.quantize(decimal.Decimal(1).scaleb(-scale))
     if exact != number or len(exact.as_tuple().digits) > precision:

@@ -94,6 +94,7 @@ def join(
     if laid_out.flatten:
         fields = _with_columns(fields, {column.path for column in columns}, ())
     else:
+        # A field beyond MAX_COLUMNS has no column: without its entry in the schema its values are rescued.
         names = {column.path[0]: column.name for column in columns}
         fields = tuple(replace(item, column=names[item.name]) for item in fields if item.name in names)
     joined = DocumentSchema(fields, columns, laid_out)
@@ -182,6 +183,7 @@ class _Join:
         containers = {Kind.DOCUMENT, Kind.ARRAY}.intersection(group)
         if not containers:
             return _common(group)
+        # Seen by one document, a container beside another kind has no first: TEXT holds either.
         if len(group) > 1 or depth >= MAX_DEPTH:
             return Scalar.TEXT
         if Kind.DOCUMENT in containers:
@@ -191,6 +193,7 @@ class _Join:
         return None if type_ is None else Array(type_)
 
     def _document(self, shape: Shape, path: tuple[str, ...], depth: int) -> ColumnType | None:
+        # So many names at first sight are data, ids or dates used as keys: as columns they would grow without end.
         if sum(bool(seen.kinds) for seen in shape.fields.values()) > MAX_FIELDS:
             return self._map(shape, path, depth)
         fields: list[Field] = []
@@ -214,6 +217,7 @@ class _Join:
         pin = self.pins.get(path)
         if pin is not None and not pin.is_map and pin.type is not None and widens(type_, pin.type):
             return pin.type
+        # A pin that cannot widen the column in place waits for a rebuild; until then other values are rescued.
         if pin is not None and not pin.is_map:
             return type_
         match type_:
@@ -258,6 +262,7 @@ def _common(kinds: Sequence[Kind]) -> ColumnType:
 
 def _absorbed(type_: ColumnType, group: Iterable[Kind]) -> ColumnType:
     """A scalar type after kinds that it may have to widen for."""
+    # BIGINT does not widen to DOUBLE, which does not hold every whole number of 64 bits.
     if type_ is not Scalar.INT:
         return type_
     if not DOUBLES.isdisjoint(group):
@@ -268,6 +273,7 @@ def _absorbed(type_: ColumnType, group: Iterable[Kind]) -> ColumnType:
 def values(shape: Shape) -> Shape:
     """What was seen at any name of documents that are used as maps."""
     merged = Shape()
+    # By name: the order of fields depends on which partition was merged first.
     for name in sorted(shape.fields):
         merged.add(shape.fields[name])
     return merged
@@ -277,6 +283,7 @@ def columns_of(current: tuple[Column, ...], fields: tuple[Field, ...], naming: c
     """The table's columns: those that it has, then a new one for each path that needs it."""
     known = {column.path for column in current}
     columns = list(current)
+    # Names that are reserved by now are kept from new columns; a column that has one already keeps it.
     taken = column_names.UsedNames([*(column.name for column in current), *naming.reserved])
     paths = leaf_paths(fields, ()) if naming.flatten else [(item.name,) for item in fields]
     for path in paths:

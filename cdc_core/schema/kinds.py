@@ -91,9 +91,11 @@ def kind(value: Any) -> Kind:
 def _kind_of_object(value: Mapping[str, Any]) -> Kind:
     if not value:
         return Kind.EMPTY_ARRAY if isinstance(value, ArrayDocument) else Kind.EMPTY_DOCUMENT
+    # No wrapper has more keys: larger documents are spared the search.
     if len(value) <= 2:
         for key in value:
             wrapper = WRAPPERS.get(key)
+            # `$code` is the one wrapper that may have a second key, `$scope`.
             if wrapper is Kind.CODE and len(value) == 2:
                 return Kind.CODE_WITH_SCOPE
             if wrapper is not None:

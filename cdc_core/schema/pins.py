@@ -70,9 +70,12 @@ def widens(type_: ColumnType, pin: Scalar | Decimal) -> bool:
         case (Scalar.INT, Scalar.BIGINT | Scalar.DOUBLE):
             return True
         case (Scalar.INT, Decimal(precision, scale)):
+            # An INT has up to 10 digits before the point, and Delta wants room for all of them.
             return precision - scale >= 10
         case (Scalar.BIGINT, Decimal(precision, scale)):
+            # Delta asks for 20 digits for a BIGINT, one more than its largest value has.
             return precision - scale >= 20
+        # Both are STRING to Spark: nothing is rewritten.
         case (Scalar.STRING, Scalar.TEXT):
             return True
         case (Decimal(precision, scale), Decimal(wider, longer)):

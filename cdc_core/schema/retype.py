@@ -57,6 +57,7 @@ def conflicts(schema: DocumentSchema, path: str, text: str) -> tuple[Conflict, .
     seen = kind(value)
     if seen in NOTHING:
         return ()
+    # `#2` may be the mark of a second value at one path, or the end of a field's own name: the name is tried first.
     ways = (_places(schema.struct, given.split("."), numbers_fields) for given in (path, _NUMBERED.sub("", path)))
     places = next(filter(None, map(tuple, ways)), ())
     return tuple(Conflict(steps, seen) for steps, type_ in places if not _is_of(seen, type_) and cast(value, type_)[1])
@@ -113,6 +114,7 @@ def retyped(
             kinds.setdefault(each.steps, set()).add(each.kind)
     struct: ColumnType = schema.struct
     changes = []
+    # Outer places first: one that becomes TEXT takes the places below it with it.
     for steps in sorted(kinds, key=lambda steps: (len(steps), [str(step) for step in steps])):
         old = _type_of(struct, steps)
         if old is None or old is Scalar.TEXT:

@@ -17,8 +17,8 @@ class Shape:
     `kinds` says of each kind the least `mark` it was seen at; marks are texts that sort as the events do. A
     document or an array that holds nothing a column could come from counts as empty. `fields` are those of
     the documents (by their own names, in the order seen), `element` what was in the arrays. `opaque` says
-    that there was a mix nobody has looked into: only a column whose type no value could change may be
-    joined with it.
+    that kinds were mixed and not recorded one by one: only a column whose type no value could change may
+    be joined with it.
     """
 
     kinds: dict[Kind, str] = field(default_factory=dict)
@@ -27,9 +27,7 @@ class Shape:
     opaque: bool = False
 
     def see(self, value: Any, mark: str) -> bool:
-        """Adds one value, and tells whether a column could come from it: not from null, nor from what holds
-        only that.
-        """
+        """Adds one value. True where a column could come from it: not from null, nor from what holds only nulls."""
         seen = kind(value)
         if seen is Kind.DOCUMENT and not self._see_fields(value, mark):
             seen = Kind.EMPTY_DOCUMENT
@@ -43,20 +41,24 @@ class Shape:
         return seen not in NOTHING
 
     def _see_fields(self, value: Mapping[str, Any], mark: str) -> bool:
-        found = [self._field(column_names.unescaped(key)).see(item, mark) for key, item in value.items() if item is not None]
-        return any(found)
+        # A list, for `any` over a generator would stop before every field is seen.
+        seen_fields = [
+            self._field(column_names.unescaped(key)).see(item, mark) for key, item in value.items() if item is not None
+        ]
+        return any(seen_fields)
 
     def _see_elements(self, value: Sequence[Any], mark: str) -> bool:
         if self.element is None:
             self.element = Shape()
-        found = [self.element.see(item, mark) for item in value if item is not None]
-        return any(found)
+        # Here, too, every element has to be seen.
+        seen_elements = [self.element.see(item, mark) for item in value if item is not None]
+        return any(seen_elements)
 
     def _field(self, name: str) -> Shape:
-        found = self.fields.get(name)
-        if found is None:
-            found = self.fields[name] = Shape()
-        return found
+        shape = self.fields.get(name)
+        if shape is None:
+            shape = self.fields[name] = Shape()
+        return shape
 
     def add(self, other: Shape) -> None:
         """Adds what another shape has seen."""
@@ -73,6 +75,7 @@ class Shape:
     def ordered(self, like: Any) -> Shape:
         """The same with fields in the order of the document `like`, those that it has not by name."""
         names = [column_names.unescaped(key) for key in like] if isinstance(like, dict) else []
+        # Shapes of partitions are merged in any order: columns follow a document instead.
         rank = {name: number for number, name in enumerate(names)}
         values = dict(zip(names, like.values())) if names else {}
         elements = like if isinstance(like, list) else []

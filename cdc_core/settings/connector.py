@@ -199,6 +199,7 @@ class _ConnectionReader:
         if ";" in hosts:
             hint = "a sharded cluster is read through its mongos routers: mongodb.connection.string"
             self.report.refuse("mongodb.hosts", "one replica set is expected", hint)
+            # Any valid address: without one a second mistake would be reported for the same property.
             return "mongodb://one"
         replica_set, slash, rest = hosts.rpartition("/")
         members = ",".join(values.Names().read(rest))
@@ -214,11 +215,13 @@ class _ConnectionReader:
         if "${" in _ENV.sub("", uri) and not uri.startswith(("mongodb://", "mongodb+srv://")):
             return self.report.variable("MONGODB_URI", "the connection string")
         scheme, separator, rest = uri.partition("://")
+        # An unescaped `/` or `?` in a password must not cut it in two, or one half would stay in the file.
         authority = rest.partition("/")[0] if "@" in rest.partition("/")[0] else rest.partition("?")[0]
         credentials, at, hosts = authority.rpartition("@")
         path, question, options = rest[len(authority) :].partition("?")
         kept = "&".join(self._option(option) for option in options.split("&"))
         clean = f"{scheme}{separator}{self._credentials(credentials)}{at}{hosts}{path}{question}{kept}"
+        # What is no connection string goes on as it is, so that the settings name the mistake.
         is_one = scheme in ("mongodb", "mongodb+srv")
         return clean if not is_one or _is_clean(clean) else self.report.variable("MONGODB_URI", "the connection string")
 

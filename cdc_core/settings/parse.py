@@ -274,6 +274,7 @@ def _silver(reader: SectionReader, found: object, source: Source) -> Silver:
 
 
 def _check_namespaces(reader: SectionReader, namespaces: Mapping[str, object], source: Source) -> None:
+    # Filters with a mistake say nothing about collections: one mistake gives one message.
     is_readable = not any(problem.path.startswith("source") for problem in reader.problems)
     captured = filters.of(source) if is_readable else filters.Filter()
     for namespace in namespaces:
@@ -292,6 +293,7 @@ def _collection(reader: SectionReader, path: str, shared: Mapping[str, Any], own
     mine = shared if is_default else own
     merged = {**shared, **own}
     reader.unknown(path, mine, _COLLECTION_NAMES)
+    # Mistakes in what a collection only inherits are reported once, with the defaults: this reader's are dropped.
     quiet = SectionReader()
     plain = {name: (reader if name in mine else quiet).key(path, name, key, merged) for name, key in _COLLECTION.items()}
     schema = {**_pins(quiet, path, shared.get("schema")), **_pins(reader, path, mine.get("schema"))}

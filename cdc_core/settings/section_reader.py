@@ -35,6 +35,7 @@ class SectionReader:
         try:
             return type_.read(found)
         except values.InvalidValue as refused:
+            # A secret that was mistyped must not stand in a message, which ends up in logs.
             hidden = isinstance(type_, (values.ConnectionString, values.Secret, values.Referable))
             seen = "" if hidden else f", found {values.shown(found)}"
             self.refuse(path, f"{refused.expected} is expected{seen}", refused.hint)

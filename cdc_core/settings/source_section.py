@@ -52,6 +52,7 @@ def read_source(reader: SectionReader, sections: Mapping[str, Any], name: str) -
         return _UNKNOWN_SOURCE
     section = reader.section("source", sections["source"])
     _refuse_unknown_properties(reader, section)
+    # The match mode decides how the lists are read, so it is looked at before any of them.
     is_literal = str(section.get("filters.match.mode")).strip().lower() == MatchMode.LITERAL.value
     found = {each.attribute: _property(reader, each, section, is_literal) for each in PROPERTIES}
     overrides = _filter_overrides(reader, section, found["snapshot_collection_filter_overrides"])
@@ -145,6 +146,7 @@ def _check_patterns(reader: SectionReader, list_name: str, entries: tuple[str, .
         except values.InvalidValue as refused:
             reader.refuse(f"source.{list_name}", f"{refused.expected} is expected, found {entry}", refused.hint)
             continue
+        # The collections of a snapshot are matched here, by name: no server has to know the pattern.
         if pattern.server_text is None and not list_name.startswith("snapshot"):
             reader.warnings.append(
                 f"source.{list_name}: the server cannot be asked for {entry}; it sends every event, "

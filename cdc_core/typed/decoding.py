@@ -98,6 +98,7 @@ class Decoder:
         size = max(SLICE_ROWS, SLICE * max(1, len(texts)) // max(1, texts.nbytes))
         start = 0
         while start < len(texts):
+            # The first slices teach the decoder: were they large, thousands of documents would go the exact way before it learned.
             part = texts.slice(start, min(size, 32 + self._typed))
             yield part
             self._typed += len(part)
@@ -105,6 +106,7 @@ class Decoder:
 
     def _make(self) -> None:
         """A decoder for the schema and what was learned so far."""
+        # Without fields there is nothing to decode into; arrays as documents have no struct of their own, and go the exact way.
         if self.schema.fields and not self.schema.naming.arrays_as_documents:
             self._root = ReaderBuilder(self._pins, self._lessons).document(self.schema.struct, (), ())
             self._decode = msgspec.json.Decoder(self._root.struct).decode
@@ -116,6 +118,7 @@ class Decoder:
         findings = Findings()
         try:
             fast = self._columns(structs, findings) if structs else None
+            # One comparison for the whole slice; only where it fails is each document counted by itself.
             if structs and _fields(texts, given, taken) != findings.keys:
                 findings.hard.update(at for at, number in enumerate(taken) if not _has_fields_once(given[number]))
         except RecursionError:  # deeper than any BSON
@@ -179,6 +182,7 @@ class Decoder:
             if document is not None and self._refused < _LESSONS[-1]:
                 self._lessons.learn(document, self.schema.struct)
         before, self._refused = self._refused, self._refused + len(texts)
+        # Rarely, since making the structs of a schema costs far more than decoding a document.
         if any(before < lesson <= self._refused for lesson in _LESSONS):
             self._make()
         return bool(evolution.join(self.schema, shape, pins=self._pins)[1])
@@ -209,6 +213,7 @@ def _flattened(
             inner, absent = reader.structs(values, classes, place, findings)
             is_null, below = _flattened(reader, inner, place, here, arrays, findings)
             holds_nothing = is_null if absent is None else pc.and_not(is_null, pa.array(absent, pa.bool_()))
+            # A document that is rescued as `{}` speaks for the empty documents inside it.
             own = {row for row, isnt in enumerate(holds_nothing.to_pylist()) if isnt} if holds_nothing.true_count else set()
             emptied += [each for each in below if each[0] not in own]
             emptied += [place(row) for row in own]
@@ -275,6 +280,7 @@ def _fields(texts: pa.Array, given: list[str | None], taken: list[int]) -> int:
 
     A string that begins with a colon counts, too: the count is never too small.
     """
+    # The buffer holds every text: it can be counted as it is where none was refused.
     if len(taken) == len(given):
         blob = _bytes(texts)
     else:

@@ -65,6 +65,7 @@ def parsed(text: str) -> tuple[dict[str, Any], dict[str, str]]:
     field's name. Half a surrogate pair becomes U+FFFD. Raises ValueError where the text is no JSON object.
     """
     repeated: dict[str, str] = {}
+    # Not orjson: it keeps the last of two fields of one name without a word, and refuses halves of surrogate pairs.
     document = json.loads(text, object_pairs_hook=lambda pairs: _pairs(pairs, repeated))
     if not isinstance(document, dict):
         raise ValueError("a document is a JSON object")

@@ -41,7 +41,7 @@ class Lessons:
         self.at: dict[Steps, Lesson] = {}
 
     def learn(self, value: Any, type_: ColumnType, place: Steps = ()) -> None:
-        """Notes what stands in a document that the schema does not tell."""
+        """Records what a document shows that the schema does not say."""
         match type_:
             case Struct():
                 if kinds.kind(value) is Kind.DOCUMENT:
@@ -62,9 +62,10 @@ class Lessons:
             known = type_.by_name.get(name)
             if known is not None:
                 self.learn(item, known.type, (*place, name))
-            is_told = known is not None and escaped(name) == key
-            if not is_told and key not in WRAPPERS and NAMEABLE.fullmatch(key):
+            is_expected = known is not None and escaped(name) == key
+            if not is_expected and key not in WRAPPERS and NAMEABLE.fullmatch(key):
                 lesson = self._lesson(place)
+                # Each key is a member of the struct in every later document: keys without end (ids as keys) must not slow all of them.
                 if len(lesson.keys) < LEARNED:
                     lesson.keys[key] = None
 

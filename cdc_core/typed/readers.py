@@ -41,6 +41,7 @@ def _any_of(*hints: Any) -> Any:
 
 
 def _wrapper(name: str, key: str, type_: Any) -> type[Any]:
+    # Without gc: a struct of texts holds no cycle, and the collector would walk through millions of them.
     return msgspec.defstruct(name, [("v", type_)], rename={"v": key}, forbid_unknown_fields=True, gc=False)
 
 
@@ -83,11 +84,12 @@ class Findings:
     new: set[int] = field(default_factory=set)
     """Those that would change the schema."""
     hard: set[int] = field(default_factory=set)
-    """Those that only the exact way can tell."""
+    """Those whose row only the exact way can decide."""
     keys: int = 0
+    """The keys that the columns account for; the texts must hold as many."""
 
     def rescue(self, row: int, path: str | None, text: str) -> None:
-        """Keeps a value; two of one path are told apart by the exact way, which knows their order."""
+        """Keeps a value; a document with two values of one path goes the exact way, which knows their order."""
         entries = self.rescued.setdefault(row, {})
         if path in entries:
             self.hard.add(row)
@@ -127,7 +129,7 @@ def count_keys(value: Any) -> int:
 class ColumnReader:
     """How the values of one place become an Arrow array; `hint` is their type for the decoder.
 
-    `is_due` says that a pin waits for any value here to change the column.
+    `is_due`: the settings pin another type, and the first value here changes the column to it.
     """
 
     hint: Any
@@ -149,6 +151,7 @@ class ColumnReader:
             row, path = where(number)
             for text in rescued.values():
                 findings.rescue(row, path, text)
+            # INT alone is widened by values of other kinds: such a document would change the schema.
             if self.type is Scalar.INT and kinds.kind(value) in _CHANGES_INT:
                 findings.new.add(row)
         return held
@@ -167,9 +170,12 @@ class _ScalarReader(ColumnReader):
         self._plain = _PLAIN.get(type_)
         known = _OF_TYPE.get(type_, {})
         wrappers = set(lesson.wrappers) if lesson else set()
+        # These types have one wrapper that is read fast: the decoder expects it before any lesson.
         if not wrappers and type_ in (Scalar.BIGINT, Scalar.TIMESTAMP, Scalar.BINARY, Scalar.DOUBLE):
             wrappers = {next(iter(known))}
         self._wrapper = known.get(next(iter(wrappers))) if len(wrappers) == 1 else None
+        # msgspec takes one dict-like type in a union: with a wrapper, a document here is refused as a whole; where several wrappers
+        # were seen, values stay dicts. Lists are let through, so that one of them is rescued alone.
         if self._wrapper is not None:
             self.hint = _any_of(self._wrapper, list, *_SCALARS)
         else:
@@ -179,6 +185,7 @@ class _ScalarReader(ColumnReader):
         if self.is_due:
             self._note_due(values, where, findings)
         if self._wrapper is not None and self._wrapper in classes:
+            # The keys of wrappers stand in the text, too, and are counted there.
             is_wrapper = len(values) if len(classes) == 1 else sum(type(value) is self._wrapper for value in values)
             findings.keys += is_wrapper * _KEYS[self._wrapper]
         try:
@@ -192,6 +199,7 @@ class _ScalarReader(ColumnReader):
         others = classes - {_None}
         if not others:
             return pa.nulls(len(values), self._arrow)
+        # By class and not by isinstance: to Python, True is an int.
         if others == {self._plain}:
             return pa.array(values, self._arrow)
         if others == {self._wrapper}:
@@ -202,6 +210,7 @@ class _ScalarReader(ColumnReader):
             return pa.array([convert(value.v) if type(value) is self._wrapper else value for value in values], self._arrow)
         if self.type is Scalar.DOUBLE and others <= {float, int}:
             whole = [value for value in values if type(value) is int]
+            # Beyond 2**53 not every integer is a double: the exact cast says which.
             if -_EXACT_IN_DOUBLE <= min(whole) and max(whole) <= _EXACT_IN_DOUBLE:
                 return pa.array([None if value is None else float(value) for value in values], self._arrow)
         return None
@@ -227,6 +236,7 @@ class _ScalarReader(ColumnReader):
         else:
             there = [int(value.v) for value in held]
             times = there
+        # Arrow takes any instant, and PySpark cannot collect those beyond Python's clocks.
         if min(there) < cast.MIN_DATE_MS or max(there) > cast.MAX_DATE_MS:
             raise OverflowError
         return pa.array(times, _MILLISECONDS).cast(self._arrow)
@@ -241,6 +251,7 @@ class _ScalarReader(ColumnReader):
         return pa.array(held, self._arrow)
 
     def _is_held(self, value: Any) -> bool:
+        # A plain number of more than 32 bits reads as int as well, and is no INT.
         if type(value) is not self._plain:
             return False
         return self._plain is not int or -(2**31) <= value < 2**31
@@ -304,6 +315,7 @@ class _MapReader(ColumnReader):
 
 def _offsets(values: Sequence[Any], starts: list[int], has_null: bool) -> pa.Array:
     if has_null:
+        # Arrow takes a null offset as the sign of a null list.
         places = [None if value is None else start for value, start in zip(values, starts)]
         return pa.array([*places, *starts[-1:]], pa.int32())
     return pa.array(starts, pa.int32())
@@ -317,10 +329,10 @@ def _getter(number: int) -> Callable[[list[Any]], list[Any]]:
 
 
 class DocumentReader(ColumnReader):
-    """A document: known fields have readers, those that were learned have none and are rescued where they hold something.
+    """A document: known fields have readers; keys that were learned have none, and are rescued where they hold a value.
 
-    A field whose key no struct can have has no reader either: documents that hold it are refused. Of each stranger is told
-    whether a pin waits there, or below.
+    A field whose key no struct can have has no reader either: documents that hold it are refused. `strangers` are
+    the learned keys, each with whether the settings pin a type there or below.
     """
 
     def __init__(
@@ -336,7 +348,9 @@ class DocumentReader(ColumnReader):
         self._readers = [None if each is None else each[1] for each in readers]
         named = [each for each in readers if each is not None]
         hints = [*(_any_of(reader.hint, _Unset, _None) for _, reader in named), *itertools.repeat(Any, len(strangers))]
+        # Members are f0, f1, …, since keys of documents need not be names in Python.
         rename = {f"f{number}": key for number, key in enumerate((*(key for key, _ in named), *strangers))}
+        # UNSET and not None is the default: a key with null counts among the keys of a text, one that is absent does not.
         members = [(f"f{number}", hint, _UNSET) for number, hint in enumerate(hints)]
         self.struct = msgspec.defstruct("Document", members, rename=rename, forbid_unknown_fields=True, gc=False)
         self._blank = self.struct()
@@ -364,13 +378,14 @@ class DocumentReader(ColumnReader):
         for number, value in enumerate(values) if not classes <= {self.struct, _None} else ():
             if value is not None and type(value) is not self.struct:
                 self._misfit(value, number, where, findings)
+        # Arrow masks a null struct, but wants values for its members: those of a blank one.
         absent = [type(value) is not self.struct for value in values]
         return [self._blank if isnt else value for isnt, value in zip(absent, values)], absent
 
     def members(
         self, structs: list[Any], where: Where, findings: Findings
     ) -> Iterator[tuple[Field, ColumnReader | None, list[Any], set[type], Where]]:
-        """Each field with its reader and what that reads. What the strangers among the members hold is rescued."""
+        """Each field with its reader and what that reads. Values of learned keys are rescued."""
         numbers = itertools.count()
         for item, reader in zip(self.type.fields, self._readers):
             place = _of_field(where, item.name)
