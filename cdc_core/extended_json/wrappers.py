@@ -17,11 +17,13 @@ WRAPPERS = frozenset(
 RESERVED = WRAPPERS | {"$regex", "$ref"}
 """The keys that are escaped in a user's document: some parser of Extended JSON takes them for its own."""
 
+RESERVED_NAMES = "|".join(sorted(re.escape(name[1:]) for name in RESERVED))
+"""The reserved keys without their `$`, as the alternatives of a pattern."""
 
-_NAMES = "|".join(sorted(re.escape(name[1:]) for name in RESERVED))
-_is_reserved = re.compile(rf"\$+(?:{_NAMES})").fullmatch
-_is_escaped = re.compile(rf"\$\$+(?:{_NAMES})").fullmatch
-may_hold_reserved = re.compile(rf"\$(?:{_NAMES})\0".encode()).search
+_is_reserved = re.compile(rf"\$+(?:{RESERVED_NAMES})").fullmatch
+_is_escaped = re.compile(rf"\$\$+(?:{RESERVED_NAMES})").fullmatch
+# In raw BSON, where a name ends with a NUL: without one of these a document needs no look at its keys.
+may_hold_reserved = re.compile(rf"\$(?:{RESERVED_NAMES})\0".encode()).search
 
 
 def escape_key(key: str) -> str:

@@ -19,6 +19,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from cdc_core.extended_json.wrappers import RESERVED_NAMES
 from cdc_core.properties import unwrap as unwrap_options
 
 ENGINE = frozenset({"__key", "__sequence", "__batch", "__document", "__rescued", "__deleted", "__incomplete", "__known"})
@@ -34,10 +35,7 @@ MAX_LENGTH = 200
 """Characters of a column's name; a longer one is cut and told apart by a digest."""
 
 _REFUSED = re.compile(r"[ ,;{}()=\x00-\x1f\x7f]")
-_ESCAPED = re.compile(
-    r"\$(\$+(?:oid|symbol|numberInt|numberLong|numberDouble|numberDecimal|binary|uuid|code|timestamp"
-    r"|regularExpression|regex|dbPointer|date|minKey|maxKey|undefined|ref))"
-)
+_ESCAPED = re.compile(rf"\$(\$+(?:{RESERVED_NAMES}))")
 
 
 @dataclass(frozen=True)
