@@ -22,7 +22,7 @@ from bson import Binary, Code, DatetimeMS, Decimal128, Int64, MaxKey, MinKey, Ob
 from bson.codec_options import CodecOptions
 from hypothesis import strategies as st
 
-from cdc_core.extended_json import codec as extended_json
+from cdc_core.extended_json import bson_to_json
 
 Document = dict[str, Any]
 CODEC: CodecOptions[Document] = CodecOptions(uuid_representation=bson.binary.UuidRepresentation.STANDARD)
@@ -271,7 +271,7 @@ def described(before: Document, after: Document) -> dict[str, Any]:
     change = _Change({}, [], [], {})
     change.documents(before, after, ())
     return {
-        "update": extended_json.encode(_bytes(change.updated)).text.decode(),
+        "update": bson_to_json.encode(_bytes(change.updated)).text.decode(),
         "removed": change.removed,
         "truncated": change.truncated,
         "disambiguated": change.paths,
@@ -329,4 +329,4 @@ def raw(document: Document, key: Any) -> bytes:
 
 def text(document: Document, key: Any) -> str:
     """The same as bronze holds it."""
-    return extended_json.encode(raw(document, key)).text.decode()
+    return bson_to_json.encode(raw(document, key)).text.decode()

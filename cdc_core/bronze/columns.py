@@ -9,7 +9,7 @@ db, collection STRING the namespace
 key STRING            canonical JSON of `_id` (`cdc_core.extended_json.keys`)
 documentKey STRING    `_id` with the shard key's fields, where there are any
 sequence STRING       24 hex digits that sort as the events must apply to a key (`cdc_core.stream.resume_token`)
-before, after STRING  the document as type-exact Extended JSON v2 (`cdc_core.extended_json.codec`)
+before, after STRING  the document as type-exact Extended JSON v2 (`cdc_core.extended_json.bson_to_json`)
 updateDescription     updatedFields STRING, removedFields, truncatedArrays, disambiguatedPaths STRING
 source                Debezium's source block
 transaction           id STRING, total_order BIGINT, data_collection_order BIGINT

@@ -24,9 +24,8 @@ from bson.objectid import ObjectId
 
 from cdc_core import errors
 from cdc_core.bronze import columns as bronze
-from cdc_core.extended_json import codec as extended_json
+from cdc_core.extended_json import bson_to_json, keys, raw_bson
 from cdc_core.extended_json import dialects as debezium_json
-from cdc_core.extended_json import keys
 from cdc_core.stream import cursor_pipeline, resume_token, transactions
 from cdc_core.stream import fields as field_filters
 
@@ -43,7 +42,7 @@ ROW_BYTES = 600
 
 _OPS = {"insert": "c", "update": "u", "replace": "u", "delete": "d"}
 
-_EXACT = extended_json.CODEC_OPTIONS
+_EXACT = raw_bson.CODEC_OPTIONS
 
 
 FieldsOf = Callable[[str, str], "field_filters.Fields | None"]
@@ -292,7 +291,7 @@ class Rows:
         if target is not None:
             payload["to"] = {"db": target.get("db"), "collection": target.get("coll")}
         if event.get("operationDescription") is not None:
-            payload["description"] = orjson.loads(extended_json.dumps_value(event["operationDescription"]))
+            payload["description"] = orjson.loads(bson_to_json.dumps_value(event["operationDescription"]))
         cluster_time = event["clusterTime"]
         token = event["_id"]["_data"]
         self._other(
@@ -469,7 +468,7 @@ def _check_unchanged(event: Mapping[str, Any], raw: bytes) -> None:
     """Raise `SettingsError` where a stage of `cursor.pipeline` took away or changed what an event needs."""
     if not cursor_pipeline.changed(event):
         return
-    given, copy = extended_json.fields(raw), extended_json.fields(_part(raw, (cursor_pipeline.GUARD.encode(),)))
+    given, copy = raw_bson.fields(raw), raw_bson.fields(_part(raw, (cursor_pipeline.GUARD.encode(),)))
     names = [name for name in cursor_pipeline.PROTECTED if given.get(name) != copy.get(name)]
     if names:
         raise errors.SettingsError(
@@ -493,7 +492,7 @@ def _description(description: Mapping[str, Any], text: _Text) -> dict[str, Any]:
             {"field": entry["field"], "size": entry["newSize"]} for entry in description.get("truncatedArrays") or ()
         ]
         or None,
-        "disambiguatedPaths": None if ambiguous is None else extended_json.dumps_value(ambiguous),
+        "disambiguatedPaths": None if ambiguous is None else bson_to_json.dumps_value(ambiguous),
     }
 
 
@@ -512,7 +511,7 @@ def original(raw: bytes, *, fields: field_filters.Fields | None) -> bytes:
 
 def _lsid(event: Mapping[str, Any], proven: bytes | None) -> str | None:
     lsid = event.get("lsid")
-    return None if lsid is None else _strict(extended_json.dumps_value(lsid, proven=proven))
+    return None if lsid is None else _strict(bson_to_json.dumps_value(lsid, proven=proven))
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -544,8 +543,8 @@ class _Text:
 
     def of(self, document: Mapping[str, Any], *path: bytes) -> bytes:
         if self._is_exact:
-            return extended_json.dumps_value(document, proven=self._raw)
-        encoded = extended_json.encode(_part(self._raw, path))
+            return bson_to_json.dumps_value(document, proven=self._raw)
+        encoded = bson_to_json.encode(_part(self._raw, path))
         self.lossy += encoded.lossy
         return encoded.text
 
@@ -554,10 +553,10 @@ def _decoded(raw: bytes) -> tuple[dict[str, Any], bool]:
     """The event, and whether encoding it again gives the same bytes. What the driver refuses to read is read by its bytes."""
     try:
         event = decode(raw, _EXACT)
-        return event, extended_json.is_exact(event, raw)
+        return event, bson_to_json.is_exact(event, raw)
     except (InvalidBSON, InvalidStringData, ValueError):
         pass
-    found = extended_json.decoded(0x03, raw)
+    found = raw_bson.decoded(0x03, raw)
     if not isinstance(found, dict):
         raise ValueError("a change event with repeated fields")
     return found, False
@@ -567,5 +566,5 @@ def _part(raw: bytes, path: Sequence[bytes]) -> bytes:
     """The raw bytes of an embedded document."""
     part = raw
     for name in path:
-        part = extended_json.fields(part)[name.decode()][1]
+        part = raw_bson.fields(part)[name.decode()][1]
     return bytes(part)

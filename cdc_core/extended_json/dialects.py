@@ -26,6 +26,8 @@ from typing import Final, TypeGuard
 
 from bson import decimal128
 
+from cdc_core.extended_json.wrappers import RESERVED_NAMES
+
 Parsed = dict[str, "Parsed"] | list["Parsed"] | str | int | float | bool | None
 Pairs = list[tuple[str, Parsed]]
 
@@ -33,10 +35,7 @@ INT32 = range(-(2**31), 2**31)
 INT64 = range(-(2**63), 2**63)
 UINT32 = range(2**32)
 
-_WRAPPER_KEY = re.compile(
-    r"\$+(?:oid|symbol|numberInt|numberLong|numberDouble|numberDecimal|binary|uuid|code|timestamp|regularExpression"
-    r"|regex|dbPointer|date|minKey|maxKey|undefined|ref)"
-)
+_WRAPPER_KEY = re.compile(rf"\$+(?:{RESERVED_NAMES})")
 _OBJECT_ID = re.compile(r"[0-9a-fA-F]{24}")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
 _ISO_DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d|[+-]\d\d)", re.ASCII)

@@ -24,7 +24,7 @@ from bson.decimal128 import Decimal128
 from bson.int64 import Int64
 from bson.objectid import ObjectId
 
-from cdc_core.extended_json import codec as extended_json
+from cdc_core.extended_json import bson_to_json, raw_bson, wrappers
 
 _DECIMAL_DIGITS = 34
 _INT64 = range(-(1 << 63), 1 << 63)
@@ -56,7 +56,7 @@ def canonical_raw(raw_document: bytes, field: str = "_id") -> str:
     if raw_document[4:9] == _OBJECT_ID_FIRST and field == "_id" and len(raw_document) > 21:
         return f'{{"$oid":"{raw_document[9:21].hex()}"}}'
     name = field.encode()
-    for element in extended_json.elements(raw_document):
+    for element in raw_bson.elements(raw_document):
         if element.name == name:
             return _canonical_bytes(element.kind, raw_document[element.start : element.end])
     raise KeyError(field)
@@ -69,7 +69,7 @@ def _canonical_bytes(kind: int, raw: bytes) -> str:
         return str(_int32(raw)[0])
     if kind == 0x12:
         return str(_int64(raw)[0])
-    value, is_repaired = extended_json.repaired(kind, raw)
+    value, is_repaired = raw_bson.repaired(kind, raw)
     if is_repaired:
         return f'{{"$bytes":{{"base64":"{base64.b64encode(raw).decode()}","type":{kind}}}}}'
     return canonical(value)
@@ -84,25 +84,25 @@ def _text(value: object) -> str:
         return _double(value)
     if isinstance(value, Decimal128):
         return _decimal(value)
-    if isinstance(value, extended_json.Symbol):
+    if isinstance(value, raw_bson.Symbol):
         return orjson.dumps(value.text).decode()
     if isinstance(value, Mapping):
         return _document(value.items())
-    if isinstance(value, extended_json.RepeatedFields):
+    if isinstance(value, raw_bson.RepeatedFields):
         return _document(value.items)
     if isinstance(value, DBRef):
         return _document(value.as_doc().items())
     if isinstance(value, (list, tuple)):
         return f"[{','.join(map(_text, value))}]"
-    if isinstance(value, extended_json.ScopedCode):
+    if isinstance(value, raw_bson.ScopedCode):
         return _scoped(value.code, _document(value.scope.items))
     if isinstance(value, Code) and value.scope is not None:
         return _scoped(str(value), _document(value.scope.items()))
-    return extended_json.dumps_value(value).decode()
+    return bson_to_json.dumps_value(value).decode()
 
 
 def _document(items: Iterable[tuple[str, object]]) -> str:
-    fields = (f"{orjson.dumps(extended_json.escape_key(name)).decode()}:{_text(item)}" for name, item in items)
+    fields = (f"{orjson.dumps(wrappers.escape_key(name)).decode()}:{_text(item)}" for name, item in items)
     return f"{{{','.join(fields)}}}"
 
 

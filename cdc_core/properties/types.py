@@ -2,7 +2,7 @@
 expected.
 
 Values come from YAML or from a connector's JSON, where everything is a string: `true`, `"true"`, `5` and
-`"5"` are read alike, and so are a list and its entries with commas between them. `read` raises `Refused`,
+`"5"` are read alike, and so are a list and its entries with commas between them. `read` raises `InvalidValue`,
 never anything else.
 """
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 
-class Refused(Exception):
+class InvalidValue(Exception):
     """A value that its type does not hold: what was expected, and the nearest right thing."""
 
     def __init__(self, expected: str, hint: str = "") -> None:
@@ -72,7 +72,7 @@ class Type(Protocol):
         """The values that it holds, in a few words."""
 
     def read(self, value: object) -> Any:
-        """The value; raises `Refused`."""
+        """The value; raises `InvalidValue`."""
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,12 @@ class Text:
 
     def read(self, value: object) -> str:
         if isinstance(value, str) and "${" in value:
-            raise Refused(f"{self.expected} without a reference")
+            raise InvalidValue(f"{self.expected} without a reference")
         if isinstance(value, str) and value.strip():
             return value.strip()
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            raise Refused(self.expected, f'put it in quotes: "{value}"')
-        raise Refused(self.expected)
+            raise InvalidValue(self.expected, f'put it in quotes: "{value}"')
+        raise InvalidValue(self.expected)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Place:
             return Text(self.expected).read(value)
         reference = Referable(self.expected).read(value)
         if any(kind == "secret" for kind, _ in reference.parts()):
-            raise Refused(f"{self.expected}, literally or as ${{env:NAME}}")
+            raise InvalidValue(f"{self.expected}, literally or as ${{env:NAME}}")
         return reference.template
 
 
@@ -113,7 +113,7 @@ class Boolean:
             return value
         if isinstance(value, str) and value.strip().lower() in ("true", "false"):
             return value.strip().lower() == "true"
-        raise Refused(self.expected)
+        raise InvalidValue(self.expected)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Integer:
     def read(self, value: object) -> int:
         number = self._number(value)
         if number < self.minimum or (self.maximum is not None and number > self.maximum):
-            raise Refused(self.expected)
+            raise InvalidValue(self.expected)
         return number
 
     def _number(self, value: object) -> int:
@@ -138,7 +138,7 @@ class Integer:
             return value
         if isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]{1,20}", value.strip()):
             return int(value)
-        raise Refused(self.expected)
+        raise InvalidValue(self.expected)
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class Choice:
             return known[name]
         if name in self.older:
             return self.older[name]
-        raise Refused(self.expected, did_you_mean(name, known))
+        raise InvalidValue(self.expected, did_you_mean(name, known))
 
     def _names(self) -> dict[str, enum.Enum]:
         return {str(member.value): member for member in self.members}
@@ -179,8 +179,8 @@ class Choices:
         choice = Choice(self.members)
         try:
             return tuple(dict.fromkeys(choice.read(name) for name in Names().read(value)))
-        except Refused as refused:
-            raise Refused(self.expected, refused.hint) from None
+        except InvalidValue as refused:
+            raise InvalidValue(self.expected, refused.hint) from None
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class Names:
             return self._split(value)
         if isinstance(value, (list, tuple)) and all(isinstance(entry, str) for entry in value):
             return value
-        raise Refused(self.expected)
+        raise InvalidValue(self.expected)
 
     def _split(self, text: str) -> Sequence[str]:
         return text.split(",")
@@ -222,7 +222,7 @@ class Namespace:
     def read(self, value: object) -> str:
         db, dot, collection = value.strip().partition(".") if isinstance(value, str) else ("", "", "")
         if not (db and dot and collection):
-            raise Refused(self.expected)
+            raise InvalidValue(self.expected)
         return f"{db}.{collection}"
 
 
@@ -234,7 +234,7 @@ class Referable:
 
     def read(self, value: object) -> Reference:
         if not isinstance(value, str) or not value.strip():
-            raise Refused(self.expected)
+            raise InvalidValue(self.expected)
         reference = Reference(value.strip())
         _check_references(reference)
         return reference
@@ -249,7 +249,7 @@ class Secret:
     def read(self, value: object) -> Reference:
         reference = Referable(self.expected).read(value)
         if not _is_reference(reference.template):
-            raise Refused(self.expected, "the value itself never stands in a settings file")
+            raise InvalidValue(self.expected, "the value itself never stands in a settings file")
         return reference
 
 
@@ -263,9 +263,9 @@ class ConnectionString:
         reference = Referable(self.expected).read(value)
         text = _REFERENCE.sub(_PLACEHOLDER, reference.template)
         if not text.startswith((_PLACEHOLDER, "mongodb://", "mongodb+srv://")):
-            raise Refused(self.expected, "it starts with mongodb:// or mongodb+srv://")
+            raise InvalidValue(self.expected, "it starts with mongodb:// or mongodb+srv://")
         if _has_literal_password(text):
-            raise Refused(
+            raise InvalidValue(
                 "a connection string without a literal password",
                 "write ${env:NAME} or ${secret:scope/key} in the password's place, or for the whole string",
             )
@@ -281,7 +281,7 @@ class Stages:
     def read(self, value: object) -> str:
         stages = _parsed(value, self.expected)
         if not isinstance(stages, list) or not all(_is_stage(stage) for stage in stages):
-            raise Refused(self.expected, "each stage is a document with one field, whose name starts with $")
+            raise InvalidValue(self.expected, "each stage is a document with one field, whose name starts with $")
         return json.dumps(stages)
 
 
@@ -294,7 +294,7 @@ class FindFilter:
     def read(self, value: object) -> str:
         document = _parsed(value, self.expected)
         if not isinstance(document, dict):
-            raise Refused(self.expected)
+            raise InvalidValue(self.expected)
         return json.dumps(document)
 
 
@@ -396,11 +396,11 @@ def _has_literal_password(text: str) -> bool:
 def _check_references(reference: Reference) -> None:
     for kind, name in reference.parts():
         if kind == "env" and not _ENV_NAME.fullmatch(name):
-            raise Refused("a reference such as ${env:MONGODB_URI}", "letters, digits and _ name a variable")
+            raise InvalidValue("a reference such as ${env:MONGODB_URI}", "letters, digits and _ name a variable")
         if kind == "secret" and not _SECRET_NAME.fullmatch(name):
-            raise Refused("a reference such as ${secret:scope/key}")
+            raise InvalidValue("a reference such as ${secret:scope/key}")
         if kind == "" and "${" in name:
-            raise Refused("references of the form ${env:NAME} or ${secret:scope/key}")
+            raise InvalidValue("references of the form ${env:NAME} or ${secret:scope/key}")
 
 
 def _parsed(value: object, expected: str) -> object:
@@ -409,7 +409,7 @@ def _parsed(value: object, expected: str) -> object:
     try:
         return json.loads(value)
     except ValueError as error:
-        raise Refused(expected, f"not JSON: {error}") from None
+        raise InvalidValue(expected, f"not JSON: {error}") from None
 
 
 def _is_stage(stage: object) -> bool:

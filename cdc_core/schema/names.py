@@ -19,6 +19,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from cdc_core.extended_json.wrappers import RESERVED_NAMES
 from cdc_core.properties import unwrap as unwrap_options
 
 ENGINE = frozenset({"__key", "__sequence", "__batch", "__document", "__rescued", "__deleted", "__incomplete", "__known"})
@@ -34,10 +35,7 @@ MAX_LENGTH = 200
 """Characters of a column's name; a longer one is cut and told apart by a digest."""
 
 _REFUSED = re.compile(r"[ ,;{}()=\x00-\x1f\x7f]")
-_ESCAPED = re.compile(
-    r"\$(\$+(?:oid|symbol|numberInt|numberLong|numberDouble|numberDecimal|binary|uuid|code|timestamp"
-    r"|regularExpression|regex|dbPointer|date|minKey|maxKey|undefined|ref))"
-)
+_ESCAPED = re.compile(rf"\$(\$+(?:{RESERVED_NAMES}))")
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ def _without_case(character: str) -> str:
     return small if len(small) == 1 else small[0]
 
 
-class Taken:
+class UsedNames:
     """The names that are given already, compared without case."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
@@ -133,11 +131,11 @@ class Taken:
         return candidate
 
 
-def nested(name: str, *, taken: Taken, naming: Naming) -> str:
+def nested(name: str, *, taken: UsedNames, naming: Naming) -> str:
     """The name of a field inside a struct whose other fields have taken theirs."""
     return taken.unique(fit(naming.adjustment.adjusted(name)))
 
 
-def top_level(path: Collection[str], *, taken: Taken, naming: Naming) -> str:
+def top_level(path: Collection[str], *, taken: UsedNames, naming: Naming) -> str:
     """The name of a column of the table: of a top-level field, or of a leaf where documents are flattened."""
     return taken.unique(fit(naming.delimiter.join(naming.adjustment.adjusted(part) for part in path)))

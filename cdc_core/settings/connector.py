@@ -83,7 +83,7 @@ class Variable:
 
 
 @dataclass(frozen=True)
-class Imported:
+class ConnectorImport:
     """A settings document that `settings.parse` takes; `warnings` are those that it gives."""
 
     document: Mapping[str, object]
@@ -92,24 +92,24 @@ class Imported:
     warnings: tuple[str, ...]
 
 
-def imported(connector: object, *, root: str, where: str = "") -> Imported:
+def imported(connector: object, *, root: str, where: str = "") -> ConnectorImport:
     """The settings of a connector: its flat map of properties, or the document `{"name": …, "config": {…}}`.
 
     Raises `SettingsError` with every mistake, each under the connector's own name for the property: values outside the
     closed sets, unknown properties with the nearest right name, another connector's class. No value of a secret is in
     any message.
     """
-    reading = _Reading(_given(connector, where))
-    reading.read()
-    document = reading.document(root)
+    reader = _ConnectorReader(_given(connector, where))
+    reader.read()
+    report, document = reader.report, reader.document(root)
     warnings: tuple[str, ...] = ()
     try:
         warnings = settings.parse(document, where=where).warnings
     except errors.SettingsError as error:
-        reading.problems.extend(reading.renamed(problem) for problem in error.problems)
-    if reading.problems:
-        raise errors.SettingsError([_located(problem, where) for problem in reading.problems])
-    return Imported(document, tuple(reading.notes), reading.variables(), warnings)
+        report.problems.extend(report.renamed(problem) for problem in error.problems)
+    if report.problems:
+        raise errors.SettingsError([_located(problem, where) for problem in report.problems])
+    return ConnectorImport(document, tuple(report.notes), report.variables(reader.source), warnings)
 
 
 def _given(connector: object, where: str) -> Mapping[str, object]:
@@ -123,22 +123,143 @@ def _given(connector: object, where: str) -> Mapping[str, object]:
 
 
 @dataclass
-class _Reading:
+class _ImportReport:
+    """What an import says of a connector: remarks and mistakes under the connector's own names, and the variables to set."""
+
+    notes: list[Note] = field(default_factory=list)
+    problems: list[errors.Problem] = field(default_factory=list)
+    origins: dict[str, str] = field(default_factory=dict)
+    holds: dict[str, str] = field(default_factory=dict)
+
+    def note(self, name: str, why: str) -> None:
+        self.notes.append(Note(" ".join(name.split()), why))
+
+    def refuse(self, name: str, message: str, hint: str = "") -> None:
+        self.problems.append(errors.Problem(name, message, hint))
+
+    def variable(self, name: str, holds: str) -> str:
+        self.holds[name] = holds
+        return f"${{env:{name}}}"
+
+    def variables(self, source: Mapping[str, object]) -> tuple[Variable, ...]:
+        """Those that the settings refer to, in the order of the file."""
+        found: dict[str, Variable] = {}
+        for name, value in source.items():
+            for kind, text in values.Reference(str(value)).parts():
+                if kind == "env":
+                    found.setdefault(text, Variable(text, self.holds.get(text, f"what {name} refers to")))
+        return tuple(found.values())
+
+    def renamed(self, problem: errors.Problem) -> errors.Problem:
+        """A mistake of the settings under the name that the connector has for it."""
+        return dataclasses.replace(problem, path=self.origins.get(problem.path, problem.path.removeprefix("source.")))
+
+
+@dataclass
+class _ConnectionReader:
+    """How the source is reached: the connection string, or `mongodb.hosts` of older versions, and references for its secrets."""
+
+    given: Mapping[str, object]
+    report: _ImportReport
+
+    def read(self) -> dict[str, object]:
+        """The properties of the connection as they stand under `source`."""
+        source: dict[str, object] = {}
+        uri = _text(self.given, "mongodb.connection.string")
+        if uri and _text(self.given, "mongodb.hosts"):
+            self.report.note("mongodb.hosts", "mongodb.connection.string stands beside it, and wins")
+        if not uri:
+            uri = self._from_hosts()
+        if "mongodb.members.auto.discover" in self.given:
+            self.report.note(
+                "mongodb.members.auto.discover", "the connection string says it: directConnection=true for false"
+            )
+        if uri:
+            source["mongodb.connection.string"] = self._without_secrets(uri)
+        if "@" in uri.partition("?")[0]:
+            for name in ("mongodb.user", "mongodb.password"):
+                if name in self.given:
+                    self.report.note(name, "the connection string holds credentials, which win")
+            return source
+        if user := _text(self.given, "mongodb.user"):
+            is_foreign = "${" in _ENV.sub("", user)
+            source["mongodb.user"] = self.report.variable("MONGODB_USER", "mongodb.user") if is_foreign else user
+        if password := _text(self.given, "mongodb.password"):
+            is_reference = _ENV.fullmatch(password) is not None
+            reference = password if is_reference else self.report.variable("MONGODB_PASSWORD", "mongodb.password")
+            source["mongodb.password"] = reference
+        return source
+
+    def _from_hosts(self) -> str:
+        """`mongodb.hosts`, `[replica set/]host[:port], …`, as a connection string; empty where it cannot be one."""
+        hosts = _text(self.given, "mongodb.hosts")
+        self.report.origins["source.mongodb.connection.string"] = "mongodb.hosts" if hosts else "mongodb.connection.string"
+        if not hosts:
+            return ""
+        if ";" in hosts:
+            hint = "a sharded cluster is read through its mongos routers: mongodb.connection.string"
+            self.report.refuse("mongodb.hosts", "one replica set is expected", hint)
+            # Any valid address: without one a second mistake would be reported for the same property.
+            return "mongodb://one"
+        replica_set, slash, rest = hosts.rpartition("/")
+        members = ",".join(values.Names().read(rest))
+        is_direct = _text(self.given, "mongodb.members.auto.discover").lower() == "false"
+        options = [f"replicaSet={replica_set.strip()}"] if slash else []
+        if is_direct:
+            members, options = members.partition(",")[0], [*options, "directConnection=true"]
+        self.report.note("mongodb.hosts", "it is part of mongodb.connection.string now")
+        return f"mongodb://{members}/" + (f"?{'&'.join(options)}" if options else "")
+
+    def _without_secrets(self, uri: str) -> str:
+        """The connection string with a reference in the place of each secret, or for the whole where that is not safe."""
+        if "${" in _ENV.sub("", uri) and not uri.startswith(("mongodb://", "mongodb+srv://")):
+            return self.report.variable("MONGODB_URI", "the connection string")
+        scheme, separator, rest = uri.partition("://")
+        # An unescaped `/` or `?` in a password must not cut it in two, or one half would stay in the file.
+        authority = rest.partition("/")[0] if "@" in rest.partition("/")[0] else rest.partition("?")[0]
+        credentials, at, hosts = authority.rpartition("@")
+        path, question, options = rest[len(authority) :].partition("?")
+        kept = "&".join(self._option(option) for option in options.split("&"))
+        clean = f"{scheme}{separator}{self._credentials(credentials)}{at}{hosts}{path}{question}{kept}"
+        # What is no connection string goes on as it is, so that the settings name the mistake.
+        is_one = scheme in ("mongodb", "mongodb+srv")
+        return clean if not is_one or _is_clean(clean) else self.report.variable("MONGODB_URI", "the connection string")
+
+    def _credentials(self, credentials: str) -> str:
+        is_reference = credentials.startswith("${")
+        user, colon, password = _split_reference(credentials) if is_reference else credentials.partition(":")
+        if "${" in _ENV.sub("", user):
+            user = self.report.variable("MONGODB_USER", "the user of mongodb.connection.string")
+        if password and not _ENV.fullmatch(password):
+            password = self.report.variable("MONGODB_PASSWORD", "the password of mongodb.connection.string")
+        return f"{user}{colon}{password}"
+
+    def _option(self, option: str) -> str:
+        name, _, value = option.partition("=")
+        variable = _SECRET_OPTIONS.get(name.lower())
+        if variable and value and not _ENV.fullmatch(value):
+            return f"{name}={self.report.variable(variable, f'{name} of the connection string')}"
+        token = _SESSION_TOKEN.search(option)
+        if token and token[2] and not _ENV.fullmatch(token[2]):
+            held = self.report.variable("AWS_SESSION_TOKEN", "AWS_SESSION_TOKEN of the connection string")
+            return option[: token.start(2)] + held + option[token.end(2) :]
+        return option
+
+
+@dataclass
+class _ConnectorReader:
     """One connector in the reading: the properties that are there, and what has come of them."""
 
     given: Mapping[str, object]
     name: str | None = None
     source: dict[str, object] = field(default_factory=dict)
     unwrap: dict[str, object] = field(default_factory=dict)
-    notes: list[Note] = field(default_factory=list)
-    problems: list[errors.Problem] = field(default_factory=list)
-    origins: dict[str, str] = field(default_factory=dict)
-    holds: dict[str, str] = field(default_factory=dict)
+    report: _ImportReport = field(default_factory=_ImportReport)
 
     def read(self) -> None:
         self._read_class()
         self._read_name()
-        self._read_connection()
+        self.source.update(_ConnectionReader(self.given, self.report).read())
         self._read_transforms()
         done = ("topic.prefix", "transforms", "mongodb.connection.string", "mongodb.user", "mongodb.password", *OLDER[-3:])
         for name in self.given:
@@ -150,133 +271,43 @@ class _Reading:
         silver = {"silver": {"defaults": self.unwrap}} if self.unwrap else {}
         return {"name": self.name, "lakehouse": {"root": root}, "source": self.source, **silver}
 
-    def variables(self) -> tuple[Variable, ...]:
-        """Those that the settings refer to, in the order of the file."""
-        found: dict[str, Variable] = {}
-        for name, value in self.source.items():
-            for kind, text in values.Reference(str(value)).parts():
-                if kind == "env":
-                    found.setdefault(text, Variable(text, self.holds.get(text, f"what {name} refers to")))
-        return tuple(found.values())
-
-    def renamed(self, problem: errors.Problem) -> errors.Problem:
-        """A mistake of the settings under the name that the connector has for it."""
-        return dataclasses.replace(problem, path=self.origins.get(problem.path, problem.path.removeprefix("source.")))
-
-    # --- the parts of a connector ---
-
     def _read_class(self) -> None:
         found = self.given.get("connector.class")
         if found is not None and str(found).rpartition(".")[2] not in ("MongoDbConnector", "MongoDb"):
-            self._refuse("connector.class", f"{CONNECTOR} is expected, found {values.shown(found)}")
+            self.report.refuse("connector.class", f"{CONNECTOR} is expected, found {values.shown(found)}")
 
     def _read_name(self) -> None:
         """`topic.prefix`, or `mongodb.name` of older versions; what cannot name a table becomes `_`."""
-        wanted = [name for name in ("topic.prefix", "mongodb.name") if self._text(name)]
+        wanted = [name for name in ("topic.prefix", "mongodb.name") if _text(self.given, name)]
         if not wanted:
-            self._refuse("topic.prefix", "a name for the pipeline is expected")
+            self.report.refuse("topic.prefix", "a name for the pipeline is expected")
             self.name = "unnamed"
             return
         origin, *other = wanted
-        found = self._text(origin)
+        found = _text(self.given, origin)
         self.name = re.sub(r"[^A-Za-z0-9_-]", "_", found)[:100]
         if self.name != found:
-            self._note(origin, f"the pipeline's name is {self.name}, as it names tables")
+            self.report.note(origin, f"the pipeline's name is {self.name}, as it names tables")
         for name in other:
-            self._note(name, f"{origin} stands beside it, and wins")
-
-    def _read_connection(self) -> None:
-        uri = self._text("mongodb.connection.string")
-        if uri and self._text("mongodb.hosts"):
-            self._note("mongodb.hosts", "mongodb.connection.string stands beside it, and wins")
-        if not uri:
-            uri = self._from_hosts()
-        if "mongodb.members.auto.discover" in self.given:
-            self._note("mongodb.members.auto.discover", "the connection string says it: directConnection=true for false")
-        if uri:
-            self.source["mongodb.connection.string"] = self._without_secrets(uri)
-        if "@" in uri.partition("?")[0]:
-            for name in ("mongodb.user", "mongodb.password"):
-                if name in self.given:
-                    self._note(name, "the connection string holds credentials, which win")
-            return
-        if user := self._text("mongodb.user"):
-            is_foreign = "${" in _ENV.sub("", user)
-            self.source["mongodb.user"] = self._variable("MONGODB_USER", "mongodb.user") if is_foreign else user
-        if password := self._text("mongodb.password"):
-            is_reference = _ENV.fullmatch(password) is not None
-            reference = password if is_reference else self._variable("MONGODB_PASSWORD", "mongodb.password")
-            self.source["mongodb.password"] = reference
-
-    def _from_hosts(self) -> str:
-        """`mongodb.hosts`, `[replica set/]host[:port], …`, as a connection string; empty where it cannot be one."""
-        hosts = self._text("mongodb.hosts")
-        self.origins["source.mongodb.connection.string"] = "mongodb.hosts" if hosts else "mongodb.connection.string"
-        if not hosts:
-            return ""
-        if ";" in hosts:
-            hint = "a sharded cluster is read through its mongos routers: mongodb.connection.string"
-            self._refuse("mongodb.hosts", "one replica set is expected", hint)
-            return "mongodb://one"
-        replica_set, slash, rest = hosts.rpartition("/")
-        members = ",".join(values.Names().read(rest))
-        is_direct = self._text("mongodb.members.auto.discover").lower() == "false"
-        options = [f"replicaSet={replica_set.strip()}"] if slash else []
-        if is_direct:
-            members, options = members.partition(",")[0], [*options, "directConnection=true"]
-        self._note("mongodb.hosts", "it is part of mongodb.connection.string now")
-        return f"mongodb://{members}/" + (f"?{'&'.join(options)}" if options else "")
-
-    def _without_secrets(self, uri: str) -> str:
-        """The connection string with a reference in the place of each secret, or for the whole where that is not safe."""
-        if "${" in _ENV.sub("", uri) and not uri.startswith(("mongodb://", "mongodb+srv://")):
-            return self._variable("MONGODB_URI", "the connection string")
-        scheme, separator, rest = uri.partition("://")
-        authority = rest.partition("/")[0] if "@" in rest.partition("/")[0] else rest.partition("?")[0]
-        credentials, at, hosts = authority.rpartition("@")
-        path, question, options = rest[len(authority) :].partition("?")
-        kept = "&".join(self._option(option) for option in options.split("&"))
-        clean = f"{scheme}{separator}{self._credentials(credentials)}{at}{hosts}{path}{question}{kept}"
-        is_one = scheme in ("mongodb", "mongodb+srv")
-        return clean if not is_one or _is_clean(clean) else self._variable("MONGODB_URI", "the connection string")
-
-    def _credentials(self, credentials: str) -> str:
-        is_reference = credentials.startswith("${")
-        user, colon, password = _split_reference(credentials) if is_reference else credentials.partition(":")
-        if "${" in _ENV.sub("", user):
-            user = self._variable("MONGODB_USER", "the user of mongodb.connection.string")
-        if password and not _ENV.fullmatch(password):
-            password = self._variable("MONGODB_PASSWORD", "the password of mongodb.connection.string")
-        return f"{user}{colon}{password}"
-
-    def _option(self, option: str) -> str:
-        name, _, value = option.partition("=")
-        variable = _SECRET_OPTIONS.get(name.lower())
-        if variable and value and not _ENV.fullmatch(value):
-            return f"{name}={self._variable(variable, f'{name} of the connection string')}"
-        token = _SESSION_TOKEN.search(option)
-        if token and token[2] and not _ENV.fullmatch(token[2]):
-            held = self._variable("AWS_SESSION_TOKEN", "AWS_SESSION_TOKEN of the connection string")
-            return option[: token.start(2)] + held + option[token.end(2) :]
-        return option
+            self.report.note(name, f"{origin} stands beside it, and wins")
 
     def _read_transforms(self) -> None:
         """The options of the one transformation that silver applies; the others are named."""
-        listed = values.Names().read(self._text("transforms"))
+        listed = values.Names().read(_text(self.given, "transforms"))
         written = dict.fromkeys(name.split(".")[1] for name in self.given if name.startswith("transforms."))
         unwrapping: list[str] = []
         for alias in dict.fromkeys([*listed, *written]):
-            kind = self._text(f"transforms.{alias}.type")
+            kind = _text(self.given, f"transforms.{alias}.type")
             if listed and alias not in listed:
-                self._note(f"transforms.{alias}", "`transforms` does not list it")
+                self.report.note(f"transforms.{alias}", "`transforms` does not list it")
             elif not kind:
-                self._refuse(f"transforms.{alias}.type", "the class of the transformation is expected")
+                self.report.refuse(f"transforms.{alias}.type", "the class of the transformation is expected")
             elif kind in UNWRAP:
                 unwrapping.append(alias)
             else:
-                self._note(f"transforms.{alias}", f"only ExtractNewDocumentState is applied here, not {kind}")
+                self.report.note(f"transforms.{alias}", f"only ExtractNewDocumentState is applied here, not {kind}")
         for alias in unwrapping[1:]:
-            self._refuse(f"transforms.{alias}.type", f"{unwrapping[0]} applies ExtractNewDocumentState already")
+            self.report.refuse(f"transforms.{alias}.type", f"{unwrapping[0]} applies ExtractNewDocumentState already")
         for alias in unwrapping[:1]:
             self._read_unwrap(f"transforms.{alias}.")
 
@@ -286,11 +317,11 @@ class _Reading:
             if option in (name, "type"):
                 continue
             if option in unwrap_options.IGNORED:
-                self._note(name, unwrap_options.IGNORED[option])
+                self.report.note(name, unwrap_options.IGNORED[option])
                 continue
-            self.origins[f"silver.defaults.{option}"] = name
+            self.report.origins[f"silver.defaults.{option}"] = name
             if option not in unwrap_options.NAMES:
-                self._refuse(name, "there is no such option", values.did_you_mean(option, unwrap_options.NAMES))
+                self.report.refuse(name, "there is no such option", values.did_you_mean(option, unwrap_options.NAMES))
             else:
                 self.unwrap[option] = _boolean(value) if option in _SMT_BOOLEANS else value
 
@@ -298,9 +329,9 @@ class _Reading:
         name = RENAMED.get(origin, origin)
         if name != origin:
             if name in self.given:
-                return self._note(origin, f"{name} stands beside it, and wins")
-            self._note(origin, f"its name is {name} now")
-        self.origins[f"source.{name}"] = origin
+                return self.report.note(origin, f"{name} stands beside it, and wins")
+            self.report.note(origin, f"its name is {name} now")
+        self.report.origins[f"source.{name}"] = origin
         each = properties.BY_NAME.get(name)
         if each is not None:
             self._take(origin, each)
@@ -309,12 +340,12 @@ class _Reading:
         elif (family := next((each for each in properties.FAMILIES if name.startswith(each.prefix)), None)) is not None:
             self._take_option(origin, name.removeprefix(family.prefix))
         elif (why := properties.describe_foreign(name)) is not None:
-            self._note(origin, why)
+            self.report.note(origin, why)
         elif name in unwrap_options.NAMES:
-            self._refuse(origin, "it is an option of ExtractNewDocumentState", f"transforms.unwrap.{name}")
+            self.report.refuse(origin, "it is an option of ExtractNewDocumentState", f"transforms.unwrap.{name}")
         else:
             known = [*properties.BY_NAME, *(each for each in properties.FOREIGN if "*" not in each), *RENAMED]
-            self._refuse(origin, "there is no such property", values.did_you_mean(name, known))
+            self.report.refuse(origin, "there is no such property", values.did_you_mean(name, known))
 
     def _take(self, origin: str, each: properties.Property) -> None:
         """Put a property under `source`, unless its value is empty."""
@@ -323,29 +354,29 @@ class _Reading:
             return
         try:
             read = each.type.read(value)
-        except values.Refused:
+        except values.InvalidValue:
             self.source[each.name] = value
             return
         self.source[each.name] = read if isinstance(read, (bool, int)) else value
         if each.name in REMARKS:
-            self._note(origin, REMARKS[each.name])
+            self.report.note(origin, REMARKS[each.name])
 
     def _take_option(self, origin: str, option: str) -> None:
         """Put an option of a Kafka client under `source`; those of the Java client alone are named, with what to do instead."""
         if (why := properties.of_javas_client(option)) is not None:
-            self._note(origin, f"it is an option of Kafka's Java client: {why}")
-        elif properties.is_secret(option) and _ENV.fullmatch(self._text(origin)) is None:
+            self.report.note(origin, f"it is an option of Kafka's Java client: {why}")
+        elif properties.is_secret(option) and _ENV.fullmatch(_text(self.given, origin)) is None:
             name = re.sub(r"[^A-Z0-9]+", "_", f"KAFKA_{option}".upper())
-            self.source[origin] = self._variable(name, origin)
+            self.source[origin] = self.report.variable(name, origin)
         else:
             self.source[origin] = self.given[origin]
 
     def _read_brokers(self) -> None:
         """Kafka Connect's own brokers take the notifications; a connector does not say which those are."""
-        channels = [each.strip() for each in self._text("notification.enabled.channels").split(",")]
+        channels = [each.strip() for each in _text(self.given, "notification.enabled.channels").split(",")]
         known = ("signal.kafka.bootstrap.servers", "producer.override.bootstrap.servers")
         if "sink" in channels and not any(name in self.given for name in known):
-            self.source[known[1]] = self._variable(
+            self.source[known[1]] = self.report.variable(
                 "KAFKA_BOOTSTRAP_SERVERS", "the brokers of Kafka Connect, for the channel sink"
             )
 
@@ -355,7 +386,7 @@ class _Reading:
         if not isinstance(each.type, (values.Boolean, values.Integer)) and isinstance(value, (int, float)):
             value = values.written(value)
         if each.name == "max.queue.size.in.bytes" and str(value).strip() == "0":
-            self._note(origin, "0 is no bound there; the queue always has one here")
+            self.report.note(origin, "0 is no bound there; the queue always has one here")
             return None
         if each.name == "skipped.operations":
             return self._replaced(origin, value, "i", "c", "inserts are c now")
@@ -367,31 +398,20 @@ class _Reading:
         entries = [each.strip() for each in value.split(",")] if isinstance(value, str) else []
         if entry not in entries:
             return value
-        self._note(origin, why)
+        self.report.note(origin, why)
         return ",".join(filter(None, (by if each == entry else each for each in entries)))
 
-    # --- what is gathered ---
 
-    def _text(self, name: str) -> str:
-        found = self.given.get(name)
-        return "" if found is None else values.written(found).strip()
-
-    def _variable(self, name: str, holds: str) -> str:
-        self.holds[name] = holds
-        return f"${{env:{name}}}"
-
-    def _note(self, name: str, why: str) -> None:
-        self.notes.append(Note(" ".join(name.split()), why))
-
-    def _refuse(self, name: str, message: str, hint: str = "") -> None:
-        self.problems.append(errors.Problem(name, message, hint))
+def _text(given: Mapping[str, object], name: str) -> str:
+    found = given.get(name)
+    return "" if found is None else values.written(found).strip()
 
 
 def _is_clean(uri: str) -> bool:
     """Whether a settings file may hold the connection string."""
     try:
         values.ConnectionString().read(uri)
-    except values.Refused:
+    except values.InvalidValue:
         return False
     return True
 

@@ -227,7 +227,7 @@ def _check_filter(text: str) -> None:
 def _pattern(text: str) -> patterns.Pattern:
     try:
         return patterns.regex(text.strip())
-    except values.Refused as error:
+    except values.InvalidValue as error:
         raise Refused(f"{text} is no regular expression that can be used here") from error
 
 

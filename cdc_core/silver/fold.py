@@ -1,6 +1,6 @@
 """Partial updates applied to documents as the server applied them: `updateDescription` onto what is stored.
 
-Everything here works on parsed type-exact Extended JSON (`orjson.loads` of what `cdc_core.extended_json.codec`
+Everything here works on parsed type-exact Extended JSON (`orjson.loads` of what `cdc_core.extended_json.bson_to_json`
 writes), and nothing here raises on data: a base that is newer than the update, a path that leads nowhere and
 a text that cannot be read are answers, not errors.
 
@@ -34,7 +34,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_core.bronze import columns as bronze
-from cdc_core.extended_json import codec as extended_json
+from cdc_core.extended_json import wrappers
 
 Document = dict[str, Any]
 Container = dict[str, Any] | list[Any]
@@ -276,7 +276,7 @@ def _is_within(way: _Way, update: Update) -> bool:
 def _is_container(value: object) -> TypeGuard[Container]:
     """A document or an array, and not the wrapper of a scalar."""
     if isinstance(value, dict):
-        return not extended_json.is_wrapper(value)
+        return not wrappers.is_wrapper(value)
     return isinstance(value, list)
 
 
@@ -295,7 +295,7 @@ def _step(container: Container, way: _Way, depth: int) -> Any:
 
 
 def _stored(name: str) -> str:
-    return extended_json.escape_key(name) if name[:1] == "$" else name
+    return wrappers.escape_key(name) if name[:1] == "$" else name
 
 
 def _set(container: Any, step: Any, value: Any) -> None:
@@ -421,7 +421,7 @@ def _paths(text: str | None) -> Any:
         return {}
     parsed = _read(text)
     if parsed and '"$$' in text:
-        return {extended_json.unescape_key(path): value for path, value in parsed.items()}
+        return {wrappers.unescape_key(path): value for path, value in parsed.items()}
     return parsed
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from bson import decode
 from bson.codec_options import CodecOptions, DatetimeConversion
 
-from cdc_core.extended_json import codec as extended_json
+from cdc_core.extended_json import json_to_bson
 
 _NAME = "medallion repair "
 _EXACT: CodecOptions[dict[str, Any]] = CodecOptions(datetime_conversion=DatetimeConversion.DATETIME_MS)
@@ -42,4 +42,4 @@ def condition(keys: Sequence[str]) -> dict[str, Any]:
 
 def identifier(key: str) -> Any:
     """A value of `_id` that has the key."""
-    return decode(extended_json.loads(f'{{"_id":{key}}}'), _EXACT)["_id"]
+    return decode(json_to_bson.loads(f'{{"_id":{key}}}'), _EXACT)["_id"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from cdc_core.extended_json import codec as extended_json
+from cdc_core.extended_json import bson_to_json, json_to_bson
 
 
 class Kind(str, Enum):
@@ -84,7 +84,7 @@ def _written_end(hi: bytes | None) -> dict[str, str | None]:
     """The `_id` as JSON, and as base64 of its bytes where some of its text is not UTF-8: repaired it is another place."""
     if hi is None:
         return {"hi": None}
-    encoded = extended_json.encode(hi)
+    encoded = bson_to_json.encode(hi)
     kept = {"hi_bson": base64.b64encode(hi).decode()} if encoded.lossy else {}
     return {"hi": encoded.text.decode(), **kept}
 
@@ -94,7 +94,7 @@ def _end(fields: Mapping[str, Any]) -> bytes | None:
     if "hi_bson" in fields:
         return base64.b64decode(fields["hi_bson"])
     hi = fields.get("hi")
-    return None if hi is None else extended_json.loads(hi)
+    return None if hi is None else json_to_bson.loads(hi)
 
 
 @dataclass(frozen=True)

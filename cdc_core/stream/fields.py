@@ -83,7 +83,7 @@ class FieldFilter:
 
 
 def read(exclude: Sequence[str], renames: Sequence[str]) -> FieldFilter:
-    """`field.exclude.list` and `field.renames` as entries; raises `values.Refused` for one that is none."""
+    """`field.exclude.list` and `field.renames` as entries; raises `values.InvalidValue` for one that is none."""
     return FieldFilter((*map(_exclusion, exclude), *map(_rename, renames)))
 
 
@@ -115,14 +115,14 @@ def _exclusion(entry: str) -> _Entry:
 def _rename(entry: str) -> _Entry:
     path, colon, name = entry.rpartition(":")
     if not colon or not name.strip() or "." in name:
-        raise values.Refused(f"database.collection.field:name is expected, found {entry}")
+        raise values.InvalidValue(f"database.collection.field:name is expected, found {entry}")
     return replace(_entry(path, "database.collection.field:name"), name=name.strip())
 
 
 def _entry(entry: str, expected: str) -> _Entry:
     steps = [_ESCAPED_DOT.sub(".", step) for step in _DOT.split(entry.strip())]
     if len(steps) < 3 or not all(steps):
-        raise values.Refused(f"{expected} is expected, found {entry}")
+        raise values.InvalidValue(f"{expected} is expected, found {entry}")
     namespace = r"\.".join(".*".join(map(re.escape, step.split("*"))) for step in steps[:2])
     return _Entry(re.compile(namespace, re.IGNORECASE | re.DOTALL), tuple(steps[2:]))
 

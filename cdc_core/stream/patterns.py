@@ -59,14 +59,14 @@ class Pattern:
 
 
 def regex(entry: str) -> Pattern:
-    """An entry of Debezium's lists in regex mode; raises `values.Refused` where Python cannot read it."""
+    """An entry of Debezium's lists in regex mode; raises `values.InvalidValue` where Python cannot read it."""
     pattern = Pattern(_JAVA.sub(_translated, entry))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
             pattern._regex  # noqa: B018 - compiled once, here, so that a mistake shows when settings are read
         except (re.error, OverflowError, RecursionError, FutureWarning, DeprecationWarning) as error:
-            raise values.Refused("a regular expression", str(error)) from None
+            raise values.InvalidValue("a regular expression", str(error)) from None
     return pattern
 
 

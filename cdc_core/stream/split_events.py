@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bson import decode
 
-from cdc_core.extended_json import codec as extended_json
+from cdc_core.extended_json import raw_bson
 from cdc_core.stream import resume_token
 
 _NAME = b"splitEvent"
@@ -63,7 +63,7 @@ def is_unfinished(raw: bytes) -> bool:
 def _split(raw: bytes) -> tuple[int, int] | None:
     if _NAME not in raw:
         return None
-    for element in extended_json.elements(raw):
+    for element in raw_bson.elements(raw):
         if element.name == _NAME and element.kind == 0x03:
             found = decode(raw[element.start : element.end])
             return found["fragment"], found["of"]
@@ -72,7 +72,7 @@ def _split(raw: bytes) -> tuple[int, int] | None:
 
 def _event(raw: bytes) -> str:
     """The token of an event, or of the event that a fragment belongs to."""
-    token = next(element for element in extended_json.elements(raw) if element.name == b"_id")
+    token = next(element for element in raw_bson.elements(raw) if element.name == b"_id")
     return resume_token.without_fragment(decode(raw[token.start : token.end])["_data"])
 
 
@@ -80,14 +80,14 @@ def _joined(parts: list[bytes]) -> bytes:
     """One document of all fields: the first that has a field gives it, but the token is the last one's."""
     found: dict[bytes, bytes] = {}
     for raw in parts:
-        for element in extended_json.elements(raw):
+        for element in raw_bson.elements(raw):
             if element.name in (_NAME, b"_id"):
                 continue
             found.setdefault(element.name, _element(raw, element))
-    token = next(element for element in extended_json.elements(parts[-1]) if element.name == b"_id")
+    token = next(element for element in raw_bson.elements(parts[-1]) if element.name == b"_id")
     body = _element(parts[-1], token) + b"".join(found.values())
     return (len(body) + 5).to_bytes(4, "little") + body + b"\0"
 
 
-def _element(raw: bytes, element: extended_json.Element) -> bytes:
+def _element(raw: bytes, element: raw_bson.Element) -> bytes:
     return bytes((element.kind,)) + element.name + b"\0" + raw[element.start : element.end]

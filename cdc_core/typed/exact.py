@@ -11,9 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from cdc_core.schema import document_schema
+from cdc_core.schema import cast, document_schema, kinds, retype
 from cdc_core.schema import names as column_names
-from cdc_core.schema.document_schema import Array, ColumnType, Decimal, DocumentSchema, Map, Scalar, Shape, Struct
+from cdc_core.schema.document_schema import Array, ColumnType, Decimal, DocumentSchema, Map, Scalar, Struct
+from cdc_core.schema.shape import Shape
 
 RESCUED = pa.map_(pa.string(), pa.string())
 """What did not fit: dotted path -> Extended JSON text."""
@@ -24,7 +25,7 @@ def _pairs(pairs: list[tuple[str, Any]], repeated: dict[str, str]) -> dict[str, 
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:
-            document_schema.rescue(repeated, column_names.unescaped(key), document_schema.ejson(_whole(result[key])))
+            cast.rescue(repeated, column_names.unescaped(key), cast.ejson(_whole(result[key])))
         result[key] = value
     return result
 
@@ -51,9 +52,9 @@ def _row(text: str | None, schema: DocumentSchema) -> dict[str, Any] | None:
         document, repeated = parsed(text)
     except (ValueError, RecursionError):
         return {"document": None, "rescued": None, "unreadable": True}
-    row, rescued = document_schema.row(document, schema)
+    row, rescued = cast.row(document, schema)
     for path, earlier in repeated.items():
-        document_schema.rescue(rescued, path, earlier)
+        cast.rescue(rescued, path, earlier)
     return {"document": row, "rescued": list(rescued.items()) or None, "unreadable": False}
 
 
@@ -64,6 +65,7 @@ def parsed(text: str) -> tuple[dict[str, Any], dict[str, str]]:
     field's name. Half a surrogate pair becomes U+FFFD. Raises ValueError where the text is no JSON object.
     """
     repeated: dict[str, str] = {}
+    # Not orjson: it keeps the last of two fields of one name without a word, and refuses halves of surrogate pairs.
     document = json.loads(text, object_pairs_hook=lambda pairs: _pairs(pairs, repeated))
     if not isinstance(document, dict):
         raise ValueError("a document is a JSON object")
@@ -83,7 +85,7 @@ def seen(shape: Shape, text: str, mark: str, *, arrays_as_documents: bool) -> di
     """Adds a document to a shape; the document, or None where it cannot be read."""
     try:
         document, _ = parsed(text)
-        shape.see(document_schema.arrays_as_documents(document) if arrays_as_documents else document, mark)
+        shape.see(kinds.arrays_as_documents(document) if arrays_as_documents else document, mark)
     except (ValueError, RecursionError):
         return None
     return document
@@ -96,10 +98,10 @@ def conflicts(schema_json: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator
 
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         schema = DocumentSchema.from_json(schema_json)
-        found: set[document_schema.Conflict] = set()
+        found: set[retype.Conflict] = set()
         for batch in batches:
             for path, text in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist()):
-                found.update(document_schema.conflicts(schema, path, text))
+                found.update(retype.conflicts(schema, path, text))
         yield pa.RecordBatch.from_pydict({"conflict": pa.array([each.to_json() for each in found], pa.string())})
 
     return look

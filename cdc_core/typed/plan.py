@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from cdc_core.schema import document_schema
-from cdc_core.schema.document_schema import DocumentSchema, Pin, Pins, Shape
+from cdc_core.schema.document_schema import DocumentSchema
+from cdc_core.schema.pins import Pin, Pins
+from cdc_core.schema.shape import Shape
 from cdc_core.sql.names import identifier
 from cdc_core.typed import decoding, exact
 

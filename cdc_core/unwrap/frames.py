@@ -17,9 +17,10 @@ import orjson
 import pyarrow as pa
 
 from cdc_core.properties.unwrap import UnwrapOptions
-from cdc_core.schema import document_schema
+from cdc_core.schema import cast, document_schema, evolution
 from cdc_core.schema import names as column_names
 from cdc_core.schema.document_schema import ColumnType, DocumentSchema
+from cdc_core.schema.shape import Shape
 from cdc_core.sql.names import identifier
 from cdc_core.typed import exact
 from cdc_core.unwrap import new_document_state as unwrap
@@ -70,15 +71,15 @@ def schema_of(df: DataFrame, *, options: UnwrapOptions) -> DocumentSchema:
 
         context = TaskContext.get()
         partition = context.partitionId() if context else 0
-        shape = document_schema.Shape()
+        shape = Shape()
         for number, document in enumerate(_documents(batches, options)):
             shape.see(document, f"{partition:06d}.{number:012d}")
         yield pa.RecordBatch.from_pydict({"shape": [json.dumps(shape.to_json())]})
 
-    whole = document_schema.Shape()
+    whole = Shape()
     for row in _texts(df).mapInArrow(shapes, "shape STRING").collect():
-        whole.add(document_schema.Shape.from_json(json.loads(row["shape"])))
-    joined, _ = document_schema.join(document_schema.EMPTY, whole, naming=_NAMING)
+        whole.add(Shape.from_json(json.loads(row["shape"])))
+    joined, _ = evolution.join(document_schema.EMPTY, whole, naming=_NAMING)
     return joined
 
 
@@ -131,7 +132,7 @@ def _typed(result: Extracted, schema: DocumentSchema) -> dict[str, Any]:
 
 
 def _value(result: Extracted, schema: DocumentSchema) -> dict[str, Any]:
-    values, rescued = document_schema.row(result.document, schema)
+    values, rescued = cast.row(result.document, schema)
     kept = {name: _for_arrow(values[name], type_) for name, type_ in schema.table()}
     everything = {**result.displaced, **rescued}
     return {**kept, unwrap_rows.RESCUED: list(everything.items()) if everything else None}

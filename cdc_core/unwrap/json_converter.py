@@ -11,8 +11,9 @@ from collections.abc import Mapping
 
 from cdc_core.extended_json import dialects as debezium_json
 from cdc_core.extended_json.dialects import Parsed
-from cdc_core.schema import document_schema
+from cdc_core.schema import cast, document_schema, evolution
 from cdc_core.schema.document_schema import Array, ColumnType, Map, Scalar, Struct
+from cdc_core.schema.shape import observe
 from cdc_core.unwrap.change_event import Json
 
 
@@ -35,8 +36,8 @@ def untyped(value: Parsed) -> Json:
         return [untyped(item) for item in value]
     if debezium_json.is_document(value):
         return {debezium_json.unescaped(name): untyped(item) for name, item in value.items() if item is not None}
-    shape = document_schema.observe({"value": value})
-    schema, _ = document_schema.join(document_schema.EMPTY, shape)
+    shape = observe({"value": value})
+    schema, _ = evolution.join(document_schema.EMPTY, shape)
     return document({"value": value}, schema.struct, {}).get("value")
 
 
@@ -59,7 +60,7 @@ def _printed(value: Parsed, type_: ColumnType | None, path: str, rescued: dict[s
         case Scalar.TIMESTAMP if (milliseconds := _milliseconds(value)) is not None:
             return milliseconds
         case _:
-            held, misfits = document_schema.cast(value, type_, path=path)
+            held, misfits = cast.cast(value, type_, path=path)
             rescued.update(misfits)
             return _plain(held)
 
@@ -76,7 +77,7 @@ def _without_type(value: Parsed, path: str, rescued: dict[str, str]) -> Json:
     """A value for which the table has no type: empty arrays and documents, and documents of them, as they are."""
     if _is_hollow(value):
         return untyped(value)
-    rescued[path] = document_schema.ejson(value)
+    rescued[path] = cast.ejson(value)
     return None
 
 

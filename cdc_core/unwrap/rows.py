@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from cdc_core.extended_json import dialects as debezium_json
 from cdc_core.extended_json.dialects import Parsed
 from cdc_core.properties.unwrap import UnwrapOptions
-from cdc_core.schema import document_schema
+from cdc_core.schema import document_schema, evolution
 from cdc_core.schema import names as column_names
 from cdc_core.schema.document_schema import DocumentSchema
+from cdc_core.schema.shape import Shape
 from cdc_core.unwrap import json_converter as connect_json
 from cdc_core.unwrap import new_document_state
 from cdc_core.unwrap.change_event import Json
@@ -57,7 +58,7 @@ class Tables:
     """The schemas of the collections: first `see` every event, in order, then ask for rows."""
 
     def __init__(self) -> None:
-        self._shapes: dict[str, document_schema.Shape] = {}
+        self._shapes: dict[str, Shape] = {}
         self._schemas: dict[str, DocumentSchema] = {}
         self._seen = 0
 
@@ -65,15 +66,15 @@ class Tables:
         """Takes the document's fields and types into its collection's schema."""
         if isinstance(result, new_document_state.Extracted) and result.document:
             self._seen += 1
-            shape = self._shapes.setdefault(result.collection, document_schema.Shape())
+            shape = self._shapes.setdefault(result.collection, Shape())
             shape.see(result.document, f"{self._seen:012d}")
             self._schemas.pop(result.collection, None)
 
     def schema(self, collection: str) -> DocumentSchema:
         """The schema of a collection, `db.collection`; empty where none of its documents was seen."""
         if collection not in self._schemas:
-            shape = self._shapes.get(collection, document_schema.Shape())
-            self._schemas[collection], _ = document_schema.join(document_schema.EMPTY, shape, naming=_NAMING)
+            shape = self._shapes.get(collection, Shape())
+            self._schemas[collection], _ = evolution.join(document_schema.EMPTY, shape, naming=_NAMING)
         return self._schemas[collection]
 
     def row(self, result: new_document_state.Extracted) -> Row:

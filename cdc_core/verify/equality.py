@@ -1,6 +1,6 @@
 """The rule of *source equals gold* for one document: its values are in their columns, or in `__rescued`, and nothing else is.
 
-The expected row is the exact path's (`document_schema.row`). A row that was written under an earlier schema may hold a value
+The expected row is the exact path's (`cast.row`). A row that was written under an earlier schema may hold a value
 in `__rescued` that would have a column today, and is equal all the same: such values are taken out of the document before
 the rest is compared. Absent is null, NaN is NaN, the order of fields does not count.
 
@@ -20,7 +20,7 @@ from typing import Any
 
 import orjson
 
-from cdc_core.schema import document_schema
+from cdc_core.schema import cast
 from cdc_core.schema import names as column_names
 from cdc_core.schema.document_schema import Array, ColumnType, DocumentSchema, Map, Scalar, Struct
 from cdc_core.typed import exact
@@ -109,9 +109,9 @@ class Document:
 
     def expected(self, schema: DocumentSchema) -> Row:
         """The row that the schema makes of it."""
-        columns, rescued = document_schema.row(self.parsed, schema)
+        columns, rescued = cast.row(self.parsed, schema)
         for path, earlier in self.repeated.items():
-            document_schema.rescue(rescued, path, earlier)
+            cast.rescue(rescued, path, earlier)
         return Row(columns, rescued, {})
 
 

@@ -22,7 +22,8 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
 
-from cdc_core.settings.parse import Reference, Settings
+from cdc_core.properties.types import Reference
+from cdc_core.settings.parse import Settings
 from cdc_core.tables import layout as tables
 from pipelines import run as layers
 from pipelines.capture.progress import Progress

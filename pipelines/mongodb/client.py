@@ -31,7 +31,7 @@ from pymongo import errors as driver
 from pymongo.read_preferences import ReadPreference
 
 from cdc_core import errors
-from cdc_core.extended_json import codec as extended_json
+from cdc_core.extended_json import raw_bson
 from cdc_core.stream import resume_token, split_events
 
 log = logging.getLogger(__name__)
@@ -956,7 +956,7 @@ def hi_as_lo(hi: bytes) -> bytes:
 
 def id_as_hi(raw: bytes) -> bytes:
     """The `_id` of a raw document as the end of the range before it."""
-    found = next(element for element in extended_json.elements(raw) if element.name == b"_id")
+    found = next(element for element in raw_bson.elements(raw) if element.name == b"_id")
     return _single(found.kind, b"hi", raw[found.start : found.end])
 
 

@@ -15,7 +15,7 @@ from pipelines.mongodb import client as mongodb
 from pipelines.settings import secrets
 
 if TYPE_CHECKING:
-    from cdc_core.settings.parse import Source
+    from cdc_core.properties.source import Source
 
 
 @dataclass(frozen=True)

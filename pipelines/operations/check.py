@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cdc_core import errors
-from cdc_core.settings.parse import FullUpdateType, Settings
+from cdc_core.properties.source import FullUpdateType
+from cdc_core.settings.parse import Settings
 from cdc_core.stream import filters
 from cdc_core.tables import layout as tables
 from pipelines.channels import kafka

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from cdc_core import errors
-from cdc_core.schema import document_schema
+from cdc_core.schema import document_schema, evolution, retype
 from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.settings.parse import OnConflict
 from cdc_core.silver import reduce
@@ -111,7 +111,7 @@ class Result:
     table: str
     to: int
     comparison: Comparison
-    changes: tuple[document_schema.Change, ...]
+    changes: tuple[evolution.Change, ...]
     version: int | None
     seconds: float
 
@@ -226,7 +226,7 @@ class _Rebuild:
             live, rebuilt = self.spark.table(str(self.writer.table)), self.spark.table(str(shadow.writer.table))
             deletes = self._deletes(shadow.layout)
             found = compared(live, rebuilt, deletes=deletes)
-            changes = document_schema.differences(kept.schema, shadow.schema.schema)
+            changes = evolution.differences(kept.schema, shadow.schema.schema)
             version = None
             if not self.is_trial and (self.drops_lost or not found.lost):
                 # Schema and deletes before the swap: killed in between, the table has neither a generation that nobody knows
@@ -260,7 +260,7 @@ class _Rebuild:
         layer: Layer,
         to: int,
         found: Comparison,
-        changes: tuple[document_schema.Change, ...],
+        changes: tuple[evolution.Change, ...],
         version: int | None,
     ) -> Result:
         return Result(str(self.namespace), layer, self.writer.table.label, to, found, changes, version, 0.0)
@@ -362,12 +362,12 @@ class _Rebuild:
         self,
         kept: schemas.Kept,
         schema: DocumentSchema,
-        changes: Sequence[document_schema.Change],
+        changes: Sequence[evolution.Change],
         position: registry.SilverPosition,
         generation: str,
     ) -> None:
         """Append the schema under its generation; it takes effect when a commit of the table names this generation."""
-        rebuilt = document_schema.Change("", document_schema.What.REBUILT, position.generation or None, generation)
+        rebuilt = evolution.Change("", evolution.What.REBUILT, position.generation or None, generation)
         plan = typed.Plan(schema)
         schemas.append(
             self.spark,
@@ -415,16 +415,16 @@ def _wider(collection: SilverCollection, rows: DataFrame) -> DocumentSchema | No
     """The collection's schema with columns for what these rows of its table rescued; None where it is as wide already."""
     schema = collection.schema.schema
     found = conflicts(rows, schema)
-    wider, changes = document_schema.retyped(schema, found, pins=silver_tables.pins(collection.options))
+    wider, changes = retype.retyped(schema, found, pins=silver_tables.pins(collection.options))
     return wider if changes else None
 
 
-def conflicts(silver: DataFrame, schema: DocumentSchema) -> tuple[document_schema.Conflict, ...]:
+def conflicts(silver: DataFrame, schema: DocumentSchema) -> tuple[retype.Conflict, ...]:
     """What the rescued values of a silver table say against its schema, each once."""
     # Distinct on the workers: a table may have rescued as many values as it has rows, and few kinds of them.
     entries = silver.where("size(`__rescued`) > 0").select(F.explode("__rescued").alias("path", "text"))
     found = entries.mapInArrow(exact.conflicts(schema.to_json()), "conflict STRING").distinct().collect()
-    return tuple(document_schema.Conflict.from_json(row.conflict) for row in sorted(found))
+    return tuple(retype.Conflict.from_json(row.conflict) for row in sorted(found))
 
 
 # --- comparing

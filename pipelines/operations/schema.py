@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cdc_core.schema import document_schema
+from cdc_core.schema import document_schema, evolution
 from pipelines.bronze import collections as registry
 from pipelines.delta import tables as delta
 from pipelines.schema import log as schemas
@@ -93,7 +93,7 @@ def _evolution(collection: str, rows: Sequence[Row], generation: str) -> Evoluti
 
 def _line(rows: Sequence[Row], generation: str) -> list[str]:
     """The generations that led to this one, oldest first: a rebuild's first row says which table it took the place of."""
-    before = {row.generation: row["from"] or "" for row in rows if row.change == document_schema.What.REBUILT.value}
+    before = {row.generation: row["from"] or "" for row in rows if row.change == evolution.What.REBUILT.value}
     line = [generation]
     while line[0] in before and before[line[0]] not in line:
         line.insert(0, before[line[0]])
@@ -101,7 +101,7 @@ def _line(rows: Sequence[Row], generation: str) -> list[str]:
 
 
 def _change(row: Row) -> Change:
-    is_rebuilt = row.change == document_schema.What.REBUILT.value
+    is_rebuilt = row.change == evolution.What.REBUILT.value
     from_type, to_type = (None, None) if is_rebuilt else (row["from"], row["to"])
     at = int(row.seen_at[:8], 16) if row.seen_at else None
     return Change(row.version, row.path, row.change, from_type, to_type, row.batch, row.seen_at, at)

@@ -20,6 +20,9 @@ from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.schema import document_schema
 from cdc_core.schema import names as column_names
 from cdc_core.schema.document_schema import DocumentSchema
+from cdc_core.schema.evolution import Change, join
+from cdc_core.schema.pins import Pins
+from cdc_core.schema.shape import Shape
 from cdc_core.sql import arrow
 from cdc_core.sql.names import identifier
 from cdc_core.tables import layout as tables
@@ -56,7 +59,7 @@ class Evolution:
     """
 
     schema: DocumentSchema
-    changes: tuple[document_schema.Change, ...]
+    changes: tuple[Change, ...]
     plan: typed.Plan
     refused: int = 0
     seen_at: str | None = None
@@ -69,7 +72,7 @@ def evolve(
     current: DocumentSchema = document_schema.EMPTY,
     column: str = "after",
     options: unwrap_options.UnwrapOptions | None = None,
-    pins: document_schema.Pins | None = None,
+    pins: Pins | None = None,
     mark: str | None = None,
     also: Mapping[str, str] | None = None,
     reserved: frozenset[str] = frozenset(),
@@ -104,7 +107,7 @@ def begun(
     df: DataFrame,
     *,
     options: unwrap_options.UnwrapOptions,
-    pins: document_schema.Pins,
+    pins: Pins,
     mark: str,
     reserved: frozenset[str] = frozenset(),
 ) -> Evolution | None:
@@ -122,18 +125,18 @@ def begun(
     return Evolution(schema, changes, typed.Plan(schema, pins), seen_at=sight.low)
 
 
-def _most_fields(shape: document_schema.Shape) -> int:
+def _most_fields(shape: Shape) -> int:
     """The fields of the document inside documents that has the most."""
     inner = [*shape.fields.values(), *([] if shape.element is None else [shape.element])]
     return max((max(len(each.fields), _most_fields(each)) for each in inner), default=0)
 
 
 def _joined(
-    schema: DocumentSchema, sight: typed.Sight, pins: document_schema.Pins | None, naming: column_names.Naming
-) -> tuple[DocumentSchema, tuple[document_schema.Change, ...]]:
+    schema: DocumentSchema, sight: typed.Sight, pins: Pins | None, naming: column_names.Naming
+) -> tuple[DocumentSchema, tuple[Change, ...]]:
     """The schema with what was seen; new columns in the order of the first document."""
     first = None if sight.first is None else exact.parsed(sight.first)[0]
-    return document_schema.join(schema, sight.shape.ordered(first), pins=pins, naming=naming)
+    return join(schema, sight.shape.ordered(first), pins=pins, naming=naming)
 
 
 def _marks(df: DataFrame, column: str, order: str | None) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cdc_core.schema import document_schema
+from cdc_core.schema.pins import Pins, parse_pins
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
 from pipelines.delta import tables as delta
@@ -54,6 +54,6 @@ def keeps_document(settings: Settings, namespace: registry.Namespace) -> bool:
     return not settings.source.capture_mode.has_full_updates if kept is None else kept
 
 
-def pins(options: CollectionSettings) -> document_schema.Pins:
+def pins(options: CollectionSettings) -> Pins:
     """The columns that the settings pin."""
-    return document_schema.parse_pins({**options.schema, **dict.fromkeys(options.map_fields, "map")})
+    return parse_pins({**options.schema, **dict.fromkeys(options.map_fields, "map")})

@@ -30,8 +30,7 @@ from bson.timestamp import Timestamp
 from cdc_core import errors
 from cdc_core.bronze import columns as bronze
 from cdc_core.bronze import event_rows as events
-from cdc_core.extended_json import codec as extended_json
-from cdc_core.extended_json import keys
+from cdc_core.extended_json import bson_to_json, keys
 from cdc_core.signals import notification as notifications
 from cdc_core.snapshot import repair
 from cdc_core.snapshot.state import CollectionState, Kind, State
@@ -588,7 +587,7 @@ def _encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
             cut = mongodb.id_as_hi(chunk.documents[0])
             break
         for raw in chunk.documents:
-            encoded = extended_json.encode(raw)
+            encoded = bson_to_json.encode(raw)
             key = keys.canonical_raw(raw)
             found_keys.append(key)
             missing.pop(key, None)

@@ -17,8 +17,7 @@ from bson.timestamp import Timestamp
 
 from cdc_core import errors
 from cdc_core.bronze import event_rows
-from cdc_core.extended_json import codec as extended_json
-from cdc_core.extended_json import keys
+from cdc_core.extended_json import bson_to_json, keys
 from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.snapshot import repair
 from cdc_core.stream import fields as field_filters
@@ -77,7 +76,7 @@ class Reading:
 
     def text(self, raw: bytes) -> str:
         """A document as the capture would write it down."""
-        text = extended_json.encode(raw).text
+        text = bson_to_json.encode(raw).text
         if self.fields is not None:
             text = event_rows.filtered(text, fields=self.fields, taken=set())
         return text.decode()

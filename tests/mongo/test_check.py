@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cdc_core import errors
+from cdc_core.properties.source import Source
 from cdc_core.settings import parse as settings
 from pipelines.demo import embedded_mongodb
 from pipelines.mongodb import client as mongodb
@@ -191,7 +192,7 @@ def test_rights_and_passwords(checked: Checked, start_mongodb: StartServer) -> N
             assert [each.namespace for each in connection.captured(shop, monitor)] == ["shop.orders"]
 
 
-def source(uri: str, **given: str) -> settings.Source:
+def source(uri: str, **given: str) -> Source:
     return settings.parse(
         {"name": "checked", "lakehouse": {"root": "/none"}, "source": {"mongodb.connection.string": uri, **given}}
     ).source

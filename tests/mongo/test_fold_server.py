@@ -21,7 +21,7 @@ from pymongo.errors import OperationFailure
 
 from cdc_core.bronze import columns as bronze
 from cdc_core.bronze import event_rows as events
-from cdc_core.extended_json import codec as extended_json
+from cdc_core.extended_json import bson_to_json
 from cdc_core.silver import fold
 
 PADDING = "p" * 3000
@@ -57,11 +57,11 @@ def recorded(collection: Collection[Any], documents: list[Any], operations: Iter
         collection.database.client.start_session() as session,
     ):
         collection.insert_many(documents)
-        inserted = {str(document["_id"]): content(extended_json.dumps(document.raw)) for document in raw.find()}
+        inserted = {str(document["_id"]): content(bson_to_json.dumps(document.raw)) for document in raw.find()}
         for key, operation in operations:
             with contextlib.suppress(OperationFailure):  # a path through a scalar, and the like
                 changed = raw.find_one_and_update({"_id": key}, operation, return_document=True, session=session)
-                after = content(extended_json.dumps(changed.raw))
+                after = content(bson_to_json.dumps(changed.raw))
                 at.setdefault(session.operation_time, after)  # what changes nothing has the time before it
         while (event := stream.try_next()) is not None:
             rows.add(event.raw)

@@ -18,6 +18,9 @@ from pyspark.sql import functions as sf
 from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.schema import document_schema
 from cdc_core.schema import names as column_names
+from cdc_core.schema.evolution import join
+from cdc_core.schema.pins import parse_pins
+from cdc_core.schema.shape import Shape
 from cdc_core.tables import layout as tables
 from cdc_core.typed import exact as reference
 from cdc_core.typed import plan as typed
@@ -78,11 +81,11 @@ def check(
     """Evolves and types one batch, and holds both to the pure functions."""
     df = frame(spark, texts, first)
     evolution = schemas.evolve(df, current=current, **named)
-    shape = document_schema.Shape()
+    shape = Shape()
     for number, text in enumerate(texts):
         mark = f"{first + number:024x}"
         reference.seen(shape, text or "", mark, arrays_as_documents=evolution.schema.naming.arrays_as_documents)
-    expected, _ = document_schema.join(current, shape, pins=named.get("pins"), naming=evolution.schema.naming)
+    expected, _ = join(current, shape, pins=named.get("pins"), naming=evolution.schema.naming)
     assert types(evolution.schema.struct) == types(expected.struct)
     for left, right in zip(native(df, evolution.plan), exact(texts, evolution.schema), strict=True):
         assert left == right
@@ -107,7 +110,7 @@ def types(type_: document_schema.ColumnType) -> Any:
 def test_cases(spark: SparkSession, case: dict[str, Any]) -> None:
     """Each case's documents give natively what they give by the exact path."""
     named = {
-        "pins": document_schema.parse_pins(case.get("pins", {})),
+        "pins": parse_pins(case.get("pins", {})),
         "options": next((OPTIONS[name] for name in case.get("naming", {})), None),
     }
     texts: list[str | None] = [orjson.dumps(document).decode() for document in case["documents"]]

@@ -179,6 +179,59 @@ def test_a_hop_is_made_of_small_parts(package: str) -> None:
                     assert len(_methods(node)) <= 20, f"{module.name}: {node.name}"
 
 
+LONG_FILES = {
+    "cdc_core/properties/source.py",  # the table of the properties
+    "cdc_core/bronze/event_rows.py",
+}
+
+
+def test_the_core_is_made_of_small_parts() -> None:
+    """No file of the core is longer than a person reads at once, tables of data excepted, and no class does everything."""
+    for module in MODULES:
+        if module.package == "cdc_core":
+            assert module.name in LONG_FILES or len(module.path.read_text().splitlines()) <= 500, module.name
+            for node in ast.walk(module.tree):
+                if isinstance(node, ast.ClassDef):
+                    assert len(_methods(node)) <= 20, f"{module.name}: {node.name}"
+
+
+def test_the_core_imports_in_one_direction() -> None:
+    """No two modules of the core need each other, not for types alone and not inside a function."""
+    ours = {_dotted(module): module for module in MODULES if module.package == "cdc_core"}
+    needs = {name: set(_imported(module.tree)) & set(ours) - {name} for name, module in ours.items()}
+    while free := {name for name, needed in needs.items() if not needed}:
+        needs = {name: needed - free for name, needed in needs.items() if name not in free}
+    assert not needs, f"a circle: {needs}"
+
+
+@pytest.mark.parametrize(
+    ("package", "steps"),
+    [
+        (
+            "cdc_core/schema",
+            (
+                ("names", "kinds"),
+                ("shape", "document_schema"),
+                ("pins", "cast"),
+                ("evolution",),
+                ("retype",),
+            ),
+        ),
+        ("cdc_core/typed", (("exact", "lessons"), ("readers",), ("decoding",), ("plan",))),
+        ("cdc_core/extended_json", (("wrappers", "raw_bson"), ("dialects", "bson_to_json", "json_to_bson"), ("keys",))),
+        ("cdc_core/settings", (("section_reader",), ("source_section",), ("parse",), ("connector",))),
+    ],
+)
+def test_a_step_imports_only_earlier_steps(package: str, steps: tuple[tuple[str, ...], ...]) -> None:
+    """The modules of these packages stand in an order, and no module knows one of its own step or of a later one."""
+    rank = {f"{package}/{name}.py": number for number, step in enumerate(steps) for name in step}
+    modules = {module.name: module for module in MODULES if module.path.parent == PROJECT / package}
+    assert set(rank) == {name for name in modules if not name.endswith("/__init__.py")}
+    for name, number in rank.items():
+        later = {_dotted(modules[other]) for other, its in rank.items() if its >= number}
+        assert not set(_imported(modules[name].tree)) & later, name
+
+
 @pytest.mark.parametrize(
     ("package", "below"),
     [

@@ -30,16 +30,16 @@ def test_wrapper_keys_are_unescaped() -> None:
 
 def test_names_that_meet_get_numbers() -> None:
     """The later of two names that differ only in case gets a suffix, and so does an engine's."""
-    taken = column_names.Taken(["name", "NAME_2", *NAMING.reserved])
+    taken = column_names.UsedNames(["name", "NAME_2", *NAMING.reserved])
     assert column_names.top_level(("Name",), taken=taken, naming=NAMING) == "Name_3"
     assert column_names.top_level(("__Key",), taken=taken, naming=NAMING) == "__Key_2"
-    assert column_names.nested("__key", taken=column_names.Taken(), naming=NAMING) == "__key"
+    assert column_names.nested("__key", taken=column_names.UsedNames(), naming=NAMING) == "__key"
 
 
 def test_flattened_names_are_adjusted_part_by_part() -> None:
     """Parts are adjusted, then joined by the delimiter."""
     naming = column_names.Naming(flatten=True, delimiter="-", adjustment=unwrap_options.FieldNameAdjustment.AVRO)
-    assert column_names.top_level(("a.b", "1c"), taken=column_names.Taken(), naming=naming) == "a_b-_1c"
+    assert column_names.top_level(("a.b", "1c"), taken=column_names.UsedNames(), naming=naming) == "a_b-_1c"
 
 
 def test_options_decide_the_naming() -> None:
@@ -70,7 +70,7 @@ def test_options_decide_the_naming() -> None:
 )
 def test_names_that_spark_takes_for_one_are_told_apart(names: tuple[str, str]) -> None:
     """Spark compares capitals, then small letters: more names meet than have the same small letters."""
-    taken = column_names.Taken()
+    taken = column_names.UsedNames()
     first, second = (column_names.top_level((name,), taken=taken, naming=NAMING) for name in names)
     assert second == (f"{names[1]}_2" if first == names[0] else f"{names[1]}_3")
     assert column_names.without_case("straße") != column_names.without_case("strasse")
@@ -79,5 +79,5 @@ def test_names_that_spark_takes_for_one_are_told_apart(names: tuple[str, str]) -
 def test_names_of_statements_are_not_given_to_documents() -> None:
     """What a statement over the table, Spark or Delta calls its own."""
     for name in ("_metadata", "__action", "__guard", "__gone", "__row", "__GONE"):
-        given = column_names.top_level((name,), taken=column_names.Taken(NAMING.reserved), naming=NAMING)
+        given = column_names.top_level((name,), taken=column_names.UsedNames(NAMING.reserved), naming=NAMING)
         assert given == f"{name}_2"

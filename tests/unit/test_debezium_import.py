@@ -24,7 +24,7 @@ REFUSED = sorted((CASES / "refused").glob("*.json"))
 SMALLEST = {"topic.prefix": "shop", "mongodb.connection.string": "mongodb://host"}
 
 
-def imported(connector: Any) -> debezium_import.Imported:
+def imported(connector: Any) -> debezium_import.ConnectorImport:
     """The connector's settings, which the strict parser takes."""
     found = debezium_import.imported(connector, root="lake")
     assert settings.parse(found.document)

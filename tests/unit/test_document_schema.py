@@ -13,9 +13,12 @@ import hypothesis.strategies as st
 import pytest
 
 from cdc_core import errors
-from cdc_core.schema import document_schema
+from cdc_core.schema import cast, document_schema, evolution, kinds, retype
 from cdc_core.schema import names as column_names
-from cdc_core.schema.document_schema import Array, Decimal, Kind, Map, Scalar
+from cdc_core.schema.document_schema import Array, Decimal, Map, Scalar
+from cdc_core.schema.kinds import Kind
+from cdc_core.schema.pins import parse_pins
+from cdc_core.schema.shape import Shape, observe
 
 CASES = pathlib.Path(__file__).parent.parent / "cases" / "types"
 DOCUMENTS = [json.loads(line) for line in (CASES / "documents.jsonl").read_text().splitlines()]
@@ -26,30 +29,30 @@ def joined(documents: list[Any], **named: Any) -> document_schema.DocumentSchema
     schema = document_schema.EMPTY
     for document in documents:
         if named.get("naming") and named["naming"].arrays_as_documents:
-            document = document_schema.arrays_as_documents(document)
-        schema, _ = document_schema.join(schema, document_schema.observe(document), **named)
+            document = kinds.arrays_as_documents(document)
+        schema, _ = evolution.join(schema, observe(document), **named)
     return schema
 
 
 def together(documents: list[Any], **named: Any) -> document_schema.DocumentSchema:
     """The schema after all documents at once."""
-    shape = document_schema.Shape()
+    shape = Shape()
     for number, document in enumerate(documents):
         shape.see(document, f"{number:06}")
-    return document_schema.join(document_schema.EMPTY, shape, **named)[0]
+    return evolution.join(document_schema.EMPTY, shape, **named)[0]
 
 
 @pytest.mark.parametrize("case", DOCUMENTS, ids=[case["case"] for case in DOCUMENTS])
 def test_documents_become_rows(case: dict[str, Any]) -> None:
     """Each case's documents, one after the other, give its columns and its rows."""
     named = {
-        "pins": document_schema.parse_pins(case.get("pins", {})),
+        "pins": parse_pins(case.get("pins", {})),
         "naming": column_names.Naming(**case.get("naming", {})),
     }
     schema = joined(case["documents"], **named)
     assert schema.table_ddl() == case["columns"]
     for document, expected in zip(case["documents"], case["rows"], strict=True):
-        row, rescued = document_schema.row(document, schema)
+        row, rescued = cast.row(document, schema)
         assert rescued == expected.get("rescued", {})
         columns = {name: value for name, value in expected.items() if name != "rescued"}
         assert json.loads(json.dumps(row, default=str)) == dict.fromkeys(row) | columns
@@ -116,7 +119,7 @@ def test_a_second_join_changes_nothing(history: list[Any]) -> None:
     """Joining what a schema has already seen gives no change."""
     schema = joined(history)
     for document in history:
-        again, changes = document_schema.join(schema, document_schema.observe(document))
+        again, changes = evolution.join(schema, observe(document))
         assert (again, changes) == (schema, ())
 
 
@@ -124,15 +127,15 @@ def test_a_second_join_changes_nothing(history: list[Any]) -> None:
 def test_everything_is_somewhere(history: list[Any], document: Any) -> None:
     """Every value of any document is in its column or rescued, under any schema."""
     schema = joined(history)
-    _, rescued = document_schema.cast(document, schema.struct)
+    _, rescued = cast.cast(document, schema.struct)
     assert not lost(document, schema.struct, rescued, None)
 
 
 def lost(value: Any, type_: document_schema.ColumnType, rescued: dict[str, str], path: str | None) -> list[str]:
     """The paths of values that are neither in a column nor rescued."""
-    if path in rescued or document_schema.kind(value) in ABSENT:
+    if path in rescued or kinds.kind(value) in ABSENT:
         return []
-    result, _ = document_schema.cast(value, type_)
+    result, _ = cast.cast(value, type_)
     if result is None:
         return [path or ""]
     match type_:
@@ -144,7 +147,7 @@ def lost(value: Any, type_: document_schema.ColumnType, rescued: dict[str, str],
                 known = type_.by_name.get(name)
                 if known is not None:
                     paths += lost(item, known.type, rescued, here)
-                elif here not in rescued and document_schema.kind(item) not in ABSENT:
+                elif here not in rescued and kinds.kind(item) not in ABSENT:
                     paths.append(here)
             return paths
         case Array(element):
@@ -158,20 +161,20 @@ def test_json_round_trip(history: list[Any]) -> None:
     """A schema is read back from its JSON as it was."""
     schema = joined(history, naming=column_names.Naming(flatten=True))
     assert document_schema.DocumentSchema.from_json(schema.to_json()) == schema
-    shape = document_schema.observe(history)
-    assert document_schema.Shape.from_json(json.loads(json.dumps(shape.to_json()))) == shape
+    shape = observe(history)
+    assert Shape.from_json(json.loads(json.dumps(shape.to_json()))) == shape
 
 
 def test_dates_have_the_range_of_spark() -> None:
     """The first and the last instant of Spark's TIMESTAMP fit, their neighbours are rescued."""
-    for milliseconds in (document_schema.MIN_DATE_MS, document_schema.MAX_DATE_MS):
+    for milliseconds in (cast.MIN_DATE_MS, cast.MAX_DATE_MS):
         value = {"$date": {"$numberLong": str(milliseconds)}}
-        cast, rescued = document_schema.cast(value, Scalar.TIMESTAMP, path="d")
-        assert isinstance(cast, datetime.datetime) and not rescued
-    for milliseconds in (document_schema.MIN_DATE_MS - 1, document_schema.MAX_DATE_MS + 1):
+        held, rescued = cast.cast(value, Scalar.TIMESTAMP, path="d")
+        assert isinstance(held, datetime.datetime) and not rescued
+    for milliseconds in (cast.MIN_DATE_MS - 1, cast.MAX_DATE_MS + 1):
         value = {"$date": {"$numberLong": str(milliseconds)}}
-        rescued = {"d": document_schema.ejson(value)}
-        assert document_schema.cast(value, Scalar.TIMESTAMP, path="d") == (None, rescued)
+        rescued = {"d": cast.ejson(value)}
+        assert cast.cast(value, Scalar.TIMESTAMP, path="d") == (None, rescued)
 
 
 def test_deep_documents_end_in_text() -> None:
@@ -183,8 +186,8 @@ def test_deep_documents_end_in_text() -> None:
     type_, depth = schema.fields[0].type, 1
     while isinstance(type_, document_schema.Struct):
         type_, depth = type_.fields[0].type, depth + 1
-    assert (type_, depth) == (Scalar.TEXT, document_schema.MAX_DEPTH)
-    row, rescued = document_schema.row(document, schema)
+    assert (type_, depth) == (Scalar.TEXT, evolution.MAX_DEPTH)
+    row, rescued = cast.row(document, schema)
     assert not rescued and row["a"]
 
 
@@ -192,23 +195,23 @@ def test_a_document_of_many_fields_is_a_map() -> None:
     """A nested document that shows more fields than the limit at first sight becomes a MAP of their common
     type.
     """
-    document = {"_id": 1, "m": {f"k{number}": number for number in range(document_schema.MAX_FIELDS + 1)}}
+    document = {"_id": 1, "m": {f"k{number}": number for number in range(evolution.MAX_FIELDS + 1)}}
     assert joined([document]).fields[1].type == Map(Scalar.INT)
     assert len(joined([{f"k{number}": number for number in range(5000)}]).columns) == 5000
 
 
 def test_fields_beyond_the_limit_are_rescued() -> None:
     """A struct does not grow for ever: what has no place in it is rescued."""
-    first = {"_id": 1, "m": {f"k{number}": number for number in range(document_schema.MAX_FIELDS)}}
+    first = {"_id": 1, "m": {f"k{number}": number for number in range(evolution.MAX_FIELDS)}}
     schema = joined([first, {"_id": 1, "m": {"one more": 1}}])
-    assert document_schema.row({"_id": 1, "m": {"one more": 1}}, schema)[1] == {"m.one more": "1"}
+    assert cast.row({"_id": 1, "m": {"one more": 1}}, schema)[1] == {"m.one more": "1"}
 
 
 def test_changes_are_told() -> None:
     """A join lists each new column and each widening, with the types before and after."""
     schema = joined([{"_id": 1, "a": {"b": 1}, "c": [1]}])
     new = {"_id": 2, "a": {"b": 2.5, "d": "x"}, "c": [{"$numberLong": "1"}], "e": [{"f": 1}]}
-    _, changes = document_schema.join(schema, document_schema.observe(new))
+    _, changes = evolution.join(schema, observe(new))
     assert [(change.path, change.what.value, change.from_type, change.to_type) for change in changes] == [
         ("a.b", "widened", "INT", "DOUBLE"),
         ("a.d", "added", None, "STRING"),
@@ -220,17 +223,17 @@ def test_changes_are_told() -> None:
 def test_a_pin_widens_what_delta_can_widen() -> None:
     """A later pin rules over a column that widens into it in place, and leaves any other as it is."""
     schema = joined([{"_id": 1, "a": 1, "b": "x"}])
-    pins = document_schema.parse_pins({"a": "decimal(12,2)", "b": "int"})
-    shape = document_schema.observe({"_id": 2, "a": 2, "b": "y"})
-    widened, _ = document_schema.join(schema, shape, pins=pins)
+    pins = parse_pins({"a": "decimal(12,2)", "b": "int"})
+    shape = observe({"_id": 2, "a": 2, "b": "y"})
+    widened, _ = evolution.join(schema, shape, pins=pins)
     assert [item.type for item in widened.fields[1:]] == [Decimal(12, 2), Scalar.STRING]
-    assert document_schema.row({"a": 2.25}, widened)[0]["a"] == decimal.Decimal("2.25")
+    assert cast.row({"a": 2.25}, widened)[0]["a"] == decimal.Decimal("2.25")
 
 
 def test_bad_pins_are_refused_together() -> None:
     """Every pin that is no type is named, with what was expected."""
     with pytest.raises(errors.SettingsError) as refused:
-        document_schema.parse_pins({"a": "decimal(39,2)", "b": "varchar", "c": "map<int>"}, where="schema")
+        parse_pins({"a": "decimal(39,2)", "b": "varchar", "c": "map<int>"}, where="schema")
     assert [problem.path for problem in refused.value.problems] == ["schema.a", "schema.b"]
 
 
@@ -285,10 +288,10 @@ COLUMNS: dict[str, tuple[Any, str | None]] = {
 
 def met(first: Any, pin: str | None, value: Any) -> str:
     """What becomes of the column's type and of a value that it meets."""
-    pins = document_schema.parse_pins({"v": pin} if pin else {})
+    pins = parse_pins({"v": pin} if pin else {})
     before = joined([{"v": first}], pins=pins)
-    after, _ = document_schema.join(before, document_schema.observe({"v": value}), pins=pins)
-    row, rescued = document_schema.row({"v": value}, after)
+    after, _ = evolution.join(before, observe({"v": value}), pins=pins)
+    row, rescued = cast.row({"v": value}, after)
     types = [document_schema.ddl(schema.fields[0].type) for schema in (before, after)]
     if types[0] != types[1]:
         return f"→ {types[1]}"
@@ -333,31 +336,31 @@ RETYPED = (
 )
 
 
-def conflicts(schema: document_schema.DocumentSchema, documents: list[Any]) -> list[document_schema.Conflict]:
+def conflicts(schema: document_schema.DocumentSchema, documents: list[Any]) -> list[retype.Conflict]:
     """What the rescued values of the documents say."""
-    entries = [entry for document in documents for entry in document_schema.row(document, schema)[1].items()]
-    return [each for path, text in entries for each in document_schema.conflicts(schema, path, text)]
+    entries = [entry for document in documents for entry in cast.row(document, schema)[1].items()]
+    return [each for path, text in entries for each in retype.conflicts(schema, path, text)]
 
 
 @pytest.mark.parametrize(("documents", "columns"), RETYPED, ids=lambda value: str(value)[:60])
 def test_columns_are_retyped_for_what_was_rescued(documents: list[Any], columns: str) -> None:
     """Numbers join to DOUBLE where they are exact, all else to STRING; then only what has no other type is rescued."""
     schema = joined(documents)
-    first, _ = document_schema.retyped(schema, conflicts(schema, documents))
-    after, _ = document_schema.retyped(first, conflicts(first, documents))
+    first, _ = retype.retyped(schema, conflicts(schema, documents))
+    after, _ = retype.retyped(first, conflicts(first, documents))
     assert after.table_ddl() == columns
     assert conflicts(after, documents) == []
-    assert document_schema.join(after, document_schema.observe(documents[0])) == (after, ())
+    assert evolution.join(after, observe(documents[0])) == (after, ())
 
 
 def test_a_number_that_no_double_holds_makes_text_of_the_column() -> None:
     """BIGINT that met a double becomes DOUBLE; where that is not exact for a value, it then becomes STRING."""
     documents = [{"a": INEXACT}, {"a": 1.5}]
     schema = joined(documents)
-    first, changes = document_schema.retyped(schema, conflicts(schema, documents))
+    first, changes = retype.retyped(schema, conflicts(schema, documents))
     assert [(c.path, c.from_type, c.to_type) for c in changes] == [("a", "BIGINT", "DOUBLE")]
-    second, _ = document_schema.retyped(first, conflicts(first, documents))
-    assert [document_schema.row(document, second) for document in documents] == [
+    second, _ = retype.retyped(first, conflicts(first, documents))
+    assert [cast.row(document, second) for document in documents] == [
         ({"a": '{"$numberLong":"9007199254740993"}'}, {}),
         ({"a": "1.5"}, {}),
     ]
@@ -366,11 +369,11 @@ def test_a_number_that_no_double_holds_makes_text_of_the_column() -> None:
 def test_retyping_leaves_pins_alone() -> None:
     """What a pinned column rescued stays rescued: the settings rule."""
     documents = [{"a": 1, "m": {"x": 1}}, {"a": "x", "m": {"y": "z"}}]
-    pins = document_schema.parse_pins({"a": "int", "m": "map<int>"})
+    pins = parse_pins({"a": "int", "m": "map<int>"})
     schema = joined(documents, pins=pins)
     found = conflicts(schema, documents)
     assert {each.steps for each in found} == {("a",), ("m", document_schema.VALUE)}
-    after, changes = document_schema.retyped(schema, found, pins=pins)
+    after, changes = retype.retyped(schema, found, pins=pins)
     assert [change.path for change in changes] == ["m.*"]
     assert after.table_ddl() == "`a` INT, `m` MAP<STRING, STRING>"
 
@@ -381,19 +384,19 @@ def test_retyping_flattened_documents_takes_their_columns_together() -> None:
     documents = [{"a": {"b": 1, "c": 1}, "d": 1}, {"a": "x"}]
     schema = joined(documents, naming=naming)
     assert schema.table_ddl() == "`a_b` INT, `a_c` INT, `d` INT"
-    after, changes = document_schema.retyped(schema, conflicts(schema, documents))
+    after, changes = retype.retyped(schema, conflicts(schema, documents))
     assert after.table_ddl() == "`d` INT, `a` STRING"
-    assert document_schema.row(documents[0], after) == ({"d": 1, "a": '{"b":1,"c":1}'}, {})
-    assert document_schema.differences(schema, after) == changes
+    assert cast.row(documents[0], after) == ({"d": 1, "a": '{"b":1,"c":1}'}, {})
+    assert evolution.differences(schema, after) == changes
 
 
 def test_differences_name_each_field_once() -> None:
     """Added, retyped and removed fields, at any depth; equal schemas have none."""
     before, after = joined([{"a": {"b": 1, "x": 1}, "c": 1}]), joined([{"c": 1, "a": {"b": "s"}, "d": True}])
-    told = {(c.path, c.what.value, c.from_type, c.to_type) for c in document_schema.differences(before, after)}
+    told = {(c.path, c.what.value, c.from_type, c.to_type) for c in evolution.differences(before, after)}
     assert told == {
         ("a.b", "retyped", "INT", "STRING"),
         ("a.x", "removed", "INT", None),
         ("d", "added", None, "BOOLEAN"),
     }
-    assert document_schema.differences(before, before) == ()
+    assert evolution.differences(before, before) == ()

@@ -10,6 +10,7 @@ import pytest
 
 from cdc_core import errors
 from cdc_core.properties import source as properties
+from cdc_core.properties.source import PROPERTIES
 from cdc_core.settings import connector as debezium_import
 from cdc_core.settings import parse as settings
 from docs import render
@@ -50,7 +51,7 @@ def test_every_property_is_in_the_settings_document() -> None:
     """Each property of `source` stands in docs/settings.md once, with its own line."""
     text = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
     lines = re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
-    assert {each.name for each in settings.PROPERTIES} <= set(lines)
+    assert {each.name for each in PROPERTIES} <= set(lines)
     assert len(lines) == len(set(lines))
 
 
@@ -69,8 +70,8 @@ def test_every_property_of_the_connector_is_in_the_properties_document() -> None
 
 def test_no_property_of_ours_passes_for_one_of_the_connector() -> None:
     """What `source` takes is the connector's, or says that it is not; nothing that is known is missing from the list."""
-    ours = {each.name for each in settings.PROPERTIES if each.ours}
-    assert {each.name for each in settings.PROPERTIES} - set(OF_CONNECTOR) == ours
+    ours = {each.name for each in PROPERTIES if each.ours}
+    assert {each.name for each in PROPERTIES} - set(OF_CONNECTOR) == ours
     assert set(debezium_import.OLDER) <= set(OF_CONNECTOR)
 
 
@@ -87,7 +88,7 @@ def test_every_supported_property_is_read_by_the_code() -> None:
     code = "\n".join(
         path.read_text(encoding="utf-8") for path in files if path.parent.name not in ("properties", "settings")
     )
-    for each in settings.PROPERTIES:
+    for each in PROPERTIES:
         is_read = re.search(rf"\b{each.attribute}\b", code) is not None
         expected = each.name not in (*render.WITHOUT_EFFECT, "topic.prefix")
         assert is_read or not expected, each.name

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from cdc_core.schema import document_schema
+from cdc_core.schema import document_schema, evolution
+from cdc_core.schema.shape import observe
 from cdc_core.snapshot import repair
 from cdc_core.verify import equality
 
@@ -20,7 +21,7 @@ def schema_of(*documents: Any) -> document_schema.DocumentSchema:
     """The schema after these documents, in their order."""
     schema = document_schema.EMPTY
     for number, each in enumerate(documents):
-        schema, _ = document_schema.join(schema, document_schema.observe(each, mark=f"{number:03}"))
+        schema, _ = evolution.join(schema, observe(each, mark=f"{number:03}"))
     return schema
 
 

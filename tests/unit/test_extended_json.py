@@ -17,7 +17,7 @@ from bson.raw_bson import DEFAULT_RAW_BSON_OPTIONS, RawBSONDocument
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdc_core.extended_json import codec as extended_json
+from cdc_core.extended_json import bson_to_json, json_to_bson, raw_bson, wrappers
 
 CASES = json.loads((Path(__file__).parent.parent / "cases" / "extended_json" / "values.json").read_text())
 READER = json_util.JSONOptions(json_mode=json_util.JSONMode.CANONICAL, datetime_conversion=DatetimeConversion.DATETIME_MS)
@@ -41,7 +41,7 @@ def counted(text: bytes) -> bytes:
 _reserved = st.builds(
     lambda dollars, name: "$" * dollars + name[1:],
     st.integers(0, 3),
-    st.sampled_from(sorted(extended_json.RESERVED | {"$id", "$db", "$scope", "$options", "$type", "$t"})),
+    st.sampled_from(sorted(wrappers.RESERVED | {"$id", "$db", "$scope", "$options", "$type", "$t"})),
 )
 _text = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"]), max_size=6), _reserved, st.just("\0"), st.just("null")
@@ -141,16 +141,16 @@ _documents = _documents_of(_values)
 @given(_documents)
 def test_any_document_comes_back_byte_for_byte(raw: bytes) -> None:
     """BSON to text to BSON gives the same bytes for everything that JSON can say, and nothing is flagged."""
-    encoded = extended_json.encode(raw)
+    encoded = bson_to_json.encode(raw)
     assert not encoded.lossy
-    assert extended_json.loads(encoded.text) == raw
+    assert json_to_bson.loads(encoded.text) == raw
 
 
 @settings(max_examples=300)
 @given(_documents)
 def test_any_reader_of_extended_json_takes_the_text(raw: bytes) -> None:
     """The driver's own reader, and a plain JSON parser, read every text that is written."""
-    text = extended_json.dumps(raw)
+    text = bson_to_json.dumps(raw)
     json_util.loads(text.decode(), json_options=READER)
     orjson.loads(text)
 
@@ -159,20 +159,20 @@ def test_any_reader_of_extended_json_takes_the_text(raw: bytes) -> None:
 @given(_documents)
 def test_both_ways_of_writing_agree(raw: bytes) -> None:
     """A document that takes the fast way has the text that the element by element reading gives it."""
-    by_elements = extended_json.dumps_value(extended_json.decoded(0x03, raw))
-    assert extended_json.dumps(raw) == by_elements
-    value = extended_json.loads_value(by_elements)
-    assert extended_json.dumps_value(value) == by_elements
+    by_elements = bson_to_json.dumps_value(raw_bson.decoded(0x03, raw))
+    assert bson_to_json.dumps(raw) == by_elements
+    value = json_to_bson.loads_value(by_elements)
+    assert bson_to_json.dumps_value(value) == by_elements
 
 
 @settings(max_examples=300)
 @given(_documents)
 def test_parsed_text_is_read_like_the_text(raw: bytes) -> None:
     """`unwrapped` of parsed text gives what `loads_value` gives, wherever no field name is repeated."""
-    text = extended_json.dumps(raw)
-    value = extended_json.loads_value(text)
+    text = bson_to_json.dumps(raw)
+    value = json_to_bson.loads_value(text)
     if b"RepeatedFields" not in repr(value).encode():
-        assert repr(extended_json.unwrapped(orjson.loads(text))) == repr(value)
+        assert repr(json_to_bson.unwrapped(orjson.loads(text))) == repr(value)
 
 
 @settings(max_examples=300)
@@ -183,7 +183,7 @@ def test_bytes_that_are_no_document_raise_one_error(raw: bytes, data: st.DataObj
     altered = raw[:at] + bytes([data.draw(st.integers(0, 255))]) + raw[at + 1 :]
     for broken in (raw[:at], altered):
         try:
-            orjson.loads(extended_json.encode(broken).text)
+            orjson.loads(bson_to_json.encode(broken).text)
         except ValueError:
             continue
 
@@ -193,14 +193,14 @@ def test_values(case: dict[str, str]) -> None:
     """Each kind of value has one text, and it is the wrapper that the specification names."""
     raw = bytes.fromhex(case["bson"])
     text = case["text"].encode()
-    assert extended_json.dumps(raw) == text
-    assert extended_json.loads(text).hex() == case.get("back", case["bson"])
+    assert bson_to_json.dumps(raw) == text
+    assert json_to_bson.loads(text).hex() == case.get("back", case["bson"])
 
 
 def test_text_that_is_not_utf8_is_replaced_and_flagged() -> None:
     """A string or a name that is not UTF-8 never stops a stream: it is repaired, and the document says so."""
-    in_value = extended_json.encode(document(element(0x02, counted(b"x\xff"))))
-    in_name = extended_json.encode(document(element(0x10, b"\1\0\0\0", name=b"\xed\xa0\x80")))
+    in_value = bson_to_json.encode(document(element(0x02, counted(b"x\xff"))))
+    in_name = bson_to_json.encode(document(element(0x10, b"\1\0\0\0", name=b"\xed\xa0\x80")))
     assert in_value == ('{"a":"x\ufffd"}'.encode(), True)
     assert in_name == ('{"\ufffd\ufffd\ufffd":1}'.encode(), True)
 
@@ -209,7 +209,7 @@ def test_the_payload_of_a_nan_does_not_survive() -> None:
     """Every NaN, whatever its sign and payload, is the one that JSON can say."""
     for payload in (b"\1\0\0\0\0\0\xf8\x7f", b"\0\0\0\0\0\0\xf8\xff", b"\xff" * 8):
         raw = document(element(0x01, payload))
-        assert extended_json.dumps(raw) == b'{"a":{"$numberDouble":"NaN"}}'
+        assert bson_to_json.dumps(raw) == b'{"a":{"$numberDouble":"NaN"}}'
 
 
 def test_decimals_that_are_not_canonical_are_their_value() -> None:
@@ -217,7 +217,7 @@ def test_decimals_that_are_not_canonical_are_their_value() -> None:
     too_large = ((1 << 113) - 1 | 6176 << 113).to_bytes(16, "little")
     large_form = (3 << 125 | 6176 << 111 | 1).to_bytes(16, "little")
     for bid in (too_large, large_form):
-        assert extended_json.dumps(document(element(0x13, bid))) == b'{"a":{"$numberDecimal":"0"}}'
+        assert bson_to_json.dumps(document(element(0x13, bid))) == b'{"a":{"$numberDecimal":"0"}}'
 
 
 @settings(max_examples=500)
@@ -225,14 +225,14 @@ def test_decimals_that_are_not_canonical_are_their_value() -> None:
 def test_decimals_are_spelled_as_the_driver_spells_them(bid: bytes) -> None:
     """Any sixteen bytes have the text that the driver gives them."""
     value = bson.Decimal128.from_bid(bid)
-    assert extended_json.decimal_text(value) == str(value)
+    assert bson_to_json.decimal_text(value) == str(value)
 
 
 def test_names_of_array_elements_do_not_count() -> None:
     """An array whose elements are misnamed is written in its order."""
     misnamed = document(element(0x10, b"\7\0\0\0", b"9"), element(0x10, b"\5\0\0\0", b"9"))
     raw = document(element(0x04, misnamed))
-    assert extended_json.encode(raw) == (b'{"a":[7,5]}', False)
+    assert bson_to_json.encode(raw) == (b'{"a":[7,5]}', False)
 
 
 def test_special_doubles_are_never_missed() -> None:
@@ -245,7 +245,7 @@ def test_special_doubles_are_never_missed() -> None:
         names = [chance.choice(("", "n", "name")) + str(index) for index in range(chance.randrange(5))]
         fields = [(name, chance.choice(noise)) for name in names]
         fields.insert(chance.randrange(len(fields) + 1), (chance.choice(("x", "", "\x01\x7f")), special))
-        text = extended_json.dumps(bson.encode(dict(fields)))
+        text = bson_to_json.dumps(bson.encode(dict(fields)))
         assert text.count(b"$numberDouble") == 1
 
 
@@ -255,18 +255,18 @@ def test_nesting_as_deep_as_a_server_allows() -> None:
     for level in range(248):
         nested = {"$oid" if level == 100 else "a": nested}
     raw = bson.encode(nested)
-    assert extended_json.loads(extended_json.dumps(raw)) == raw
+    assert json_to_bson.loads(bson_to_json.dumps(raw)) == raw
     too_deep = document()
     for _ in range(2_000):
         too_deep = document(element(0x03, too_deep))
     with pytest.raises(ValueError, match="deeper"):
-        extended_json.encode(too_deep)
+        bson_to_json.encode(too_deep)
 
 
 def test_fields_split_a_document_without_decoding_it() -> None:
     """Each top-level element comes with type byte and raw value; an embedded document is one itself."""
     inner = bson.encode({"x": 1})
-    parts = extended_json.fields(bson.encode({"_id": 1, "a": {"x": 1}, "s": "é", "n": None}))
+    parts = raw_bson.fields(bson.encode({"_id": 1, "a": {"x": 1}, "s": "é", "n": None}))
     assert parts == {
         "_id": (0x10, b"\1\0\0\0"),
         "a": (0x03, inner),
@@ -279,47 +279,47 @@ def test_a_part_of_a_proven_document_takes_the_fast_way() -> None:
     """What was decoded from proven bytes has the same text with and without them, hazards included."""
     event = {"_id": {"_data": "82"}, "fullDocument": {"_id": bson.Int64(1), "$oid": math.nan, "n": None}}
     for raw in (bson.encode(event), bson.encode({"a": 1, **event})):
-        decoded = bson.decode(raw, extended_json.CODEC_OPTIONS)
-        assert extended_json.is_exact(decoded, raw)
+        decoded = bson.decode(raw, raw_bson.CODEC_OPTIONS)
+        assert bson_to_json.is_exact(decoded, raw)
         part = decoded["fullDocument"]
-        assert extended_json.dumps_value(part, proven=raw) == extended_json.dumps_value(part)
+        assert bson_to_json.dumps_value(part, proven=raw) == bson_to_json.dumps_value(part)
 
 
 def test_a_large_document_that_the_driver_left_raw_is_written_too() -> None:
     """From 4 KB on the driver gives a view of the bytes around it; here one whose field stands twice."""
     twice = bson.encode({"text": "x" * 5000, "b": 1, "c": 2}).replace(b"\x10c\0", b"\x10b\0")
     found = bson.decode(bson.encode({"v": RawBSONDocument(twice)}), DEFAULT_RAW_BSON_OPTIONS)
-    assert extended_json.dumps_value(found["v"]).endswith(b'x","b":1,"b":2}')
+    assert bson_to_json.dumps_value(found["v"]).endswith(b'x","b":1,"b":2}')
 
 
 def test_a_field_order_with_the_id_inside_is_exact() -> None:
     """`_id` may stand anywhere, as it does in the events of a transaction."""
     raw = document(element(0x10, b"\1\0\0\0"), element(0x10, b"\2\0\0\0", b"_id"))
-    assert extended_json.is_exact(bson.decode(raw, extended_json.CODEC_OPTIONS), raw)
-    assert extended_json.loads(extended_json.dumps(raw)) == raw
+    assert bson_to_json.is_exact(bson.decode(raw, raw_bson.CODEC_OPTIONS), raw)
+    assert json_to_bson.loads(bson_to_json.dumps(raw)) == raw
 
 
 def test_keys_that_look_like_wrappers_are_escaped_and_come_back() -> None:
     """One more `$` for a reserved name, however many it has; other names stay."""
-    for name in extended_json.RESERVED:
-        assert extended_json.escape_key(name) == "$" + name
-        assert extended_json.escape_key("$$" + name) == "$$$" + name
-        assert extended_json.unescape_key("$" + name) == name
-        assert extended_json.unescape_key(name) == name
+    for name in wrappers.RESERVED:
+        assert wrappers.escape_key(name) == "$" + name
+        assert wrappers.escape_key("$$" + name) == "$$$" + name
+        assert wrappers.unescape_key("$" + name) == name
+        assert wrappers.unescape_key(name) == name
     for name in ("", "a", "$", "$$", "$set", "$id", "oid", "$oid ", "$oid\n", "a$oid", "$oids"):
-        assert extended_json.escape_key(name) == name
-        assert extended_json.unescape_key(name) == name
+        assert wrappers.escape_key(name) == name
+        assert wrappers.unescape_key(name) == name
 
 
 def test_wrappers_are_told_from_documents() -> None:
     """A typed value is a wrapper; a user's document is none, whatever it looks like."""
     values = {"a": bson.Int64(1), "b": {"$oid": 1}, "c": {}, "d": {"$ref": 1, "$id": 2}, "e": {"x": 1}}
-    parsed = orjson.loads(extended_json.dumps(bson.encode(values)))
-    assert {name: extended_json.is_wrapper(value) for name, value in parsed.items()} == {
+    parsed = orjson.loads(bson_to_json.dumps(bson.encode(values)))
+    assert {name: wrappers.is_wrapper(value) for name, value in parsed.items()} == {
         "a": True, "b": False, "c": False, "d": False, "e": False,
     }  # fmt: skip
-    assert extended_json.unwrapped(parsed["a"]) == bson.Int64(1)
-    assert extended_json.unwrapped(parsed["b"]) == {"$oid": 1}
+    assert json_to_bson.unwrapped(parsed["a"]) == bson.Int64(1)
+    assert json_to_bson.unwrapped(parsed["b"]) == {"$oid": 1}
 
 
 @pytest.mark.parametrize(
@@ -347,7 +347,7 @@ def test_wrappers_are_told_from_documents() -> None:
 def test_text_that_is_no_document_is_refused(text: str) -> None:
     """What no writer of Extended JSON gives raises ValueError and no other error."""
     with pytest.raises(ValueError):
-        extended_json.loads(text)
+        json_to_bson.loads(text)
 
 
 def test_text_of_others_is_read() -> None:
@@ -357,7 +357,7 @@ def test_text_of_others_is_read() -> None:
         '"u":{"$uuid":"73ffd264-44b3-4c69-90e8-e7d1dfc035d4"},'
         '"t":{"$date":"2024-01-02T03:04:05.678Z"},"l":5000000000}'
     )
-    assert bson.decode(extended_json.loads(text), extended_json.CODEC_OPTIONS) == {
+    assert bson.decode(json_to_bson.loads(text), raw_bson.CODEC_OPTIONS) == {
         "i": 5,
         "d": 1.5,
         "u": bson.Binary(bytes.fromhex("73ffd26444b34c6990e8e7d1dfc035d4"), 4),
@@ -370,4 +370,4 @@ def test_python_values_that_bson_cannot_hold_are_refused() -> None:
     """A value without a BSON type raises ValueError."""
     for value in (object(), {1, 2}, 1 << 63, {"a": {"b": object()}}, {5: 1}, "\ud800"):
         with pytest.raises(ValueError):
-            extended_json.dumps_value(value)
+            bson_to_json.dumps_value(value)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc_core.bronze import columns as bronze
-from cdc_core.extended_json import codec as extended_json
+from cdc_core.extended_json import wrappers
 from cdc_core.silver import fold
 
 CASES = Path(__file__).resolve().parents[1] / "cases" / "fold"
@@ -116,8 +116,8 @@ class Description:
         self._document(before, after, ())
 
     def struct(self, sequence: str) -> dict[str, Any]:
-        fields = {extended_json.escape_key(path): value for path, value in self.updated.items()}
-        named = None if self.named is None else text({extended_json.escape_key(p): v for p, v in self.named.items()})
+        fields = {wrappers.escape_key(path): value for path, value in self.updated.items()}
+        named = None if self.named is None else text({wrappers.escape_key(p): v for p, v in self.named.items()})
         description = {
             "updatedFields": text(fields),
             "removedFields": self.removed,
@@ -150,9 +150,9 @@ class Description:
 
     def _document(self, before: dict[str, Any], after: dict[str, Any], parts: tuple[str | int, ...]) -> None:
         for name in before.keys() - after.keys():
-            self.removed.append(self._path((*parts, extended_json.unescape_key(name))))
+            self.removed.append(self._path((*parts, wrappers.unescape_key(name))))
         for name, value in after.items():
-            inner = (*parts, extended_json.unescape_key(name))
+            inner = (*parts, wrappers.unescape_key(name))
             if name in before:
                 self._value(before[name], value, inner)
             else:
@@ -169,7 +169,7 @@ class Description:
 
 
 def is_document(value: object) -> bool:
-    return isinstance(value, dict) and not extended_json.is_wrapper(value)
+    return isinstance(value, dict) and not wrappers.is_wrapper(value)
 
 
 PLAIN_NAMES = st.sampled_from(["a", "b", "0", "1", "01", "", "$x", "$$oid", "$$date"])
@@ -289,7 +289,7 @@ def leads_elsewhere(document: Any, parts: tuple[str | int, ...]) -> bool:
         if isinstance(here, list):
             here = here[int(step)] if step.isdigit() and int(step) < len(here) else None
         else:
-            here = here.get(extended_json.escape_key(step)) if is_document(here) else None
+            here = here.get(wrappers.escape_key(step)) if is_document(here) else None
     return is_document(here) or isinstance(here, list)
 
 

@@ -12,6 +12,8 @@ import pytest
 from cdc_core import errors
 from cdc_core.properties import source as properties
 from cdc_core.properties import unwrap as unwrap_options
+from cdc_core.properties.source import CaptureMode, SnapshotMode, describe_foreign
+from cdc_core.properties.types import Reference
 from cdc_core.settings import parse as settings
 from pipelines.settings import file as settings_file
 
@@ -56,8 +58,8 @@ def test_values_as_a_connector_holds_them() -> None:
     assert loaded.name == "no"
     assert loaded.lakehouse == settings.Lakehouse(catalog="main", schema_prefix="shop_")
     assert (source.max_batch_size, source.mongodb_ssl_enabled) == (2048, True)
-    assert source.capture_mode is settings.CaptureMode.UPDATE_FULL
-    assert source.snapshot_mode is settings.SnapshotMode.NO_DATA
+    assert source.capture_mode is CaptureMode.UPDATE_FULL
+    assert source.snapshot_mode is SnapshotMode.NO_DATA
     assert source.collection_include_list == (r"shop\.a{1,2}", "shop.b")
     assert loaded.warnings == (
         "source.tombstones.on.delete has no effect: tables need no tombstones",
@@ -107,9 +109,9 @@ def test_a_mistake_in_the_defaults_is_reported_once() -> None:
 def test_the_smallest_file_has_the_defaults() -> None:
     """Everything but a name, a place and a connection has a default, those of the design among them."""
     source = settings_file.load(CASES / "accepted" / "smallest.yml").source
-    assert source.mongodb_connection_string == settings.Reference("${env:MONGODB_URI}")
-    assert source.capture_mode is settings.CaptureMode.UPDATE_FULL
-    assert source.snapshot_mode is settings.SnapshotMode.INITIAL
+    assert source.mongodb_connection_string == Reference("${env:MONGODB_URI}")
+    assert source.capture_mode is CaptureMode.UPDATE_FULL
+    assert source.snapshot_mode is SnapshotMode.INITIAL
     assert source.max_batch_size == 100_000
     assert source.commit_max_bytes == 64 * 1024 * 1024
     assert source.commit_interval_ms == 1_000
@@ -206,7 +208,7 @@ def test_the_table_of_properties(each: properties.Property) -> None:
     assert hasattr(parsed().source, each.attribute)
     assert each.doc.endswith(".")
     assert each.type.expected
-    assert settings.describe_foreign(each.name) is None
+    assert describe_foreign(each.name) is None
     if each.default_text:
         assert each.type.read(each.default_text) == each.default
 
@@ -224,7 +226,7 @@ def test_the_table_of_properties(each: properties.Property) -> None:
 )
 def test_properties_without_a_meaning_here(name: str, words: str) -> None:
     """A connector's property that means nothing here is refused with the reason, which an import can show."""
-    assert words in (settings.describe_foreign(name) or "")
+    assert words in (describe_foreign(name) or "")
     (problem,) = problems(source={name: "x"})
     assert words in problem
 
@@ -232,7 +234,7 @@ def test_properties_without_a_meaning_here(name: str, words: str) -> None:
 @pytest.mark.parametrize("name", ["capture.mode", "topic.prefix", "no.such.thing"])
 def test_other_names_are_not_foreign(name: str) -> None:
     """Our properties and unknown names are not taken for Kafka's."""
-    assert settings.describe_foreign(name) is None
+    assert describe_foreign(name) is None
 
 
 def test_options_of_the_smt_in_the_wrong_place() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from cdc_core.bronze import columns
 from cdc_core.bronze import event_rows as events
-from cdc_core.extended_json import codec
+from cdc_core.extended_json import raw_bson
 from cdc_core.signals import signal as signals
 from pipelines.channels import signals as channels
 
@@ -196,6 +196,6 @@ def test_a_look_that_fails_loses_no_signal(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_document_that_no_mapping_holds_is_refused() -> None:
     """A field that stands in it twice: nobody can tell which one is meant."""
-    repeated = codec.RepeatedFields((("_id", 1), ("type", "log"), ("type", "stop-snapshot")))
+    repeated = raw_bson.RepeatedFields((("_id", 1), ("type", "log"), ("type", "stop-snapshot")))
     with pytest.raises(signals.Refused, match="more than once"):
         signals.from_document(repeated)

@@ -10,8 +10,10 @@ import pyarrow as pa
 import pytest
 
 from cdc_core.properties import unwrap as unwrap_options
-from cdc_core.schema import document_schema
+from cdc_core.schema import document_schema, evolution
 from cdc_core.schema import names as column_names
+from cdc_core.schema.pins import Pins, parse_pins
+from cdc_core.schema.shape import Shape
 from cdc_core.typed import decoding, exact
 
 NUMBERS = [
@@ -108,7 +110,7 @@ def column_type(chance: random.Random, depth: int, names: list[str]) -> document
 
 
 def fields(chance: random.Random, depth: int, names: list[str]) -> tuple[document_schema.Field, ...]:
-    taken = column_names.Taken()
+    taken = column_names.UsedNames()
     chosen = {column_names.unescaped(name) for name in chance.sample(names, chance.randrange(1, len(names) + 1))}
     return tuple(
         document_schema.Field(name, taken.unique(column_names.fit(name)), column_type(chance, depth, names))
@@ -116,24 +118,22 @@ def fields(chance: random.Random, depth: int, names: list[str]) -> tuple[documen
     )
 
 
-def schema_of(
-    chance: random.Random, texts: list[str], names: list[str]
-) -> tuple[document_schema.DocumentSchema, document_schema.Pins]:
+def schema_of(chance: random.Random, texts: list[str], names: list[str]) -> tuple[document_schema.DocumentSchema, Pins]:
     """A schema that holds some of the documents, or one that was drawn."""
     options = chance.choice([{}] * 9 + [{"flatten.struct": "true"}] * 4 + [{"array.encoding": "document"}])
     naming = column_names.Naming.of(unwrap_options.parse(options))
     pins = {}
     if chance.random() < 0.2:
-        pins = document_schema.parse_pins(
+        pins = parse_pins(
             {name: chance.choice(["bigint", "double", "string", "decimal(20,2)", "map"]) for name in ("a", "b")}
         )
-    shape = document_schema.Shape()
+    shape = Shape()
     if chance.random() < 0.5:
         for number, text in enumerate(texts[: chance.randrange(1, 30)]):
             exact.seen(shape, text, f"{number:09d}", arrays_as_documents=naming.arrays_as_documents)
-        return document_schema.join(document_schema.EMPTY, shape, pins=chance.choice([pins, {}]), naming=naming)[0], pins
+        return evolution.join(document_schema.EMPTY, shape, pins=chance.choice([pins, {}]), naming=naming)[0], pins
     drawn = document_schema.DocumentSchema(fields(chance, 2, names), (), naming)
-    return document_schema.join(drawn, shape, naming=naming)[0], pins
+    return evolution.join(drawn, shape, naming=naming)[0], pins
 
 
 def harmed(chance: random.Random, text: str) -> str:
@@ -206,10 +206,10 @@ def agree(seed: int, count: int) -> int:
             assert plain(left) == plain(right), (seed, start + number, texts[start + number])
         typed.rows.validate(full=True)
         for text, isnt_known in zip(part.to_pylist(), typed.new.to_pylist()):
-            shape = document_schema.Shape()
+            shape = Shape()
             if text is not None and not isnt_known:
                 exact.seen(shape, text, "", arrays_as_documents=schema.naming.arrays_as_documents)
-                assert document_schema.join(schema, shape, pins=pins)[1] == (), (seed, text)
+                assert evolution.join(schema, shape, pins=pins)[1] == (), (seed, text)
         fast += len(part) - typed.exact
     return fast
 
@@ -238,10 +238,10 @@ def test_what_is_expected_is_fast() -> None:
         for number in range(3000)
     ]  # fmt: skip
     texts = pa.array([json.dumps(document, separators=(",", ":")) for document in documents])
-    shape = document_schema.Shape()
+    shape = Shape()
     for number, text in enumerate(texts[1:3].to_pylist()):
         exact.seen(shape, text, str(number), arrays_as_documents=False)
-    decoder = decoding.Decoder(document_schema.join(document_schema.EMPTY, shape)[0])
+    decoder = decoding.Decoder(evolution.join(document_schema.EMPTY, shape)[0])
     typed = decoder.typed(texts)
     assert typed.exact < 100 and typed.new.true_count == 0
     expected = exact.rows(texts, decoder.schema)

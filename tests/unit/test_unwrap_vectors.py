@@ -20,8 +20,9 @@ import pytest
 from cdc_core.extended_json import dialects as debezium_json
 from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.properties.unwrap import ArrayEncoding, FieldNameAdjustment, UnwrapOptions
-from cdc_core.schema import document_schema
+from cdc_core.schema import document_schema, evolution
 from cdc_core.schema.document_schema import Array, Scalar, Struct
+from cdc_core.schema.shape import observe
 from cdc_core.unwrap import new_document_state as unwrap
 from cdc_core.unwrap import rows
 from tests import recorded
@@ -484,8 +485,8 @@ def test_columns_of_metadata_have_their_types_even_where_they_are_small() -> Non
     """A count of 1 in `total_order` is an int64, as in Debezium's schema."""
     options = unwrap_options.parse({"add.fields": "total_order,ord"})
     event = {"op": "c", "after": "{}", "source": {"ord": 1}, "transaction": {"total_order": 1}}
-    shape = document_schema.observe(unwrap.extracted({**event, "after": '{"a": 1}'}, options=options).document)
-    schema, _ = document_schema.join(document_schema.EMPTY, shape)
+    shape = observe(unwrap.extracted({**event, "after": '{"a": 1}'}, options=options).document)
+    schema, _ = evolution.join(document_schema.EMPTY, shape)
     assert [(field.name, field.type) for field in schema.fields] == [
         ("a", Scalar.INT),
         ("__total_order", Scalar.BIGINT),

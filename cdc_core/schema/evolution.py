@@ -1,0 +1,338 @@
+"""How a document schema follows the documents: only ever wider, and the list of its changes.
+
+A path's column type comes from the first value that was seen there, in the order of the events; after that
+
+    INT     widens to BIGINT, DOUBLE        whole numbers of 32 bits are exact in both
+    STRUCT  gets new fields, ARRAY and MAP widen inside
+    a pin   from the settings decides over what was seen; INT, BIGINT widen to a pinned DECIMAL that holds them
+    other   types stay: a value that does not fit is rescued
+
+so the schema depends on the documents and their order alone, and not on how they were cut into batches.
+Values that are seen for the first time side by side in one array and have no common type make a TEXT
+column: a STRING that holds strings as they are and other values as their JSON. A path that was only ever
+null, `[]` or `{}` has no column; a `[]` or `{}` without a column is rescued.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from cdc_core.schema import names as column_names
+from cdc_core.schema.document_schema import (
+    BASE,
+    PARTS,
+    Array,
+    Column,
+    ColumnType,
+    DocumentSchema,
+    Field,
+    Map,
+    Scalar,
+    Struct,
+    ddl,
+)
+from cdc_core.schema.kinds import DOUBLES, NOTHING, NUMBERS, Kind
+from cdc_core.schema.pins import Pin, Pins, widens
+from cdc_core.schema.shape import Shape
+
+MAX_DEPTH = 32
+"""Nesting of a column's type; what lies deeper is the JSON text of its document or array."""
+
+MAX_FIELDS = 1000
+"""Fields of one nested document. Seen with more at first sight, it is a MAP; later fields beyond are
+rescued.
+"""
+
+MAX_COLUMNS = 10_000
+"""Columns of one table; fields beyond are rescued."""
+_RANK = {kind: rank for rank, kind in enumerate(Kind)}
+
+
+class What(enum.Enum):
+    """What happened to a path's column."""
+
+    ADDED = "added"
+    WIDENED = "widened"
+    RETYPED = "retyped"
+    REMOVED = "removed"
+    REBUILT = "rebuilt"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change of a schema: the dotted path, what happened, the types before and after in Spark SQL.
+
+    REBUILT is about no path: everything was read again, and what changed thereby follows.
+    """
+
+    path: str
+    what: What
+    from_type: str | None
+    to_type: str | None
+
+
+def join(
+    schema: DocumentSchema,
+    shape: Shape,
+    *,
+    pins: Pins | None = None,
+    naming: column_names.Naming | None = None,
+) -> tuple[DocumentSchema, tuple[Change, ...]]:
+    """The schema that also holds what the shape saw, and the changes that this took, in order of the columns.
+
+    Joining the same shape twice changes nothing the second time. `naming` is taken by the first join; a
+    schema that has columns keeps the layout it has and only takes over which names are reserved.
+    """
+    laid_out = schema.naming if schema.fields or naming is None else naming
+    if naming is not None:
+        laid_out = replace(laid_out, reserved=naming.reserved)
+    joining = _Join(pins or {}, laid_out)
+    fields = joining.fields(schema.fields, shape, (), depth=0, limit=MAX_COLUMNS)
+    columns = columns_of(schema.columns, fields, laid_out)
+    if laid_out.flatten:
+        fields = _with_columns(fields, {column.path for column in columns}, ())
+    else:
+        # A field beyond MAX_COLUMNS has no column: without its entry in the schema its values are rescued.
+        names = {column.path[0]: column.name for column in columns}
+        fields = tuple(replace(item, column=names[item.name]) for item in fields if item.name in names)
+    joined = DocumentSchema(fields, columns, laid_out)
+    return joined, tuple(joining.changes)
+
+
+class _Join:
+    """One join: what the settings pin, how names are given, and the changes so far."""
+
+    def __init__(self, pins: Pins, naming: column_names.Naming) -> None:
+        self.pins = pins
+        self.naming = naming
+        self.changes: list[Change] = []
+
+    def fields(
+        self,
+        current: tuple[Field, ...],
+        shape: Shape,
+        path: tuple[str, ...],
+        *,
+        depth: int,
+        limit: int = MAX_FIELDS,
+    ) -> tuple[Field, ...]:
+        """The fields of a document, joined with those seen; new ones after the others, `_id` first of the
+        root's.
+        """
+        known = {item.name for item in current}
+        joined = [
+            self._joined(item, shape.fields[item.name], (*path, item.name), depth=depth + 1)
+            if item.name in shape.fields
+            else item
+            for item in current
+        ]
+        taken = column_names.UsedNames(item.column for item in current)
+        fresh = [name for name in shape.fields if name not in known]
+        if not path and "_id" in fresh:
+            fresh = ["_id", *(name for name in fresh if name != "_id")]
+        for name in fresh:
+            if len(joined) >= limit:
+                break
+            type_ = self.added(shape.fields[name], (*path, name), depth=depth + 1)
+            if type_ is not None:
+                joined.append(Field(name, column_names.nested(name, taken=taken, naming=self.naming), type_))
+        return tuple(joined)
+
+    def _joined(self, item: Field, shape: Shape, path: tuple[str, ...], *, depth: int) -> Field:
+        return replace(item, type=self.known(item.type, shape, path, depth=depth))
+
+    def added(self, shape: Shape, path: tuple[str, ...], *, depth: int) -> ColumnType | None:
+        type_ = self.fresh(shape, path, depth=depth)
+        if type_ is not None:
+            self.changes.append(Change(".".join(path), What.ADDED, None, ddl(type_)))
+        return type_
+
+    def known(self, type_: ColumnType, shape: Shape, path: tuple[str, ...], *, depth: int) -> ColumnType:
+        before = len(self.changes)
+        joined = self.wider(type_, shape, path, depth=depth)
+        if joined != type_ and len(self.changes) == before:
+            self.changes.append(Change(".".join(path), What.WIDENED, ddl(type_), ddl(joined)))
+        return joined
+
+    def fresh(self, shape: Shape, path: tuple[str, ...], *, depth: int) -> ColumnType | None:
+        """The type for a path without one, or None where nothing was seen that a column could hold."""
+        pin = self.pins.get(path)
+        if pin is not None and (shape.kinds or shape.opaque):
+            pinned = self._pinned(pin, shape, path, depth)
+            if pinned is not None:
+                return pinned
+        type_: ColumnType | None = None
+        for group in groups(shape):
+            if type_ is None:
+                type_ = self._first(group, shape, path, depth)
+            else:
+                type_ = _absorbed(type_, group)
+        return type_
+
+    def _pinned(self, pin: Pin, shape: Shape, path: tuple[str, ...], depth: int) -> ColumnType | None:
+        if not pin.is_map:
+            return pin.type
+        if pin.type is not None:
+            return Map(pin.type)
+        return self._map(shape, path, depth)
+
+    def _first(self, group: list[Kind], shape: Shape, path: tuple[str, ...], depth: int) -> ColumnType | None:
+        """The type of the kinds that were seen first, all by one document."""
+        containers = {Kind.DOCUMENT, Kind.ARRAY}.intersection(group)
+        if not containers:
+            return _common(group)
+        # Seen by one document, a container beside another kind has no first: TEXT holds either.
+        if len(group) > 1 or depth >= MAX_DEPTH:
+            return Scalar.TEXT
+        if Kind.DOCUMENT in containers:
+            return self._document(shape, path, depth)
+        element = Shape() if shape.element is None else shape.element
+        type_ = self._quiet().fresh(element, path, depth=depth + 1)
+        return None if type_ is None else Array(type_)
+
+    def _document(self, shape: Shape, path: tuple[str, ...], depth: int) -> ColumnType | None:
+        # So many names at first sight are data, ids or dates used as keys: as columns they would grow without end.
+        if sum(bool(seen.kinds) for seen in shape.fields.values()) > MAX_FIELDS:
+            return self._map(shape, path, depth)
+        fields: list[Field] = []
+        taken = column_names.UsedNames()
+        for name, seen in shape.fields.items():
+            type_ = self._quiet().fresh(seen, (*path, name), depth=depth + 1)
+            if type_ is not None:
+                fields.append(Field(name, column_names.nested(name, taken=taken, naming=self.naming), type_))
+        return Struct(tuple(fields)) if fields else None
+
+    def _map(self, shape: Shape, path: tuple[str, ...], depth: int) -> ColumnType | None:
+        value = self._quiet().fresh(values(shape), (*path, "*"), depth=depth + 1)
+        return None if value is None else Map(value)
+
+    def _quiet(self) -> _Join:
+        """The same join, for the parts of a column that is new as a whole."""
+        return _Join(self.pins, self.naming)
+
+    def wider(self, type_: ColumnType, shape: Shape, path: tuple[str, ...], *, depth: int) -> ColumnType:
+        """The type of a path that has one, after what was seen."""
+        pin = self.pins.get(path)
+        if pin is not None and not pin.is_map and pin.type is not None and widens(type_, pin.type):
+            return pin.type
+        # A pin that cannot widen the column in place waits for a rebuild; until then other values are rescued.
+        if pin is not None and not pin.is_map:
+            return type_
+        match type_:
+            case Struct(fields):
+                if Kind.DOCUMENT not in shape.kinds:
+                    return type_
+                return Struct(self.fields(fields, shape, path, depth=depth))
+            case Array(element):
+                if shape.element is None:
+                    return type_
+                return Array(self.wider(element, shape.element, path, depth=depth + 1))
+            case Map(value):
+                if Kind.DOCUMENT not in shape.kinds:
+                    return type_
+                return Map(self.wider(value, values(shape), (*path, "*"), depth=depth + 1))
+            case _:
+                for group in groups(shape):
+                    type_ = _absorbed(type_, group)
+                return type_
+
+
+def groups(shape: Shape) -> list[list[Kind]]:
+    """The kinds that could make a column, by the document that showed each first, in the order of the
+    events.
+    """
+    by_mark: dict[str, list[Kind]] = {}
+    for seen in sorted(shape.kinds, key=lambda seen: (shape.kinds[seen], _RANK[seen])):
+        if seen not in NOTHING:
+            by_mark.setdefault(shape.kinds[seen], []).append(seen)
+    return list(by_mark.values())
+
+
+def _common(kinds: Sequence[Kind]) -> ColumnType:
+    """The type that holds all of these scalar kinds, TEXT where there is none."""
+    bases = {BASE[seen] for seen in kinds}
+    if len(bases) == 1:
+        return bases.pop()
+    if NUMBERS.issuperset(kinds):
+        return Scalar.BIGINT if DOUBLES.isdisjoint(kinds) else Scalar.DOUBLE
+    return Scalar.TEXT
+
+
+def _absorbed(type_: ColumnType, group: Iterable[Kind]) -> ColumnType:
+    """A scalar type after kinds that it may have to widen for."""
+    # BIGINT does not widen to DOUBLE, which does not hold every whole number of 64 bits.
+    if type_ is not Scalar.INT:
+        return type_
+    if not DOUBLES.isdisjoint(group):
+        return Scalar.DOUBLE
+    return Scalar.BIGINT if Kind.INT64 in group else type_
+
+
+def values(shape: Shape) -> Shape:
+    """What was seen at any name of documents that are used as maps."""
+    merged = Shape()
+    # By name: the order of fields depends on which partition was merged first.
+    for name in sorted(shape.fields):
+        merged.add(shape.fields[name])
+    return merged
+
+
+def columns_of(current: tuple[Column, ...], fields: tuple[Field, ...], naming: column_names.Naming) -> tuple[Column, ...]:
+    """The table's columns: those that it has, then a new one for each path that needs it."""
+    known = {column.path for column in current}
+    columns = list(current)
+    # Names that are reserved by now are kept from new columns; a column that has one already keeps it.
+    taken = column_names.UsedNames([*(column.name for column in current), *naming.reserved])
+    paths = leaf_paths(fields, ()) if naming.flatten else [(item.name,) for item in fields]
+    for path in paths:
+        if path not in known and len(columns) < MAX_COLUMNS:
+            columns.append(Column(path, column_names.top_level(path, taken=taken, naming=naming)))
+    return tuple(columns)
+
+
+def _with_columns(fields: Iterable[Field], paths: set[tuple[str, ...]], path: tuple[str, ...]) -> tuple[Field, ...]:
+    """The flattened fields without those that found no place among the columns; their values are rescued."""
+    kept = []
+    for item in fields:
+        here = (*path, item.name)
+        if isinstance(item.type, Struct):
+            inner = _with_columns(item.type.fields, paths, here)
+            kept += [replace(item, type=Struct(inner))] if inner else []
+        elif here in paths or (item.type in PARTS and (*here, PARTS[item.type][0]) in paths):
+            kept.append(item)
+    return tuple(kept)
+
+
+def leaf_paths(fields: Iterable[Field], path: tuple[str, ...]) -> list[tuple[str, ...]]:
+    leaves: list[tuple[str, ...]] = []
+    for item in fields:
+        here = (*path, item.name)
+        if isinstance(item.type, Struct):
+            leaves.extend(leaf_paths(item.type.fields, here))
+        elif item.type in PARTS:
+            leaves.extend((*here, part) for part in PARTS[item.type])
+        else:
+            leaves.append(here)
+    return leaves
+
+
+def differences(before: DocumentSchema, after: DocumentSchema) -> tuple[Change, ...]:
+    """What makes the second schema out of the first, field by field; the order of fields and names of columns do not count."""
+    return tuple(_differences(before.struct, after.struct, ()))
+
+
+def _differences(before: Struct, after: Struct, path: tuple[str, ...]) -> Iterator[Change]:
+    for item in after.fields:
+        here = (*path, item.name)
+        old = before.by_name.get(item.name)
+        if old is None:
+            yield Change(".".join(here), What.ADDED, None, ddl(item.type))
+        elif isinstance(old.type, Struct) and isinstance(item.type, Struct):
+            yield from _differences(old.type, item.type, here)
+        elif old.type != item.type:
+            yield Change(".".join(here), What.RETYPED, ddl(old.type), ddl(item.type))
+    for name, gone in before.by_name.items():
+        if name not in after.by_name:
+            yield Change(".".join((*path, name)), What.REMOVED, ddl(gone.type), None)

@@ -1,0 +1,116 @@
+"""The kinds of BSON value, as parsed type-exact Extended JSON v2 shows them.
+
+Nothing here looks into a document: `shape` does, and `cast` makes values of columns.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+
+class Kind(enum.Enum):
+    """What a value of parsed EJSON is; NON_FINITE is a double in a wrapper: NaN or an infinity. The order
+    decides between kinds that one document shows at one path.
+    """
+
+    DOCUMENT = "document"
+    ARRAY = "array"
+    DOUBLE = "double"
+    NON_FINITE = "nonFinite"
+    INT64 = "int64"
+    INT32 = "int32"
+    DECIMAL = "decimal"
+    STRING = "string"
+    OBJECT_ID = "objectId"
+    SYMBOL = "symbol"
+    CODE = "code"
+    MIN_KEY = "minKey"
+    MAX_KEY = "maxKey"
+    BOOLEAN = "bool"
+    DATE = "date"
+    TIMESTAMP = "timestamp"
+    BINARY = "binary"
+    REGEX = "regex"
+    CODE_WITH_SCOPE = "codeWithScope"
+    DB_POINTER = "dbPointer"
+    EMPTY_DOCUMENT = "{}"
+    EMPTY_ARRAY = "[]"
+    UNDEFINED = "undefined"
+    NULL = "null"
+
+
+NOTHING = frozenset({Kind.EMPTY_DOCUMENT, Kind.EMPTY_ARRAY, Kind.UNDEFINED, Kind.NULL})
+"""Kinds from which no column can come."""
+ABSENT = frozenset({Kind.UNDEFINED, Kind.NULL})
+
+WRAPPERS: Mapping[str, Kind] = {
+    "$oid": Kind.OBJECT_ID,
+    "$numberInt": Kind.INT32,
+    "$numberLong": Kind.INT64,
+    "$numberDouble": Kind.NON_FINITE,
+    "$numberDecimal": Kind.DECIMAL,
+    "$date": Kind.DATE,
+    "$timestamp": Kind.TIMESTAMP,
+    "$binary": Kind.BINARY,
+    "$regularExpression": Kind.REGEX,
+    "$symbol": Kind.SYMBOL,
+    "$code": Kind.CODE,
+    "$minKey": Kind.MIN_KEY,
+    "$maxKey": Kind.MAX_KEY,
+    "$undefined": Kind.UNDEFINED,
+    "$dbPointer": Kind.DB_POINTER,
+}
+"""The key by which each wrapper of Extended JSON is known; users' keys of these names are escaped."""
+
+_INT32 = range(-(2**31), 2**31)
+
+
+class ArrayDocument(dict[str, Any]):
+    """An array read as a document of `_0`, `_1`, …: `array.encoding=document`."""
+
+
+def kind(value: Any) -> Kind:
+    """The kind of one value of parsed EJSON."""
+    if isinstance(value, str):
+        return Kind.STRING
+    if isinstance(value, bool):
+        return Kind.BOOLEAN
+    if isinstance(value, int):
+        return Kind.INT32 if value in _INT32 else Kind.INT64
+    if isinstance(value, float):
+        return Kind.DOUBLE
+    if value is None:
+        return Kind.NULL
+    if isinstance(value, list):
+        return Kind.ARRAY if value else Kind.EMPTY_ARRAY
+    return _kind_of_object(value)
+
+
+def _kind_of_object(value: Mapping[str, Any]) -> Kind:
+    if not value:
+        return Kind.EMPTY_ARRAY if isinstance(value, ArrayDocument) else Kind.EMPTY_DOCUMENT
+    # No wrapper has more keys: larger documents are spared the search.
+    if len(value) <= 2:
+        for key in value:
+            wrapper = WRAPPERS.get(key)
+            # `$code` is the one wrapper that may have a second key, `$scope`.
+            if wrapper is Kind.CODE and len(value) == 2:
+                return Kind.CODE_WITH_SCOPE
+            if wrapper is not None:
+                return wrapper
+    return Kind.DOCUMENT
+
+
+def arrays_as_documents(value: Any) -> Any:
+    """The value with every array as an `ArrayDocument`, at every depth."""
+    if isinstance(value, list):
+        return ArrayDocument((f"_{index}", arrays_as_documents(item)) for index, item in enumerate(value))
+    if isinstance(value, dict) and _kind_of_object(value) is Kind.DOCUMENT:
+        return {key: arrays_as_documents(item) for key, item in value.items()}
+    return value
+
+
+DOUBLES = frozenset({Kind.DOUBLE, Kind.NON_FINITE})
+NUMBERS = frozenset({Kind.INT32, Kind.INT64, *DOUBLES})

@@ -1,0 +1,85 @@
+"""The column types that the settings pin: dotted path to type."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cdc_core import errors
+from cdc_core.schema.document_schema import DECIMAL, ColumnType, Decimal, Scalar
+
+_MAP = re.compile(r"map(?:\s*<\s*(?:string\s*,)?\s*(.+?)\s*>)?", re.IGNORECASE)
+_PINS: Mapping[str, Scalar] = {
+    "int": Scalar.INT,
+    "bigint": Scalar.BIGINT,
+    "double": Scalar.DOUBLE,
+    "string": Scalar.TEXT,
+    "boolean": Scalar.BOOLEAN,
+    "timestamp": Scalar.TIMESTAMP,
+    "binary": Scalar.BINARY,
+}
+
+
+@dataclass(frozen=True)
+class Pin:
+    """What the settings say about one path: a type, or a map of values whose type is seen."""
+
+    type: Scalar | Decimal | None
+    is_map: bool = False
+
+
+Pins = Mapping[tuple[str, ...], Pin]
+
+
+def parse_pins(pins: Mapping[str, str], *, where: str = "schema") -> Pins:
+    """The pins of a collection's settings (dotted path -> type); every mistake at once as `SettingsError`.
+
+    Types: `int`, `bigint`, `double`, `string` (any value; what is no text becomes its JSON), `boolean`,
+    `timestamp`, `binary`, `decimal(p,s)`, `map`, `map<type>`. A path leads through arrays: `items.price` is
+    the price of each item.
+    """
+    parsed: dict[tuple[str, ...], Pin] = {}
+    problems = []
+    for path, text in pins.items():
+        try:
+            parsed[tuple(path.split("."))] = _pin(str(text).strip())
+        except ValueError as refused:
+            problems.append(errors.Problem(f"{where}.{path}", str(refused)))
+    if problems:
+        raise errors.SettingsError(problems)
+    return parsed
+
+
+def _pin(text: str) -> Pin:
+    if match_ := _MAP.fullmatch(text):
+        return Pin(_pin(match_[1]).type if match_[1] else None, is_map=True)
+    if match_ := DECIMAL.fullmatch(text):
+        precision, scale = int(match_[1]), int(match_[2])
+        if not 1 <= precision <= 38 or scale > precision:
+            raise ValueError(f"{text} is no decimal: 1 to 38 digits are expected, the scale among them")
+        return Pin(Decimal(precision, scale))
+    if text.lower() not in _PINS:
+        raise ValueError(f"one of {', '.join(_PINS)}, decimal(p,s), map, map<type> is expected, not {text!r}")
+    return Pin(_PINS[text.lower()])
+
+
+def widens(type_: ColumnType, pin: Scalar | Decimal) -> bool:
+    """Whether Delta changes the type into the pinned one in place."""
+    match (type_, pin):
+        case (Scalar.INT, Scalar.BIGINT | Scalar.DOUBLE):
+            return True
+        case (Scalar.INT, Decimal(precision, scale)):
+            # An INT has up to 10 digits before the point, and Delta wants room for all of them.
+            return precision - scale >= 10
+        case (Scalar.BIGINT, Decimal(precision, scale)):
+            # Delta asks for 20 digits for a BIGINT, one more than its largest value has.
+            return precision - scale >= 20
+        # Both are STRING to Spark: nothing is rewritten.
+        case (Scalar.STRING, Scalar.TEXT):
+            return True
+        case (Decimal(precision, scale), Decimal(wider, longer)):
+            holds = longer >= scale and wider - longer >= precision - scale
+            return holds and (wider, longer) != (precision, scale)
+        case _:
+            return False

@@ -1,0 +1,167 @@
+"""`schema.on.conflict: retype`: which rescued values speak against the schema, and the schema whose columns hold them too."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import orjson
+
+from cdc_core.schema.cast import cast
+from cdc_core.schema.document_schema import (
+    BASE,
+    ELEMENT,
+    VALUE,
+    Array,
+    ColumnType,
+    DocumentSchema,
+    Map,
+    Scalar,
+    Steps,
+    Struct,
+    ddl,
+)
+from cdc_core.schema.evolution import Change, What, columns_of, leaf_paths
+from cdc_core.schema.kinds import NOTHING, NUMBERS, Kind, arrays_as_documents, kind
+from cdc_core.schema.pins import Pins
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """A place of the schema, and a kind of value that its column could not hold."""
+
+    steps: Steps
+    kind: Kind
+
+    def to_json(self) -> str:
+        """The conflict as one line of JSON."""
+        return json.dumps([self.steps, self.kind.value])
+
+    @staticmethod
+    def from_json(text: str) -> Conflict:
+        """The inverse of `to_json`."""
+        steps, seen = json.loads(text)
+        return Conflict(tuple(steps), Kind(seen))
+
+
+def conflicts(schema: DocumentSchema, path: str, text: str) -> tuple[Conflict, ...]:
+    """What one entry of `__rescued` says against the schema; nothing where no other type would hold the value.
+
+    That is so for a place without a column (limits, `[]` and `{}`), for a value that is out of its own type's range,
+    and for the earlier of two fields of one name. A path that may lead to two places speaks of both.
+    """
+    numbers_fields = schema.naming.arrays_as_documents
+    value = arrays_as_documents(orjson.loads(text)) if numbers_fields else orjson.loads(text)
+    seen = kind(value)
+    if seen in NOTHING:
+        return ()
+    # `#2` may be the mark of a second value at one path, or the end of a field's own name: the name is tried first.
+    ways = (_places(schema.struct, given.split("."), numbers_fields) for given in (path, _NUMBERED.sub("", path)))
+    places = next(filter(None, map(tuple, ways)), ())
+    return tuple(Conflict(steps, seen) for steps, type_ in places if not _is_of(seen, type_) and cast(value, type_)[1])
+
+
+_NUMBERED = re.compile(r"#\d+$")
+
+
+def _is_of(seen: Kind, type_: ColumnType) -> bool:
+    """Whether a kind is what the type is for, though a value of it may be out of its range."""
+    match type_:
+        case Struct() | Map():
+            return seen is Kind.DOCUMENT
+        case Array():
+            return seen is Kind.ARRAY
+        case _:
+            return BASE.get(seen) is type_
+
+
+def _places(type_: ColumnType, names: list[str], numbers_fields: bool) -> Iterator[tuple[Steps, ColumnType]]:
+    """Where a dotted path may lead: names may hold dots."""
+    if not names:
+        yield (), type_
+        return
+    for end in range(1, len(names) + 1):
+        name, rest = ".".join(names[:end]), names[end:]
+        for step, inner in _below(type_, name, numbers_fields):
+            yield from (((step, *steps), found) for steps, found in _places(inner, rest, numbers_fields))
+
+
+def _below(type_: ColumnType, name: str, numbers_fields: bool) -> Iterator[tuple[str | int, ColumnType]]:
+    match type_:
+        case Struct():
+            found = type_.by_name.get(name) or (type_.by_name.get(f"_{name}") if numbers_fields else None)
+            if found is not None:
+                yield found.name, found.type
+        case Array(inner) if name.isdecimal():
+            yield ELEMENT, inner
+        case Map(inner):
+            yield VALUE, inner
+
+
+def retyped(
+    schema: DocumentSchema, found: Iterable[Conflict], *, pins: Pins | None = None
+) -> tuple[DocumentSchema, tuple[Change, ...]]:
+    """The schema whose columns hold these values too, and its changes; pinned columns stay as they are.
+
+    INT and BIGINT that met doubles become DOUBLE. A DOUBLE that met an int64 which is not exact there, and everything else,
+    becomes TEXT. A place below one that becomes TEXT goes with it.
+    """
+    kinds: dict[Steps, set[Kind]] = {}
+    for each in found:
+        if _pin_path(each.steps) not in (pins or {}):
+            kinds.setdefault(each.steps, set()).add(each.kind)
+    struct: ColumnType = schema.struct
+    changes = []
+    # Outer places first: one that becomes TEXT takes the places below it with it.
+    for steps in sorted(kinds, key=lambda steps: (len(steps), [str(step) for step in steps])):
+        old = _type_of(struct, steps)
+        if old is None or old is Scalar.TEXT:
+            continue
+        is_number = old in (Scalar.INT, Scalar.BIGINT) and kinds[steps] <= NUMBERS
+        new = Scalar.DOUBLE if is_number else Scalar.TEXT
+        struct = _with_type(struct, steps, new)
+        changes.append(Change(".".join(_pin_path(steps)), What.RETYPED, ddl(old), ddl(new)))
+    assert isinstance(struct, Struct)  # steps lead into it
+    fields = struct.fields
+    naming = schema.naming
+    paths = {*(leaf_paths(fields, ()) if naming.flatten else ((item.name,) for item in fields))}
+    kept = tuple(column for column in schema.columns if column.path in paths)
+    return DocumentSchema(fields, columns_of(kept, fields, naming), naming), tuple(changes)
+
+
+def _pin_path(steps: Steps) -> tuple[str, ...]:
+    """The path as settings write it: through arrays, `*` for the values of a map."""
+    return tuple("*" if step == VALUE else str(step) for step in steps if step != ELEMENT)
+
+
+def _type_of(type_: ColumnType, steps: Steps) -> ColumnType | None:
+    """The type at a place, or None where a change above has taken the place away."""
+    for step in steps:
+        match type_:
+            case Struct() if step in type_.by_name:
+                type_ = type_.by_name[str(step)].type
+            case Array(inner) | Map(inner):
+                type_ = inner
+            case _:
+                return None
+    return type_
+
+
+def _with_type(type_: ColumnType, steps: Steps, new: ColumnType) -> ColumnType:
+    if not steps:
+        return new
+    match type_:
+        case Struct(fields):
+            changed = (
+                replace(item, type=_with_type(item.type, steps[1:], new)) if item.name == steps[0] else item
+                for item in fields
+            )
+            return Struct(tuple(changed))
+        case Array(inner):
+            return Array(_with_type(inner, steps[1:], new))
+        case Map(inner):
+            return Map(_with_type(inner, steps[1:], new))
+        case _:
+            return type_

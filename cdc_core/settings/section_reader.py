@@ -1,0 +1,75 @@
+"""Sections of a settings document, read with every mistake gathered and none repeated that holds a secret."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cdc_core import errors
+from cdc_core.properties import types as values
+
+
+@dataclass(frozen=True)
+class SectionKey:
+    """A key outside `source`: its type, and the value where it is left out."""
+
+    type: values.Type
+    default: object
+
+
+class SectionReader:
+    """Gathers mistakes while settings are read; what cannot be read takes its default, so that reading goes
+    on.
+    """
+
+    def __init__(self) -> None:
+        self.problems: list[errors.Problem] = []
+        self.warnings: list[str] = []
+
+    def refuse(self, path: str, message: str, hint: str = "") -> None:
+        self.problems.append(errors.Problem(path, message, hint))
+
+    def value(self, path: str, type_: values.Type, found: object, default: Any) -> Any:
+        """The value as its type reads it; secrets are never repeated."""
+        try:
+            return type_.read(found)
+        except values.InvalidValue as refused:
+            # A secret that was mistyped must not stand in a message, which ends up in logs.
+            hidden = isinstance(type_, (values.ConnectionString, values.Secret, values.Referable))
+            seen = "" if hidden else f", found {values.shown(found)}"
+            self.refuse(path, f"{refused.expected} is expected{seen}", refused.hint)
+            return default
+
+    def section(self, path: str, found: object) -> Mapping[str, Any]:
+        """A mapping with texts as keys; empty for nothing."""
+        if found is None:
+            return {}
+        if not isinstance(found, Mapping):
+            self.refuse(path, f"a mapping is expected, found {values.shown(found)}")
+            return {}
+        for key in found:
+            if not isinstance(key, str):
+                self.refuse(join_path(path, str(key)), "a text is expected as key", f'put it in quotes: "{key}"')
+        return {key: value for key, value in found.items() if isinstance(key, str)}
+
+    def keys(self, path: str, found: object, known: Mapping[str, SectionKey]) -> dict[str, Any]:
+        """The values of a section with a closed set of keys."""
+        section = self.section(path, found)
+        self.unknown(path, section, tuple(known))
+        return {name: self.key(path, name, key, section) for name, key in known.items()}
+
+    def key(self, path: str, name: str, key: SectionKey, section: Mapping[str, Any]) -> Any:
+        found = section.get(name)
+        return key.default if found is None else self.value(join_path(path, name), key.type, found, key.default)
+
+    def unknown(self, path: str, section: Mapping[str, Any], known: tuple[str, ...]) -> None:
+        """Refuses every key that is not known."""
+        for name in section:
+            if name not in known:
+                hint = values.did_you_mean(name, known) or f"known are {', '.join(known)}"
+                self.refuse(join_path(path, name), "there is no such setting", hint)
+
+
+def join_path(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

@@ -1,0 +1,250 @@
+"""The section `source` of a settings document: each property by its own type, then what properties say about each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cdc_core.properties import source as properties
+from cdc_core.properties import types as values
+from cdc_core.properties import unwrap as unwrap_options
+from cdc_core.properties.source import (
+    PROPERTIES,
+    CaptureScope,
+    Family,
+    MatchMode,
+    NotificationChannel,
+    OversizeMode,
+    PipelineOrder,
+    Property,
+    SignalChannel,
+    SnapshotMode,
+    Source,
+    describe_foreign,
+)
+from cdc_core.properties.types import Reference
+from cdc_core.settings.section_reader import SectionReader, join_path
+from cdc_core.stream import cursor_pipeline, filters, patterns
+from cdc_core.stream import fields as field_filters
+
+_UNKNOWN_SOURCE = Source(mongodb_connection_string=Reference(""))
+_OF_THE_CHANNEL = {
+    "signal.consumer.bootstrap.servers": "signal.kafka.bootstrap.servers",
+    "signal.consumer.group.id": "signal.kafka.groupId",
+    "signal.consumer.enable.auto.commit": "the position is committed when the signal is in bronze",
+}
+_EXCLUSIVE = (
+    ("database.include.list", "database.exclude.list"),
+    ("collection.include.list", "collection.exclude.list"),
+)
+_PATTERN_LISTS = (
+    "database.include.list",
+    "database.exclude.list",
+    "collection.include.list",
+    "collection.exclude.list",
+    "snapshot.include.collection.list",
+)
+
+
+def read_source(reader: SectionReader, sections: Mapping[str, Any], name: str) -> Source:
+    if sections.get("source") is None:
+        reader.refuse("source", "a mapping with mongodb.connection.string is expected")
+        return _UNKNOWN_SOURCE
+    section = reader.section("source", sections["source"])
+    _refuse_unknown_properties(reader, section)
+    # The match mode decides how the lists are read, so it is looked at before any of them.
+    is_literal = str(section.get("filters.match.mode")).strip().lower() == MatchMode.LITERAL.value
+    found = {each.attribute: _property(reader, each, section, is_literal) for each in PROPERTIES}
+    overrides = _filter_overrides(reader, section, found["snapshot_collection_filter_overrides"])
+    families = {each.attribute: _family(reader, each, section) for each in properties.FAMILIES}
+    source = Source(**{**found, **families, "snapshot_collection_filter_overrides": overrides})
+    for check in _CHECKS:
+        check(reader, source, name)
+    return source
+
+
+def _property(reader: SectionReader, each: Property, section: Mapping[str, Any], is_literal: bool) -> Any:
+    path = join_path("source", each.name)
+    default = _UNKNOWN_SOURCE.mongodb_connection_string if each.is_required else each.default
+    found = section.get(each.name)
+    if found is None:
+        if each.is_required:
+            reader.refuse(path, f"{each.type.expected} is expected", "${env:MONGODB_URI}, for example")
+        return default
+    type_ = values.Names() if is_literal and isinstance(each.type, values.Patterns) else each.type
+    return reader.value(path, type_, found, default)
+
+
+def _family(reader: SectionReader, family: Family, section: Mapping[str, Any]) -> dict[str, Reference]:
+    """The options of a Kafka client; what hides a secret is a reference."""
+    found = {}
+    for name, value in section.items():
+        option = name.removeprefix(family.prefix)
+        path = join_path("source", name)
+        if not name.startswith(family.prefix):
+            continue
+        if (why := properties.of_javas_client(option)) is not None:
+            reader.refuse(path, "it is an option of Kafka's Java client", why)
+        elif (instead := _OF_THE_CHANNEL.get(name)) is not None:
+            reader.refuse(path, "the channel sets it itself", instead)
+        else:
+            type_ = values.Secret() if properties.is_secret(option) else values.Referable()
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            found[option] = reader.value(path, type_, text, Reference(""))
+    return found
+
+
+def _refuse_unknown_properties(reader: SectionReader, section: Mapping[str, Any]) -> None:
+    for name, found in section.items():
+        if name in properties.BY_NAME or name.startswith(properties.PREFIXES):
+            continue
+        path = join_path("source", name)
+        if name in unwrap_options.NAMES:
+            reader.refuse(path, "it is an option of silver", "put it under silver.defaults")
+        elif (why := describe_foreign(name)) is not None:
+            reader.refuse(path, "it has no meaning here", why)
+        elif isinstance(found, Mapping) and any(known.startswith(f"{name}.") for known in properties.BY_NAME):
+            reader.refuse(path, "properties are written in one line", f"{name}.{next(iter(found), '…')}: …")
+        else:
+            hint = values.did_you_mean(name, properties.BY_NAME)
+            reader.refuse(path, "there is no such property", hint)
+
+
+def _filter_overrides(reader: SectionReader, section: Mapping[str, Any], listed: tuple[str, ...]) -> dict[str, str]:
+    given = {
+        name.removeprefix(properties.FILTER_OVERRIDE): found
+        for name, found in section.items()
+        if name.startswith(properties.FILTER_OVERRIDE)
+    }
+    for namespace in given:
+        if namespace not in listed:
+            hint = "list it in snapshot.collection.filter.overrides"
+            reader.refuse(f"source.{properties.FILTER_OVERRIDE}{namespace}", "the collection is not listed", hint)
+    for namespace in listed:
+        if namespace not in given:
+            hint = f"{properties.FILTER_OVERRIDE}{namespace} holds it"
+            reader.refuse("source.snapshot.collection.filter.overrides", f"{namespace} has no filter", hint)
+    return {
+        namespace: reader.value(f"source.{properties.FILTER_OVERRIDE}{namespace}", values.FindFilter(), found, "{}")
+        for namespace, found in given.items()
+    }
+
+
+def _check_lists(reader: SectionReader, source: Source, name: str) -> None:
+    for include, exclude in _EXCLUSIVE:
+        if _value(source, include) and _value(source, exclude):
+            reader.refuse(f"source.{exclude}", f"it does not stand beside {include}", "the include list alone decides")
+    if source.filters_match_mode is MatchMode.REGEX:
+        for list_name in _PATTERN_LISTS:
+            _check_patterns(reader, list_name, _value(source, list_name))
+
+
+def _check_patterns(reader: SectionReader, list_name: str, entries: tuple[str, ...]) -> None:
+    for entry in entries:
+        try:
+            pattern = patterns.regex(entry)
+        except values.InvalidValue as refused:
+            reader.refuse(f"source.{list_name}", f"{refused.expected} is expected, found {entry}", refused.hint)
+            continue
+        # The collections of a snapshot are matched here, by name: no server has to know the pattern.
+        if pattern.server_text is None and not list_name.startswith("snapshot"):
+            reader.warnings.append(
+                f"source.{list_name}: the server cannot be asked for {entry}; it sends every event, "
+                "and the capture drops the others"
+            )
+
+
+def _check_fields(reader: SectionReader, source: Source, name: str) -> None:
+    for list_name in ("field.exclude.list", "field.renames"):
+        for entry in _value(source, list_name):
+            excluded, renamed = ([entry], []) if list_name == "field.exclude.list" else ([], [entry])
+            try:
+                field_filters.read(excluded, renamed)
+            except values.InvalidValue as refused:
+                reader.refuse(f"source.{list_name}", refused.expected)
+
+
+def _check_collections(reader: SectionReader, source: Source, name: str) -> None:
+    for entry in source.collection_include_list:
+        if "." not in entry and patterns.literal(entry).text == entry:
+            hint = f"{entry}.*" if source.filters_match_mode is MatchMode.LITERAL else rf"{entry}\..*"
+            reader.refuse("source.collection.include.list", f"database.collection is expected, found {entry}", hint)
+
+
+def _check_connection(reader: SectionReader, source: Source, name: str) -> None:
+    if source.mongodb_password is not None and source.mongodb_user is None:
+        reader.refuse("source.mongodb.user", "it is expected beside mongodb.password")
+
+
+def _check_capture(reader: SectionReader, source: Source, name: str) -> None:
+    target = source.capture_target
+    match source.capture_scope:
+        case CaptureScope.DATABASE if target is None or "." in target:
+            reader.refuse("source.capture.target", "the name of a database is expected beside capture.scope: database")
+        case CaptureScope.COLLECTION if target is None or "." not in target.strip("."):
+            expected = "database.collection is expected beside capture.scope: collection"
+            reader.refuse("source.capture.target", expected)
+    if source.cursor_pipeline_order is PipelineOrder.USER_ONLY and source.cursor_pipeline is None:
+        reader.refuse("source.cursor.pipeline", "it is expected beside cursor.pipeline.order: user_only")
+    needs_description = not source.capture_mode.has_full_updates
+    for problem in cursor_pipeline.problems(filters.user_stages(source), needs_description=needs_description):
+        reader.refuse("source.cursor.pipeline", problem)
+    skips = source.cursor_oversize_handling_mode is OversizeMode.SKIP
+    if skips and source.cursor_oversize_skip_threshold == 0:
+        reader.refuse("source.cursor.oversize.skip.threshold", "a size is expected beside the mode skip", "16777216")
+
+
+def _check_modes(reader: SectionReader, source: Source, name: str) -> None:
+    if source.snapshot_mode is SnapshotMode.CUSTOM and source.snapshot_mode_custom_name is None:
+        reader.refuse("source.snapshot.mode.custom.name", "an import path is expected beside snapshot.mode: custom")
+    if source.topic_prefix is not None and name and source.topic_prefix != name:
+        reader.refuse("source.topic.prefix", f"the pipeline's name is expected, {name}", "or leave it out")
+    if source.errors_retry_delay_max_ms < source.errors_retry_delay_initial_ms:
+        reader.refuse("source.errors.retry.delay.max.ms", "no less than errors.retry.delay.initial.ms is expected")
+
+
+def _check_kafka(reader: SectionReader, source: Source, name: str) -> None:
+    listens = SignalChannel.KAFKA in source.signal_enabled_channels
+    sinks = NotificationChannel.SINK in source.notification_enabled_channels
+    brokers = source.signal_kafka_bootstrap_servers
+    if listens and brokers is None:
+        reader.refuse("source.signal.kafka.bootstrap.servers", "brokers are expected beside the channel kafka", "host:9092")
+    if sinks and source.notification_sink_topic_name is None:
+        reader.refuse("source.notification.sink.topic.name", "a topic is expected beside the channel sink")
+    if sinks and brokers is None and "bootstrap.servers" not in source.producer_override:
+        reader.refuse(
+            "source.signal.kafka.bootstrap.servers", "brokers are expected beside the channel sink",
+            "or producer.override.bootstrap.servers",
+        )  # fmt: skip
+    if source.signal_consumer and not listens:
+        reader.warnings.append("source.signal.consumer.* has no effect: signal.enabled.channels does not name kafka")
+    if source.producer_override and not sinks:
+        reader.warnings.append("source.producer.override.* has no effect: notification.enabled.channels does not name sink")
+
+
+def _warn(reader: SectionReader, source: Source, name: str) -> None:
+    if source.max_queue_size_in_bytes < source.commit_max_bytes:
+        reader.warnings.append("source.max.queue.size.in.bytes is below commit.max.bytes: no commit will be larger than it")
+    if source.heartbeat_interval_ms == 0:
+        reader.warnings.append(
+            "source.heartbeat.interval.ms is 0: the position of a quiet stream is not committed, "
+            "and may fall out of the oplog"
+        )
+    if not source.tombstones_on_delete:
+        reader.warnings.append("source.tombstones.on.delete has no effect: tables need no tombstones")
+
+
+_CHECKS: tuple[Callable[[SectionReader, Source, str], None], ...] = (
+    _check_connection,
+    _check_lists,
+    _check_fields,
+    _check_collections,
+    _check_capture,
+    _check_modes,
+    _check_kafka,
+    _warn,
+)
+
+
+def _value(source: Source, name: str) -> Any:
+    return getattr(source, properties.BY_NAME[name].attribute)
