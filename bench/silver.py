@@ -32,7 +32,7 @@ from cdc_core.snapshot import state as snapshot_state
 from cdc_core.stream import resume_token
 from pipelines.bronze import log as bronze
 from pipelines.delta import tables as delta
-from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import catalog
 from pipelines.silver import run as silver
 from pipelines.snapshot import snapshot
 from pipelines.spark import session as sparks
@@ -83,7 +83,7 @@ class Documents:
 
 def fill(log: bronze.Log, documents: Documents, *, rows: int, start: int = 0, name: str = COLLECTION) -> None:
     """Commit a snapshot of the documents from number `start` to `rows`."""
-    collection = mongodb.Collection(DB, name, None)
+    collection = catalog.SourceCollection(DB, name, None)
     state = snapshot_state.State("bench", (f"{DB}.{name}",))
     log.heartbeat(state.begun(), token=token(0), ts_ms=0)
     for first in range(start, rows, CHUNK):

@@ -23,6 +23,7 @@ from pipelines.capture.selection import Selection
 from pipelines.capture.signal_reader import Inbox
 from pipelines.capture.stream_opener import StreamOpener
 from pipelines.channels import notifier
+from pipelines.mongodb import catalog, snapshot_read
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as source
 from pipelines.snapshot import queue as snapshots
@@ -109,13 +110,13 @@ def snapshot_rows(
 
 
 def _collection_rows(
-    settings: Settings, collection: mongodb.Collection, *, after: Timestamp, kind: str, is_last: bool
+    settings: Settings, collection: catalog.SourceCollection, *, after: Timestamp, kind: str, is_last: bool
 ) -> list[dict[str, Any]]:
     listed = field_filters.read(settings.source.field_exclude_list, settings.source.field_renames)
     spec = snapshot.ChunkSpec(
         connection=source.connection(settings.source),
         collection=collection,
-        bounds=mongodb.Range(),
+        bounds=snapshot_read.IdRange(),
         after=(after.time, after.inc),
         fetch_size=0,
         max_bytes=1 << 30,

@@ -14,6 +14,7 @@ import pytest
 
 from pipelines.demo import embedded_mongodb
 from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import server as mongodb_server
 
 if TYPE_CHECKING:
     from pymongo import MongoClient
@@ -53,7 +54,7 @@ def mongodb_uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     named = os.environ.get(NAMED_SERVER)
     if named:
         with contextlib.closing(mongodb.client(named)) as client:
-            mongodb.check_suitable(mongodb.server_info(client))
+            mongodb_server.check_suitable(mongodb_server.server_info(client))
         yield named
         return
     with embedded_mongodb.EmbeddedMongoDB(tmp_path_factory.mktemp("mongodb")) as server:

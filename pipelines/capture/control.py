@@ -24,7 +24,7 @@ from pipelines.capture.deployment import Deployment
 from pipelines.capture.logger import log
 from pipelines.capture.signal_reader import Inbox
 from pipelines.capture.start import new_id
-from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import snapshot_read
 from pipelines.snapshot import queue as snapshots
 
 
@@ -125,7 +125,7 @@ class ControlEvents:
             return
         captured = self.deployment.namespaces()
         for namespace, condition in request.filters(request.chosen(captured)).items():
-            reason = mongodb.refusal_of_filter(self.deployment.client, namespace, json_util.loads(condition))
+            reason = snapshot_read.refusal_of_filter(self.deployment.client, namespace, json_util.loads(condition))
             if reason is not None:
                 raise signals.Refused(f"its filter for {namespace} is refused by the server: {reason}")
 

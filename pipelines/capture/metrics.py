@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from pipelines.capture.byte_queue import ByteQueue
-    from pipelines.mongodb import client as mongodb
+    from pipelines.mongodb import change_stream
 
 PATIENCE = 2.0
 """Seconds for which status waits for a capture's metrics."""
@@ -50,7 +50,7 @@ class Streaming:
     """What the stream has counted since the service started. Each field has one thread that writes it."""
 
     queue: ByteQueue | None = None
-    stream: mongodb.ChangeStream | None = None
+    stream: change_stream.ChangeStream | None = None
     captured: Sequence[str] = ()
     seen: int = 0
     filtered: int = 0
@@ -66,7 +66,7 @@ class Streaming:
     closed_disconnects: int = 0
     closed_elections: int = 0
 
-    def opened(self, stream: mongodb.ChangeStream) -> None:
+    def opened(self, stream: change_stream.ChangeStream) -> None:
         """Another stream, after a restart of the capture: what the last one counted stays counted."""
         self.closed_disconnects, self.closed_elections = self.disconnects, self.elections
         self.stream = stream

@@ -30,6 +30,7 @@ from pipelines.capture.progress import NOTHING, CaptureResult, Progress, joined
 from pipelines.capture.threads import IDLE_WAIT
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as connections
+from pipelines.mongodb import server as mongodb_server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -106,9 +107,9 @@ def check_source(settings: Settings, stop: threading.Event | None = None) -> Non
         pass
 
 
-def _answer(request: Callable[[], mongodb.ServerInfo], stop: threading.Event) -> mongodb.ServerInfo:
+def _answer(request: Callable[[], mongodb_server.ServerInfo], stop: threading.Event) -> mongodb_server.ServerInfo:
     """What a server answers; `Stopped` where the run is to end before: nobody waits for a server that may be gone."""
-    answers: queue.SimpleQueue[mongodb.ServerInfo | BaseException] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[mongodb_server.ServerInfo | BaseException] = queue.SimpleQueue()
 
     def send() -> None:
         try:
@@ -135,8 +136,8 @@ def _suitable(settings: Settings, stop: threading.Event) -> Iterator[tuple[conne
     connection = connections.connection(settings.source)
     client = connection.client()
     try:
-        info = _answer(functools.partial(mongodb.server_info, client), stop)
-        mongodb.check_suitable(info)
+        info = _answer(functools.partial(mongodb_server.server_info, client), stop)
+        mongodb_server.check_suitable(info)
         connections.check_oversize(settings.source, info)
         yield connection, client
     finally:

@@ -17,7 +17,7 @@ from pipelines.capture.deployment import Deployment
 from pipelines.capture.progress import RunCounts
 from pipelines.capture.start import Plan, new_id
 from pipelines.channels.notifier import Notifier
-from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import server as mongodb_server
 from pipelines.snapshot import queue as snapshots
 from pipelines.snapshot import snapshot
 
@@ -68,7 +68,7 @@ class SnapshotStart:
             connection=self.deployment.connection,
             collections=self.deployment.collections(),
             state=state,
-            after=min(positions.cluster_time(position.token), mongodb.operation_time(client)),
+            after=min(positions.cluster_time(position.token), mongodb_server.operation_time(client)),
             chunk_bytes=source.commit_max_bytes,
             threads=_threads(spark, source.snapshot_max_threads),
             fetch_size=source.snapshot_fetch_size,

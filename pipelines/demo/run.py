@@ -30,6 +30,7 @@ from pipelines.delta import tables as delta
 from pipelines.demo import embedded_mongodb, quality, shop
 from pipelines.demo import tables as demo_report
 from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import server as mongodb_server
 from pipelines.page import page
 from pipelines.settings import file as settings_file
 from pipelines.spark import session as sparks
@@ -147,7 +148,7 @@ def _opened(folder: Path, *, mongodb_uri: str | None, screen: Console, stack: co
                 is_there.set()
         client = mongodb.client(uri)
         stack.callback(client.close)
-        mongodb.check_suitable(mongodb.server_info(client))
+        mongodb_server.check_suitable(mongodb_server.server_info(client))
         tell("Stocking the shop")
         shop.stock(client)
 

@@ -38,8 +38,10 @@ from cdc_core.snapshot.state import CollectionState, Kind, State
 from cdc_core.stream import fields as field_filters
 from cdc_core.stream import resume_token
 from pipelines.bronze import log as bronze_table
+from pipelines.mongodb import catalog, snapshot_read
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as source
+from pipelines.mongodb import failures as mongodb_failures
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,8 +81,8 @@ class ChunkSpec:
     """What an executor needs to read one chunk."""
 
     connection: source.Connection
-    collection: mongodb.Collection
-    bounds: mongodb.Range
+    collection: catalog.SourceCollection
+    bounds: snapshot_read.IdRange
     after: tuple[int, int]
     fetch_size: int
     max_bytes: int
@@ -151,7 +153,7 @@ class Snapshot:
     log: bronze_table.Log
     name: str
     connection: source.Connection
-    collections: Sequence[mongodb.Collection]
+    collections: Sequence[catalog.SourceCollection]
     state: State
     after: Timestamp
     chunk_bytes: int
@@ -187,7 +189,7 @@ class Snapshot:
             client.close()
         return self.state
 
-    def _missing(self) -> list[mongodb.Collection]:
+    def _missing(self) -> list[catalog.SourceCollection]:
         missing = set(self.state.missing)
         return [each for each in self.collections if each.namespace in missing]
 
@@ -246,18 +248,18 @@ class Snapshot:
         self,
         pool: ThreadPoolExecutor,
         client: mongodb.Client,
-        collection: mongodb.Collection,
-        size: mongodb.Size,
+        collection: catalog.SourceCollection,
+        size: catalog.CollectionSize,
     ) -> None:
         # So many chunks that all threads have work to the end; each costs a commit, so no more than that.
         share = max(SMALL_CHUNK, size.documents * size.average // (4 * self.threads))
         documents = max(1, min(self.chunk_bytes, share) // size.average)
         documents = min(documents, self.documents_max or documents)
         self._restart_where_filter_changed(collection.namespace)
-        reads: deque[tuple[mongodb.Range, Future[ChunkRows]]] = deque()
+        reads: deque[tuple[snapshot_read.IdRange, Future[ChunkRows]]] = deque()
         try:
             self._read_to_end(pool, client, collection, documents, reads)
-        except mongodb.ReadRefused as refused:
+        except mongodb_failures.ReadRefused as refused:
             self._mark_failed(collection.namespace, str(refused))
         finally:
             _cancel(reads)
@@ -272,9 +274,9 @@ class Snapshot:
         self,
         pool: ThreadPoolExecutor,
         client: mongodb.Client,
-        collection: mongodb.Collection,
+        collection: catalog.SourceCollection,
         documents: int,
-        reads: deque[tuple[mongodb.Range, Future[ChunkRows]]],
+        reads: deque[tuple[snapshot_read.IdRange, Future[ChunkRows]]],
     ) -> None:
         ranges = self._ranges(client, collection, documents)
         while self._may_read(collection.namespace):
@@ -285,7 +287,7 @@ class Snapshot:
             bounds, read = reads.popleft()
             try:
                 self._land(collection, bounds, read.result())
-            except mongodb.CollectionChanged:
+            except mongodb_failures.CollectionChanged:
                 _cancel(reads)
                 if (anew := self._made_anew(client, collection)) is None:
                     self._mark_completed(collection.namespace)
@@ -293,48 +295,50 @@ class Snapshot:
                 collection = anew
                 ranges = self._ranges(client, collection, documents)
 
-    def _made_anew(self, client: mongodb.Client, collection: mongodb.Collection) -> mongodb.Collection | None:
+    def _made_anew(self, client: mongodb.Client, collection: catalog.SourceCollection) -> catalog.SourceCollection | None:
         """What has the collection's name now, if anything: made anew, or resharded, which the stream says nothing of."""
-        found = mongodb.collections(client, [collection.db])
+        found = catalog.collections(client, [collection.db])
         return next((each for each in found if each.name == collection.name and each.kind == collection.kind), None)
 
-    def _ranges(self, client: mongodb.Client, collection: mongodb.Collection, documents: int) -> Iterator[mongodb.Range]:
+    def _ranges(
+        self, client: mongodb.Client, collection: catalog.SourceCollection, documents: int
+    ) -> Iterator[snapshot_read.IdRange]:
         if repair.keys_of(self._filter(collection.namespace)) is not None:
-            yield mongodb.Range()  # all of its keys in one read: what is not there is gone
+            yield snapshot_read.IdRange()  # all of its keys in one read: what is not there is gone
             return
         lo = _as_lo(self.state.of(collection.namespace).hi)
         while True:
             hi = self._boundary(client, collection, lo=lo, documents=documents)
-            yield mongodb.Range(lo, hi)
+            yield snapshot_read.IdRange(lo, hi)
             if hi is None:
                 return
             lo = _as_lo(hi)
 
     def _boundary(
-        self, client: mongodb.Client, collection: mongodb.Collection, *, lo: bytes | None, documents: int
+        self, client: mongodb.Client, collection: catalog.SourceCollection, *, lo: bytes | None, documents: int
     ) -> bytes | None:
         for attempt in range(ATTEMPTS):
             try:
-                return mongodb.boundary(client, collection, lo=lo, documents=documents)
-            except mongodb.SnapshotExpired:
+                return snapshot_read.boundary(client, collection, lo=lo, documents=documents)
+            except mongodb_failures.SnapshotExpired:
                 self._wait_behind(_given_up(), attempt)
             except errors.SourceUnreachable as error:
-                if mongodb.has_lost_connection(error):
+                if mongodb_failures.has_lost_connection(error):
                     raise  # the capture starts over, as often as errors.max.retries says
                 self._wait_behind(error, attempt)
         raise _given_up()
 
-    def _size(self, client: mongodb.Client, collection: mongodb.Collection) -> mongodb.Size:
+    def _size(self, client: mongodb.Client, collection: catalog.SourceCollection) -> catalog.CollectionSize:
         for attempt in range(ATTEMPTS):
             try:
                 return _size(client, collection)
             except errors.SourceUnreachable as error:
-                if mongodb.has_lost_connection(error):
+                if mongodb_failures.has_lost_connection(error):
                     raise
                 self._wait_behind(error, attempt)
         raise _given_up()
 
-    def _wait_behind(self, error: errors.SourceUnreachable | mongodb.ReadRefused, attempt: int) -> None:
+    def _wait_behind(self, error: errors.SourceUnreachable | mongodb_failures.ReadRefused, attempt: int) -> None:
         """Wait before the server is asked again, longer each time: an election takes seconds, and so does what passes by itself.
 
         Raises the error behind the last attempt, and `SourceUnreachable` where the capture ends meanwhile.
@@ -344,17 +348,17 @@ class Snapshot:
         if self.stopped.wait(2.0**attempt):
             raise errors.SourceUnreachable(str(error)) from error
 
-    def _land(self, collection: mongodb.Collection, bounds: mongodb.Range, chunk: ChunkRows) -> None:
+    def _land(self, collection: catalog.SourceCollection, bounds: snapshot_read.IdRange, chunk: ChunkRows) -> None:
         """Commit a chunk, and what follows its cut where the executor had to end it early."""
         while True:
             end = chunk.cut if chunk.cut is not None else bounds.hi
             self._commit(collection, chunk, end)
             if chunk.cut is None or not self._may_read(collection.namespace):
                 return
-            bounds = mongodb.Range(_as_lo(chunk.cut), bounds.hi)
+            bounds = snapshot_read.IdRange(_as_lo(chunk.cut), bounds.hi)
             chunk = self._read(collection, bounds)
 
-    def _commit(self, collection: mongodb.Collection, chunk: ChunkRows, end: bytes | None) -> None:
+    def _commit(self, collection: catalog.SourceCollection, chunk: ChunkRows, end: bytes | None) -> None:
         namespace = collection.namespace
         before = self.state.of(namespace)
         sequence = resume_token.snapshot_sequence(*chunk.at)
@@ -415,7 +419,7 @@ class Snapshot:
         """What is read of a collection: what the signal says, else what the settings say."""
         return self.state.conditions.get(namespace) or self.filters.get(namespace)
 
-    def _read(self, collection: mongodb.Collection, bounds: mongodb.Range) -> ChunkRows:
+    def _read(self, collection: catalog.SourceCollection, bounds: snapshot_read.IdRange) -> ChunkRows:
         """Read one chunk on an executor, again where its time was no longer to be had."""
         spec = ChunkSpec(
             self.connection,
@@ -435,9 +439,9 @@ class Snapshot:
                 case "read":
                     return _chunk_rows(meta, pieces["rows"])
                 case "changed":
-                    raise mongodb.CollectionChanged
+                    raise mongodb_failures.CollectionChanged
                 case "refused":
-                    raise mongodb.ReadRefused(meta["message"])
+                    raise mongodb_failures.ReadRefused(meta["message"])
                 case "expired":
                     spec = replace(spec, max_bytes=max(1, spec.max_bytes // 2))
                     self._wait_behind(_given_up(), attempt)
@@ -465,15 +469,15 @@ class Snapshot:
         )
 
 
-def _size(client: mongodb.Client, collection: mongodb.Collection) -> mongodb.Size:
+def _size(client: mongodb.Client, collection: catalog.SourceCollection) -> catalog.CollectionSize:
     """About how large a collection is; one that was dropped meanwhile, or that cannot be measured, is told of where it is read."""
     try:
-        return mongodb.size(client, collection)
-    except (mongodb.CollectionChanged, mongodb.ReadRefused, mongodb.SnapshotExpired):
-        return mongodb.Size(0, 1024)
+        return catalog.size(client, collection)
+    except (mongodb_failures.CollectionChanged, mongodb_failures.ReadRefused, mongodb_failures.SnapshotExpired):
+        return catalog.CollectionSize(0, 1024)
 
 
-def _cancel(reads: deque[tuple[mongodb.Range, Future[ChunkRows]]]) -> None:
+def _cancel(reads: deque[tuple[snapshot_read.IdRange, Future[ChunkRows]]]) -> None:
     """Forget chunks that are asked for; one that is read already is read in vain."""
     while reads:
         reads.popleft()[1].cancel()
@@ -483,7 +487,7 @@ def snapshot_rows(
     chunk: pa.Table,
     *,
     name: str,
-    collection: mongodb.Collection,
+    collection: catalog.SourceCollection,
     at: tuple[int, int],
     label: str,
     batch: int,
@@ -552,11 +556,11 @@ _Piece = tuple[dict[str, Any] | None, bytes | None]
 def _read_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
     try:
         yield from _encoded_chunk(spec)
-    except mongodb.SnapshotExpired:
+    except mongodb_failures.SnapshotExpired:
         yield {"outcome": "expired"}, None
-    except mongodb.CollectionChanged:
+    except mongodb_failures.CollectionChanged:
         yield {"outcome": "changed"}, None
-    except mongodb.ReadRefused as refused:
+    except mongodb_failures.ReadRefused as refused:
         yield {"outcome": "refused", "message": str(refused)}, None
     except errors.MedallionError as error:
         yield {"outcome": "error", "class": type(error).__name__, "message": str(error)}, None
@@ -575,7 +579,7 @@ def _encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
     at: Timestamp | None = None
     cut: bytes | None = None
     until = time.monotonic() + CHUNK_SECONDS
-    for chunk in mongodb.read_chunk(
+    for chunk in snapshot_read.read_chunk(
         client,
         spec.collection,
         spec.bounds,
@@ -585,7 +589,7 @@ def _encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
     ):
         at = chunk.at
         if repaired is None and size and chunk.documents and (size > spec.max_bytes or time.monotonic() > until):
-            cut = mongodb.id_as_hi(chunk.documents[0])
+            cut = snapshot_read.id_as_hi(chunk.documents[0])
             break
         for raw in chunk.documents:
             encoded = extended_json.encode(raw)
@@ -638,9 +642,9 @@ def _chunk_rows(meta: Mapping[str, Any], pieces: pa.ChunkedArray) -> ChunkRows:
     )
 
 
-def _given_up() -> mongodb.ReadRefused:
+def _given_up() -> mongodb_failures.ReadRefused:
     """One collection that the server cannot read in time is no reason to start the capture over: it would be so for ever."""
-    return mongodb.ReadRefused(
+    return mongodb_failures.ReadRefused(
         f"the server gave up a chunk of it {ATTEMPTS} times, each smaller; a read of one time lasts 300 seconds "
         "(minSnapshotHistoryWindowInSeconds)"
     )
@@ -653,7 +657,7 @@ def _error_from(meta: Mapping[str, Any]) -> errors.MedallionError:
 
 def _as_lo(hi: bytes | None) -> bytes | None:
     """The end of one range as the beginning of the next."""
-    return None if hi is None else mongodb.hi_as_lo(hi)
+    return None if hi is None else snapshot_read.hi_as_lo(hi)
 
 
 def _signed32(value: int) -> int:

@@ -99,7 +99,7 @@ def test_layers_import_downwards() -> None:
 @pytest.mark.parametrize(
     ("packages", "only"),
     [
-        (("pymongo", "gridfs"), {"pipelines/mongodb/client.py"}),
+        (("pymongo", "gridfs"), {"pipelines/mongodb/"}),
         (("delta",), {"pipelines/spark/session.py"}),
         (("yaml",), {"pipelines/settings/file.py"}),
         (("click",), {"jobs/command_line.py"}),
@@ -108,8 +108,8 @@ def test_layers_import_downwards() -> None:
     ],
 )
 def test_a_foreign_package_has_one_seam(packages: tuple[str, ...], only: set[str]) -> None:
-    """One module imports each foreign package (`delta` is its pip support: tables are SQL)."""
-    assert importers(*packages) <= only
+    """One module, or one package whose name ends in `/` here, imports each (`delta` is its pip support: tables are SQL)."""
+    assert all(name.startswith(tuple(only)) for name in importers(*packages))
 
 
 def test_only_the_spark_module_starts_spark() -> None:

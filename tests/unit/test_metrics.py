@@ -11,7 +11,7 @@ import pytest
 
 from cdc_core.snapshot import state as snapshot_state
 from pipelines.capture import metrics
-from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import server as mongodb_server
 from pipelines.snapshot import snapshot
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,5 +131,5 @@ def test_a_snapshot_is_running_then_completed_or_aborted() -> None:
 def test_headroom(size: int, retention: int, hours: int) -> None:
     """The time until a position falls off, from what the oplog holds, what still fits, and what is kept anyway."""
     hour = 3600
-    oplog = mongodb.Oplog(mongodb.OplogWindow(0, 10 * hour), size, 100, retention * hour)
+    oplog = mongodb_server.Oplog(mongodb_server.OplogWindow(0, 10 * hour), size, 100, retention * hour)
     assert oplog.headroom_seconds(6 * hour) == hours * hour

@@ -13,10 +13,11 @@ from bson.timestamp import Timestamp
 
 from cdc_core import errors
 from cdc_core.snapshot.state import State
-from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import catalog, snapshot_read
+from pipelines.mongodb import failures as mongodb_failures
 from pipelines.snapshot import snapshot
 
-COLLECTION = mongodb.Collection("db", "a", None)
+COLLECTION = catalog.SourceCollection("db", "a", None)
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def test_what_passes_by_itself_is_waited_for(
             raise found
         return found
 
-    monkeypatch.setattr(mongodb, asked, answer)
+    monkeypatch.setattr(catalog if asked == "size" else snapshot_read, asked, answer)
 
     def ask() -> Any:
         if asked == "size":
@@ -69,7 +70,7 @@ def test_what_passes_by_itself_is_waited_for(
 def test_a_pause_ends_the_run(taking: snapshot.Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     """It returns, and another one goes on when it is resumed; what was stopped meanwhile is not waited for."""
     taking.connection = SimpleNamespace(client=lambda: SimpleNamespace(close=lambda: None))  # type: ignore[assignment]
-    monkeypatch.setattr(mongodb, "size", lambda *_: mongodb.Size(1, 1))
+    monkeypatch.setattr(catalog, "size", lambda *_: catalog.CollectionSize(1, 1))
     taking.controls.pause(True)
     runs = threading.Thread(target=taking.run, daemon=True)
     runs.start()
@@ -117,10 +118,10 @@ def test_a_collection_that_the_server_gives_up_fails_alone(
 
     def boundary(*_: Any, **__: Any) -> None:
         if where == "boundary":
-            raise mongodb.SnapshotExpired
+            raise mongodb_failures.SnapshotExpired
 
-    monkeypatch.setattr(mongodb, "size", lambda *_: mongodb.Size(1, 1))
-    monkeypatch.setattr(mongodb, "boundary", boundary)
+    monkeypatch.setattr(catalog, "size", lambda *_: catalog.CollectionSize(1, 1))
+    monkeypatch.setattr(snapshot_read, "boundary", boundary)
     taking.connection = SimpleNamespace(client=lambda: SimpleNamespace(close=lambda: None))  # type: ignore[assignment]
     taking.spark, taking.log = Expired(), Log()  # type: ignore[assignment]
     assert taking.run().failed.keys() == {"db.a"}
@@ -135,9 +136,9 @@ def test_a_snapshot_that_ends_while_it_waits_fails_no_collection(
 
     def boundary(*_: Any, **__: Any) -> None:
         taking.stopped.set()
-        raise mongodb.SnapshotExpired
+        raise mongodb_failures.SnapshotExpired
 
-    monkeypatch.setattr(mongodb, "boundary", boundary)
+    monkeypatch.setattr(snapshot_read, "boundary", boundary)
     with pytest.raises(errors.SourceUnreachable):
         taking._boundary(None, COLLECTION, lo=None, documents=1)  # type: ignore[arg-type]
     assert not taking.state.failed
