@@ -1,4 +1,9 @@
-"""Change streams, read with raw commands."""
+"""Change streams: batches of raw events, and where to go on after an interruption.
+
+They are read with raw commands, because a batch that stays bytes costs a tenth of one that becomes objects. What the
+driver's own change stream decides (which errors are resumable, where to resume) is decided here by the same rules
+(MongoDB specification "Change Streams", section "Resumable Error").
+"""
 
 from __future__ import annotations
 
@@ -8,16 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pymongo
-from bson.int64 import Int64
-from bson.raw_bson import DEFAULT_RAW_BSON_OPTIONS, RawBSONDocument
+from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo import errors as driver
-from pymongo.read_preferences import ReadPreference
 
 from cdc_core.stream import resume_token, split_events
-from pipelines.mongodb import client as mongodb
-from pipelines.mongodb import cursor_reply
 from pipelines.mongodb import failures as mongodb_failures
+from pipelines.mongodb import stream_cursor
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,30 @@ CAREFUL_BYTES = 64 * 1024 * 1024
 
 
 @dataclass
+class Replay:
+    """What a stream reads again when it is opened at the cluster time of an event that it has had: all up to that event.
+
+    `has_met` says whether an event up to there came: then the oplog is the one that the token `behind` is of.
+    """
+
+    behind: str
+    has_met: bool = False
+
+    def unseen(self, events: list[bytes]) -> list[bytes]:
+        """The events from the first on that is past the token."""
+        for number, event in enumerate(events):
+            token = event_token(event)
+            if self.is_past(token):
+                return events[number:]
+            self.has_met = self.has_met or not self.is_past(token, backwards=True)
+        return []
+
+    def is_past(self, token: str, *, backwards: bool = False) -> bool:
+        this, behind = resume_token.without_fragment(token), resume_token.without_fragment(self.behind)
+        return this < behind if backwards else this > behind
+
+
+@dataclass
 class ChangeStream:
     """A change stream that is read batch by batch and goes on after elections and lost connections by itself.
 
@@ -84,13 +110,10 @@ class ChangeStream:
     def __post_init__(self) -> None:
         self.token: str | None = self.start.token
         self.begins: str | None = None
-        self._behind: str | None = None
-        self._has_met = False
+        self._cursor = stream_cursor.StreamCursor(self.connection)
+        self._replay: Replay | None = None
         self._probed: EventBatch | None = None
-        self._careful = 0
-        self._session: Any = None
-        self._cursor = 0
-        self._pinned: pymongo.MongoClient[Any] | None = None
+        self._careful = 0  # bytes that are still to be read one event at a time
         self._election: Any = None
         self.elections = 0
         self.attempts = 0
@@ -98,24 +121,15 @@ class ChangeStream:
     @property
     def is_open(self) -> bool:
         """Whether a cursor is open on the server, as far as is known."""
-        return self._cursor != 0
+        return self._cursor.is_open
 
     def open(self) -> str | None:
         """Open the cursor; the token of its position (the server gives one from the first reply on)."""
         stage = self._stage()
-        database = self._server()[self.options.db or "admin"]
-        self._session = self._server().start_session()
-        reply = database.command(
-            {
-                "aggregate": self.options.collection or 1,
-                "pipeline": [{"$changeStream": stage}, *self.options.stages],
-                "cursor": {"batchSize": 0},
-            },
-            session=self._session,
-            read_preference=self._read_preference(),
+        opened = self._cursor.open(
+            self.options.db, self.options.collection, [{"$changeStream": stage}, *self.options.stages]
         )
-        self._cursor = reply["cursor"]["id"]
-        token = reply["cursor"].get("postBatchResumeToken")
+        token = opened.get("postBatchResumeToken")
         if token:
             self.begins = self.begins or token["_data"]
             self._move_to(token["_data"])
@@ -137,13 +151,13 @@ class ChangeStream:
             return probed
         while True:
             try:
-                if not self._cursor:
+                if not self._cursor.is_open:
                     self.open()
                 batch = self._more()
                 self.attempts = 0
                 return batch
             except driver.PyMongoError as error:
-                self._forget_cursor()
+                self._cursor.forget()
                 self.attempts += 1
                 if mongodb_failures.is_resumable(error) and not self._is_last():
                     self.reconnects += 1
@@ -164,7 +178,7 @@ class ChangeStream:
         except driver.OperationFailure as error:
             if not self._has_failed_at_an_event(error):
                 raise
-            self._forget_cursor()
+            self._cursor.forget()
             self._careful = CAREFUL_BYTES
 
     def _has_failed_at_an_event(self, error: BaseException) -> bool:
@@ -178,100 +192,64 @@ class ChangeStream:
 
     def close(self) -> None:
         """Give the cursor back to the server, if it still listens."""
-        cursor, session = self._cursor, self._session
-        self._cursor, self._session = 0, None
-        try:
-            if cursor:
-                self._server()[self.options.db or "admin"].command(
-                    {"killCursors": self.options.collection or "$cmd.aggregate", "cursors": [Int64(cursor)]},
-                    session=session,
-                )
-            if session:
-                session.end_session()
-        except driver.PyMongoError:
-            pass
-        if self._pinned is not None:
-            self._pinned.close()
-            self._pinned = None
+        self._cursor.close()
 
     def _is_last(self) -> bool:
         return self.stopped.is_set() or 0 <= self.retries < self.attempts
 
-    def _forget_cursor(self) -> None:
-        if self._session is not None:
-            try:
-                self._session.end_session()
-            except driver.PyMongoError:
-                pass
-        self._cursor, self._session = 0, None
-        if self._pinned is not None:
-            self._pinned.close()
-            self._pinned = None
-
     def _more(self, *, max_await_ms: int | None = None) -> EventBatch:
-        reply = self._server()[self.options.db or "admin"].command(
-            {
-                "getMore": Int64(self._cursor),
-                "collection": self.options.collection or "$cmd.aggregate",
-                "maxTimeMS": max_await_ms or min(self.options.max_await_ms, LONGEST_AWAIT_MS),
-                **({"batchSize": 1} if self._careful else {}),
-            },
-            session=self._session,
-            codec_options=DEFAULT_RAW_BSON_OPTIONS,
-            read_preference=self._read_preference(),
+        # One event at a time where the server is known to fail at one of them: those before it are captured.
+        size, events, rest = self._cursor.more(
+            max_await_ms=max_await_ms or min(self.options.max_await_ms, LONGEST_AWAIT_MS),
+            batch_size=1 if self._careful else None,
         )
-        raw = bytes(reply.raw)
-        events, rest = cursor_reply.split_batch(raw, b"nextBatch")
-        self._cursor = rest["id"]
-        self._careful = max(0, self._careful - len(raw)) if events else 0
+        self._careful = max(0, self._careful - size) if events else 0
         self._count_election()
         token = rest.get("postBatchResumeToken")
         unseen = self._unseen(events)
+        # A position inside a split event could not be resumed from: the stream would begin with its second fragment.
         if events and split_events.is_unfinished(events[-1]):
             whole = [event for event in events if not split_events.is_unfinished(event)]
             self._move_to(event_token(whole[-1]) if whole else self.token or "")
         else:
             self._move_to(token["_data"] if token else event_token(events[-1]) if events else self.token or "")
-        if not self._cursor and not events:
+        if not self._cursor.is_open and not events:
+            # Raised as the driver would, so that `next` opens another cursor behind the position, and counts the attempt.
             raise driver.CursorNotFound("the server closed the change stream", mongodb_failures.CURSOR_NOT_FOUND)
-        return EventBatch(unseen, self.token or "", len(raw))
+        return EventBatch(unseen, self.token or "", size)
 
     def _unseen(self, events: list[bytes]) -> list[bytes]:
         """The events without those up to the token that the stream was opened behind by its time."""
-        if self._behind is None:
+        if self._replay is None:
             return events
-        for number, event in enumerate(events):
-            token = event_token(event)
-            if self._is_past(token):
-                self._pass()
-                return events[number:]
-            self._has_met = self._has_met or not self._is_past(token, backwards=True)
-        return []
+        unseen = self._replay.unseen(events)
+        if unseen:
+            self._end_replay(self._replay)
+        return unseen
 
     def _move_to(self, token: str) -> None:
-        if self._behind is None:
-            self.token = token
-        elif self._is_past(token):
-            self._pass()
-            self.token = token
+        if self._replay is not None:
+            if not self._replay.is_past(token):
+                return
+            self._end_replay(self._replay)
+        self.token = token
 
-    def _pass(self) -> None:
+    def _end_replay(self, replay: Replay) -> None:
         """The event that the stream was opened behind must have come again, or the oplog is another one.
 
         A stage that looks at the looked-up document may hide an event that it let through before: then its time must be there.
         """
-        assert self._behind is not None
-        if not self._has_met and not self.holds(self._behind):
+        if not replay.has_met and not self.holds(replay.behind):
             raise mongodb_failures.HistoryLost(mongodb_failures.CHANGE_STREAM_FATAL)
-        self._behind = None
+        self._replay = None
 
     def holds(self, token: str) -> bool:
         """Whether the oplog has this event, for a stream of the same scope without further stages.
 
         A server of another version may write its token otherwise: then an event of its cluster time has to do.
         """
-        at, event_token = resume_token.position(token), resume_token.without_fragment(token)
-        target: Any = self._server() if self.options.db is None else self._server()[self.options.db]
+        at, wanted = resume_token.position(token), resume_token.without_fragment(token)
+        target: Any = self._cursor.server() if self.options.db is None else self._cursor.server()[self.options.db]
         target = target if self.options.collection is None else target[self.options.collection]
         bare = target.watch(
             [{"$project": {"_id": 1}}],
@@ -287,14 +265,9 @@ class ChangeStream:
                 if resume_token.position(found)[:2] > at[:2]:
                     return False
                 is_other_format = found[_VERSION] != token[_VERSION]
-                if event is not None and (is_other_format or resume_token.without_fragment(found) == event_token):
+                if event is not None and (is_other_format or resume_token.without_fragment(found) == wanted):
                     return True
         return True
-
-    def _is_past(self, token: str, *, backwards: bool = False) -> bool:
-        assert self._behind is not None
-        this, behind = resume_token.without_fragment(token), resume_token.without_fragment(self._behind)
-        return this < behind if backwards else this > behind
 
     def _stage(self) -> dict[str, Any]:
         stage: dict[str, Any] = {}
@@ -306,37 +279,28 @@ class ChangeStream:
             stage["fullDocumentBeforeChange"] = self.options.full_document_before_change
         if self.options.show_expanded_events:
             stage["showExpandedEvents"] = True
-        self._behind, self._has_met = None, False
+        self._replay = None
         if self.token and self._is_moved():
             position = resume_token.position(self.token)
             stage["startAtOperationTime"] = Timestamp(position.seconds, position.increment)
-            self._behind, self._has_met = self.token, True
+            # The token is of a namespace that this stream does not read: its event cannot come again here.
+            self._replay = Replay(self.token, has_met=True)
         elif self.token and resume_token.resumes_alone(self.token):
             stage["startAfter"] = {"_data": self.token}
         elif self.token:
             position = resume_token.position(self.token)
             stage["startAtOperationTime"] = Timestamp(position.seconds, position.increment)
-            self._behind = self.token
+            self._replay = Replay(self.token)
         elif self.start.at is not None:
             stage["startAtOperationTime"] = self.start.at
         return stage
 
     def _is_moved(self) -> bool:
-        """Whether the stream is to go on elsewhere: behind an invalidate, where it has been asked and the place is another."""
+        """Whether the stream goes on over another namespace: behind an invalidate, where `resolved` says so."""
         if self.resolved is None or not resume_token.is_invalidate(self.token or ""):
             return False
         before, self.options = self.options, self.resolved()
         return (before.db, before.collection) != (self.options.db, self.options.collection)
-
-    def _server(self) -> pymongo.MongoClient[Any]:
-        """The client to read with. A cursor lives on one server: with several to choose from, one is pinned."""
-        if self._pinned is not None:
-            return self._pinned
-        self._pinned = mongodb.pinned(self.connection, self.connection.read_preference)
-        return self._pinned or self.connection
-
-    def _read_preference(self) -> Any:
-        return ReadPreference.PRIMARY_PREFERRED if self._pinned is not None else self.connection.read_preference
 
 
 def event_token(event: bytes) -> str:

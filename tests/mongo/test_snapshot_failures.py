@@ -12,11 +12,11 @@ from bson.timestamp import Timestamp
 
 from cdc_core import errors
 from pipelines.bronze import log as bronze
-from pipelines.capture import service as capture
 from pipelines.capture.stream_opener import StreamOpener
 from pipelines.mongodb import change_stream
 from pipelines.mongodb import failures as mongodb_failures
 from pipelines.operations import status
+from pipelines.snapshot import snapshot
 from tests.mongo.test_capture import check_numbers, once, pipeline, rows, table
 from tests.mongo.test_signals import QUICK, notifications, plans, snapshots
 
@@ -98,7 +98,7 @@ def test_a_filter_that_is_changed_within_a_snapshot_begins_it_again(
     a = f"{database.name}.a"
     overrides = {"snapshot.collection.filter.overrides": a, f"snapshot.collection.filter.overrides.{a}": '{"odd": true}'}
     more = {"commit.max.bytes": 50_000, "snapshot.max.threads": 1}
-    commit, count = capture.snapshot.Snapshot._commit, iter(range(1000))
+    commit, count = snapshot.Snapshot._commit, iter(range(1000))
 
     def dying(self: Any, *arguments: Any) -> None:
         if next(count) == 2:
@@ -106,7 +106,7 @@ def test_a_filter_that_is_changed_within_a_snapshot_begins_it_again(
         commit(self, *arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(capture.snapshot.Snapshot, "_commit", dying)
+        patched.setattr(snapshot.Snapshot, "_commit", dying)
         with pytest.raises(KeyboardInterrupt):
             once(spark, pipeline(mongodb_uri, lakehouse, database.name, **more, **overrides))
     whole = pipeline(mongodb_uri, lakehouse, database.name, **more)

@@ -56,7 +56,7 @@ def test_no_code_ends_a_stream(server: embedded_mongodb.EmbeddedMongoDB, telling
             for code in CODES:
                 fail(telling, code, "getMore", 2)
                 stream.next()
-                stream._forget_cursor()
+                stream._cursor.forget()
                 fail(telling, code, "aggregate")
                 telling.streamed.a.insert_one({"_id": code})
                 end = time.monotonic() + 30
