@@ -102,7 +102,7 @@ class Metrics:
 
     name: str
     streaming: Streaming = field(default_factory=Streaming)
-    snapshot: snapshots.Snapshotting = field(default_factory=snapshots.Snapshotting)
+    snapshot: snapshots.SnapshotMetrics = field(default_factory=snapshots.SnapshotMetrics)
     headroom_hours: float | None = None
     commits: int = 0
     restarts: int = 0
@@ -288,7 +288,7 @@ def _queue(queue: ByteQueue | None) -> dict[str, float]:
     }
 
 
-def _snapshot(found: snapshots.Snapshotting, now: float) -> dict[str, float | Labelled]:
+def _snapshot(found: snapshots.SnapshotMetrics, now: float) -> dict[str, float | Labelled]:
     state = found.taken.state if found.taken is not None else None
     controls = found.taken.controls if found.taken is not None else None
     planned = state.planned if state else ()

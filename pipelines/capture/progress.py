@@ -21,7 +21,7 @@ class Progress:
     rate: float = 0.0
     lag_seconds: float | None = None
     reconnects: int = 0
-    snapshot: snapshot.Progress | None = None
+    snapshot: snapshot.SnapshotProgress | None = None
     has_read_snapshots: bool = False
 
 
@@ -79,7 +79,7 @@ class RunCounts:
     """The committer's."""
     reconnects: int = 0
     """The reader's."""
-    snapshot: snapshot.Progress | None = None
+    snapshot: snapshot.SnapshotProgress | None = None
     """The snapshot thread's."""
     began_at: float | None = None
     """The main thread's, as those below: when the run began to read, and how many commits there were then."""

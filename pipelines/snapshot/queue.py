@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING
 from cdc_core.signals import notification as notifications
 from cdc_core.snapshot.state import Kind, State
 from pipelines.snapshot import snapshot
+from pipelines.snapshot.controls import SnapshotControls
 
 if TYPE_CHECKING:
     from pipelines.channels import notifier
 
 IDLE_WAIT = 0.5
-
-Taking = Callable[[State, snapshot.Controls], "snapshot.Snapshot | None"]
+Taking = Callable[[State, SnapshotControls], "snapshot.Snapshot | None"]
 """Makes a snapshot ready to run; None where the capture ends before it begins."""
 
 
 @dataclass
 class _Entry:
     state: State
-    controls: snapshot.Controls
+    controls: SnapshotControls
     is_new: bool
     is_planned: bool = True
     """Whether its plan is in bronze."""
@@ -46,12 +46,12 @@ class _Entry:
         return self.controls.is_paused and not self.now.is_done
 
 
-def _controls(state: State) -> snapshot.Controls:
-    return snapshot.Controls(is_paused=state.is_paused, stopped=state.stopped)
+def _controls(state: State) -> SnapshotControls:
+    return SnapshotControls(is_paused=state.is_paused, stopped=state.stopped)
 
 
 @dataclass
-class Snapshotting:
+class SnapshotMetrics:
     """The snapshot of this run; `taken` is None where none was taken."""
 
     taken: snapshot.Snapshot | None = None
@@ -77,7 +77,7 @@ class Snapshots:
     taking: Taking
     notifier: notifier.Notifier
     halt: threading.Event
-    metrics: Snapshotting
+    metrics: SnapshotMetrics
     _entries: list[_Entry] = field(default_factory=list)
     _running: _Entry | None = None
     _changed: threading.Condition = field(default_factory=threading.Condition)
@@ -185,7 +185,7 @@ class Snapshots:
         if entry.is_new:
             self._tell(entry.state, notifications.Type.STARTED)
             entry.is_new = False
-        taken.told = lambda what, data: self._tell(taken.state, what, **data)
+        taken.notify = lambda what, data: self._tell(taken.state, what, **data)
         self.metrics.begun(taken, at=time.time())
         try:
             taken.run()

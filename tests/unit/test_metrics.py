@@ -12,7 +12,7 @@ import pytest
 from cdc_core.snapshot import state as snapshot_state
 from pipelines.capture import metrics
 from pipelines.mongodb import server as mongodb_server
-from pipelines.snapshot import snapshot
+from pipelines.snapshot.controls import SnapshotControls
 
 ROOT = Path(__file__).resolve().parents[2]
 ATTRIBUTES: dict[str, list[str]] = json.loads((ROOT / "tests" / "cases" / "metrics.json").read_text(encoding="utf-8"))
@@ -91,7 +91,7 @@ def test_a_restart_of_the_capture_keeps_the_counts() -> None:
 
 def test_a_snapshot_is_running_then_completed_or_aborted() -> None:
     """One of the three at a time; an aborted one is completed by the start that goes on with it."""
-    controls = snapshot.Controls()
+    controls = SnapshotControls()
     taken = SimpleNamespace(state=snapshot_state.State("x", planned=("shop.a", "shop.b")), controls=controls)
     found = metrics.Metrics("shop")
 
