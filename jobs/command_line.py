@@ -935,11 +935,12 @@ def _opened(
 
 
 def _session(file: _File, settings: Settings, verb: str) -> SparkSession:
+    from pipelines.spark import conf as spark_conf
     from pipelines.spark import session as sparks
 
-    conf = {**(sparks.CAPTURE if verb == "capture" else {}), **file.conf}
+    conf = {**(spark_conf.CAPTURE if verb == "capture" else {}), **file.conf}
     if settings.lakehouse.single_driver:
-        conf[sparks.SINGLE_DRIVER] = "true"
+        conf[spark_conf.SINGLE_DRIVER] = "true"
     return sparks.session(f"medallion {verb} {settings.name}", conf=conf, root=settings.lakehouse.root)
 
 
@@ -1000,9 +1001,9 @@ def _handling(ask: Callable[[int, object], None]) -> Iterator[None]:
 def _abandon() -> None:
     """No call of ours waits for Spark any more."""
     if "pyspark" in sys.modules:
-        from pipelines.spark import session as sparks
+        from pipelines.spark import jvm
 
-        sparks.abandon()
+        jvm.abandon()
 
 
 def _say(message: str) -> None:

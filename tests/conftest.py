@@ -37,15 +37,16 @@ StartServer = Callable[[embedded_mongodb.Options], embedded_mongodb.EmbeddedMong
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The run's Spark session, started by the first test that asks."""
-    from pipelines.spark import session as spark_sessions
+    from pipelines.spark import conf as spark_conf
+    from pipelines.spark import session as sparks
 
-    session = spark_sessions.session(
+    session = sparks.session(
         "mongo-medallion tests",
         master="local[2]",
-        conf={**spark_sessions.BRIEF, "spark.sql.shuffle.partitions": "2", "spark.default.parallelism": "2"},
+        conf={**spark_conf.SHORT_RUN, "spark.sql.shuffle.partitions": "2", "spark.default.parallelism": "2"},
     )
     yield session
-    spark_sessions.stop()
+    sparks.stop()
 
 
 @pytest.fixture(scope="session")

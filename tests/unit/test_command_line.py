@@ -16,7 +16,7 @@ import pytest
 
 from cdc_core import errors
 from jobs import command_line, log_lines
-from pipelines.spark import session as spark
+from pipelines.spark import session as sparks
 
 ROOT = Path(__file__).resolve().parents[2]
 VERBS = (
@@ -142,7 +142,7 @@ def test_a_source_that_nobody_serves_is_told_before_spark_starts(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("Spark was started")
 
-    monkeypatch.setattr(spark, "session", never)
+    monkeypatch.setattr(sparks, "session", never)
     uri = "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=50"
     file = tmp_path / "shop.yml"
     file.write_text(
