@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
 
 import click
 
-if TYPE_CHECKING:
-    pass
 from jobs.commands import application, interrupts, options
 
 

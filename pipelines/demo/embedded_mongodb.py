@@ -164,7 +164,7 @@ class EmbeddedMongoDB:
             if status is None:
                 return
             self.stop()
-            said = self._last_words()
+            said = _last_words(self.log_file, self.data_dir / "mongod.out")
             in_use = status == IN_USE or "DBPathInUse" in said
             if in_use and time.monotonic() > patience:
                 raise errors.DecisionNeeded(f"another MongoDB is running over {self.data_dir}; stop it first")
@@ -229,7 +229,7 @@ class EmbeddedMongoDB:
                 config["members"][0]["host"] = self.address
                 config["version"] += 1
                 _reconfigure(client, config, deadline)
-            self._await_primary(client, deadline)
+            _await_primary(client, deadline, failure=f"{self.address} did not become primary (log: {self.log_file})")
             if self.options.auth:
                 self._ensure_user(client)
 
@@ -242,12 +242,6 @@ class EmbeddedMongoDB:
         client.admin.command("createUser", "root", pwd=password, roles=["root"])
         path.touch(mode=0o600)
         path.write_text(password)
-
-    def _await_primary(self, client: MongoClient[dict[str, Any]], deadline: float) -> None:
-        while not client.admin.command("hello").get("isWritablePrimary"):
-            if time.monotonic() > deadline:
-                raise errors.DecisionNeeded(f"{self.address} did not become primary (log: {self.log_file})")
-            time.sleep(0.05)
 
     @contextlib.contextmanager
     def _direct(self) -> Iterator[MongoClient[dict[str, Any]]]:
@@ -264,15 +258,6 @@ class EmbeddedMongoDB:
             path.touch(mode=0o600)
             path.write_text(secrets.token_urlsafe(64).replace("-", "a").replace("_", "b"))
         return path
-
-    def _last_words(self) -> str:
-        """What mongod said last about why it ended."""
-        for path in (self.log_file, self.data_dir / "mongod.out"):
-            lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-            telling = [line for line in lines[-60:] if re.search(r'"s":"[EF]"|^Error|error while loading', line)]
-            if telling:
-                return telling[-1][:600]
-        return "it said nothing"
 
 
 def find(binary: Path | None = None) -> Path:
@@ -317,6 +302,13 @@ def _reconfigure(client: MongoClient[dict[str, Any]], config: dict[str, Any], de
         time.sleep(0.05)
 
 
+def _await_primary(client: MongoClient[dict[str, Any]], deadline: float, *, failure: str) -> None:
+    while not client.admin.command("hello").get("isWritablePrimary"):
+        if time.monotonic() > deadline:
+            raise errors.DecisionNeeded(failure)
+        time.sleep(0.05)
+
+
 def _check_version(command: Path) -> None:
     try:
         shown = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=30, check=False)
@@ -328,6 +320,16 @@ def _check_version(command: Path) -> None:
         raise errors.DecisionNeeded(f"{command} does not run here: {said[-1] if said else 'it said nothing'}")
     if (int(found[1]), int(found[2])) < OLDEST:
         raise errors.DecisionNeeded(f"{command} is MongoDB {found[1]}.{found[2]}; 6.0 or later is needed")
+
+
+def _last_words(*logs: Path) -> str:
+    """What mongod said last about why it ended."""
+    for path in logs:
+        lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+        telling = [line for line in lines[-60:] if re.search(r'"s":"[EF]"|^Error|error while loading', line)]
+        if telling:
+            return telling[-1][:600]
+    return "it said nothing"
 
 
 def _remembered(path: Path) -> int | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -11,9 +9,6 @@ from cdc_core.bronze import columns as bronze
 from cdc_core.bronze import event_rows as events
 from cdc_core.stream import resume_token
 from pipelines.mongodb import catalog
-
-if TYPE_CHECKING:
-    pass
 
 
 def snapshot_rows(

@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from bson import json_util
@@ -26,9 +26,6 @@ from cdc_core.stream import fields as field_filters
 from pipelines.mongodb import catalog, snapshot_read
 from pipelines.mongodb import connection as source
 from pipelines.mongodb import failures as mongodb_failures
-
-if TYPE_CHECKING:
-    pass
 
 ROWS = pa.schema([("key", pa.string()), ("after", pa.string()), ("payload", pa.string())])
 
