@@ -41,6 +41,7 @@ def opened(
     if captures:
         from pipelines.capture import service as capture
 
+        # Before Spark is started, which takes seconds.
         try:
             capture.check_source(settings, stop)
         except capture.Stopped:

@@ -23,6 +23,7 @@ def check(file: options.SettingsFile) -> None:
     application.quiet_log()
     findings = pipeline.run(file.load())
     report.findings(findings)
+    # After the report: the exit code is for scripts, the findings for people.
     pipeline.refuse(findings)
 
 

@@ -17,6 +17,7 @@ def stopping() -> Iterator[threading.Event]:
 
     def ask(number: int, frame: object) -> None:
         if stop.is_set():
+            # Other threads wait for the JVM, too: without it their calls fail, and the process can end.
             abandon()
             raise KeyboardInterrupt
         stop.set()
@@ -45,6 +46,7 @@ def undisturbed() -> Iterator[None]:
 @contextmanager
 def _handling(ask: Callable[[int, object], None]) -> Iterator[None]:
     """Handles SIGTERM and Ctrl-C in a block; in another thread than the main one the block is as it is without."""
+    # Python allows handlers of signals in the main thread only; tests and notebooks run commands in others.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -58,6 +60,7 @@ def _handling(ask: Callable[[int, object], None]) -> Iterator[None]:
 
 def abandon() -> None:
     """End the JVM, so that no call waits for Spark any more."""
+    # Imported only where Spark was: a command without it ends at once.
     if "pyspark" in sys.modules:
         from pipelines.spark import jvm
 

@@ -77,6 +77,7 @@ def gold(
     if as_of is not None:
         if not once or only_models or full_refresh:
             raise click.UsageError("--as-of is one run of everything: leave --continuous, --models and --full-refresh out")
+        # A cut is another pipeline behind the same verb: for a person it is gold, at a time that they name.
         return _cut(file, as_of, take_over)
     from pipelines.gold import publish as pipeline
     from pipelines.spark import session as sparks
@@ -105,6 +106,7 @@ def _cut(file: options.SettingsFile, as_of: str, take_over: bool) -> None:
     from pipelines.spark import session as sparks
     from pipelines.terminal import tables as report
 
+    # A time that cannot be read is refused before Spark is started.
     pipeline.parsed(as_of)
     with interrupts.stopping() as stop:
         settings, spark = application.opened(file, "gold")

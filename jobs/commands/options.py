@@ -56,6 +56,7 @@ _packages = click.option(
 
 def _spark_conf(pairs: Sequence[str], packages: str | None) -> dict[str, str]:
     wrong = [pair.partition("=")[0] for pair in pairs if "=" not in pair]
+    # Only the key: a value may be a secret.
     if wrong:
         raise click.UsageError(f"--conf {wrong[0]}: KEY=VALUE is expected")
     conf = {key.strip(): value for key, _, value in (pair.partition("=") for pair in pairs)}
@@ -109,6 +110,7 @@ def with_settings(*own: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], 
         ) -> Any:
             return command(SettingsFile(config, catalog, schema_prefix, root, _spark_conf(conf, packages)), **given)
 
+        # Decorators apply from the last to the first, and `--help` shows the first on top.
         options = (_config, *own, _catalog, _schema_prefix, _root, _conf, _packages, debug)
         return functools.reduce(lambda command, option: option(command), reversed(options), with_file)
 

@@ -23,6 +23,7 @@ class ByteQueue:
     def put(self, batch: change_stream.EventBatch) -> None:
         """Add a batch, when there is room for it; nothing once the queue is closed."""
         with self._changed:
+            # A batch that alone is larger than the limit goes through an empty queue: else it would wait for ever.
             self._changed.wait_for(lambda: self._closed or not self._batches or self._bytes < self.max_bytes)
             if not self._closed:
                 self._batches.append(batch)

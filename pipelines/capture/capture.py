@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ONCE_AWAIT_MS = 100
-"""So long a run with an end waits for events: that there are none is what it waits for."""
+"""How long `--once` waits for events: short, because an empty batch is what ends the run."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,7 @@ class Capture:
         options = self._deployment.stream_options()
         if once:
             options = replace(options, max_await_ms=min(options.max_await_ms, ONCE_AWAIT_MS))
+        # Before the stream is opened: what is written from now on is none of this run's, or `--once` would never end.
         until = mongodb_server.operation_time(self._deployment.client) if once else None
         log, opened, plan = self._begin(options, take_over=take_over)
         snapshots = self._snapshots(log)
@@ -215,6 +216,7 @@ class Capture:
         """Commit what was read in order, end the threads, and raise what one of them met."""
         if self._threads.failure is None:
             loop.committer.finish(loop.encoder.rows)
+        # Not after the threads: their end may take seconds, and no rate is meant to hold them.
         self._counts.end()
         self._shutdown.end_threads(snapshots)
         self._notifier.close()

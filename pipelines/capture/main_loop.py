@@ -90,6 +90,7 @@ class MainLoop:
                 except errors.MedallionError as error:
                     self.threads.stream_failure = error  # of an event: those before it are committed
                     break
+                # An empty batch says how far the stream is: a transaction whose time is over has ended there.
                 if not batch.events:
                     encoder.end_transaction(batch.token)
                 read = StreamPosition(max(read.token, batch.token), is_drained=not batch.events)

@@ -29,6 +29,7 @@ class Reader:
         try:
             self._read()
         except Exception as error:
+            # Not raised, which would end every thread at once and leave what the queue holds.
             self.threads.stream_failure = error
 
     def _read(self) -> None:
@@ -36,6 +37,7 @@ class Reader:
             while not self.threads.halt.is_set():
                 try:
                     batch = self.stream.next()
+                # A stream that was too slow: the oplog overtook it while it was open.
                 except mongodb_failures.HistoryLost as error:
                     raise positions.lost(self.log.position, error) from error
                 self.counts.reconnects = self.stream.reconnects

@@ -77,12 +77,14 @@ def run(
                 return done or NOTHING
             except errors.SourceUnreachable as error:
                 has_begun = capture is not None and capture.has_begun
+                # Attempts in a row: a run that committed something begins to count anew.
                 spent = (0 if capture is not None and capture.has_progressed else spent) + (
                     capture.attempts if capture else 1
                 )
                 if stop.is_set():
                     return joined(done, capture.result()) if capture is not None and has_begun else done or NOTHING
                 is_last = 0 <= settings.source.errors_max_retries < spent
+                # A first start that does not reach its source ends at once: a person is there to see it.
                 if is_last or not (has_begun or done):
                     raise
                 wait = settings.source.retriable_restart_connector_wait_ms / 1000
@@ -117,6 +119,7 @@ def _answer(request: Callable[[], mongodb_server.ServerInfo], stop: threading.Ev
         except BaseException as error:  # the thread that waits raises it
             answers.put(error)
 
+    # The driver cannot be interrupted while it looks for a server; a daemon thread is left behind.
     threading.Thread(target=send, name="capture-connecting", daemon=True).start()
     while True:
         try:

@@ -117,6 +117,7 @@ class StreamOpener:
             try:
                 with mongodb_failures.translating("opening the change stream"):
                     stream.open()
+                    # Opening alone proves nothing: the server says that a position is lost with the first batch.
                     stream.probe()
                     self._check_held(stream, start, position)
                 return stream
@@ -147,6 +148,7 @@ class StreamOpener:
             initial_delay=source.errors_retry_delay_initial_ms / 1000,
             max_delay=source.errors_retry_delay_max_ms / 1000,
             stopped=self.halt,
+            # A database that was dropped and made anew may be spelled in another case, which a stream's scope is bound to.
             resolved=lambda: replace(self.deployment.stream_options(), max_await_ms=self.options.max_await_ms),
         )
 

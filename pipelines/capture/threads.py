@@ -43,9 +43,11 @@ class Threads:
             try:
                 target()
             except BaseException as error:
+                # The first one counts: those that follow come of the end that it brought.
                 self.failure = self.failure or error
                 self.end()
 
+        # A daemon: one that waits for a server that is gone must not hold up the end of the process.
         thread = threading.Thread(target=guarded, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()

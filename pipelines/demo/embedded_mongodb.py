@@ -156,6 +156,7 @@ class EmbeddedMongoDB:
         wanted = self.options.port or _remembered(self.data_dir / "port")
         patience = min(deadline, time.monotonic() + IN_USE_PATIENCE)
         while True:
+            # The port it had: connection strings of the last run go on working.
             self.port = wanted if wanted and _is_free(wanted) else _free_port()
             if self.options.port and self.port != self.options.port:
                 raise errors.DecisionNeeded(f"port {self.options.port} is taken on this machine")
@@ -165,6 +166,7 @@ class EmbeddedMongoDB:
                 return
             self.stop()
             said = _last_words(self.log_file, self.data_dir / "mongod.out")
+            # The server of an owner that was killed takes a moment to end, and holds its data until then.
             in_use = status == IN_USE or "DBPathInUse" in said
             if in_use and time.monotonic() > patience:
                 raise errors.DecisionNeeded(f"another MongoDB is running over {self.data_dir}; stop it first")
@@ -180,6 +182,7 @@ class EmbeddedMongoDB:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            # A process group of its own: Ctrl-C at the owner's terminal must not reach mongod before the owner stops it.
             start_new_session=True,
         )
         assert self._process.stdout is not None
@@ -190,6 +193,7 @@ class EmbeddedMongoDB:
         options = self.options
         parameters: dict[str, object] = {
             "diagnosticDataCollectionEnabled": "false",
+            # A server without other members has nobody to hand over to; its default is 15 seconds.
             "shutdownTimeoutMillisForSignaledShutdown": 100,
             **options.parameters,
         }
@@ -225,6 +229,7 @@ class EmbeddedMongoDB:
             if config is None:
                 members = [{"_id": 0, "host": self.address}]
                 client.admin.command("replSetInitiate", {"_id": REPLICA_SET, "members": members})
+            # A member that is not found under its own name never becomes primary.
             elif config["members"][0]["host"] != self.address:
                 config["members"][0]["host"] = self.address
                 config["version"] += 1

@@ -47,6 +47,7 @@ class SourceCollection:
 def collections(connection: pymongo.MongoClient[Any], databases: Sequence[str] | None = None) -> list[SourceCollection]:
     """All collections, views and time-series of the given databases (None: of all but the server's own)."""
     with mongodb_failures.translating("listing the collections"):
+        # With the databases named, the user needs no right to list them all.
         names = list(databases) if databases is not None else connection.list_database_names()
         return [
             _collection(db, entry)
@@ -89,6 +90,7 @@ def size(connection: pymongo.MongoClient[Any], collection: SourceCollection) -> 
     with mongodb_failures.translating_read(f"measuring {collection.namespace}"):
         pipeline: list[Mapping[str, Any]] = [{"$collStats": {"storageStats": {}}}]
         stats = list(connection[collection.db][collection.name].aggregate(pipeline))
+    # One entry a shard: a sharded collection is as large as all of them.
     documents = sum(int(shard["storageStats"].get("count", 0)) for shard in stats)
     total = sum(int(shard["storageStats"].get("size", 0)) for shard in stats)
     return CollectionSize(documents, max(1, total // documents) if documents else 1024)

@@ -147,6 +147,7 @@ class ChangeStream:
         Raises `HistoryLost`, or one of our errors when the retries are used up.
         """
         if self._probed is not None:
+            # It was read when the stream was opened; its events are in no other batch.
             probed, self._probed = self._probed, None
             return probed
         while True:
@@ -286,6 +287,7 @@ class ChangeStream:
             # The token is of a namespace that this stream does not read: its event cannot come again here.
             self._replay = Replay(self.token, has_met=True)
         elif self.token and resume_token.resumes_alone(self.token):
+            # startAfter, as resumeAfter refuses the token of an invalidate.
             stage["startAfter"] = {"_data": self.token}
         elif self.token:
             position = resume_token.position(self.token)

@@ -35,14 +35,17 @@ def client(uri: str, *, is_known: bool = False, **options: Any) -> pymongo.Mongo
             made: pymongo.MongoClient[dict[str, Any]] = pymongo.MongoClient(uri, **{"appname": APP_NAME, **options})
         if said:
             _tell_left_out(tuple(name for name, value in _given(uri).items() if not _is_valid(name, value)))
+        # A host that was found once exists: from now on, that its name cannot be looked up is an outage.
         _looked_up.add(_host(uri))
         return made
     except (driver.ConfigurationError, driver.InvalidURI, ValueError, TypeError) as error:
+        # Not a mistake in the settings: a capture goes on when the name server answers again.
         if uri.startswith("mongodb+srv://") and _is_lookup(error, is_known=is_known or _host(uri) in _looked_up):
             raise errors.SourceUnreachable(
                 "source.mongodb.connection.string: its SRV record could not be looked up "
                 f"({type(error.__cause__).__name__}); does the name server answer?"
             ) from None
+        # `from None`: a traceback of the driver's error would show the string, password and all.
         raise _unusable(uri, options) from None
 
 
@@ -52,6 +55,7 @@ _looked_up: set[str] = set()
 
 def _is_lookup(error: Exception, *, is_known: bool) -> bool:
     """Whether a name server failed, and not the connection string: its answer that there is no such name is no failure."""
+    # Only mongodb+srv:// needs dnspython; other connection strings come without its import.
     from dns import exception, resolver
 
     is_answer = isinstance(error.__cause__, (resolver.NXDOMAIN, resolver.NoAnswer))
@@ -104,6 +108,7 @@ CLOSE_SECONDS = 2.0
 
 def close(connection: pymongo.MongoClient[Any]) -> None:
     """Close a client, which tells the server of the end of its sessions; one that does not answer is not waited for."""
+    # The driver's own `close` ends sessions with a command, which waits for a server that is gone as long as its timeouts say.
     closing = threading.Thread(target=connection.close, name="mongodb-close", daemon=True)
     closing.start()
     closing.join(CLOSE_SECONDS)
@@ -114,6 +119,7 @@ def pinned(connection: pymongo.MongoClient[Any], preference: Any) -> pymongo.Mon
     if preference == ReadPreference.PRIMARY and len(connection.nodes) < 2:
         return None
     hello = connection.admin.command("hello", read_preference=preference)
+    # A replica set has one primary: the driver finds it by itself. Several mongos are a choice, and a cursor lives on one.
     if preference == ReadPreference.PRIMARY and hello.get("setName"):
         return None
     return _direct(connection, hello.get("me") or "{}:{}".format(*sorted(connection.nodes)[0]))
@@ -121,6 +127,7 @@ def pinned(connection: pymongo.MongoClient[Any], preference: Any) -> pymongo.Mon
 
 def _direct(connection: pymongo.MongoClient[Any], host: str) -> pymongo.MongoClient[Any]:
     """A client of one server with the other's options (credentials, TLS, timeouts), also those of its connection string."""
+    # Private parts of the driver: it has no way to copy a client, and a client of one server needs credentials and TLS as well.
     given = dict(connection._init_kwargs)
     uri = given.pop("host", None)
     uri = uri[0] if isinstance(uri, (list, tuple)) and uri else uri

@@ -48,6 +48,7 @@ def connection(source: Source) -> Connection:
         "socketTimeoutMS": source.mongodb_socket_timeout_ms or None,
         "heartbeatFrequencyMS": source.mongodb_heartbeat_frequency_ms,
     }
+    # User and password belong together: those of the settings do not fill up what the connection string has.
     has_credentials = "@" in uri.partition("://")[2].partition("/")[0]
     if not has_credentials:
         options |= _credentials(source)
@@ -167,6 +168,7 @@ def captured(source: Source, client: mongodb.Client) -> list[catalog.SourceColle
         for collection in catalog.collections(client, captured_databases(source, catalog.database_names(client)))
         if chosen.includes(collection.db, collection.name)
     ]
+    # A pattern may match a view by chance; a view that is named was meant, and would wait for events for ever.
     named = {(db.lower(), name.lower()) for db, name in chosen.named()}
     for collection in found:
         if collection.kind != "collection" and (collection.db.lower(), collection.name.lower()) in named:

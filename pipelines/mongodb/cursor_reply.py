@@ -24,11 +24,14 @@ def split_batch(reply: bytes, name: bytes) -> tuple[list[bytes], dict[str, Any]]
     documents: list[bytes] = []
     append, index = documents.append, reply.index
     at, stop = first + 4, last - 1
+    # The inner loop of the capture: of each element of the array only its name, which ends with a zero byte, and the length
+    # of its document are looked at.
     while at < stop:
         at = index(b"\0", at + 1) + 1
         following = at + _int32(reply, at)[0]
         append(reply[at:following])
         at = following
+    # Without the batch's array, its type byte and its name the rest is a document again, small enough to decode.
     before = first - len(name) - 2
     rest = reply[start + 4 : before] + reply[last:end]
     return documents, decode((len(rest) + 4).to_bytes(4, "little") + rest, EXACT)

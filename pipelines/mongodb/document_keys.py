@@ -23,6 +23,7 @@ def sampled_ids(
     stages = [{"$sample": {"size": documents}}, {"$project": {"_id": 1}}]
     with mongodb_failures.translating(f"choosing documents of {collection.namespace}"):
         found = connection[collection.db][collection.name].with_options(DEFAULT_RAW_BSON_OPTIONS).aggregate(stages)
+        # A set: $sample may give a document more than once.
         return list({bytes(each.raw) for each in found})
 
 

@@ -78,6 +78,7 @@ def translating(what: str = "MongoDB") -> Iterator[None]:
 def translated(error: driver.PyMongoError, what: str) -> BaseException:
     """One driver error as one of ours, by class and code."""
     code = getattr(error, "code", None)
+    # Before the codes: this error has the code of a lost position, and no position is lost.
     if _spoils_tokens(error):
         return errors.SettingsError(
             errors.Problem(
@@ -87,33 +88,41 @@ def translated(error: driver.PyMongoError, what: str) -> BaseException:
             )
         )
     match code:
+        # AuthenticationFailed
         case 18:
             return errors.AccessRefused(
                 f"{what}: the server refused user name or password (error 18); "
                 "check the connection string's secret and authSource"
             )
+        # Unauthorized
         case 13:
             return errors.AccessRefused(
                 f"{what}: the user lacks a right (error 13{_refused_command(error)}); "
                 "`medallion check` lists each missing right"
             )
+        # A $changeStream on a standalone server.
         case 40573:
             return errors.SourceUnsuitable(
                 f"{what}: this server is no replica set, and change streams need one; "
                 "start mongod with --replSet and initiate it, or connect to the replica set"
             )
+        # BSONObjectTooLarge
         case 10334:
             return errors.SourceUnsuitable(
                 f"{what}: an event is larger than 16 MB (error 10334); nothing is lost. Set "
                 "source.cursor.oversize.handling.mode to split (server 6.0.9 or later) or skip, and start again"
             )
+        # ChangeStreamHistoryLost, ChangeStreamFatalError, InvalidResumeToken
         case 286 | 280 | 260:
             return HistoryLost(code)
+        # SnapshotTooOld, SnapshotUnavailable
         case 239 | 246:
             return SnapshotExpired()
+        # CollectionUUIDMismatch, NamespaceNotFound
         case 361 | 26:
             return CollectionChanged()
     if isinstance(error, driver.ServerSelectionTimeoutError):
+        # While it looks for a server the driver counts a wrong password as a server that does not answer.
         if _refused_at_handshake(error):
             return errors.AccessRefused(f"{what}: the server refused user name or password; check the secret")
         return errors.SourceUnreachable(

@@ -60,6 +60,7 @@ def operation_time(connection: pymongo.MongoClient[Any]) -> Timestamp:
 def may_watch_deployment(connection: pymongo.MongoClient[Any]) -> bool:
     """Whether the user may open a change stream over all databases."""
     try:
+        # `batchSize` 0: the server checks the right, and reads nothing.
         with connection.admin.aggregate([{"$changeStream": {"allChangesForCluster": True}}], batchSize=0):
             return True
     except driver.OperationFailure as error:
@@ -108,6 +109,7 @@ class Oplog:
         length = max(self.window.last - self.window.first, YOUNG_SECONDS)
         room = length * (self.max_size / self.size - 1) if self.size else 0.0
         by_size = position - self.window.first + max(0.0, room)
+        # The server keeps entries of the last `oplogMinRetentionHours` even where the oplog is full.
         by_time = self.retention_seconds - (self.window.last - position)
         return max(by_size, by_time)
 

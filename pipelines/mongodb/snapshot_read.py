@@ -84,6 +84,7 @@ def hi_as_lo(hi: bytes) -> bytes:
 
 def id_as_hi(raw: bytes) -> bytes:
     """The `_id` of a raw document as the end of the range before it."""
+    # Not decoded: an `_id` may hold what the driver refuses, a date after the year 9999 for one.
     found = next(element for element in extended_json.elements(raw) if element.name == b"_id")
     return _single(found.kind, b"hi", raw[found.start : found.end])
 
@@ -123,6 +124,7 @@ def read_chunk(
     no snapshot reads: there the time is the one from just before, and replaying the changes after it converges. They are
     read from the primary, whose time that is: another server may be behind it, and its documents older than they say.
     """
+    # No snapshot reads: the time is the primary's, and a secondary may not have reached it (#14).
     asked = ReadPreference.PRIMARY if collection.is_capped else connection.read_preference
     reading = _reading(connection, asked)
     with (
@@ -191,7 +193,9 @@ def _find(
         "noCursorTimeout": False,
     }
     if collection.uuid is not None:
+        # A collection of the same name that was made anew is another one: the server then answers with error 361.
         command["collectionUUID"] = collection.uuid
+    # In the order of the index: a chunk that is cut ends at an `_id`, and nothing is sorted in memory.
     command["sort"] = command["hint"] = {"_id": 1}
     if not collection.is_capped:
         command["readConcern"] = {"level": "snapshot", "atClusterTime" if is_exact else "afterClusterTime": after}

@@ -22,6 +22,7 @@ from pipelines.snapshot import chunks
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# 1, 2, 4 and 8 seconds between them: longer than an election takes.
 ATTEMPTS = 5
 
 
@@ -85,11 +86,13 @@ class ChunkReader:
             bounds,
             (self.after.time, self.after.inc),
             self.fetch_size,
+            # Documents of a range may be larger than the average by which it was planned: up to here it is not cut.
             self.chunk_bytes * 2,
             condition,
             None if self.fields is None else self.fields(collection.db, collection.name),
         )
         for attempt in range(ATTEMPTS):
+            # One row, one task: an executor's Python reads the chunk, and its documents never pass through the JVM as rows.
             reply = self.spark.range(1, numPartitions=1).mapInArrow(
                 functools.partial(chunks.read_on_executor, spec), chunks.REPLY
             )
@@ -103,6 +106,7 @@ class ChunkReader:
                 case "refused":
                     raise mongodb_failures.ReadRefused(meta["message"])
                 case "expired":
+                    # The time of its read was over before its end: a smaller one takes less time.
                     spec = replace(spec, max_bytes=max(1, spec.max_bytes // 2))
                     self._wait_behind(_given_up(), attempt)
                 case _:

@@ -79,6 +79,7 @@ _Piece = tuple[dict[str, Any] | None, bytes | None]
 def _read_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
     try:
         yield from encoded_chunk(spec)
+    # Outcomes are data: an exception of an executor would come as Spark's, with its text and without its class.
     except mongodb_failures.SnapshotExpired:
         yield {"outcome": "expired"}, None
     except mongodb_failures.CollectionChanged:
@@ -101,6 +102,7 @@ def encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
     missing = dict.fromkeys(repaired or ())
     at: Timestamp | None = None
     cut: bytes | None = None
+    # A cursor of a snapshot read dies with its time; a chunk that ends early is committed, and read on at another time.
     until = time.monotonic() + CHUNK_SECONDS
     for chunk in snapshot_read.read_chunk(
         client,
@@ -121,6 +123,7 @@ def encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
             missing.pop(key, None)
             text = encoded.text if spec.fields is None else events.filtered(encoded.text, fields=spec.fields, taken=set())
             texts.append(text)
+            # Text cannot hold such a document exactly; its bytes come along, without the fields that are left out.
             originals.append(events.original(raw, fields=spec.fields) if encoded.lossy else None)
             lossy += encoded.lossy
             size += len(text)
@@ -128,6 +131,7 @@ def encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
                 yield None, _packed(found_keys, texts, originals)
                 found_keys, texts, originals, sent = [], [], [], size
     assert at is not None
+    # Keys of a repair that the source does not hold: a row without a document is their delete.
     found_keys += missing
     texts += [None] * len(missing)
     originals += [None] * len(missing)

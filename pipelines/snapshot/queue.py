@@ -1,8 +1,8 @@
 """The snapshots of one capture: the initial one, those that signals ask for, and those of collections that were replaced.
 
 They are taken one after the other, in a thread of their own, in the order in which they were planned; one that is paused is
-passed over, and goes on when it is resumed. What is planned,
-paused and stopped stands in heartbeats (`cdc_core.snapshot.state`), so that a capture that is started again goes on.
+passed over, and goes on when it is resumed. What is planned, paused and stopped stands in heartbeats
+(`cdc_core.snapshot.state`), so that a restart goes on with it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Entry:
 
     @property
     def now(self) -> State:
-        """The state, with what was asked of it meanwhile."""
+        """The state, with the pauses and stops that signals brought since it was planned."""
         state = replace(self.state, is_paused=self.controls.is_paused)
         return state.without(self.controls.stopped)
 
@@ -131,13 +131,14 @@ class Snapshots:
         is_held = False
         for entry in self._entries:
             is_held = is_held or entry.is_paused
+            # A snapshot of a collection that was replaced does not wait for one that is paused (#14).
             is_free = entry.state.kind is not Kind.INCREMENTAL or not is_held or entry.now.is_done
             if entry.is_planned and is_free:
                 return entry
         return None
 
     def pause(self, is_paused: bool) -> list[State]:
-        """Pause the incremental snapshots, or let them go on; the states of those to which that is news."""
+        """Pause or resume the incremental snapshots; the states that changed."""
         changed = []
         for entry in self._incremental():
             if entry.controls.is_paused is not is_paused:
@@ -168,6 +169,7 @@ class Snapshots:
                     continue
             has_paused = self._take(entry)
             with self._changed:
+                # At the end of a run it stays the one that runs: `is_idle` must not say that all was read.
                 if not self.halt.is_set():
                     self._running = None
                     if not has_paused:

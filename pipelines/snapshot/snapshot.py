@@ -124,6 +124,7 @@ class Snapshot:
 
     def _mark_failed(self, namespace: str, reason: str) -> None:
         """The collection is read no further; the stream and the snapshot's other collections go on."""
+        # In bronze: `status` names it, and the next start knows that it was not read to its end.
         self.state = self.state.advanced(namespace, replace(self.state.of(namespace), failed=reason))
         self.log.heartbeat(self.state.progress(namespace), token=self._token(), ts_ms=bronze_table.now_ms())
         log.error("the snapshot of %s is given up: %s. The stream goes on. %s", namespace, reason, self._mend(namespace))
@@ -185,6 +186,7 @@ class Snapshot:
     ) -> None:
         ranges = self._ranges(client, collection, documents)
         while self._may_read(collection.namespace):
+            # One more than the threads: none is idle while the oldest chunk is committed.
             while len(reads) <= self.threads and (bounds := next(ranges, None)) is not None:
                 reads.append((bounds, pool.submit(self._read, collection, bounds)))
             if not reads:
@@ -192,6 +194,7 @@ class Snapshot:
             bounds, read = reads.popleft()
             try:
                 self._land(collection, bounds, read.result())
+            # Reads that are under way are of the collection that is gone.
             except mongodb_failures.CollectionChanged:
                 _cancel(reads)
                 if (anew := self._made_anew(client, collection)) is None:
@@ -256,6 +259,7 @@ class Snapshot:
                 is_last=state.is_done,
                 snapshot="incremental" if state.kind is Kind.INCREMENTAL else "true",
             )
+            # The token of this moment: the stream commits beside the snapshot, and a position never goes back.
             now_token = self._token()
             heartbeat = bronze_table.heartbeat_row(
                 state.progress(namespace),
@@ -266,6 +270,7 @@ class Snapshot:
             )
             return pa.concat_tables([rows, heartbeat])
 
+        # Rows and progress in one commit: killed between the two, a restart would read the chunk twice, or not at all.
         self.log.append(numbered)
         self.state = state
         self._report(namespace)
