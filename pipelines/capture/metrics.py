@@ -39,7 +39,7 @@ PATIENCE = 2.0
 """Seconds for which status waits for a capture's metrics."""
 PREFIX = "debezium_metrics_"
 KEPT_LAGS = 10_000
-"""Commits over which the lowest, the highest and the usual lag are told."""
+"""Commits over which the lowest, the highest and the usual lag are measured."""
 
 Labelled = Mapping[str, float]
 """A value for each collection, or for each part of a position."""
@@ -142,7 +142,7 @@ class _Quiet(WSGIRequestHandler):
 
 
 PAGE_SECONDS = 15.0
-"""A page is that old at most when somebody asks for it again; it costs Spark some queries."""
+"""How old a page may be that is served again: a new one costs Spark some queries."""
 
 
 @dataclass
@@ -185,7 +185,7 @@ def served(metrics: Metrics, *, port: int | None, address: str, page: Callable[[
         yield
         return
     registry = prometheus_client.CollectorRegistry()
-    registry.register(_Asked(lambda: metrics.families(now=time.time())))
+    registry.register(_OnScrape(lambda: metrics.families(now=time.time())))
     shown = prometheus_client.make_wsgi_app(registry)
     site = shown if page is None else _Site(shown, page)
     try:
@@ -223,8 +223,8 @@ def _sample_name(name: str, labels: Mapping[str, str]) -> str:
 
 
 @dataclass(frozen=True)
-class _Asked(Collector):
-    """Gathers when somebody asks, and not before."""
+class _OnScrape(Collector):
+    """Collects at scrape time."""
 
     families: Callable[[], Iterable[Metric]]
 

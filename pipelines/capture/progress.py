@@ -13,7 +13,7 @@ from pipelines.snapshot import snapshot
 class Progress:
     """What a person wants to see of a running capture.
 
-    `lag_seconds` is the age of the newest committed event; `has_read_snapshots` tells that none is planned or being read.
+    `lag_seconds` is the age of the newest committed event; `has_read_snapshots`: none is planned or being read.
     """
 
     events: int = 0

@@ -1,4 +1,4 @@
-"""The end of a run: what asks for it, in which order its threads end, and how long each is waited for."""
+"""The end of a run: what brings it about, in which order its threads end, and how long each is waited for."""
 
 from __future__ import annotations
 

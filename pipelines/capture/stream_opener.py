@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExistingBronze:
-    """What a bronze table says before it is claimed: its position, and whether it was written through another filter."""
+    """What is read from a bronze table before it is claimed: its position, and whether it was written through another filter."""
 
     found: bronze.Found | None = None
     is_other_stream: bool = False

@@ -55,7 +55,7 @@ LONGEST_AWAIT_MS = 1_000
 """A longer `cursor.max.await.time.ms` is waited in pieces of this length, so that a stop does not wait for it."""
 
 _VERSION = slice(18, 22)
-"""Where a token says in which version of their format it is written."""
+"""Where a token has the version of its format."""
 
 CAREFUL_BYTES = 64 * 1024 * 1024
 """So much is read one event at a time behind a failure at an event: more than one answer of the server holds."""
@@ -136,7 +136,7 @@ class ChangeStream:
         return self.token
 
     def _count_election(self) -> None:
-        """Each election has an identifier, which the driver's monitor hears of: another one than before is counted."""
+        """Count an election where the identifier of the newest one, which the driver's monitor keeps, has changed."""
         election = self.connection.topology_description.max_election_id
         self.elections += int(None not in (self._election, election) and election != self._election)
         self._election = election or self._election

@@ -107,7 +107,7 @@ CLOSE_SECONDS = 2.0
 
 
 def close(connection: pymongo.MongoClient[Any]) -> None:
-    """Close a client, which tells the server of the end of its sessions; one that does not answer is not waited for."""
+    """Close a client, with its sessions on the server; a server that does not answer is not waited for."""
     # The driver's own `close` ends sessions with a command, which waits for a server that is gone as long as its timeouts say.
     closing = threading.Thread(target=connection.close, name="mongodb-close", daemon=True)
     closing.start()
@@ -134,7 +134,7 @@ def _direct(connection: pymongo.MongoClient[Any], host: str) -> pymongo.MongoCli
     options = {name: value for name, value in given.items() if name not in ("port", *_OF_A_SET)}
     known = connection.options
     if isinstance(uri, str) and uri.startswith("mongodb+srv://"):
-        # What DNS says of them is known to the client: the address itself is no longer asked for.
+        # The address of one server has no SRV record: TLS and authSource, which the record brought, are set by name.
         options.setdefault("tls", known.pool_options._ssl_context is not None)
     if known.pool_options._credentials is not None and known.pool_options._credentials.source:
         options.setdefault("authSource", known.pool_options._credentials.source)

@@ -32,7 +32,7 @@ CATCH_UP_SECONDS = 60.0
 
 
 class NamespaceGone(Exception):
-    """The collection was dropped or renamed in the time that is asked for."""
+    """The collection was dropped or renamed between the two times."""
 
 
 def changed_keys(

@@ -68,7 +68,7 @@ class ReadRefused(Exception):
 
 @contextmanager
 def translating(what: str = "MongoDB") -> Iterator[None]:
-    """Driver errors inside the block leave it as ours; `what` says what was being done."""
+    """Driver errors inside the block leave it as ours; `what` names the operation in their messages."""
     try:
         yield
     except driver.PyMongoError as error:
@@ -142,7 +142,7 @@ def translated(error: driver.PyMongoError, what: str) -> BaseException:
 
 
 def has_lost_connection(error: BaseException) -> bool:
-    """Whether an error of ours tells that no server answered, and not that one answered that it cannot now."""
+    """Whether an error of ours means that no server answered, and not that a server answered with an error."""
     return isinstance(error.__cause__, driver.ConnectionFailure)
 
 

@@ -89,7 +89,7 @@ def oplog_window(connection: pymongo.MongoClient[Any]) -> OplogWindow | None:
 
 
 YOUNG_SECONDS = 60
-"""A shorter oplog says nothing about how fast it is filled: it counts as that long."""
+"""A shorter oplog does not show how fast it is filled: it counts as that long."""
 
 
 @dataclass(frozen=True)

@@ -125,8 +125,8 @@ def read_chunk(
     read from the primary, whose time that is: another server may be behind it, and its documents older than they say.
     """
     # No snapshot reads: the time is the primary's, and a secondary may not have reached it (#14).
-    asked = ReadPreference.PRIMARY if collection.is_capped else connection.read_preference
-    reading = _reading(connection, asked)
+    preferred = ReadPreference.PRIMARY if collection.is_capped else connection.read_preference
+    reading = _reading(connection, preferred)
     with (
         mongodb_failures.translating_read(f"reading a chunk of {collection.namespace}"),
         reading as (server, session, preference),
@@ -157,17 +157,17 @@ def read_chunk(
 
 
 @contextmanager
-def _reading(connection: pymongo.MongoClient[Any], asked: Any) -> Iterator[tuple[pymongo.MongoClient[Any], Any, Any]]:
-    """The server that a chunk is read from, a session on it, and the read preference for it, where `asked` is the user's.
+def _reading(connection: pymongo.MongoClient[Any], preferred: Any) -> Iterator[tuple[pymongo.MongoClient[Any], Any, Any]]:
+    """The server that a chunk is read from, a session on it, and the read preference for it, where `preferred` is the user's.
 
     A chunk whose cursor is gone (an election, a collection that was dropped) is to be read again.
     """
-    pinned = mongodb.pinned(connection, asked)
+    pinned = mongodb.pinned(connection, preferred)
     server = pinned or connection
     try:
         with server.start_session() as session:
-            is_any = pinned is not None and asked != ReadPreference.PRIMARY
-            yield server, session, ReadPreference.PRIMARY_PREFERRED if is_any else asked
+            is_any = pinned is not None and preferred != ReadPreference.PRIMARY
+            yield server, session, ReadPreference.PRIMARY_PREFERRED if is_any else preferred
     except driver.OperationFailure as error:
         if error.code in mongodb_failures.KILLED:
             raise mongodb_failures.SnapshotExpired from error

@@ -52,7 +52,7 @@ class ChunkReader:
     def ranges(
         self, client: mongodb.Client, collection: catalog.SourceCollection, *, behind: bytes | None, documents: int
     ) -> Iterator[snapshot_read.IdRange]:
-        """Ranges of so many documents each, behind the end of another one; each is planned when it is asked for."""
+        """Ranges of so many documents each, the first of them behind `behind`; each is planned when it is needed."""
         lo = _as_lo(behind)
         while True:
             hi = self.boundary(client, collection, lo=lo, documents=documents)
@@ -117,7 +117,7 @@ class ChunkReader:
         raise _given_up()
 
     def _wait_behind(self, error: errors.SourceUnreachable | mongodb_failures.ReadRefused, attempt: int) -> None:
-        """Wait before the server is asked again, longer each time: an election takes seconds, and so does what passes by itself.
+        """Wait before the next attempt, longer each time: an election takes seconds, and so do locks and full pools.
 
         Raises the error behind the last attempt, and `SourceUnreachable` where the capture ends meanwhile.
         """
@@ -128,7 +128,7 @@ class ChunkReader:
 
 
 def _size_of(client: mongodb.Client, collection: catalog.SourceCollection) -> catalog.CollectionSize:
-    """About how large a collection is; one that was dropped meanwhile, or that cannot be measured, is told of where it is read."""
+    """About how large a collection is; one that was dropped or cannot be measured counts as empty, and its read says why."""
     try:
         return catalog.size(client, collection)
     except (mongodb_failures.CollectionChanged, mongodb_failures.ReadRefused, mongodb_failures.SnapshotExpired):

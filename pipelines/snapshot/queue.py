@@ -83,7 +83,7 @@ class Snapshots:
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def add(self, state: State, *, is_new: bool = True) -> None:
-        """Take this snapshot after those that are planned already; `is_new` tells that it was not begun before."""
+        """Take this snapshot after those that are planned already; `is_new`: no earlier run has begun it."""
         self._add(_Entry(state, _controls(state), is_new))
 
     def plan(self, state: State) -> Callable[[], None]:
@@ -110,7 +110,7 @@ class Snapshots:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is read now nor will be without a signal: what is paused waits, and what `_following` says behind it."""
+        """Whether nothing is read now nor will be without a signal: paused snapshots wait, and those that a pause holds back."""
         with self._changed:
             return self._following() is None and all(entry.is_planned for entry in self._entries)
 

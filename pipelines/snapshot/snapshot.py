@@ -114,7 +114,7 @@ class Snapshot:
     def _mark_completed(self, namespace: str) -> None:
         """There is no such collection any more.
 
-        Of one that was read in part nothing is swept: its rows go with the drop or the rename that the stream tells of.
+        Of one that was read in part nothing is swept: its rows go with the event of the drop or the rename.
         """
         found = self.state.of(namespace)
         ended = replace(found, completed=True, sweep=found.sweep and not found.chunks, is_gone=True)
@@ -204,7 +204,7 @@ class Snapshot:
                 ranges = self._ranges(client, collection, documents)
 
     def _made_anew(self, client: mongodb.Client, collection: catalog.SourceCollection) -> catalog.SourceCollection | None:
-        """What has the collection's name now, if anything: made anew, or resharded, which the stream says nothing of."""
+        """The collection that has the name now, if any: made anew, or resharded, of which the stream has no event."""
         found = catalog.collections(client, [collection.db])
         return next((each for each in found if each.name == collection.name and each.kind == collection.kind), None)
 
@@ -289,7 +289,7 @@ class Snapshot:
         return self.state.kind is Kind.REPLACED or self._filter(namespace) is None
 
     def _filter(self, namespace: str) -> str | None:
-        """What is read of a collection: what the signal says, else what the settings say."""
+        """The filter of a collection: that of the signal, else that of the settings."""
         return self.state.conditions.get(namespace) or self.filters.get(namespace)
 
     def _report(self, namespace: str) -> None:
@@ -310,6 +310,6 @@ class Snapshot:
 
 
 def _cancel(reads: deque[tuple[snapshot_read.IdRange, Future[chunks.ChunkRows]]]) -> None:
-    """Forget chunks that are asked for; one that is read already is read in vain."""
+    """Drop the reads that are under way; what they have read is not committed."""
     while reads:
         reads.popleft()[1].cancel()

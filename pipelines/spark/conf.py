@@ -1,4 +1,4 @@
-"""What a Spark session is told: what its tables need to be right, and what makes one of a single machine quick."""
+"""Settings of Spark: those that our tables need to be right, and those that make a single machine quick."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 
-# What a session must say for its tables to be right, wherever it came from.
+# Settings without which tables would be wrong: every session gets them, wherever it came from.
 REQUIRED: Mapping[str, str] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",

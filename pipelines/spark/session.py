@@ -52,7 +52,7 @@ def session(
 
 
 def lazily(start: Callable[[], SparkSession]) -> SparkSession:
-    """A session that `start` makes as soon as something is asked of it: a run that finds nothing to do needs none."""
+    """A session that `start` makes at its first use: a run that finds nothing to do needs none."""
     return cast("SparkSession", _Lazy(start))
 
 
@@ -94,7 +94,7 @@ def sessions(spark: SparkSession) -> Callable[[], SparkSession]:
 
 
 def _carried(spark: SparkSession) -> dict[str, str]:
-    """What every session of an application says alike."""
+    """The settings that all sessions of an application share."""
     found = {key: spark.conf.get(key, None) for key in (*spark_conf.REQUIRED, spark_conf.SINGLE_DRIVER)}
     return {key: value for key, value in found.items() if value is not None}
 
@@ -259,7 +259,7 @@ def _check_delta(spark: SparkSession) -> None:
 
 
 def _apply(spark: SparkSession, conf: Mapping[str, str]) -> None:
-    """Sets what a running session lets one set, and leaves what it already says."""
+    """Set what a running session lets one set; what it has already stays."""
     for key, value in conf.items():
         if spark.conf.get(key, None) == value:
             continue
