@@ -44,7 +44,9 @@ def silver(file: options.SettingsFile, once: bool, take_over: bool) -> None:
     from pipelines.terminal import tables as report
 
     with interrupts.stopping() as stop:
+        # A run that finds nothing new ends without the seconds that a start of Spark costs.
         settings, spark = application.opened(file, "silver", lazily=True)
+        # Stays None where the stop cancelled what was running: then there is no result to show.
         result = None
         with sparks.cancelling(spark, stop):
             result = pipeline.run(

@@ -108,16 +108,19 @@ def send_signal(
             raise click.UsageError(f"--data is no JSON: {error}") from error
         if not isinstance(asked, dict):
             raise click.UsageError("--data must be a JSON object")
+    # Commas within a regular expression's braces or classes do not separate.
     named = [name.strip() for each in collections for name in values.split_top_level(each, ",") if name.strip()]
     if named:
         asked["data-collections"] = named
     if snapshot_type:
         asked["type"] = snapshot_type
     if filter_:
+        # Debezium's form has a filter for each collection; the option is one for all that are named.
         asked["additional-conditions"] = [{"data-collection": each, "filter": filter_} for each in named]
     if message is not None:
         asked["message"] = message
     settings, spark = application.opened(file, "signal", quiet=True)
+    # One commit of a table: interrupted half way, nobody would know whether the signal was sent.
     with interrupts.undisturbed():
         sent = signals.send(spark, settings, type_=type_, data=asked, id_=id_, ts_ms=int(time.time() * 1000))
     said = f"signal {sent.id} ({sent.type}) is sent; the capture of {settings.name} does it at its next look"
@@ -248,6 +251,7 @@ def rebuild(
             stop=stop,
         )
     click.echo(pipeline.to_json(result)) if as_json else report.rebuilt(result)
+    # A dry run has done its work, whatever it shows.
     if not dry_run:
         pipeline.refuse(result)
 

@@ -115,5 +115,6 @@ class Committer:
             lossy=before.lossy + rows.lossy,
             skipped=before.skipped + rows.skipped,
             batches=self.log.commits,
+            # A commit without a change of the source, of signals for one, has no lag.
             lag_seconds=None if newest is None else max(0.0, time.time() - newest[0]),
         )

@@ -45,6 +45,7 @@ class OplogWatch:
     def _headroom_seconds(self) -> float | None:
         """How long the oplog will hold the position; None where that cannot be known."""
         position = self.log.position
+        # A user without clusterMonitor may not see the oplog: then nothing is known, and nothing is wrong.
         found = mongodb_server.oplog(self.deployment.client) if position is not None else None
         if position is None or found is None:
             return None
