@@ -36,18 +36,15 @@ def client(uri: str, *, is_known: bool = False, **options: Any) -> pymongo.Mongo
         if said:
             _tell_left_out(tuple(name for name, value in _given(uri).items() if not _is_valid(name, value)))
         # A host that was found once exists: from now on, that its name cannot be looked up is an outage.
-        # A host that was found once exists: from now on, that its name cannot be looked up is an outage.
         _looked_up.add(_host(uri))
         return made
     except (driver.ConfigurationError, driver.InvalidURI, ValueError, TypeError) as error:
-        # Not a mistake in the settings: a capture goes on when the name server answers again.
         # Not a mistake in the settings: a capture goes on when the name server answers again.
         if uri.startswith("mongodb+srv://") and _is_lookup(error, is_known=is_known or _host(uri) in _looked_up):
             raise errors.SourceUnreachable(
                 "source.mongodb.connection.string: its SRV record could not be looked up "
                 f"({type(error.__cause__).__name__}); does the name server answer?"
             ) from None
-        # `from None`: a traceback of the driver's error would show the string, password and all.
         # `from None`: a traceback of the driver's error would show the string, password and all.
         raise _unusable(uri, options) from None
 
@@ -58,7 +55,6 @@ _looked_up: set[str] = set()
 
 def _is_lookup(error: Exception, *, is_known: bool) -> bool:
     """Whether a name server failed, and not the connection string: its answer that there is no such name is no failure."""
-    # Only mongodb+srv:// needs dnspython; other connection strings come without its import.
     # Only mongodb+srv:// needs dnspython; other connection strings come without its import.
     from dns import exception, resolver
 
