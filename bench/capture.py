@@ -18,6 +18,7 @@ from bson.timestamp import Timestamp
 from bench import ground
 from pipelines.capture import service as capture
 from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import server as mongodb_server
 from pipelines.spark import session as sparks
 
 WARM_UP = 100_000
@@ -57,7 +58,7 @@ def stream_rate(spark: object, uri: str, *, db: str, size: int, events: int) -> 
     """Rates of the raw drain and of the capture to committed bronze, in events a second."""
     client = mongodb.client(uri)
     client[db].create_collection("orders")
-    start = mongodb.operation_time(client)
+    start = mongodb_server.operation_time(client)
     client.close()
     with ground.lakehouse() as root:
         settings = ground.pipeline(uri, root, **{"collection.include.list": f"{db}.orders", "snapshot.mode": "no_data"})

@@ -32,9 +32,9 @@ from cdc_core.snapshot import state as snapshot_state
 from cdc_core.stream import resume_token
 from pipelines.bronze import log as bronze
 from pipelines.delta import tables as delta
-from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import catalog
 from pipelines.silver import run as silver
-from pipelines.snapshot import snapshot
+from pipelines.snapshot import bronze_rows, chunks
 from pipelines.spark import session as sparks
 
 DB, COLLECTION = "bench", "orders"
@@ -83,7 +83,7 @@ class Documents:
 
 def fill(log: bronze.Log, documents: Documents, *, rows: int, start: int = 0, name: str = COLLECTION) -> None:
     """Commit a snapshot of the documents from number `start` to `rows`."""
-    collection = mongodb.Collection(DB, name, None)
+    collection = catalog.SourceCollection(DB, name, None)
     state = snapshot_state.State("bench", (f"{DB}.{name}",))
     log.heartbeat(state.begun(), token=token(0), ts_ms=0)
     for first in range(start, rows, CHUNK):
@@ -94,11 +94,11 @@ def fill(log: bronze.Log, documents: Documents, *, rows: int, start: int = 0, na
                 "after": [documents.text(n, 0) for n in numbers],
                 "payload": [None for _ in numbers],
             },
-            schema=snapshot.ROWS,
+            schema=chunks.ROWS,
         )
 
         def numbered(batch: int, first: int, chunk: pa.Table = chunk) -> pa.Table:
-            found = snapshot.snapshot_rows(
+            found = bronze_rows.snapshot_rows(
                 chunk, name="bench", collection=collection, at=(BASE_SECONDS, 1), label="snapshot:bench:1",
                 batch=batch, first_offset=first, ts_ms=0,
             )  # fmt: skip

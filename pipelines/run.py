@@ -16,7 +16,7 @@ from pipelines.gold import publish as gold
 from pipelines.news import News
 from pipelines.operations import maintain
 from pipelines.silver import run as silver
-from pipelines.spark import failures
+from pipelines.spark import failures, jvm
 from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def run_again(
             if stop.is_set() or time.monotonic() - started < RUN_SECONDS or not sparks.is_local(spark):
                 raise lost from error
         log.warning("Spark's JVM ended; another one is started, and every layer goes on from its tables")
-        sparks.forget()
+        jvm.forget()
         spark = again()
 
 
@@ -221,4 +221,4 @@ def _together(layers: Mapping[str, Layer], ended: _Ended, *, stop: threading.Eve
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
     if any(thread.is_alive() for thread in threads):
-        sparks.abandon()
+        jvm.abandon()

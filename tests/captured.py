@@ -23,10 +23,11 @@ from pipelines.capture.selection import Selection
 from pipelines.capture.signal_reader import Inbox
 from pipelines.capture.stream_opener import StreamOpener
 from pipelines.channels import notifier
+from pipelines.mongodb import catalog, snapshot_read
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as source
+from pipelines.snapshot import bronze_rows, chunks
 from pipelines.snapshot import queue as snapshots
-from pipelines.snapshot import snapshot
 
 TS_MS = 1
 """The clock of the capture service, as these rows have it."""
@@ -87,7 +88,7 @@ class Stream:
 def _snapshots(settings: Settings) -> snapshots.Snapshots:
     """Snapshots that are planned, and never run: there is no Spark."""
     told = notifier.Notifier(None, settings)  # type: ignore[arg-type]
-    return snapshots.Snapshots(lambda state, controls: None, told, threading.Event(), snapshots.Snapshotting())
+    return snapshots.Snapshots(lambda state, controls: None, told, threading.Event(), snapshots.SnapshotMetrics())
 
 
 def snapshot_rows(
@@ -109,21 +110,21 @@ def snapshot_rows(
 
 
 def _collection_rows(
-    settings: Settings, collection: mongodb.Collection, *, after: Timestamp, kind: str, is_last: bool
+    settings: Settings, collection: catalog.SourceCollection, *, after: Timestamp, kind: str, is_last: bool
 ) -> list[dict[str, Any]]:
     listed = field_filters.read(settings.source.field_exclude_list, settings.source.field_renames)
-    spec = snapshot.ChunkSpec(
+    spec = chunks.ChunkSpec(
         connection=source.connection(settings.source),
         collection=collection,
-        bounds=mongodb.Range(),
+        bounds=snapshot_read.IdRange(),
         after=(after.time, after.inc),
         fetch_size=0,
         max_bytes=1 << 30,
         fields=listed.of(collection.db, collection.name),
     )
-    pieces = list(snapshot._encoded_chunk(spec))
-    chunk = snapshot._chunk_rows(pieces[-1][0] or {}, pa.chunked_array([[rows for _, rows in pieces]], pa.binary()))
-    rows = snapshot.snapshot_rows(
+    pieces = list(chunks.encoded_chunk(spec))
+    chunk = chunks.chunk_rows(pieces[-1][0] or {}, pa.chunked_array([[rows for _, rows in pieces]], pa.binary()))
+    rows = bronze_rows.snapshot_rows(
         chunk.rows,
         name=settings.name,
         collection=collection,

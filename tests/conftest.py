@@ -14,6 +14,7 @@ import pytest
 
 from pipelines.demo import embedded_mongodb
 from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import server as mongodb_server
 
 if TYPE_CHECKING:
     from pymongo import MongoClient
@@ -36,15 +37,16 @@ StartServer = Callable[[embedded_mongodb.Options], embedded_mongodb.EmbeddedMong
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The run's Spark session, started by the first test that asks."""
-    from pipelines.spark import session as spark_sessions
+    from pipelines.spark import conf as spark_conf
+    from pipelines.spark import session as sparks
 
-    session = spark_sessions.session(
+    session = sparks.session(
         "mongo-medallion tests",
         master="local[2]",
-        conf={**spark_sessions.BRIEF, "spark.sql.shuffle.partitions": "2", "spark.default.parallelism": "2"},
+        conf={**spark_conf.SHORT_RUN, "spark.sql.shuffle.partitions": "2", "spark.default.parallelism": "2"},
     )
     yield session
-    spark_sessions.stop()
+    sparks.stop()
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +55,7 @@ def mongodb_uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     named = os.environ.get(NAMED_SERVER)
     if named:
         with contextlib.closing(mongodb.client(named)) as client:
-            mongodb.check_suitable(mongodb.server_info(client))
+            mongodb_server.check_suitable(mongodb_server.server_info(client))
         yield named
         return
     with embedded_mongodb.EmbeddedMongoDB(tmp_path_factory.mktemp("mongodb")) as server:

@@ -19,16 +19,12 @@ import functools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from cdc_core.extended_json import dialects as debezium_json
 from cdc_core.extended_json.dialects import Parsed
 from cdc_core.properties.unwrap import UnwrapOptions
 from cdc_core.unwrap import added_fields, change_event, patches, record_fields
 from cdc_core.unwrap.change_event import ChangeEvent, Json
-
-if TYPE_CHECKING:
-    pass
 
 DELETED = "__deleted"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pipelines.mongodb import client as mongodb
+    from pipelines.mongodb import change_stream
 
 
 @dataclass
@@ -15,21 +15,22 @@ class ByteQueue:
     """Batches between two threads, at most so many bytes of them; one batch always fits."""
 
     max_bytes: int
-    _batches: list[mongodb.Batch] = field(default_factory=list)
+    _batches: list[change_stream.EventBatch] = field(default_factory=list)
     _bytes: int = 0
     _closed: bool = False
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def put(self, batch: mongodb.Batch) -> None:
+    def put(self, batch: change_stream.EventBatch) -> None:
         """Add a batch, when there is room for it; nothing once the queue is closed."""
         with self._changed:
+            # A batch that alone is larger than the limit goes through an empty queue: else it would wait for ever.
             self._changed.wait_for(lambda: self._closed or not self._batches or self._bytes < self.max_bytes)
             if not self._closed:
                 self._batches.append(batch)
                 self._bytes += batch.bytes
                 self._changed.notify_all()
 
-    def get(self, *, timeout: float) -> mongodb.Batch | None:
+    def get(self, *, timeout: float) -> change_stream.EventBatch | None:
         """The next batch, or None after `timeout` seconds without one."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._closed or self._batches, timeout) or not self._batches:

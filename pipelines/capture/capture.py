@@ -33,15 +33,17 @@ from pipelines.capture.start import Plan, Start
 from pipelines.capture.stream_opener import ExistingBronze, OpenStream, StreamOpener
 from pipelines.channels import notifier
 from pipelines.delta import tables as delta
+from pipelines.mongodb import change_stream
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as connections
+from pipelines.mongodb import server as mongodb_server
 from pipelines.snapshot import queue
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ONCE_AWAIT_MS = 100
-"""So long a run with an end waits for events: that there are none is what it waits for."""
+"""How long `--once` waits for events: short, because an empty batch is what ends the run."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Capture:
         self._notifier = notifier.Notifier(service.spark, service.settings)
         self._shutdown = Shutdown(service.stop, self._threads)
         self._log: bronze.Log | None = None
-        self._stream: mongodb.ChangeStream | None = None
+        self._stream: change_stream.ChangeStream | None = None
         self._committer: Committer | None = None
 
     def run(self, *, once: bool, take_over: bool) -> CaptureResult:
@@ -86,7 +88,8 @@ class Capture:
         options = self._deployment.stream_options()
         if once:
             options = replace(options, max_await_ms=min(options.max_await_ms, ONCE_AWAIT_MS))
-        until = mongodb.operation_time(self._deployment.client) if once else None
+        # Before the stream is opened: what is written from now on is none of this run's, or `--once` would never end.
+        until = mongodb_server.operation_time(self._deployment.client) if once else None
         log, opened, plan = self._begin(options, take_over=take_over)
         snapshots = self._snapshots(log)
         inbox = Inbox()
@@ -141,7 +144,7 @@ class Capture:
             streaming.captured = tuple(captured)
             self._deployment.check_guardrail(len(captured))
 
-    def _begin(self, options: mongodb.StreamOptions, *, take_over: bool) -> tuple[bronze.Log, OpenStream, Plan]:
+    def _begin(self, options: change_stream.StreamOptions, *, take_over: bool) -> tuple[bronze.Log, OpenStream, Plan]:
         """Open the stream, claim bronze and commit where the run begins.
 
         The stream comes first: a capture that cannot go on has changed nothing.
@@ -213,6 +216,7 @@ class Capture:
         """Commit what was read in order, end the threads, and raise what one of them met."""
         if self._threads.failure is None:
             loop.committer.finish(loop.encoder.rows)
+        # Not after the threads: their end may take seconds, and no rate is meant to hold them.
         self._counts.end()
         self._shutdown.end_threads(snapshots)
         self._notifier.close()

@@ -32,6 +32,7 @@ class Committer:
     metrics: metrics.Metrics
     reporter: Reporter
     sessions: Callable[[], SparkSession] | None
+    # One place: the next commit is encoded while one is written, and no more rows than that are in memory.
     _queue: queue.Queue[events.Rows | None] = field(default_factory=lambda: queue.Queue(maxsize=1))
     _submitted: int = 0
     _committed: int = 0
@@ -51,7 +52,7 @@ class Committer:
         self.threads.join(threads.COMMITTER)
 
     def abandon(self) -> None:
-        """End the thread of a run that failed: nobody has told it yet that no more rows come."""
+        """End the thread of a run that failed, which has not handed over the mark that no more rows come."""
         end = time.monotonic() + threads.CLOSE_SECONDS
         while self.threads.is_alive(threads.COMMITTER) and time.monotonic() < end:
             with contextlib.suppress(queue.Full):
@@ -90,6 +91,7 @@ class Committer:
         """Commit the rows, then do what waits for them: a snapshot begins, a channel forgets its signal."""
         ts_ms, operations, newest = bronze.now_ms(), rows.operations(), rows.newest_time
         self.log.append(lambda batch, first: rows.table(batch=batch, first_offset=first, ts_ms=ts_ms))
+        # Behind the commit: killed before it, a restart finds the signal or the event again.
         for act in rows.then:
             act()
         for name in rows.taken - self._names_in_use:
@@ -113,5 +115,6 @@ class Committer:
             lossy=before.lossy + rows.lossy,
             skipped=before.skipped + rows.skipped,
             batches=self.log.commits,
+            # A commit without a change of the source, of signals for one, has no lag.
             lag_seconds=None if newest is None else max(0.0, time.time() - newest[0]),
         )

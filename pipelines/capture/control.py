@@ -24,7 +24,7 @@ from pipelines.capture.deployment import Deployment
 from pipelines.capture.logger import log
 from pipelines.capture.signal_reader import Inbox
 from pipelines.capture.start import new_id
-from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import snapshot_read
 from pipelines.snapshot import queue as snapshots
 
 
@@ -80,6 +80,7 @@ class ControlEvents:
     def _plan(self, rows: events.Rows, state: snapshot_state.State, token: str) -> None:
         """Note a snapshot in the rows; it begins when they are committed."""
         rows.mark(events.Mark(token, bronze.Kind.HEARTBEAT, state.begun()))
+        # Added now, begun later: a signal behind this one may pause or stop it before its plan is committed.
         rows.then.append(self.snapshots.plan(state))
 
     def _handle_signal(
@@ -99,6 +100,7 @@ class ControlEvents:
         except signals.Refused as error:
             request, refused = None, {"refused": str(error)}
             log.warning("signal %s (%s) is not done: %s", signal.id, signal.type, error)
+        # The row of a table, the offset of a topic: by it a restart knows which signals are done.
         marked = signal.payload(**refused, **({"row": row} if signal.channel in ("table", "kafka") else {}))
         rows.mark(events.Mark(token, bronze.Kind.SIGNAL, marked, db, collection))
         match request:
@@ -123,9 +125,10 @@ class ControlEvents:
         """Raise `signals.Refused` for a filter that the server would refuse: a snapshot of it could never be read."""
         if not request.conditions:
             return
+        # Asked of the server now: in a chunk it would be refused later, and the snapshot with it.
         captured = self.deployment.namespaces()
         for namespace, condition in request.filters(request.chosen(captured)).items():
-            reason = mongodb.refusal_of_filter(self.deployment.client, namespace, json_util.loads(condition))
+            reason = snapshot_read.refusal_of_filter(self.deployment.client, namespace, json_util.loads(condition))
             if reason is not None:
                 raise signals.Refused(f"its filter for {namespace} is refused by the server: {reason}")
 

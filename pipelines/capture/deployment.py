@@ -8,6 +8,7 @@ from cdc_core import errors
 from cdc_core.properties.source import LimitAction, Source
 from cdc_core.stream import filters
 from pipelines.capture.logger import log
+from pipelines.mongodb import catalog, change_stream
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as connections
 
@@ -25,7 +26,7 @@ class Deployment:
     def of(source: Source, connection: connections.Connection, client: mongodb.Client) -> Deployment:
         return Deployment(source, connection, client, filters.of(source))
 
-    def collections(self) -> list[mongodb.Collection]:
+    def collections(self) -> list[catalog.SourceCollection]:
         """The collections that are captured and exist now."""
         return connections.captured(self.source, self.client)
 
@@ -48,6 +49,6 @@ class Deployment:
             case LimitAction.FAIL:
                 raise errors.SourceUnsuitable(message)
 
-    def stream_options(self) -> mongodb.StreamOptions:
+    def stream_options(self) -> change_stream.StreamOptions:
         """What a change stream is opened with now: databases are looked up as they are spelled on the server."""
         return connections.stream_options(self.source, self.client)

@@ -37,6 +37,7 @@ class Encoder:
             includes=self.selection.includes,
             fields=self.selection.fields,
             tracker=self.tracker,
+            # The clock is read once an event only where transactions have rows of their own.
             ts_ms=bronze.now_ms() if self.tracker is not None else 0,
             is_signal_collection=self.selection.is_signal_collection,
         )

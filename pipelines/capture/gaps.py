@@ -54,6 +54,7 @@ class Gaps:
         if notes:
             known = notes[-1].captured
         else:
+            # A table of before there were such notes: what has rows or a plan was captured.
             known = frozenset(self._in_bronze())
             known = known.union(*(state.planned for state in states))
         new = [name for name in captured if name not in known]

@@ -37,6 +37,7 @@ class Heartbeats:
         """
         interval = self.interval_ms / 1000
         is_due = interval > 0 and time.monotonic() - self.moved_at >= interval
+        # Rows that are read and not committed lie before `token`: a position there would lose them.
         if is_due and has_committed_all and token > positions.token_of(self.log):
             self.moved_at = time.monotonic()
             self.log.heartbeat({}, token=token, ts_ms=bronze.now_ms())

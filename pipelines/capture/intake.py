@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cdc_core.properties.source import OversizeMode, Source
 from cdc_core.stream import split_events
 from pipelines.capture import position as positions
-from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import change_stream
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Intake:
         is_split = source.cursor_oversize_handling_mode is OversizeMode.SPLIT
         return Intake(bronze_token, split_events.Fragments() if is_split else None)
 
-    def events(self, batch: mongodb.Batch) -> Iterator[bytes]:
+    def events(self, batch: change_stream.EventBatch) -> Iterator[bytes]:
         """The events of a batch, as BSON; an event whose last fragment is still to come is given with a later batch."""
         for raw in batch.events:
             if self.bronze_token is not None:

@@ -17,7 +17,7 @@ from pipelines.capture.intake import Intake
 from pipelines.capture.progress import Reporter
 from pipelines.capture.shutdown import Shutdown
 from pipelines.capture.threads import IDLE_WAIT, Threads
-from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import change_stream
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,7 @@ class MainLoop:
                 except errors.MedallionError as error:
                     self.threads.stream_failure = error  # of an event: those before it are committed
                     break
+                # An empty batch says how far the stream is: a transaction whose time is over has ended there.
                 if not batch.events:
                     encoder.end_transaction(batch.token)
                 read = StreamPosition(max(read.token, batch.token), is_drained=not batch.events)
@@ -106,14 +107,14 @@ class MainLoop:
             self.reporter.show()
         return read
 
-    def _next(self, first_at: float) -> mongodb.Batch | None:
+    def _next(self, first_at: float) -> change_stream.EventBatch | None:
         """The next batch of the stream, or None after a while; none while a blocking snapshot is read."""
         if self.control.is_blocking:
             self.threads.halt.wait(IDLE_WAIT)
             return None
         return self.threads.queue.get(timeout=self._wait(first_at))
 
-    def _add(self, batch: mongodb.Batch, first_at: float) -> float:
+    def _add(self, batch: change_stream.EventBatch, first_at: float) -> float:
         """Add a batch's events, and hand the rows over each time that a commit is full; since when rows wait.
 
         What is done about a control event is added behind its rows, before the next event: it belongs to this place of the

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from pipelines.capture.byte_queue import ByteQueue
-    from pipelines.mongodb import client as mongodb
+    from pipelines.mongodb import change_stream
 
 PATIENCE = 2.0
 """Seconds for which status waits for a capture's metrics."""
 PREFIX = "debezium_metrics_"
 KEPT_LAGS = 10_000
-"""Commits over which the lowest, the highest and the usual lag are told."""
+"""Commits over which the lowest, the highest and the usual lag are measured."""
 
 Labelled = Mapping[str, float]
 """A value for each collection, or for each part of a position."""
@@ -50,7 +50,7 @@ class Streaming:
     """What the stream has counted since the service started. Each field has one thread that writes it."""
 
     queue: ByteQueue | None = None
-    stream: mongodb.ChangeStream | None = None
+    stream: change_stream.ChangeStream | None = None
     captured: Sequence[str] = ()
     seen: int = 0
     filtered: int = 0
@@ -66,7 +66,7 @@ class Streaming:
     closed_disconnects: int = 0
     closed_elections: int = 0
 
-    def opened(self, stream: mongodb.ChangeStream) -> None:
+    def opened(self, stream: change_stream.ChangeStream) -> None:
         """Another stream, after a restart of the capture: what the last one counted stays counted."""
         self.closed_disconnects, self.closed_elections = self.disconnects, self.elections
         self.stream = stream
@@ -102,7 +102,7 @@ class Metrics:
 
     name: str
     streaming: Streaming = field(default_factory=Streaming)
-    snapshot: snapshots.Snapshotting = field(default_factory=snapshots.Snapshotting)
+    snapshot: snapshots.SnapshotMetrics = field(default_factory=snapshots.SnapshotMetrics)
     headroom_hours: float | None = None
     commits: int = 0
     restarts: int = 0
@@ -142,7 +142,7 @@ class _Quiet(WSGIRequestHandler):
 
 
 PAGE_SECONDS = 15.0
-"""A page is that old at most when somebody asks for it again; it costs Spark some queries."""
+"""How old a page may be that is served again: a new one costs Spark some queries."""
 
 
 @dataclass
@@ -185,7 +185,7 @@ def served(metrics: Metrics, *, port: int | None, address: str, page: Callable[[
         yield
         return
     registry = prometheus_client.CollectorRegistry()
-    registry.register(_Asked(lambda: metrics.families(now=time.time())))
+    registry.register(_OnScrape(lambda: metrics.families(now=time.time())))
     shown = prometheus_client.make_wsgi_app(registry)
     site = shown if page is None else _Site(shown, page)
     try:
@@ -223,8 +223,8 @@ def _sample_name(name: str, labels: Mapping[str, str]) -> str:
 
 
 @dataclass(frozen=True)
-class _Asked(Collector):
-    """Gathers when somebody asks, and not before."""
+class _OnScrape(Collector):
+    """Collects at scrape time."""
 
     families: Callable[[], Iterable[Metric]]
 
@@ -288,7 +288,7 @@ def _queue(queue: ByteQueue | None) -> dict[str, float]:
     }
 
 
-def _snapshot(found: snapshots.Snapshotting, now: float) -> dict[str, float | Labelled]:
+def _snapshot(found: snapshots.SnapshotMetrics, now: float) -> dict[str, float | Labelled]:
     state = found.taken.state if found.taken is not None else None
     controls = found.taken.controls if found.taken is not None else None
     planned = state.planned if state else ()

@@ -11,7 +11,7 @@ from pipelines.capture import metrics
 from pipelines.capture import position as positions
 from pipelines.capture.deployment import Deployment
 from pipelines.capture.logger import log
-from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import server as mongodb_server
 
 OPLOG_EVERY = 60.0
 """Seconds between two looks at the oplog."""
@@ -45,7 +45,8 @@ class OplogWatch:
     def _headroom_seconds(self) -> float | None:
         """How long the oplog will hold the position; None where that cannot be known."""
         position = self.log.position
-        found = mongodb.oplog(self.deployment.client) if position is not None else None
+        # A user without clusterMonitor may not see the oplog: then nothing is known, and nothing is wrong.
+        found = mongodb_server.oplog(self.deployment.client) if position is not None else None
         if position is None or found is None:
             return None
         return found.headroom_seconds(positions.cluster_time(position.token).time)

@@ -9,7 +9,8 @@ from bson.timestamp import Timestamp
 from cdc_core import errors
 from cdc_core.stream import resume_token
 from pipelines.bronze import log as bronze
-from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import change_stream
+from pipelines.mongodb import failures as mongodb_failures
 
 
 def cluster_time(token: str) -> Timestamp:
@@ -33,12 +34,12 @@ def is_at_or_before(raw: bytes, token: str) -> bool:
 
     The fragments of one large event stand at one place.
     """
-    return resume_token.without_fragment(mongodb._token(raw)) <= resume_token.without_fragment(token)
+    return resume_token.without_fragment(change_stream.event_token(raw)) <= resume_token.without_fragment(token)
 
 
-def lost(position: bronze.Position | None, error: mongodb.HistoryLost | None) -> errors.PositionLost:
+def lost(position: bronze.Position | None, error: mongodb_failures.HistoryLost | None) -> errors.PositionLost:
     """The error that tells a person that the oplog no longer holds a position (None: `capture.start.op.time`)."""
-    code = error.code if error else mongodb.CHANGE_STREAM_HISTORY_LOST
+    code = error.code if error else mongodb_failures.CHANGE_STREAM_HISTORY_LOST
     if position is None:
         return errors.PositionLost(
             f"source.capture.start.op.time: the oplog no longer reaches back to it (error {code}). Nothing was changed. To begin "

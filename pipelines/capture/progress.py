@@ -13,7 +13,7 @@ from pipelines.snapshot import snapshot
 class Progress:
     """What a person wants to see of a running capture.
 
-    `lag_seconds` is the age of the newest committed event; `has_read_snapshots` tells that none is planned or being read.
+    `lag_seconds` is the age of the newest committed event; `has_read_snapshots`: none is planned or being read.
     """
 
     events: int = 0
@@ -21,7 +21,7 @@ class Progress:
     rate: float = 0.0
     lag_seconds: float | None = None
     reconnects: int = 0
-    snapshot: snapshot.Progress | None = None
+    snapshot: snapshot.SnapshotProgress | None = None
     has_read_snapshots: bool = False
 
 
@@ -79,7 +79,7 @@ class RunCounts:
     """The committer's."""
     reconnects: int = 0
     """The reader's."""
-    snapshot: snapshot.Progress | None = None
+    snapshot: snapshot.SnapshotProgress | None = None
     """The snapshot thread's."""
     began_at: float | None = None
     """The main thread's, as those below: when the run began to read, and how many commits there were then."""

@@ -10,14 +10,15 @@ from pipelines.capture import metrics
 from pipelines.capture import position as positions
 from pipelines.capture.progress import RunCounts
 from pipelines.capture.threads import Threads
-from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import change_stream
+from pipelines.mongodb import failures as mongodb_failures
 
 
 @dataclass(frozen=True)
 class Reader:
     """Reads ahead of the encoder, as far as the queue has room."""
 
-    stream: mongodb.ChangeStream
+    stream: change_stream.ChangeStream
     threads: Threads
     log: bronze.Log
     counts: RunCounts
@@ -28,6 +29,7 @@ class Reader:
         try:
             self._read()
         except Exception as error:
+            # Not raised, which would end every thread at once and leave what the queue holds.
             self.threads.stream_failure = error
 
     def _read(self) -> None:
@@ -35,7 +37,8 @@ class Reader:
             while not self.threads.halt.is_set():
                 try:
                     batch = self.stream.next()
-                except mongodb.HistoryLost as error:
+                # A stream that was too slow: the oplog overtook it while it was open.
+                except mongodb_failures.HistoryLost as error:
                     raise positions.lost(self.log.position, error) from error
                 self.counts.reconnects = self.stream.reconnects
                 self.metrics.polled(len(batch.events), at=time.time())

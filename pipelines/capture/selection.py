@@ -35,5 +35,6 @@ class Selection:
         return Selection(
             includes=chosen.includes if has_more else None,
             is_signal_collection=chosen.is_signals if reads_signals else None,
+            # Patterns are matched once a collection, and not once an event.
             fields=functools.lru_cache(maxsize=10_000)(listed.of) if listed.entries else None,
         )

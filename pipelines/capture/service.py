@@ -30,6 +30,7 @@ from pipelines.capture.progress import NOTHING, CaptureResult, Progress, joined
 from pipelines.capture.threads import IDLE_WAIT
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as connections
+from pipelines.mongodb import server as mongodb_server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,12 +77,14 @@ def run(
                 return done or NOTHING
             except errors.SourceUnreachable as error:
                 has_begun = capture is not None and capture.has_begun
+                # Attempts in a row: a run that committed something begins to count anew.
                 spent = (0 if capture is not None and capture.has_progressed else spent) + (
                     capture.attempts if capture else 1
                 )
                 if stop.is_set():
                     return joined(done, capture.result()) if capture is not None and has_begun else done or NOTHING
                 is_last = 0 <= settings.source.errors_max_retries < spent
+                # A first start that does not reach its source ends at once: a person is there to see it.
                 if is_last or not (has_begun or done):
                     raise
                 wait = settings.source.retriable_restart_connector_wait_ms / 1000
@@ -106,9 +109,9 @@ def check_source(settings: Settings, stop: threading.Event | None = None) -> Non
         pass
 
 
-def _answer(request: Callable[[], mongodb.ServerInfo], stop: threading.Event) -> mongodb.ServerInfo:
+def _answer(request: Callable[[], mongodb_server.ServerInfo], stop: threading.Event) -> mongodb_server.ServerInfo:
     """What a server answers; `Stopped` where the run is to end before: nobody waits for a server that may be gone."""
-    answers: queue.SimpleQueue[mongodb.ServerInfo | BaseException] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[mongodb_server.ServerInfo | BaseException] = queue.SimpleQueue()
 
     def send() -> None:
         try:
@@ -116,6 +119,7 @@ def _answer(request: Callable[[], mongodb.ServerInfo], stop: threading.Event) ->
         except BaseException as error:  # the thread that waits raises it
             answers.put(error)
 
+    # The driver cannot be interrupted while it looks for a server; a daemon thread is left behind.
     threading.Thread(target=send, name="capture-connecting", daemon=True).start()
     while True:
         try:
@@ -135,8 +139,8 @@ def _suitable(settings: Settings, stop: threading.Event) -> Iterator[tuple[conne
     connection = connections.connection(settings.source)
     client = connection.client()
     try:
-        info = _answer(functools.partial(mongodb.server_info, client), stop)
-        mongodb.check_suitable(info)
+        info = _answer(functools.partial(mongodb_server.server_info, client), stop)
+        mongodb_server.check_suitable(info)
         connections.check_oversize(settings.source, info)
         yield connection, client
     finally:

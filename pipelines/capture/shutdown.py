@@ -1,4 +1,4 @@
-"""The end of a run: what asks for it, in which order its threads end, and how long each is waited for."""
+"""The end of a run: what brings it about, in which order its threads end, and how long each is waited for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipelines.snapshot import queue as snapshots
 from pipelines.spark import session as sparks
 
 STOP_SECONDS = 3.0
-"""So long a capture that is to stop waits for its threads."""
+"""How long a capture that is to stop waits for its threads."""
 
 
 @dataclass
@@ -30,6 +30,7 @@ class Shutdown:
 
     def is_due(self) -> bool:
         """Whether the run is to end now."""
+        # Its session is gone with it: a driver that was orphaned could commit nothing, and would go on reading.
         if self._submitter is not None and os.getppid() != self._submitter:
             self.threads.halt.set()
         return self.stop.is_set() or self.threads.halt.is_set()
@@ -39,6 +40,7 @@ class Shutdown:
         self.threads.failure = self.threads.failure or self.threads.stream_failure
         self.threads.end()
         queue.wake()
+        # One deadline for all of them: a capture ends within seconds, whatever the server does (#14).
         self._leave_at = time.monotonic() + STOP_SECONDS
         is_hurried = self.stop.is_set() or self.threads.failure is not None
         for name in (SNAPSHOT, SIGNALS, READER):

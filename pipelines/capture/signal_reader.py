@@ -101,7 +101,7 @@ class SignalReader:
             self._mute.discard("ops/notifications")
 
     def _warn_once(self, what: str, message: str, error: Exception) -> None:
-        """Warn of a trouble when it begins, and not at each poll; the error's own text may hold data."""
+        """Warn when a failure begins, and not at each poll; a foreign error's text may hold data, so that its class is named."""
         if what not in self._mute:
             log.warning(message, what, error if isinstance(error, errors.MedallionError) else type(error).__name__)
         self._mute.add(what)

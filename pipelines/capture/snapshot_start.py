@@ -17,9 +17,10 @@ from pipelines.capture.deployment import Deployment
 from pipelines.capture.progress import RunCounts
 from pipelines.capture.start import Plan, new_id
 from pipelines.channels.notifier import Notifier
-from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import server as mongodb_server
+from pipelines.snapshot import chunk_reader, snapshot
 from pipelines.snapshot import queue as snapshots
-from pipelines.snapshot import snapshot
+from pipelines.snapshot.controls import SnapshotControls
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,9 +49,9 @@ class SnapshotStart:
     fields: events.FieldsOf | None
     halt: threading.Event
     counts: RunCounts
-    metrics: snapshots.Snapshotting
+    metrics: snapshots.SnapshotMetrics
 
-    def ready(self, state: snapshot_state.State, controls: snapshot.Controls) -> snapshot.Snapshot | None:
+    def ready(self, state: snapshot_state.State, controls: SnapshotControls) -> snapshot.Snapshot | None:
         """The snapshot; None where the capture ends within `snapshot.delay.ms`."""
         # The position of before the delay: what is read is only the newer for it.
         position = self.log.position
@@ -61,19 +62,24 @@ class SnapshotStart:
             return None
         spark = self.session()
         is_incremental = state.kind is snapshot_state.Kind.INCREMENTAL
-        return snapshot.Snapshot(
+        collections = self.deployment.collections()
+        reader = chunk_reader.ChunkReader(
             spark=spark,
+            connection=self.deployment.connection,
+            after=min(positions.cluster_time(position.token), mongodb_server.operation_time(client)),
+            chunk_bytes=source.commit_max_bytes,
+            fetch_size=source.snapshot_fetch_size,
+            fields=self.fields,
+            stopped=self.halt,
+        )
+        return snapshot.Snapshot(
             log=self.log,
             name=self.name,
-            connection=self.deployment.connection,
-            collections=self.deployment.collections(),
+            reader=reader,
+            collections=collections,
             state=state,
-            after=min(positions.cluster_time(position.token), mongodb.operation_time(client)),
-            chunk_bytes=source.commit_max_bytes,
             threads=_threads(spark, source.snapshot_max_threads),
-            fetch_size=source.snapshot_fetch_size,
             filters={} if is_incremental else source.snapshot_collection_filter_overrides,
-            fields=self.fields,
             stopped=self.halt,
             report=self._report,
             controls=controls,
@@ -81,7 +87,7 @@ class SnapshotStart:
             documents_max=source.incremental_snapshot_chunk_size if is_incremental else None,
         )
 
-    def _report(self, progress: snapshot.Progress) -> None:
+    def _report(self, progress: snapshot.SnapshotProgress) -> None:
         self.metrics.last_chunk_at = time.time()
         self.counts.snapshot = progress
 

@@ -48,7 +48,7 @@ class Start:
     is_other_stream: bool
 
     def begin(self, opened: OpenStream) -> Plan:
-        """Commit the first position of a new stream; the snapshot that is to be taken or to be gone on with."""
+        """Commit the first position of a new stream; returns which snapshot is to be taken or continued."""
         gap = opened.gap
         has_position = self.log.position is not None and gap is None
         states = self._states() if self.log.position is not None else ()
@@ -77,7 +77,7 @@ class Start:
         return Plan(decision.streams, state, states)
 
     def _states(self) -> tuple[snapshot_state.State, ...]:
-        """The snapshots in bronze. What failed is tried again, but for what a signal asked for: that is to be sent again."""
+        """The snapshots in bronze. A failed one is tried again, except a signal's: that signal is to be sent again."""
         found = snapshot_state.states(bronze.snapshot_heartbeats(self.spark, self.log.table))
         by_signal = (snapshot_state.Kind.INCREMENTAL, snapshot_state.Kind.BLOCKING)
         return tuple(state if state.kind in by_signal else state.retried() for state in found)

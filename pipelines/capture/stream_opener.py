@@ -20,7 +20,8 @@ from pipelines.capture import position as positions
 from pipelines.capture.deployment import Deployment
 from pipelines.capture.logger import log
 from pipelines.delta import tables as delta
-from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import change_stream
+from pipelines.mongodb import failures as mongodb_failures
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ExistingBronze:
-    """What a bronze table says before it is claimed: its position, and whether it was written through another filter."""
+    """What is read from a bronze table before it is claimed: its position, and whether it was written through another filter."""
 
     found: bronze.Found | None = None
     is_other_stream: bool = False
@@ -56,7 +57,7 @@ class OpenStream:
     was lost where the stream begins behind a position that the oplog no longer holds.
     """
 
-    stream: mongodb.ChangeStream
+    stream: change_stream.ChangeStream
     bronze_token: str | None = None
     gap: Mapping[str, object] | None = None
 
@@ -69,7 +70,7 @@ class StreamOpener:
     """
 
     deployment: Deployment
-    options: mongodb.StreamOptions
+    options: change_stream.StreamOptions
     halt: threading.Event
     custom: snapshot_mode.Snapshotter | None = None
     is_other_stream: bool = False
@@ -84,7 +85,7 @@ class StreamOpener:
         except errors.PositionLost:
             if not snapshot_mode.replaces_lost_position(self.deployment.source, custom=self.custom):
                 raise
-            stream = self._first_accepted([mongodb.Start()], None)
+            stream = self._first_accepted([change_stream.StreamStart()], None)
             if position is None:
                 log.warning(
                     "the oplog no longer reaches back to capture.start.op.time: the stream begins now, with a snapshot"
@@ -102,39 +103,44 @@ class StreamOpener:
         """
         if position is None:
             return OpenStream(self._first_accepted([self._first_start()], None))
-        by_time = mongodb.Start(at=positions.cluster_time(position.token))
-        starts = [by_time] if self.is_other_stream else [mongodb.Start(position.token), by_time]
+        by_time = change_stream.StreamStart(at=positions.cluster_time(position.token))
+        starts = [by_time] if self.is_other_stream else [change_stream.StreamStart(position.token), by_time]
         return OpenStream(self._first_accepted(starts, position), bronze_token=position.token)
 
-    def _first_accepted(self, starts: Sequence[mongodb.Start], position: bronze.Position | None) -> mongodb.ChangeStream:
+    def _first_accepted(
+        self, starts: Sequence[change_stream.StreamStart], position: bronze.Position | None
+    ) -> change_stream.ChangeStream:
         """A stream from the first of these places that the server takes."""
-        lost: mongodb.HistoryLost | None = None
+        lost: mongodb_failures.HistoryLost | None = None
         for start in starts:
             stream = self._stream(start)
             try:
-                with mongodb.translating("opening the change stream"):
+                with mongodb_failures.translating("opening the change stream"):
                     stream.open()
+                    # Opening alone proves nothing: the server says that a position is lost with the first batch.
                     stream.probe()
                     self._check_held(stream, start, position)
                 return stream
-            except mongodb.HistoryLost as error:
+            except mongodb_failures.HistoryLost as error:
                 stream.close()
                 lost = error
-                if error.code == mongodb.CHANGE_STREAM_HISTORY_LOST:
+                if error.code == mongodb_failures.CHANGE_STREAM_HISTORY_LOST:
                     break  # the place is older than the oplog, however it is named
         raise positions.lost(position, lost)
 
-    def _check_held(self, stream: mongodb.ChangeStream, start: mongodb.Start, position: bronze.Position | None) -> None:
+    def _check_held(
+        self, stream: change_stream.ChangeStream, start: change_stream.StreamStart, position: bronze.Position | None
+    ) -> None:
         """Raise `HistoryLost` where a stream goes on by its position's time in an oplog that does not hold the position's event:
         another deployment has taken the place of the one that was captured. Of a stream with another filter that is not known."""
         if position is None or start.at is None or self.is_other_stream or resume_token.resumes_alone(position.token):
             return
         if not stream.holds(position.token):
-            raise mongodb.HistoryLost(mongodb.CHANGE_STREAM_HISTORY_LOST)
+            raise mongodb_failures.HistoryLost(mongodb_failures.CHANGE_STREAM_HISTORY_LOST)
 
-    def _stream(self, start: mongodb.Start) -> mongodb.ChangeStream:
+    def _stream(self, start: change_stream.StreamStart) -> change_stream.ChangeStream:
         source = self.deployment.source
-        return mongodb.ChangeStream(
+        return change_stream.ChangeStream(
             self.deployment.client,
             self.options,
             start,
@@ -142,10 +148,11 @@ class StreamOpener:
             initial_delay=source.errors_retry_delay_initial_ms / 1000,
             max_delay=source.errors_retry_delay_max_ms / 1000,
             stopped=self.halt,
+            # A database that was dropped and made anew may be spelled in another case, which a stream's scope is bound to.
             resolved=lambda: replace(self.deployment.stream_options(), max_await_ms=self.options.max_await_ms),
         )
 
-    def _first_start(self) -> mongodb.Start:
+    def _first_start(self) -> change_stream.StreamStart:
         """Where a stream without a position begins: `capture.start.op.time`, or now."""
         at = self.deployment.source.capture_start_op_time
-        return mongodb.Start() if at < 0 else mongodb.Start(at=Timestamp(at >> 32, at & 0xFFFFFFFF))
+        return change_stream.StreamStart() if at < 0 else change_stream.StreamStart(at=Timestamp(at >> 32, at & 0xFFFFFFFF))

@@ -1,4 +1,4 @@
-"""The threads of one run: what they start, what ends them, and the error that ends the run.
+"""The threads of one run: how they start, what ends them, and the error that ends the run.
 
 An error of a thread ends all of them at once. An error of the stream, or of one of its events, ends the run behind what
 was read before it: that is committed first.
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pipelines.capture import byte_queue
 
 IDLE_WAIT = 0.2
-"""Seconds between two looks whether the run is to end, while something else is waited for."""
+"""Seconds between two checks whether the run is to end, while a thread waits for something else."""
 CLOSE_SECONDS = 30.0
-"""Seconds for which the end of a thread is waited for that is not to be left behind."""
+"""How long the end of a thread is waited for that must not be left behind."""
 COMMITTER = "capture-committer"
 READER = "capture-reader"
 SIGNALS = "capture-signals"
@@ -43,9 +43,11 @@ class Threads:
             try:
                 target()
             except BaseException as error:
+                # The first one counts: those that follow come of the end that it brought.
                 self.failure = self.failure or error
                 self.end()
 
+        # A daemon: one that waits for a server that is gone must not hold up the end of the process.
         thread = threading.Thread(target=guarded, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cdc_core import errors
 from pipelines.delta import log_store
+from pipelines.spark import conf as spark_conf
 from pipelines.spark import session as sparks
 from pipelines.spark import stores
 
@@ -48,7 +49,7 @@ def check(spark: SparkSession, location: str) -> None:
     if scheme == "file" or place in _PROVEN or sparks.is_databricks():
         return
     reason = _why_not(spark, scheme, location)
-    if reason is not None and spark.conf.get(sparks.SINGLE_DRIVER, "false") != "true":
+    if reason is not None and spark.conf.get(spark_conf.SINGLE_DRIVER, "false") != "true":
         raise errors.ConcurrentWritesUnsafe(
             f"{place[1]}: {reason}, so that two drivers that commit at the same time would replace each other's commits. "
             "Nothing was written. To go on: give this Spark the log store of mongo-medallion "

@@ -45,7 +45,7 @@ from cdc_core.tables import layout as tables
 from pipelines.delta import exclusion
 from pipelines.delta import local_log as local_table
 from pipelines.delta.local_log import Commit
-from pipelines.spark import failures
+from pipelines.spark import failures, jvm
 from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
@@ -1254,7 +1254,7 @@ def _reached(spark: SparkSession, table: tables.TableRef) -> _DirectLog:
     try:
         return _DirectLog(spark, folder)
     except (AttributeError, TypeError, Py4JError) as error:  # what a class or a method raises that is not there
-        if not isinstance(error, Py4JJavaError) and sparks.is_gone():
+        if not isinstance(error, Py4JJavaError) and jvm.is_gone():
             raise
         raise _NoDirectLog(f"this Delta's classes are other ones ({type(error).__name__})") from error
 

@@ -156,6 +156,7 @@ class EmbeddedMongoDB:
         wanted = self.options.port or _remembered(self.data_dir / "port")
         patience = min(deadline, time.monotonic() + IN_USE_PATIENCE)
         while True:
+            # The port it had: connection strings of the last run go on working.
             self.port = wanted if wanted and _is_free(wanted) else _free_port()
             if self.options.port and self.port != self.options.port:
                 raise errors.DecisionNeeded(f"port {self.options.port} is taken on this machine")
@@ -164,7 +165,8 @@ class EmbeddedMongoDB:
             if status is None:
                 return
             self.stop()
-            said = self._last_words()
+            said = _last_words(self.log_file, self.data_dir / "mongod.out")
+            # The server of an owner that was killed takes a moment to end, and holds its data until then.
             in_use = status == IN_USE or "DBPathInUse" in said
             if in_use and time.monotonic() > patience:
                 raise errors.DecisionNeeded(f"another MongoDB is running over {self.data_dir}; stop it first")
@@ -180,6 +182,7 @@ class EmbeddedMongoDB:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            # A process group of its own: Ctrl-C at the owner's terminal must not reach mongod before the owner stops it.
             start_new_session=True,
         )
         assert self._process.stdout is not None
@@ -190,6 +193,7 @@ class EmbeddedMongoDB:
         options = self.options
         parameters: dict[str, object] = {
             "diagnosticDataCollectionEnabled": "false",
+            # A server without other members has nobody to hand over to; its default is 15 seconds.
             "shutdownTimeoutMillisForSignaledShutdown": 100,
             **options.parameters,
         }
@@ -225,11 +229,12 @@ class EmbeddedMongoDB:
             if config is None:
                 members = [{"_id": 0, "host": self.address}]
                 client.admin.command("replSetInitiate", {"_id": REPLICA_SET, "members": members})
+            # A member that is not found under its own name never becomes primary.
             elif config["members"][0]["host"] != self.address:
                 config["members"][0]["host"] = self.address
                 config["version"] += 1
                 _reconfigure(client, config, deadline)
-            self._await_primary(client, deadline)
+            _await_primary(client, deadline, failure=f"{self.address} did not become primary (log: {self.log_file})")
             if self.options.auth:
                 self._ensure_user(client)
 
@@ -242,12 +247,6 @@ class EmbeddedMongoDB:
         client.admin.command("createUser", "root", pwd=password, roles=["root"])
         path.touch(mode=0o600)
         path.write_text(password)
-
-    def _await_primary(self, client: MongoClient[dict[str, Any]], deadline: float) -> None:
-        while not client.admin.command("hello").get("isWritablePrimary"):
-            if time.monotonic() > deadline:
-                raise errors.DecisionNeeded(f"{self.address} did not become primary (log: {self.log_file})")
-            time.sleep(0.05)
 
     @contextlib.contextmanager
     def _direct(self) -> Iterator[MongoClient[dict[str, Any]]]:
@@ -264,15 +263,6 @@ class EmbeddedMongoDB:
             path.touch(mode=0o600)
             path.write_text(secrets.token_urlsafe(64).replace("-", "a").replace("_", "b"))
         return path
-
-    def _last_words(self) -> str:
-        """What mongod said last about why it ended."""
-        for path in (self.log_file, self.data_dir / "mongod.out"):
-            lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-            telling = [line for line in lines[-60:] if re.search(r'"s":"[EF]"|^Error|error while loading', line)]
-            if telling:
-                return telling[-1][:600]
-        return "it said nothing"
 
 
 def find(binary: Path | None = None) -> Path:
@@ -317,6 +307,13 @@ def _reconfigure(client: MongoClient[dict[str, Any]], config: dict[str, Any], de
         time.sleep(0.05)
 
 
+def _await_primary(client: MongoClient[dict[str, Any]], deadline: float, *, failure: str) -> None:
+    while not client.admin.command("hello").get("isWritablePrimary"):
+        if time.monotonic() > deadline:
+            raise errors.DecisionNeeded(failure)
+        time.sleep(0.05)
+
+
 def _check_version(command: Path) -> None:
     try:
         shown = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=30, check=False)
@@ -328,6 +325,16 @@ def _check_version(command: Path) -> None:
         raise errors.DecisionNeeded(f"{command} does not run here: {said[-1] if said else 'it said nothing'}")
     if (int(found[1]), int(found[2])) < OLDEST:
         raise errors.DecisionNeeded(f"{command} is MongoDB {found[1]}.{found[2]}; 6.0 or later is needed")
+
+
+def _last_words(*logs: Path) -> str:
+    """What mongod said last about why it ended."""
+    for path in logs:
+        lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+        telling = [line for line in lines[-60:] if re.search(r'"s":"[EF]"|^Error|error while loading', line)]
+        if telling:
+            return telling[-1][:600]
+    return "it said nothing"
 
 
 def _remembered(path: Path) -> int | None:

@@ -31,8 +31,11 @@ from pipelines.delta import tables as delta
 from pipelines.demo import embedded_mongodb, quality, shop
 from pipelines.demo import tables as demo_report
 from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import server as mongodb_server
 from pipelines.page import page
 from pipelines.settings import file as settings_file
+from pipelines.spark import conf as spark_conf
+from pipelines.spark import delta_jars
 from pipelines.spark import session as sparks
 from pipelines.terminal import tables as report
 from pipelines.verify import run as verify
@@ -142,13 +145,13 @@ def _opened(folder: Path, *, mongodb_uri: str | None, screen: Console, stack: co
             server = pool.submit(_server, folder / "mongodb", mongodb_uri, stack)
             pool.submit(_tell_of_start, is_there, tell)
             try:
-                spark = sparks.session("medallion demo", conf=sparks.BRIEF)
+                spark = sparks.session("medallion demo", conf=spark_conf.SHORT_RUN)
                 uri = server.result()
             finally:
                 is_there.set()
         client = mongodb.client(uri)
         stack.callback(client.close)
-        mongodb.check_suitable(mongodb.server_info(client))
+        mongodb_server.check_suitable(mongodb_server.server_info(client))
         tell("Stocking the shop")
         shop.stock(client)
 
@@ -192,7 +195,7 @@ def _plain(now: RenderableType) -> str:
 def _tell_of_start(is_there: threading.Event, tell: Callable[[RenderableType], None]) -> None:
     """Says what takes the time until Spark and MongoDB are there: the first time that is a download."""
     while not is_there.wait(0.5):
-        fetched = sparks.downloaded_megabytes()
+        fetched = delta_jars.downloaded_megabytes()
         said = "" if fetched is None else f"; Delta's jars come from Maven Central, once: {fetched:.0f} MB so far"
         tell(f"Starting MongoDB and Spark{said}")
 

@@ -11,7 +11,9 @@ from cdc_core import errors
 from cdc_core.bronze import event_rows as events
 from cdc_core.properties.source import CaptureScope, OversizeMode
 from cdc_core.stream import filters
+from pipelines.mongodb import catalog, change_stream
 from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import server as mongodb_server
 from pipelines.settings import secrets
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ def connection(source: Source) -> Connection:
         "socketTimeoutMS": source.mongodb_socket_timeout_ms or None,
         "heartbeatFrequencyMS": source.mongodb_heartbeat_frequency_ms,
     }
+    # User and password belong together: those of the settings do not fill up what the connection string has.
     has_credentials = "@" in uri.partition("://")[2].partition("/")[0]
     if not has_credentials:
         options |= _credentials(source)
@@ -84,10 +87,10 @@ def _tls(source: Source, *, is_given: bool) -> dict[str, Any]:
     return options
 
 
-def stream_options(source: Source, client: mongodb.Client) -> mongodb.StreamOptions:
+def stream_options(source: Source, client: mongodb.Client) -> change_stream.StreamOptions:
     """What the change stream is opened with."""
     scope = stream_scope(source, client)
-    return mongodb.StreamOptions(
+    return change_stream.StreamOptions(
         db=scope.db,
         collection=scope.collection,
         stages=[*filters.pipeline(source), *_skipping(source)],
@@ -103,15 +106,13 @@ def stream_scope(source: Source, client: mongodb.Client) -> filters.Scope:
     Lists are blind to case and streams are not: nobody knows how its name will be spelled. A user who may read that one
     database alone gets a stream of the name as the settings have it, for the right is bound to its spelling too.
     """
-    names = mongodb.database_names(client)
+    names = catalog.database_names(client)
     scope = filters.stream_scope(source, databases=names)
     is_found = source.capture_scope is not None or scope.db is None or scope.db in names
-    return scope if is_found or not mongodb.may_watch_deployment(client) else filters.Scope(CaptureScope.DEPLOYMENT)
+    return scope if is_found or not mongodb_server.may_watch_deployment(client) else filters.Scope(CaptureScope.DEPLOYMENT)
 
 
 SKIPPED = events.SKIPPED
-
-
 EVENT_BYTES = 16 * 1024 * 1024 - 64 * 1024
 """What the documents of one event may have together: the server sends no larger one, whatever the settings allow."""
 
@@ -141,7 +142,7 @@ def _skipping(source: Source) -> list[dict[str, Any]]:
     return [{"$replaceWith": {"$cond": [is_large, said, "$$ROOT"]}}]
 
 
-def check_oversize(source: Source, info: mongodb.ServerInfo) -> None:
+def check_oversize(source: Source, info: mongodb_server.ServerInfo) -> None:
     """Raise `SourceUnsuitable` where the server cannot split events."""
     if source.cursor_oversize_handling_mode is OversizeMode.SPLIT and info.version < (6, 0, 9):
         raise errors.SourceUnsuitable(
@@ -156,7 +157,7 @@ def captured_databases(source: Source, names: Collection[str]) -> list[str]:
     return [name for name in names if chosen.includes_database(name) and scope.db in (None, name)]
 
 
-def captured(source: Source, client: mongodb.Client) -> list[mongodb.Collection]:
+def captured(source: Source, client: mongodb.Client) -> list[catalog.SourceCollection]:
     """The collections that the settings capture and that exist now, in order of their names.
 
     Raises `SourceUnsuitable` for a view or a time-series collection that the settings name: they have no change stream.
@@ -164,9 +165,10 @@ def captured(source: Source, client: mongodb.Client) -> list[mongodb.Collection]
     chosen = filters.of(source)
     found = [
         collection
-        for collection in mongodb.collections(client, captured_databases(source, mongodb.database_names(client)))
+        for collection in catalog.collections(client, captured_databases(source, catalog.database_names(client)))
         if chosen.includes(collection.db, collection.name)
     ]
+    # A pattern may match a view by chance; a view that is named was meant, and would wait for events for ever.
     named = {(db.lower(), name.lower()) for db, name in chosen.named()}
     for collection in found:
         if collection.kind != "collection" and (collection.db.lower(), collection.name.lower()) in named:

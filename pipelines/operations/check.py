@@ -17,8 +17,11 @@ from cdc_core.tables import layout as tables
 from pipelines.channels import kafka
 from pipelines.delta import local_log as local_table
 from pipelines.delta import tables as delta
+from pipelines.mongodb import catalog, change_stream, snapshot_read
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as source
+from pipelines.mongodb import failures as mongodb_failures
+from pipelines.mongodb import server as mongodb_server
 from pipelines.terminal import tables as report
 
 
@@ -47,7 +50,7 @@ class Source:
 
     settings: Settings
     client: mongodb.Client
-    collections: Sequence[mongodb.Collection]
+    collections: Sequence[catalog.SourceCollection]
     refused: Mapping[str, errors.AccessRefused]
     """The databases whose collections this user may not list."""
 
@@ -113,8 +116,8 @@ def _kafka(settings: Settings) -> Iterator[Finding]:
 
 def _server(client: mongodb.Client) -> Finding:
     try:
-        info = mongodb.server_info(client)
-        mongodb.check_suitable(info)
+        info = mongodb_server.server_info(client)
+        mongodb_server.check_suitable(info)
     except errors.MedallionError as error:
         return _wrong("server", error)
     kind = "a sharded cluster" if info.is_sharded else "a replica set"
@@ -123,24 +126,24 @@ def _server(client: mongodb.Client) -> Finding:
 
 def _listed(
     settings: Settings, client: mongodb.Client
-) -> tuple[Sequence[mongodb.Collection], Mapping[str, errors.AccessRefused]]:
+) -> tuple[Sequence[catalog.SourceCollection], Mapping[str, errors.AccessRefused]]:
     """Everything in the databases that may be captured, and those of them that cannot be listed.
 
     Where listing databases is refused, they are those that the lists name.
     """
     chosen = filters.of(settings.source)
-    names = {*mongodb.database_names(client), *(db for db, _ in chosen.named())}
-    found: list[mongodb.Collection] = []
+    names = {*catalog.database_names(client), *(db for db, _ in chosen.named())}
+    found: list[catalog.SourceCollection] = []
     refused: dict[str, errors.AccessRefused] = {}
     for db in sorted(source.captured_databases(settings.source, names)):
         try:
-            found.extend(mongodb.collections(client, [db]))
+            found.extend(catalog.collections(client, [db]))
         except errors.AccessRefused as error:
             refused[db] = error
     return found, refused
 
 
-def _captured(asked: Source) -> list[mongodb.Collection]:
+def _captured(asked: Source) -> list[catalog.SourceCollection]:
     chosen = filters.of(asked.settings.source)
     return [each for each in asked.collections if chosen.includes(each.db, each.name)]
 
@@ -167,7 +170,7 @@ def _collections(asked: Source) -> Iterator[Finding]:
         yield Finding("collections", Verdict.WARNING, "the lists let no collection in that exists", mend)
 
 
-def _unwatchable(collection: mongodb.Collection, *, is_named: bool) -> Finding:
+def _unwatchable(collection: catalog.SourceCollection, *, is_named: bool) -> Finding:
     kind = "time-series collection" if collection.kind == "timeseries" else collection.kind
     found = f"{collection.namespace} is a {kind}, which has no change stream"
     if not is_named:
@@ -188,10 +191,10 @@ def _names_meet(asked: Source) -> Iterator[Finding]:
 def _stream(asked: Source) -> Iterator[Finding]:
     """The change stream is opened as a capture would, and closed."""
     options = source.stream_options(asked.settings.source, asked.client)
-    stream = mongodb.ChangeStream(asked.client, options, mongodb.Start())
+    stream = change_stream.ChangeStream(asked.client, options, change_stream.StreamStart())
     where = f"the database {options.db}" if options.db else "the whole deployment"
     try:
-        with mongodb.translating("opening the change stream"):
+        with mongodb_failures.translating("opening the change stream"):
             stream.open()
     except errors.AccessRefused as error:
         role = f"read on {options.db}" if options.db else "readAnyDatabase"
@@ -214,22 +217,27 @@ def _snapshot_reads(asked: Source) -> Iterator[Finding]:
         yield Finding("snapshot reads", Verdict.FINE, "allowed on each of them")
 
 
-def _refusal(client: mongodb.Client, collection: mongodb.Collection) -> errors.MedallionError | None:
-    after = mongodb.operation_time(client)
+def _refusal(client: mongodb.Client, collection: catalog.SourceCollection) -> errors.MedallionError | None:
+    after = mongodb_server.operation_time(client)
     try:
-        with contextlib.closing(mongodb.read_chunk(client, collection, mongodb.Range(), after=after, fetch_size=1)) as read:
+        with contextlib.closing(
+            snapshot_read.read_chunk(client, collection, snapshot_read.IdRange(), after=after, fetch_size=1)
+        ) as read:
             next(read, None)
     except errors.MedallionError as error:
         return error
-    except mongodb.ReadRefused as refused:
+    except mongodb_failures.ReadRefused as refused:
         return errors.SourceUnsuitable(f"{collection.namespace}: {refused}")
-    except (mongodb.SnapshotExpired, mongodb.CollectionChanged):  # dropped or made anew just now: a snapshot copes with it
+    except (
+        mongodb_failures.SnapshotExpired,
+        mongodb_failures.CollectionChanged,
+    ):  # dropped or made anew just now: a snapshot copes with it
         return None
     return None
 
 
 def _oplog(asked: Source) -> Iterator[Finding]:
-    window = mongodb.oplog_window(asked.client)
+    window = mongodb_server.oplog_window(asked.client)
     if window is None:
         mend = "grant clusterMonitor to see it here and in status; the pipeline runs without"
         yield Finding("oplog", Verdict.WARNING, "its window is unknown to this user", mend)

@@ -25,8 +25,8 @@ from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
 from pipelines.capture import metrics
 from pipelines.delta import tables as delta
-from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as source
+from pipelines.mongodb import server as mongodb_server
 from pipelines.operations import quarantine
 
 if TYPE_CHECKING:
@@ -165,9 +165,9 @@ def _source(settings: Settings) -> Source:
         return Source(problem=str(error))
     with contextlib.closing(client):
         try:
-            info = mongodb.server_info(client)
-            window = mongodb.oplog_window(client)
-            now = mongodb.operation_time(client).time
+            info = mongodb_server.server_info(client)
+            window = mongodb_server.oplog_window(client)
+            now = mongodb_server.operation_time(client).time
         except errors.MedallionError as error:
             return Source(problem=str(error))
     return Source(f"MongoDB {info.text}", now, window.first if window else None)

@@ -1,8 +1,8 @@
 """The snapshots of one capture: the initial one, those that signals ask for, and those of collections that were replaced.
 
 They are taken one after the other, in a thread of their own, in the order in which they were planned; one that is paused is
-passed over, and goes on when it is resumed. What is planned,
-paused and stopped stands in heartbeats (`cdc_core.snapshot.state`), so that a capture that is started again goes on.
+passed over, and goes on when it is resumed. What is planned, paused and stopped stands in heartbeats
+(`cdc_core.snapshot.state`), so that a restart goes on with it.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from typing import TYPE_CHECKING
 from cdc_core.signals import notification as notifications
 from cdc_core.snapshot.state import Kind, State
 from pipelines.snapshot import snapshot
+from pipelines.snapshot.controls import SnapshotControls
 
 if TYPE_CHECKING:
     from pipelines.channels import notifier
 
 IDLE_WAIT = 0.5
-
-Taking = Callable[[State, snapshot.Controls], "snapshot.Snapshot | None"]
+Taking = Callable[[State, SnapshotControls], "snapshot.Snapshot | None"]
 """Makes a snapshot ready to run; None where the capture ends before it begins."""
 
 
 @dataclass
 class _Entry:
     state: State
-    controls: snapshot.Controls
+    controls: SnapshotControls
     is_new: bool
     is_planned: bool = True
     """Whether its plan is in bronze."""
 
     @property
     def now(self) -> State:
-        """The state, with what was asked of it meanwhile."""
+        """The state, with the pauses and stops that signals brought since it was planned."""
         state = replace(self.state, is_paused=self.controls.is_paused)
         return state.without(self.controls.stopped)
 
@@ -46,12 +46,12 @@ class _Entry:
         return self.controls.is_paused and not self.now.is_done
 
 
-def _controls(state: State) -> snapshot.Controls:
-    return snapshot.Controls(is_paused=state.is_paused, stopped=state.stopped)
+def _controls(state: State) -> SnapshotControls:
+    return SnapshotControls(is_paused=state.is_paused, stopped=state.stopped)
 
 
 @dataclass
-class Snapshotting:
+class SnapshotMetrics:
     """The snapshot of this run; `taken` is None where none was taken."""
 
     taken: snapshot.Snapshot | None = None
@@ -77,13 +77,13 @@ class Snapshots:
     taking: Taking
     notifier: notifier.Notifier
     halt: threading.Event
-    metrics: Snapshotting
+    metrics: SnapshotMetrics
     _entries: list[_Entry] = field(default_factory=list)
     _running: _Entry | None = None
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def add(self, state: State, *, is_new: bool = True) -> None:
-        """Take this snapshot after those that are planned already; `is_new` tells that it was not begun before."""
+        """Take this snapshot after those that are planned already; `is_new`: no earlier run has begun it."""
         self._add(_Entry(state, _controls(state), is_new))
 
     def plan(self, state: State) -> Callable[[], None]:
@@ -110,7 +110,7 @@ class Snapshots:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is read now nor will be without a signal: what is paused waits, and what `_following` says behind it."""
+        """Whether nothing is read now nor will be without a signal: paused snapshots wait, and those that a pause holds back."""
         with self._changed:
             return self._following() is None and all(entry.is_planned for entry in self._entries)
 
@@ -131,13 +131,14 @@ class Snapshots:
         is_held = False
         for entry in self._entries:
             is_held = is_held or entry.is_paused
+            # A snapshot of a collection that was replaced does not wait for one that is paused (#14).
             is_free = entry.state.kind is not Kind.INCREMENTAL or not is_held or entry.now.is_done
             if entry.is_planned and is_free:
                 return entry
         return None
 
     def pause(self, is_paused: bool) -> list[State]:
-        """Pause the incremental snapshots, or let them go on; the states of those to which that is news."""
+        """Pause or resume the incremental snapshots; the states that changed."""
         changed = []
         for entry in self._incremental():
             if entry.controls.is_paused is not is_paused:
@@ -168,6 +169,7 @@ class Snapshots:
                     continue
             has_paused = self._take(entry)
             with self._changed:
+                # At the end of a run it stays the one that runs: `is_idle` must not say that all was read.
                 if not self.halt.is_set():
                     self._running = None
                     if not has_paused:
@@ -185,7 +187,7 @@ class Snapshots:
         if entry.is_new:
             self._tell(entry.state, notifications.Type.STARTED)
             entry.is_new = False
-        taken.told = lambda what, data: self._tell(taken.state, what, **data)
+        taken.notify = lambda what, data: self._tell(taken.state, what, **data)
         self.metrics.begun(taken, at=time.time())
         try:
             taken.run()

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 from py4j.protocol import Py4JNetworkError
 
 from cdc_core import errors
-from pipelines.spark import session as sparks
+from pipelines.spark import jvm
 
 _FILE_MISSING = (
     "FAILED_READ_FILE.FILE_NOT_EXIST",
@@ -32,10 +32,10 @@ def translated(error: BaseException) -> errors.MedallionError | None:
     """The error in our words; None where it says nothing that we know."""
     if isinstance(error, errors.MedallionError):
         return error
-    if sparks.is_gone() or isinstance(error, Py4JNetworkError):
+    if jvm.is_gone() or isinstance(error, Py4JNetworkError):
         return errors.SparkLost(
             "Spark's JVM ended or answers no more (killed, or out of memory; its log: "
-            f"{sparks.log_file()}); what it had committed is in the tables. Start again, and it goes on from there"
+            f"{jvm.log_file()}); what it had committed is in the tables. Start again, and it goes on from there"
         )
     if is_full(error):
         return errors.StorageExhausted(

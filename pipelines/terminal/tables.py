@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pipelines.operations.repair import Repaired
     from pipelines.operations.schema import Evolution
     from pipelines.operations.status import Collection, Layer, Status
-    from pipelines.snapshot.snapshot import Progress as SnapshotProgress
+    from pipelines.snapshot.snapshot import SnapshotProgress
     from pipelines.verify.run import Result as Verification
 
 log = logging.getLogger(__name__)
@@ -178,7 +178,7 @@ def snapshot_line(now: SnapshotProgress) -> str:
     """A snapshot's progress: documents done of about how many, rate, time left."""
     from pipelines.snapshot import snapshot
 
-    assert isinstance(now, snapshot.Progress)
+    assert isinstance(now, snapshot.SnapshotProgress)
     left = "" if now.seconds_left is None else f", {duration(now.seconds_left)} left"
     return (
         f"snapshot of {now.collection}: {now.total_documents:,} of about {max(now.total_about, now.total_documents):,} "

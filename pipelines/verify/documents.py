@@ -23,8 +23,10 @@ from cdc_core.snapshot import repair
 from cdc_core.stream import fields as field_filters
 from cdc_core.stream import resume_token
 from cdc_core.verify import equality
+from pipelines.mongodb import catalog, snapshot_read
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as source
+from pipelines.mongodb import failures as mongodb_failures
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,7 +51,7 @@ class Reading:
     """How a collection is read, by whoever reads it: what, from when on, how fast, and what its documents should become."""
 
     connection: source.Connection
-    collection: mongodb.Collection
+    collection: catalog.SourceCollection
     after: Time
     schema: str
     is_exact: bool = False
@@ -62,9 +64,11 @@ class Reading:
         """The collection's schema."""
         return DocumentSchema.from_json(self.schema)
 
-    def chunk(self, client: mongodb.Client, bounds: mongodb.Range, condition: Mapping[str, Any] | None) -> Iterator[Any]:
+    def chunk(
+        self, client: mongodb.Client, bounds: snapshot_read.IdRange, condition: Mapping[str, Any] | None
+    ) -> Iterator[Any]:
         """The batches of one read."""
-        yield from mongodb.read_chunk(
+        yield from snapshot_read.read_chunk(
             client,
             self.collection,
             bounds,
@@ -96,30 +100,30 @@ class _Pace:
             time.sleep(max(0.0, self._documents / self._rate - (time.monotonic() - self._began)))
 
 
-def ranges(client: mongodb.Client, reading: Reading, *, threads: int) -> list[mongodb.Range]:
+def ranges(client: mongodb.Client, reading: Reading, *, threads: int) -> list[snapshot_read.IdRange]:
     """The collection cut into ranges of `_id`, found in its index alone."""
-    size = mongodb.size(client, reading.collection)
+    size = catalog.size(client, reading.collection)
     documents = min(RANGE_DOCUMENTS, RANGE_BYTES // size.average, max(500, size.documents // (4 * threads)))
     if reading.documents_per_second:
         documents = min(documents, int(reading.documents_per_second * RANGE_SECONDS))
-    found: list[mongodb.Range] = []
+    found: list[snapshot_read.IdRange] = []
     lo: bytes | None = None
     while True:
-        hi = mongodb.boundary(client, reading.collection, lo=lo, documents=max(1, documents))
-        found.append(mongodb.Range(lo, hi))
+        hi = snapshot_read.boundary(client, reading.collection, lo=lo, documents=max(1, documents))
+        found.append(snapshot_read.IdRange(lo, hi))
         if hi is None:
             return found
-        lo = mongodb.hi_as_lo(hi)
+        lo = snapshot_read.hi_as_lo(hi)
 
 
-def digests(spark: SparkSession, reading: Reading, found: Sequence[mongodb.Range]) -> DataFrame:
+def digests(spark: SparkSession, reading: Reading, found: Sequence[snapshot_read.IdRange]) -> DataFrame:
     """Every document of the ranges as a row of `READ`, each range read by one task at a time of its own."""
     read = functools.partial(_read_ranges, reading, tuple(found))
     return spark.range(len(found), numPartitions=len(found)).mapInArrow(read, READ_DDL)
 
 
 def _read_ranges(
-    reading: Reading, found: Sequence[mongodb.Range], batches: Iterator[pa.RecordBatch]
+    reading: Reading, found: Sequence[snapshot_read.IdRange], batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     schema = reading.kept_schema
     client = source.worker_client(reading.connection)
@@ -130,7 +134,7 @@ def _read_ranges(
 
 
 def _read_range(
-    client: mongodb.Client, reading: Reading, bounds: mongodb.Range, schema: DocumentSchema, pace: _Pace
+    client: mongodb.Client, reading: Reading, bounds: snapshot_read.IdRange, schema: DocumentSchema, pace: _Pace
 ) -> pa.RecordBatch:
     from bson import json_util
 
@@ -146,7 +150,7 @@ def _read_range(
                     found["increment"].append(chunk.at.inc)
                 pace.after(len(chunk.documents))
             return pa.RecordBatch.from_pydict(found, schema=READ)
-        except mongodb.SnapshotExpired:
+        except mongodb_failures.SnapshotExpired:
             if reading.is_exact or attempt == ATTEMPTS - 1:
                 raise expired(reading) from None
     raise AssertionError("attempts end with a return or an error")
@@ -195,10 +199,10 @@ def _some_by_keys(client: mongodb.Client, reading: Reading, wanted: Sequence[str
         found: dict[str, Seen] = {}
         at: Time | None = None
         try:
-            for chunk in reading.chunk(client, mongodb.Range(), repair.condition(wanted)):
+            for chunk in reading.chunk(client, snapshot_read.IdRange(), repair.condition(wanted)):
                 at = (chunk.at.time, chunk.at.inc)
                 found |= {keys.canonical_raw(raw): Seen(reading.text(raw), at) for raw in chunk.documents}
-        except mongodb.SnapshotExpired:
+        except mongodb_failures.SnapshotExpired:
             continue
         assert at is not None
         return {key: found.get(key, Seen(None, at)) for key in wanted}

@@ -38,8 +38,11 @@ from cdc_core.verify import equality
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
 from pipelines.delta import tables as delta
+from pipelines.mongodb import catalog, document_keys
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as source
+from pipelines.mongodb import failures as mongodb_failures
+from pipelines.mongodb import server as mongodb_server
 from pipelines.operations import quarantine
 from pipelines.schema import log as schemas
 from pipelines.verify import documents, standing
@@ -192,7 +195,7 @@ def run(spark: SparkSession, settings: Settings, asked: Asked, *, stop: threadin
     began, id_ = time.monotonic(), f"{int(time.time() * 1000):x}"
     connection = source.connection(settings.source)
     with contextlib.closing(connection.client()) as client:
-        mongodb.check_suitable(mongodb.server_info(client))
+        mongodb_server.check_suitable(mongodb_server.server_info(client))
         verifying = _Verifying(spark, settings, asked, connection, client, stop or threading.Event())
         found = []
         for namespace in verifying.chosen():
@@ -246,7 +249,7 @@ class _Verifying:
     connection: source.Connection
     client: mongodb.Client
     stop: threading.Event
-    sources: Mapping[str, mongodb.Collection] = field(init=False)
+    sources: Mapping[str, catalog.SourceCollection] = field(init=False)
 
     def __post_init__(self) -> None:
         self.layout = delta.layout(self.settings.lakehouse)
@@ -275,7 +278,7 @@ class _Verifying:
         comparison = self._comparison(namespace)
         try:
             found = comparison.sampled(self.asked.sample) if self.asked.sample else comparison.whole()
-        except mongodb.CollectionChanged:
+        except mongodb_failures.CollectionChanged:
             raise errors.Temporary(
                 f"verifying {namespace}: it was dropped, renamed or made anew while it was read; try again"
             ) from None
@@ -334,14 +337,14 @@ class _Comparison:
     run: _Verifying
     namespace: registry.Namespace
     standings: standing.Standings
-    collection: mongodb.Collection | None
+    collection: catalog.SourceCollection | None
     last: documents.Time = (0, 0)
     version: int | None = None
 
     def __post_init__(self) -> None:
         self.spark = self.run.spark
         # Reads that come later are later than everything that bronze holds by now, unless a time is asked for.
-        now = mongodb.operation_time(self.run.client)
+        now = mongodb_server.operation_time(self.run.client)
         self.begun = (now.time, now.inc)
         position = standing.position_of(self.spark, self.run.bronze)
         self.first_batch = position.batch if self.run.at is None else 0
@@ -424,7 +427,7 @@ class _Comparison:
 
     def _chosen_ids(self, wanted: int) -> list[str]:
         assert self.collection is not None
-        found = mongodb.sampled_ids(self.run.client, self.collection, documents=wanted)
+        found = document_keys.sampled_ids(self.run.client, self.collection, documents=wanted)
         return [documents.key_of(raw) for raw in found]
 
     # --- looking closely
@@ -449,7 +452,7 @@ class _Comparison:
     def _looked(self, keys: Sequence[str], *, until: float) -> list[Difference]:
         schema = self._schema()
         if self.collection is None:
-            now = mongodb.operation_time(self.run.client)
+            now = mongodb_server.operation_time(self.run.client)
             seen = documents.nothing((now.time, now.inc), keys)
         else:
             seen = documents.by_keys(self.run.client, self._reading(schema, is_whole=False), keys)
@@ -543,7 +546,7 @@ class _Comparison:
 
     def repaired(self, before: CollectionResult, keys: Sequence[str]) -> CollectionResult:
         """The result after a repair of these keys: each of them looked at once more."""
-        now = mongodb.operation_time(self.run.client)
+        now = mongodb_server.operation_time(self.run.client)
         self.begun = (now.time, now.inc)
         verdicts = self._settled(keys)
         again = {each.key for each in verdicts}

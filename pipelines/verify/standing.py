@@ -24,6 +24,8 @@ from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
 from pipelines.delta import tables as delta
 from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import document_keys
+from pipelines.mongodb import failures as mongodb_failures
 from pipelines.verify import documents
 from pipelines.verify import rows as table_rows
 
@@ -139,7 +141,7 @@ class Standings:
         """The keys that the source changed up to the time, and that bronze does not hold."""
         name = str(self.namespace)
         try:
-            found = mongodb.changed_keys(
+            found = document_keys.changed_keys(
                 self.client,
                 self.namespace.db,
                 self.namespace.collection,
@@ -147,12 +149,12 @@ class Standings:
                 until=Timestamp(*at),
                 limit=MOST_UNSEEN,
             )
-        except mongodb.HistoryLost:
+        except mongodb_failures.HistoryLost:
             raise errors.PositionLost(
                 f"verifying {name}: the oplog does not hold bronze's position any more, so nobody can say what it lacks; "
                 "start the capture first, it says what to do"
             ) from None
-        except mongodb.NamespaceGone:
+        except document_keys.NamespaceGone:
             raise errors.Temporary(
                 f"verifying {name}: it was dropped or renamed, and that is not in bronze yet; "
                 "let the pipeline catch up and try again"

@@ -28,6 +28,7 @@ from pipelines.capture.progress import CaptureResult, Progress
 from pipelines.delta import tables as delta
 from pipelines.demo import embedded_mongodb
 from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import server as mongodb_server
 from pipelines.operations import status
 from pipelines.silver import run as silver
 from pipelines.snapshot import snapshot
@@ -271,12 +272,12 @@ def test_lost_position_changes_nothing(spark: Any, start_mongodb: Any, lakehouse
     before = delta.version(spark, table(found))
     client.shop.orders.delete_one({"_id": 1})
     client.shop.gone.drop()
-    first = mongodb.oplog_window(client)
+    first = mongodb_server.oplog_window(client)
     assert first is not None
 
     def rolled() -> bool:
         client.other.bulk.insert_many([{"pad": "x" * 100_000} for _ in range(50)])
-        window = mongodb.oplog_window(client)
+        window = mongodb_server.oplog_window(client)
         return window is not None and window.first > first.last + 1
 
     until(rolled, 90)
@@ -439,7 +440,7 @@ def test_wrong_password_is_refused(spark: Any, start_mongodb: Any, lakehouse: Pa
     found = pipeline(f"mongodb://{server.address}/", lakehouse, "shop")
     client = mongodb.client(f"mongodb://someone:hunter2@{server.address}/?authSource=admin")
     with pytest.raises(errors.AccessRefused) as refused:
-        mongodb.server_info(client)
+        mongodb_server.server_info(client)
     client.close()
     assert "hunter2" not in str(refused.value)
     with pytest.raises(errors.AccessRefused):

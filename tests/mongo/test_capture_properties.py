@@ -13,8 +13,9 @@ import pytest
 from cdc_core import errors
 from pipelines.capture import service as capture
 from pipelines.delta import tables as delta
-from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import catalog, change_stream, snapshot_read
 from pipelines.mongodb import connection as sources
+from pipelines.mongodb import server as mongodb_server
 from tests.mongo.test_capture import check_numbers, once, pipeline, rows, table
 from tests.sources import source
 
@@ -28,7 +29,7 @@ def test_a_stream_begins_at_an_operation_time(
 ) -> None:
     """`capture.start.op.time`: a first start reads the changes since then, and none before."""
     database.orders.insert_one({"_id": 1})
-    at = mongodb.operation_time(mongo)
+    at = mongodb_server.operation_time(mongo)
     database.orders.insert_one({"_id": 2})
     since = {"snapshot.mode": "no_data", "capture.start.op.time": (at.time << 32 | at.inc) + 1}
     found = pipeline(mongodb_uri, lakehouse, database.name, **since)
@@ -186,9 +187,9 @@ def test_too_many_collections(
 def test_how_much_one_answer_holds(database: Any, mongo: Any) -> None:
     """`snapshot.fetch.size` is the number of documents in each answer of a snapshot read."""
     database.orders.insert_many([{"_id": number} for number in range(10)])
-    (collection,) = mongodb.collections(mongo, [database.name])
-    after = mongodb.operation_time(mongo)
-    chunks = mongodb.read_chunk(mongo, collection, mongodb.Range(), after=after, fetch_size=4)
+    (collection,) = catalog.collections(mongo, [database.name])
+    after = mongodb_server.operation_time(mongo)
+    chunks = snapshot_read.read_chunk(mongo, collection, snapshot_read.IdRange(), after=after, fetch_size=4)
     assert [len(chunk.documents) for chunk in chunks] == [4, 4, 2]
 
 
@@ -198,7 +199,7 @@ def test_how_long_the_server_waits_for_an_event(database: Any, mongo: Any) -> No
     options = sources.stream_options(source(given), mongo)
     assert options.max_await_ms == 50
     assert sources.stream_options(source({}), mongo).max_await_ms == 1000
-    stream = mongodb.ChangeStream(mongo, options, mongodb.Start())
+    stream = change_stream.ChangeStream(mongo, options, change_stream.StreamStart())
     stream.open()
     began = time.monotonic()
     assert stream.next().events == []

@@ -15,8 +15,8 @@ from cdc_core import errors
 from cdc_core.properties.source import Source
 from cdc_core.settings import parse as settings
 from pipelines.demo import embedded_mongodb
+from pipelines.mongodb import catalog, connection
 from pipelines.mongodb import client as mongodb
-from pipelines.mongodb import connection
 from pipelines.operations import check
 from pipelines.operations.check import Finding, Verdict
 
@@ -188,7 +188,7 @@ def test_rights_and_passwords(checked: Checked, start_mongodb: StartServer) -> N
         assert _wrong(checked(uri("monitor", "m", patch), **lists)) == []
         shop = source("${env:CHECK_URI}", **{"collection.include.list": "shop.orders"})
         with contextlib.closing(connection.connection(shop).client()) as monitor:
-            assert {"shop", "unseen"} <= set(mongodb.database_names(monitor))
+            assert {"shop", "unseen"} <= set(catalog.database_names(monitor))
             assert [each.namespace for each in connection.captured(shop, monitor)] == ["shop.orders"]
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import bson
 import pytest
 
-from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import catalog, snapshot_read
+from pipelines.mongodb import server as mongodb_server
 
 MIXED = [
     bson.MinKey(), bson.MaxKey(), float("nan"), float("-inf"), float("inf"), None, "", "a", "B", "é", {}, {"a": 1}, b"x",
@@ -17,26 +18,26 @@ MIXED = [
 ]  # fmt: skip
 
 
-def made(database: Any, ids: list[Any], **options: Any) -> mongodb.Collection:
+def made(database: Any, ids: list[Any], **options: Any) -> catalog.SourceCollection:
     clustered = {"key": {"_id": 1}, "unique": True}
     database.command({"create": "a", "clusteredIndex": clustered, **options})
     database.a.insert_many([{"_id": each, "odd": bool(number % 2)} for number, each in enumerate(ids)])
-    (found,) = mongodb.collections(database.client, [database.name])
+    (found,) = catalog.collections(database.client, [database.name])
     assert found.is_clustered
     return found
 
 
-def chunks(mongo: Any, collection: mongodb.Collection, step: int, condition: Any = None) -> list[list[bytes]]:
+def chunks(mongo: Any, collection: catalog.SourceCollection, step: int, condition: Any = None) -> list[list[bytes]]:
     """Everything, in chunks of so many documents."""
-    after, found = mongodb.operation_time(mongo), []
+    after, found = mongodb_server.operation_time(mongo), []
     lo: bytes | None = None
     while True:
-        hi = mongodb.boundary(mongo, collection, lo=lo, documents=step)
-        read = mongodb.read_chunk(mongo, collection, mongodb.Range(lo, hi), after=after, condition=condition)
+        hi = snapshot_read.boundary(mongo, collection, lo=lo, documents=step)
+        read = snapshot_read.read_chunk(mongo, collection, snapshot_read.IdRange(lo, hi), after=after, condition=condition)
         found.append([raw for chunk in read for raw in chunk.documents])
         if hi is None:
             return found
-        lo = mongodb.hi_as_lo(hi)
+        lo = snapshot_read.hi_as_lo(hi)
 
 
 @pytest.mark.parametrize("options", [{}, {"collation": {"locale": "en", "strength": 2}}], ids=["plain", "collation"])
@@ -52,9 +53,11 @@ def test_every_document_is_in_one_chunk(mongo: Any, database: Any, options: dict
 def test_a_chunk_reads_no_more_than_its_documents(mongo: Any, database: Any) -> None:
     """A chunk that costs a scan of the whole collection outlives the server's window once that is large enough."""
     collection = made(database, [*range(2000), *(f"s{number}" for number in range(2000))])
-    lo = mongodb.hi_as_lo(bson.encode({"hi": 1000}))
-    bounds = mongodb.Range(lo, mongodb.boundary(mongo, collection, lo=lo, documents=20))
-    find = mongodb._find(collection, bounds, after=mongodb.operation_time(mongo), fetch_size=0, condition={"odd": True})
+    lo = snapshot_read.hi_as_lo(bson.encode({"hi": 1000}))
+    bounds = snapshot_read.IdRange(lo, snapshot_read.boundary(mongo, collection, lo=lo, documents=20))
+    find = snapshot_read._find(
+        collection, bounds, after=mongodb_server.operation_time(mongo), fetch_size=0, condition={"odd": True}
+    )
     for name in ("readConcern", "noCursorTimeout"):
         del find[name]
     stats = database.command({"explain": find, "verbosity": "executionStats"})["executionStats"]

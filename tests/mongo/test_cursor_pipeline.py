@@ -10,7 +10,7 @@ import pytest
 
 from cdc_core import errors
 from cdc_core.settings import parse
-from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import server as mongodb_server
 from tests.captured import Stream
 
 
@@ -22,7 +22,7 @@ def settings(db: str, stages: list[Any], **source: Any) -> parse.Settings:
 
 @contextlib.contextmanager
 def stream(mongo: Any, found: parse.Settings) -> Any:
-    opened = Stream(found, mongo, mongodb.operation_time(mongo))
+    opened = Stream(found, mongo, mongodb_server.operation_time(mongo))
     with contextlib.closing(opened):
         yield opened
 
@@ -55,7 +55,7 @@ def test_what_is_not_a_documents_event_passes_every_stage(mongo: Any, database: 
         database.orders.rename("sold")
         database.sold.drop()
         mongo.drop_database(database.name)
-        opened.read(mongodb.operation_time(mongo))
+        opened.read(mongodb_server.operation_time(mongo))
         rows = opened.table
     assert [row["key"] for row in rows if row["kind"] == "change"] == ["1"]
     changes = {
@@ -80,7 +80,7 @@ def test_the_stages_still_do_what_they_say(mongo: Any, database: Any) -> None:
     with stream(mongo, settings(database.name, stages)) as opened:
         database.orders.insert_many([{"_id": 1, "test": True}, {"_id": float("nan"), "tags": [1, 2], "secret": 5}])
         database.orders.insert_one({"_id": 3, "part": {"isSecret": True, "n": 1}})
-        opened.read(mongodb.operation_time(mongo))
+        opened.read(mongodb_server.operation_time(mongo))
         rows = opened.table
     changes = [json.loads(row["after"]) for row in rows if row["kind"] == "change"]
     assert [{name: value for name, value in each.items() if name != "_id"} for each in changes] == [
@@ -102,4 +102,4 @@ def test_a_stage_that_spoils_events_is_named_at_the_first_one(mongo: Any, databa
     with stream(mongo, settings(database.name, [stage])) as opened:
         database.orders.insert_one({"_id": 1, "a": 1})
         with pytest.raises(errors.SettingsError, match=f"take {named} away from an event .insert"):
-            opened.read(mongodb.operation_time(mongo))
+            opened.read(mongodb_server.operation_time(mongo))

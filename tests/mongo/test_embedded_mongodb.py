@@ -12,6 +12,7 @@ import pytest
 from cdc_core import errors
 from pipelines.demo import embedded_mongodb
 from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import server as mongodb_server
 
 PROJECT = Path(__file__).parents[2]
 OWNER = """
@@ -34,7 +35,7 @@ def test_it_is_a_replica_set_that_keeps_its_data_and_its_port(tmp_path: Path) ->
     server = embedded_mongodb.EmbeddedMongoDB(tmp_path)
     with server:
         with contextlib.closing(mongodb.client(server.uri)) as client:
-            assert mongodb.server_info(client).is_replica_set
+            assert mongodb_server.server_info(client).is_replica_set
         assert count(server, add=2) == 2
         first = server.uri
     with server:
@@ -96,7 +97,7 @@ def test_users_are_asked_for_credentials(tmp_path: Path) -> None:
             assert count(server, add=1) == expected
             wrong = f"mongodb://root:wrong@{server.address}/?authSource=admin"
             with contextlib.closing(mongodb.client(wrong)) as client, pytest.raises(errors.AccessRefused):
-                mongodb.server_info(client)
+                mongodb_server.server_info(client)
 
 
 @pytest.mark.parametrize(

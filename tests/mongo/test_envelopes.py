@@ -31,6 +31,7 @@ from cdc_core.extended_json.dialects import Dialect
 from cdc_core.settings import connector as debezium_import
 from cdc_core.settings import parse as settings
 from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import server as mongodb_server
 from tests import captured
 from tests import recorded as lines_of
 from tests.connector_workload import IDS, REFUSED_IDS, Workload
@@ -149,18 +150,18 @@ def passed(uri: str, runs: Sequence[Run]) -> dict[str, Captured]:
         workload = Workload(client, retrying, db, images=runs[0].pre)
 
         def opened(chosen: Iterable[Run]) -> None:
-            now = mongodb.operation_time(client)
+            now = mongodb_server.operation_time(client)
             for run in chosen:
                 streams[run.name] = stream = captured.Stream(given[run.name], client, Timestamp(now.time, now.inc + 1))
                 stack.callback(stream.close)
 
         def read(names: Iterable[str]) -> None:
-            until = mongodb.operation_time(client)
+            until = mongodb_server.operation_time(client)
             for name in names:
                 streams[name].read(until)
 
         def snapshots(chosen: Iterable[Run], kind: str) -> dict[str, list[Row]]:
-            after = mongodb.operation_time(client)
+            after = mongodb_server.operation_time(client)
             return {run.name: captured.snapshot_rows(given[run.name], client, after=after, kind=kind) for run in chosen}
 
         stack.callback(client.drop_database, db)

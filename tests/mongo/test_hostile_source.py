@@ -17,8 +17,10 @@ from bson.raw_bson import DEFAULT_RAW_BSON_OPTIONS, RawBSONDocument
 from cdc_core import errors
 from cdc_core.settings import parse
 from pipelines.demo import embedded_mongodb
+from pipelines.mongodb import catalog, change_stream, snapshot_read
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as connections
+from pipelines.mongodb import server as mongodb_server
 from tests.captured import Stream, snapshot_rows
 
 
@@ -29,12 +31,12 @@ def settings(uri: str, **source: Any) -> parse.Settings:
 
 @contextlib.contextmanager
 def stream(mongo: Any, found: parse.Settings) -> Iterator[Stream]:
-    with contextlib.closing(Stream(found, mongo, mongodb.operation_time(mongo))) as opened:
+    with contextlib.closing(Stream(found, mongo, mongodb_server.operation_time(mongo))) as opened:
         yield opened
 
 
 def changes(opened: Stream, mongo: Any) -> list[dict[str, Any]]:
-    opened.read(mongodb.operation_time(mongo))
+    opened.read(mongodb_server.operation_time(mongo))
     return [row for row in opened.table if row["kind"] == "change"]
 
 
@@ -50,7 +52,7 @@ def test_a_database_that_is_made_later_in_another_case(mongodb_uri: str, mongo: 
         assert [row["key"] for row in changes(opened, mongo)] == list("01234")
     with stream(mongo, found) as opened:
         database.orders.insert_one({"_id": 5})
-        opened.read(mongodb.operation_time(mongo))
+        opened.read(mongodb_server.operation_time(mongo))
         mongo.drop_database(name)
         anew = mongo[name.replace("test", "Test")]
         try:
@@ -90,7 +92,7 @@ BROKEN_IDS = [b"\x02_id\0" + text(content) for content in (b"\xff", b"\xfe", b"a
 def test_documents_that_the_driver_refuses_land_with_their_bytes(mongodb_uri: str, mongo: Any, database: Any) -> None:
     """BSON that mongod stores and pymongo does not read: each document is a row of its own, in streams and in snapshots."""
     found = settings(mongodb_uri, **{"database.include.list": database.name})
-    begins = mongodb.operation_time(mongo)
+    begins = mongodb_server.operation_time(mongo)
     ids = [b"\x10_id\0" + number.to_bytes(4, "little") for number in range(len(ODD))]
     given = [document(each, odd) for each, odd in zip(ids, ODD.values(), strict=True)]
     given += [document(each, b"\x10v\0\1\0\0\0") for each in BROKEN_IDS]
@@ -125,7 +127,7 @@ def test_fields_that_are_left_out_are_in_no_original(mongodb_uri: str, mongo: An
     mode = {"capture.mode": "change_streams_update_full_with_pre_image"}
     found = settings(mongodb_uri, **{"database.include.list": database.name, **lists, **mode})
     broken = b"\x02note\0" + text(b"\xff\xfe") + b"\x02old\0" + text(b"o") + b"\x02ssn\0" + text(b"123-45-6789")
-    begins = mongodb.operation_time(mongo)
+    begins = mongodb_server.operation_time(mongo)
     with stream(mongo, found) as opened:
         for name in ("users", "others"):
             database[name].insert_one(RawBSONDocument(document(b"\x10_id\0\1\0\0\0", broken)))
@@ -147,16 +149,16 @@ def test_chunks_end_and_begin_at_any_id(mongo: Any, database: Any) -> None:
     given = [document(each) for each in (*BROKEN_IDS, *kinds, b"\x12_id\0" + (2**40).to_bytes(8, "little"))]
     for raw in given:
         database.orders.insert_one(RawBSONDocument(raw))
-    collection, after = mongodb.collections(mongo, [database.name])[0], mongodb.operation_time(mongo)
+    collection, after = catalog.collections(mongo, [database.name])[0], mongodb_server.operation_time(mongo)
     seen: list[bytes] = []
     lo: bytes | None = None
     while len(seen) <= len(given):
-        hi = mongodb.boundary(mongo, collection, lo=lo, documents=1)
-        for chunk in mongodb.read_chunk(mongo, collection, mongodb.Range(lo, hi), after=after):
+        hi = snapshot_read.boundary(mongo, collection, lo=lo, documents=1)
+        for chunk in snapshot_read.read_chunk(mongo, collection, snapshot_read.IdRange(lo, hi), after=after):
             seen += chunk.documents
         if hi is None:
             break
-        lo = mongodb.hi_as_lo(hi)
+        lo = snapshot_read.hi_as_lo(hi)
     every = database.get_collection("orders", codec_options=DEFAULT_RAW_BSON_OPTIONS).find(sort=[("_id", 1)])
     assert seen == [each.raw for each in every]
     assert len(seen) == len(given)
@@ -188,7 +190,7 @@ def test_an_event_whose_parts_are_too_large_together(mongodb_uri: str, mongo: An
         noted = [json.loads(row["payload"]) for row in opened.table if row["kind"] == "notification"]
         assert [each["additional_data"]["key"] for each in noted] == ["3"]
         with pytest.raises(errors.SourceUnsuitable, match="10334"):
-            failing.read(mongodb.operation_time(mongo))
+            failing.read(mongodb_server.operation_time(mongo))
         before = [(row["op"], row["key"]) for row in failing.table if row["kind"] == "change"]
         assert before == [("c", "1"), ("u", "1"), ("u", "1"), ("c", "2"), ("c", "3")]
 
@@ -217,9 +219,9 @@ def test_a_stream_goes_on_behind_an_operators_kill(mongodb_uri: str, database: A
     found: list[Any] = []
     failed: list[BaseException] = []
     halt = threading.Event()
-    options = mongodb.StreamOptions(db=database.name, max_await_ms=1000)
+    options = change_stream.StreamOptions(db=database.name, max_await_ms=1000)
     with contextlib.closing(mongodb.client(mongodb_uri)) as client:
-        opened = mongodb.ChangeStream(client, options, mongodb.Start(), initial_delay=0.01, stopped=halt)
+        opened = change_stream.ChangeStream(client, options, change_stream.StreamStart(), initial_delay=0.01, stopped=halt)
         opened.open()
 
         def read() -> None:
@@ -253,7 +255,9 @@ def test_error_280_of_a_pipeline_is_no_lost_position(mongodb_uri: str, database:
     """Where a stage changes an event's `_id`, the server's error has the code of a lost position: it is not called so."""
     stages = [{"$set": {"_id": "x"}}]
     with contextlib.closing(mongodb.client(mongodb_uri)) as client:
-        opened = mongodb.ChangeStream(client, mongodb.StreamOptions(db=database.name, stages=stages), mongodb.Start())
+        opened = change_stream.ChangeStream(
+            client, change_stream.StreamOptions(db=database.name, stages=stages), change_stream.StreamStart()
+        )
         opened.open()
         database.orders.insert_one({"_id": 1})
         with pytest.raises(errors.SettingsError, match="cursor.pipeline: its stages change _id"), contextlib.closing(opened):
@@ -277,7 +281,7 @@ def test_a_read_preference_in_the_connection_string_keeps_the_credentials(
             with stream(client, each) as opened:
                 client.shop.orders.insert_one({"a": 1})
                 assert changes(opened, client)
-            assert snapshot_rows(each, client, after=mongodb.operation_time(client))
+            assert snapshot_rows(each, client, after=mongodb_server.operation_time(client))
 
 
 # --- what a user wrote into a collection's options ---
@@ -297,7 +301,7 @@ def test_a_validator_or_a_view_that_no_driver_reads(mongo: Any, database: Any) -
     database.a.insert_one({"_id": 1})
     far(database, "validated")
     far(database, "viewed", view=True)
-    found = {each.name: each.kind for each in mongodb.collections(mongo, [database.name])}
+    found = {each.name: each.kind for each in catalog.collections(mongo, [database.name])}
     assert found == {"a": "collection", "validated": "collection", "viewed": "view"}
 
 
@@ -305,4 +309,4 @@ def test_a_filter_over_a_collection_that_no_driver_reads(mongo: Any, database: A
     """The server's answer quotes the filter: a date that no `datetime` can hold is no reason to refuse it."""
     far(database, "validated")
     condition = {"until": {"$lt": bson.datetime_ms.DatetimeMS(8_640_000_000_000_000)}}
-    assert mongodb.refusal_of_filter(mongo, f"{database.name}.validated", condition) is None
+    assert snapshot_read.refusal_of_filter(mongo, f"{database.name}.validated", condition) is None

@@ -13,6 +13,7 @@ from typing import Any
 
 import bson
 import pytest
+from bson import decode
 from bson.raw_bson import RawBSONDocument
 
 from cdc_core.settings import parse as settings
@@ -22,7 +23,10 @@ from pipelines.capture.main_loop import MainLoop
 from pipelines.capture.progress import Progress
 from pipelines.delta import tables as delta
 from pipelines.gold import run as gold
+from pipelines.mongodb import catalog, change_stream, snapshot_read
 from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import failures as mongodb_failures
+from pipelines.mongodb import server as mongodb_server
 from pipelines.operations import status
 from pipelines.silver import run as silver
 from pipelines.snapshot import snapshot
@@ -34,22 +38,24 @@ HASTY = "directConnection=true&connectTimeoutMS=500&heartbeatFrequencyMS=500&ser
 
 
 @contextlib.contextmanager
-def stream(uri: str, db: str) -> Iterator[mongodb.ChangeStream]:
+def stream(uri: str, db: str) -> Iterator[change_stream.ChangeStream]:
     with contextlib.closing(mongodb.client(uri)) as client:
-        opened = mongodb.ChangeStream(client, mongodb.StreamOptions(db=db, max_await_ms=50), mongodb.Start(), max_delay=0.5)
+        opened = change_stream.ChangeStream(
+            client, change_stream.StreamOptions(db=db, max_await_ms=50), change_stream.StreamStart(), max_delay=0.5
+        )
         opened.open()
         with contextlib.closing(opened):
             yield opened
 
 
-def inserted(opened: mongodb.ChangeStream, count: int) -> list[Any]:
+def inserted(opened: change_stream.ChangeStream, count: int) -> list[Any]:
     """The `_id` of the next inserts."""
     found: list[Any] = []
     end = time.monotonic() + 60
     while len(found) < count:
         assert time.monotonic() < end, f"{len(found)} of {count} events"
         for raw in opened.next().events:
-            event = mongodb.decode(raw)
+            event = decode(raw)
             if event["operationType"] == "insert":
                 found.append(event["documentKey"]["_id"])
     return found
@@ -172,7 +178,7 @@ def test_a_rename_in_the_middle_of_a_snapshot(
     land = snapshot.Snapshot._land
     renamed: list[str] = []
 
-    def interrupted(taking: snapshot.Snapshot, collection: mongodb.Collection, *rest: Any) -> None:
+    def interrupted(taking: snapshot.Snapshot, collection: catalog.SourceCollection, *rest: Any) -> None:
         land(taking, collection, *rest)
         if not renamed:
             renamed.append(collection.namespace)
@@ -223,7 +229,7 @@ def test_a_first_start_that_is_killed_loses_nothing(
 ) -> None:
     """The first position is where the stream begins, and not how far it has been read."""
     database.create_collection("orders")
-    at = mongodb.operation_time(database.client)
+    at = mongodb_server.operation_time(database.client)
     database.orders.insert_many([{"_id": number} for number in range(10)])
     given = {"snapshot.mode": "no_data", "capture.start.op.time": (at.time << 32) + at.inc}
     found = pipeline(mongodb_uri, lakehouse, database.name, **given)
@@ -243,14 +249,16 @@ def test_a_chunk_whose_cursor_is_gone_is_read_again(database: Any) -> None:
     """An election, or a server that was restarted, takes the cursor with it."""
     database.orders.insert_many([{"_id": number} for number in range(50)])
     client = database.client
-    (collection,) = mongodb.collections(client, [database.name])
-    after = mongodb.operation_time(client)
-    with contextlib.closing(mongodb.read_chunk(client, collection, mongodb.Range(), after=after, fetch_size=10)) as chunk:
+    (collection,) = catalog.collections(client, [database.name])
+    after = mongodb_server.operation_time(client)
+    with contextlib.closing(
+        snapshot_read.read_chunk(client, collection, snapshot_read.IdRange(), after=after, fetch_size=10)
+    ) as chunk:
         next(chunk)
         idle = client.admin.aggregate([{"$currentOp": {"idleCursors": True}}, {"$match": {"ns": f"{database.name}.orders"}}])
         cursors = [operation["cursor"]["cursorId"] for operation in idle if operation["type"] == "idleCursor"]
         assert len(database.command({"killCursors": "orders", "cursors": cursors})["cursorsKilled"]) == 1
-        with pytest.raises(mongodb.SnapshotExpired):
+        with pytest.raises(mongodb_failures.SnapshotExpired):
             next(chunk)
 
 

@@ -14,7 +14,9 @@ import pytest
 from pymongo.read_preferences import ReadPreference
 
 from pipelines.demo import embedded_mongodb
+from pipelines.mongodb import catalog, snapshot_read
 from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import server as mongodb_server
 
 WAIT = 60
 
@@ -67,9 +69,9 @@ def test_a_capped_collection_is_read_from_the_primary(hosts: list[str]) -> None:
     """Without snapshot reads a secondary's documents would count as of a time that it has not reached."""
     uri = f"mongodb://{','.join(hosts)}/?replicaSet={embedded_mongodb.REPLICA_SET}&readPreference=secondaryPreferred"
     with contextlib.closing(mongodb.client(uri)) as client:
-        after = mongodb.operation_time(client)
+        after = mongodb_server.operation_time(client)
         until(lambda: len(client.nodes) == 2)
-        (ring,) = mongodb.collections(client, ["shop"])
-        chunks = list(mongodb.read_chunk(client, ring, mongodb.Range(), after=after, fetch_size=1))
+        (ring,) = catalog.collections(client, ["shop"])
+        chunks = list(snapshot_read.read_chunk(client, ring, snapshot_read.IdRange(), after=after, fetch_size=1))
         assert [bson.decode(raw)["v"] for chunk in chunks for raw in chunk.documents] == ["new", "new"]
         assert all(chunk.at >= after for chunk in chunks)

@@ -11,7 +11,8 @@ from bson.datetime_ms import DatetimeMS
 from bson.raw_bson import RawBSONDocument
 
 from cdc_core.stream import resume_token
-from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import change_stream
+from pipelines.mongodb import failures as mongodb_failures
 
 IDS = (
     *(
@@ -51,12 +52,12 @@ IDS = (
 )
 
 
-def stream(client: Any, db: str, token: str | None) -> mongodb.ChangeStream:
-    options = mongodb.StreamOptions(db=db, max_await_ms=50)
-    return mongodb.ChangeStream(client, options, mongodb.Start(token))
+def stream(client: Any, db: str, token: str | None) -> change_stream.ChangeStream:
+    options = change_stream.StreamOptions(db=db, max_await_ms=50)
+    return change_stream.ChangeStream(client, options, change_stream.StreamStart(token))
 
 
-def read(opened: mongodb.ChangeStream, count: int) -> list[tuple[str, str]]:
+def read(opened: change_stream.ChangeStream, count: int) -> list[tuple[str, str]]:
     """Token and `_id` of the next events, as text."""
     found: list[tuple[str, str]] = []
     with contextlib.closing(opened):
@@ -125,7 +126,7 @@ def test_a_position_of_another_oplog_is_lost(database: Any, recorded: tuple[str 
     """A time that the oplog holds with a token that it does not hold is no position to read from."""
     _, events = recorded
     foreign = events[3][0].replace(resume_token_uuid(events[3][0]), "00" * 16)
-    with pytest.raises(mongodb.HistoryLost):
+    with pytest.raises(mongodb_failures.HistoryLost):
         read(stream(database.client, database.name, foreign), 1)
 
 
@@ -138,10 +139,10 @@ def resume_token_uuid(token: str) -> str:
 def test_an_event_that_the_users_stages_hide_meanwhile_is_no_lost_position(database: Any) -> None:
     """An update that let its event through is looked up again, and no longer does; the stream goes on behind it."""
 
-    def opened(token: str | None) -> mongodb.ChangeStream:
+    def opened(token: str | None) -> change_stream.ChangeStream:
         stages = [{"$match": {"fullDocument.s": "open"}}]
-        options = mongodb.StreamOptions(db=database.name, stages=stages, full_document="updateLookup", max_await_ms=50)
-        return mongodb.ChangeStream(database.client, options, mongodb.Start(token))
+        options = change_stream.StreamOptions(db=database.name, stages=stages, full_document="updateLookup", max_await_ms=50)
+        return change_stream.ChangeStream(database.client, options, change_stream.StreamStart(token))
 
     first = opened(None)
     first.open()

@@ -13,6 +13,7 @@ import pytest
 
 from cdc_core import errors
 from pipelines.demo import embedded_mongodb
+from pipelines.mongodb import change_stream
 from pipelines.mongodb import client as mongodb
 from tests.mongo.test_capture import Running, check_numbers, once, pipeline, rows, until
 
@@ -31,10 +32,10 @@ def fail(client: Any, times: int | str, *commands: str) -> None:
 
 
 @contextlib.contextmanager
-def stream(server: Any, *, retries: int) -> Iterator[mongodb.ChangeStream]:
+def stream(server: Any, *, retries: int) -> Iterator[change_stream.ChangeStream]:
     with contextlib.closing(mongodb.client(server.uri)) as client:
-        opened = mongodb.ChangeStream(
-            client, mongodb.StreamOptions(db="shop", max_await_ms=50), mongodb.Start(),
+        opened = change_stream.ChangeStream(
+            client, change_stream.StreamOptions(db="shop", max_await_ms=50), change_stream.StreamStart(),
             retries=retries, initial_delay=0.1, max_delay=0.2,
         )  # fmt: skip
         opened.open()
@@ -118,7 +119,9 @@ def test_a_capture_that_waits_to_start_over_can_be_stopped(
 
 def test_waits_have_an_end_however_long_the_source_is_away(mongo: Any) -> None:
     """After thousands of attempts the wait is still the longest one, and no number is too large."""
-    stream = mongodb.ChangeStream(mongo, mongodb.StreamOptions(), mongodb.Start(), initial_delay=0.3, max_delay=10)
+    stream = change_stream.ChangeStream(
+        mongo, change_stream.StreamOptions(), change_stream.StreamStart(), initial_delay=0.3, max_delay=10
+    )
     waits = []
     for stream.attempts in (1, 2, 3, 7, 5000):
         waits.append(stream.delay())

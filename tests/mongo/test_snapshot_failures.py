@@ -13,7 +13,8 @@ from bson.timestamp import Timestamp
 from cdc_core import errors
 from pipelines.bronze import log as bronze
 from pipelines.capture.stream_opener import StreamOpener
-from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import change_stream
+from pipelines.mongodb import failures as mongodb_failures
 from pipelines.operations import status
 from pipelines.snapshot import snapshot
 from tests.mongo.test_capture import check_numbers, once, pipeline, rows, table
@@ -196,14 +197,14 @@ def test_a_start_time_that_the_oplog_lost_is_no_end_where_a_snapshot_is_taken(
 ) -> None:
     """`when_needed` begins now, with a snapshot; other modes say which setting it is, and change nothing."""
     database.a.insert_one({"_id": 1})
-    probe = mongodb.ChangeStream.probe
+    probe = change_stream.ChangeStream.probe
 
-    def lost(self: mongodb.ChangeStream) -> None:
+    def lost(self: change_stream.ChangeStream) -> None:
         if self.start.at == Timestamp(1, 1):
-            raise mongodb.HistoryLost(mongodb.CHANGE_STREAM_HISTORY_LOST)
+            raise mongodb_failures.HistoryLost(mongodb_failures.CHANGE_STREAM_HISTORY_LOST)
         probe(self)
 
-    monkeypatch.setattr(mongodb.ChangeStream, "probe", lost)
+    monkeypatch.setattr(change_stream.ChangeStream, "probe", lost)
     early = {"capture.start.op.time": (1 << 32) + 1}
     with pytest.raises(errors.PositionLost, match="capture.start.op.time"):
         once(spark, pipeline(mongodb_uri, lakehouse, database.name, **early))

@@ -16,6 +16,7 @@ from cdc_core.settings import parse as settings
 from pipelines.demo import embedded_mongodb
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as source
+from pipelines.mongodb import server as mongodb_server
 from tests.conftest import StartServer
 
 
@@ -73,7 +74,7 @@ def read(uri: str, **properties: Any) -> list[int]:
         }
     )
     with contextlib.closing(source.connection(found.source).client(serverSelectionTimeoutMS=5000)) as client:
-        mongodb.check_suitable(mongodb.server_info(client))
+        mongodb_server.check_suitable(mongodb_server.server_info(client))
         return [document["_id"] for document in client.shop.orders.find()]
 
 

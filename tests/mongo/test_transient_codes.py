@@ -8,12 +8,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from bson import decode
 
 from cdc_core import errors
 from pipelines.demo import embedded_mongodb
+from pipelines.mongodb import catalog, change_stream, document_keys, snapshot_read
 from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import failures as mongodb_failures
+from pipelines.mongodb import server as mongodb_server
 
-CODES = sorted(mongodb.TRANSIENT - {13388})
+CODES = sorted(mongodb_failures.TRANSIENT - {13388})
 """A shard alone can answer with a stale version (13388)."""
 HASTY: dict[str, Any] = {"heartbeatFrequencyMS": 500, "retryReads": False}
 """Behind the codes of an election the driver asks the server anew, and not only after ten seconds."""
@@ -45,20 +49,20 @@ def test_no_code_ends_a_stream(server: embedded_mongodb.EmbeddedMongoDB, telling
     telling.streamed.create_collection("a")
     keys: list[int] = []
     with contextlib.closing(mongodb.client(server.uri, **HASTY)) as client:
-        options = mongodb.StreamOptions(db="streamed", max_await_ms=20)
-        stream = mongodb.ChangeStream(client, options, mongodb.Start(), initial_delay=0.01, max_delay=0.05)
+        options = change_stream.StreamOptions(db="streamed", max_await_ms=20)
+        stream = change_stream.ChangeStream(client, options, change_stream.StreamStart(), initial_delay=0.01, max_delay=0.05)
         stream.open()
         with contextlib.closing(stream):
             for code in CODES:
                 fail(telling, code, "getMore", 2)
                 stream.next()
-                stream._forget_cursor()
+                stream._cursor.forget()
                 fail(telling, code, "aggregate")
                 telling.streamed.a.insert_one({"_id": code})
                 end = time.monotonic() + 30
                 while code not in keys:
                     assert time.monotonic() < end, code
-                    keys += [mongodb.decode(event)["documentKey"]["_id"] for event in stream.next().events]
+                    keys += [decode(event)["documentKey"]["_id"] for event in stream.next().events]
     assert keys == list(CODES)
 
 
@@ -67,27 +71,30 @@ def test_no_code_gives_a_chunk_up(server: embedded_mongodb.EmbeddedMongoDB, tell
     """It is read again: nothing says that the server would refuse it always."""
     telling.chunks[command].insert_many([{"_id": number} for number in range(4)])
     with contextlib.closing(mongodb.client(server.uri, **HASTY)) as client:
-        collection = next(each for each in mongodb.collections(client, ["chunks"]) if each.name == command)
-        after = mongodb.operation_time(client)
+        collection = next(each for each in catalog.collections(client, ["chunks"]) if each.name == command)
+        after = mongodb_server.operation_time(client)
         for code in CODES:
             fail(telling, code, command)
-            with pytest.raises((mongodb.SnapshotExpired, errors.SourceUnreachable)):
-                list(mongodb.read_chunk(client, collection, mongodb.Range(), after=after, fetch_size=2))
-            assert len(list(mongodb.read_chunk(client, collection, mongodb.Range(), after=after, fetch_size=2))) >= 2
+            with pytest.raises((mongodb_failures.SnapshotExpired, errors.SourceUnreachable)):
+                list(snapshot_read.read_chunk(client, collection, snapshot_read.IdRange(), after=after, fetch_size=2))
+            assert (
+                len(list(snapshot_read.read_chunk(client, collection, snapshot_read.IdRange(), after=after, fetch_size=2)))
+                >= 2
+            )
 
 
 def test_no_code_ends_what_is_asked_before_a_chunk(server: embedded_mongodb.EmbeddedMongoDB, telling: Any) -> None:
     """Its boundary and the collection's size, which have no session, and what `verify` chooses by chance."""
     telling.asked.a.insert_many([{"_id": number} for number in range(4)])
     with contextlib.closing(mongodb.client(server.uri, **HASTY)) as client:
-        (collection,) = mongodb.collections(client, ["asked"])
+        (collection,) = catalog.collections(client, ["asked"])
         for code in CODES:
             fail(telling, code, "find")
             with pytest.raises(errors.SourceUnreachable):
-                mongodb.boundary(client, collection, lo=None, documents=2)
+                snapshot_read.boundary(client, collection, lo=None, documents=2)
             fail(telling, code, "aggregate")
             with pytest.raises(errors.SourceUnreachable):
-                mongodb.size(client, collection)
+                catalog.size(client, collection)
             fail(telling, code, "aggregate")
             with pytest.raises(errors.SourceUnreachable):
-                mongodb.sampled_ids(client, collection, documents=2)
+                document_keys.sampled_ids(client, collection, documents=2)

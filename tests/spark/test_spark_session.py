@@ -13,7 +13,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from pipelines.spark import session as spark_sessions
+from pipelines.spark import conf as spark_conf
+from pipelines.spark import session as sparks
 
 PROJECT = Path(__file__).parents[2]
 
@@ -61,13 +62,13 @@ def is_running(pid: int) -> bool:
 
 def test_a_second_call_gives_the_same_session(spark: SparkSession) -> None:
     """An application has one session, however often it asks."""
-    assert spark_sessions.session("another name") is spark
+    assert sparks.session("another name") is spark
 
 
 def test_a_thread_that_asks_first_gets_the_same_session(spark: SparkSession) -> None:
     """A lazy session is asked for by whichever thread needs it, and Spark calls none of these active."""
     with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(spark_sessions.session, "another name").result().sparkContext is spark.sparkContext
+        assert pool.submit(sparks.session, "another name").result().sparkContext is spark.sparkContext
 
 
 def test_times_are_utc(spark: SparkSession) -> None:
@@ -77,10 +78,10 @@ def test_times_are_utc(spark: SparkSession) -> None:
 
 def test_a_sibling_session_has_settings_of_its_own(spark: SparkSession) -> None:
     """What is set in a session of the factory is not set in its origin, and the meaning is the same."""
-    sibling = spark_sessions.sessions(spark)()
+    sibling = sparks.sessions(spark)()
     sibling.conf.set("spark.sql.shuffle.partitions", "77")
     assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
-    for key, value in spark_sessions.MEANING.items():
+    for key, value in spark_conf.REQUIRED.items():
         assert sibling.conf.get(key) == value
 
 
@@ -111,7 +112,7 @@ def test_nothing_but_our_own_words_reaches_the_screen(tmp_path: Path) -> None:
 AGAIN = """
 import os, signal, sys
 from cdc_core import errors
-from pipelines.spark import failures
+from pipelines.spark import failures, jvm
 from pipelines.spark import session as spark_sessions
 spark = spark_sessions.session("first", master="local[1]")
 os.kill(spark.sparkContext._gateway.proc.pid, signal.SIGKILL)
@@ -119,13 +120,14 @@ try:
     spark.range(3).count()
 except Exception as error:
     print(type(failures.translated(error)).__name__)
-    spark_sessions.forget()
+    jvm.forget()
 print(spark_sessions.session("second", master="local[1]").range(3).count(), flush=True)
 """
 
 OWN = """
+from pipelines.spark import conf as spark_conf
 from pipelines.spark import session as spark_sessions
-spark = spark_sessions.session("own", master="local[1]", profile=spark_sessions.CAPTURE)
+spark = spark_sessions.session("own", master="local[1]", profile=spark_conf.CAPTURE)
 print(spark.sparkContext.getConf().get("spark.driver.memory"), flush=True)
 """
 

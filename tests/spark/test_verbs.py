@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from jobs import command_line
+from jobs.commands import application
 from pipelines.delta import tables as delta
 from pipelines.silver import run as silver
 from tests import bronze_rows
@@ -50,7 +51,7 @@ class Person:
 def person(
     spark: SparkSession, lakehouse: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> Person:
-    monkeypatch.setattr(command_line, "_quiet_log", lambda: None)
+    monkeypatch.setattr(application, "quiet_log", lambda: None)
     file = tmp_path / "hand.yml"
     file.write_text(SETTINGS.replace("ROOT", str(lakehouse)))
     return Person(Hop(spark, pipeline(lakehouse, **{"keep.document": True})), file, capsys)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 
 from pipelines.capture import byte_queue
-from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import change_stream
 
 
-def batch(size: int) -> mongodb.Batch:
-    return mongodb.Batch([], "82", size)
+def batch(size: int) -> change_stream.EventBatch:
+    return change_stream.EventBatch([], "82", size)
 
 
 def test_it_holds_no_more_bytes_than_it_may() -> None:

@@ -16,7 +16,8 @@ import pytest
 
 from cdc_core import errors
 from jobs import command_line, log_lines
-from pipelines.spark import session as spark
+from jobs.commands import inspection, interrupts
+from pipelines.spark import session as sparks
 
 ROOT = Path(__file__).resolve().parents[2]
 VERBS = (
@@ -56,7 +57,7 @@ def raising(monkeypatch: pytest.MonkeyPatch, settings_file: Path):
         def raiser(**given: object) -> None:
             raise error
 
-        monkeypatch.setattr(command_line.check, "callback", raiser)
+        monkeypatch.setattr(inspection.check, "callback", raiser)
         return command_line.main(["check", "--config", str(settings_file), *arguments])
 
     return run
@@ -142,7 +143,7 @@ def test_a_source_that_nobody_serves_is_told_before_spark_starts(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("Spark was started")
 
-    monkeypatch.setattr(spark, "session", never)
+    monkeypatch.setattr(sparks, "session", never)
     uri = "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=50"
     file = tmp_path / "shop.yml"
     file.write_text(
@@ -177,9 +178,9 @@ def test_what_an_interrupt_leads_to_is_an_interrupt(raising, capsys: pytest.Capt
 def test_a_signal_asks_to_stop_and_a_second_one_interrupts(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first signal sets the event that a pipeline watches, a second one lets go of Spark and interrupts at once."""
     abandoned: list[int] = []
-    monkeypatch.setattr(command_line, "_abandon", lambda: abandoned.append(1))
+    monkeypatch.setattr(interrupts, "abandon", lambda: abandoned.append(1))
     before = signal.getsignal(number)
-    with command_line._stopping() as stop:
+    with interrupts.stopping() as stop:
         os.kill(os.getpid(), number)
         assert stop.wait(5)
         with pytest.raises(KeyboardInterrupt):
@@ -224,11 +225,11 @@ def test_a_log_event_is_one_line_with_its_values() -> None:
 def test_what_writes_one_thing_is_not_interrupted_by_two_signals() -> None:
     """Ctrl-C and SIGTERM wait for the end of such a block; the third one interrupts, and the handlers of before come back."""
     before = signal.getsignal(signal.SIGTERM)
-    with command_line._undisturbed():
+    with interrupts.undisturbed():
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
         done = True
     assert done and signal.getsignal(signal.SIGTERM) is before
-    with pytest.raises(KeyboardInterrupt), command_line._undisturbed():
+    with pytest.raises(KeyboardInterrupt), interrupts.undisturbed():
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGINT)

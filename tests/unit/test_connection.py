@@ -13,6 +13,7 @@ from pymongo import errors as driver
 from cdc_core import errors
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as sources
+from pipelines.mongodb import failures as mongodb_failures
 from tests.sources import source
 
 
@@ -72,7 +73,7 @@ def test_tls(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_missing_right_is_told_without_the_command() -> None:
     """Which command was refused is told by its name: a change stream's is longer than a screen."""
     said = "not authorized on shop to execute command { aggregate: 1, pipeline: [ { $changeStream: {} } ], lsid: 1 }"
-    told = mongodb.translated(driver.OperationFailure(said, 13), "opening the change stream")
+    told = mongodb_failures.translated(driver.OperationFailure(said, 13), "opening the change stream")
     assert "(error 13: not authorized on shop to execute command aggregate);" in str(told)
 
 
@@ -108,12 +109,12 @@ def test_options_that_the_driver_leaves_out_are_named_without_their_values(caplo
     assert "readPreference, unheardOf" in caplog.text and "Secret9" not in caplog.text
 
 
-@pytest.mark.parametrize("code", sorted(mongodb.TRANSIENT))
+@pytest.mark.parametrize("code", sorted(mongodb_failures.TRANSIENT))
 def test_what_the_server_interrupted_is_temporary(code: int) -> None:
     """The codes of the change streams' specification, of what an operator ends, and of what passes by itself."""
-    told = mongodb.translated(driver.OperationFailure("interrupted", code), "reading a chunk")
+    told = mongodb_failures.translated(driver.OperationFailure("interrupted", code), "reading a chunk")
     assert isinstance(told, errors.SourceUnreachable)
-    assert {6, 24, 43, 50, 89, 134, 150, 202, 237, 262, 365, 11601} <= mongodb.TRANSIENT
+    assert {6, 24, 43, 50, 89, 134, 150, 202, 237, 262, 365, 11601} <= mongodb_failures.TRANSIENT
 
 
 SRV = "mongodb+srv://joe:Sec%40cret9@db.cluster.example/shop"

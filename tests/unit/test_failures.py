@@ -8,7 +8,7 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 
 from cdc_core import errors
-from pipelines.spark import failures, parallel
+from pipelines.spark import failures, jvm, parallel
 from pipelines.spark import session as sparks
 
 FILE = "file:/lake/silver/shop/orders/part-00000-a%20b.snappy.parquet"
@@ -61,7 +61,7 @@ def test_a_full_disk_is_temporary(error: Exception) -> None:
 
 def test_a_jvm_that_is_gone_explains_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever was raised; our own errors stay what they are."""
-    monkeypatch.setattr(sparks, "is_gone", lambda: True)
+    monkeypatch.setattr(jvm, "is_gone", lambda: True)
     assert isinstance(failures.translated(ConnectionRefusedError()), errors.SparkLost)
     refused = errors.TableOwned("process 7 writes it")
     assert failures.translated(refused) is refused

@@ -10,7 +10,7 @@ import pyspark
 
 from pipelines.delta import log_store
 from pipelines.delta.log_store import build
-from pipelines.spark import session
+from pipelines.spark import delta_jars
 
 
 def test_the_jar_was_built_from_the_source_beside_it() -> None:
@@ -18,7 +18,7 @@ def test_the_jar_was_built_from_the_source_beside_it() -> None:
     with zipfile.ZipFile(log_store.JAR) as jar:
         held = {name: jar.read(name) for name in jar.namelist()}
     assert f"Source-SHA-256: {build.digest()[:48]}".encode() in held.pop("META-INF/MANIFEST.MF")
-    delta = [Path(each) for each in session.resolved_jars() if "delta-storage" in each]
+    delta = [Path(each) for each in delta_jars.resolved_jars() if "delta-storage" in each]
     if shutil.which("javac") and delta:
         hadoop = Path(pyspark.__file__).parent.joinpath("jars").glob("hadoop-client-api-*.jar")
         assert build.classes([*hadoop, *delta]) == held

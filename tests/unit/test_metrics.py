@@ -11,8 +11,8 @@ import pytest
 
 from cdc_core.snapshot import state as snapshot_state
 from pipelines.capture import metrics
-from pipelines.mongodb import client as mongodb
-from pipelines.snapshot import snapshot
+from pipelines.mongodb import server as mongodb_server
+from pipelines.snapshot.controls import SnapshotControls
 
 ROOT = Path(__file__).resolve().parents[2]
 ATTRIBUTES: dict[str, list[str]] = json.loads((ROOT / "tests" / "cases" / "metrics.json").read_text(encoding="utf-8"))
@@ -91,7 +91,7 @@ def test_a_restart_of_the_capture_keeps_the_counts() -> None:
 
 def test_a_snapshot_is_running_then_completed_or_aborted() -> None:
     """One of the three at a time; an aborted one is completed by the start that goes on with it."""
-    controls = snapshot.Controls()
+    controls = SnapshotControls()
     taken = SimpleNamespace(state=snapshot_state.State("x", planned=("shop.a", "shop.b")), controls=controls)
     found = metrics.Metrics("shop")
 
@@ -131,5 +131,5 @@ def test_a_snapshot_is_running_then_completed_or_aborted() -> None:
 def test_headroom(size: int, retention: int, hours: int) -> None:
     """The time until a position falls off, from what the oplog holds, what still fits, and what is kept anyway."""
     hour = 3600
-    oplog = mongodb.Oplog(mongodb.OplogWindow(0, 10 * hour), size, 100, retention * hour)
+    oplog = mongodb_server.Oplog(mongodb_server.OplogWindow(0, 10 * hour), size, 100, retention * hour)
     assert oplog.headroom_seconds(6 * hour) == hours * hour

@@ -6,7 +6,7 @@ import pytest
 
 from pipelines.capture.progress import Progress
 from pipelines.operations import status
-from pipelines.snapshot.snapshot import Progress as SnapshotProgress
+from pipelines.snapshot.snapshot import SnapshotProgress
 from pipelines.terminal import tables as report
 
 

@@ -10,6 +10,7 @@ import pytest
 from cdc_core import errors
 from cdc_core.settings import parse as settings
 from pipelines import run as pipeline
+from pipelines.spark import jvm
 from pipelines.spark import session as sparks
 
 SETTINGS = settings.parse(
@@ -54,8 +55,8 @@ def test_a_jvm_that_ends_is_started_again(monkeypatch: pytest.MonkeyPatch) -> No
     """All layers begin anew over another session, until they are asked to stop."""
     layers, stop = Layers(monkeypatch, silver=ConnectionRefusedError()), threading.Event()
     monkeypatch.setattr(pipeline, "RUN_SECONDS", 0.0)
-    monkeypatch.setattr(sparks, "is_gone", lambda: True)
-    monkeypatch.setattr(sparks, "forget", lambda: None)
+    monkeypatch.setattr(jvm, "is_gone", lambda: True)
+    monkeypatch.setattr(jvm, "forget", lambda: None)
 
     def again() -> None:
         threading.Timer(0.2, stop.set).start()
@@ -67,6 +68,6 @@ def test_a_jvm_that_ends_is_started_again(monkeypatch: pytest.MonkeyPatch) -> No
 def test_one_that_ends_at_once_is_for_a_scheduler_to_see(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would end again, for want of memory perhaps."""
     Layers(monkeypatch, silver=ConnectionRefusedError())
-    monkeypatch.setattr(sparks, "is_gone", lambda: True)
+    monkeypatch.setattr(jvm, "is_gone", lambda: True)
     with pytest.raises(errors.SparkLost):
         pipeline.run_again(None, SETTINGS, again=lambda: None, once=False, stop=threading.Event())  # type: ignore[arg-type,return-value]

@@ -13,10 +13,11 @@ from bson.timestamp import Timestamp
 
 from cdc_core import errors
 from cdc_core.snapshot.state import State
-from pipelines.mongodb import client as mongodb
-from pipelines.snapshot import snapshot
+from pipelines.mongodb import catalog, snapshot_read
+from pipelines.mongodb import failures as mongodb_failures
+from pipelines.snapshot import chunk_reader, snapshot
 
-COLLECTION = mongodb.Collection("db", "a", None)
+COLLECTION = catalog.SourceCollection("db", "a", None)
 
 
 @pytest.fixture
@@ -34,9 +35,12 @@ def taking(waits: list[float]) -> snapshot.Snapshot:
             waits.append(timeout or 0.0)
             return self.is_set()
 
-    given: dict[str, Any] = {"spark": None, "log": None, "name": "shop", "connection": None, "collections": [COLLECTION]}
-    numbers: dict[str, Any] = {"after": Timestamp(1, 1), "chunk_bytes": 1 << 20, "threads": 1}
-    return snapshot.Snapshot(**given, **numbers, state=State("s", ("db.a",)), stopped=Halt())
+    halt = Halt()
+    connection: Any = SimpleNamespace(client=lambda: SimpleNamespace(close=lambda: None))
+    spark: Any = Expired()
+    reader = chunk_reader.ChunkReader(spark, connection, after=Timestamp(1, 1), chunk_bytes=1 << 20, stopped=halt)
+    given: dict[str, Any] = {"log": None, "name": "shop", "collections": [COLLECTION], "reader": reader, "threads": 1}
+    return snapshot.Snapshot(**given, state=State("s", ("db.a",)), stopped=halt)
 
 
 @pytest.mark.parametrize("asked", ["boundary", "size"])
@@ -52,15 +56,15 @@ def test_what_passes_by_itself_is_waited_for(
             raise found
         return found
 
-    monkeypatch.setattr(mongodb, asked, answer)
+    monkeypatch.setattr(catalog if asked == "size" else snapshot_read, asked, answer)
 
     def ask() -> Any:
         if asked == "size":
-            return taking._size(None, COLLECTION)  # type: ignore[arg-type]
-        return taking._boundary(None, COLLECTION, lo=None, documents=1)  # type: ignore[arg-type]
+            return taking.reader.size(None, COLLECTION)  # type: ignore[arg-type]
+        return taking.reader.boundary(None, COLLECTION, lo=None, documents=1)  # type: ignore[arg-type]
 
     assert ask() == "answer" and waits == [1.0, 2.0]
-    answers += [errors.SourceUnreachable("error 24")] * snapshot.ATTEMPTS
+    answers += [errors.SourceUnreachable("error 24")] * chunk_reader.ATTEMPTS
     with pytest.raises(errors.SourceUnreachable, match="24"):
         ask()
     assert not answers
@@ -68,8 +72,7 @@ def test_what_passes_by_itself_is_waited_for(
 
 def test_a_pause_ends_the_run(taking: snapshot.Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     """It returns, and another one goes on when it is resumed; what was stopped meanwhile is not waited for."""
-    taking.connection = SimpleNamespace(client=lambda: SimpleNamespace(close=lambda: None))  # type: ignore[assignment]
-    monkeypatch.setattr(mongodb, "size", lambda *_: mongodb.Size(1, 1))
+    monkeypatch.setattr(catalog, "size", lambda *_: catalog.CollectionSize(1, 1))
     taking.controls.pause(True)
     runs = threading.Thread(target=taking.run, daemon=True)
     runs.start()
@@ -117,12 +120,11 @@ def test_a_collection_that_the_server_gives_up_fails_alone(
 
     def boundary(*_: Any, **__: Any) -> None:
         if where == "boundary":
-            raise mongodb.SnapshotExpired
+            raise mongodb_failures.SnapshotExpired
 
-    monkeypatch.setattr(mongodb, "size", lambda *_: mongodb.Size(1, 1))
-    monkeypatch.setattr(mongodb, "boundary", boundary)
-    taking.connection = SimpleNamespace(client=lambda: SimpleNamespace(close=lambda: None))  # type: ignore[assignment]
-    taking.spark, taking.log = Expired(), Log()  # type: ignore[assignment]
+    monkeypatch.setattr(catalog, "size", lambda *_: catalog.CollectionSize(1, 1))
+    monkeypatch.setattr(snapshot_read, "boundary", boundary)
+    taking.log = Log()  # type: ignore[assignment]
     assert taking.run().failed.keys() == {"db.a"}
     assert waits == [1.0, 2.0, 4.0, 8.0]
     assert "gave up" in str(taking.log.told)  # type: ignore[attr-defined]
@@ -135,9 +137,9 @@ def test_a_snapshot_that_ends_while_it_waits_fails_no_collection(
 
     def boundary(*_: Any, **__: Any) -> None:
         taking.stopped.set()
-        raise mongodb.SnapshotExpired
+        raise mongodb_failures.SnapshotExpired
 
-    monkeypatch.setattr(mongodb, "boundary", boundary)
+    monkeypatch.setattr(snapshot_read, "boundary", boundary)
     with pytest.raises(errors.SourceUnreachable):
-        taking._boundary(None, COLLECTION, lo=None, documents=1)  # type: ignore[arg-type]
+        taking.reader.boundary(None, COLLECTION, lo=None, documents=1)  # type: ignore[arg-type]
     assert not taking.state.failed

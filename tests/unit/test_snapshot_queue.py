@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from cdc_core.snapshot.state import CollectionState, Kind, State
-from pipelines.snapshot import queue, snapshot
+from pipelines.snapshot import queue
+from pipelines.snapshot.controls import SnapshotControls
 
 
 @dataclass
@@ -19,7 +20,7 @@ class Taken:
     """A snapshot of documents that are read when `gate` is open; a pause ends it before the next."""
 
     state: State
-    controls: snapshot.Controls
+    controls: SnapshotControls
     read: list[str]
     gate: threading.Event
     has_paused: bool = False
@@ -53,7 +54,7 @@ class Running:
         self.read: list[str] = []
         self.gate, self.halt, self.notifier = threading.Event(), threading.Event(), Notifier()
         self.gate.set()
-        self.metrics = queue.Snapshotting()
+        self.metrics = queue.SnapshotMetrics()
         taking: Any = lambda state, controls: Taken(state, controls, self.read, self.gate)  # noqa: E731
         self.queue = queue.Snapshots(taking, self.notifier, self.halt, self.metrics)  # type: ignore[arg-type]
         self.thread = threading.Thread(target=self.queue.run, daemon=True)

@@ -44,10 +44,10 @@ def main() -> None:
     """Compile against the Spark that is installed and the Delta that it resolved last."""
     import pyspark
 
-    from pipelines.spark import session
+    from pipelines.spark import delta_jars
 
     hadoop = sorted(Path(pyspark.__file__).parent.joinpath("jars").glob("hadoop-client-api-*.jar"))
-    delta = [Path(jar) for jar in session.resolved_jars() if "delta-storage" in jar]
+    delta = [Path(jar) for jar in delta_jars.resolved_jars() if "delta-storage" in jar]
     if not delta:
         sys.exit("start a session once, so that Delta's jars are on this machine: medallion demo")
     write(log_store.JAR, classes([*hadoop, *delta]))

@@ -1,0 +1,67 @@
+"""What SIGTERM and Ctrl-C do to a command."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def stopping() -> Iterator[threading.Event]:
+    """An event that SIGTERM or Ctrl-C sets; a second one interrupts at once."""
+    stop = threading.Event()
+
+    def ask(number: int, frame: object) -> None:
+        if stop.is_set():
+            # Other threads wait for the JVM, too: without it their calls fail, and the process can end.
+            abandon()
+            raise KeyboardInterrupt
+        stop.set()
+
+    with _handling(ask):
+        yield stop
+
+
+PATIENCE = 2
+"""How often Ctrl-C or SIGTERM wait for the end of what is being written; the next one interrupts."""
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """A block of seconds that writes one thing: Ctrl-C and SIGTERM wait for its end, and it is done then."""
+    asked = itertools.count(1)
+
+    def ask(number: int, frame: object) -> None:
+        if next(asked) > PATIENCE:
+            raise KeyboardInterrupt
+
+    with _handling(ask):
+        yield
+
+
+@contextmanager
+def _handling(ask: Callable[[int, object], None]) -> Iterator[None]:
+    """Handles SIGTERM and Ctrl-C in a block; in another thread than the main one the block is as it is without."""
+    # Python allows handlers of signals in the main thread only; tests and notebooks run commands in others.
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def abandon() -> None:
+    """End the JVM, so that no call waits for Spark any more."""
+    # Imported only where Spark was: a command without it ends at once.
+    if "pyspark" in sys.modules:
+        from pipelines.spark import jvm
+
+        jvm.abandon()

@@ -1,0 +1,89 @@
+"""Commands that need no pipeline: the demo, and files of Debezium."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from jobs.commands import application, interrupts, options
+
+
+@click.command()
+@click.option(
+    "--directory",
+    default="demo",
+    show_default=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where the demo keeps its MongoDB and its lakehouse. Run again, it goes on from there.",
+)
+@click.option("--mongodb-uri", metavar="URI", help="Use this server instead of the embedded one (a replica set).")
+@click.option(
+    "--seconds",
+    default=5,
+    show_default=True,
+    type=click.IntRange(1, 3600),
+    help="How long the shop is open.",
+)
+@options.debug
+def demo(directory: Path, mongodb_uri: str | None, seconds: int) -> None:
+    """Watch a shop's changes go from MongoDB to gold tables.
+
+    Starts an embedded MongoDB, plays a shop's life against it while the pipeline runs, and shows the tables, what
+    changed, how far behind each layer was, and how to query the result.
+    """
+    from pipelines.demo import run as pipeline
+
+    application.quiet_log()
+    with interrupts.stopping() as stop:
+        pipeline.run(directory, mongodb_uri=mongodb_uri, seconds=seconds, stop=stop)
+
+
+@click.command()
+@click.option(
+    "--options",
+    required=True,
+    metavar="FILE",
+    help="A JSON object of ExtractNewDocumentState's options, or a connector's whole JSON.",
+)
+@click.option("--in", "source", required=True, metavar="FILE", help="Debezium change events, one a line; - for stdin.")
+@click.option("--out", "target", required=True, metavar="FILE", help="The rows, one a line; - for stdout.")
+@options.debug
+def unwrap(options: str, source: str, target: str) -> None:
+    """Try unwrap options on Debezium change events in a file, before a deployment.
+
+    \b
+    In:  {"key": …, "value": …}
+    Out: {"key": …, "value": …, "headers": …}  or  {"dropped": true}
+    """
+    from pipelines.operations import unwrap as unwrap_files
+
+    click.echo(str(unwrap_files.run(options, source, target)), err=True)
+
+
+@click.command("import-debezium")
+@click.argument("connector", metavar="CONNECTOR.JSON", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--out",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The settings file, new; stdout when left out.",
+)
+@click.option("--root", metavar="FOLDER", default="./lakehouse", show_default=True, help="Below what the tables will lie.")
+@options.debug
+def import_debezium(connector: Path, out: Path | None, root: str) -> None:
+    """Turn a Debezium connector's JSON into a settings file.
+
+    Takes the flat map of properties, or the document that Kafka Connect's REST interface holds. Names of older versions
+    are translated, passwords become variables of the environment, and each property that is left out is named with the
+    reason, in the file and on stderr.
+    """
+    from pipelines.settings import connector as debezium_connector
+    from pipelines.settings import file as settings_file
+
+    found = debezium_connector.read(connector, root=root)
+    click.echo(found.text, nl=False) if out is None else settings_file.write(out, found.text)
+    for line in found.notes:
+        click.echo(line, err=True)
+    for line in found.variables:
+        click.echo(f"set {line}", err=True)

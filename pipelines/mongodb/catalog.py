@@ -1,0 +1,96 @@
+"""The server's catalog: its databases and collections, and about how large a collection is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pymongo
+from pymongo import errors as driver
+
+from pipelines.mongodb import cursor_reply
+from pipelines.mongodb import failures as mongodb_failures
+
+
+def database_names(connection: pymongo.MongoClient[Any]) -> list[str]:
+    """The databases that the user may see, without the server's own; none where that right is missing."""
+    try:
+        names = connection.list_database_names()
+    except driver.OperationFailure as error:
+        if error.code == mongodb_failures.UNAUTHORIZED:
+            return []
+        raise mongodb_failures.translated(error, "listing the databases") from error
+    except driver.PyMongoError as error:
+        raise mongodb_failures.translated(error, "listing the databases") from error
+    return [name for name in names if name not in ("admin", "config", "local")]
+
+
+@dataclass(frozen=True)
+class SourceCollection:
+    """One collection of the source: what a snapshot and the filters need to know of it."""
+
+    db: str
+    name: str
+    uuid: Any
+    is_capped: bool = False
+    kind: str = "collection"
+    has_images: bool = False
+    is_clustered: bool = False
+    """Whether its documents lie in the order of `_id`, and there is no other index of it."""
+
+    @property
+    def namespace(self) -> str:
+        return f"{self.db}.{self.name}"
+
+
+def collections(connection: pymongo.MongoClient[Any], databases: Sequence[str] | None = None) -> list[SourceCollection]:
+    """All collections, views and time-series of the given databases (None: of all but the server's own)."""
+    with mongodb_failures.translating("listing the collections"):
+        # With the databases named, the user needs no right to list them all.
+        names = list(databases) if databases is not None else connection.list_database_names()
+        return [
+            _collection(db, entry)
+            for db in sorted(names)
+            if db not in ("admin", "config", "local")
+            for entry in sorted(_listed(connection, db), key=lambda entry: entry["name"])
+            if not entry["name"].startswith("system.")
+        ]
+
+
+def _listed(connection: pymongo.MongoClient[Any], db: str) -> list[Mapping[str, Any]]:
+    """What `listCollections` says; the driver's own method reads it strictly, whatever codec the database has."""
+    database = connection.get_database(db, codec_options=cursor_reply.LENIENT)
+    return list(database.cursor_command({"listCollections": 1, "cursor": {}}, codec_options=cursor_reply.LENIENT))
+
+
+def _collection(db: str, entry: Mapping[str, Any]) -> SourceCollection:
+    options = entry.get("options", {})
+    return SourceCollection(
+        db,
+        entry["name"],
+        entry.get("info", {}).get("uuid"),
+        bool(options.get("capped")),
+        entry.get("type", "collection"),
+        bool(options.get("changeStreamPreAndPostImages", {}).get("enabled")),
+        bool(options.get("clusteredIndex")),
+    )
+
+
+@dataclass(frozen=True)
+class CollectionSize:
+    """About how many documents a collection holds, and how long one is on average, in bytes."""
+
+    documents: int
+    average: int
+
+
+def size(connection: pymongo.MongoClient[Any], collection: SourceCollection) -> CollectionSize:
+    """The server's own estimate; an unknown average counts as 1 KiB."""
+    with mongodb_failures.translating_read(f"measuring {collection.namespace}"):
+        pipeline: list[Mapping[str, Any]] = [{"$collStats": {"storageStats": {}}}]
+        stats = list(connection[collection.db][collection.name].aggregate(pipeline))
+    # One entry a shard: a sharded collection is as large as all of them.
+    documents = sum(int(shard["storageStats"].get("count", 0)) for shard in stats)
+    total = sum(int(shard["storageStats"].get("size", 0)) for shard in stats)
+    return CollectionSize(documents, max(1, total // documents) if documents else 1024)

@@ -1,0 +1,310 @@
+"""Change streams: batches of raw events, and where to go on after an interruption.
+
+They are read with raw commands, because a batch that stays bytes costs a tenth of one that becomes objects. What the
+driver's own change stream decides (which errors are resumable, where to resume) is decided here by the same rules
+(MongoDB specification "Change Streams", section "Resumable Error").
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pymongo
+from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
+from pymongo import errors as driver
+
+from cdc_core.stream import resume_token, split_events
+from pipelines.mongodb import failures as mongodb_failures
+from pipelines.mongodb import stream_cursor
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """What the change stream is opened with; `stages` follow `$changeStream` on the server."""
+
+    db: str | None = None
+    collection: str | None = None
+    stages: Sequence[Mapping[str, Any]] = ()
+    full_document: str | None = None
+    full_document_before_change: str | None = None
+    max_await_ms: int = 500
+    show_expanded_events: bool = True
+
+
+@dataclass(frozen=True)
+class StreamStart:
+    """Where a stream begins: after a token, at a cluster time (inclusive), or now."""
+
+    token: str | None = None
+    at: Timestamp | None = None
+
+
+class EventBatch(NamedTuple):
+    """One reply: raw events in stream order, and the token up to which they are whole: never one inside a split event."""
+
+    events: list[bytes]
+    token: str
+    bytes: int
+
+
+LONGEST_AWAIT_MS = 1_000
+"""A longer `cursor.max.await.time.ms` is waited in pieces of this length, so that a stop does not wait for it."""
+
+_VERSION = slice(18, 22)
+"""Where a token has the version of its format."""
+
+CAREFUL_BYTES = 64 * 1024 * 1024
+"""So much is read one event at a time behind a failure at an event: more than one answer of the server holds."""
+
+
+@dataclass
+class Replay:
+    """What a stream reads again when it is opened at the cluster time of an event that it has had: all up to that event.
+
+    `has_met` says whether an event up to there came: then the oplog is the one that the token `behind` is of.
+    """
+
+    behind: str
+    has_met: bool = False
+
+    def unseen(self, events: list[bytes]) -> list[bytes]:
+        """The events from the first on that is past the token."""
+        for number, event in enumerate(events):
+            token = event_token(event)
+            if self.is_past(token):
+                return events[number:]
+            self.has_met = self.has_met or not self.is_past(token, backwards=True)
+        return []
+
+    def is_past(self, token: str, *, backwards: bool = False) -> bool:
+        this, behind = resume_token.without_fragment(token), resume_token.without_fragment(self.behind)
+        return this < behind if backwards else this > behind
+
+
+@dataclass
+class ChangeStream:
+    """A change stream that is read batch by batch and goes on after elections and lost connections by itself.
+
+    Behind an event it is opened at the event's cluster time, and what comes again is dropped: `resume_token.resumes_alone`
+    says why. Where the event itself does not come again, its position is lost.
+
+    `retries` bounds the attempts in a row, -1 for any number; `attempts` are those since the server last answered.
+    `begins` is the token that the server gave when it was first opened: everything that it reads comes after it.
+    """
+
+    connection: pymongo.MongoClient[Any]
+    options: StreamOptions
+    start: StreamStart
+    retries: int = -1
+    initial_delay: float = 0.3
+    max_delay: float = 10.0
+    stopped: threading.Event = field(default_factory=threading.Event)
+    reconnects: int = 0
+    resolved: Callable[[], StreamOptions] | None = None
+    """What to open behind an invalidate: a database may be made anew in another spelling."""
+
+    def __post_init__(self) -> None:
+        self.token: str | None = self.start.token
+        self.begins: str | None = None
+        self._cursor = stream_cursor.StreamCursor(self.connection)
+        self._replay: Replay | None = None
+        self._probed: EventBatch | None = None
+        self._careful = 0  # bytes that are still to be read one event at a time
+        self._election: Any = None
+        self.elections = 0
+        self.attempts = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a cursor is open on the server, as far as is known."""
+        return self._cursor.is_open
+
+    def open(self) -> str | None:
+        """Open the cursor; the token of its position (the server gives one from the first reply on)."""
+        stage = self._stage()
+        opened = self._cursor.open(
+            self.options.db, self.options.collection, [{"$changeStream": stage}, *self.options.stages]
+        )
+        token = opened.get("postBatchResumeToken")
+        if token:
+            self.begins = self.begins or token["_data"]
+            self._move_to(token["_data"])
+        return self.token
+
+    def _count_election(self) -> None:
+        """Count an election where the identifier of the newest one, which the driver's monitor keeps, has changed."""
+        election = self.connection.topology_description.max_election_id
+        self.elections += int(None not in (self._election, election) and election != self._election)
+        self._election = election or self._election
+
+    def next(self) -> EventBatch:
+        """The next batch, empty after `max_await_ms` without an event; reopened after a resumable error.
+
+        Raises `HistoryLost`, or one of our errors when the retries are used up.
+        """
+        if self._probed is not None:
+            # It was read when the stream was opened; its events are in no other batch.
+            probed, self._probed = self._probed, None
+            return probed
+        while True:
+            try:
+                if not self._cursor.is_open:
+                    self.open()
+                batch = self._more()
+                self.attempts = 0
+                return batch
+            except driver.PyMongoError as error:
+                self._cursor.forget()
+                self.attempts += 1
+                if mongodb_failures.is_resumable(error) and not self._is_last():
+                    self.reconnects += 1
+                    self.stopped.wait(self.delay())
+                elif self._has_failed_at_an_event(error):
+                    self._careful = CAREFUL_BYTES
+                else:
+                    raise mongodb_failures.stream_error(error) from error
+
+    def delay(self) -> float:
+        """The seconds to wait after so many attempts: doubled with each, up to the longest wait."""
+        return min(self.initial_delay * 2.0 ** min(self.attempts - 1, 60), self.max_delay)
+
+    def probe(self) -> None:
+        """Read a first batch without waiting for events: a position that is lost shows only then. `next` gives it."""
+        try:
+            self._probed = self._more(max_await_ms=1)
+        except driver.OperationFailure as error:
+            if not self._has_failed_at_an_event(error):
+                raise
+            self._cursor.forget()
+            self._careful = CAREFUL_BYTES
+
+    def _has_failed_at_an_event(self, error: BaseException) -> bool:
+        """Whether events come before the one that the server failed at: they are read one by one until it fails again."""
+        return (
+            mongodb_failures.is_about_an_event(error)
+            and not mongodb_failures.is_resumable(error)
+            and not self._careful
+            and self.token is not None
+        )
+
+    def close(self) -> None:
+        """Give the cursor back to the server, if it still listens."""
+        self._cursor.close()
+
+    def _is_last(self) -> bool:
+        return self.stopped.is_set() or 0 <= self.retries < self.attempts
+
+    def _more(self, *, max_await_ms: int | None = None) -> EventBatch:
+        # One event at a time where the server is known to fail at one of them: those before it are captured.
+        size, events, rest = self._cursor.more(
+            max_await_ms=max_await_ms or min(self.options.max_await_ms, LONGEST_AWAIT_MS),
+            batch_size=1 if self._careful else None,
+        )
+        self._careful = max(0, self._careful - size) if events else 0
+        self._count_election()
+        token = rest.get("postBatchResumeToken")
+        unseen = self._unseen(events)
+        # A position inside a split event could not be resumed from: the stream would begin with its second fragment.
+        if events and split_events.is_unfinished(events[-1]):
+            whole = [event for event in events if not split_events.is_unfinished(event)]
+            self._move_to(event_token(whole[-1]) if whole else self.token or "")
+        else:
+            self._move_to(token["_data"] if token else event_token(events[-1]) if events else self.token or "")
+        if not self._cursor.is_open and not events:
+            # Raised as the driver would, so that `next` opens another cursor behind the position, and counts the attempt.
+            raise driver.CursorNotFound("the server closed the change stream", mongodb_failures.CURSOR_NOT_FOUND)
+        return EventBatch(unseen, self.token or "", size)
+
+    def _unseen(self, events: list[bytes]) -> list[bytes]:
+        """The events without those up to the token that the stream was opened behind by its time."""
+        if self._replay is None:
+            return events
+        unseen = self._replay.unseen(events)
+        if unseen:
+            self._end_replay(self._replay)
+        return unseen
+
+    def _move_to(self, token: str) -> None:
+        if self._replay is not None:
+            if not self._replay.is_past(token):
+                return
+            self._end_replay(self._replay)
+        self.token = token
+
+    def _end_replay(self, replay: Replay) -> None:
+        """The event that the stream was opened behind must have come again, or the oplog is another one.
+
+        A stage that looks at the looked-up document may hide an event that it let through before: then its time must be there.
+        """
+        if not replay.has_met and not self.holds(replay.behind):
+            raise mongodb_failures.HistoryLost(mongodb_failures.CHANGE_STREAM_FATAL)
+        self._replay = None
+
+    def holds(self, token: str) -> bool:
+        """Whether the oplog has this event, for a stream of the same scope without further stages.
+
+        A server of another version may write its token otherwise: then an event of its cluster time has to do.
+        """
+        at, wanted = resume_token.position(token), resume_token.without_fragment(token)
+        target: Any = self._cursor.server() if self.options.db is None else self._cursor.server()[self.options.db]
+        target = target if self.options.collection is None else target[self.options.collection]
+        bare = target.watch(
+            [{"$project": {"_id": 1}}],
+            start_at_operation_time=Timestamp(at.seconds, at.increment),
+            show_expanded_events=self.options.show_expanded_events or None,
+            batch_size=1,
+            max_await_time_ms=LONGEST_AWAIT_MS,
+        )
+        with bare as stream:
+            while not self.stopped.is_set():
+                event, mark = stream.try_next(), stream.resume_token
+                found = event["_id"]["_data"] if event is not None else mark["_data"] if mark is not None else token
+                if resume_token.position(found)[:2] > at[:2]:
+                    return False
+                is_other_format = found[_VERSION] != token[_VERSION]
+                if event is not None and (is_other_format or resume_token.without_fragment(found) == wanted):
+                    return True
+        return True
+
+    def _stage(self) -> dict[str, Any]:
+        stage: dict[str, Any] = {}
+        if self.options.db is None:
+            stage["allChangesForCluster"] = True
+        if self.options.full_document:
+            stage["fullDocument"] = self.options.full_document
+        if self.options.full_document_before_change:
+            stage["fullDocumentBeforeChange"] = self.options.full_document_before_change
+        if self.options.show_expanded_events:
+            stage["showExpandedEvents"] = True
+        self._replay = None
+        if self.token and self._is_moved():
+            position = resume_token.position(self.token)
+            stage["startAtOperationTime"] = Timestamp(position.seconds, position.increment)
+            # The token is of a namespace that this stream does not read: its event cannot come again here.
+            self._replay = Replay(self.token, has_met=True)
+        elif self.token and resume_token.resumes_alone(self.token):
+            # startAfter, as resumeAfter refuses the token of an invalidate.
+            stage["startAfter"] = {"_data": self.token}
+        elif self.token:
+            position = resume_token.position(self.token)
+            stage["startAtOperationTime"] = Timestamp(position.seconds, position.increment)
+            self._replay = Replay(self.token)
+        elif self.start.at is not None:
+            stage["startAtOperationTime"] = self.start.at
+        return stage
+
+    def _is_moved(self) -> bool:
+        """Whether the stream goes on over another namespace: behind an invalidate, where `resolved` says so."""
+        if self.resolved is None or not resume_token.is_invalidate(self.token or ""):
+            return False
+        before, self.options = self.options, self.resolved()
+        return (before.db, before.collection) != (self.options.db, self.options.collection)
+
+
+def event_token(event: bytes) -> str:
+    """An event's token; its documents are not looked into, as not every one can be decoded."""
+    return str(RawBSONDocument(event)["_id"]["_data"])

@@ -1,0 +1,60 @@
+"""Replies of `find`, `aggregate` and `getMore` that stay bytes: a batch that becomes objects costs ten times as much."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from bson import decode
+from bson.codec_options import CodecOptions, DatetimeConversion
+
+EXACT: CodecOptions[dict[str, Any]] = CodecOptions(datetime_conversion=DatetimeConversion.DATETIME_MS)
+LENIENT: CodecOptions[dict[str, Any]] = CodecOptions(
+    datetime_conversion=DatetimeConversion.DATETIME_MS, unicode_decode_error_handler="replace"
+)
+"""For replies that quote what a user wrote (validators, views, filters) and of which that part is not looked at."""
+
+_int32 = struct.Struct("<i").unpack_from
+
+
+def split_batch(reply: bytes, name: bytes) -> tuple[list[bytes], dict[str, Any]]:
+    """The raw documents of a cursor reply's batch, and the rest of its `cursor` document, decoded."""
+    start, end = _element(reply, 4, len(reply), b"cursor")
+    first, last = _element(reply, start + 4, end, name)
+    documents: list[bytes] = []
+    append, index = documents.append, reply.index
+    at, stop = first + 4, last - 1
+    # The inner loop of the capture: of each element of the array only its name, which ends with a zero byte, and the length
+    # of its document are looked at.
+    while at < stop:
+        at = index(b"\0", at + 1) + 1
+        following = at + _int32(reply, at)[0]
+        append(reply[at:following])
+        at = following
+    # Without the batch's array, its type byte and its name the rest is a document again, small enough to decode.
+    before = first - len(name) - 2
+    rest = reply[start + 4 : before] + reply[last:end]
+    return documents, decode((len(rest) + 4).to_bytes(4, "little") + rest, EXACT)
+
+
+_FIXED = {0x01: 8, 0x07: 12, 0x08: 1, 0x09: 8, 0x0A: 0, 0x10: 4, 0x11: 8, 0x12: 8, 0x13: 16}
+
+
+def _element(raw: bytes, at: int, end: int, name: bytes) -> tuple[int, int]:
+    """Where the value of one field of a document begins and ends."""
+    while at < end - 1:
+        kind = raw[at]
+        zero = raw.index(b"\0", at + 1)
+        value = zero + 1
+        if kind in (0x03, 0x04):
+            after = value + _int32(raw, value)[0]
+        elif kind == 0x02:
+            after = value + 4 + _int32(raw, value)[0]
+        elif kind == 0x05:
+            after = value + 5 + _int32(raw, value)[0]
+        else:
+            after = value + _FIXED[kind]
+        if raw[at + 1 : zero] == name:
+            return value, after
+        at = after
+    raise KeyError(name.decode())

@@ -1,0 +1,75 @@
+"""Keys of documents: of a sample of a collection, and of its changes between two times."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pymongo
+from bson.raw_bson import DEFAULT_RAW_BSON_OPTIONS, RawBSONDocument
+from bson.timestamp import Timestamp
+
+from cdc_core import errors
+from cdc_core.stream import resume_token
+from pipelines.mongodb import catalog, change_stream
+from pipelines.mongodb import failures as mongodb_failures
+
+
+def sampled_ids(
+    connection: pymongo.MongoClient[Any], collection: catalog.SourceCollection, *, documents: int
+) -> list[bytes]:
+    """So many documents of a collection, by chance: raw, with nothing but their `_id`."""
+    stages = [{"$sample": {"size": documents}}, {"$project": {"_id": 1}}]
+    with mongodb_failures.translating(f"choosing documents of {collection.namespace}"):
+        found = connection[collection.db][collection.name].with_options(DEFAULT_RAW_BSON_OPTIONS).aggregate(stages)
+        # A set: $sample may give a document more than once.
+        return list({bytes(each.raw) for each in found})
+
+
+CATCH_UP_SECONDS = 60.0
+"""A quiet server moves its change streams every ten seconds."""
+
+
+class NamespaceGone(Exception):
+    """The collection was dropped or renamed between the two times."""
+
+
+def changed_keys(
+    connection: pymongo.MongoClient[Any], db: str, name: str, *, behind: str, until: Timestamp, limit: int
+) -> list[bytes]:
+    """The document keys, raw, of a collection's changes behind a token and up to a cluster time; at most about `limit`.
+
+    Raises `HistoryLost`, or `NamespaceGone`.
+    """
+    at = resume_token.position(behind)
+    last = resume_token.without_fragment(behind)
+    stages: list[Mapping[str, Any]] = [
+        {"$match": {"$or": [{"ns.coll": name}, {"operationType": {"$in": ["dropDatabase", "invalidate"]}}]}},
+        {"$project": {"operationType": 1, "documentKey": 1, "clusterTime": 1}},
+    ]
+    options = change_stream.StreamOptions(db=db, stages=stages, max_await_ms=200, show_expanded_events=False)
+    deadline = time.monotonic() + CATCH_UP_SECONDS
+    stream = change_stream.ChangeStream(
+        connection, options, change_stream.StreamStart(at=Timestamp(at.seconds, at.increment)), retries=3
+    )
+    found: list[bytes] = []
+    try:
+        is_settled = False
+        while not is_settled and len(found) < limit:
+            batch = stream.next()
+            if not batch.events and time.monotonic() > deadline:
+                raise errors.SourceUnreachable(f"{db}.{name}: the change stream does not reach the time of the read")
+            for event in map(RawBSONDocument, batch.events):
+                if resume_token.without_fragment(event["_id"]["_data"]) <= last or event["clusterTime"] > until:
+                    continue
+                if "documentKey" not in event:
+                    raise NamespaceGone
+                found.append(bytes(event["documentKey"].raw))
+            reached = resume_token.position(batch.token)
+            # At the very time there may be more of it, as long as events come.
+            is_past = (reached.seconds, reached.increment) > (until.time, until.inc)
+            is_settled = is_past or ((reached.seconds, reached.increment) == (until.time, until.inc) and not batch.events)
+    finally:
+        stream.close()
+    return found

@@ -1,0 +1,215 @@
+"""pymongo's errors as ours: which pass by themselves, which lose a position, and which a person must look at."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from pymongo import errors as driver
+
+from cdc_core import errors
+
+UNAUTHORIZED = 13
+AUTHENTICATION_FAILED = 18
+CURSOR_NOT_FOUND = 43
+INVALID_RESUME_TOKEN = 260
+CHANGE_STREAM_FATAL = 280
+CHANGE_STREAM_HISTORY_LOST = 286
+ONLY_ON_REPLICA_SETS = 40573
+CURSOR_LOST = (CURSOR_NOT_FOUND, 175, 237)
+"""The codes of a cursor that is gone: not found, its plan killed (the collection was dropped), killed."""
+
+KILLED = frozenset({*CURSOR_LOST, 11601, 206, 279})
+"""The codes of an operation that was killed, by itself or with its cursor, its session or its connection."""
+
+TRANSIENT = frozenset(
+    {
+        # The change stream specification's resumable errors, for a server that does not label them.
+        *(6, 7, 63, 89, 91, 133, 150, 189, 234, 262, 9001, 10107, 11600, 11602, 13388, 13435, 13436),
+        # What an operator does to an operation, its cursor or its session, and what passes by itself (locks, time
+        # limits, conflicts, full pools, tickets): nobody is at a capture's terminal to start it again.
+        *KILLED,
+        *(24, 46, 50, 112, 134, 202, 290, 365),
+    }
+)
+"""The codes of an operation that was interrupted and can be done again: the one list, of streams, chunks and all the rest."""
+
+_ABOUT_THE_STREAM = frozenset(
+    {
+        UNAUTHORIZED, AUTHENTICATION_FAILED, ONLY_ON_REPLICA_SETS, CHANGE_STREAM_FATAL, CHANGE_STREAM_HISTORY_LOST,
+        INVALID_RESUME_TOKEN,
+    }
+)  # fmt: skip
+
+
+class HistoryLost(Exception):
+    """The oplog no longer holds the position (286), or the server refuses its token (280, 260)."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class SnapshotExpired(Exception):
+    """A chunk outlived the server's window of snapshot reads, or began before it (239, 246): read it again, smaller."""
+
+
+class CollectionChanged(Exception):
+    """The collection that a chunk was planned for was renamed, dropped or made anew in between."""
+
+
+class ReadRefused(Exception):
+    """The server refuses a read of a collection, and would again: a filter that fails on a document, say.
+
+    The text has the server's code and our words: its own may quote a document.
+    """
+
+
+@contextmanager
+def translating(what: str = "MongoDB") -> Iterator[None]:
+    """Driver errors inside the block leave it as ours; `what` names the operation in their messages."""
+    try:
+        yield
+    except driver.PyMongoError as error:
+        raise translated(error, what) from error
+
+
+def translated(error: driver.PyMongoError, what: str) -> BaseException:
+    """One driver error as one of ours, by class and code."""
+    code = getattr(error, "code", None)
+    # Before the codes: this error has the code of a lost position, and no position is lost.
+    if _spoils_tokens(error):
+        return errors.SettingsError(
+            errors.Problem(
+                "source.cursor.pipeline",
+                "its stages change _id, the token of an event, and without that no stream can go on; the position did not move",
+                "leave _id as it is",
+            )
+        )
+    match code:
+        # AuthenticationFailed
+        case 18:
+            return errors.AccessRefused(
+                f"{what}: the server refused user name or password (error 18); "
+                "check the connection string's secret and authSource"
+            )
+        # Unauthorized
+        case 13:
+            return errors.AccessRefused(
+                f"{what}: the user lacks a right (error 13{_refused_command(error)}); "
+                "`medallion check` lists each missing right"
+            )
+        # A $changeStream on a standalone server.
+        case 40573:
+            return errors.SourceUnsuitable(
+                f"{what}: this server is no replica set, and change streams need one; "
+                "start mongod with --replSet and initiate it, or connect to the replica set"
+            )
+        # BSONObjectTooLarge
+        case 10334:
+            return errors.SourceUnsuitable(
+                f"{what}: an event is larger than 16 MB (error 10334); nothing is lost. Set "
+                "source.cursor.oversize.handling.mode to split (server 6.0.9 or later) or skip, and start again"
+            )
+        # ChangeStreamHistoryLost, ChangeStreamFatalError, InvalidResumeToken
+        case 286 | 280 | 260:
+            return HistoryLost(code)
+        # SnapshotTooOld, SnapshotUnavailable
+        case 239 | 246:
+            return SnapshotExpired()
+        # CollectionUUIDMismatch, NamespaceNotFound
+        case 361 | 26:
+            return CollectionChanged()
+    if isinstance(error, driver.ServerSelectionTimeoutError):
+        # While it looks for a server the driver counts a wrong password as a server that does not answer.
+        if _refused_at_handshake(error):
+            return errors.AccessRefused(f"{what}: the server refused user name or password; check the secret")
+        return errors.SourceUnreachable(
+            f"{what}: no server answered in time: {first_line(error)}; is it running, and the host right?"
+        )
+    if isinstance(error, driver.NotPrimaryError):
+        return errors.SourceUnreachable(f"{what}: the server is no longer the primary")
+    if isinstance(error, (driver.ConnectionFailure, driver.WaitQueueTimeoutError)):
+        return errors.SourceUnreachable(f"{what}: the connection failed: {first_line(error)}")
+    if is_resumable(error):
+        return errors.SourceUnreachable(f"{what}: the server interrupted the operation (error {code}); start again")
+    if isinstance(error, driver.ConfigurationError):
+        hint = "is the server MongoDB 6.0 or later, do its options fit it, and has the host of mongodb+srv:// an SRV record?"
+        message = f"{what}: the driver cannot use this server with it ({type(error).__name__})"
+        return errors.SettingsError(errors.Problem("source.mongodb.connection.string", message, hint))
+    return error
+
+
+def has_lost_connection(error: BaseException) -> bool:
+    """Whether an error of ours means that no server answered, and not that a server answered with an error."""
+    return isinstance(error.__cause__, driver.ConnectionFailure)
+
+
+def is_resumable(error: BaseException) -> bool:
+    """Whether a change stream goes on after this error: by the driver's labels, an interruption, or the network."""
+    if isinstance(error, (driver.ConnectionFailure, driver.CursorNotFound)):
+        return True
+    return isinstance(error, driver.OperationFailure) and (
+        error.has_error_label("ResumableChangeStreamError") or error.code in TRANSIENT
+    )
+
+
+def is_about_an_event(error: BaseException) -> bool:
+    """Whether the server failed at an event, and not at the stream: those before it can be read one by one."""
+    return isinstance(error, driver.OperationFailure) and error.code not in _ABOUT_THE_STREAM
+
+
+def _spoils_tokens(error: BaseException) -> bool:
+    """Whether this is the server's word for a stage that changes an event's `_id`; it has the code of a lost position."""
+    return isinstance(error, driver.OperationFailure) and "modified by the pipeline" in str(error)
+
+
+def stream_error(error: driver.PyMongoError) -> BaseException:
+    """What ends a change stream: an error of ours, also where the server failed at an event, or at a stage."""
+    found = translated(error, "reading the change stream")
+    if found is not error or not isinstance(error, driver.OperationFailure):
+        return found
+    name = (error.details or {}).get("codeName", "")
+    return errors.SourceUnsuitable(
+        f"reading the change stream: the server fails at an event (error {error.code} {name}); what came before it is "
+        "captured. If source.cursor.pipeline is set, see whether one of its stages fails for some documents; "
+        "otherwise look into the server's log"
+    )
+
+
+@contextmanager
+def translating_read(what: str) -> Iterator[None]:
+    """As `translating`; an error that has no other meaning than that this read is refused leaves as `ReadRefused`."""
+    try:
+        with translating(what):
+            yield
+    except driver.OperationFailure as error:
+        raise ReadRefused(f"the server refuses to read it ({code_of(error)})") from error
+
+
+def code_of(error: driver.OperationFailure) -> str:
+    """A server's error as its code and the code's name, without its text, which may quote documents."""
+    name = (error.details or {}).get("codeName")
+    return f"error {error.code}{f', {name}' if name and not str(name).startswith('Location') else ''}"
+
+
+def _refused_at_handshake(error: driver.ServerSelectionTimeoutError) -> bool:
+    details = getattr(error, "details", None)
+    return bool(isinstance(details, Mapping) and details.get("code") == AUTHENTICATION_FAILED)
+
+
+def _refused_command(error: BaseException) -> str:
+    """The command that was refused and its database, by their names: the rest of the text holds filters and documents."""
+    found = re.match(r"not authorized on (\S+) to execute command \{ (\w+):", str(error))
+    return f": not authorized on {found[1]} to execute command {found[2]}" if found else ""
+
+
+def first_line(error: BaseException) -> str:
+    said = re.sub(r" \(configured timeouts: [^)]*\)", "", _safe(error).splitlines()[0])
+    return re.split(r", full error: |, Timeout: |, Topology Description: ", said)[0][:300]
+
+
+def _safe(error: BaseException) -> str:
+    """The error's text without a user name or password of a connection string."""
+    return re.sub(r"//[^/@\s]+@", "//***@", str(error))

@@ -1,0 +1,214 @@
+"""Chunks of a collection, each read whole at one cluster time that is known."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pymongo
+from bson.int64 import Int64
+from bson.raw_bson import DEFAULT_RAW_BSON_OPTIONS, RawBSONDocument
+from bson.timestamp import Timestamp
+from pymongo import errors as driver
+from pymongo.read_preferences import ReadPreference
+
+from cdc_core.extended_json import raw_bson
+from pipelines.mongodb import catalog, cursor_reply
+from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import failures as mongodb_failures
+from pipelines.mongodb import server as mongodb_server
+
+
+@dataclass(frozen=True)
+class IdRange:
+    """A half-open range of `_id`, as BSON of ``{"lo": …}`` and ``{"hi": …}``: bytes travel to executors as they are."""
+
+    lo: bytes | None = None
+    hi: bytes | None = None
+
+    def condition(self) -> dict[str, Any]:
+        """The filter of `find`: `$expr` compares across all BSON types, where a plain range would lose rows."""
+        bounds = []
+        if self.lo is not None:
+            bounds.append({"$gte": ["$_id", RawBSONDocument(_renamed(self.lo, b"$literal"))]})
+        if self.hi is not None:
+            bounds.append({"$lt": ["$_id", RawBSONDocument(_renamed(self.hi, b"$literal"))]})
+        return {"$expr": {"$and": bounds}} if bounds else {}
+
+    def ends(self) -> dict[str, Any]:
+        """The same as options of `find` beside a hint: a clustered collection would be read whole for each `$expr`.
+
+        An open end holds all there is, MinKey and MaxKey too; an ordinary index leaves out MaxKey there.
+        """
+        given = {"min": self.lo, "max": self.hi}
+        return {name: RawBSONDocument(_renamed(end, b"_id")) for name, end in given.items() if end is not None}
+
+
+def boundary(
+    connection: pymongo.MongoClient[Any], collection: catalog.SourceCollection, *, lo: bytes | None, documents: int
+) -> bytes | None:
+    """The `_id` that stands `documents` places after `lo` in index order, as BSON ``{"hi": _id}``; None past the end."""
+    command = {
+        "find": collection.name,
+        **_within(collection, IdRange(lo=lo)),
+        "projection": {"_id": 1},
+        "sort": {"_id": 1},
+        "hint": {"_id": 1},
+        "skip": documents,
+        "limit": 1,
+        "singleBatch": True,
+    }
+    with mongodb_failures.translating_read(f"planning the snapshot of {collection.namespace}"):
+        reply = connection[collection.db].command(
+            command, codec_options=DEFAULT_RAW_BSON_OPTIONS, read_preference=connection.read_preference
+        )
+    found, _rest = cursor_reply.split_batch(bytes(reply.raw), b"firstBatch")
+    return id_as_hi(found[0]) if found else None
+
+
+def _within(
+    collection: catalog.SourceCollection, bounds: IdRange, condition: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What restricts a `find` to a range, and to what a condition lets through."""
+    ends = bounds.ends() if collection.is_clustered else {}
+    conditions = [part for part in ({} if ends else bounds.condition(), dict(condition or {})) if part]
+    return {"filter": {"$and": conditions} if len(conditions) > 1 else (conditions or [{}])[0], **ends}
+
+
+def hi_as_lo(hi: bytes) -> bytes:
+    """The end of one range as the beginning of the next."""
+    return _renamed(hi, b"lo")
+
+
+def id_as_hi(raw: bytes) -> bytes:
+    """The `_id` of a raw document as the end of the range before it."""
+    # Not decoded: an `_id` may hold what the driver refuses, a date after the year 9999 for one.
+    found = next(element for element in raw_bson.elements(raw) if element.name == b"_id")
+    return _single(found.kind, b"hi", raw[found.start : found.end])
+
+
+def _renamed(raw: bytes, name: bytes) -> bytes:
+    """A document of one field under another name. The value stays bytes: not every `_id` can be decoded."""
+    zero = raw.index(b"\0", 5)
+    return _single(raw[4], name, raw[zero + 1 : -1])
+
+
+def _single(kind: int, name: bytes, value: bytes) -> bytes:
+    body = bytes((kind,)) + name + b"\0" + value + b"\0"
+    return (len(body) + 4).to_bytes(4, "little") + body
+
+
+class Chunk(NamedTuple):
+    """One batch of a chunk: raw documents, and the cluster time at which the whole chunk is read."""
+
+    documents: list[bytes]
+    at: Timestamp
+
+
+def read_chunk(
+    connection: pymongo.MongoClient[Any],
+    collection: catalog.SourceCollection,
+    bounds: IdRange,
+    *,
+    after: Timestamp,
+    fetch_size: int = 0,
+    condition: Mapping[str, Any] | None = None,
+    is_exact: bool = False,
+) -> Generator[Chunk, None, None]:
+    """Drain the documents of a range, all at one cluster time that is known and at or after `after`; at that very one with
+    `is_exact`.
+
+    Raises `SnapshotExpired` (read it again, smaller), `CollectionChanged`, or one of our errors. Capped collections have
+    no snapshot reads: there the time is the one from just before, and replaying the changes after it converges. They are
+    read from the primary, whose time that is: another server may be behind it, and its documents older than they say.
+    """
+    # No snapshot reads: the time is the primary's, and a secondary may not have reached it (#14).
+    preferred = ReadPreference.PRIMARY if collection.is_capped else connection.read_preference
+    reading = _reading(connection, preferred)
+    with (
+        mongodb_failures.translating_read(f"reading a chunk of {collection.namespace}"),
+        reading as (server, session, preference),
+    ):
+        database = server[collection.db]
+        at = mongodb_server.operation_time(connection) if collection.is_capped else None
+        reply = database.command(
+            _find(collection, bounds, after=after, fetch_size=fetch_size, condition=condition, is_exact=is_exact),
+            session=session,
+            codec_options=DEFAULT_RAW_BSON_OPTIONS,
+            read_preference=preference,
+        )
+        name = b"firstBatch"
+        while True:
+            documents, rest = cursor_reply.split_batch(bytes(reply.raw), name)
+            at = at or rest["atClusterTime"]
+            yield Chunk(documents, at)
+            if not rest["id"]:
+                return
+            name = b"nextBatch"
+            reply = database.command(
+                {"getMore": Int64(rest["id"]), "collection": collection.name}
+                | ({"batchSize": fetch_size} if fetch_size else {}),
+                session=session,
+                codec_options=DEFAULT_RAW_BSON_OPTIONS,
+                read_preference=preference,
+            )
+
+
+@contextmanager
+def _reading(connection: pymongo.MongoClient[Any], preferred: Any) -> Iterator[tuple[pymongo.MongoClient[Any], Any, Any]]:
+    """The server that a chunk is read from, a session on it, and the read preference for it, where `preferred` is the user's.
+
+    A chunk whose cursor is gone (an election, a collection that was dropped) is to be read again.
+    """
+    pinned = mongodb.pinned(connection, preferred)
+    server = pinned or connection
+    try:
+        with server.start_session() as session:
+            is_any = pinned is not None and preferred != ReadPreference.PRIMARY
+            yield server, session, ReadPreference.PRIMARY_PREFERRED if is_any else preferred
+    except driver.OperationFailure as error:
+        if error.code in mongodb_failures.KILLED:
+            raise mongodb_failures.SnapshotExpired from error
+        raise
+    finally:
+        if pinned is not None:
+            pinned.close()
+
+
+def _find(
+    collection: catalog.SourceCollection,
+    bounds: IdRange,
+    *,
+    after: Timestamp,
+    fetch_size: int,
+    condition: Mapping[str, Any] | None,
+    is_exact: bool = False,
+) -> dict[str, Any]:
+    command: dict[str, Any] = {
+        "find": collection.name,
+        **_within(collection, bounds, condition),
+        "batchSize": fetch_size or 10_000,
+        "noCursorTimeout": False,
+    }
+    if collection.uuid is not None:
+        # A collection of the same name that was made anew is another one: the server then answers with error 361.
+        command["collectionUUID"] = collection.uuid
+    # In the order of the index: a chunk that is cut ends at an `_id`, and nothing is sorted in memory.
+    command["sort"] = command["hint"] = {"_id": 1}
+    if not collection.is_capped:
+        command["readConcern"] = {"level": "snapshot", "atClusterTime" if is_exact else "afterClusterTime": after}
+    return command
+
+
+def refusal_of_filter(connection: pymongo.MongoClient[Any], namespace: str, condition: Mapping[str, Any]) -> str | None:
+    """Why the server does not take a filter over `database.collection`; None where it does. Nothing is read."""
+    db, _, name = namespace.partition(".")
+    find = {"find": name, "filter": dict(condition)}
+    try:
+        with mongodb_failures.translating("trying a filter"):
+            connection[db].command({"explain": find, "verbosity": "queryPlanner"}, codec_options=cursor_reply.LENIENT)
+    except driver.OperationFailure as error:
+        return mongodb_failures.first_line(error)
+    return None

@@ -1,0 +1,148 @@
+"""Reads a collection for a snapshot: its size, the ends of its chunks, and the chunks, again where the server could not."""
+
+from __future__ import annotations
+
+import functools
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from bson.timestamp import Timestamp
+
+from cdc_core import errors
+from cdc_core.bronze import event_rows as events
+from pipelines.mongodb import catalog, snapshot_read
+from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import connection as source
+from pipelines.mongodb import failures as mongodb_failures
+from pipelines.snapshot import chunks
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# 1, 2, 4 and 8 seconds between them: longer than an election takes.
+ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class ChunkReader:
+    """Reads what a snapshot reads of its source: each chunk on an executor, at a cluster time at or after `after`."""
+
+    spark: SparkSession
+    connection: source.Connection
+    after: Timestamp
+    chunk_bytes: int
+    fetch_size: int = 0
+    fields: events.FieldsOf | None = None
+    stopped: threading.Event = field(default_factory=threading.Event)
+
+    def size(self, client: mongodb.Client, collection: catalog.SourceCollection) -> catalog.CollectionSize:
+        """About how large the collection is; what passes by itself is waited for."""
+        for attempt in range(ATTEMPTS):
+            try:
+                return _size_of(client, collection)
+            except errors.SourceUnreachable as error:
+                if mongodb_failures.has_lost_connection(error):
+                    raise
+                self._wait_behind(error, attempt)
+        raise _given_up()
+
+    def ranges(
+        self, client: mongodb.Client, collection: catalog.SourceCollection, *, behind: bytes | None, documents: int
+    ) -> Iterator[snapshot_read.IdRange]:
+        """Ranges of so many documents each, the first of them behind `behind`; each is planned when it is needed."""
+        lo = _as_lo(behind)
+        while True:
+            hi = self.boundary(client, collection, lo=lo, documents=documents)
+            yield snapshot_read.IdRange(lo, hi)
+            if hi is None:
+                return
+            lo = _as_lo(hi)
+
+    def boundary(
+        self, client: mongodb.Client, collection: catalog.SourceCollection, *, lo: bytes | None, documents: int
+    ) -> bytes | None:
+        """The end of a range of so many documents behind `lo`; None where the collection ends before."""
+        for attempt in range(ATTEMPTS):
+            try:
+                return snapshot_read.boundary(client, collection, lo=lo, documents=documents)
+            except mongodb_failures.SnapshotExpired:
+                self._wait_behind(_given_up(), attempt)
+            except errors.SourceUnreachable as error:
+                if mongodb_failures.has_lost_connection(error):
+                    raise  # the capture starts over, as often as errors.max.retries says
+                self._wait_behind(error, attempt)
+        raise _given_up()
+
+    def read(
+        self, collection: catalog.SourceCollection, bounds: snapshot_read.IdRange, *, condition: str | None
+    ) -> chunks.ChunkRows:
+        """Read one chunk on an executor, again where its time was no longer to be had."""
+        spec = chunks.ChunkSpec(
+            self.connection,
+            collection,
+            bounds,
+            (self.after.time, self.after.inc),
+            self.fetch_size,
+            # Documents of a range may be larger than the average by which it was planned: up to here it is not cut.
+            self.chunk_bytes * 2,
+            condition,
+            None if self.fields is None else self.fields(collection.db, collection.name),
+        )
+        for attempt in range(ATTEMPTS):
+            # One row, one task: an executor's Python reads the chunk, and its documents never pass through the JVM as rows.
+            reply = self.spark.range(1, numPartitions=1).mapInArrow(
+                functools.partial(chunks.read_on_executor, spec), chunks.REPLY
+            )
+            pieces = reply.toArrow()
+            meta = json.loads(pieces["meta"][-1].as_py())
+            match meta["outcome"]:
+                case "read":
+                    return chunks.chunk_rows(meta, pieces["rows"])
+                case "changed":
+                    raise mongodb_failures.CollectionChanged
+                case "refused":
+                    raise mongodb_failures.ReadRefused(meta["message"])
+                case "expired":
+                    # The time of its read was over before its end: a smaller one takes less time.
+                    spec = replace(spec, max_bytes=max(1, spec.max_bytes // 2))
+                    self._wait_behind(_given_up(), attempt)
+                case _:
+                    error = chunks.error_of(meta)
+                    if not isinstance(error, errors.SourceUnreachable):
+                        raise error
+                    self._wait_behind(error, attempt)
+        raise _given_up()
+
+    def _wait_behind(self, error: errors.SourceUnreachable | mongodb_failures.ReadRefused, attempt: int) -> None:
+        """Wait before the next attempt, longer each time: an election takes seconds, and so do locks and full pools.
+
+        Raises the error behind the last attempt, and `SourceUnreachable` where the capture ends meanwhile.
+        """
+        if attempt == ATTEMPTS - 1:
+            raise error
+        if self.stopped.wait(2.0**attempt):
+            raise errors.SourceUnreachable(str(error)) from error
+
+
+def _size_of(client: mongodb.Client, collection: catalog.SourceCollection) -> catalog.CollectionSize:
+    """About how large a collection is; one that was dropped or cannot be measured counts as empty, and its read says why."""
+    try:
+        return catalog.size(client, collection)
+    except (mongodb_failures.CollectionChanged, mongodb_failures.ReadRefused, mongodb_failures.SnapshotExpired):
+        return catalog.CollectionSize(0, 1024)
+
+
+def _given_up() -> mongodb_failures.ReadRefused:
+    """One collection that the server cannot read in time is no reason to start the capture over: it would be so for ever."""
+    return mongodb_failures.ReadRefused(
+        f"the server gave up a chunk of it {ATTEMPTS} times, each smaller; a read of one time lasts 300 seconds "
+        "(minSnapshotHistoryWindowInSeconds)"
+    )
+
+
+def _as_lo(hi: bytes | None) -> bytes | None:
+    """The end of one range as the beginning of the next."""
+    return None if hi is None else snapshot_read.hi_as_lo(hi)

@@ -1,0 +1,173 @@
+"""One chunk of a snapshot: what an executor is given to read it, and what it sends back.
+
+Executors send a chunk back in pieces, each Arrow in a binary column, so that Spark carries bytes and not rows, and carries
+one piece while the next is encoded.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from bson import json_util
+from bson.timestamp import Timestamp
+
+from cdc_core import errors
+from cdc_core.bronze import event_rows as events
+from cdc_core.extended_json import bson_to_json, keys
+from cdc_core.snapshot import repair
+from cdc_core.stream import fields as field_filters
+from pipelines.mongodb import catalog, snapshot_read
+from pipelines.mongodb import connection as source
+from pipelines.mongodb import failures as mongodb_failures
+
+ROWS = pa.schema([("key", pa.string()), ("after", pa.string()), ("payload", pa.string())])
+
+REPLY = "meta STRING, rows BINARY"
+PIECE_BYTES = 1024 * 1024
+"""Bytes of documents that an executor sends at once: no JVM has to find room for a whole chunk in one array."""
+
+CHUNK_SECONDS = 120.0
+"""A chunk ends after that long, well inside the server's 300 seconds for a snapshot read."""
+
+
+@dataclass(frozen=True)
+class ChunkSpec:
+    """What an executor needs to read one chunk."""
+
+    connection: source.Connection
+    collection: catalog.SourceCollection
+    bounds: snapshot_read.IdRange
+    after: tuple[int, int]
+    fetch_size: int
+    max_bytes: int
+    condition: str | None = None
+    fields: field_filters.Fields | None = None
+
+
+@dataclass(frozen=True)
+class ChunkRows:
+    """A chunk as the driver gets it; `cut` is the `_id` at which it was ended early, as BSON ``{"hi": _id}``."""
+
+    rows: pa.Table
+    at: tuple[int, int]
+    bytes: int
+    lossy: int
+    cut: builtins.bytes | None = None
+
+
+def read_on_executor(spec: ChunkSpec, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Runs on an executor: read one chunk, encode it, and send it back as rows of ``meta, rows``; the last has the meta."""
+    for _ in batches:
+        pass
+    for meta, rows in _read_chunk(spec):
+        said = None if meta is None else json.dumps(meta)
+        yield pa.RecordBatch.from_pydict(
+            {"meta": [said], "rows": [rows]}, pa.schema([("meta", pa.string()), ("rows", pa.binary())])
+        )
+
+
+_Piece = tuple[dict[str, Any] | None, bytes | None]
+
+
+def _read_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
+    try:
+        yield from encoded_chunk(spec)
+    # Outcomes are data: an exception of an executor would come as Spark's, with its text and without its class.
+    except mongodb_failures.SnapshotExpired:
+        yield {"outcome": "expired"}, None
+    except mongodb_failures.CollectionChanged:
+        yield {"outcome": "changed"}, None
+    except mongodb_failures.ReadRefused as refused:
+        yield {"outcome": "refused", "message": str(refused)}, None
+    except errors.MedallionError as error:
+        yield {"outcome": "error", "class": type(error).__name__, "message": str(error)}, None
+    except Exception as error:  # its text may hold a document
+        yield {"outcome": "refused", "message": f"it cannot be read ({type(error).__name__})"}, None
+
+
+def encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
+    client = source.worker_client(spec.connection)
+    found_keys: list[str] = []
+    texts: list[bytes | None] = []
+    originals: list[bytes | None] = []
+    size = sent = lossy = 0
+    repaired = repair.keys_of(spec.condition)
+    missing = dict.fromkeys(repaired or ())
+    at: Timestamp | None = None
+    cut: bytes | None = None
+    # A cursor of a snapshot read dies with its time; a chunk that ends early is committed, and read on at another time.
+    until = time.monotonic() + CHUNK_SECONDS
+    for chunk in snapshot_read.read_chunk(
+        client,
+        spec.collection,
+        spec.bounds,
+        after=Timestamp(*spec.after),
+        fetch_size=spec.fetch_size,
+        condition=_condition(spec),
+    ):
+        at = chunk.at
+        if repaired is None and size and chunk.documents and (size > spec.max_bytes or time.monotonic() > until):
+            cut = snapshot_read.id_as_hi(chunk.documents[0])
+            break
+        for raw in chunk.documents:
+            encoded = bson_to_json.encode(raw)
+            key = keys.canonical_raw(raw)
+            found_keys.append(key)
+            missing.pop(key, None)
+            text = encoded.text if spec.fields is None else events.filtered(encoded.text, fields=spec.fields, taken=set())
+            texts.append(text)
+            # Text cannot hold such a document exactly; its bytes come along, without the fields that are left out.
+            originals.append(events.original(raw, fields=spec.fields) if encoded.lossy else None)
+            lossy += encoded.lossy
+            size += len(text)
+            if size - sent > PIECE_BYTES:
+                yield None, _packed(found_keys, texts, originals)
+                found_keys, texts, originals, sent = [], [], [], size
+    assert at is not None
+    # Keys of a repair that the source does not hold: a row without a document is their delete.
+    found_keys += missing
+    texts += [None] * len(missing)
+    originals += [None] * len(missing)
+    meta = {
+        "outcome": "read",
+        "at": [at.time, at.inc],
+        "bytes": size,
+        "lossy": lossy,
+        "cut": None if cut is None else cut.hex(),
+    }
+    yield meta, _packed(found_keys, texts, originals)
+
+
+def _condition(spec: ChunkSpec) -> Mapping[str, Any] | None:
+    """What the chunk's documents match, beside their range."""
+    repaired = repair.keys_of(spec.condition)
+    if repaired is not None:
+        return repair.condition(repaired)
+    return None if spec.condition is None else json_util.loads(spec.condition)
+
+
+def _packed(found_keys: list[str], texts: Sequence[bytes | None], originals: list[bytes | None]) -> bytes:
+    rows = pa.record_batch([pa.array(each, pa.string()) for each in (found_keys, texts, originals)], schema=ROWS)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, ROWS) as writer:
+        writer.write_batch(rows)
+    return sink.getvalue().to_pybytes()
+
+
+def chunk_rows(meta: Mapping[str, Any], pieces: pa.ChunkedArray) -> ChunkRows:
+    table = pa.concat_tables(pa.ipc.open_stream(piece.as_buffer()).read_all() for piece in pieces)
+    cut = meta["cut"]
+    return ChunkRows(
+        table, (meta["at"][0], meta["at"][1]), meta["bytes"], meta["lossy"], None if cut is None else bytes.fromhex(cut)
+    )
+
+
+def error_of(meta: Mapping[str, Any]) -> errors.MedallionError:
+    kind = getattr(errors, meta.get("class", ""), errors.MedallionError)
+    return kind(meta.get("message", "an executor could not read a chunk"))

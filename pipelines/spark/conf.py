@@ -1,0 +1,92 @@
+"""Settings of Spark: those that our tables need to be right, and those that make a single machine quick."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+
+# Settings without which tables would be wrong: every session gets them, wherever it came from.
+REQUIRED: Mapping[str, str] = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.variable.substitute": "false",  # no document, name or path has its `${…}` replaced by what the process knows
+}
+
+# Spark compiles Java all the time, its own parser's included. With HotSpot's thresholds the optimizing compiler takes a third of
+# two cores' time, mostly for methods that run a few thousand times: it gets those that run more.
+_COMPILER = (
+    "-XX:+IgnoreUnrecognizedVMOptions -XX:Tier4InvocationThreshold=20000 -XX:Tier4MinInvocationThreshold=4000 "
+    "-XX:Tier4CompileThreshold=60000"
+)
+
+# A batch's rows live for seconds. With half of the memory for what is young they are gone before they count as old, of which a
+# collection takes a third of a second.
+_COLLECTOR = "-XX:+UseParallelGC -XX:NewRatio=1"
+_COLLECTORS = re.compile(r"-XX:\+Use\w+GC\b")
+
+MUST_BE_ACCEPTED = {"spark.sql.session.timeZone"}
+"""Those of `REQUIRED` without which values would be wrong; a platform that refuses one of the others decides it as we would."""
+
+SINGLE_DRIVER = "spark.medallion.lakehouse.singleDriver"
+"""The setting `lakehouse.single_driver`, as a session carries it."""
+
+# What makes a session of one machine quick.
+LOCAL: Mapping[str, str] = {
+    "spark.sql.extensions": EXTENSION,
+    "spark.sql.catalog.spark_catalog": CATALOG,
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
+    # A batch of silver runs some 140 different plans: of the default's 100 classes none would be there for the next batch.
+    "spark.sql.codegen.cache.maxEntries": "1000",
+    "spark.sql.shuffle.partitions": str(max(2, min(8, os.cpu_count() or 2))),
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.memory": "2g",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.extraJavaOptions": f"-Xss4m -XX:-UsePerfData {_COLLECTOR} {_COMPILER}",
+}
+
+# For a run of a minute or two: half the CPU time at the start (13 s, not 26, to the second commit), slower after.
+# The one compiler alone would get a cache of 48 MB, which a few wide tables fill: the JVM then crawls, and may end.
+SHORT_RUN: Mapping[str, str] = {
+    "spark.driver.extraJavaOptions": (
+        f"{LOCAL['spark.driver.extraJavaOptions']} -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+    )
+}
+
+# A capture commits and reads snapshots' chunks, two of twice `commit.max.bytes` at a time: its JVM needs less memory than silver's,
+# begins as quickly as it can, and gives back what a snapshot took.
+CAPTURE: Mapping[str, str] = {
+    "spark.driver.memory": "1g",
+    "spark.driver.extraJavaOptions": (
+        f"-Xss4m -XX:-UsePerfData -XX:+UseSerialGC -XX:MaxHeapFreeRatio=40 {_COMPILER} "
+        "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=128m"
+    ),
+}
+
+
+def defaults() -> dict[str, str]:
+    """The settings of `SPARK_CONF_DIR/spark-defaults.conf`; none where the variable is not set."""
+    folder = os.environ.get("SPARK_CONF_DIR")
+    if not folder or not Path(folder, "spark-defaults.conf").is_file():
+        return {}
+    lines = Path(folder, "spark-defaults.conf").read_text(encoding="utf-8").splitlines()
+    pairs = (
+        re.split(r"[\s=]+", line.strip(), maxsplit=1) for line in lines if line.strip() and not line.strip().startswith("#")
+    )
+    return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
+
+
+def startable(options: str) -> str:
+    """A JVM's options without a collector where the environment names one, as it does in many containers: a JVM that is given
+    two does not start."""
+    environment = " ".join(os.environ.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS"))
+    return _COLLECTORS.sub("", options) if _COLLECTORS.search(environment) else options

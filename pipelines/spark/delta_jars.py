@@ -1,0 +1,113 @@
+"""Delta's jars: resolved once a machine by Ivy, and remembered, because that costs seconds of each start."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipelines.delta import log_store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@contextlib.contextmanager
+def settings(packages: Sequence[str], excludes: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Settings that name Delta's jars and those of `packages`, or the packages, for Ivy to resolve (some seconds more).
+
+    Two processes that fill one Ivy cache break each other's downloads: the second waits, and finds the jars.
+    """
+    with contextlib.ExitStack() as stack:
+        if not _jars_of_last_time(packages):
+            stack.enter_context(_alone(_remembered_jars(()).with_suffix(".lock")))
+        jars = _jars_of_last_time(packages)
+        wanted = {"spark.jars.packages": ",".join([_delta_package(), *packages])}
+        wanted["spark.jars.excludes"] = ",".join([*BROUGHT_BY_SPARK, *excludes])
+        yield {"spark.jars": ",".join(jars)} if jars else wanted
+
+
+def resolved_jars() -> list[str]:
+    """Delta's jars as this machine resolved them last; none before its first session."""
+    return _jars_of_last_time(())
+
+
+# What Delta's packages name of these, Spark brings itself, and its own are loaded first: 70 of 87 MB to download in vain.
+BROUGHT_BY_SPARK = (
+    "com.fasterxml.jackson.core:*",
+    "com.google.code.findbugs:*",
+    "org.apache.hadoop:hadoop-client-api",
+    "org.apache.hadoop:hadoop-client-runtime",
+    "org.apache.logging.log4j:*",
+    "org.apache.parquet:*",
+    "org.roaringbitmap:RoaringBitmap",
+    "org.slf4j:*",
+)
+
+NEEDED_JARS = ("io.delta_", "io.unitycatalog_", "com.fasterxml.jackson.datatype_")
+"""What is left of Delta's jars then: each that a session names is copied at its start."""
+
+
+def downloaded_megabytes() -> float | None:
+    """How much of Delta's jars a first start has fetched so far; None where they are there already."""
+    if _jars_of_last_time(()):
+        return None
+    cache = next((folder for folder in Path.home().glob(".ivy2*/cache")), None)
+    found = (file for file in cache.rglob("*.jar*") if file.is_file()) if cache is not None else ()
+    with contextlib.suppress(OSError):
+        return sum(file.stat().st_size for file in found) / 1e6
+    return None
+
+
+def _delta_package() -> str:
+    from delta import configure_spark_with_delta_pip
+    from pyspark.sql import SparkSession
+
+    return configure_spark_with_delta_pip(SparkSession.Builder())._options["spark.jars.packages"]
+
+
+@contextlib.contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """What one process of this machine does at a time; where no lock can be had, it is done without."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(lock.open("ab"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _jars_of_last_time(packages: Sequence[str]) -> list[str]:
+    remembered = _remembered_jars(packages)
+    if not remembered.exists():
+        return []
+    jars = [jar for jar in remembered.read_text().splitlines() if packages or Path(jar).name.startswith(NEEDED_JARS)]
+    return jars if all(Path(jar).exists() for jar in jars) else []
+
+
+def _remembered_jars(packages: Sequence[str]) -> Path:
+    from importlib import metadata
+
+    versions = f"{metadata.version('pyspark')}-{metadata.version('delta-spark')}"
+    more = f"-{hashlib.sha256(','.join(packages).encode()).hexdigest()[:12]}" if packages else ""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache, "mongo-medallion", f"delta-jars-{versions}{more}.txt")
+
+
+def remember(spark: SparkSession, packages: Sequence[str], given: Sequence[str]) -> None:
+    conf = spark.sparkContext.getConf()
+    if conf.get("spark.jars.packages") is None:
+        return
+    own = {str(log_store.JAR), *given}
+    jars = [jar.removeprefix("file://") for jar in (conf.get("spark.jars") or "").split(",") if jar]
+    jars = [jar for jar in jars if jar not in own]
+    with contextlib.suppress(OSError):
+        path = _remembered_jars(packages)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(f".{os.getpid()}")
+        draft.write_text("\n".join(jars))
+        draft.replace(path)

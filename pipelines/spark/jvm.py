@@ -1,0 +1,239 @@
+"""The JVM of this process: started quietly on a plain machine, ended with its process, and whether it is gone.
+
+Spark's log goes to a file (`log_file()`), so that a terminal shows what the commands say and nothing else.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cdc_core import errors
+from pipelines.delta import log_store
+from pipelines.spark import conf as spark_conf
+from pipelines.spark import delta_jars, stores
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+ROOT = Path(__file__).resolve().parents[2]
+
+JAVA_NEEDED = 17
+END_SECONDS = 2.0
+"""How long a JVM whose connections broke may take to end."""
+
+
+def launch(
+    name: str, *, master: str | None, conf: Mapping[str, str], store: stores.Store, profile: Mapping[str, str]
+) -> SparkSession:
+    """A session on a JVM of its own, with Delta's jars and what `store` needs; its log is `log_file()`.
+
+    `profile` is over what every session of one machine has, and below what the user chose.
+    """
+    from pyspark import SparkConf, SparkContext
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if not is_installed():
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    chosen = {**store.conf, **spark_conf.defaults(), **conf}
+    packages = (*store.packages, *filter(None, chosen.pop("spark.jars.packages", "").split(",")))
+    given = [jar for jar in chosen.pop("spark.jars", "").split(",") if jar]
+    with delta_jars.settings(packages, store.excludes) as resolved:
+        settings = {
+            **spark_conf.LOCAL,
+            **spark_conf.REQUIRED,
+            **profile,
+            "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir(), "medallion-no-warehouse")),
+            **resolved,
+            "spark.jars": ",".join([str(log_store.JAR), *given, *filter(None, [resolved.get("spark.jars")])]),
+            **chosen,
+            "spark.master": master or chosen.get("spark.master", "local[*]"),
+            "spark.app.name": name,
+        }
+        # Spark and its JVM leave nothing behind: what they write lies in a folder that goes with this process.
+        _folder().mkdir(exist_ok=True)
+        settings = {"spark.local.dir": str(_folder()), **settings}
+        java = f"-Djava.io.tmpdir={_folder()} {spark_conf.startable(settings['spark.driver.extraJavaOptions'])}"
+        settings["spark.driver.extraJavaOptions"] = java
+        atexit.register(_end, os.getpid())
+        launch_conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+        with log_file().open("wb") as said:
+            try:
+                gateway = launch_gateway(launch_conf, _Launch(stdout=said, stderr=said))
+            except (PySparkRuntimeError, OSError) as error:
+                raise _why_not() from error
+        with _interrupts_as_they_are():
+            context = SparkContext(conf=SparkConf(loadDefaults=False).setAll(list(settings.items())), gateway=gateway)
+        _end_without_traceback(context)
+        spark = SparkSession.builder.getOrCreate()
+        delta_jars.remember(spark, packages, given)
+    return spark
+
+
+def _folder() -> Path:
+    """Where Spark and its JVM keep what they need while this process lives."""
+    return scratch() / f"spark-{os.getpid()}.tmp"
+
+
+def _end(owner: int) -> None:
+    """End the JVM with this process, and remove what it left: every commit that counts is in a table by now."""
+    if os.getpid() == owner:
+        abandon()
+        shutil.rmtree(_folder(), ignore_errors=True)
+
+
+def log_file() -> Path:
+    """The file that holds the log of the Spark that this process starts."""
+    return scratch() / f"spark-{os.getpid()}.log"
+
+
+def is_installed() -> bool:
+    """Whether this is an installed wheel, and no checkout: executors then have its packages, too."""
+    return not {"site-packages", "dist-packages"}.isdisjoint(ROOT.parts)
+
+
+def is_gone() -> bool:
+    """Whether the JVM of this process' session ended by itself: killed, or out of memory."""
+    try:
+        from py4j.protocol import Py4JError
+        from pyspark import SparkContext
+    except ImportError:
+        return False
+    gateway = SparkContext._gateway
+    if gateway is None:
+        return False
+    process = getattr(gateway, "proc", None)
+    if process is not None:
+        # Its connections break a moment before the process is seen to have ended.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=END_SECONDS)
+        return process.poll() is not None
+    try:
+        gateway.jvm.System.currentTimeMillis()
+    except (OSError, Py4JError):
+        return True
+    return False
+
+
+def forget() -> None:
+    """Let go of a session whose JVM is gone, so that the next `session` starts another; a JVM that no longer answers is ended first."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    abandon()
+    with contextlib.suppress(Exception):  # nobody answers any more
+        SparkContext._gateway.shutdown()
+    SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+    SparkSession._instantiatedSession = None
+
+
+def abandon() -> None:
+    """End the JVM that this process started, whatever it is doing: calls that wait for it fail, and each commit is in its table
+    as a whole or not at all."""
+    from pyspark import SparkContext
+
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is not None:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def _interrupts_as_they_are() -> Iterator[None]:
+    """Restore the handler of Ctrl-C that PySpark replaces by one that cancels every job: the commands decide what it does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _end_without_traceback(context: Any) -> None:
+    """Log what PySpark's accumulator server would print: a traceback for each connection that the end of the JVM breaks."""
+
+    def told(request: object, address: object) -> None:
+        log.debug("a connection of accumulators broke", exc_info=True)
+
+    with contextlib.suppress(AttributeError):
+        context._accumulatorServer.handle_error = told
+
+
+class _Launch(dict[str, Any]):
+    """Options of the JVM's start. The JVM ignores SIGINT, as PySpark wants, and SIGTERM.
+
+    A signal to the whole process group or service is then handled by the Python side, which ends the JVM by
+    closing its input when the last commit is through; so does the end of the Python side, however it comes.
+    """
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, _ignoring_sigterm(value) if key == "preexec_fn" else value)
+
+
+def _ignoring_sigterm(first: Callable[[], None]) -> Callable[[], None]:
+    def prepare() -> None:
+        first()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    return prepare
+
+
+def scratch() -> Path:
+    """A folder of this user's for what lives as long as a process; what gone ones left is removed."""
+    folder = Path(tempfile.gettempdir(), f"medallion-{os.getuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for old in folder.glob("*-*.*"):
+        number = old.stem.rpartition("-")[2]
+        if number.isdigit() and not Path("/proc", number).exists():
+            shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
+    return folder
+
+
+def _why_not() -> errors.MedallionError:
+    """Why the JVM did not start, in one line: no Java, an old one, no jars; else the end of its log."""
+    how = "install one (Debian, Ubuntu: sudo apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
+    version = _java_version()
+    if version is None:
+        return errors.DecisionNeeded(f"Spark needs Java {JAVA_NEEDED}, and there is none: {how}")
+    if version < JAVA_NEEDED:
+        return errors.DecisionNeeded(f"Spark needs Java {JAVA_NEEDED} or later, and this is Java {version}: {how}")
+    told = log_file().read_text(errors="replace") if log_file().exists() else ""
+    if "unresolved dependenc" in told or "FAILED DOWNLOADS" in told:
+        return errors.Temporary(
+            f"Delta's jars could not be downloaded from Maven Central: the first start needs the network (log: {log_file()})"
+        )
+    last = next((line.strip() for line in reversed(told.splitlines()) if line.strip()), "no output")
+    return errors.DecisionNeeded(f"Spark did not start: {last} (log: {log_file()})")
+
+
+def _java_version() -> int | None:
+    """The feature version of the Java that Spark would take, None where there is none."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    if java is None:
+        return None
+    try:
+        shown = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False).stderr
+    except OSError:
+        return None
+    found = re.search(r'version "(?:1\.)?(\d+)', shown)
+    return int(found.group(1)) if found else None
