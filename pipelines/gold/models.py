@@ -31,8 +31,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from cdc_core import errors
-from cdc_core.models import graph
-from cdc_core.models import model as models
+from cdc_core.models import graph, sql_model
 from cdc_core.properties import types as values
 from cdc_core.silver import merge
 from cdc_core.sql.names import identifier, literal
@@ -120,7 +119,7 @@ class Source:
         return {"id": self.id, "version": self.version, "at": self.at}
 
 
-def read(settings: Settings) -> tuple[models.Model, ...]:
+def read(settings: Settings) -> tuple[sql_model.Model, ...]:
     """The models in the folder that the settings name, in the order of their names; none where they name none.
 
     Raises `SettingsError` with the mistakes of all files.
@@ -133,16 +132,16 @@ def read(settings: Settings) -> tuple[models.Model, ...]:
             errors.Problem("gold.models", f"there is no folder {folder}", "it holds a .sql file a model")
         )
     problems: list[errors.Problem] = []
-    found: list[models.Model] = []
+    found: list[sql_model.Model] = []
     for path in sorted(folder.rglob("*.sql")):
         with _gathered(problems):
-            found.append(models.parse(path.stem, path.read_text("utf-8-sig"), where=str(path)))
+            found.append(sql_model.parse(path.stem, path.read_text("utf-8-sig"), where=str(path)))
     if problems:
         raise errors.SettingsError(problems)
     told = tuple(sorted(found, key=lambda each: each.name))
     for path in sorted([*folder.rglob("*.yml"), *folder.rglob("*.yaml")]):
         with _gathered(problems):
-            told = models.described(told, settings_file.document(path), where=str(path))
+            told = sql_model.described(told, settings_file.document(path), where=str(path))
     if problems:
         raise errors.SettingsError(problems)
     return told
@@ -164,7 +163,7 @@ def known_collections(spark: SparkSession, settings: Settings) -> tuple[str, ...
     return (*names, *(f"{name}_history" for name in names if settings.silver.for_collection(name).history))
 
 
-def ordered(spark: SparkSession, settings: Settings) -> tuple[models.Model, ...]:
+def ordered(spark: SparkSession, settings: Settings) -> tuple[sql_model.Model, ...]:
     """The models in the order in which they are made; raises `SettingsError` with all that is wrong between them."""
     captured = filters.of(settings.source)
 
@@ -297,7 +296,7 @@ class _Run:
 
     # --- what there is to do
 
-    def planned(self, model: models.Model) -> Planned:
+    def planned(self, model: sql_model.Model) -> Planned:
         """What a run would do; the query is analysed, over the queries of models that are not made yet."""
         missing = [name for name in model.names if name not in self.views and self._source(name) is None]
         if missing:
@@ -307,18 +306,18 @@ class _Run:
             frame = self._frame(model, self._relation)
             self._check_columns(model, frame)
             would = self._would(model)
-            if model.name in self.moved or model.materialized is models.Materialized.VIEW:
+            if model.name in self.moved or model.materialized is sql_model.Materialized.VIEW:
                 self._seen(model, frame)
         reads = tuple(f"{ref.name} by {', '.join(ref.key)}" if ref.key else ref.name for ref in model.refs)
         return Planned(model.name, model.materialized.value, reads, would)
 
-    def _would(self, model: models.Model) -> str:
-        if model.materialized is models.Materialized.VIEW:
+    def _would(self, model: sql_model.Model) -> str:
+        if model.materialized is sql_model.Materialized.VIEW:
             return "be a view" if self.layout.root is None else "be read by the models that refer to it"
         if self.moved & set(model.names):
             is_followed = any(ref.key and ref.name in self.moved for ref in model.refs)
             self.moved.add(model.name)
-            if model.materialized is models.Materialized.INCREMENTAL and is_followed:
+            if model.materialized is sql_model.Materialized.INCREMENTAL and is_followed:
                 return "take in the keys that change"
             return "be made whole"
         work = self._work(model)
@@ -331,7 +330,7 @@ class _Run:
         }
         return said[work.kind] + (f", because {work.why}" if work.why else "")
 
-    def _work(self, model: models.Model) -> _Work:
+    def _work(self, model: sql_model.Model) -> _Work:
         """How a model comes to where its tables are."""
         table = self.layout.model(model.name)
         to = {name: source.position for name in model.names if (source := self._source(name)) is not None}
@@ -348,7 +347,7 @@ class _Run:
         moved = [name for name in to if not _is_same(held.get(name), to[name])]
         if not moved and held.keys() == to.keys():
             return _Work("nothing", to, live)
-        if model.materialized is not models.Materialized.INCREMENTAL:
+        if model.materialized is not sql_model.Materialized.INCREMENTAL:
             return _Work("whole", to, live)
         if held.keys() != to.keys():
             return _Work("whole", to, live, "it refers to other tables")
@@ -399,23 +398,23 @@ class _Run:
 
     # --- queries
 
-    def _relation(self, ref: models.Ref) -> str:
+    def _relation(self, ref: sql_model.Ref) -> str:
         if ref.name in self.views:
             return identifier(self.views[ref.name])
         source = self._source(ref.name)
         assert source is not None
         return source.relation
 
-    def _parsed(self, model: models.Model) -> None:
+    def _parsed(self, model: sql_model.Model) -> None:
         """Raise where the text is no query; its tables need not be there."""
         with suppress(queries.NotThere), queries.said(model, knows_missing=True):
             self.spark.sql(queries.one_query(model.query(lambda ref: "`not there yet`")))
 
-    def _frame(self, model: models.Model, relation: Callable[[models.Ref], str]) -> DataFrame:
+    def _frame(self, model: sql_model.Model, relation: Callable[[sql_model.Ref], str]) -> DataFrame:
         with queries.said(model):
             return self.spark.sql(queries.one_query(model.query(relation)))
 
-    def _check_columns(self, model: models.Model, frame: DataFrame) -> None:
+    def _check_columns(self, model: sql_model.Model, frame: DataFrame) -> None:
         """Raise where columns cannot be published, or those that are named are not there."""
         problems = []
         names = frame.columns
@@ -444,7 +443,7 @@ class _Run:
         if problems:
             raise errors.SettingsError(problems)
 
-    def _seen(self, model: models.Model, frame: DataFrame) -> None:
+    def _seen(self, model: sql_model.Model, frame: DataFrame) -> None:
         """The model's query for those that refer to it in this run."""
         view = f"model_{model.name}_{self.nonce}"
         frame.createOrReplaceTempView(view)
@@ -455,7 +454,7 @@ class _Run:
 
     # --- doing it
 
-    def made(self, model: models.Model) -> ModelResult:
+    def made(self, model: sql_model.Model) -> ModelResult:
         """One model, brought to where its tables are."""
         started = time.monotonic()
         if any(name not in self.views and self._source(name) is None for name in model.names):
@@ -463,13 +462,13 @@ class _Run:
             return ModelResult(model.name, "waits", 0, None, time.monotonic() - started)
         whole = self._frame(model, self._relation)
         self._check_columns(model, whole)
-        if model.materialized is models.Materialized.VIEW:
+        if model.materialized is sql_model.Materialized.VIEW:
             did, rows, version = self._viewed(model, whole)
         else:
             did, rows, version = self._written(model, whole)
         return ModelResult(model.name, did, rows, version, time.monotonic() - started)
 
-    def _viewed(self, model: models.Model, frame: DataFrame) -> tuple[str, int, int | None]:
+    def _viewed(self, model: sql_model.Model, frame: DataFrame) -> tuple[str, int, int | None]:
         """A view: in a catalog one that readers have too, elsewhere the query for the models that refer to it."""
         table = self.layout.model(model.name)
         self.audit(self.spark, Candidate(model.name, table, lambda: frame))
@@ -486,7 +485,7 @@ class _Run:
             self.spark.sql(f"CREATE OR REPLACE VIEW {table} ({columns}) COMMENT {literal(model.description)} AS {query}")
         return "view", 0, None
 
-    def _written(self, model: models.Model, whole: DataFrame) -> tuple[str, int, int | None]:
+    def _written(self, model: sql_model.Model, whole: DataFrame) -> tuple[str, int, int | None]:
         work = self._work(model)
         if work.kind == "nothing":
             return "nothing", 0, None
@@ -511,7 +510,7 @@ class _Run:
                     writer.release()
 
     def _replaced(
-        self, model: models.Model, work: _Work, writer: delta.Writer | None, frame: DataFrame
+        self, model: sql_model.Model, work: _Work, writer: delta.Writer | None, frame: DataFrame
     ) -> tuple[int, int | None]:
         """Replace the rows by those of the query, after they were judged; their number, and the version."""
         table = self.layout.model(model.name)
@@ -546,7 +545,7 @@ class _Run:
     def _description(self, table: tables.TableRef) -> str:
         return self.spark.sql(f"DESCRIBE DETAIL {table}").select("description").collect()[0].description or ""
 
-    def _merged(self, model: models.Model, work: _Work, writer: delta.Writer, keys: DataFrame) -> tuple[int, int | None]:
+    def _merged(self, model: sql_model.Model, work: _Work, writer: delta.Writer, keys: DataFrame) -> tuple[int, int | None]:
         """Put the rows of the keys that may have changed in the place of those that are there; how many keys."""
         affected = f"keys_{model.name}_{self.nonce}"
         source = f"rows_{model.name}_{self.nonce}"
@@ -575,14 +574,14 @@ class _Run:
             for view in (affected, source):
                 self.spark.catalog.dropTempView(view)
 
-    def _restricted(self, model: models.Model, ref: models.Ref, affected: str) -> str:
+    def _restricted(self, model: sql_model.Model, ref: sql_model.Ref, affected: str) -> str:
         """A table with a key, of which the rows of the affected keys are read; one without, whole."""
         if not ref.key:
             return self._relation(ref)
         on = " AND ".join(f"r.{identifier(of)} <=> k.{identifier(to)}" for of, to in zip(ref.key, model.unique_key))
         return f"(SELECT r.* FROM {self._relation(ref)} AS r LEFT SEMI JOIN {identifier(affected)} AS k ON {on})"
 
-    def _affected(self, model: models.Model, work: _Work) -> DataFrame | None:
+    def _affected(self, model: sql_model.Model, work: _Work) -> DataFrame | None:
         """The keys of the rows that changed, as they were and as they are; None where an older version cannot be read any more."""
         held: dict[str, Any] = work.live["to"]
         found: DataFrame | None = None
@@ -602,7 +601,7 @@ class _Run:
             log.info("%s is made whole: what changed cannot be told (%s)", model.name, told)
             return None
 
-    def _check_unique(self, model: models.Model, rows: DataFrame) -> None:
+    def _check_unique(self, model: sql_model.Model, rows: DataFrame) -> None:
         if not model.unique_key:
             return
         repeated = rows.groupBy(*map(identifier, model.unique_key)).count().where("`count` > 1").count()
@@ -639,7 +638,7 @@ def _all(conditions: Sequence[Any]) -> Any:
     return found
 
 
-def _metadata(model: models.Model, name: str) -> dict[str, str]:
+def _metadata(model: sql_model.Model, name: str) -> dict[str, str]:
     comment = dict(model.columns).get(name, "")
     return {"comment": comment} if comment else {}
 

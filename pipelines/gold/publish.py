@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cdc_core import errors
-from cdc_core.models import model as models_of
+from cdc_core.models import sql_model
 from cdc_core.stream import filters
 from pipelines.bronze import collections as registry
 from pipelines.gold import expectations, models
@@ -97,7 +97,7 @@ def gate(spark: SparkSession, settings: Settings) -> expectations.Gate:
     return _gate(spark, settings, models.read(settings))
 
 
-def _gate(spark: SparkSession, settings: Settings, made: Sequence[models_of.Model]) -> expectations.Gate:
+def _gate(spark: SparkSession, settings: Settings, made: Sequence[sql_model.Model]) -> expectations.Gate:
     found = expectations.Gate.of(settings)
     if found.suites:
         captured = filters.of(settings.source)
@@ -169,7 +169,7 @@ def checked(spark: SparkSession, settings: Settings) -> tuple[models.Planned, ..
     return tuple(dataclasses.replace(each, expectations=told[each.name]) for each in found)
 
 
-def _read(settings: Settings) -> tuple[models_of.Model, ...]:
+def _read(settings: Settings) -> tuple[sql_model.Model, ...]:
     """The models, or none where their files have mistakes, which are told with them."""
     try:
         return models.read(settings)

@@ -10,7 +10,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 
 from cdc_core import errors
-from cdc_core.models import model as models
+from cdc_core.models import sql_model
 from pipelines.spark import failures
 
 
@@ -24,7 +24,7 @@ class NotThere(Exception):
 
 
 @contextmanager
-def said(model: models.Model, *, knows_missing: bool = False) -> Iterator[None]:
+def said(model: sql_model.Model, *, knows_missing: bool = False) -> Iterator[None]:
     """What Spark says of a query's text, as a mistake of its file."""
     try:
         yield
@@ -36,7 +36,7 @@ def said(model: models.Model, *, knows_missing: bool = False) -> Iterator[None]:
         raise errors.SettingsError(errors.Problem(_place(model, error), _first_line(error))) from None
 
 
-def _place(model: models.Model, error: PySparkException) -> str:
+def _place(model: sql_model.Model, error: PySparkException) -> str:
     found = re.search(r"\bline (\d+)", str(error))
     return f"{model.where}:{found[1]}" if found else model.where
 
@@ -48,7 +48,7 @@ def _first_line(error: PySparkException) -> str:
 
 
 @contextmanager
-def failing(model: models.Model) -> Iterator[None]:
+def failing(model: sql_model.Model) -> Iterator[None]:
     """A query that fails over the rows, without what the rows hold."""
     try:
         yield
