@@ -148,13 +148,13 @@ class _Following(threading.Thread):
         self.join()
 
 
-def checked(spark: SparkSession, settings: Settings) -> tuple[models.Planned, ...]:
+def checked(spark: SparkSession, settings: Settings) -> tuple[models.ModelPlan, ...]:
     """What a run would do to each model, with the number of its expectations; all mistakes of both folders at once.
 
     Raises `SettingsError`; changes nothing.
     """
     problems: list[errors.Problem] = []
-    found: tuple[models.Planned, ...] = ()
+    found: tuple[models.ModelPlan, ...] = ()
     told: Counter[str] = Counter()
     try:
         told.update({name: len(each.expectations) for name, each in _gate(spark, settings, _read(settings)).suites.items()})

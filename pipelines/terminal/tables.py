@@ -21,7 +21,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from pipelines.capture.progress import Progress
     from pipelines.gold.cut import Cut
-    from pipelines.gold.models import Planned
+    from pipelines.gold.models import ModelPlan
     from pipelines.operations.check import Finding
     from pipelines.operations.maintain import Result as Maintenance
     from pipelines.operations.quarantine import Event, Replayed
@@ -54,7 +54,7 @@ def findings(found: Sequence[Finding]) -> None:
     console().print(table)
 
 
-def models(found: Sequence[Planned]) -> None:
+def models(found: Sequence[ModelPlan]) -> None:
     """The answers of `medallion models check`: each model, what it reads, and what a run would do, in its order."""
     screen = console()
     if not found:
