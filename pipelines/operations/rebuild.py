@@ -43,6 +43,7 @@ from cdc_core.typed import plan as typed
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
 from pipelines.delta import tables as delta
+from pipelines.gold import current
 from pipelines.schema import log as schemas
 from pipelines.silver import collection as silver_collection
 
@@ -240,9 +241,7 @@ class _Rebuild:
 
     def gold(self) -> Result:
         """The gold table, from silver as it is now."""
-        from pipelines.gold import run as gold
-
-        table = gold.at_silver(self.spark, self.layout, self.namespace)
+        table = current.at_silver(self.spark, self.layout, self.namespace)
         found = compared(self.spark.table(str(self.writer.table)), table.documents())
         if not self.is_trial:
             table.rewritten(self.writer)
