@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pipelines.operations.schema import Evolution
     from pipelines.operations.status import Collection, Layer, Status
     from pipelines.snapshot.snapshot import Progress as SnapshotProgress
-    from pipelines.verify.run import Result as Verification
+    from pipelines.verify.result import Verification
 
 log = logging.getLogger(__name__)
 

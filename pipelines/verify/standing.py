@@ -24,8 +24,7 @@ from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
 from pipelines.delta import tables as delta
 from pipelines.mongodb import client as mongodb
-from pipelines.verify import documents
-from pipelines.verify import rows as table_rows
+from pipelines.verify import documents, table_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
