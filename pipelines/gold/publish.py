@@ -59,7 +59,7 @@ def run(
         made()
         return results
     following = (
-        None if once or settings.gold.models is None else _Following(spark, settings, audit, take_over, ended, sessions)
+        None if once or settings.gold.models is None else _ModelsThread(spark, settings, audit, take_over, ended, sessions)
     )
     try:
         results["gold"] = gold.run(
@@ -111,9 +111,11 @@ def _gate(spark: SparkSession, settings: Settings, made: Sequence[sql_model.Mode
     return found
 
 
-class _Following(threading.Thread):
-    """Models that are made while the documents go on. What is refused, or fails, is told in the log and tried again when its
-    tables have moved on."""
+class _ModelsThread(threading.Thread):
+    """Makes models while the documents are published. What is refused, or fails, is logged, and tried again at the next look.
+
+    A thread of its own, because a model may take minutes, and documents are to be fresh in seconds.
+    """
 
     def __init__(
         self,
@@ -137,7 +139,7 @@ class _Following(threading.Thread):
             except Exception as error:  # a file that is just being replaced, say: the next look tries again
                 known = spark_failures.translated(error) or error
                 if isinstance(known, errors.SparkLost):
-                    return  # the documents' thread tells it
+                    return  # the thread that publishes documents raises it
                 for line in errors.told(known).splitlines():
                     models.log.warning("%s", line)
             self.ended.wait(MODELS_PAUSE_SECONDS)

@@ -140,7 +140,7 @@ def duration(seconds: float) -> str:
 def progress() -> Iterator[Callable[[Progress], None]]:
     """Hears a capture's progress: one live line where stderr is a terminal, a log line every 30 seconds elsewhere."""
     if not sys.stderr.isatty():
-        yield _Logged().hear
+        yield _ProgressLog().hear
         return
     screen = Console(stderr=True, highlight=False)
     with screen.status("capture: connecting") as live:
@@ -186,7 +186,7 @@ def snapshot_line(now: SnapshotProgress) -> str:
     )
 
 
-class _Logged:
+class _ProgressLog:
     """A log line every so often, and none while nothing happens."""
 
     def __init__(self) -> None:

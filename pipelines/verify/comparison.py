@@ -29,7 +29,7 @@ from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as source
 from pipelines.operations import quarantine
 from pipelines.schema import log as schemas
-from pipelines.verify import documents, standing, table_rows
+from pipelines.verify import documents, table_progress, table_rows
 from pipelines.verify.result import CollectionVerification, KeyDifference, KeyVerdict
 from pipelines.verify.table_rows import Layer
 
@@ -39,8 +39,9 @@ if TYPE_CHECKING:
 PATIENCE_SECONDS = 60.0
 """How long one look waits for the table to be past its time, and how long documents that change are looked at again."""
 MOST_SUSPECTS = 20_000
-"""So many keys are looked at closely; when more differ at first sight, the rest is counted as it was seen."""
+"""So many keys are looked at closely: each is read again by the driver. The rest is counted as `unsettled`."""
 READ_TIMES = 3
+"""How often a collection is read whole where a column was widened while it was read."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,9 @@ class VerifyContext:
 
 
 @dataclass(frozen=True)
-class _First:
-    """The first sight of a whole collection: how many documents there are, how many rows agree, and the keys of the others."""
+class _FullRead:
+    """A collection read whole: how many documents there are, how many rows are equal, the keys of the others as far as they are
+    looked at, and how many more differ."""
 
     documents: int
     equal: int
@@ -72,11 +74,14 @@ class _First:
 
 @dataclass
 class CollectionComparison:
-    """One collection's comparison."""
+    """The comparison of one collection. `last` is the latest cluster time of a read, `version` the table's that was compared.
+
+    `gone` are keys that neither the source nor the table holds any more: they are equal, and no documents.
+    """
 
     context: VerifyContext
     namespace: registry.Namespace
-    standings: standing.Standings
+    progress: table_progress.TableProgressReader
     collection: mongodb.Collection | None
     last: documents.Time = (0, 0)
     version: int | None = None
@@ -87,7 +92,7 @@ class CollectionComparison:
         # Reads that come later are later than everything that bronze holds by now, unless a time is asked for.
         now = mongodb.operation_time(self.context.client)
         self.begun = (now.time, now.inc)
-        position = standing.position_of(self.spark, self.context.bronze)
+        position = table_progress.position_of(self.spark, self.context.bronze)
         self.first_batch = position.batch if self.context.at is None else 0
 
     # --- what is read
@@ -134,7 +139,7 @@ class CollectionComparison:
         equal = first.equal + sum(each.kind is KeyVerdict.EQUAL and each.key not in self.gone for each in verdicts)
         return self._result(first.documents, equal, verdicts, unsettled=first.unsettled)
 
-    def _first_sight(self, schema: schemas.Kept) -> _First:
+    def _first_sight(self, schema: schemas.Kept) -> _FullRead:
         threads = _threads(self.spark)
         if self.collection is None:
             read = self.spark.createDataFrame([], documents.READ_DDL)
@@ -147,9 +152,9 @@ class CollectionComparison:
         with _held(read) as seen:
             counted = seen.agg(F.count("*").alias("n"), F.max(F.struct("seconds", "increment")).alias("last")).first()
             self.last = max(self.last, tuple(counted.last) if counted.last else self.begun)
-            stands = self.standings.past(self.last, until=time.monotonic() + self.context.patience)
-            self.version = stands.held.version
-            rows = stands.held.digests(schema.schema).groupBy("key")
+            reached = self.progress.past(self.last, until=time.monotonic() + self.context.patience)
+            self.version = reached.held.version
+            rows = reached.held.digests(schema.schema).groupBy("key")
             rows = rows.agg(F.count("*").alias("rows"), F.first("digest").alias("held"))
             both = seen.select("key", "digest").join(rows, "key", "full")
             is_equal = (F.col("rows") == 1) & (F.col("digest") == F.col("held"))
@@ -157,11 +162,11 @@ class CollectionComparison:
             with _held(suspects.select("key", F.col("digest").isNotNull().alias("is_document"))) as others:
                 told = others.agg(F.count("*").alias("n"), F.count_if("is_document").alias("documents")).first()
                 keys = [row.key for row in others.select("key").limit(MOST_SUSPECTS).collect()]
-        return _First(counted.n, counted.n - told.documents, tuple(keys), told.n - len(keys))
+        return _FullRead(counted.n, counted.n - told.documents, tuple(keys), told.n - len(keys))
 
     def sampled(self, documents_wanted: int) -> CollectionVerification:
         """So many documents of the source, and so many rows of the table."""
-        held = table_rows.newest(self.spark, self.standings.table, self.standings.options)
+        held = table_rows.newest(self.spark, self.progress.table, self.progress.options)
         chosen = {} if self.collection is None else dict.fromkeys(self._chosen_ids(documents_wanted))
         wanted = {**chosen, **dict.fromkeys(held.sampled(documents_wanted))}
         verdicts = self._settled(tuple(wanted))
@@ -176,7 +181,7 @@ class CollectionComparison:
     # --- looking closely
 
     def _settled(self, keys: Sequence[str]) -> list[KeyDifference]:
-        """What is said of each key, after as many looks as it takes or patience allows."""
+        """The verdict on each key. Keys that wait or change are read again until patience ends."""
         self.gone.clear()
         until = time.monotonic() + self.context.patience
         settled: list[KeyDifference] = []
@@ -185,7 +190,7 @@ class CollectionComparison:
             looked = self._looked(waiting, until=until)
             settled += (each for each in looked if each.kind not in (KeyVerdict.WAITING, KeyVerdict.CHANGING))
             moving = [each for each in looked if each.kind in (KeyVerdict.WAITING, KeyVerdict.CHANGING)]
-            can_settle = any(each.kind is KeyVerdict.CHANGING for each in moving) or self.standings.captures()
+            can_settle = any(each.kind is KeyVerdict.CHANGING for each in moving) or self.progress.captures()
             if not moving or not can_settle or time.monotonic() >= until or self.context.stop.is_set():
                 settled += moving
                 break
@@ -201,19 +206,19 @@ class CollectionComparison:
             seen = documents.by_keys(self.context.client, self._reading(schema, is_whole=False), keys)
         first, last = min(each.at for each in seen.values()), max(each.at for each in seen.values())
         self.last = max(self.last, last)
-        stands = self.standings.past(last, until=until)
-        self.version = stands.held.version
-        rows = stands.held.some(keys, schema.schema)
-        moved = self.standings.moved(stands, keys, since=first, first=self.first_batch)
-        return [self._judged(key, seen[key], rows.get(key, []), stands, moved.get(key), schema) for key in keys]
+        reached = self.progress.past(last, until=until)
+        self.version = reached.held.version
+        rows = reached.held.some(keys, schema.schema)
+        moved = self.progress.moved(reached, keys, since=first, first=self.first_batch)
+        return [self._judged(key, seen[key], rows.get(key, []), reached, moved.get(key), schema) for key in keys]
 
     def _judged(
         self,
         key: str,
-        seen: documents.Seen,
+        seen: documents.SourceDocument,
         rows: Sequence[equality.Row],
-        stands: standing.Standing,
-        moved: standing.Moved | None,
+        reached: table_progress.TableProgress,
+        moved: table_progress.KeyEvents | None,
         schema: schemas.Kept,
     ) -> KeyDifference:
         if len(rows) == 1 and seen.text is not None:
@@ -222,7 +227,7 @@ class CollectionComparison:
                 return KeyDifference(key, KeyVerdict.EQUAL)
         else:
             found = ()
-        if key in stands.unseen or (moved is not None and moved.unapplied):
+        if key in reached.unseen or (moved is not None and moved.unapplied):
             return KeyDifference(key, KeyVerdict.WAITING)
         if moved is not None and moved.sequence > documents.sequence(seen.at):
             return KeyDifference(key, KeyVerdict.CHANGING)
@@ -240,7 +245,7 @@ class CollectionComparison:
     # --- what is known of differences
 
     def _explained(self, found: Sequence[KeyDifference]) -> list[KeyDifference]:
-        """The same with what the settings and silver say of them."""
+        """The same differences, of which some are what the settings ask for, or what silver knows of itself."""
         wrong = [each.key for each in found if each.kind.is_wrong]
         if not wrong:
             return list(found)
@@ -262,7 +267,7 @@ class CollectionComparison:
 
     def _keeps_rows(self) -> bool:
         """Whether the settings keep the row of a document that is gone."""
-        options = self.standings.options
+        options = self.progress.options
         is_dropped = self.collection is None and OnGone.KEEP in (options.on_drop, options.on_rename)
         skips = Operation.DELETE in self.context.settings.source.skipped_operations
         return options.unwrap.delete_tombstone_handling_mode.keeps_row or is_dropped or skips
@@ -309,7 +314,7 @@ class CollectionComparison:
         return CollectionVerification(
             collection=str(self.namespace),
             layer=self.context.layer,
-            table=self.standings.table.label,
+            table=self.progress.table.label,
             version=self.version,
             as_of=f"{self.last[0]}.{self.last[1]}",
             documents=read,

@@ -10,18 +10,18 @@ from pipelines.verify.table_rows import Layer
 
 
 class KeyVerdict(str, Enum):
-    """What is said of one key."""
+    """The result for one key."""
 
     EQUAL = "equal"
     MISSING = "missing"
     EXTRA = "extra"
     DIFFERENT = "different"
     WAITING = "waiting"
-    """Its last change is not in the table yet, and nobody brings it."""
+    """Its last change is not in the table yet, and no pipeline runs that would bring it."""
     CHANGING = "changing"
-    """It changed between every two looks."""
+    """It changed each time before it could be judged."""
     KEPT = "kept"
-    """The source holds it no more, and the settings keep the row."""
+    """The source has deleted it, and the settings keep the row."""
     INCOMPLETE = "incomplete"
     """Silver says itself that the row waits for a document that was never seen."""
     QUARANTINED = "quarantined"
@@ -29,7 +29,7 @@ class KeyVerdict(str, Enum):
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the table does not say what the source holds."""
+        """Whether the table does not hold what the source holds."""
         return self not in (KeyVerdict.EQUAL, KeyVerdict.WAITING, KeyVerdict.CHANGING, KeyVerdict.KEPT)
 
 
@@ -69,7 +69,7 @@ class CollectionVerification:
 
     @property
     def is_equal(self) -> bool:
-        """Whether the table says of every document that it can know of what the source holds."""
+        """Whether the table holds what the source holds, of all documents whose last change it can have."""
         return not (self.missing or self.extra or self.different or self.incomplete or self.quarantined or self.unsettled)
 
 

@@ -1,15 +1,15 @@
-"""Verify: is the table what the source holds? Compared where the data lies, also while both are written to.
+"""Verify: does a table hold what the source holds? It can be compared while both are written to.
 
 For each collection:
 
-    read        ranges of `_id`, each at a cluster time of its own, on executors: key and digest of every document
-    met         joined by key with the digests of the table's rows, once the table is past those times; equal ones are done
-    looked at   the others are read once more, by key: judged where their events are known to be in the row, and no later ones;
-                those that changed meanwhile wait for the next look
-    noted       one row a run and collection in `ops/verifications`
+    digests     ranges of `_id` are read on executors, each at a cluster time of its own: key and digest of every document
+    join        by key with the digests of the table's rows, once the table is past those times; equal ones are done
+    close look  the others are read once more, by key, and judged where the row is known to have all their events up to the time
+                of the read, and no later ones; those that changed meanwhile are read again
+    result      one row a run and collection in `ops/verifications`
 
-No document leaves where it is read but those that are looked at. Nothing is claimed; with `repair` what differs is read again
-through bronze (`pipelines.verify.repair`), and looked at once more.
+Only documents that differ at first sight come to the driver. No table is claimed; with `repair` what differs is read again
+through bronze (`pipelines.verify.repair`), and compared once more.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pipelines.bronze import collections as registry
 from pipelines.delta import tables as delta
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as source
-from pipelines.verify import documents, standing
+from pipelines.verify import documents, table_progress
 from pipelines.verify.comparison import PATIENCE_SECONDS, CollectionComparison, VerifyContext
 from pipelines.verify.result import CollectionVerification, Verification
 from pipelines.verify.table_rows import Layer
@@ -78,7 +78,7 @@ KEPT_DIFFERENCES = 1000
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be compared, and how."""
+    """The options of a verification."""
 
     collection: str | None = None
     layer: Layer = Layer.GOLD
@@ -90,10 +90,10 @@ class Asked:
 
 
 def run(spark: SparkSession, settings: Settings, options: Asked, *, stop: threading.Event | None = None) -> Verification:
-    """Compare the collections, and note what was found.
+    """Compare the collections, and append the results to `ops/verifications`.
 
-    Raises `SettingsError`, `DecisionNeeded` where the pipeline never ran, and what the source answers; never because
-    something differs: `refuse` does.
+    Raises `SettingsError`, `DecisionNeeded` where the pipeline never ran, and the errors of the source. A difference raises
+    nothing here: `refuse` turns it into an error.
     """
     began, id_ = time.monotonic(), f"{int(time.time() * 1000):x}"
     connection = source.connection(settings.source)
@@ -174,11 +174,11 @@ class _VerifyRun:
             patience=options.patience,
             documents_per_second=options.documents_per_second,
         )
-        standing.position_of(spark, context.bronze)
+        table_progress.position_of(spark, context.bronze)
         return _VerifyRun(context, options, {each.namespace: each for each in source.captured(settings.source, client)})
 
     def chosen(self) -> list[registry.Namespace]:
-        """The collections that are captured, or that silver knows; the one that was asked for."""
+        """The collections that are captured, or that silver knows; only the one of the options where they name one."""
         names = {registry.Namespace(each.db, each.name) for each in self.sources.values()}
         known = sorted(names | set(registry.read(self.context.spark, self.context.settings).namespaces), key=str)
         wanted = self.options.collection
@@ -192,7 +192,7 @@ class _VerifyRun:
         return found
 
     def compared(self, namespace: registry.Namespace) -> CollectionVerification:
-        """One collection, compared and, where that is asked for, repaired and compared again."""
+        """One collection, compared and, with `repair`, repaired and compared again."""
         began = time.monotonic()
         comparison = self._comparison(namespace)
         try:
@@ -213,7 +213,7 @@ class _VerifyRun:
 
     def _comparison(self, namespace: registry.Namespace) -> CollectionComparison:
         options = self.context.settings.silver.for_collection(str(namespace))
-        where = standing.Standings(
+        progress = table_progress.TableProgressReader(
             self.context.spark,
             self.context.client,
             namespace,
@@ -223,7 +223,7 @@ class _VerifyRun:
             options,
             self.context.stop.is_set,
         )
-        return CollectionComparison(self.context, namespace, where, self.sources.get(str(namespace)))
+        return CollectionComparison(self.context, namespace, progress, self.sources.get(str(namespace)))
 
     def note(self, found: CollectionVerification, *, run: str) -> None:
         """Append the result to `ops/verifications`."""
