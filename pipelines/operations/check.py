@@ -18,7 +18,7 @@ from pipelines.delta import local_log as local_table
 from pipelines.delta import tables as delta
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as source
-from pipelines.terminal import tables as report
+from pipelines.terminal import units
 
 
 class Verdict(enum.Enum):
@@ -234,7 +234,7 @@ def _oplog(asked: Source) -> Iterator[Finding]:
         yield Finding("oplog", Verdict.WARNING, "its window is unknown to this user", mend)
         return
     seconds = window.last - window.first
-    found = f"reaches back {report.duration(seconds)}"
+    found = f"reaches back {units.duration(seconds)}"
     if seconds >= asked.settings.source.oplog_headroom_warning_hours * 3600:
         yield Finding("oplog", Verdict.FINE, found)
         return
