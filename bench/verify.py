@@ -23,6 +23,7 @@ from pipelines.mongodb import client as mongodb
 from pipelines.silver import run as silver
 from pipelines.spark import session as sparks
 from pipelines.verify import run as verify
+from pipelines.verify.result import CollectionVerification
 
 DB, COLLECTION = "verify", "orders"
 COMPARED = ("number", "total", "points", "paid", "customer", "lines", "note", "comment")
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def told(name: str, found: verify.CollectionResult) -> tuple[Any, ...]:
+def told(name: str, found: CollectionVerification) -> tuple[Any, ...]:
     wrong = found.missing + found.extra + found.different
     return name, found.documents, found.seconds, wrong, found.waiting + found.changing
 
@@ -71,7 +72,7 @@ def by_hand(spark: Any, uri: str, settings: Any) -> tuple[float, int]:
     return time.perf_counter() - began, differing + len(exported)
 
 
-def beside(spark: Any, uri: str, settings: Any, arguments: argparse.Namespace) -> verify.CollectionResult:
+def beside(spark: Any, uri: str, settings: Any, arguments: argparse.Namespace) -> CollectionVerification:
     """A comparison while the pipeline runs and a writer updates documents anywhere in the collection."""
     stop = threading.Event()
     pipeline = threading.Thread(target=lambda: layers.run(spark, settings, once=False, stop=stop))

@@ -139,7 +139,7 @@ def run(
     layers: Mapping[str, Layer] = {"capture": capturing, "silver": merging, "gold": publishing}
     if settings.maintenance.quiet_hours is not None and not once:
         layers = {**layers, "maintain": maintaining}
-    ended = _Ended()
+    ended = _LayerResults()
     halt = stop if once else threading.Event()  # a layer that fails halts the others, which is not what `stop` says
     with sparks.cancelling(spark, halt) as cancelled:
         _in_turn(layers, ended, stop=stop) if once else _together(layers, ended, stop=stop, halt=halt)
@@ -179,14 +179,14 @@ def _kept(
 
 
 @dataclass
-class _Ended:
+class _LayerResults:
     """What layers gave, and what they raised: whether after the halt, when cancelled jobs are none of their errors."""
 
     results: dict[str, object] = field(default_factory=dict)
     failures: list[tuple[BaseException, bool]] = field(default_factory=list)
 
 
-def _in_turn(layers: Mapping[str, Layer], ended: _Ended, *, stop: threading.Event) -> None:
+def _in_turn(layers: Mapping[str, Layer], ended: _LayerResults, *, stop: threading.Event) -> None:
     """Each layer when the one before it has ended; where collections failed in silver, gold goes on with the others."""
     for name, layer in layers.items():
         if stop.is_set():
@@ -200,7 +200,7 @@ def _in_turn(layers: Mapping[str, Layer], ended: _Ended, *, stop: threading.Even
     ended.failures.sort(key=lambda failure: failure[0] is not errors.worst([each for each, _ in ended.failures]))
 
 
-def _together(layers: Mapping[str, Layer], ended: _Ended, *, stop: threading.Event, halt: threading.Event) -> None:
+def _together(layers: Mapping[str, Layer], ended: _LayerResults, *, stop: threading.Event, halt: threading.Event) -> None:
     """Each layer in a thread of its own, until `stop` is set or the first one fails: `halt` is set then, and all threads end or
     are left."""
 

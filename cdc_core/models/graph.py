@@ -6,13 +6,13 @@ import graphlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from cdc_core import errors
-from cdc_core.models import model as models
+from cdc_core.models import sql_model
 from cdc_core.properties import types as values
 
 
 def ordered(
-    found: Sequence[models.Model], *, collections: Collection[str], is_captured: Callable[[str], bool]
-) -> tuple[models.Model, ...]:
+    found: Sequence[sql_model.Model], *, collections: Collection[str], is_captured: Callable[[str], bool]
+) -> tuple[sql_model.Model, ...]:
     """The models in an order in which each comes after those that it refers to; otherwise by name.
 
     `collections` are those that silver knows; another one may come later where the filters let it in. Raises
@@ -39,8 +39,8 @@ def _from_least(circle: Sequence[str]) -> list[str]:
     return [*around[at:], *around[:at], around[at]]
 
 
-def _met(found: Sequence[models.Model]) -> Iterator[errors.Problem]:
-    seen: dict[str, models.Model] = {}
+def _met(found: Sequence[sql_model.Model]) -> Iterator[errors.Problem]:
+    seen: dict[str, sql_model.Model] = {}
     for each in found:
         other = seen.setdefault(each.name.lower(), each)
         if other is not each:
@@ -48,7 +48,7 @@ def _met(found: Sequence[models.Model]) -> Iterator[errors.Problem]:
 
 
 def _unknown(
-    found: Sequence[models.Model], collections: Collection[str], is_captured: Callable[[str], bool]
+    found: Sequence[sql_model.Model], collections: Collection[str], is_captured: Callable[[str], bool]
 ) -> Iterator[errors.Problem]:
     names = {each.name for each in found}
     known = [*sorted(names), *sorted(collections)]
@@ -61,8 +61,8 @@ def _unknown(
             yield errors.Problem(each.where, f"ref('{name}') refers to nothing: there is {what} of this name", near)
 
 
-def _misused(found: Sequence[models.Model]) -> Iterator[errors.Problem]:
-    views = {each.name for each in found if each.materialized is models.Materialized.VIEW}
+def _misused(found: Sequence[sql_model.Model]) -> Iterator[errors.Problem]:
+    views = {each.name for each in found if each.materialized is sql_model.Materialized.VIEW}
     for each in found:
         for ref in each.refs:
             if ref.key and ref.name in views:

@@ -188,7 +188,7 @@ class _Outcome:
     """One expectation with its result, and whether it was judged on the changed rows or the whole table."""
 
     expectation: suites.Expectation
-    judged: library.Judged
+    judged: library.ExpectationResult
     kind: str
 
     @property

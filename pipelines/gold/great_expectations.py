@@ -29,7 +29,7 @@ _one_at_a_time = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Judged:
+class ExpectationResult:
     """How one expectation fared: of `rows` looked at, `unexpected` did not meet it; `examples` are keys of some of them.
 
     `observed` is what was found of a whole table, `failure` the class of what was raised instead of a result, `result` what the
@@ -76,7 +76,7 @@ def mistakes(suite: suites.Suite) -> Iterator[errors.Problem]:
                     yield errors.Problem(f"{each.where}.kwargs{'.' + name if name else ''}", f"{each.type}: {found['msg']}")
 
 
-def judged(df: DataFrame, expectations: Sequence[suites.Expectation], *, keys: Sequence[str]) -> list[Judged]:
+def judged(df: DataFrame, expectations: Sequence[suites.Expectation], *, keys: Sequence[str]) -> list[ExpectationResult]:
     """The result of each expectation over the rows of `df`, in their order. Aggregates of all are computed in one pass."""
     if not expectations:
         return []
@@ -118,14 +118,14 @@ def _configured(each: suites.Expectation, place: int = 0) -> Any:
     return configured.to_domain_obj()
 
 
-def _result(told: dict[str, Any], keys: Sequence[str]) -> Judged:
+def _result(told: dict[str, Any], keys: Sequence[str]) -> ExpectationResult:
     found = told.get("result") or {}
     examples = tuple(
         ", ".join(str(example.get(name)) for name in keys) for example in found.get("partial_unexpected_index_list") or ()
     )
     observed = found.get("observed_value")
     exception = _exception(told.get("exception_info") or {})
-    return Judged(
+    return ExpectationResult(
         is_met=bool(told["success"]) and exception is None,
         rows=found.get("element_count"),
         unexpected=found.get("unexpected_count"),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cdc_core import errors
-from cdc_core.models import model as models_of
+from cdc_core.models import sql_model
 from cdc_core.stream import filters
 from pipelines.bronze import collections as registry
 from pipelines.gold import expectations, models
@@ -59,7 +59,7 @@ def run(
         made()
         return results
     following = (
-        None if once or settings.gold.models is None else _Following(spark, settings, audit, take_over, ended, sessions)
+        None if once or settings.gold.models is None else _ModelsThread(spark, settings, audit, take_over, ended, sessions)
     )
     try:
         results["gold"] = gold.run(
@@ -97,7 +97,7 @@ def gate(spark: SparkSession, settings: Settings) -> expectations.Gate:
     return _gate(spark, settings, models.read(settings))
 
 
-def _gate(spark: SparkSession, settings: Settings, made: Sequence[models_of.Model]) -> expectations.Gate:
+def _gate(spark: SparkSession, settings: Settings, made: Sequence[sql_model.Model]) -> expectations.Gate:
     found = expectations.Gate.of(settings)
     if found.suites:
         captured = filters.of(settings.source)
@@ -111,9 +111,11 @@ def _gate(spark: SparkSession, settings: Settings, made: Sequence[models_of.Mode
     return found
 
 
-class _Following(threading.Thread):
-    """Models that are made while the documents go on. What is refused, or fails, is told in the log and tried again when its
-    tables have moved on."""
+class _ModelsThread(threading.Thread):
+    """Makes models while the documents are published. What is refused, or fails, is logged, and tried again at the next look.
+
+    A thread of its own, because a model may take minutes, and documents are to be fresh in seconds.
+    """
 
     def __init__(
         self,
@@ -137,7 +139,7 @@ class _Following(threading.Thread):
             except Exception as error:  # a file that is just being replaced, say: the next look tries again
                 known = spark_failures.translated(error) or error
                 if isinstance(known, errors.SparkLost):
-                    return  # the documents' thread tells it
+                    return  # the thread that publishes documents raises it
                 for line in errors.told(known).splitlines():
                     models.log.warning("%s", line)
             self.ended.wait(MODELS_PAUSE_SECONDS)
@@ -148,13 +150,13 @@ class _Following(threading.Thread):
         self.join()
 
 
-def checked(spark: SparkSession, settings: Settings) -> tuple[models.Planned, ...]:
+def checked(spark: SparkSession, settings: Settings) -> tuple[models.ModelPlan, ...]:
     """What a run would do to each model, with the number of its expectations; all mistakes of both folders at once.
 
     Raises `SettingsError`; changes nothing.
     """
     problems: list[errors.Problem] = []
-    found: tuple[models.Planned, ...] = ()
+    found: tuple[models.ModelPlan, ...] = ()
     told: Counter[str] = Counter()
     try:
         told.update({name: len(each.expectations) for name, each in _gate(spark, settings, _read(settings)).suites.items()})
@@ -169,7 +171,7 @@ def checked(spark: SparkSession, settings: Settings) -> tuple[models.Planned, ..
     return tuple(dataclasses.replace(each, expectations=told[each.name]) for each in found)
 
 
-def _read(settings: Settings) -> tuple[models_of.Model, ...]:
+def _read(settings: Settings) -> tuple[sql_model.Model, ...]:
     """The models, or none where their files have mistakes, which are told with them."""
     try:
         return models.read(settings)

@@ -1,17 +1,68 @@
-"""A model's query as Spark takes it, and what Spark says of it as a mistake of its file."""
+"""A model's query as Spark runs it, and Spark's errors as mistakes of the model's file."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, ParseException, PySparkException
+from pyspark.sql import types as T
 
 from cdc_core import errors
-from cdc_core.models import model as models
+from cdc_core.models import sql_model
+from cdc_core.properties import types as values
 from pipelines.spark import failures
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+UNPUBLISHED = (T.NullType, T.VariantType, T.CalendarIntervalType, T.DayTimeIntervalType, T.YearMonthIntervalType)
+"""Types that Delta cannot store, or that many readers of Delta tables do not know."""
+
+
+def check_syntax(spark: SparkSession, model: sql_model.Model) -> None:
+    """Raise where the text is no query; its tables need not be there."""
+    with suppress(NotThere), errors_of_file(model, knows_missing=True):
+        spark.sql(one_query(model.query(lambda ref: "`not there yet`")))
+
+
+def frame(spark: SparkSession, model: sql_model.Model, relation: Callable[[sql_model.Ref], str]) -> DataFrame:
+    """The query's rows, over what `relation` gives for each reference; not computed yet."""
+    with errors_of_file(model):
+        return spark.sql(one_query(model.query(relation)))
+
+
+def check_columns(
+    spark: SparkSession, model: sql_model.Model, frame: DataFrame, relation: Callable[[sql_model.Ref], str]
+) -> None:
+    """Raise where columns cannot be published, or those that are named are not there."""
+    problems = []
+    names = frame.columns
+    lowered = [name.lower() for name in names]
+    for name in sorted({name for name in names if lowered.count(name.lower()) > 1}):
+        problems.append(errors.Problem(model.where, f"the column {name} is there twice", "give one of them another name"))
+    for each in frame.schema:
+        if isinstance(each.dataType, UNPUBLISHED):
+            type_ = each.dataType.simpleString()
+            problems.append(
+                errors.Problem(model.where, f"the column {each.name} has the type {type_}", "cast it to another one")
+            )
+    for name in (*model.unique_key, *(name for name, _ in model.columns)):
+        if name not in names:
+            near = values.did_you_mean(name, names) or f"it has {', '.join(names[:20])}"
+            problems.append(errors.Problem(model.where, f"the model has no column {name}", near))
+    for ref in model.refs:
+        if ref.key:
+            present = spark.sql(f"SELECT * FROM {relation(ref)}").columns
+            for name in ref.key:
+                if name not in present:
+                    near = values.did_you_mean(name, present) or f"it has {', '.join(present[:20])}"
+                    problems.append(errors.Problem(model.where, f"key: {ref.name} has no column {name}", near))
+    if problems:
+        raise errors.SettingsError(problems)
 
 
 def one_query(query: str) -> str:
@@ -24,8 +75,11 @@ class NotThere(Exception):
 
 
 @contextmanager
-def said(model: models.Model, *, knows_missing: bool = False) -> Iterator[None]:
-    """What Spark says of a query's text, as a mistake of its file."""
+def errors_of_file(model: sql_model.Model, *, knows_missing: bool = False) -> Iterator[None]:
+    """Raises Spark's errors about a query's text as `SettingsError`, with the file and the line.
+
+    With `knows_missing` a table that is not there raises `NotThere` instead.
+    """
     try:
         yield
     except ParseException as error:
@@ -36,20 +90,20 @@ def said(model: models.Model, *, knows_missing: bool = False) -> Iterator[None]:
         raise errors.SettingsError(errors.Problem(_place(model, error), _first_line(error))) from None
 
 
-def _place(model: models.Model, error: PySparkException) -> str:
+def _place(model: sql_model.Model, error: PySparkException) -> str:
     found = re.search(r"\bline (\d+)", str(error))
     return f"{model.where}:{found[1]}" if found else model.where
 
 
 def _first_line(error: PySparkException) -> str:
     """Spark's sentence, without its code and the plan."""
-    told = next((line for line in str(error).splitlines() if line.strip()), "")
-    return re.sub(r"\s*SQLSTATE: \w+.*", "", told).strip().rstrip(";")
+    first = next((line for line in str(error).splitlines() if line.strip()), "")
+    return re.sub(r"\s*SQLSTATE: \w+.*", "", first).strip().rstrip(";")
 
 
 @contextmanager
-def failing(model: models.Model) -> Iterator[None]:
-    """A query that fails over the rows, without what the rows hold."""
+def errors_of_rows(model: sql_model.Model) -> Iterator[None]:
+    """Raises the failure of a query over its rows by its condition alone: Spark's message may quote values."""
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:

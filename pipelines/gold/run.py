@@ -8,76 +8,44 @@ For each collection, from the bronze batch that its gold table is at to the one 
                 the batch and v, the table's new position
     compacted   now and then: small files, and those of which much is marked as deleted
 
-v is the newest version that holds what silver's position says, so that OPTIMIZE and VACUUM of silver take nothing away. The whole
-table is rewritten from silver@v at its first load, when a column's type changed (gold has plain types), and when silver went
-back behind gold or was rebuilt.
+`pipelines.gold.current` says how one table is published, `pipelines.gold.history` does the same for tables of versions. This
+module decides which tables are due, claims them, and keeps one table's failure from the others.
 
 Exactly once: what is published is a function of silver@v and of the table's own position, which moves in the same commit.
-A new column is added before the MERGE, and only where it is missing.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
-import operator
-import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from pyspark.sql import functions as F
-from pyspark.sql import types as T
-from pyspark.sql.types import StructField, StructType
-
 from cdc_core import errors
-from cdc_core.gold import spans
-from cdc_core.schema import names as column_names
 from cdc_core.silver import merge
-from cdc_core.sql.names import identifier, literal
+from cdc_core.sql.names import identifier
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
 from pipelines.delta import tables as delta
-from pipelines.gold import history
-from pipelines.gold.candidate import Audit, Candidate, unjudged
+from pipelines.gold import current, history
+from pipelines.gold.candidate import Audit, unjudged
 from pipelines.news import News
-from pipelines.silver import survey
 from pipelines.spark import parallel
 from pipelines.spark.parallel import Outcome
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from cdc_core.settings.parse import Settings
 
 log = logging.getLogger(__name__)
 
-PROPERTIES = {
-    "delta.enableTypeWidening": "false",
-    "delta.enableChangeDataFeed": "false",
-    "delta.columnMapping.mode": "none",
-    "delta.checkpointPolicy": "classic",
-    "delta.checkpointInterval": "50",
-    "delta.dataSkippingNumIndexedCols": "200",
-    "delta.logRetentionDuration": "interval 30 days",
-    "delta.deletedFileRetentionDuration": "interval 7 days",
-}
-
-HIDDEN = frozenset(column_names.ENGINE)
-"""Silver's columns that are not the document's; of these `__rescued` and `__key` come back at the end."""
-
-MERGE_CONFS = {"spark.databricks.delta.merge.materializeSource": "none"}
-"""The source reads silver at a fixed version: reading it twice is cheaper than writing it down once."""
-
-FEW_KEYS = 1_000
-"""So many keys are looked for by their own ranges; of more keys by the range from the first to the last."""
-
 
 @dataclass(frozen=True)
-class CollectionResult:
+class GoldTableResult:
     """What one run did to one gold table: bronze batches (`after`, `to`] are in its `version`."""
 
     namespace: str
@@ -90,42 +58,16 @@ class CollectionResult:
 
 
 @dataclass(frozen=True)
-class Result:
+class GoldResult:
     """What one run did; `changed` counts keys, over all collections."""
 
     changed: int
     seconds: float
-    collections: tuple[CollectionResult, ...] = ()
+    collections: tuple[GoldTableResult, ...] = ()
 
 
 @dataclass(frozen=True)
-class Position:
-    """Where a gold table stands; None for `to` where nothing says so.
-
-    `high` is the greatest sequence that silver had seen by then, None where it was not said.
-    """
-
-    to: int | None = None
-    generation: str = ""
-    high: str | None = None
-
-
-@dataclass(frozen=True)
-class Work:
-    """A gold table that is not where its silver table is."""
-
-    namespace: registry.Namespace
-    silver: registry.SilverPosition
-    gold: Position
-
-    @property
-    def is_rewrite(self) -> bool:
-        """Whether the changes since gold's position cannot be told from silver."""
-        return self.gold.to is None or self.gold.to > self.silver.to or self.gold.generation != self.silver.generation
-
-
-@dataclass(frozen=True)
-class _Versions:
+class _HistoryWork:
     """A history that is not where its silver table is."""
 
     namespace: registry.Namespace
@@ -133,7 +75,7 @@ class _Versions:
     at: history.Position
 
 
-Due = TypeVar("Due", Work, _Versions)
+Due = TypeVar("Due", current.GoldWork, _HistoryWork)
 
 
 def run(
@@ -147,7 +89,7 @@ def run(
     pause_seconds: float = 1.0,
     audit: Audit = unjudged,
     silver_news: News | None = None,
-) -> Result:
+) -> GoldResult:
     """Bring every gold table to where its silver table is; without `once`, go on until `stop` is set.
 
     `audit` judges each version before it is published. What it refuses stays at the last good version, and hinders no other
@@ -162,7 +104,7 @@ def run(
     ended = stop or threading.Event()
     gold = _Gold(spark, settings, take_over, parallel.Pool(spark, sessions), ended, audit)
     started = time.monotonic()
-    found: list[CollectionResult] = []
+    found: list[GoldTableResult] = []
     try:
         while True:
             published = gold.published()
@@ -175,23 +117,66 @@ def run(
     finally:
         gold.close()
     if once and gold.refused:
-        raise _refusal(gold.refused.values())
-    return Result(sum(each.changed for each in found), time.monotonic() - started, tuple(found if once else ()))
+        raise _refusals_error(gold.refused.values())
+    return GoldResult(sum(each.changed for each in found), time.monotonic() - started, tuple(found if once else ()))
 
 
 @dataclass(frozen=True)
-class _Refused:
+class _Refusal:
     """What was said of the version that was made from silver at `version`."""
 
     version: int
     error: errors.GateFailed | errors.SettingsError
 
 
-def _refusal(refused: Iterable[_Refused]) -> errors.MedallionError:
+def _refusals_error(refused: Iterable[_Refusal]) -> errors.MedallionError:
     """One error for all that was refused."""
     found = [each.error for each in refused]
     gates = [each for each in found if isinstance(each, errors.GateFailed)]
     return errors.GateFailed("\n".join(map(str, found))) if gates else found[0]
+
+
+@dataclass
+class _TableClaims:
+    """The gold tables that this run has claimed. A claim is held from the first write to the end of the run."""
+
+    take_over: bool
+    deletion_vectors: bool | None
+    _writers: dict[tables.TableRef, delta.Writer] = field(default_factory=dict)
+
+    def __contains__(self, table: tables.TableRef) -> bool:
+        return table in self._writers
+
+    def writer(self, spark: SparkSession, table: tables.TableRef) -> delta.Writer:
+        """The writer of a table, which is claimed where it was not yet."""
+        writer = self._writers.get(table)
+        if writer is None:
+            writer = self._writers[table] = delta.Writer.claim(spark, table, take_over=self.take_over)
+            if self.deletion_vectors is not None:
+                writer.set_deletion_vectors(self.deletion_vectors)
+        writer.spark = spark  # tables are published in threads, each of which has a session of its own
+        return writer
+
+    def table_properties(self) -> dict[str, str]:
+        """What a new table says of deletion vectors."""
+        return {delta.DELETION_VECTORS: "false" if self.deletion_vectors is False else "true"}
+
+    def release(self, table: tables.TableRef) -> None:
+        """Release one table, where it is claimed."""
+        writer = self._writers.pop(table, None)
+        if writer is not None:
+            _release(writer)
+
+    def close(self) -> None:
+        """Release all of them."""
+        for writer in self._writers.values():
+            _release(writer)
+        self._writers.clear()
+
+
+def _release(writer: delta.Writer) -> None:
+    with suppress(errors.MedallionError):  # a claim that another writer took over is not this run's to release
+        writer.release()
 
 
 @dataclass
@@ -204,22 +189,19 @@ class _Gold:
     pool: parallel.Pool
     stop: threading.Event
     audit: Audit = unjudged
-    refused: dict[registry.Namespace, _Refused] = field(default_factory=dict)
-    writers: dict[tables.TableRef, delta.Writer] = field(default_factory=dict)
+    refused: dict[registry.Namespace, _Refusal] = field(default_factory=dict)
     switched: set[registry.Namespace] = field(default_factory=set)
     failures: parallel.Failures = field(default_factory=parallel.Failures)
 
     def __post_init__(self) -> None:
         self.layout = delta.layout(self.settings.lakehouse)
+        self.claims = _TableClaims(self.take_over, self.settings.gold.deletion_vectors)
 
     def close(self) -> None:
-        """Release what is held; a claim that was lost already is nobody's to release."""
-        for writer in self.writers.values():
-            with suppress(errors.MedallionError):
-                writer.release()
-        self.writers.clear()
+        """Release the tables that are claimed."""
+        self.claims.close()
 
-    def published(self) -> list[CollectionResult]:
+    def published(self) -> list[GoldTableResult]:
         """Bring every table to where silver is now."""
         found = registry.read(self.spark, self.settings)
         for namespace, error in found.refused.items():
@@ -251,12 +233,12 @@ class _Gold:
             self.layout.gold(namespace.db, namespace.collection),
             self.layout.history(namespace.db, namespace.collection),
         ):
-            if table in self.writers or not delta.exists(self.spark, table):
+            if table in self.claims or not delta.exists(self.spark, table):
                 continue
             if (delta.properties(self.spark, table).get(delta.DELETION_VECTORS) == "true") is not wanted:
-                self._claimed(self.spark, table)
+                self.claims.writer(self.spark, table)
 
-    def _looked_at(self, namespace: registry.Namespace) -> Work | None:
+    def _looked_at(self, namespace: registry.Namespace) -> current.GoldWork | None:
         try:
             return self._work(namespace)
         except Exception as error:
@@ -275,14 +257,11 @@ class _Gold:
 
         return self.failures.guarding(done, name=_name)
 
-    def _let_go(self, work: Work | _Versions) -> None:
-        place = self.layout.gold if isinstance(work, Work) else self.layout.history
-        writer = self.writers.pop(place(work.namespace.db, work.namespace.collection), None)
-        if writer is not None:
-            with suppress(errors.MedallionError):
-                writer.release()
+    def _let_go(self, work: current.GoldWork | _HistoryWork) -> None:
+        place = self.layout.gold if isinstance(work, current.GoldWork) else self.layout.history
+        self.claims.release(place(work.namespace.db, work.namespace.collection))
 
-    def _histories(self, known: Sequence[registry.Namespace]) -> list[_Versions]:
+    def _histories(self, known: Sequence[registry.Namespace]) -> list[_HistoryWork]:
         """The collections whose versions are kept, and not up to date."""
         found = []
         for namespace in known:
@@ -297,7 +276,7 @@ class _Gold:
                 found += [work] if history.is_due(work.at, work.silver) else []
         return found
 
-    def _history(self, namespace: registry.Namespace, known: Sequence[registry.Namespace]) -> _Versions:
+    def _history(self, namespace: registry.Namespace, known: Sequence[registry.Namespace]) -> _HistoryWork:
         table = self.layout.history(namespace.db, namespace.collection)
         if registry.Namespace(namespace.db, f"{namespace.collection}_history") in known:
             raise errors.DecisionNeeded(
@@ -305,40 +284,40 @@ class _Gold:
                 "table; take one of them out of the pipeline, or history out of the settings"
             )
         silver = registry.silver_position(self.spark, self._silver(namespace))
-        return _Versions(namespace, silver, history.position(self.spark, table))
+        return _HistoryWork(namespace, silver, history.position(self.spark, table))
 
-    def _versioned(self, spark: SparkSession, work: _Versions) -> CollectionResult:
+    def _versioned(self, spark: SparkSession, work: _HistoryWork) -> GoldTableResult:
         started = time.monotonic()
         table = self.layout.history(work.namespace.db, work.namespace.collection)
-        history.create(spark, table, properties=PROPERTIES | self._vectors())
-        writer = self._claimed(spark, table)
+        history.create(spark, table, properties=current.PROPERTIES | self.claims.table_properties())
+        writer = self.claims.writer(spark, table)
         few = delta.are_small(self._silver(work.namespace), table)
         with delta.session_confs(spark, delta.INTERPRETED if few else {}):
             kept = history.History(spark, self.settings, self.layout, work.namespace, writer)
             events = kept.brought_up(work.at, work.silver, stop=self.stop)
             writer.compact()
         name = _history_of(work.namespace)
-        return CollectionResult(name, work.at.to, work.silver.to, events, False, writer.version, time.monotonic() - started)
+        return GoldTableResult(name, work.at.to, work.silver.to, events, False, writer.version, time.monotonic() - started)
 
-    def _work(self, namespace: registry.Namespace) -> Work | None:
+    def _work(self, namespace: registry.Namespace) -> current.GoldWork | None:
         silver = registry.silver_position(self.spark, self._silver(namespace))
         if silver.version < 0:
             return None
         refused = self.refused.get(namespace)
         if refused is not None and refused.version == silver.version:
             return None
-        work = Work(namespace, silver, self._position(namespace))
+        work = current.GoldWork(namespace, silver, self._position(namespace))
         return work if work.is_rewrite or work.gold.to != silver.to else None
 
-    def _position(self, namespace: registry.Namespace) -> Position:
+    def _position(self, namespace: registry.Namespace) -> current.GoldPosition:
         table = self._table(namespace)
-        if table not in self.writers and not delta.exists(self.spark, table):
-            return Position()
+        if table not in self.claims and not delta.exists(self.spark, table):
+            return current.GoldPosition()
         commit = delta.position(self.spark, table)
         metadata = {} if commit is None or commit.metadata is None else commit.metadata
-        return Position(metadata.get("to"), metadata.get("generation") or "", metadata.get("high"))
+        return current.GoldPosition(metadata.get("to"), metadata.get("generation") or "", metadata.get("high"))
 
-    def _applied(self, spark: SparkSession, work: Work) -> CollectionResult | None:
+    def _applied(self, spark: SparkSession, work: current.GoldWork) -> GoldTableResult | None:
         touched = (self._silver(work.namespace), self._table(work.namespace))
         few = delta.are_small(*touched)
         with delta.session_confs(spark, delta.INTERPRETED if few else {}):
@@ -346,24 +325,28 @@ class _Gold:
                 return self._published(spark, work, few)
             except (errors.GateFailed, errors.SettingsError) as error:
                 log.warning("%s", str(error).partition("\n")[0])
-                self.refused[work.namespace] = _Refused(work.silver.version, error)
+                self.refused[work.namespace] = _Refusal(work.silver.version, error)
                 return None
 
-    def _published(self, spark: SparkSession, work: Work, few: bool) -> CollectionResult | None:
+    def _published(self, spark: SparkSession, work: current.GoldWork, few: bool) -> GoldTableResult | None:
         started = time.monotonic()
-        table = Table(spark, work, self._silver(work.namespace), self._deletes(work.namespace), few, self.audit)
-        if self._table(work.namespace) not in self.writers and not delta.exists(spark, self._table(work.namespace)):
+        table = current.GoldTable(spark, work, self._silver(work.namespace), self._deletes(work.namespace), few, self.audit)
+        if self._table(work.namespace) not in self.claims and not delta.exists(spark, self._table(work.namespace)):
             if table.current().isEmpty():
                 return None
             table.judge(self._table(work.namespace))
             wanted = table.wanted(False)
             columns = ", ".join(f"{identifier(each.name)} {merge.ddl(each.dataType)}" for each in wanted)
-            properties = PROPERTIES | self._vectors() | {STATISTICS: _with_statistics(wanted)}
+            properties = (
+                current.PROPERTIES
+                | self.claims.table_properties()
+                | {current.STATISTICS: current.statistics_columns(wanted)}
+            )
             delta.create(spark, self._table(work.namespace), columns=columns, properties=properties)
-        writer = self._claimed(spark, self._table(work.namespace))
+        writer = self.claims.writer(spark, self._table(work.namespace))
         changed = table.rewritten(writer) if work.is_rewrite else table.merged(writer)
         writer.compact()
-        return CollectionResult(
+        return GoldTableResult(
             str(work.namespace),
             work.gold.to or 0,
             work.silver.to,
@@ -372,19 +355,6 @@ class _Gold:
             writer.version,
             time.monotonic() - started,
         )
-
-    def _claimed(self, spark: SparkSession, table: tables.TableRef) -> delta.Writer:
-        writer = self.writers.get(table)
-        if writer is None:
-            writer = self.writers[table] = delta.Writer.claim(spark, table, take_over=self.take_over)
-            if self.settings.gold.deletion_vectors is not None:
-                writer.set_deletion_vectors(self.settings.gold.deletion_vectors)
-        writer.spark = spark
-        return writer
-
-    def _vectors(self) -> dict[str, str]:
-        """What a new table says of deletion vectors."""
-        return {delta.DELETION_VECTORS: "false" if self.settings.gold.deletion_vectors is False else "true"}
 
     def _silver(self, namespace: registry.Namespace) -> tables.TableRef:
         return self.layout.silver(namespace.db, namespace.collection)
@@ -396,244 +366,10 @@ class _Gold:
         return self.layout.gold(namespace.db, namespace.collection)
 
 
-def _name(work: Work | _Versions) -> str:
+def _name(work: current.GoldWork | _HistoryWork) -> str:
     """Under which name it fails: a history that stands still hinders its collection's documents as little as another's."""
-    return str(work.namespace) if isinstance(work, Work) else _history_of(work.namespace)
+    return str(work.namespace) if isinstance(work, current.GoldWork) else _history_of(work.namespace)
 
 
 def _history_of(namespace: registry.Namespace) -> str:
     return f"{namespace} (history)"
-
-
-def at_silver(spark: SparkSession, layout: tables.Layout, namespace: registry.Namespace) -> Table:
-    """One collection's gold table as silver is now, whatever it holds."""
-    names = (namespace.db, namespace.collection)
-    position = registry.silver_position(spark, layout.silver(*names))
-    return Table(spark, Work(namespace, position, Position()), layout.silver(*names), layout.deletes(*names))
-
-
-@dataclass(frozen=True)
-class _Changes:
-    """What there is to publish: how many keys, in which ranges of keys, and whether anything of it was rescued."""
-
-    count: int
-    spans: tuple[spans.Span, ...]
-    has_rescued: bool
-
-
-@dataclass(frozen=True)
-class Table:
-    """One gold table on its way from its position to silver's."""
-
-    spark: SparkSession
-    work: Work
-    silver: tables.TableRef
-    deletes: tables.TableRef
-    is_few: bool = False
-    audit: Audit = unjudged
-    said: list[Mapping[str, object]] = field(default_factory=list)
-    """What the audit wants said by the commit that publishes; empty until the table was judged."""
-
-    def judge(
-        self, table: tables.TableRef, changed: DataFrame | None = None, live: Mapping[str, object] | None = None
-    ) -> None:
-        """Have the table judged as it would be; `changed` are those of its rows that are new. Raises what the audit raises."""
-        has_rescued = changed is None or "__rescued" in changed.columns
-
-        def whole() -> DataFrame:
-            return self.current().select(*self._columns(has_rescued=has_rescued))
-
-        candidate = Candidate(str(self.work.namespace), table, whole, changed, keys=("__key",), live=live or {})
-        self.said[:] = [self.audit(self.spark, candidate)]
-
-    def rewritten(self, writer: delta.Writer) -> int:
-        """Replace the table by the current documents; their number."""
-        current = self.current()
-        seen = current.agg(F.count("*").alias("n"), F.count("__rescued").alias("rescued")).first()
-        present = self.spark.table(str(writer.table)).schema
-        has_rescued = seen.rescued > 0 or "__rescued" in present.names
-        columns = self._columns(has_rescued=has_rescued)
-        if not self.said:
-            self.judge(writer.table)
-        self._settle_statistics(writer, present, self.wanted(has_rescued))
-        writer.overwrite(current.select(*columns), to=self.work.silver.to, extra=self._extra(), overwrite_schema=True)
-        return seen.n
-
-    def _settle_statistics(self, writer: delta.Writer, present: StructType, wanted: StructType) -> None:
-        """Keep statistics of no column that goes, or changes to a type without an order: Delta would refuse the rows."""
-        listed = delta.properties(self.spark, writer.table).get(STATISTICS)
-        common = _with_statistics(each for each in wanted if each.name in present.names and _has_order(present[each.name]))
-        if listed not in (None, common):
-            writer.alter(f"SET TBLPROPERTIES ('{STATISTICS}' = '{common}')")
-
-    def documents(self) -> DataFrame:
-        """The rows that the table is to have, with what was rescued."""
-        return self.current().select(*self._columns(has_rescued=True))
-
-    def merged(self, writer: delta.Writer) -> int:
-        """Bring the changed keys up to date; their number."""
-        changed = delta.computed(self._changed()) if self.is_few else self._changed()
-        changes = self._looked_at(changed)
-        present = self.spark.table(str(writer.table)).schema
-        wanted = self.wanted("__rescued" in present.names or changes.has_rescued)
-        alteration = merge.alterations(present, wanted)
-        if alteration.widened or alteration.impossible:
-            return self.rewritten(writer)
-        if changes.count:
-            columns = self._columns(has_rescued="__rescued" in wanted.names)
-            self.judge(writer.table, changed.where("NOT `__gone`").select(*columns), writer.metadata)
-        else:
-            self.said[:] = [{name: writer.metadata[name] for name in ("suite", "expectations") if name in writer.metadata}]
-        for statement in alteration.added:
-            writer.alter(statement)
-        if not changes.count:
-            writer.mark(to=self.work.silver.to, extra=self._extra())
-        elif not self._upserted(writer, changed, changes, wanted):
-            self._merge(writer, changed, changes, wanted)
-        return changes.count
-
-    def _upserted(self, writer: delta.Writer, changed: DataFrame, changes: _Changes, wanted: StructType) -> bool:
-        """Whether the changed keys' rows could be replaced without a MERGE."""
-        if not writer.can_upsert() or not merge.is_same(self.spark.table(str(writer.table)).schema, wanted):
-            return False
-        rows = changed.where("NOT `__gone`").select(*self._columns(has_rescued="__rescued" in wanted.names))
-        made = writer.upsert(
-            rows,
-            touched=self._held(writer, changed, changes),
-            to=self.work.silver.to,
-            extra=self._extra(),
-            confs=MERGE_CONFS,
-            few=changes.count <= survey.MAX_DRIVER_ROWS,
-        )
-        return made is not None
-
-    def _held(self, writer: delta.Writer, changed: DataFrame, changes: _Changes) -> DataFrame:
-        """Where the table holds rows of the changed keys."""
-        keys = changed.select("__key")
-        among = functools.reduce(operator.or_, (F.col("__key").between(*span) for span in changes.spans))
-        rows = self.spark.table(str(writer.table)).where(among).select("__key", *writer.places())
-        few = F.broadcast(keys) if changes.count <= survey.MAX_BROADCAST_EVENTS else keys
-        return rows.join(few, "__key", "left_semi").select(*delta.PLACE)
-
-    def _merge(self, writer: delta.Writer, changed: DataFrame, changes: _Changes, wanted: StructType) -> None:
-        view = f"gold_{threading.get_ident()}"
-        changed.select(*self._columns(has_rescued="__rescued" in wanted.names), "__gone").createOrReplaceTempView(view)
-        try:
-            sql = _statement(str(writer.table), view, wanted.names, changes)
-            writer.merge(sql, to=self.work.silver.to, extra=self._extra(), confs=MERGE_CONFS)
-        finally:
-            self.spark.catalog.dropTempView(view)
-
-    def current(self) -> DataFrame:
-        """The rows of silver that are current documents."""
-        rows = self._rows
-        return rows.where(~self._is_gone(rows))
-
-    def wanted(self, has_rescued: bool) -> StructType:
-        """The table's columns for silver's, by name and plain type."""
-        rows = self._rows.select(*self._columns(has_rescued=has_rescued))
-        return StructType([StructField(each.name, each.dataType) for each in rows.schema])
-
-    def _extra(self) -> dict[str, object]:
-        return {
-            **(self.said[-1] if self.said else {}),
-            "silver": self.work.silver.version,
-            "generation": self.work.silver.generation,
-            "high": self.work.silver.high,
-        }
-
-    @functools.cached_property
-    def _rows(self) -> DataFrame:
-        """Silver's rows at the version that holds what its position says."""
-        return self.spark.sql(f"SELECT * FROM {self.silver} VERSION AS OF {self.work.silver.version}")
-
-    def _columns(self, *, has_rescued: bool) -> list[Column]:
-        """Silver's columns for gold: without the engine's, but for the rescued values and the key, last."""
-        documents = [name for name in self._rows.columns if name not in HIDDEN]
-        engine = ["__rescued", "__key"] if has_rescued else ["__key"]
-        return [F.col(identifier(name)).alias(name, metadata={}) for name in (*documents, *engine)]
-
-    def _is_gone(self, rows: DataFrame) -> Column:
-        """Whether a row of silver is no current document: deleted, or of a document that was never known."""
-        unknown = F.expr(merge.HAS_NO_BASE)
-        if "__deleted" not in rows.columns:
-            return unknown
-        return unknown | F.coalesce(F.col("__deleted"), F.lit(False))
-
-    def _changed(self) -> DataFrame:
-        """Each key that changed since gold's position, with its row as it is now; `__gone` where there is none."""
-        present = self._rows
-        rows = present.where(f"`__batch` > {self.work.gold.to}")
-        written = rows.withColumn("__gone", self._is_gone(rows))
-        if not delta.exists(self.spark, self.deletes):
-            return written
-        span = f"`__batch` > {self.work.gold.to} AND `__batch` <= {self.work.silver.to}"
-        deleted = self.spark.table(str(self.deletes)).where(span)
-        removed = deleted.groupBy("__key").agg(F.max("__sequence").alias("__sequence"))
-        if self.is_few:  # they are asked more than once, and mostly there are none
-            found = removed.toArrow()
-            if not found.num_rows:
-                return written
-            removed = self.spark.createDataFrame(found)
-        alive = present if self._has_late(removed) else rows
-        gone = removed.join(alive.select("__key"), "__key", "left_anti").select("__key", F.lit(True).alias("__gone"))
-        return written.unionByName(gone, allowMissingColumns=True)
-
-    def _has_late(self, removed: DataFrame) -> bool:
-        """Whether a delete among these may have come after a later document of its key, which silver held already at gold's
-        position: it is remembered, and took nothing away. Any other took away what was there, or a row of a later batch follows it.
-        """
-        high = self.work.gold.high
-        return high is None or not removed.where(F.col("__sequence") <= high).isEmpty()
-
-    def _looked_at(self, changed: DataFrame) -> _Changes:
-        rescued = F.when(~F.col("__gone"), F.col("__rescued")).isNotNull()
-        if self.is_few:
-            found = changed.select("__key", rescued.alias("is_rescued")).toArrow()
-            return _changes(found["__key"].to_pylist(), any(found["is_rescued"].to_pylist()))
-        row = changed.agg(
-            F.count("*").alias("n"),
-            F.min("__key").alias("low"),
-            F.max("__key").alias("high"),
-            F.count_if(rescued).alias("rescued"),
-        ).first()
-        if 1 < row.n <= FEW_KEYS:
-            return _changes(changed.select("__key").toArrow()["__key"].to_pylist(), row.rescued > 0)
-        return _Changes(row.n, ((row.low, row.high),) if row.n else (), row.rescued > 0)
-
-
-def _changes(keys: Sequence[str], has_rescued: bool) -> _Changes:
-    covering = spans.covering(keys, limit=16 if len(keys) <= FEW_KEYS else 1)
-    return _Changes(len(keys), covering, has_rescued)
-
-
-STATISTICS = "delta.dataSkippingStatsColumns"
-MEASURED = 32
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9_]+")
-
-
-def _with_statistics(columns: Iterable[StructField]) -> str:
-    """The columns whose least and greatest values are kept, for readers to skip files by: the first ones with an order, and the key.
-
-    Those of every column, nested ones too, would be paid for with each row that is written.
-    """
-    names = [each.name for each in columns if _has_order(each) and _PLAIN_NAME.fullmatch(each.name)]
-    return ",".join(map(identifier, dict.fromkeys([*names[: MEASURED - 1], "__key"])))
-
-
-def _has_order(column: StructField) -> bool:
-    return isinstance(column.dataType, (T.StringType, T.NumericType, T.DateType, T.TimestampType))
-
-
-def _statement(target: str, source: str, columns: Sequence[str], changes: _Changes) -> str:
-    """The MERGE of the changed keys; literal bounds on the key let Delta skip files."""
-    among = " OR ".join(f"t.`__key` BETWEEN {literal(low)} AND {literal(high)}" for low, high in changes.spans)
-    names = ", ".join(map(identifier, columns))
-    values = ", ".join(f"s.{identifier(name)}" for name in columns)
-    assigned = ", ".join(f"t.{identifier(name)} = s.{identifier(name)}" for name in columns)
-    return (
-        f"MERGE INTO {target} AS t USING {identifier(source)} AS s ON t.`__key` = s.`__key` AND ({among})\n"
-        f"WHEN MATCHED AND s.`__gone` THEN DELETE\n"
-        f"WHEN MATCHED THEN UPDATE SET {assigned}\n"
-        f"WHEN NOT MATCHED AND NOT s.`__gone` THEN INSERT ({names}) VALUES ({values})"
-    )

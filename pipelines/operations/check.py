@@ -22,7 +22,7 @@ from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as source
 from pipelines.mongodb import failures as mongodb_failures
 from pipelines.mongodb import server as mongodb_server
-from pipelines.terminal import tables as report
+from pipelines.terminal import units
 
 
 class Verdict(enum.Enum):
@@ -243,7 +243,7 @@ def _oplog(asked: Source) -> Iterator[Finding]:
         yield Finding("oplog", Verdict.WARNING, "its window is unknown to this user", mend)
         return
     seconds = window.last - window.first
-    found = f"reaches back {report.duration(seconds)}"
+    found = f"reaches back {units.duration(seconds)}"
     if seconds >= asked.settings.source.oplog_headroom_warning_hours * 3600:
         yield Finding("oplog", Verdict.FINE, found)
         return

@@ -43,6 +43,7 @@ from cdc_core.typed import plan as typed
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
 from pipelines.delta import tables as delta
+from pipelines.gold import current
 from pipelines.schema import log as schemas
 from pipelines.silver import ranges, survey
 from pipelines.silver import tables as silver_tables
@@ -245,10 +246,7 @@ class _Rebuild:
 
     def gold(self) -> Result:
         """The gold table, from silver as it is now."""
-        # Here, so that silver, which rebuilds its tables by this module, does not need gold to start.
-        from pipelines.gold import run as gold
-
-        table = gold.at_silver(self.spark, self.layout, self.namespace)
+        table = current.at_silver(self.spark, self.layout, self.namespace)
         found = compared(self.spark.table(str(self.writer.table)), table.documents())
         if not self.is_trial:
             table.rewritten(self.writer)

@@ -66,7 +66,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Table:
+class TableSize:
     """A table's size, and who wrote it last."""
 
     name: str
@@ -77,7 +77,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Judged:
+class ExpectationRow:
     """A row of the expectations' results."""
 
     cells: tuple[str, ...]
@@ -89,11 +89,11 @@ class Expectations:
     """The newest results of expectations, by the names of their columns."""
 
     names: tuple[str, ...]
-    rows: tuple[Judged, ...]
+    rows: tuple[ExpectationRow, ...]
 
 
 @dataclass(frozen=True)
-class Seen:
+class PageContent:
     """All that the page shows."""
 
     status: pipeline_status.Status
@@ -101,7 +101,7 @@ class Seen:
     changes: tuple[Change, ...] = ()
     verifications: tuple[Mapping[str, Any], ...] = ()
     expectations: Expectations | None = None
-    tables: tuple[Table, ...] = ()
+    tables: tuple[TableSize, ...] = ()
 
 
 def write(path: Path, text: str) -> None:
@@ -112,13 +112,13 @@ def write(path: Path, text: str) -> None:
         raise errors.SettingsError(errors.Problem("--html", f"{path} cannot be written: {error.strerror}")) from None
 
 
-def read(spark: SparkSession, settings: Settings) -> Seen:
+def read(spark: SparkSession, settings: Settings) -> PageContent:
     """What there is to show, also of a pipeline that never ran."""
     status = pipeline_status.read(spark, settings)
     if status.bronze is None:
-        return Seen(status)
-    reading = _Reading(spark, settings, status)
-    return Seen(
+        return PageContent(status)
+    reading = _PageReader(spark, settings, status)
+    return PageContent(
         status,
         reading.points(),
         reading.changes(),
@@ -128,7 +128,7 @@ def read(spark: SparkSession, settings: Settings) -> Seen:
     )
 
 
-def rendered(seen: Seen) -> str:
+def rendered(seen: PageContent) -> str:
     """The page. Raises `SettingsError` where the extra `page` is not installed."""
     try:
         import jinja2
@@ -160,7 +160,7 @@ def rendered(seen: Seen) -> str:
 
 
 @dataclass(frozen=True)
-class _Reading:
+class _PageReader:
     spark: SparkSession
     settings: Settings
     status: pipeline_status.Status
@@ -218,7 +218,7 @@ class _Reading:
         found = rows.select(*plain).orderBy(order, ascending=False).limit(SHOWN).collect()
         shown = [name for name in plain if all(len(str(row[name] or "")) <= 80 for row in found)]
         judged = tuple(
-            Judged(
+            ExpectationRow(
                 tuple(_time(row[name]) if name.endswith("_ms") and row[name] else str(row[name]) for name in shown),
                 any(row[name] is False for name in shown),
             )
@@ -226,7 +226,7 @@ class _Reading:
         )
         return Expectations(tuple(shown), judged)
 
-    def tables(self) -> tuple[Table, ...]:
+    def tables(self) -> tuple[TableSize, ...]:
         """Bronze, and the tables of each collection."""
         assert self.status.bronze is not None
         bronze = self._layout.bronze(self.settings.name)
@@ -242,7 +242,7 @@ class _Reading:
         result = []
         for name, table, version, writer in told:
             size = delta.size(self.spark, table)
-            result.append(Table(name, version, size.files, size.bytes, _writer(writer)))
+            result.append(TableSize(name, version, size.files, size.bytes, _writer(writer)))
         return tuple(result)
 
 
@@ -263,7 +263,7 @@ def _writer(found: pipeline_status.Writer | None) -> str:
 # --- showing
 
 
-def _cards(seen: Seen) -> Sequence[Card]:
+def _cards(seen: PageContent) -> Sequence[Card]:
     bronze = seen.status.bronze
     if bronze is None:
         return [Card("bronze", "nothing yet", "medallion run begins it")]
@@ -296,7 +296,7 @@ def _newest(found: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return list(last.values())
 
 
-def _plots(seen: Seen, plots: Any) -> list[Plot]:
+def _plots(seen: PageContent, plots: Any) -> list[Plot]:
     if not seen.points:
         return []
     labels = [time.strftime("%H:%M", time.gmtime(each.begin_ms / 1000)) for each in seen.points]

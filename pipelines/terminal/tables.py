@@ -18,10 +18,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pipelines.terminal import units
+
 if TYPE_CHECKING:
     from pipelines.capture.progress import Progress
     from pipelines.gold.cut import Cut
-    from pipelines.gold.models import Planned
+    from pipelines.gold.models import ModelPlan
     from pipelines.operations.check import Finding
     from pipelines.operations.maintain import Result as Maintenance
     from pipelines.operations.quarantine import Event, Replayed
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from pipelines.operations.schema import Evolution
     from pipelines.operations.status import Collection, Layer, Status
     from pipelines.snapshot.snapshot import SnapshotProgress
-    from pipelines.verify.run import Result as Verification
+    from pipelines.verify.result import Verification
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +56,7 @@ def findings(found: Sequence[Finding]) -> None:
     console().print(table)
 
 
-def models(found: Sequence[Planned]) -> None:
+def models(found: Sequence[ModelPlan]) -> None:
     """The answers of `medallion models check`: each model, what it reads, and what a run would do, in its order."""
     screen = console()
     if not found:
@@ -126,21 +128,11 @@ def _pairs(outcome: object) -> dict[str, object]:
     }
 
 
-def duration(seconds: float) -> str:
-    """A length of time in its two largest units, as `3 d 4 h`."""
-    left, told = int(seconds), []
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
-        count, left = divmod(left, length)
-        if count:
-            told.append(f"{count} {unit}")
-    return " ".join(told[:2]) or "0 s"
-
-
 @contextmanager
 def progress() -> Iterator[Callable[[Progress], None]]:
     """Hears a capture's progress: one live line where stderr is a terminal, a log line every 30 seconds elsewhere."""
     if not sys.stderr.isatty():
-        yield _Logged().hear
+        yield _ProgressLog().hear
         return
     screen = Console(stderr=True, highlight=False)
     with screen.status("capture: connecting") as live:
@@ -179,14 +171,14 @@ def snapshot_line(now: SnapshotProgress) -> str:
     from pipelines.snapshot import snapshot
 
     assert isinstance(now, snapshot.SnapshotProgress)
-    left = "" if now.seconds_left is None else f", {duration(now.seconds_left)} left"
+    left = "" if now.seconds_left is None else f", {units.duration(now.seconds_left)} left"
     return (
         f"snapshot of {now.collection}: {now.total_documents:,} of about {max(now.total_about, now.total_documents):,} "
         f"documents, {now.rate:,.0f}/s{left}"
     )
 
 
-class _Logged:
+class _ProgressLog:
     """A log line every so often, and none while nothing happens."""
 
     def __init__(self) -> None:
@@ -332,7 +324,7 @@ def rebuilt(found: Result) -> None:
             table.add_row(*map(Text, (each.column, f"{each.documents:,}", each.why, ", ".join(each.keys))))
         screen.print(table)
     swapped = f"swapped: version {found.version}" if found.version is not None else "nothing was swapped"
-    screen.print(f"{swapped} ({duration(found.seconds)})")
+    screen.print(f"{swapped} ({units.duration(found.seconds)})")
 
 
 def _plain_table(*names: str) -> Table:
@@ -348,7 +340,7 @@ def _source_line(found: Status) -> Text:
         return Text(asked.problem, style="yellow")
     if asked.now is None or asked.oplog_first is None:
         return Text(f"{asked.server}, oplog unknown (the user lacks clusterMonitor)")
-    return Text(f"{asked.server}, its oplog reaches back {duration(asked.now - asked.oplog_first)}")
+    return Text(f"{asked.server}, its oplog reaches back {units.duration(asked.now - asked.oplog_first)}")
 
 
 def _bronze_line(found: Status) -> Text:
@@ -358,10 +350,10 @@ def _bronze_line(found: Status) -> Text:
     at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(log.position))
     told = [f"{log.events:,} rows in {log.batch:,} batches, complete up to {at}"]
     if log.lag_seconds is not None:
-        told.append(f"{duration(log.lag_seconds)} behind")
+        told.append(f"{units.duration(log.lag_seconds)} behind")
     if log.headroom_seconds is not None:
         lost = " (the position is lost)" if log.headroom_seconds < 0 else ""
-        told.append(f"headroom {duration(max(0, log.headroom_seconds))}{lost}")
+        told.append(f"headroom {units.duration(max(0, log.headroom_seconds))}{lost}")
     if log.rate is not None:
         told.append(f"{log.rate:,.0f} events/s")
     told.append(_writer(log.writer))
@@ -435,5 +427,5 @@ def _layer_cells(layer: Layer | None) -> tuple[str, str, str]:
     """Rows, what waits for the layer and since when, events a second."""
     if layer is None:
         return "–", "", ""
-    waits = f"{layer.lag_events:,} ({duration(layer.lag_seconds)})" if layer.lag_events else "0"
+    waits = f"{layer.lag_events:,} ({units.duration(layer.lag_seconds)})" if layer.lag_events else "0"
     return f"{layer.rows:,}", waits, "" if layer.rate is None else f"{layer.rate:,.0f}"

@@ -176,16 +176,16 @@ def _digest(text: str, schema: DocumentSchema) -> int:
 
 
 @dataclass(frozen=True)
-class Seen:
+class SourceDocument:
     """What the source held under a key at a time: a document's text, or None."""
 
     text: str | None
     at: Time
 
 
-def by_keys(client: mongodb.Client, reading: Reading, wanted: Sequence[str]) -> dict[str, Seen]:
+def by_keys(client: mongodb.Client, reading: Reading, wanted: Sequence[str]) -> dict[str, SourceDocument]:
     """What the source holds under each key, some hundred keys at a time."""
-    found: dict[str, Seen] = {}
+    found: dict[str, SourceDocument] = {}
     pace = _Pace(reading.documents_per_second)
     for start in range(0, len(wanted), BY_KEY):
         some = wanted[start : start + BY_KEY]
@@ -194,18 +194,18 @@ def by_keys(client: mongodb.Client, reading: Reading, wanted: Sequence[str]) -> 
     return found
 
 
-def _some_by_keys(client: mongodb.Client, reading: Reading, wanted: Sequence[str]) -> dict[str, Seen]:
+def _some_by_keys(client: mongodb.Client, reading: Reading, wanted: Sequence[str]) -> dict[str, SourceDocument]:
     for _ in range(ATTEMPTS):
-        found: dict[str, Seen] = {}
+        found: dict[str, SourceDocument] = {}
         at: Time | None = None
         try:
             for chunk in reading.chunk(client, snapshot_read.IdRange(), repair.condition(wanted)):
                 at = (chunk.at.time, chunk.at.inc)
-                found |= {keys.canonical_raw(raw): Seen(reading.text(raw), at) for raw in chunk.documents}
+                found |= {keys.canonical_raw(raw): SourceDocument(reading.text(raw), at) for raw in chunk.documents}
         except mongodb_failures.SnapshotExpired:
             continue
         assert at is not None
-        return {key: found.get(key, Seen(None, at)) for key in wanted}
+        return {key: found.get(key, SourceDocument(None, at)) for key in wanted}
     raise expired(reading)
 
 
@@ -219,6 +219,6 @@ def key_of(document_key: bytes) -> str:
     return keys.canonical_raw(document_key)
 
 
-def nothing(at: Time, wanted: Iterable[str]) -> dict[str, Seen]:
+def nothing(at: Time, wanted: Iterable[str]) -> dict[str, SourceDocument]:
     """What a collection that does not exist holds."""
-    return dict.fromkeys(wanted, Seen(None, at))
+    return dict.fromkeys(wanted, SourceDocument(None, at))

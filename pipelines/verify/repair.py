@@ -23,7 +23,7 @@ from pipelines.bronze import log as bronze
 from pipelines.channels import signals
 from pipelines.delta import tables as delta
 from pipelines.spark import session as sparks
-from pipelines.verify.rows import Layer
+from pipelines.verify.table_rows import Layer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -20,7 +20,8 @@ from pipelines.gold import run as gold
 from pipelines.silver import run as silver
 from pipelines.spark import session as sparks
 from pipelines.verify import run as verify
-from pipelines.verify.rows import Layer
+from pipelines.verify.result import CollectionVerification, Verification
+from pipelines.verify.table_rows import Layer
 from tests.mongo.test_capture import pipeline, until
 
 pytestmark = pytest.mark.journey  # minutes on a slow machine
@@ -49,7 +50,7 @@ def document(number: int) -> dict[str, Any]:
     }
 
 
-def kinds(found: verify.CollectionResult) -> dict[str, list[str]]:
+def kinds(found: CollectionVerification) -> dict[str, list[str]]:
     """The keys of each kind of difference."""
     told: dict[str, list[str]] = {}
     for each in found.differences:
@@ -57,7 +58,7 @@ def kinds(found: verify.CollectionResult) -> dict[str, list[str]]:
     return told
 
 
-def only(result: verify.Result, name: str = "orders") -> verify.CollectionResult:
+def only(result: Verification, name: str = "orders") -> CollectionVerification:
     (found,) = [each for each in result.collections if each.collection.endswith(f".{name}")]
     return found
 

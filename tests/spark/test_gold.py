@@ -177,7 +177,7 @@ class Shop:
         self.at += len(events)
         silver.run(self.spark, _settings(self.root, **self.silver_options), sessions=sparks.sessions(self.spark))
 
-    def publish(self, *, vectors: bool | None = None) -> tuple[gold.CollectionResult, ...]:
+    def publish(self, *, vectors: bool | None = None) -> tuple[gold.GoldTableResult, ...]:
         chosen = _settings(self.root, vectors=vectors, **self.silver_options)
         return gold.run(self.spark, chosen, sessions=sparks.sessions(self.spark)).collections
 

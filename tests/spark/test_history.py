@@ -44,7 +44,7 @@ class Hop:
         self.layout = delta.layout(self.settings.lakehouse)
         self.bronze = bronze_rows.Log(spark, self.layout.bronze("shop"))
 
-    def run(self) -> gold.Result:
+    def run(self) -> gold.GoldResult:
         silver.run(self.spark, self.settings, sessions=sparks.sessions(self.spark))
         return gold.run(self.spark, self.settings, sessions=sparks.sessions(self.spark))
 

@@ -72,7 +72,7 @@ class Hop:
     def silver(self) -> silver.SilverResult:
         return silver.run(self.spark, self.settings, sessions=sparks.sessions(self.spark))
 
-    def gold(self) -> gold.Result:
+    def gold(self) -> gold.GoldResult:
         return gold.run(self.spark, self.settings, sessions=sparks.sessions(self.spark))
 
     def silver_table(self, collection: str) -> tables.TableRef:

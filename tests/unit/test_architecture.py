@@ -264,6 +264,50 @@ def test_no_package_below_knows_the_capture() -> None:
             assert not set(_imported(module.tree)) & ours, module.name
 
 
+SMALL_PARTS = (
+    "cdc_core/models/",
+    "pipelines/gold/",
+    "pipelines/verify/",
+    "pipelines/page/",
+    "pipelines/terminal/",
+    "pipelines/channels/",
+    "pipelines/schema/",
+    "pipelines/settings/",
+    "pipelines/run.py",
+)
+
+
+def test_gold_and_what_stands_above_it_are_made_of_small_parts() -> None:
+    """No class of gold, of verify or of what shows and starts them does everything, and no file is longer than a person reads at once."""
+    for module in MODULES:
+        if module.name.startswith(SMALL_PARTS):
+            assert len(module.path.read_text().splitlines()) <= 500, module.name
+            for node in ast.walk(module.tree):
+                if isinstance(node, ast.ClassDef):
+                    assert len(_methods(node)) <= 20, f"{module.name}: {node.name}"
+
+
+GOLD_AND_ABOVE = ("pipelines/gold/", "pipelines/verify/", "pipelines/page/", "pipelines/terminal/", "pipelines/operations/")
+
+
+def test_gold_and_what_stands_above_it_import_in_one_direction() -> None:
+    """No two modules of gold, verify, operations and what shows them need each other, not for types alone, and not inside functions."""
+    ours = {_dotted(module): module for module in MODULES if module.name.startswith(GOLD_AND_ABOVE)}
+    needs = {name: set(_imported(module.tree)) & set(ours) - {name} for name, module in ours.items()}
+    while free := {name for name, needed in needs.items() if not needed}:
+        needs = {name: needed - free for name, needed in needs.items() if name not in free}
+    assert not needs, f"a circle: {needs}"
+
+
+def test_no_package_below_gold_knows_gold() -> None:
+    """Gold meets the layers below it in their tables, and none of them knows one of its modules, or one of verify."""
+    above = {_dotted(module) for module in MODULES if module.name.startswith(GOLD_AND_ABOVE[:2])}
+    below = ("capture", "bronze", "silver", "schema", "delta", "mongodb", "snapshot", "channels", "spark", "settings")
+    for module in MODULES:
+        if module.name.startswith(tuple(f"pipelines/{each}/" for each in below)):
+            assert not set(_imported(module.tree)) & above, module.name
+
+
 def _dotted(module: Module) -> str:
     return module.name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 

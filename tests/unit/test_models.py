@@ -8,7 +8,7 @@ import pytest
 
 from cdc_core import errors
 from cdc_core.expectations import suite
-from cdc_core.models import graph, model
+from cdc_core.models import graph, sql_model
 from pipelines.demo import quality
 from pipelines.settings import file as settings_file
 
@@ -19,12 +19,12 @@ def test_a_file_is_a_query_cut_at_its_references() -> None:
         "{{ config(materialized='incremental',\n          unique_key=['a', 'b']) }}\n"
         "SELECT * {# FROM {{ ref('no.table') }} #}\nFROM {{ ref('shop.orders', key=['x', 'y']) }} o JOIN {{ref(\"other\")}} p;\n"
     )
-    found = model.parse("daily", text, where="daily.sql")
-    assert (found.materialized, found.unique_key) == (model.Materialized.INCREMENTAL, ("a", "b"))
-    assert found.refs == (model.Ref("shop.orders", ("x", "y")), model.Ref("other"))
+    found = sql_model.parse("daily", text, where="daily.sql")
+    assert (found.materialized, found.unique_key) == (sql_model.Materialized.INCREMENTAL, ("a", "b"))
+    assert found.refs == (sql_model.Ref("shop.orders", ("x", "y")), sql_model.Ref("other"))
     assert found.query(lambda ref: f"<{ref.name}>") == "\n\nSELECT * \nFROM <shop.orders> o JOIN <other> p"
-    assert model.parse("daily", text, where="elsewhere.sql").digest == found.digest
-    assert model.parse("daily", text.replace("o JOIN", "o  JOIN"), where="daily.sql").digest != found.digest
+    assert sql_model.parse("daily", text, where="elsewhere.sql").digest == found.digest
+    assert sql_model.parse("daily", text.replace("o JOIN", "o  JOIN"), where="daily.sql").digest != found.digest
 
 
 REFUSED = {
@@ -54,15 +54,15 @@ REFUSED = {
 def test_mistakes_are_named_with_their_line(text: str) -> None:
     """What is not understood is refused with the nearest right thing."""
     with pytest.raises(errors.SettingsError) as refused:
-        model.parse("m", text, where="m.sql")
+        sql_model.parse("m", text, where="m.sql")
     assert str(refused.value) == REFUSED[text]
 
 
-def models(**texts: str) -> list[model.Model]:
-    return [model.parse(name, text, where=f"{name}.sql") for name, text in texts.items()]
+def models(**texts: str) -> list[sql_model.Model]:
+    return [sql_model.parse(name, text, where=f"{name}.sql") for name, text in texts.items()]
 
 
-def order(*found: model.Model) -> list[str]:
+def order(*found: sql_model.Model) -> list[str]:
     known = ("shop.orders", "shop.customers")
     return [each.name for each in graph.ordered(found, collections=known, is_captured=lambda name: name == "shop.new")]
 
@@ -98,11 +98,11 @@ def test_descriptions_name_models_that_are_there() -> None:
     """A YAML of dbt's form describes models and columns; other keys are refused."""
     found = models(a="SELECT 1 AS n")
     told = {"version": 2, "models": [{"name": "a", "description": "One.", "columns": [{"name": "n", "description": "It."}]}]}
-    (described,) = model.described(found, told, where="m.yml")
+    (described,) = sql_model.described(found, told, where="m.yml")
     assert (described.description, described.columns) == ("One.", (("n", "It."),))
     wrong = {"models": [{"name": "b"}, {"name": "a", "tests": []}]}
     with pytest.raises(errors.SettingsError) as refused:
-        model.described(found, wrong, where="m.yml")
+        sql_model.described(found, wrong, where="m.yml")
     assert str(refused.value).splitlines() == [
         "m.yml: models[0].name: there is no model b (known are a)",
         "m.yml: models[1].tests: there is no such key (expectations lie in the folder gold.expectations)",
@@ -114,7 +114,7 @@ def test_the_example_models_and_suites_are_valid() -> None:
     root = Path(__file__).resolve().parents[2] / "conf"
     files = {str(path.relative_to(root)): path.read_text() for path in (*root.rglob("*.sql"), *root.rglob("models/*.yml"))}
     for texts in (files, quality.FILES):
-        found = [model.parse(Path(name).stem, text, where=name) for name, text in texts.items() if name.endswith(".sql")]
+        found = [sql_model.parse(Path(name).stem, text, where=name) for name, text in texts.items() if name.endswith(".sql")]
         graph.ordered(found, collections=("shop.orders",), is_captured=lambda name: False)
     suites = [*root.glob("expectations/*.yml")]
     assert {path.stem for path in suites} == {Path(name).stem for name in files if name.endswith(".sql")}

@@ -53,6 +53,6 @@ def test_models_that_follow_outlive_whatever_fails(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(publish, "MODELS_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(publish.models, "run", look)
-    following = publish._Following(SPARK, chosen(tmp_path), SPARK, False, threading.Event(), None)
+    following = publish._ModelsThread(SPARK, chosen(tmp_path), SPARK, False, threading.Event(), None)
     assert made.wait(10)
     following.close()

@@ -8,6 +8,7 @@ from pipelines.capture.progress import Progress
 from pipelines.operations import status
 from pipelines.snapshot.snapshot import SnapshotProgress
 from pipelines.terminal import tables as report
+from pipelines.terminal import units
 
 
 @pytest.mark.parametrize(
@@ -16,7 +17,7 @@ from pipelines.terminal import tables as report
 )
 def test_a_length_of_time_is_told_in_two_units(seconds: float, told: str) -> None:
     """The two largest units that are not zero."""
-    assert report.duration(seconds) == told
+    assert units.duration(seconds) == told
 
 
 def test_a_rate_is_that_of_the_last_ten_seconds() -> None:

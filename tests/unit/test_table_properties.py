@@ -7,11 +7,11 @@ import pytest
 from cdc_core.tables.layout import TableRef
 from pipelines.bronze import log
 from pipelines.delta import tables
-from pipelines.gold import run as gold
+from pipelines.gold import current
 from pipelines.silver import tables as silver
 
 
-@pytest.mark.parametrize("properties", (log.PROPERTIES, silver.PROPERTIES, gold.PROPERTIES, tables.FACTS))
+@pytest.mark.parametrize("properties", (log.PROPERTIES, silver.PROPERTIES, current.PROPERTIES, tables.FACTS))
 def test_no_ddl_for_a_catalog_names_what_the_catalog_decides(properties: dict[str, str]) -> None:
     """A managed table that is asked for other deletion vectors, checkpoints or column mapping than its catalog's is refused."""
     for own in tables.CATALOGS_OWN:

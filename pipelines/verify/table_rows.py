@@ -36,7 +36,7 @@ class Layer(str, Enum):
 
 
 @dataclass(frozen=True)
-class Held:
+class TableVersion:
     """One version of a table; `version` is None where there is no table yet."""
 
     spark: SparkSession
@@ -158,6 +158,6 @@ def _mapped(value: Any, type_: pa.DataType) -> Any:
     return value
 
 
-def newest(spark: SparkSession, table: tables.TableRef, options: CollectionSettings) -> Held:
+def newest(spark: SparkSession, table: tables.TableRef, options: CollectionSettings) -> TableVersion:
     """The table as it is now."""
-    return Held(spark, table, delta.version(spark, table) if delta.exists(spark, table) else None, options)
+    return TableVersion(spark, table, delta.version(spark, table) if delta.exists(spark, table) else None, options)

@@ -1,4 +1,4 @@
-"""Whether a table is past a cluster time, and which keys it cannot have yet: nothing is claimed, and nothing is moved.
+"""Whether a table is past a cluster time, and which keys it cannot have yet. Tables are only read.
 
 A document that was read at T can be judged by a row of the table where all events of its key up to T are in the row and none
 after T is. So three kinds of keys have to wait for a later look: those that the source changed and bronze does not hold yet,
@@ -26,8 +26,7 @@ from pipelines.delta import tables as delta
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import document_keys
 from pipelines.mongodb import failures as mongodb_failures
-from pipelines.verify import documents
-from pipelines.verify import rows as table_rows
+from pipelines.verify import documents, table_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,6 +38,7 @@ CAPTURE_SECONDS = 3.0
 START_SECONDS = 15.0
 """How long silver and gold are given to claim a table beside a running capture."""
 PAUSE = 0.3
+"""Between two looks at the tables' positions."""
 MOST_UNSEEN = 200_000
 """With more changes than that before it, bronze is too far behind for a comparison to say anything."""
 
@@ -48,7 +48,7 @@ def _no_bronze(table: tables.TableRef) -> errors.MedallionError:
 
 
 def position_of(spark: SparkSession, table: tables.TableRef) -> bronze.Position:
-    """Where bronze stands; `DecisionNeeded` where there is none."""
+    """The position of bronze; `DecisionNeeded` where there is none."""
     position = bronze.read_position(spark, table) if delta.exists(spark, table) else None
     if position is None:
         raise _no_bronze(table)
@@ -56,26 +56,26 @@ def position_of(spark: SparkSession, table: tables.TableRef) -> bronze.Position:
 
 
 @dataclass(frozen=True)
-class Standing:
+class TableProgress:
     """A version of the table, up to which batch it is at least applied, and up to which batch bronze was looked at."""
 
-    held: table_rows.Held
+    held: table_rows.TableVersion
     to: int
     batch: int
     unseen: frozenset[str]
 
 
 @dataclass(frozen=True)
-class Moved:
-    """What bronze holds of keys: that the table has not all of it, and the last sequence of what it may have."""
+class KeyEvents:
+    """The events of a key in bronze: whether some are not applied to the table, and the sequence of the last one."""
 
     unapplied: bool
     sequence: str
 
 
 @dataclass
-class Standings:
-    """One table's way past cluster times."""
+class TableProgressReader:
+    """Reads how far one table is, and waits until it is past a cluster time."""
 
     spark: SparkSession
     client: mongodb.Client
@@ -101,8 +101,8 @@ class Standings:
         layers = {self.layout.silver(self.namespace.db, self.namespace.collection), self.table}
         return all(delta.is_held(self.spark, each) for each in layers)
 
-    def past(self, at: documents.Time, *, until: float) -> Standing:
-        """Where the table stands when it is past the time, or when waiting is of no use or too long.
+    def past(self, at: documents.Time, *, until: float) -> TableProgress:
+        """How far the table is when it is past the time, or when waiting is of no use or too long.
 
         `until` is by the monotonic clock.
         """
@@ -125,7 +125,7 @@ class Standings:
                 continue
             # The position was read first: what the version holds beyond it counts as not applied, and is looked at again.
             held = table_rows.newest(self.spark, self.table, self.options)
-            return Standing(held, to, position.batch, unseen)
+            return TableProgress(held, to, position.batch, unseen)
 
     def _has_time(self, until: float) -> bool:
         return time.monotonic() < until and not self.is_stopped()
@@ -176,22 +176,27 @@ class Standings:
             return False
         return bool(self.spark.sql(f"{self._events(to)} AND batch <= {batch} LIMIT 1").collect())
 
-    def moved(self, standing: Standing, keys: Collection[str], *, since: documents.Time, first: int) -> dict[str, Moved]:
-        """What bronze holds of the keys that counts for reads since a time; nothing of that is in batches up to `first`."""
+    def moved(
+        self, progress: TableProgress, keys: Collection[str], *, since: documents.Time, first: int
+    ) -> dict[str, KeyEvents]:
+        """The events of these keys after the time `since`, and those that the table has not applied.
+
+        Batches up to `first` were complete before that time, so that they need not be read for the former.
+        """
         if not keys:
             return {}
         after = names.literal(resume_token.snapshot_sequence(*since))
         events = self.spark.sql(
-            f"SELECT key, batch, sequence FROM ({self._events(min(first, standing.to))}) "
-            f"WHERE batch > {standing.to} OR sequence > {after}"
+            f"SELECT key, batch, sequence FROM ({self._events(min(first, progress.to))}) "
+            f"WHERE batch > {progress.to} OR sequence > {after}"
         )
         named = self.spark.createDataFrame(pa.table({"key": pa.array(list(keys), pa.string())}))
         found = (
             events.join(F.broadcast(named), "key", "left_semi")
             .groupBy("key")
             .agg(
-                F.bool_or(F.col("batch") > standing.to).alias("unapplied"),
+                F.bool_or(F.col("batch") > progress.to).alias("unapplied"),
                 F.coalesce(F.max("sequence"), F.lit("")).alias("sequence"),
             )
         )
-        return {row.key: Moved(row.unapplied, row.sequence) for row in found.collect()}
+        return {row.key: KeyEvents(row.unapplied, row.sequence) for row in found.collect()}

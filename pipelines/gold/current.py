@@ -1,0 +1,316 @@
+"""One collection's current documents as a gold table: what silver changed since the table's position, and the commit of it.
+
+v is the newest version of silver that holds what silver's position says, so that OPTIMIZE and VACUUM of silver take nothing away.
+The whole table is rewritten from silver@v at its first load, when a column's type changed (gold has plain types), and when silver
+went back behind gold or was rebuilt. A new column is added before the MERGE, and only where it is missing.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import re
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.types import StructField, StructType
+
+from cdc_core.gold import spans
+from cdc_core.schema import names as column_names
+from cdc_core.silver import merge
+from cdc_core.sql.names import identifier, literal
+from cdc_core.tables import layout as tables
+from pipelines.bronze import collections as registry
+from pipelines.delta import tables as delta
+from pipelines.gold.candidate import Audit, Candidate, unjudged
+from pipelines.silver import survey
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+PROPERTIES = {
+    "delta.enableTypeWidening": "false",
+    "delta.enableChangeDataFeed": "false",
+    "delta.columnMapping.mode": "none",
+    "delta.checkpointPolicy": "classic",
+    "delta.checkpointInterval": "50",
+    "delta.dataSkippingNumIndexedCols": "200",
+    "delta.logRetentionDuration": "interval 30 days",
+    "delta.deletedFileRetentionDuration": "interval 7 days",
+}
+
+HIDDEN = frozenset(column_names.ENGINE)
+"""Silver's columns that are not the document's. Gold has two of them, as its last columns: `__rescued` and `__key`."""
+
+MERGE_CONFS = {"spark.databricks.delta.merge.materializeSource": "none"}
+"""The source reads silver at a fixed version: reading it twice is cheaper than writing it down once."""
+
+FEW_KEYS = 1_000
+"""Up to so many keys the ranges in which the table is read are made from the keys; for more it is one, from the first key to the last."""
+
+
+@dataclass(frozen=True)
+class GoldPosition:
+    """Where a gold table stands; None for `to` where nothing says so.
+
+    `high` is the greatest sequence that silver had seen by then, None where it was not said.
+    """
+
+    to: int | None = None
+    generation: str = ""
+    high: str | None = None
+
+
+@dataclass(frozen=True)
+class GoldWork:
+    """A gold table that is behind its silver table, or of another generation of it."""
+
+    namespace: registry.Namespace
+    silver: registry.SilverPosition
+    gold: GoldPosition
+
+    @property
+    def is_rewrite(self) -> bool:
+        """Whether silver cannot tell what changed since gold's position: it went back, was rebuilt, or gold has none."""
+        return self.gold.to is None or self.gold.to > self.silver.to or self.gold.generation != self.silver.generation
+
+
+def at_silver(spark: SparkSession, layout: tables.Layout, namespace: registry.Namespace) -> GoldTable:
+    """One collection's gold table as it would be made whole from silver now, whatever the table holds."""
+    names = (namespace.db, namespace.collection)
+    position = registry.silver_position(spark, layout.silver(*names))
+    return GoldTable(spark, GoldWork(namespace, position, GoldPosition()), layout.silver(*names), layout.deletes(*names))
+
+
+@dataclass(frozen=True)
+class _KeyChanges:
+    """Which keys changed: how many, in which ranges, and whether any of their rows has rescued values."""
+
+    count: int
+    spans: tuple[spans.Span, ...]
+    has_rescued: bool
+
+
+@dataclass(frozen=True)
+class GoldTable:
+    """One gold table, to be brought from its position to silver's."""
+
+    spark: SparkSession
+    work: GoldWork
+    silver: tables.TableRef
+    deletes: tables.TableRef
+    is_few: bool = False
+    audit: Audit = unjudged
+    said: list[Mapping[str, object]] = field(default_factory=list)
+    """What the audit adds to the metadata of the publishing commit; empty until the table was judged."""
+
+    def judge(
+        self, table: tables.TableRef, changed: DataFrame | None = None, live: Mapping[str, object] | None = None
+    ) -> None:
+        """Run the audit over the rows that the table would have; `changed` are the new ones among them. Raises what the audit raises."""
+        has_rescued = changed is None or "__rescued" in changed.columns
+
+        def whole() -> DataFrame:
+            return self.current().select(*self._columns(has_rescued=has_rescued))
+
+        candidate = Candidate(str(self.work.namespace), table, whole, changed, keys=("__key",), live=live or {})
+        self.said[:] = [self.audit(self.spark, candidate)]
+
+    def rewritten(self, writer: delta.Writer) -> int:
+        """Replace the table by the current documents; their number."""
+        current = self.current()
+        seen = current.agg(F.count("*").alias("n"), F.count("__rescued").alias("rescued")).first()
+        present = self.spark.table(str(writer.table)).schema
+        has_rescued = seen.rescued > 0 or "__rescued" in present.names
+        columns = self._columns(has_rescued=has_rescued)
+        if not self.said:
+            self.judge(writer.table)
+        self._settle_statistics(writer, present, self.wanted(has_rescued))
+        writer.overwrite(current.select(*columns), to=self.work.silver.to, extra=self._extra(), overwrite_schema=True)
+        return seen.n
+
+    def _settle_statistics(self, writer: delta.Writer, present: StructType, wanted: StructType) -> None:
+        """Stop statistics of columns that go, or change to a type without an order: Delta would refuse the rows."""
+        listed = delta.properties(self.spark, writer.table).get(STATISTICS)
+        common = statistics_columns(each for each in wanted if each.name in present.names and _has_order(present[each.name]))
+        if listed not in (None, common):
+            writer.alter(f"SET TBLPROPERTIES ('{STATISTICS}' = '{common}')")
+
+    def documents(self) -> DataFrame:
+        """All rows that the table is to have, with `__rescued`."""
+        return self.current().select(*self._columns(has_rescued=True))
+
+    def merged(self, writer: delta.Writer) -> int:
+        """Publish the rows of the changed keys; how many keys."""
+        changed = delta.computed(self._changed()) if self.is_few else self._changed()
+        changes = self._key_changes(changed)
+        present = self.spark.table(str(writer.table)).schema
+        wanted = self.wanted("__rescued" in present.names or changes.has_rescued)
+        alteration = merge.alterations(present, wanted)
+        if alteration.widened or alteration.impossible:
+            return self.rewritten(writer)
+        # Without a changed key the rows are those that were judged already, and the commit repeats what was said of them.
+        if changes.count:
+            columns = self._columns(has_rescued="__rescued" in wanted.names)
+            self.judge(writer.table, changed.where("NOT `__gone`").select(*columns), writer.metadata)
+        else:
+            self.said[:] = [{name: writer.metadata[name] for name in ("suite", "expectations") if name in writer.metadata}]
+        for statement in alteration.added:
+            writer.alter(statement)
+        if not changes.count:
+            writer.mark(to=self.work.silver.to, extra=self._extra())
+        elif not self._upserted(writer, changed, changes, wanted):
+            self._merge(writer, changed, changes, wanted)
+        return changes.count
+
+    def _upserted(self, writer: delta.Writer, changed: DataFrame, changes: _KeyChanges, wanted: StructType) -> bool:
+        """Replace the changed keys' rows without a MERGE; False where that is not possible, and nothing was written."""
+        if not writer.can_upsert() or not merge.is_same(self.spark.table(str(writer.table)).schema, wanted):
+            return False
+        rows = changed.where("NOT `__gone`").select(*self._columns(has_rescued="__rescued" in wanted.names))
+        made = writer.upsert(
+            rows,
+            touched=self._held(writer, changed, changes),
+            to=self.work.silver.to,
+            extra=self._extra(),
+            confs=MERGE_CONFS,
+            few=changes.count <= survey.MAX_DRIVER_ROWS,
+        )
+        return made is not None
+
+    def _held(self, writer: delta.Writer, changed: DataFrame, changes: _KeyChanges) -> DataFrame:
+        """The places (file and row) of the rows that the table holds of the changed keys."""
+        keys = changed.select("__key")
+        among = functools.reduce(operator.or_, (F.col("__key").between(*span) for span in changes.spans))
+        rows = self.spark.table(str(writer.table)).where(among).select("__key", *writer.places())
+        few = F.broadcast(keys) if changes.count <= survey.MAX_BROADCAST_EVENTS else keys
+        return rows.join(few, "__key", "left_semi").select(*delta.PLACE)
+
+    def _merge(self, writer: delta.Writer, changed: DataFrame, changes: _KeyChanges, wanted: StructType) -> None:
+        view = f"gold_{threading.get_ident()}"
+        changed.select(*self._columns(has_rescued="__rescued" in wanted.names), "__gone").createOrReplaceTempView(view)
+        try:
+            sql = _statement(str(writer.table), view, wanted.names, changes)
+            writer.merge(sql, to=self.work.silver.to, extra=self._extra(), confs=MERGE_CONFS)
+        finally:
+            self.spark.catalog.dropTempView(view)
+
+    def current(self) -> DataFrame:
+        """The rows of silver that are current documents."""
+        rows = self._rows
+        return rows.where(~self._is_gone(rows))
+
+    def wanted(self, has_rescued: bool) -> StructType:
+        """The columns that the table is to have, with gold's plain types."""
+        rows = self._rows.select(*self._columns(has_rescued=has_rescued))
+        return StructType([StructField(each.name, each.dataType) for each in rows.schema])
+
+    def _extra(self) -> dict[str, object]:
+        return {
+            **(self.said[-1] if self.said else {}),
+            "silver": self.work.silver.version,
+            "generation": self.work.silver.generation,
+            "high": self.work.silver.high,
+        }
+
+    @functools.cached_property
+    def _rows(self) -> DataFrame:
+        """Silver's rows at the version that is published; by version, because silver goes on meanwhile."""
+        return self.spark.sql(f"SELECT * FROM {self.silver} VERSION AS OF {self.work.silver.version}")
+
+    def _columns(self, *, has_rescued: bool) -> list[Column]:
+        """Silver's columns as gold has them: the document's, then `__rescued` where it is wanted, and `__key`."""
+        documents = [name for name in self._rows.columns if name not in HIDDEN]
+        engine = ["__rescued", "__key"] if has_rescued else ["__key"]
+        return [F.col(identifier(name)).alias(name, metadata={}) for name in (*documents, *engine)]
+
+    def _is_gone(self, rows: DataFrame) -> Column:
+        """Whether a row of silver is no current document: it is deleted, or silver has updates of it and never had the document."""
+        unknown = F.expr(merge.HAS_NO_BASE)
+        if "__deleted" not in rows.columns:
+            return unknown
+        return unknown | F.coalesce(F.col("__deleted"), F.lit(False))
+
+    def _changed(self) -> DataFrame:
+        """Each key that changed since gold's position, with its row in silver; `__gone` where it has no current document."""
+        present = self._rows
+        rows = present.where(f"`__batch` > {self.work.gold.to}")
+        written = rows.withColumn("__gone", self._is_gone(rows))
+        if not delta.exists(self.spark, self.deletes):
+            return written
+        span = f"`__batch` > {self.work.gold.to} AND `__batch` <= {self.work.silver.to}"
+        deleted = self.spark.table(str(self.deletes)).where(span)
+        removed = deleted.groupBy("__key").agg(F.max("__sequence").alias("__sequence"))
+        if self.is_few:  # this frame is used more than once below, and mostly it is empty: on the driver both cost least
+            found = removed.toArrow()
+            if not found.num_rows:
+                return written
+            removed = self.spark.createDataFrame(found)
+        alive = present if self._has_late(removed) else rows
+        gone = removed.join(alive.select("__key"), "__key", "left_anti").select("__key", F.lit(True).alias("__gone"))
+        return written.unionByName(gone, allowMissingColumns=True)
+
+    def _has_late(self, removed: DataFrame) -> bool:
+        """Whether one of these deletes may be older than the document of its key that silver held already at gold's position.
+
+        Such a delete came late: silver remembers it, and it removed no row. Any other delete removed the row of its key, or a
+        later batch has written the key again. So only then do the deleted keys have to be compared with all of silver's rows.
+        """
+        high = self.work.gold.high
+        return high is None or not removed.where(F.col("__sequence") <= high).isEmpty()
+
+    def _key_changes(self, changed: DataFrame) -> _KeyChanges:
+        rescued = F.when(~F.col("__gone"), F.col("__rescued")).isNotNull()
+        if self.is_few:
+            found = changed.select("__key", rescued.alias("is_rescued")).toArrow()
+            return _changes(found["__key"].to_pylist(), any(found["is_rescued"].to_pylist()))
+        row = changed.agg(
+            F.count("*").alias("n"),
+            F.min("__key").alias("low"),
+            F.max("__key").alias("high"),
+            F.count_if(rescued).alias("rescued"),
+        ).first()
+        if 1 < row.n <= FEW_KEYS:
+            return _changes(changed.select("__key").toArrow()["__key"].to_pylist(), row.rescued > 0)
+        return _KeyChanges(row.n, ((row.low, row.high),) if row.n else (), row.rescued > 0)
+
+
+def _changes(keys: Sequence[str], has_rescued: bool) -> _KeyChanges:
+    covering = spans.covering(keys, limit=16 if len(keys) <= FEW_KEYS else 1)
+    return _KeyChanges(len(keys), covering, has_rescued)
+
+
+STATISTICS = "delta.dataSkippingStatsColumns"
+MEASURED = 32
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_]+")
+
+
+def statistics_columns(columns: Iterable[StructField]) -> str:
+    """The columns of which Delta keeps the least and greatest values of each file, so that readers skip files.
+
+    They are the first ones with an order, and the key: statistics of every column, nested ones too, would slow each write down.
+    """
+    names = [each.name for each in columns if _has_order(each) and _PLAIN_NAME.fullmatch(each.name)]
+    return ",".join(map(identifier, dict.fromkeys([*names[: MEASURED - 1], "__key"])))
+
+
+def _has_order(column: StructField) -> bool:
+    return isinstance(column.dataType, (T.StringType, T.NumericType, T.DateType, T.TimestampType))
+
+
+def _statement(target: str, source: str, columns: Sequence[str], changes: _KeyChanges) -> str:
+    """The MERGE of the changed keys; literal bounds on the key let Delta skip files."""
+    among = " OR ".join(f"t.`__key` BETWEEN {literal(low)} AND {literal(high)}" for low, high in changes.spans)
+    names = ", ".join(map(identifier, columns))
+    values = ", ".join(f"s.{identifier(name)}" for name in columns)
+    assigned = ", ".join(f"t.{identifier(name)} = s.{identifier(name)}" for name in columns)
+    return (
+        f"MERGE INTO {target} AS t USING {identifier(source)} AS s ON t.`__key` = s.`__key` AND ({among})\n"
+        f"WHEN MATCHED AND s.`__gone` THEN DELETE\n"
+        f"WHEN MATCHED THEN UPDATE SET {assigned}\n"
+        f"WHEN NOT MATCHED AND NOT s.`__gone` THEN INSERT ({names}) VALUES ({values})"
+    )

@@ -1,0 +1,279 @@
+"""One model's table: what has to be done to bring it to the versions that it is made from, and the commit that does it.
+
+work        compares the positions in the table's last commit with those of the tables that the model refers to
+whole       replaces all rows by those of the query
+changed     replaces the rows of the keys that may have changed, in one MERGE
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
+
+from cdc_core import errors
+from cdc_core.models import sql_model
+from cdc_core.silver import merge
+from cdc_core.sql.names import identifier, literal
+from cdc_core.tables import layout as tables
+from pipelines.delta import tables as delta
+from pipelines.gold import changes, queries
+from pipelines.gold.candidate import Audit, Candidate
+from pipelines.gold.model_inputs import ModelInputs
+from pipelines.spark import failures
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger(__name__)
+
+PROPERTIES = {
+    "delta.enableDeletionVectors": "false",
+    "delta.enableTypeWidening": "false",
+    "delta.columnMapping.mode": "none",
+    "delta.checkpointInterval": "50",
+    "delta.logRetentionDuration": "interval 30 days",
+    "delta.deletedFileRetentionDuration": "interval 7 days",
+}
+
+
+@dataclass(frozen=True)
+class ModelWork:
+    """How a model's table comes to the positions `to`: `nothing`, `whole`, or `changed` for the tables in `moved`.
+
+    `live` is the metadata of the table's last good version.
+    """
+
+    kind: str
+    to: dict[str, Any]
+    live: dict[str, Any] = field(default_factory=dict)
+    why: str = ""
+    moved: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelTable:
+    """The table of one model in one run."""
+
+    spark: SparkSession
+    model: sql_model.Model
+    inputs: ModelInputs
+    audit: Audit
+    take_over: bool = False
+    is_anew: bool = False
+
+    @property
+    def table(self) -> tables.TableRef:
+        """Where it lies."""
+        return self.inputs.layout.model(self.model.name)
+
+    def work(self) -> ModelWork:
+        """What a run has to do, by the positions that the table's last commit names."""
+        model, table = self.model, self.table
+        to: dict[str, Any] = self.inputs.positions(model)
+        if not delta.exists(self.spark, table):
+            return ModelWork("whole", to, {}, "it is not there yet")
+        commit = delta.position(self.spark, table)
+        live = dict(commit.metadata or {}) if commit is not None else {}
+        if self.is_anew:
+            return ModelWork("whole", to, live, "that was asked")
+        if live.get("model") != model.digest:
+            return ModelWork("whole", to, live, "the model is another one")
+        held = found if isinstance(found := live.get("to"), dict) else {}
+        moved = [name for name in to if not _is_same(held.get(name), to[name])]
+        if not moved and held.keys() == to.keys():
+            return ModelWork("nothing", to, live)
+        if model.materialized is not sql_model.Materialized.INCREMENTAL:
+            return ModelWork("whole", to, live)
+        if held.keys() != to.keys():
+            return ModelWork("whole", to, live, "it refers to other tables")
+        keyed = {ref.name for ref in model.refs if ref.key}
+        unkeyed = {ref.name for ref in model.refs if not ref.key} | {name for name in to if name.startswith("view ")}
+        for name in moved:
+            # Without a key any row of the model may depend on any row of that table.
+            if name in unkeyed or name not in keyed:
+                return ModelWork("whole", to, live, f"{name} changed, which it reads without a key")
+            if held[name]["id"] != to[name]["id"] or held[name]["version"] > to[name]["version"]:
+                return ModelWork("whole", to, live, f"{name} was made anew or pinned before")
+        return ModelWork("changed", to, live, moved=tuple(moved))
+
+    def written(self, whole: DataFrame) -> tuple[str, int, int | None]:
+        """Publish the rows of the query `whole`, or those of changed keys: what was done, how many rows or keys, the version."""
+        work = self.work()
+        if work.kind == "nothing":
+            return "nothing", 0, None
+        table = self.table
+        columns = [F.col(identifier(name)).alias(name, metadata=_metadata(self.model, name)) for name in whole.columns]
+        writer = delta.Writer.claim(self.spark, table, take_over=self.take_over) if delta.exists(self.spark, table) else None
+        try:
+            if writer is not None:
+                work = self.work()  # again: another run may have committed before this one had the claim
+                if work.kind == "nothing":
+                    return "nothing", 0, None
+            with queries.errors_of_rows(self.model):
+                if work.kind == "changed" and writer is not None and _fits(self.spark, table, whole):
+                    keys = self._affected(work)
+                    if keys is not None:
+                        return "changed", *self._merged(work, writer, keys)
+                return "whole", *self._replaced(work, writer, whole.select(*columns))
+        finally:
+            self.inputs.forget(self.model.name)
+            if writer is not None:
+                with suppress(errors.MedallionError):
+                    writer.release()
+
+    def _replaced(self, work: ModelWork, writer: delta.Writer | None, frame: DataFrame) -> tuple[int, int | None]:
+        """Replace all rows by those of the query, after the audit; their number, and the version."""
+        table = self.table
+        rows = delta.computed(frame)
+        try:
+            self._check_unique(rows)
+            said = self.audit(
+                self.spark, Candidate(self.model.name, table, lambda: rows, keys=self.model.unique_key, live=work.live)
+            )
+            owner = writer
+            if owner is None:  # only now: a first version that the audit refuses leaves no empty table behind
+                ddl = ", ".join(f"{identifier(each.name)} {merge.ddl(each.dataType)}" for each in frame.schema)
+                delta.create(self.spark, table, columns=ddl, properties=PROPERTIES)
+                owner = delta.Writer.claim(self.spark, table, take_over=self.take_over)
+            try:
+                if self.model.description != self._description(table):
+                    owner.alter(f"SET TBLPROPERTIES ('comment' = {literal(self.model.description)})")
+                version = owner.overwrite(
+                    rows.select(
+                        *(F.col(identifier(name)).alias(name, metadata=_metadata(self.model, name)) for name in rows.columns)
+                    ),
+                    to=work.to,
+                    extra={**said, "model": self.model.digest},
+                    overwrite_schema=True,
+                )
+            finally:
+                if writer is None:
+                    with suppress(errors.MedallionError):
+                        owner.release()
+            return rows.count(), version
+        finally:
+            delta.release(rows)
+
+    def _description(self, table: tables.TableRef) -> str:
+        return self.spark.sql(f"DESCRIBE DETAIL {table}").select("description").collect()[0].description or ""
+
+    def _merged(self, work: ModelWork, writer: delta.Writer, keys: DataFrame) -> tuple[int, int | None]:
+        """Replace the rows of the keys that may have changed; how many keys, and the version."""
+        affected = f"keys_{self.model.name}_{self.inputs.nonce}"
+        source = f"rows_{self.model.name}_{self.inputs.nonce}"
+        keys.createOrReplaceTempView(affected)
+        rows = delta.computed(queries.frame(self.spark, self.model, lambda ref: self._restricted(ref, affected)))
+        try:
+            self._check_unique(rows)
+            live = self.spark.table(str(writer.table))
+            same = [
+                F.col(f"l.{identifier(name)}").eqNullSafe(F.col(f"k.{identifier(name)}")) for name in self.model.unique_key
+            ]
+            staying = live.alias("l").join(keys.alias("k"), _all(same), "left_anti")
+            whole = staying.unionByName(rows)
+            said = self.audit(
+                self.spark,
+                Candidate(self.model.name, writer.table, lambda: whole, rows, keys=self.model.unique_key, live=work.live),
+            )
+            extra = {**said, "model": self.model.digest}
+            # A key of which the query gives no row any more: the MERGE needs a row to delete it by.
+            gone = keys.alias("k").join(rows.alias("l"), _all(same), "left_anti").withColumn("__gone", F.lit(True))
+            rows.withColumn("__gone", F.lit(False)).unionByName(gone, allowMissingColumns=True).createOrReplaceTempView(
+                source
+            )
+            version = writer.merge(
+                _statement(str(writer.table), source, rows.columns, self.model.unique_key), to=work.to, extra=extra
+            )
+            return keys.count(), version
+        finally:
+            delta.release(rows)
+            for view in (affected, source):
+                self.spark.catalog.dropTempView(view)
+
+    def _restricted(self, ref: sql_model.Ref, affected: str) -> str:
+        """What a reference reads for the affected keys: their rows where it has a key, otherwise the whole table."""
+        if not ref.key:
+            return self.inputs.relation(ref)
+        on = " AND ".join(f"r.{identifier(of)} <=> k.{identifier(to)}" for of, to in zip(ref.key, self.model.unique_key))
+        return f"(SELECT r.* FROM {self.inputs.relation(ref)} AS r LEFT SEMI JOIN {identifier(affected)} AS k ON {on})"
+
+    def _affected(self, work: ModelWork) -> DataFrame | None:
+        """The keys of the rows that changed, before and after; None where an older version cannot be read any more.
+
+        Both: a row that moves from one key to another changes the model's rows of both.
+        """
+        held: dict[str, Any] = work.live["to"]
+        found: DataFrame | None = None
+        try:
+            for ref in self.model.refs:
+                if ref.name not in work.moved or not ref.key:
+                    continue
+                source = self.inputs.table(ref.name)
+                assert source is not None
+                keys = changes.changed_keys(self.spark, source.table, held[ref.name]["version"], source.version, ref.key)
+                named = keys.toDF(*self.model.unique_key)
+                found = named if found is None else found.unionByName(named)
+            assert found is not None
+            return delta.computed(found.distinct())
+        except (PySparkException, Py4JJavaError, errors.CommitConflict) as error:
+            condition = failures.condition(error) or type(error).__name__
+            log.info("%s is made whole: what changed cannot be told (%s)", self.model.name, condition)
+            return None
+
+    def _check_unique(self, rows: DataFrame) -> None:
+        if not self.model.unique_key:
+            return
+        repeated = rows.groupBy(*map(identifier, self.model.unique_key)).count().where("`count` > 1").count()
+        if repeated:
+            raise errors.DecisionNeeded(
+                f"{self.model.where}: unique_key {', '.join(self.model.unique_key)} is not unique: {repeated} keys are there more than once. "
+                "Nothing of it was published; group by it, or name the columns that tell the rows apart"
+            )
+
+
+def _is_same(held: object, now: object) -> bool:
+    """Whether a table, or the tables that a view reads, hold the same rows: `version` does not count, as commits without rows raise it."""
+    if not isinstance(held, dict) or not isinstance(now, dict) or held.keys() != now.keys():
+        return held == now
+    names = ("id", "at") if "at" in now else now.keys()
+    return all(_is_same(held[name], now[name]) for name in names)
+
+
+def _all(conditions: Sequence[Any]) -> Any:
+    found = conditions[0]
+    for each in conditions[1:]:
+        found = found & each
+    return found
+
+
+def _metadata(model: sql_model.Model, name: str) -> dict[str, str]:
+    comment = dict(model.columns).get(name, "")
+    return {"comment": comment} if comment else {}
+
+
+def _fits(spark: SparkSession, table: tables.TableRef, frame: DataFrame) -> bool:
+    """Whether the table has the query's columns."""
+    present = {each.name: each.dataType for each in spark.table(str(table)).schema}
+    wanted = {each.name: each.dataType for each in frame.schema}
+    return present.keys() == wanted.keys() and all(merge.is_same(present[name], wanted[name]) for name in wanted)
+
+
+def _statement(target: str, source: str, columns: Sequence[str], keys: Sequence[str]) -> str:
+    """The MERGE of the keys that may have changed. Keys are compared by `<=>`, because a group may have the key NULL."""
+    on = " AND ".join(f"t.{identifier(name)} <=> s.{identifier(name)}" for name in keys)
+    names = ", ".join(map(identifier, columns))
+    inserted = ", ".join(f"s.{identifier(name)}" for name in columns)
+    assigned = ", ".join(f"t.{identifier(name)} = s.{identifier(name)}" for name in columns)
+    return (
+        f"MERGE INTO {target} AS t USING {identifier(source)} AS s ON {on}\n"
+        f"WHEN MATCHED AND s.`__gone` THEN DELETE\n"
+        f"WHEN MATCHED THEN UPDATE SET {assigned}\n"
+        f"WHEN NOT MATCHED AND NOT s.`__gone` THEN INSERT ({names}) VALUES ({inserted})"
+    )

@@ -1,0 +1,346 @@
+"""The comparison of one collection with its table: at first sight by digests, then closely by key.
+
+What differs at first sight may have changed while it was read. So a key is judged only where the table is known to have all
+its events up to the time of the read, and no later ones; until then it is read again, as long as patience lasts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+from cdc_core.properties.source import Operation
+from cdc_core.settings.parse import OnGone, Settings
+from cdc_core.snapshot import state as snapshot_state
+from cdc_core.stream import fields as field_filters
+from cdc_core.tables import layout as tables
+from cdc_core.verify import equality
+from pipelines.bronze import collections as registry
+from pipelines.bronze import log as bronze
+from pipelines.delta import tables as delta
+from pipelines.mongodb import catalog, document_keys
+from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import connection as source
+from pipelines.mongodb import server as mongodb_server
+from pipelines.operations import quarantine
+from pipelines.schema import log as schemas
+from pipelines.verify import documents, table_progress, table_rows
+from pipelines.verify.result import CollectionVerification, KeyDifference, KeyVerdict
+from pipelines.verify.table_rows import Layer
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PATIENCE_SECONDS = 60.0
+"""How long one look waits for the table to be past its time, and how long documents that change are looked at again."""
+MOST_SUSPECTS = 20_000
+"""So many keys are looked at closely: each is read again by the driver. The rest is counted as `unsettled`."""
+READ_TIMES = 3
+"""How often a collection is read whole where a column was widened while it was read."""
+
+
+@dataclass(frozen=True)
+class VerifyContext:
+    """What the comparisons of one run share. `at` is the cluster time of `--as-of`, None for now."""
+
+    spark: SparkSession
+    settings: Settings
+    connection: source.Connection
+    client: mongodb.Client
+    layout: tables.Layout
+    bronze: tables.TableRef
+    stop: threading.Event
+    layer: Layer
+    at: documents.Time | None
+    patience: float
+    documents_per_second: float | None
+
+
+@dataclass(frozen=True)
+class _FullRead:
+    """A collection read whole: how many documents there are, how many rows are equal, the keys of the others as far as they are
+    looked at, and how many more differ."""
+
+    documents: int
+    equal: int
+    suspects: tuple[str, ...]
+    unsettled: int
+
+
+@dataclass
+class CollectionComparison:
+    """The comparison of one collection. `last` is the latest cluster time of a read, `version` the table's that was compared.
+
+    `gone` are keys that neither the source nor the table holds any more: they are equal, and no documents.
+    """
+
+    context: VerifyContext
+    namespace: registry.Namespace
+    progress: table_progress.TableProgressReader
+    collection: catalog.SourceCollection | None
+    last: documents.Time = (0, 0)
+    version: int | None = None
+
+    def __post_init__(self) -> None:
+        self.spark = self.context.spark
+        self.gone: set[str] = set()
+        # Reads that come later are later than everything that bronze holds by now, unless a time is asked for.
+        now = mongodb_server.operation_time(self.context.client)
+        self.begun = (now.time, now.inc)
+        position = table_progress.position_of(self.spark, self.context.bronze)
+        self.first_batch = position.batch if self.context.at is None else 0
+
+    # --- what is read
+
+    def _schema(self) -> schemas.Kept:
+        name = str(self.namespace)
+        silver = registry.silver_position(
+            self.spark, self.context.layout.silver(self.namespace.db, self.namespace.collection)
+        )
+        ops = self.context.layout.ops("schemas")
+        return schemas.latest(self.spark, ops, generations={name: silver.generation}).get(name, schemas.Kept())
+
+    def _reading(self, schema: schemas.Kept, *, is_whole: bool) -> documents.Reading:
+        assert self.collection is not None
+        given = self.context.settings.source
+        listed = field_filters.read(given.field_exclude_list, given.field_renames)
+        at = self.context.at if is_whole else None
+        return documents.Reading(
+            connection=self.context.connection,
+            collection=self.collection,
+            after=at or self.begun,
+            schema=schema.schema.to_json(),
+            is_exact=at is not None,
+            fields=listed.of(*self._names) if listed.entries else None,
+            condition=given.snapshot_collection_filter_overrides.get(str(self.namespace)) if is_whole else None,
+            documents_per_second=self.context.documents_per_second,
+        )
+
+    @property
+    def _names(self) -> tuple[str, str]:
+        return self.namespace.db, self.namespace.collection
+
+    # --- the first sight
+
+    def whole(self) -> CollectionVerification:
+        """Every document and every row."""
+        for attempt in range(READ_TIMES):
+            schema = self._schema()
+            first = self._first_sight(schema)
+            if not first.unsettled or attempt == READ_TIMES - 1 or self._schema() == schema:
+                break  # a column that was widened meanwhile makes every row another
+        verdicts = self._settled(first.suspects)
+        # What was in the source at first sight and is judged equal counts; what is gone from both does not.
+        equal = first.equal + sum(each.kind is KeyVerdict.EQUAL and each.key not in self.gone for each in verdicts)
+        return self._result(first.documents, equal, verdicts, unsettled=first.unsettled)
+
+    def _first_sight(self, schema: schemas.Kept) -> _FullRead:
+        threads = _threads(self.spark)
+        if self.collection is None:
+            read = self.spark.createDataFrame([], documents.READ_DDL)
+        else:
+            reading = self._reading(schema, is_whole=True)
+            ranges = documents.ranges(self.context.client, reading, threads=threads)
+            pace = reading.documents_per_second
+            shared = replace(reading, documents_per_second=pace / min(threads, len(ranges)) if pace else None)
+            read = documents.digests(self.spark, shared, ranges)
+        with _held(read) as seen:
+            counted = seen.agg(F.count("*").alias("n"), F.max(F.struct("seconds", "increment")).alias("last")).first()
+            self.last = max(self.last, tuple(counted.last) if counted.last else self.begun)
+            reached = self.progress.past(self.last, until=time.monotonic() + self.context.patience)
+            self.version = reached.held.version
+            rows = reached.held.digests(schema.schema).groupBy("key")
+            rows = rows.agg(F.count("*").alias("rows"), F.first("digest").alias("held"))
+            both = seen.select("key", "digest").join(rows, "key", "full")
+            is_equal = (F.col("rows") == 1) & (F.col("digest") == F.col("held"))
+            suspects = both.where(~F.coalesce(is_equal, F.lit(False)))
+            with _held(suspects.select("key", F.col("digest").isNotNull().alias("is_document"))) as others:
+                told = others.agg(F.count("*").alias("n"), F.count_if("is_document").alias("documents")).first()
+                keys = [row.key for row in others.select("key").limit(MOST_SUSPECTS).collect()]
+        return _FullRead(counted.n, counted.n - told.documents, tuple(keys), told.n - len(keys))
+
+    def sampled(self, documents_wanted: int) -> CollectionVerification:
+        """So many documents of the source, and so many rows of the table."""
+        held = table_rows.newest(self.spark, self.progress.table, self.progress.options)
+        chosen = {} if self.collection is None else dict.fromkeys(self._chosen_ids(documents_wanted))
+        wanted = {**chosen, **dict.fromkeys(held.sampled(documents_wanted))}
+        verdicts = self._settled(tuple(wanted))
+        equal = sum(each.kind is KeyVerdict.EQUAL and each.key not in self.gone for each in verdicts)
+        return replace(self._result(len(wanted) - len(self.gone), equal, verdicts), is_sample=True)
+
+    def _chosen_ids(self, wanted: int) -> list[str]:
+        assert self.collection is not None
+        found = document_keys.sampled_ids(self.context.client, self.collection, documents=wanted)
+        return [documents.key_of(raw) for raw in found]
+
+    # --- looking closely
+
+    def _settled(self, keys: Sequence[str]) -> list[KeyDifference]:
+        """The verdict on each key. Keys that wait or change are read again until patience ends."""
+        self.gone.clear()
+        until = time.monotonic() + self.context.patience
+        settled: list[KeyDifference] = []
+        waiting: Sequence[str] = keys
+        while waiting:
+            looked = self._looked(waiting, until=until)
+            settled += (each for each in looked if each.kind not in (KeyVerdict.WAITING, KeyVerdict.CHANGING))
+            moving = [each for each in looked if each.kind in (KeyVerdict.WAITING, KeyVerdict.CHANGING)]
+            can_settle = any(each.kind is KeyVerdict.CHANGING for each in moving) or self.progress.captures()
+            if not moving or not can_settle or time.monotonic() >= until or self.context.stop.is_set():
+                settled += moving
+                break
+            waiting = [each.key for each in moving]
+        return self._explained(settled)
+
+    def _looked(self, keys: Sequence[str], *, until: float) -> list[KeyDifference]:
+        schema = self._schema()
+        if self.collection is None:
+            now = mongodb_server.operation_time(self.context.client)
+            seen = documents.nothing((now.time, now.inc), keys)
+        else:
+            seen = documents.by_keys(self.context.client, self._reading(schema, is_whole=False), keys)
+        first, last = min(each.at for each in seen.values()), max(each.at for each in seen.values())
+        self.last = max(self.last, last)
+        reached = self.progress.past(last, until=until)
+        self.version = reached.held.version
+        rows = reached.held.some(keys, schema.schema)
+        moved = self.progress.moved(reached, keys, since=first, first=self.first_batch)
+        return [self._judged(key, seen[key], rows.get(key, []), reached, moved.get(key), schema) for key in keys]
+
+    def _judged(
+        self,
+        key: str,
+        seen: documents.SourceDocument,
+        rows: Sequence[equality.Row],
+        reached: table_progress.TableProgress,
+        moved: table_progress.KeyEvents | None,
+        schema: schemas.Kept,
+    ) -> KeyDifference:
+        if len(rows) == 1 and seen.text is not None:
+            found = equality.differences(equality.Document.read(seen.text), rows[0], schema.schema)
+            if not found:
+                return KeyDifference(key, KeyVerdict.EQUAL)
+        else:
+            found = ()
+        if key in reached.unseen or (moved is not None and moved.unapplied):
+            return KeyDifference(key, KeyVerdict.WAITING)
+        if moved is not None and moved.sequence > documents.sequence(seen.at):
+            return KeyDifference(key, KeyVerdict.CHANGING)
+        if seen.text is None and not rows:
+            self.gone.add(key)
+            return KeyDifference(key, KeyVerdict.EQUAL)
+        if not rows:
+            return KeyDifference(key, KeyVerdict.MISSING)
+        if len(rows) > 1:
+            return KeyDifference(key, KeyVerdict.DIFFERENT, (equality.Difference("", f"{len(rows)} rows"),))
+        if seen.text is None:
+            return KeyDifference(key, KeyVerdict.EXTRA)
+        return KeyDifference(key, KeyVerdict.DIFFERENT, found)
+
+    # --- what is known of differences
+
+    def _explained(self, found: Sequence[KeyDifference]) -> list[KeyDifference]:
+        """The same differences, of which some are what the settings ask for, or what silver knows of itself."""
+        wrong = [each.key for each in found if each.kind.is_wrong]
+        if not wrong:
+            return list(found)
+        incomplete, held = self._incomplete(wrong), self._quarantined()
+        is_kept, is_unread = self._keeps_rows(), self._is_being_read()
+        told = []
+        for each in found:
+            kind = each.kind
+            if kind is KeyVerdict.EXTRA and is_kept:
+                kind = KeyVerdict.KEPT
+            elif kind.is_wrong and each.key in held:
+                kind = KeyVerdict.QUARANTINED
+            elif kind.is_wrong and each.key in incomplete:
+                kind = KeyVerdict.INCOMPLETE
+            elif kind is KeyVerdict.MISSING and is_unread:
+                kind = KeyVerdict.WAITING
+            told.append(replace(each, kind=kind))
+        return told
+
+    def _keeps_rows(self) -> bool:
+        """Whether the settings keep the row of a document that is gone."""
+        options = self.progress.options
+        is_dropped = self.collection is None and OnGone.KEEP in (options.on_drop, options.on_rename)
+        skips = Operation.DELETE in self.context.settings.source.skipped_operations
+        return options.unwrap.delete_tombstone_handling_mode.keeps_row or is_dropped or skips
+
+    def _incomplete(self, keys: Iterable[str]) -> set[str]:
+        table = self.context.layout.silver(*self._names)
+        if not delta.exists(self.spark, table):
+            return set()
+        named = self.spark.createDataFrame(pa.table({"__key": pa.array(list(keys), pa.string())}))
+        marked = self.spark.table(str(table)).where("coalesce(`__incomplete`, false)").select("__key")
+        return {row["__key"] for row in marked.join(F.broadcast(named), "__key", "left_semi").collect()}
+
+    def _quarantined(self) -> set[str]:
+        events = quarantine.listed(self.spark, self.context.layout.quarantine(*self._names))
+        return {each.key for each in events if each.key is not None}
+
+    def _is_being_read(self) -> bool:
+        """Whether the collection's snapshot is not at its end."""
+        name = str(self.namespace)
+        states = snapshot_state.states(bronze.snapshot_heartbeats(self.spark, self.context.bronze))
+        return any(name in state.missing and name not in state.conditions for state in states)
+
+    # --- the result
+
+    def repaired(self, before: CollectionVerification, keys: Sequence[str]) -> CollectionVerification:
+        """The result after a repair of these keys: each of them looked at once more."""
+        now = mongodb_server.operation_time(self.context.client)
+        self.begun = (now.time, now.inc)
+        verdicts = self._settled(keys)
+        again = {each.key for each in verdicts}
+        left = [each for each in before.differences if each.key not in again]
+        mended = [each for each in verdicts if each.kind is KeyVerdict.EQUAL]
+        documents_mended = sum(each.key not in self.gone for each in mended)
+        result = self._result(before.documents, before.equal + documents_mended, [*left, *verdicts])
+        return replace(result, repaired=len(mended), unsettled=before.unsettled, is_sample=before.is_sample)
+
+    def _result(
+        self, read: int, equal: int, verdicts: Sequence[KeyDifference], *, unsettled: int = 0
+    ) -> CollectionVerification:
+        others = sorted((each for each in verdicts if each.kind is not KeyVerdict.EQUAL), key=lambda each: each.key)
+        counts = {
+            kind.value: sum(each.kind is kind for each in others) for kind in KeyVerdict if kind is not KeyVerdict.EQUAL
+        }
+        return CollectionVerification(
+            collection=str(self.namespace),
+            layer=self.context.layer,
+            table=self.progress.table.label,
+            version=self.version,
+            as_of=f"{self.last[0]}.{self.last[1]}",
+            documents=read,
+            equal=equal,
+            unsettled=unsettled,
+            is_sample=False,
+            differences=tuple(others),
+            **counts,
+        )
+
+
+@contextlib.contextmanager
+def _held(df: DataFrame) -> Iterator[DataFrame]:
+    """The rows, worked out once and kept by the executors for the time of a block."""
+    computed = delta.computed(df)
+    try:
+        yield computed
+    finally:
+        delta.release(computed)
+
+
+def _threads(spark: SparkSession) -> int:
+    """How many ranges are read at a time."""
+    try:
+        return int(spark.sparkContext.defaultParallelism)
+    except Exception:  # over Spark Connect nobody says
+        return 8

@@ -1,0 +1,88 @@
+"""The result of a verification: a verdict for each key that is not equal, and counts for each collection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from cdc_core.verify import equality
+from pipelines.verify.table_rows import Layer
+
+
+class KeyVerdict(str, Enum):
+    """The result for one key."""
+
+    EQUAL = "equal"
+    MISSING = "missing"
+    EXTRA = "extra"
+    DIFFERENT = "different"
+    WAITING = "waiting"
+    """Its last change is not in the table yet, and no pipeline runs that would bring it."""
+    CHANGING = "changing"
+    """It changed each time before it could be judged."""
+    KEPT = "kept"
+    """The source has deleted it, and the settings keep the row."""
+    INCOMPLETE = "incomplete"
+    """Silver says itself that the row waits for a document that was never seen."""
+    QUARANTINED = "quarantined"
+    """An event of it could not be read and waits in quarantine."""
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the table does not hold what the source holds."""
+        return self not in (KeyVerdict.EQUAL, KeyVerdict.WAITING, KeyVerdict.CHANGING, KeyVerdict.KEPT)
+
+
+@dataclass(frozen=True)
+class KeyDifference:
+    """One key that is not equal, and at which paths."""
+
+    key: str
+    kind: KeyVerdict
+    paths: tuple[equality.Difference, ...] = ()
+
+
+@dataclass(frozen=True)
+class CollectionVerification:
+    """The comparison of one collection. `documents` were read from the source; `as_of` is the last cluster time of a read."""
+
+    collection: str
+    layer: Layer
+    table: str
+    version: int | None
+    as_of: str
+    documents: int
+    equal: int
+    missing: int = 0
+    extra: int = 0
+    different: int = 0
+    waiting: int = 0
+    changing: int = 0
+    kept: int = 0
+    incomplete: int = 0
+    quarantined: int = 0
+    unsettled: int = 0
+    repaired: int = 0
+    is_sample: bool = False
+    seconds: float = 0.0
+    differences: tuple[KeyDifference, ...] = ()
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the table holds what the source holds, of all documents whose last change it can have."""
+        return not (self.missing or self.extra or self.different or self.incomplete or self.quarantined or self.unsettled)
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What one run found."""
+
+    name: str
+    layer: Layer
+    collections: tuple[CollectionVerification, ...]
+    seconds: float
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether all collections are."""
+        return all(each.is_equal for each in self.collections)
