@@ -271,7 +271,7 @@ class _Rebuild:
 
     def _check_bronze(self, to: int) -> None:
         edges = self.spark.sql(f"SELECT min(batch) AS first, max(batch) AS last FROM {self._bronze}").first()
-        if edges.last < to or not bronze.is_whole(self.spark, self._bronze, str(self.namespace)):
+        if (edges.last or 0) < to or not bronze.is_whole(self.spark, self._bronze, str(self.namespace)):
             raise errors.DecisionNeeded(
                 f"{self._bronze.label}: it holds batches {edges.first} to {edges.last}, and rebuilding {self.namespace} needs 1 to "
                 f"{to}, or a whole snapshot: medallion signal execute-snapshot --data-collections {self.namespace}, and then again"

@@ -69,12 +69,13 @@ class Positions:
         """Read one collection's position and schema anew, after its error."""
         try:
             self.scanned.pop(namespace, None)  # of a table that was restored these batches are to be applied again
-            self.known[namespace] = self._position(namespace)
+            position = self._position(namespace)
             # Another run may have rebuilt the table meanwhile: its schema is that of the generation that the table has now.
-            generations = {str(namespace): self.known[namespace].generation}
             newest = schemas.newest(self.spark, self.layout.ops("schemas"))
-            self.schemas |= schemas.of_generations(newest, generations)
-        except errors.Temporary as error:
+            found = schemas.of_generations(newest, {str(namespace): position.generation})
+            self.known[namespace] = position
+            self.schemas |= found
+        except Exception as error:  # whatever it is, the other collections go on
             self.failures.note(str(namespace), error)
 
     def check_log(self) -> None:
