@@ -39,7 +39,7 @@ RUN_SECONDS = 60.0
 IDLE_SECONDS = 0.5
 
 STOP_SECONDS = 8.0
-"""So long after `stop` the layers are waited for. What they are at then is left: it commits or it does not."""
+"""How long layers may take to end after `stop`. Then they are left: a commit that is under way happens or does not."""
 
 
 def run_again(
@@ -166,6 +166,7 @@ def _kept(
     assert quiet is not None
     while not stop.is_set():
         is_quiet = quiet.holds(int(clock()) // 60 % 1440)
+        # Once a night, even where the maintenance is done long before the quiet hours end.
         if is_quiet and not is_done:
             try:
                 act()
@@ -180,7 +181,7 @@ def _kept(
 
 @dataclass
 class _LayerResults:
-    """What layers gave, and what they raised: whether after the halt, when cancelled jobs are none of their errors."""
+    """The results of the layers, and their errors; for each whether it came after the halt, when a cancelled job is no error."""
 
     results: dict[str, object] = field(default_factory=dict)
     failures: list[tuple[BaseException, bool]] = field(default_factory=list)
@@ -197,6 +198,7 @@ def _in_turn(layers: Mapping[str, Layer], ended: _LayerResults, *, stop: threadi
             if name == "capture" or isinstance(failures.translated(error), errors.SparkLost):
                 raise
             ended.failures.append((error, False))
+    # The first failure is the one that is raised: let it be the one that says most about what to do.
     ended.failures.sort(key=lambda failure: failure[0] is not errors.worst([each for each, _ in ended.failures]))
 
 

@@ -34,6 +34,7 @@ def ordered(
 
 def _from_least(circle: Sequence[str]) -> list[str]:
     """The circle in the direction of the references, from the first name of the alphabet and back to it."""
+    # graphlib begins a circle anywhere and goes against the references; the message is to be the same each time.
     around = [*reversed(circle[:-1])]
     at = around.index(min(around))
     return [*around[at:], *around[:at], around[at]]
@@ -42,6 +43,7 @@ def _from_least(circle: Sequence[str]) -> list[str]:
 def _met(found: Sequence[sql_model.Model]) -> Iterator[errors.Problem]:
     seen: dict[str, sql_model.Model] = {}
     for each in found:
+        # Spark's catalogs do not tell upper case from lower in the names of tables.
         other = seen.setdefault(each.name.lower(), each)
         if other is not each:
             yield errors.Problem(each.where, f"the model {other.where} has this name already", "rename one of the files")

@@ -106,6 +106,7 @@ def parse(name: str, text: str, *, where: str) -> Model:
         )
     parts: list[str | Ref] = []
     config: dict[str, object] | None = None
+    # A comment leaves its line breaks, so that line numbers in messages are those of the file.
     plain = _COMMENT.sub(lambda found: "\n" * found[0].count("\n"), text)
     for tag in _tagged(plain):
         if isinstance(tag, str):
@@ -175,6 +176,7 @@ def _call(body: str) -> _Call:
         tree = ast.parse(body.strip(), mode="eval").body
         if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name):
             raise _Mistake("this is no reference", _KNOWN)
+        # Literals alone: reading a file of models must not run code.
         given = tuple(ast.literal_eval(each) for each in tree.args)
         named = {each.arg or "**": ast.literal_eval(each.value) for each in tree.keywords}
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):

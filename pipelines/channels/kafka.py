@@ -2,7 +2,7 @@
 
 A signal is a message whose key is the pipeline's name and whose value is ``{"id", "type", "data"}``. The consumer group
 holds the position behind the last signal that is in bronze; without a position it begins at the topic's end. A broker that
-does not answer stops no capture: it is asked again at the next look, and the log says so once.
+does not answer stops no capture: the next poll tries again, and the log says so once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LAST_SECONDS = 10.0
 
 
 _QUIET = {"log_level": 0, "reconnect.backoff.ms": 1_000}
-"""What the client would print itself, twenty times a second, `_Trouble` says once."""
+"""The client would print its errors itself, twenty times a second; `_Trouble` logs each once."""
 
 
 def library() -> Any:
@@ -110,7 +110,7 @@ def _text(error: confluent_kafka.KafkaError) -> str:
 
 @dataclass
 class _Trouble:
-    """Says each thing that is wrong with a broker once, until something works again."""
+    """Logs each error of a broker once, until something works again."""
 
     what: str
     _told: set[str] = field(default_factory=set)
@@ -166,7 +166,7 @@ class Topic:
         return found
 
     def handled(self, received: signals.Received) -> None:
-        """Its row is in bronze: the group's position may pass it, at the next look."""
+        """Its row is in bronze: the next commit of the group's position may pass it."""
         self._handled.put(received.mark)
 
     def close(self) -> None:
@@ -228,6 +228,7 @@ class Topic:
             log.debug("%s: a message with the key %s is another pipeline's", self.name, key)
             return
         mark = f"{self.name}/{partition}/{offset}/{message.timestamp()[1]}"
+        # The group's position may be behind: a capture that died after bronze's commit has not moved it.
         if mark in self.done:
             return
         try:
@@ -244,6 +245,7 @@ class Topic:
         while not self._handled.empty():
             self._open.pop(self._handled.get(), None)
         reached = dict(self._next)
+        # A signal that is not in bronze yet holds the position back: after a crash it is read again.
         for partition, offset in self._open.values():
             reached[partition] = min(reached[partition], offset)
         if reached != self._committed:
@@ -282,7 +284,7 @@ class Sink:
             log.warning("a notification is lost, too many wait for the topic %s: %s", self.topic, told)
 
     def serve(self) -> None:
-        """Take in what the client has to say of what it sent."""
+        """Handle the delivery reports that have come."""
         self._producer.poll(0)
 
     def close(self) -> None:

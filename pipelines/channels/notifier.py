@@ -1,6 +1,6 @@
 """Where notifications go: to the log, to the Delta table `ops/notifications`, and to a Kafka topic.
 
-They are told while a snapshot runs and written in the background, to the table a few at a time: a snapshot waits for none.
+They come while a snapshot runs, and are written in the background, to the table a few at a time: no snapshot waits for them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SCHEMA = pa.schema(
 
 
 MANY = 10_000
-"""So many notifications wait for a table that cannot be written; older ones are forgotten."""
+"""So many notifications are held for a table that cannot be written; the oldest are dropped."""
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Notifier:
     def tell(
         self, aggregate_type: str, type_: notifications.Type, *, id_: str, data: Mapping[str, str] | None = None
     ) -> None:
-        """Give a notification to every channel; `connector_name` is added to what it says."""
+        """Send a notification to every channel; `connector_name` is added to its data."""
         named = {"connector_name": self.settings.name, **(data or {})}
         told = notifications.Notification(id_, aggregate_type, type_, int(time.time() * 1000), named)
         for channel in self.settings.source.notification_enabled_channels:
@@ -76,7 +76,7 @@ class Notifier:
                     self._sink.send(told)
 
     def flush(self) -> None:
-        """Write to the table what waits for it; what cannot be written waits on."""
+        """Write the waiting notifications to the table; those that cannot be written go on waiting."""
         if self._sink is not None:
             self._sink.serve()
         with self._lock:
@@ -103,7 +103,7 @@ class Notifier:
             raise
 
     def close(self) -> None:
-        """Write what still waits; a table that cannot be written keeps no capture from ending."""
+        """Write what still waits. A capture ends also where the table cannot be written."""
         with contextlib.suppress(Exception):
             self.flush()
         if self._sink is not None:

@@ -1,7 +1,7 @@
 """Where signals come from, beside the source's own collection: a file, a Kafka topic, and a Delta table that
 `medallion signal` writes.
 
-A channel gives each signal once, and forgets it when its row is in bronze: a capture that is killed in between reads it
+A channel gives each signal once, and drops it when its row is in bronze: a capture that is killed in between reads it
 again. The table is append-only and shared by the pipelines of a lakehouse; which of its rows are done stands in bronze.
 """
 
@@ -50,7 +50,7 @@ SCHEMA = pa.schema(
 
 
 class Channel(Protocol):
-    """Something that is asked for signals now and then."""
+    """A source of signals that the capture polls now and then."""
 
     def poll(self) -> list[signals.Received]:
         """What came since the last time, in its order."""
@@ -59,7 +59,7 @@ class Channel(Protocol):
         """Its row is in bronze."""
 
     def close(self) -> None:
-        """No more is asked."""
+        """The capture polls no more."""
 
 
 def channels(spark: SparkSession, settings: Settings, *, done: Collection[str]) -> list[Channel]:
@@ -116,7 +116,7 @@ class File:
         return found
 
     def handled(self, received: signals.Received) -> None:
-        """Take its line out of the file; while that fails, the line waits there and is not heeded again."""
+        """Take its line out of the file; while that fails, the line stays there and is not given again."""
         if self._take_out(received.mark) and received.mark in self._waiting:
             self._waiting.remove(received.mark)
 
@@ -167,11 +167,11 @@ def _is_json(line: str) -> bool:
 def _close_up(file: FileIO) -> None:
     """Take blank lines out of a file, unless somebody else has it open: what is written just now would be lost.
 
-    A lease is had only where nobody else has the file open, and who opens it waits until the lease is given back. Where there
-    are none (another system, another owner), the blanks stay.
+    Linux gives a write lease only where nobody else has the file open, and lets another process that opens it wait until the
+    lease is given back. Where there are no leases (another system, another owner of the file), the blanks stay.
     """
     try:
-        fcntl.fcntl(file, fcntl.F_SETSIG, SIGURG)  # the usual signal of one who waits would end this process
+        fcntl.fcntl(file, fcntl.F_SETSIG, SIGURG)  # SIGIO, which tells that another process waits, would end this one
         fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
     except (OSError, AttributeError):
         return
@@ -199,6 +199,7 @@ class Table:
         """The rows that are new; without a commit since the last time nothing is read."""
         if not delta.exists(self.spark, self.table):
             return []
+        # The version costs less than a query, and a table of signals hardly ever changes.
         version = delta.version(self.spark, self.table)
         if version == self._version:
             return []
@@ -218,7 +219,7 @@ class Table:
         return found
 
     def handled(self, received: signals.Received) -> None:
-        """Bronze knows."""
+        """Nothing to do: bronze holds the mark, and the table is append-only."""
 
     def close(self) -> None:
         """Nothing is open."""

@@ -1,4 +1,4 @@
-"""A version of a gold table that is about to be published, as whoever judges it sees it."""
+"""A version of a gold table before it is published, as the audit sees it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Candidate:
-    """The rows that a table is about to have; nothing of them is where readers look.
+    """The rows that a table is about to have; readers see none of them yet.
 
     `name` is the collection or the model, `whole` makes the table as it would be, `changed` those of its rows that the last good
     version does not have (None where they cannot be told from the others), `keys` the columns that name a row. `live` is what
@@ -31,7 +31,7 @@ class Candidate:
 
 
 Audit = Callable[["SparkSession", Candidate], Mapping[str, object]]
-"""Judges a candidate before it is published: what the publishing commit is to say of it. Raises `GateFailed` to keep the last
+"""Judges a candidate before it is published, and returns what the commit is to hold of the result. Raises `GateFailed` to keep the last
 good version."""
 
 

@@ -1,4 +1,4 @@
-"""What changed in a Delta table between two of its versions, told from the versions alone."""
+"""What changed in a Delta table between two of its versions, without a change data feed."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ def changed_keys(spark: SparkSession, table: tables.TableRef, before: int, after
     places = [_places(spark, table, version) for version in (before, after)]
     differing = {path for path in places[0].keys() | places[1].keys() if places[0].get(path) != places[1].get(path)}
     names = ", ".join(map(identifier, columns))
+    # Rows are compared by a digest of their JSON, because Spark compares no maps. Its usual format of timestamps ends at
+    # milliseconds: rows that differ in microseconds would be the same.
     json = "to_json(struct(*), map('timestampFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX\"))"
 
     def rows(version: int, sign: int, wanted: set[str]) -> DataFrame:
@@ -46,6 +48,7 @@ def changed_keys(spark: SparkSession, table: tables.TableRef, before: int, after
     new = rows(after, 1, differing & places[1].keys())
     keys = [f"__key_{number}" for number in range(len(columns))]
     both = old.unionByName(new).toDF(*keys, "__row", "__sign")
+    # A row that both versions have counts once on each side and cancels out.
     return both.groupBy(*keys, "__row").agg(F.sum("__sign").alias("__sum")).where("`__sum` <> 0").select(*keys)
 
 

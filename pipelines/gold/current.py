@@ -125,6 +125,7 @@ class GoldTable:
         current = self.current()
         seen = current.agg(F.count("*").alias("n"), F.count("__rescued").alias("rescued")).first()
         present = self.spark.table(str(writer.table)).schema
+        # The column comes with the first rescued value, and stays when there is none any more: readers may name it.
         has_rescued = seen.rescued > 0 or "__rescued" in present.names
         columns = self._columns(has_rescued=has_rescued)
         if not self.said:
@@ -151,6 +152,7 @@ class GoldTable:
         present = self.spark.table(str(writer.table)).schema
         wanted = self.wanted("__rescued" in present.names or changes.has_rescued)
         alteration = merge.alterations(present, wanted)
+        # Readers of gold are to need no table feature for wider types: the rows are written anew with the new type.
         if alteration.widened or alteration.impossible:
             return self.rewritten(writer)
         # Without a changed key the rows are those that were judged already, and the commit repeats what was said of them.
@@ -185,6 +187,7 @@ class GoldTable:
     def _held(self, writer: delta.Writer, changed: DataFrame, changes: _KeyChanges) -> DataFrame:
         """The places (file and row) of the rows that the table holds of the changed keys."""
         keys = changed.select("__key")
+        # The ranges let Delta skip files; the join alone would read the whole table.
         among = functools.reduce(operator.or_, (F.col("__key").between(*span) for span in changes.spans))
         rows = self.spark.table(str(writer.table)).where(among).select("__key", *writer.places())
         few = F.broadcast(keys) if changes.count <= survey.MAX_BROADCAST_EVENTS else keys

@@ -112,6 +112,7 @@ def run(
     asked = parsed(as_of)
     audit = publish.gate(spark, settings)
     chosen = _chosen(spark, settings, asked)
+    # Only silver has to be held at the batch: gold goes no further than silver.
     silver.run(spark, settings, take_over=take_over, sessions=sessions, stop=stop, to=chosen.batch)
     gold.run(spark, settings, take_over=take_over, sessions=sessions, stop=stop, audit=audit)
     found = [*_collections(spark, settings, chosen)]
@@ -121,6 +122,7 @@ def run(
         layout = delta.layout(settings.lakehouse)
         for each in made.models:
             table = layout.model(each.name)
+            # A view has no versions that readers could go back to.
             if each.did != "view" and delta.exists(spark, table):
                 version = each.version if each.version is not None else delta.version(spark, table)
                 found.append(Table(each.name, str(table), version))
@@ -180,6 +182,7 @@ def _reached(spark: SparkSession, table: tables.TableRef) -> tuple[str | None, i
     said = (newest.metadata or {}) if newest.restored is None else {}
     batch = spark.sql(f"SELECT max(batch) AS batch FROM {table}").collect()[0].batch or 0
     complete = said.get("complete")
+    # What was said before the newest batch is no promise about the events in it.
     is_of_newest = isinstance(complete, str) and said.get("batch") == batch
     return (complete[2:18].lower() if is_of_newest and isinstance(complete, str) else None), batch
 
@@ -254,6 +257,7 @@ def read(spark: SparkSession, settings: Settings) -> list[Cut]:
     table = delta.layout(settings.lakehouse).ops("cuts")
     if not delta.exists(spark, table):
         return []
+    # A cut that was made again has the same name: the time of making tells the rows of one from those of the other.
     by_cut: dict[tuple[int, str], list[dict[str, object]]] = {}
     for row in delta.rows(spark, table, SCHEMA).to_pylist():
         by_cut.setdefault((row["made_ms"], row["cut"]), []).append(row)

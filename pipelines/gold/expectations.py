@@ -113,7 +113,7 @@ def check_tables(
 
 @dataclass
 class Gate:
-    """Judges candidates by the suites of their tables; an `Audit`."""
+    """The audit by expectations: it judges each candidate by the suite of its table."""
 
     settings: Settings
     suites: Mapping[str, Suite]
@@ -136,6 +136,7 @@ class Gate:
         problems = list(suites.missing_columns(suite, whole.columns, table=candidate.name))
         if problems:
             raise errors.SettingsError(problems)
+        # Rows that did not change have met this very suite already. After any change of the suite all rows are judged.
         is_known = candidate.changed is not None and candidate.live.get("suite") == suite.digest
         about_rows = [each for each in suite.expectations if is_known and library.is_about_rows(each)]
         about_table = [each for each in suite.expectations if each not in about_rows]
@@ -147,6 +148,7 @@ class Gate:
         }
         results = [_Outcome(each, *outcomes[id(each)]) for each in suite.expectations]
         failed = [each for each in results if each.is_critical_failure]
+        # Noted before a refusal is raised, because its message sends the reader to these rows.
         self._note(spark, candidate.name, suite, results, is_published=not failed)
         if failed:
             raise errors.GateFailed(_refusal(candidate.name, failed))

@@ -131,6 +131,7 @@ def ordered(spark: SparkSession, settings: Settings) -> tuple[sql_model.Model, .
         return ()
     known = known_collections(spark, settings)
     layout = delta.layout(settings.lakehouse)
+    # Where a collection and a model have one table, each would overwrite the rows of the other.
     taken = {str(collection_table(layout, name)): name for name in known}
     met = [each for each in found if str(layout.model(each.name)) in taken]
     if met:
@@ -293,6 +294,7 @@ class _ModelsRun:
     def _viewed(self, model: sql_model.Model, frame: DataFrame) -> tuple[str, int, int | None]:
         """A view in the catalog; where tables are folders there is none, and only models that refer to the view read it."""
         table = self.inputs.layout.model(model.name)
+        # Judged before any other model or reader can see it.
         self.audit(self.spark, Candidate(model.name, table, lambda: frame))
         self.inputs.add_view(model, frame)
         if self.inputs.layout.root is not None:

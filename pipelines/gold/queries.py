@@ -25,6 +25,7 @@ UNPUBLISHED = (T.NullType, T.VariantType, T.CalendarIntervalType, T.DayTimeInter
 
 def check_syntax(spark: SparkSession, model: sql_model.Model) -> None:
     """Raise where the text is no query; its tables need not be there."""
+    # Spark parses a text before it looks for tables: a missing table proves that the query parses.
     with suppress(NotThere), errors_of_file(model, knows_missing=True):
         spark.sql(one_query(model.query(lambda ref: "`not there yet`")))
 

@@ -211,6 +211,7 @@ class _Gold:
         results = self.pool.each(due, self._guarded(self._applied), stop=self.stop)
         going = [each for each in known if str(each) not in self.failures.found]
         results += self.pool.each(self._histories(going), self._guarded(self._versioned), stop=self.stop)
+        # A service in which every collection fails has to end with the error, and not to wait for news.
         if known and all(str(each) in self.failures.found for each in found.namespaces):
             self.failures.raised()
         self._switch(going)
@@ -304,6 +305,7 @@ class _Gold:
         if silver.version < 0:
             return None
         refused = self.refused.get(namespace)
+        # The same rows would be refused again, for the price of another audit.
         if refused is not None and refused.version == silver.version:
             return None
         work = current.GoldWork(namespace, silver, self._position(namespace))

@@ -1,6 +1,6 @@
-"""One page on a pipeline: how it stands, how it went, what was judged of it. Reads tables; claims nothing, changes nothing.
+"""One page about a pipeline: its state, its last day, and the results of its checks. It only reads tables.
 
-Everything is in the page: styles, plots as SVG, no script, no address of anything.
+The page needs nothing from elsewhere: styles and plots (SVG) are in it, and it has no scripts and no links.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def write(path: Path, text: str) -> None:
 
 
 def read(spark: SparkSession, settings: Settings) -> PageContent:
-    """What there is to show, also of a pipeline that never ran."""
+    """The content of the page, also for a pipeline that never ran."""
     status = pipeline_status.read(spark, settings)
     if status.bronze is None:
         return PageContent(status)

@@ -82,6 +82,7 @@ def _found(folder: str | None, path: Path) -> str | None:
 
 def _text(path: Path, where: str) -> str:
     try:
+        # Some editors put a byte order mark in front, which YAML would take for a part of the first key.
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         hint = "--config names it; conf/shop.yml is an example"
@@ -101,6 +102,7 @@ def rendered(document: Mapping[str, object], *, before: Sequence[str] = (), afte
 def write(path: str | Path, text: str) -> None:
     """Write a new settings file. One that is there already with this text is left, with another one it is refused."""
     try:
+        # Mode x creates the file or fails; a look before would leave time for another process to create it.
         with open(path, "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
@@ -123,6 +125,7 @@ class _Loader(yaml.SafeLoader):
     """Plain YAML: mappings, lists, texts, booleans, integers, floats, null."""
 
 
+# PyYAML's own resolvers are those of YAML 1.1: they read `on` as true, `1:30` as 90 and 2026-01-01 as a date.
 _Loader.yaml_implicit_resolvers = {}
 for _tag, _regex, _first in (
     ("tag:yaml.org,2002:bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
@@ -159,6 +162,7 @@ def _keys(text: str, where: str) -> tuple[dict[str, int], list[errors.Problem]]:
 
 
 def _walk(node: yaml.Node | None, path: str, above: tuple[int, ...]) -> Iterator[tuple[str, int, bool]]:
+    # An anchor may hold an alias of itself: such a document has no end.
     if not isinstance(node, yaml.MappingNode) or id(node) in above:
         return
     seen: set[str] = set()

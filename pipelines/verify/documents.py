@@ -103,6 +103,7 @@ class _Pace:
 def ranges(client: mongodb.Client, reading: Reading, *, threads: int) -> list[snapshot_read.IdRange]:
     """The collection cut into ranges of `_id`, found in its index alone."""
     size = catalog.size(client, reading.collection)
+    # At least four ranges a thread, so that no thread is left with a long last one; under 500 documents a read is mostly waiting.
     documents = min(RANGE_DOCUMENTS, RANGE_BYTES // size.average, max(500, size.documents // (4 * threads)))
     if reading.documents_per_second:
         documents = min(documents, int(reading.documents_per_second * RANGE_SECONDS))
@@ -140,6 +141,7 @@ def _read_range(
 
     condition = None if reading.condition is None else json_util.loads(reading.condition)
     for attempt in range(ATTEMPTS):
+        # Empty for each attempt: it reads the whole range again, at a later time.
         found: dict[str, list[Any]] = {name: [] for name in READ.names}
         try:
             for chunk in reading.chunk(client, bounds, condition):
@@ -151,6 +153,7 @@ def _read_range(
                 pace.after(len(chunk.documents))
             return pa.RecordBatch.from_pydict(found, schema=READ)
         except mongodb_failures.SnapshotExpired:
+            # A time that the user gave cannot be replaced by a later one.
             if reading.is_exact or attempt == ATTEMPTS - 1:
                 raise expired(reading) from None
     raise AssertionError("attempts end with a return or an error")

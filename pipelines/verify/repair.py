@@ -54,6 +54,7 @@ def through_bronze(
         raise errors.SettingsError(
             errors.Problem("source.signal.enabled.channels", "the capture does not listen to table", "add table to it")
         )
+    # All signals are sent before any is waited for: the capture takes them up one after the other.
     asked = [_send(spark, settings, namespace, keys[start : start + KEYS]) for start in range(0, len(keys), KEYS)]
     log = delta.layout(settings.lakehouse).bronze(settings.name)
     if delta.is_held(spark, log):
@@ -92,6 +93,7 @@ def _wait(spark: SparkSession, settings: Settings, asked: Sequence[str], *, stop
 
 def _run(spark: SparkSession, settings: Settings, *, layer: Layer, stop: threading.Event) -> None:
     """One run of each layer up to the one that is compared."""
+    # Only a repair without a running pipeline needs the layers; a comparison does not load them.
     from pipelines.capture import service as capture
     from pipelines.gold import publish as gold
     from pipelines.silver import run as silver

@@ -36,7 +36,7 @@ from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as source
 from pipelines.mongodb import failures as mongodb_failures
 from pipelines.mongodb import server as mongodb_server
-from pipelines.verify import documents, table_progress
+from pipelines.verify import documents, repair, table_progress
 from pipelines.verify.comparison import PATIENCE_SECONDS, CollectionComparison, VerifyContext
 from pipelines.verify.result import CollectionVerification, Verification
 from pipelines.verify.table_rows import Layer
@@ -106,6 +106,7 @@ def run(spark: SparkSession, settings: Settings, options: Asked, *, stop: thread
         found = []
         for namespace in run_.chosen():
             each = run_.compared(namespace)
+            # One by one: the results so far stay when a later collection fails.
             run_.note(each, run=id_)
             found.append(each)
     return Verification(settings.name, options.layer, tuple(found), time.monotonic() - began)
@@ -206,8 +207,6 @@ class _VerifyRun:
             ) from None
         wrong = [each.key for each in found.differences if each.kind.is_wrong]
         if self.options.repair and wrong:
-            from pipelines.verify import repair
-
             repair.through_bronze(
                 self.context.spark, self.context.settings, namespace, wrong, layer=self.options.layer, stop=self.context.stop
             )

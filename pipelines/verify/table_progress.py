@@ -111,11 +111,13 @@ class TableProgressReader:
             position = position_of(self.spark, self.bronze)
             reached = resume_token.position(position.token)
             is_past, is_captured = (reached.seconds, reached.increment) > at, self.captures()
+            # A running capture moves bronze on by itself; without one nothing is gained by waiting.
             if not is_past and is_captured and self._has_time(min(began + CAPTURE_SECONDS, until)):
                 time.sleep(PAUSE)
                 continue
             unseen = frozenset() if is_past else self._unseen(position.token, at)
             to = self._position()
+            # Beside a running capture silver and gold may only be about to claim the table: they do so when there is something to write.
             if self._is_unapplied(to, position.batch):
                 end = until if self.applies() else min(began + START_SECONDS, until) if is_captured else 0.0
             else:

@@ -49,6 +49,7 @@ class TableVersion:
         if self.version is None:
             return None
         rows = self.spark.sql(f"SELECT * FROM {self.table} VERSION AS OF {self.version}")
+        # Silver alone has the column: rows without a known document do not go on to gold.
         if "__incomplete" in rows.columns:
             rows = rows.where(f"NOT {merge.HAS_NO_BASE}")
         return rows.where("NOT coalesce(`__deleted`, false)") if "__deleted" in rows.columns else rows
