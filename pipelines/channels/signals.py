@@ -27,6 +27,7 @@ from cdc_core.properties.source import SignalChannel
 from cdc_core.signals import signal as signals
 from cdc_core.tables import layout as tables
 from pipelines.channels import kafka
+from pipelines.delta import ops_tables, table_history
 from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
@@ -199,7 +200,7 @@ class Table:
         """The rows that are new; without a commit since the last time nothing is read."""
         if not delta.exists(self.spark, self.table):
             return []
-        version = delta.version(self.spark, self.table)
+        version = table_history.version(self.spark, self.table)
         if version == self._version:
             return []
         rows = self.spark.table(str(self.table)).where(F.col("name") == self.name).orderBy("ts_ms", "row")
@@ -249,5 +250,5 @@ def send(
         "data": json.dumps(data),
         "ts_ms": ts_ms,
     }
-    delta.note(spark, table, [row], SCHEMA, properties=delta.FACTS)
+    ops_tables.note(spark, table, [row], SCHEMA, properties=ops_tables.PROPERTIES)
     return signal

@@ -39,7 +39,9 @@ from cdc_core.sql.names import identifier, literal
 from cdc_core.stream import filters
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
+from pipelines.delta import query_execution, table_history
 from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
 from pipelines.gold import changes, queries
 from pipelines.gold.candidate import Audit, Candidate, unjudged
 from pipelines.settings import file as settings_file
@@ -338,7 +340,7 @@ class _Run:
         to |= {f"view {name}": self.below[name] for name in model.names if name in self.below}
         if not delta.exists(self.spark, table):
             return _Work("whole", to, {}, "it is not there yet")
-        commit = delta.position(self.spark, table)
+        commit = table_history.position(self.spark, table)
         live = dict(commit.metadata or {}) if commit is not None else {}
         if self.is_anew:
             return _Work("whole", to, live, "that was asked")
@@ -385,7 +387,7 @@ class _Run:
         """
         pinned = self.pinned.get(name)
         for limit in (30, None):
-            found = delta.history(self.spark, table, limit=limit)
+            found = table_history.commits(self.spark, table, limit=limit)
             version = found[0].version if pinned is None else pinned
             for commit in found:
                 if commit.version > version:
@@ -492,7 +494,7 @@ class _Run:
             return "nothing", 0, None
         table = self.layout.model(model.name)
         columns = [F.col(identifier(name)).alias(name, metadata=_metadata(model, name)) for name in whole.columns]
-        writer = delta.Writer.claim(self.spark, table, take_over=self.take_over) if delta.exists(self.spark, table) else None
+        writer = Writer.claim(self.spark, table, take_over=self.take_over) if delta.exists(self.spark, table) else None
         try:
             if writer is not None:
                 work = self._work(model)  # as the claim found it: another run may have moved it on meanwhile
@@ -510,12 +512,10 @@ class _Run:
                 with suppress(errors.MedallionError):
                     writer.release()
 
-    def _replaced(
-        self, model: models.Model, work: _Work, writer: delta.Writer | None, frame: DataFrame
-    ) -> tuple[int, int | None]:
+    def _replaced(self, model: models.Model, work: _Work, writer: Writer | None, frame: DataFrame) -> tuple[int, int | None]:
         """Replace the rows by those of the query, after they were judged; their number, and the version."""
         table = self.layout.model(model.name)
-        rows = delta.computed(frame)
+        rows = query_execution.computed(frame)
         try:
             self._check_unique(model, rows)
             said = self.audit(self.spark, Candidate(model.name, table, lambda: rows, keys=model.unique_key, live=work.live))
@@ -523,7 +523,7 @@ class _Run:
             if owner is None:
                 ddl = ", ".join(f"{identifier(each.name)} {merge.ddl(each.dataType)}" for each in frame.schema)
                 delta.create(self.spark, table, columns=ddl, properties=PROPERTIES)
-                owner = delta.Writer.claim(self.spark, table, take_over=self.take_over)
+                owner = Writer.claim(self.spark, table, take_over=self.take_over)
             try:
                 if model.description != self._description(table):
                     owner.alter(f"SET TBLPROPERTIES ('comment' = {literal(model.description)})")
@@ -541,17 +541,17 @@ class _Run:
                         owner.release()
             return rows.count(), version
         finally:
-            delta.release(rows)
+            query_execution.release(rows)
 
     def _description(self, table: tables.TableRef) -> str:
         return self.spark.sql(f"DESCRIBE DETAIL {table}").select("description").collect()[0].description or ""
 
-    def _merged(self, model: models.Model, work: _Work, writer: delta.Writer, keys: DataFrame) -> tuple[int, int | None]:
+    def _merged(self, model: models.Model, work: _Work, writer: Writer, keys: DataFrame) -> tuple[int, int | None]:
         """Put the rows of the keys that may have changed in the place of those that are there; how many keys."""
         affected = f"keys_{model.name}_{self.nonce}"
         source = f"rows_{model.name}_{self.nonce}"
         keys.createOrReplaceTempView(affected)
-        rows = delta.computed(self._frame(model, lambda ref: self._restricted(model, ref, affected)))
+        rows = query_execution.computed(self._frame(model, lambda ref: self._restricted(model, ref, affected)))
         try:
             self._check_unique(model, rows)
             live = self.spark.table(str(writer.table))
@@ -571,7 +571,7 @@ class _Run:
             )
             return keys.count(), version
         finally:
-            delta.release(rows)
+            query_execution.release(rows)
             for view in (affected, source):
                 self.spark.catalog.dropTempView(view)
 
@@ -596,7 +596,7 @@ class _Run:
                 named = keys.toDF(*model.unique_key)
                 found = named if found is None else found.unionByName(named)
             assert found is not None
-            return delta.computed(found.distinct())
+            return query_execution.computed(found.distinct())
         except (PySparkException, Py4JJavaError, errors.CommitConflict) as error:
             told = failures.condition(error) or type(error).__name__
             log.info("%s is made whole: what changed cannot be told (%s)", model.name, told)

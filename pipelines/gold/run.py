@@ -38,9 +38,12 @@ from cdc_core.gold import spans
 from cdc_core.schema import names as column_names
 from cdc_core.silver import merge
 from cdc_core.sql.names import identifier, literal
+from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
+from pipelines.delta import query_execution, table_history, upsert
 from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
 from pipelines.gold import history
 from pipelines.gold.candidate import Audit, Candidate, unjudged
 from pipelines.news import News
@@ -205,7 +208,7 @@ class _Gold:
     stop: threading.Event
     audit: Audit = unjudged
     refused: dict[registry.Namespace, _Refused] = field(default_factory=dict)
-    writers: dict[tables.TableRef, delta.Writer] = field(default_factory=dict)
+    writers: dict[tables.TableRef, Writer] = field(default_factory=dict)
     switched: set[registry.Namespace] = field(default_factory=set)
     failures: parallel.Failures = field(default_factory=parallel.Failures)
 
@@ -253,7 +256,7 @@ class _Gold:
         ):
             if table in self.writers or not delta.exists(self.spark, table):
                 continue
-            if (delta.properties(self.spark, table).get(delta.DELETION_VECTORS) == "true") is not wanted:
+            if (delta.properties(self.spark, table).get(definition.DELETION_VECTORS) == "true") is not wanted:
                 self._claimed(self.spark, table)
 
     def _looked_at(self, namespace: registry.Namespace) -> Work | None:
@@ -312,8 +315,8 @@ class _Gold:
         table = self.layout.history(work.namespace.db, work.namespace.collection)
         history.create(spark, table, properties=PROPERTIES | self._vectors())
         writer = self._claimed(spark, table)
-        few = delta.are_small(self._silver(work.namespace), table)
-        with delta.session_confs(spark, delta.INTERPRETED if few else {}):
+        few = query_execution.are_small(self._silver(work.namespace), table)
+        with query_execution.session_confs(spark, query_execution.INTERPRETED if few else {}):
             kept = history.History(spark, self.settings, self.layout, work.namespace, writer)
             events = kept.brought_up(work.at, work.silver, stop=self.stop)
             writer.compact()
@@ -334,14 +337,14 @@ class _Gold:
         table = self._table(namespace)
         if table not in self.writers and not delta.exists(self.spark, table):
             return Position()
-        commit = delta.position(self.spark, table)
+        commit = table_history.position(self.spark, table)
         metadata = {} if commit is None or commit.metadata is None else commit.metadata
         return Position(metadata.get("to"), metadata.get("generation") or "", metadata.get("high"))
 
     def _applied(self, spark: SparkSession, work: Work) -> CollectionResult | None:
         touched = (self._silver(work.namespace), self._table(work.namespace))
-        few = delta.are_small(*touched)
-        with delta.session_confs(spark, delta.INTERPRETED if few else {}):
+        few = query_execution.are_small(*touched)
+        with query_execution.session_confs(spark, query_execution.INTERPRETED if few else {}):
             try:
                 return self._published(spark, work, few)
             except (errors.GateFailed, errors.SettingsError) as error:
@@ -373,10 +376,10 @@ class _Gold:
             time.monotonic() - started,
         )
 
-    def _claimed(self, spark: SparkSession, table: tables.TableRef) -> delta.Writer:
+    def _claimed(self, spark: SparkSession, table: tables.TableRef) -> Writer:
         writer = self.writers.get(table)
         if writer is None:
-            writer = self.writers[table] = delta.Writer.claim(spark, table, take_over=self.take_over)
+            writer = self.writers[table] = Writer.claim(spark, table, take_over=self.take_over)
             if self.settings.gold.deletion_vectors is not None:
                 writer.set_deletion_vectors(self.settings.gold.deletion_vectors)
         writer.spark = spark
@@ -384,7 +387,7 @@ class _Gold:
 
     def _vectors(self) -> dict[str, str]:
         """What a new table says of deletion vectors."""
-        return {delta.DELETION_VECTORS: "false" if self.settings.gold.deletion_vectors is False else "true"}
+        return {definition.DELETION_VECTORS: "false" if self.settings.gold.deletion_vectors is False else "true"}
 
     def _silver(self, namespace: registry.Namespace) -> tables.TableRef:
         return self.layout.silver(namespace.db, namespace.collection)
@@ -446,7 +449,7 @@ class Table:
         candidate = Candidate(str(self.work.namespace), table, whole, changed, keys=("__key",), live=live or {})
         self.said[:] = [self.audit(self.spark, candidate)]
 
-    def rewritten(self, writer: delta.Writer) -> int:
+    def rewritten(self, writer: Writer) -> int:
         """Replace the table by the current documents; their number."""
         current = self.current()
         seen = current.agg(F.count("*").alias("n"), F.count("__rescued").alias("rescued")).first()
@@ -459,7 +462,7 @@ class Table:
         writer.overwrite(current.select(*columns), to=self.work.silver.to, extra=self._extra(), overwrite_schema=True)
         return seen.n
 
-    def _settle_statistics(self, writer: delta.Writer, present: StructType, wanted: StructType) -> None:
+    def _settle_statistics(self, writer: Writer, present: StructType, wanted: StructType) -> None:
         """Keep statistics of no column that goes, or changes to a type without an order: Delta would refuse the rows."""
         listed = delta.properties(self.spark, writer.table).get(STATISTICS)
         common = _with_statistics(each for each in wanted if each.name in present.names and _has_order(present[each.name]))
@@ -470,9 +473,9 @@ class Table:
         """The rows that the table is to have, with what was rescued."""
         return self.current().select(*self._columns(has_rescued=True))
 
-    def merged(self, writer: delta.Writer) -> int:
+    def merged(self, writer: Writer) -> int:
         """Bring the changed keys up to date; their number."""
-        changed = delta.computed(self._changed()) if self.is_few else self._changed()
+        changed = query_execution.computed(self._changed()) if self.is_few else self._changed()
         changes = self._looked_at(changed)
         present = self.spark.table(str(writer.table)).schema
         wanted = self.wanted("__rescued" in present.names or changes.has_rescued)
@@ -492,7 +495,7 @@ class Table:
             self._merge(writer, changed, changes, wanted)
         return changes.count
 
-    def _upserted(self, writer: delta.Writer, changed: DataFrame, changes: _Changes, wanted: StructType) -> bool:
+    def _upserted(self, writer: Writer, changed: DataFrame, changes: _Changes, wanted: StructType) -> bool:
         """Whether the changed keys' rows could be replaced without a MERGE."""
         if not writer.can_upsert() or not merge.is_same(self.spark.table(str(writer.table)).schema, wanted):
             return False
@@ -507,15 +510,15 @@ class Table:
         )
         return made is not None
 
-    def _held(self, writer: delta.Writer, changed: DataFrame, changes: _Changes) -> DataFrame:
+    def _held(self, writer: Writer, changed: DataFrame, changes: _Changes) -> DataFrame:
         """Where the table holds rows of the changed keys."""
         keys = changed.select("__key")
         among = functools.reduce(operator.or_, (F.col("__key").between(*span) for span in changes.spans))
         rows = self.spark.table(str(writer.table)).where(among).select("__key", *writer.places())
         few = F.broadcast(keys) if changes.count <= silver_collection.MANY else keys
-        return rows.join(few, "__key", "left_semi").select(*delta.PLACE)
+        return rows.join(few, "__key", "left_semi").select(*upsert.ROW_LOCATION)
 
-    def _merge(self, writer: delta.Writer, changed: DataFrame, changes: _Changes, wanted: StructType) -> None:
+    def _merge(self, writer: Writer, changed: DataFrame, changes: _Changes, wanted: StructType) -> None:
         view = f"gold_{threading.get_ident()}"
         changed.select(*self._columns(has_rescued="__rescued" in wanted.names), "__gone").createOrReplaceTempView(view)
         try:

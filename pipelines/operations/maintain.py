@@ -32,7 +32,9 @@ from cdc_core.stream import resume_token
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
+from pipelines.delta import maintenance, ops_tables, owners, table_history
 from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
 from pipelines.gold import models
 from pipelines.operations import quarantine
 
@@ -82,8 +84,8 @@ class TableResult:
 
     table: str
     kind: Kind
-    before: delta.Size
-    after: delta.Size
+    before: delta.TableSize
+    after: delta.TableSize
     done: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
 
@@ -196,8 +198,8 @@ class _Maintaining:
             self._claimed(table, words)
         else:
             self._facts(table, words)
-        delta.vacuum(self.spark, table.ref)
-        if delta.checkpoint(self.spark, table.ref):
+        maintenance.vacuum(self.spark, table.ref)
+        if maintenance.checkpoint(self.spark, table.ref):
             words.done.append("checkpoint written")
         after = delta.size(self.spark, table.ref)
         words.done[:0] = [*_compared(before, after)]
@@ -207,11 +209,11 @@ class _Maintaining:
         """A table with one writer at a time. Bronze by its claim, because old events go; others beside who writes them: a claim would
         end a layer that comes to an idle table just then, and a compaction says nothing."""
         if table.kind is not Kind.BRONZE:
-            is_free = self.beside_writers or not delta.is_held(self.spark, table.ref)
+            is_free = self.beside_writers or not owners.is_held(self.spark, table.ref)
             self._compacted(table, words) if is_free else words.left.append(HELD)
             return
         try:
-            writer = delta.Writer.claim(self.spark, table.ref, kept=("batch", "log"))
+            writer = Writer.claim(self.spark, table.ref, kept=("batch", "log"))
         except (errors.TableOwned, errors.LeaseHeld):
             self._beside(table, words)
             return
@@ -238,7 +240,7 @@ class _Maintaining:
         if not self._is_due(table):
             return
         try:
-            delta.optimize(self.spark, table.ref, metadata=None, purges=self._has_vectors(table))
+            maintenance.optimize(self.spark, table.ref, metadata=None, purges=self._has_vectors(table))
         except errors.CommitConflict:
             words.left.append("not compacted: a commit of its writer came first")
 
@@ -270,7 +272,7 @@ class _Maintaining:
         if table.ref == self.layout.ops("signals"):
             heeded = bronze.handled_signals(self.spark, self.bronze) if delta.exists(self.spark, self.bronze) else set()
             where += f" AND row IN ({', '.join(map(names.literal, sorted(heeded))) or 'NULL'})"
-        _told(words, delta.delete(self.spark, table.ref, where), f"rows older than {days} days")
+        _told(words, ops_tables.delete(self.spark, table.ref, where), f"rows older than {days} days")
 
     def _forget(self, table: _Table, words: _Words) -> None:
         """Remembered deletes that gold has published and that nothing late can come before."""
@@ -283,7 +285,7 @@ class _Maintaining:
         applied = self._applied(table.namespace)
         oldest = resume_token.snapshot_sequence(self._before(days) // 1000, 0)
         where = f"`__sequence` < {names.literal(oldest)} AND `__batch` <= {applied}"
-        _told(words, delta.delete(self.spark, table.ref, where), f"deletes older than {days} days")
+        _told(words, ops_tables.delete(self.spark, table.ref, where), f"deletes older than {days} days")
 
     def _applied(self, namespace: registry.Namespace) -> int:
         """The batch up to which every layer that reads behind silver, and silver, is."""
@@ -294,11 +296,11 @@ class _Maintaining:
         return min(self._position(each) for each in found)
 
     def _position(self, table: TableRef) -> int:
-        commit = delta.position(self.spark, table) if delta.exists(self.spark, table) else None
+        commit = table_history.position(self.spark, table) if delta.exists(self.spark, table) else None
         to = (commit.metadata or {}).get("to") if commit is not None else None
         return to if isinstance(to, int) else 0
 
-    def _trim(self, writer: delta.Writer, words: _Words) -> None:
+    def _trim(self, writer: Writer, words: _Words) -> None:
         """Old events of bronze that every layer has applied; a rebuild then needs a snapshot, and says so."""
         days = self.settings.maintenance.bronze_retention_days
         if days is None:
@@ -339,7 +341,7 @@ def _told(words: _Words, count: int, what: str) -> None:
         words.done.append(f"{count:,} {what} removed")
 
 
-def _compared(before: delta.Size, after: delta.Size) -> Sequence[str]:
+def _compared(before: delta.TableSize, after: delta.TableSize) -> Sequence[str]:
     found = []
     if before.files != after.files:
         found.append(f"{before.files:,} files became {after.files:,}")

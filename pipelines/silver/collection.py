@@ -24,7 +24,9 @@ from cdc_core.tables import layout as tables
 from cdc_core.typed import plan as typed
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze_log
+from pipelines.delta import ops_tables, query_execution, upsert
 from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
 from pipelines.operations import quarantine
 from pipelines.schema import log as schemas
 from pipelines.spark import session as sparks
@@ -299,7 +301,7 @@ class _Batch:
     is_late: bool = False
     touched: DataFrame | None = None
     """The keys of the rows, where they are cheaper to find than the rows are."""
-    sought: delta.Sought | None = None
+    sought: upsert.PendingDelete | None = None
     """Where the table holds these keys, where that is looked for already."""
     unless: Callable[[], bool] | None = None
     """Says, once the rows are written, that they must not be committed."""
@@ -315,7 +317,7 @@ class Collection:
     keeps_document: bool
     layout: tables.Layout
     bronze: tables.TableRef
-    writer: delta.Writer
+    writer: Writer
     schema: schemas.Kept
     is_new: bool
     columns: tuple[str, ...] = field(init=False)
@@ -414,11 +416,11 @@ class Collection:
     def _planned_once(self) -> Iterator[None]:
         """The block's queries are planned once where that is better; a MERGE as the session says, it may broadcast more then."""
         self.adaptive = {ADAPTIVE: self.spark.conf.get(ADAPTIVE) or "true"}
-        with delta.session_confs(self.spark, STATIC if sparks.is_local(self.spark) else {}):
+        with query_execution.session_confs(self.spark, STATIC if sparks.is_local(self.spark) else {}):
             yield
 
     @contextmanager
-    def _sought(self, found: DataFrame, counts: Counts, *, is_late: bool) -> Iterator[delta.Sought | None]:
+    def _sought(self, found: DataFrame, counts: Counts, *, is_late: bool) -> Iterator[upsert.PendingDelete | None]:
         """Where the table holds the events' keys, looked for while their documents are: the driver waits much in both."""
         is_large = SMALL < counts.events <= MANY and not self._is_empty()
         if is_large and self.keeps_document:
@@ -432,12 +434,14 @@ class Collection:
             yield sought
 
     @contextmanager
-    def _placed(self, rows: DataFrame, batch: _Batch) -> Iterator[delta.Sought | None]:
+    def _placed(self, rows: DataFrame, batch: _Batch) -> Iterator[upsert.PendingDelete | None]:
         """Where the table holds the rows, which was seen when their documents were read."""
         if batch.is_late:  # a MERGE finds them itself
             yield None
             return
-        with self.writer.seeking(rows.select(*delta.PLACE).where(F.col(delta.PLACE[0]).isNotNull())) as sought:
+        with self.writer.seeking(
+            rows.select(*upsert.ROW_LOCATION).where(F.col(upsert.ROW_LOCATION[0]).isNotNull())
+        ) as sought:
             yield sought
 
     def _events_applied(
@@ -448,7 +452,7 @@ class Collection:
         after: registry.SilverPosition,
         *,
         is_late: bool,
-        sought: delta.Sought | None,
+        sought: upsert.PendingDelete | None,
     ) -> None:
         if not is_late and self._applied_at_once(found, range_, counts, after, sought):
             return
@@ -495,7 +499,7 @@ class Collection:
         range_: reduce.Range,
         counts: Counts,
         after: registry.SilverPosition,
-        sought: delta.Sought | None,
+        sought: upsert.PendingDelete | None,
     ) -> bool:
         """Apply many events without a look at them before: they are typed by the schema as it is, and looked at on the way.
 
@@ -530,7 +534,7 @@ class Collection:
         )
         try:
             self._apply(batch, after)
-        except delta.Unwanted:
+        except upsert.NotCommitted:
             return False
         return True
 
@@ -614,7 +618,7 @@ class Collection:
         if deletes.events > SMALL:
             facts.writeTo(str(self._deletes())).append()
         else:
-            delta.append_rows(self.spark, self._deletes(), facts.toArrow())
+            ops_tables.append_rows(self.spark, self._deletes(), facts.toArrow())
 
     def _not_resurrected(self, events: DataFrame) -> DataFrame:
         """The events that are later than their key's remembered delete. Deletes stay: they may be remembered and not yet applied."""
@@ -636,11 +640,11 @@ class Collection:
         """
         histories = reduce.histories(events, columns=self.columns, keeps_last=self._keeps_last(batch))
         placed = _with_stored(histories, self._stored(events, batch))
-        rows = delta.computed(_folded(placed, mode=self.mode, columns=self.columns))
+        rows = query_execution.computed(_folded(placed, mode=self.mode, columns=self.columns))
         try:
             yield rows
         finally:
-            delta.release(rows)
+            query_execution.release(rows)
 
     def _stored(self, events: DataFrame, batch: _Batch) -> DataFrame:
         """What the table holds of the events' keys: the documents, how far each is known, and where it lies."""
@@ -660,7 +664,7 @@ class Collection:
             F.when(~deleted, F.col("__document")).alias("stored_document"),
             deleted.alias("stored_is_deleted"),
             F.coalesce("__incomplete", F.lit(False)).alias("stored_incomplete"),
-            *delta.PLACE,
+            *upsert.ROW_LOCATION,
         )
 
     def _with_awaited(self, events: DataFrame, range_: reduce.Range) -> DataFrame:
@@ -743,9 +747,9 @@ class Collection:
         if self._is_upsert(batch, source) and self._upserted(batch, source, after):
             return
         if batch.unless is not None:
-            raise delta.Unwanted  # Spark commits a MERGE whatever it finds on the way
+            raise upsert.NotCommitted  # Spark commits a MERGE whatever it finds on the way
         view = f"silver_{threading.get_ident()}"
-        rows = delta.computed(source)
+        rows = query_execution.computed(source)
         rows.createOrReplaceTempView(view)
         try:
             if batch.has_incomplete and not self.keeps_document and rows.where("`__incomplete`").isEmpty():
@@ -754,14 +758,14 @@ class Collection:
             self.writer.merge(sql, to=after.to, extra=after.extra, confs=MERGE_CONFS | self.adaptive)
         finally:
             self.spark.catalog.dropTempView(view)
-            delta.release(rows)
+            query_execution.release(rows)
 
     def _appended(self, rows: DataFrame, batch: _Batch, after: registry.SilverPosition) -> None:
         """Append the table's first rows."""
         if batch.unless is None:
             self.writer.append(rows, to=after.to, extra=after.extra)
         elif self.writer.upsert(rows, touched=None, to=after.to, extra=after.extra, unless=batch.unless) is None:
-            raise delta.Unwanted  # an append by Spark commits whatever it has written
+            raise upsert.NotCommitted  # an append by Spark commits whatever it has written
 
     def _is_upsert(self, batch: _Batch, source: DataFrame) -> bool:
         """Whether every row is newer than what the table holds of its key, and replaces it whole or removes it."""
@@ -926,7 +930,7 @@ def _folded(placed: DataFrame, *, mode: unwrap_options.DeleteMode, columns: Sequ
         }
     )
     beside = ("partial_sequence", "base_known", "is_doubtful")
-    reduced = reduce.decided(prepared, mode=mode, columns=(*columns, *beside, *delta.PLACE, "base", "updates"))
+    reduced = reduce.decided(prepared, mode=mode, columns=(*columns, *beside, *upsert.ROW_LOCATION, "base", "updates"))
     kept = reduced.drop("base", "updates").schema
     ddl = ", ".join(f"{identifier(each.name)} {merge.ddl(each.dataType)}" for each in kept)
     folded = reduced.mapInArrow(reduce.fold_rows, f"{ddl}, {reduce.FOLDED_DDL}")

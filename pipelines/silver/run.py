@@ -33,7 +33,9 @@ from cdc_core.silver import reduce
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
+from pipelines.delta import query_execution
 from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
 from pipelines.news import News
 from pipelines.operations import rebuild
 from pipelines.schema import log as schemas
@@ -311,8 +313,8 @@ class _Silver:
 
     def _applied(self, spark: SparkSession, work: silver_collection.Work) -> CollectionResult:
         started = time.monotonic()
-        few = work.counts.events <= silver_collection.SMALL and delta.are_small(self._table(work.namespace))
-        with delta.session_confs(spark, delta.INTERPRETED if few else {}):
+        few = work.counts.events <= silver_collection.SMALL and query_execution.are_small(self._table(work.namespace))
+        with query_execution.session_confs(spark, query_execution.INTERPRETED if few else {}):
             collection = self._collection(spark, work)
             self.known[work.namespace] = reached = collection.applied(work, stop=self.stop)
             collection.writer.compact()
@@ -348,10 +350,10 @@ class _Silver:
         collection.spark = collection.writer.spark = spark
         return collection
 
-    def _claimed(self, spark: SparkSession, namespace: registry.Namespace) -> delta.Writer:
+    def _claimed(self, spark: SparkSession, namespace: registry.Namespace) -> Writer:
         table = self._table(namespace)
         silver_collection.create(spark, table)
-        writer = delta.Writer.claim(spark, table, take_over=self.take_over)
+        writer = Writer.claim(spark, table, take_over=self.take_over)
         if writer.metadata.get("to") not in (None, self.known[namespace].to):
             writer.release()
             raise errors.CommitConflict(f"{table.label}: another run moved this table meanwhile; start again")

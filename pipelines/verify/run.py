@@ -37,6 +37,7 @@ from cdc_core.stream import fields as field_filters
 from cdc_core.verify import equality
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
+from pipelines.delta import ops_tables, query_execution
 from pipelines.delta import tables as delta
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as source
@@ -314,7 +315,7 @@ class _Verifying:
             "milliseconds": round(found.seconds * 1000),
             "differences": json.dumps(kept),
         }
-        delta.note(self.spark, self.layout.ops("verifications"), [row], SCHEMA, properties=delta.FACTS)
+        ops_tables.note(self.spark, self.layout.ops("verifications"), [row], SCHEMA, properties=ops_tables.PROPERTIES)
 
 
 @dataclass(frozen=True)
@@ -574,11 +575,11 @@ class _Comparison:
 @contextlib.contextmanager
 def _held(df: DataFrame) -> Iterator[DataFrame]:
     """The rows, worked out once and kept by the executors for the time of a block."""
-    computed = delta.computed(df)
+    computed = query_execution.computed(df)
     try:
         yield computed
     finally:
-        delta.release(computed)
+        query_execution.release(computed)
 
 
 def _threads(spark: SparkSession) -> int:
