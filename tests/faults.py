@@ -24,7 +24,7 @@ from py4j.protocol import Py4JNetworkError
 
 from cdc_core.tables import claims
 from pipelines.delta import data_file, direct_log
-from pipelines.delta.writer import Writer
+from pipelines.delta.fenced_commits import FencedCommits
 
 VARIABLE, TOLD_VARIABLE, LEASE_VARIABLE = "MEDALLION_FAULTS", "MEDALLION_FAULTS_TOLD", "MEDALLION_LEASE_MS"
 OVER = ".over"
@@ -130,7 +130,7 @@ def jvm() -> int:
 def injected(fault: Fault, tell: Callable[[], None] = lambda: None) -> Iterator[Injection]:
     """The fault, for the time of the block; `tell` is called when it strikes."""
     found = Injection(fault, tell)
-    asked, appended, written = Writer._asked, direct_log.DirectLog.append, data_file.ParquetFile.write
+    asked, appended, written = FencedCommits._outcome, direct_log.DirectLog.append, data_file.ParquetFile.write
 
     def of_writer(self: Any, metadata: str, act: Callable[[], Any]) -> Any:
         if fault.boundary is not Boundary.BEFORE_FILE and found.due(self.table):
@@ -148,7 +148,7 @@ def injected(fault: Fault, tell: Callable[[], None] = lambda: None) -> Iterator[
         return written(folder, rows, **given)
 
     with (
-        mock.patch.object(Writer, "_asked", of_writer),
+        mock.patch.object(FencedCommits, "_outcome", of_writer),
         mock.patch.object(direct_log.DirectLog, "append", of_facts),
         mock.patch.object(data_file.ParquetFile, "write", staticmethod(of_file)),
     ):

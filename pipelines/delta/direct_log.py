@@ -54,6 +54,8 @@ class DirectLog:
         self._none = self._jvm.scala.Option.empty
         self._session = self._jvm.org.apache.spark.sql.classic.SparkSession
         self._fencing = _fencing_session(spark)._jsparkSession
+        self._vectors = DeletionVectors(spark, folder, self._log)
+        # Delta's constructors change between its versions: one that is not there is to be known before the first commit.
         self._operation("{}")
 
     def commit(self, file: data_file.ParquetFile | None, *, base: int, metadata: str) -> int:
@@ -83,7 +85,7 @@ class DirectLog:
             with ThreadPoolExecutor(1, thread_name_prefix="medallion-upsert") as pool:
                 deleting = None if sought is None or sought.version != base else sought.actions
                 if deleting is None and touched is not None:
-                    mark = self._deleting_few if few else self._deleting
+                    mark = self._vectors.actions_of_few if few else self._vectors.actions
                     deleting = pool.submit(mark, transaction, table, touched)
                 written = transaction.writeFiles(rows._jdf)
                 deleted = () if deleting is None else (deleting.result(),)
@@ -95,7 +97,7 @@ class DirectLog:
             raise upsert.NeedsMerge from error
         if unless is not None and unless():
             raise upsert.NotCommitted  # VACUUM takes the files
-        return self._committed(transaction, self._seq(actions), base=base, metadata=metadata)
+        return self._committed(transaction, _seq(self._jvm, actions), base=base, metadata=metadata)
 
     def take_out(self, files: Sequence[data_file.DataFile], *, base: int, metadata: str) -> int:
         """Take files out of the version `base`, as version `base` + 1, or raise `VersionTaken` and change nothing."""
@@ -106,7 +108,7 @@ class DirectLog:
             # An append-only table lets no rows go, but a file that is not there has none.
             removed = {"path": file.name, "deletionTimestamp": now_ms, "dataChange": False, "deletionVector": file.vector}
             actions.add(self._action.fromJson(json.dumps({"remove": removed})))
-        return self._committed(self._at(base), self._seq(actions), base=base, metadata=metadata)
+        return self._committed(self._at(base), _seq(self._jvm, actions), base=base, metadata=metadata)
 
     def live(self) -> DataFrame:
         """The files of the newest version, one a row, as the log has them."""
@@ -123,121 +125,22 @@ class DirectLog:
 
     def can_upsert(self) -> bool:
         """Whether the table, as this process knows it, has deletion vectors and no change feed."""
-        return self._has_vectors(self._log.unsafeVolatileSnapshot())
-
-    def _has_vectors(self, known: Any) -> bool:
-        asked = self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(known.metadata().configuration())
-        return asked.get(definition.DELETION_VECTORS) == "true" and asked.get("delta.enableChangeDataFeed") != "true"
+        return self._vectors.are_enabled(self._log.unsafeVolatileSnapshot())
 
     def files(self) -> Any:
         """The files of the newest version, which Delta then keeps in memory."""
         return self._begun(self._newest()).filterFiles()
 
-    def deleting(self, table: tables.TableRef, touched: DataFrame, *, base: int) -> Any:
+    def delete_actions(self, table: tables.TableRef, touched: DataFrame, *, base: int) -> Any:
         """The actions that take the touched rows out of the version `base`; raises as `upsert` does."""
-        return self._deleting(self._able(base), table, touched)
+        return self._vectors.actions(self._able(base), table, touched)
 
     def _able(self, base: int) -> Any:
         """A transaction on the version `base` of a table that can be upserted."""
         transaction = self._at(base)
-        if not self._has_vectors(transaction):
+        if not self._vectors.are_enabled(transaction):
             raise upsert.NeedsMerge
         return transaction
-
-    def _deleting(self, transaction: Any, table: tables.TableRef, touched: DataFrame) -> Any:
-        """Actions that take the touched rows out, as Delta's own DELETE finds and writes them."""
-        self._session.setActiveSession(self._spark._jsparkSession)
-        found = self._placed(table, touched)
-        package = self._jvm.org.apache.spark.sql.delta
-        some, (file, row) = self._jvm.scala.Option.apply, (F.col(name)._jc for name in upsert.ROW_LOCATION)
-        session, files = self._spark._jsparkSession, transaction.filterFiles()
-        helper = package.commands.DMLWithDeletionVectorsHelper
-        always = self._jvm.org.apache.spark.sql.catalyst.expressions.Literal.TrueLiteral()
-        vectors = getattr(getattr(package.commands, "DeletionVectorBitmapGenerator$"), "MODULE$")
-        stored = vectors.buildRowIndexSetsForFilesMatchingCondition(
-            session, transaction, True, found._jdf, files, always, some(file), some(row)
-        )
-        by_name = helper.generateCandidateFileMap(self._log.dataPath(), files)
-        marked = helper.findFilesWithMatchingRows(transaction, by_name, stored)
-        prefix = package.stats.StatsCollectionUtils.getDataSkippingStringPrefixLength(session, transaction.metadata())
-        return helper.processUnmodifiedData(session, marked, transaction.snapshot(), prefix)._1()
-
-    def _placed(self, table: tables.TableRef, touched: DataFrame) -> DataFrame:
-        """The `ROW_LOCATION` of each touched row."""
-        if touched.columns == [*upsert.ROW_LOCATION]:
-            return touched
-        (key,) = touched.columns
-        rows = self._spark.table(str(table)).select(key, *upsert.row_location())
-        return rows.join(touched, key, "left_semi").select(*upsert.ROW_LOCATION)
-
-    def _deleting_few(self, transaction: Any, table: tables.TableRef, touched: DataFrame) -> Any:
-        """The same actions, with the vectors made here: Delta makes them with a dozen jobs, however few rows there are."""
-        self._session.setActiveSession(self._spark._jsparkSession)
-        by_file: dict[str, list[int]] = {}
-        found = self._placed(table, touched).toArrow()
-        for path, row in zip(*(found[name].to_pylist() for name in upsert.ROW_LOCATION), strict=True):
-            by_file.setdefault(path.rpartition("/")[2], []).append(row)
-        files = self._named(transaction, list(by_file))
-        if len(files) < len(by_file) or any("stats" not in file for file in files):  # somebody else wrote them
-            return self._deleting(transaction, table, touched)
-        actions = self._jvm.java.util.ArrayList()
-        for file in files:
-            for action in self._without(file, by_file[file["path"]]):
-                actions.add(self._action.fromJson(json.dumps(action)))
-        return self._seq(actions)
-
-    def _named(self, transaction: Any, names: Sequence[str]) -> list[dict[str, Any]]:
-        """The `add` actions of the files of these names, as the log has them."""
-        if not 0 < len(names) <= MANY_TOUCHED:
-            return []
-        from pyspark.sql.classic.dataframe import DataFrame as Frame
-
-        files: DataFrame = Frame(transaction.snapshot().allFiles().toDF(), self._spark)
-        rows = files.where(F.col("path").isin(names)).selectExpr("to_json(struct(*)) AS action").toArrow()
-        return [json.loads(text) for text in rows["action"].to_pylist()]
-
-    def _without(self, file: Mapping[str, Any], rows: Sequence[int]) -> list[dict[str, Any]]:
-        """The actions that take rows out of a file."""
-        same = {name: file[name] for name in ("path", "partitionValues", "size", "deletionVector") if name in file}
-        now_ms = int(time.time() * 1000)
-        removed = {"remove": {**same, "deletionTimestamp": now_ms, "dataChange": True, "extendedFileMetadata": True}}
-        bitmap = self._jvm.org.apache.spark.sql.delta.deletionvectors.RoaringBitmapArray.readFrom(
-            deletion_vector.serialized(rows)
-        )
-        if "deletionVector" in file:
-            bitmap.merge(self._held_vector(file))
-        count, stats = bitmap.cardinality(), json.loads(file["stats"])
-        if stats["numRecords"] == count:
-            return [removed]
-        stats["tightBounds"] = False  # the least or the greatest value may be gone
-        added = {**file, "stats": json.dumps(stats), "deletionVector": self._vector(bitmap, count), "dataChange": True}
-        return [{"add": added}, removed]
-
-    def _held_vector(self, file: Mapping[str, Any]) -> Any:
-        """The rows that are deleted from a file already."""
-        package = self._jvm.org.apache.spark.sql.delta
-        held = self._action.fromJson(json.dumps({"add": file})).deletionVector()
-        store = getattr(getattr(package.storage.dv, "DeletionVectorStore$"), "MODULE$")
-        stored = package.deletionvectors.StoredBitmap.create(held, self._log.dataPath())
-        return stored.load(store.createInstance(self._log.newDeltaHadoopConf()))
-
-    def _vector(self, bitmap: Any, count: int) -> dict[str, Any]:
-        """A bitmap as a deletion vector in a file of its own, which VACUUM takes where no commit comes to name it."""
-        package = self._jvm.org.apache.spark.sql.delta
-        formats = getattr(getattr(package.deletionvectors, "RoaringBitmapArrayFormat$"), "MODULE$")
-        data = bytes(bitmap.serializeAsByteArray(formats.Portable()))
-        name = uuid.uuid4()
-        (self._folder / f"deletion_vector_{name}.bin").write_bytes(deletion_vector.file(data))
-        encoded = getattr(getattr(package.actions, "DeletionVectorDescriptor$"), "MODULE$").encodeUUID(
-            self._jvm.java.util.UUID.fromString(str(name)), ""
-        )
-        return {
-            "storageType": "u",
-            "pathOrInlineDv": encoded,
-            "offset": deletion_vector.OFFSET,
-            "sizeInBytes": len(data),
-            "cardinality": count,
-        }
 
     def _at(self, base: int) -> Any:
         """A transaction on the version `base`, or `VersionTaken`."""
@@ -300,16 +203,130 @@ class DirectLog:
         actions = self._jvm.java.util.ArrayList()
         for action in found:
             actions.add(self._action.fromJson(json.dumps(action)))
-        return self._seq(actions)
-
-    def _seq(self, actions: Any) -> Any:
-        return self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(actions).toSeq()
+        return _seq(self._jvm, actions)
 
     def _translated(self, error: Exception, base: int) -> Exception:
         self._log.update(False, self._none(), self._none())
         if self._log.unsafeVolatileSnapshot().version() > base:
             return VersionTaken()
         return error
+
+
+class DeletionVectors:
+    """Deletion vectors of one table: the actions that take rows out of its files without writing the files anew."""
+
+    def __init__(self, spark: SparkSession, folder: Path, log: Any) -> None:
+        self._spark = spark
+        self._folder = folder
+        self._log = log
+        self._jvm = spark._jvm
+        self._action = self._jvm.org.apache.spark.sql.delta.actions.Action
+        self._session = self._jvm.org.apache.spark.sql.classic.SparkSession
+
+    def are_enabled(self, known: Any) -> bool:
+        """Whether a version of the table has deletion vectors and no change feed, whose readers want updates."""
+        asked = self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(known.metadata().configuration())
+        return asked.get(definition.DELETION_VECTORS) == "true" and asked.get("delta.enableChangeDataFeed") != "true"
+
+    def actions(self, transaction: Any, table: tables.TableRef, touched: DataFrame) -> Any:
+        """Actions that take the touched rows out, as Delta's own DELETE finds and writes them."""
+        self._session.setActiveSession(self._spark._jsparkSession)
+        found = self._placed(table, touched)
+        package = self._jvm.org.apache.spark.sql.delta
+        some, (file, row) = self._jvm.scala.Option.apply, (F.col(name)._jc for name in upsert.ROW_LOCATION)
+        session, files = self._spark._jsparkSession, transaction.filterFiles()
+        helper = package.commands.DMLWithDeletionVectorsHelper
+        always = self._jvm.org.apache.spark.sql.catalyst.expressions.Literal.TrueLiteral()
+        vectors = getattr(getattr(package.commands, "DeletionVectorBitmapGenerator$"), "MODULE$")
+        stored = vectors.buildRowIndexSetsForFilesMatchingCondition(
+            session, transaction, True, found._jdf, files, always, some(file), some(row)
+        )
+        by_name = helper.generateCandidateFileMap(self._log.dataPath(), files)
+        marked = helper.findFilesWithMatchingRows(transaction, by_name, stored)
+        prefix = package.stats.StatsCollectionUtils.getDataSkippingStringPrefixLength(session, transaction.metadata())
+        return helper.processUnmodifiedData(session, marked, transaction.snapshot(), prefix)._1()
+
+    def _placed(self, table: tables.TableRef, touched: DataFrame) -> DataFrame:
+        """The `ROW_LOCATION` of each touched row."""
+        if touched.columns == [*upsert.ROW_LOCATION]:
+            return touched
+        (key,) = touched.columns
+        rows = self._spark.table(str(table)).select(key, *upsert.row_location())
+        return rows.join(touched, key, "left_semi").select(*upsert.ROW_LOCATION)
+
+    def actions_of_few(self, transaction: Any, table: tables.TableRef, touched: DataFrame) -> Any:
+        """The same actions, with the vectors made here: Delta makes them with a dozen jobs, however few rows there are."""
+        self._session.setActiveSession(self._spark._jsparkSession)
+        by_file: dict[str, list[int]] = {}
+        found = self._placed(table, touched).toArrow()
+        for path, row in zip(*(found[name].to_pylist() for name in upsert.ROW_LOCATION), strict=True):
+            by_file.setdefault(path.rpartition("/")[2], []).append(row)
+        files = self._named(transaction, list(by_file))
+        if len(files) < len(by_file) or any("stats" not in file for file in files):  # somebody else wrote them
+            return self.actions(transaction, table, touched)
+        actions = self._jvm.java.util.ArrayList()
+        for file in files:
+            for action in self._without(file, by_file[file["path"]]):
+                actions.add(self._action.fromJson(json.dumps(action)))
+        return _seq(self._jvm, actions)
+
+    def _named(self, transaction: Any, names: Sequence[str]) -> list[dict[str, Any]]:
+        """The `add` actions of the files of these names, as the log has them."""
+        if not 0 < len(names) <= MANY_TOUCHED:
+            return []
+        from pyspark.sql.classic.dataframe import DataFrame as Frame
+
+        files: DataFrame = Frame(transaction.snapshot().allFiles().toDF(), self._spark)
+        rows = files.where(F.col("path").isin(names)).selectExpr("to_json(struct(*)) AS action").toArrow()
+        return [json.loads(text) for text in rows["action"].to_pylist()]
+
+    def _without(self, file: Mapping[str, Any], rows: Sequence[int]) -> list[dict[str, Any]]:
+        """The actions that take rows out of a file."""
+        same = {name: file[name] for name in ("path", "partitionValues", "size", "deletionVector") if name in file}
+        now_ms = int(time.time() * 1000)
+        removed = {"remove": {**same, "deletionTimestamp": now_ms, "dataChange": True, "extendedFileMetadata": True}}
+        bitmap = self._jvm.org.apache.spark.sql.delta.deletionvectors.RoaringBitmapArray.readFrom(
+            deletion_vector.serialized(rows)
+        )
+        if "deletionVector" in file:
+            bitmap.merge(self._held_vector(file))
+        count, stats = bitmap.cardinality(), json.loads(file["stats"])
+        if stats["numRecords"] == count:
+            return [removed]
+        stats["tightBounds"] = False  # the least or the greatest value may be gone
+        added = {**file, "stats": json.dumps(stats), "deletionVector": self._vector(bitmap, count), "dataChange": True}
+        return [{"add": added}, removed]
+
+    def _held_vector(self, file: Mapping[str, Any]) -> Any:
+        """The rows that are deleted from a file already."""
+        package = self._jvm.org.apache.spark.sql.delta
+        held = self._action.fromJson(json.dumps({"add": file})).deletionVector()
+        store = getattr(getattr(package.storage.dv, "DeletionVectorStore$"), "MODULE$")
+        stored = package.deletionvectors.StoredBitmap.create(held, self._log.dataPath())
+        return stored.load(store.createInstance(self._log.newDeltaHadoopConf()))
+
+    def _vector(self, bitmap: Any, count: int) -> dict[str, Any]:
+        """A bitmap as a deletion vector in a file of its own, which VACUUM takes where no commit comes to name it."""
+        package = self._jvm.org.apache.spark.sql.delta
+        formats = getattr(getattr(package.deletionvectors, "RoaringBitmapArrayFormat$"), "MODULE$")
+        data = bytes(bitmap.serializeAsByteArray(formats.Portable()))
+        name = uuid.uuid4()
+        (self._folder / f"deletion_vector_{name}.bin").write_bytes(deletion_vector.file(data))
+        encoded = getattr(getattr(package.actions, "DeletionVectorDescriptor$"), "MODULE$").encodeUUID(
+            self._jvm.java.util.UUID.fromString(str(name)), ""
+        )
+        return {
+            "storageType": "u",
+            "pathOrInlineDv": encoded,
+            "offset": deletion_vector.OFFSET,
+            "sizeInBytes": len(data),
+            "cardinality": count,
+        }
+
+
+def _seq(jvm: Any, actions: Any) -> Any:
+    """A Java list as the immutable sequence that Delta's Scala methods take."""
+    return jvm.scala.jdk.javaapi.CollectionConverters.asScala(actions).toSeq()
 
 
 def of(spark: SparkSession, table: tables.TableRef) -> DirectLog | None:

@@ -41,14 +41,13 @@ def _appended(direct: direct_log.DirectLog, file: data_file.ParquetFile, table: 
 
     Delta would do that by itself, but not while another thread's fenced commit has told the shared session not to.
     """
-    for attempt in range(table_errors.COMMIT_ATTEMPTS):
+    for attempt in table_errors.commit_attempts(table):
         try:
             return direct.append(file)
         except table_errors.SPARK_ERRORS as error:
             if not table_errors.is_conflict(error):
                 raise table_errors.translated(error, table) from error
         time.sleep(0.05 * 2**attempt)
-    raise table_errors.conflict(table)
 
 
 def note(

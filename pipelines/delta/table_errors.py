@@ -41,6 +41,15 @@ _CONFLICT_CLASSES = (
 )
 
 
+def commit_attempts(table: tables.TableRef) -> Iterator[int]:
+    """The numbers of the attempts at one commit, from 0 on; after the last one, `CommitConflict`.
+
+    The caller leaves the loop when it committed, and waits as long as its kind of commit takes.
+    """
+    yield from range(COMMIT_ATTEMPTS)
+    raise conflict(table)
+
+
 def is_conflict(error: BaseException) -> bool:
     """Whether Delta refused a commit because another one came first."""
     java = getattr(error, "java_exception", None)

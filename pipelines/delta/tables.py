@@ -73,7 +73,7 @@ def create(
     if table.path is not None:
         exclusion.check(spark, table.path)
     with _creating:
-        for attempt in range(table_errors.COMMIT_ATTEMPTS):
+        for attempt in table_errors.commit_attempts(table):
             if exists(spark, table):
                 return check_ours(spark, table)
             if table.path is None:
@@ -88,7 +88,6 @@ def create(
             time.sleep(0.2 * (attempt + 1))
             if attempt >= UNBORN_AFTER and not exists(spark, table):
                 _remove_unborn(table)
-    raise table_errors.conflict(table)
 
 
 _creating = threading.Lock()
@@ -96,6 +95,7 @@ _creating = threading.Lock()
 
 
 UNBORN_AFTER = 3
+"""So many attempts another process is given to make the table that it began, before it counts as killed."""
 
 
 def _remove_unborn(table: tables.TableRef) -> None:

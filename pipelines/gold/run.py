@@ -41,7 +41,7 @@ from cdc_core.sql.names import identifier, literal
 from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
-from pipelines.delta import query_execution, table_history, upsert
+from pipelines.delta import maintenance, query_execution, table_history, upsert
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold import history
@@ -319,7 +319,7 @@ class _Gold:
         with query_execution.session_confs(spark, query_execution.INTERPRETED if few else {}):
             kept = history.History(spark, self.settings, self.layout, work.namespace, writer)
             events = kept.brought_up(work.at, work.silver, stop=self.stop)
-            writer.compact()
+            maintenance.compact(writer)
         name = _history_of(work.namespace)
         return CollectionResult(name, work.at.to, work.silver.to, events, False, writer.version, time.monotonic() - started)
 
@@ -365,7 +365,7 @@ class _Gold:
             delta.create(spark, self._table(work.namespace), columns=columns, properties=properties)
         writer = self._claimed(spark, self._table(work.namespace))
         changed = table.rewritten(writer) if work.is_rewrite else table.merged(writer)
-        writer.compact()
+        maintenance.compact(writer)
         return CollectionResult(
             str(work.namespace),
             work.gold.to or 0,
@@ -381,7 +381,7 @@ class _Gold:
         if writer is None:
             writer = self.writers[table] = Writer.claim(spark, table, take_over=self.take_over)
             if self.settings.gold.deletion_vectors is not None:
-                writer.set_deletion_vectors(self.settings.gold.deletion_vectors)
+                maintenance.set_deletion_vectors(writer, self.settings.gold.deletion_vectors)
         writer.spark = spark
         return writer
 

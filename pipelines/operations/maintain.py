@@ -220,7 +220,7 @@ class _Maintaining:
         try:
             self._trim(writer, words)
             if self._is_due(table):
-                writer.optimize(purges=self._has_vectors(table))
+                maintenance.optimize_claimed(writer, purges=self._has_vectors(table))
         except errors.CommitConflict as error:
             words.left.append(f"not compacted: {error}")
         finally:
@@ -315,7 +315,7 @@ class _Maintaining:
             return
         # Said before anything goes: a rebuild must never take what is left for all that there was.
         writer.alter(f"SET TBLPROPERTIES ({names.literal(bronze.TRIMMED)} = '{before}', 'delta.appendOnly' = 'false')")
-        count = writer.delete(where)
+        count = maintenance.delete_claimed(writer, where)
         writer.alter("SET TBLPROPERTIES ('delta.appendOnly' = 'true')")
         _told(words, count, f"events older than {days} days")
         words.left.append("a rebuild of silver now needs a snapshot of the collection first")

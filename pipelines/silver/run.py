@@ -33,7 +33,7 @@ from cdc_core.silver import reduce
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
-from pipelines.delta import query_execution
+from pipelines.delta import maintenance, query_execution
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.news import News
@@ -317,7 +317,7 @@ class _Silver:
         with query_execution.session_confs(spark, query_execution.INTERPRETED if few else {}):
             collection = self._collection(spark, work)
             self.known[work.namespace] = reached = collection.applied(work, stop=self.stop)
-            collection.writer.compact()
+            maintenance.compact(collection.writer)
         if collection.options.on_conflict is OnConflict.RETYPE:
             after = work.position.to if work.namespace in self.retyped else 0
             reached = rebuild.retyped(collection, self.settings, reached, after=after, stop=self.stop)

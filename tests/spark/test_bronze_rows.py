@@ -71,7 +71,7 @@ def test_files_of_other_values_are_left_out(log: bronze.Log) -> None:
 
 def test_what_was_compacted_is_not_read_twice(spark: SparkSession, log: bronze.Log) -> None:
     """A compacted file that holds more than the span is Delta's; later commits are read as before."""
-    maintenance.optimize(spark, log.table, metadata=log.writer._metadata("x", {"batch": 6}))
+    maintenance.optimize(spark, log.table, metadata=log.writer.user_metadata("x", {"batch": 6}))
     check(log, 2, 6, of_files=False)
     beat(log, 2)
     check(log, 6, 8, of_files=True)
@@ -155,7 +155,7 @@ def test_a_start_reads_from_files_what_spark_reads(
     assert told(log)[1] == [{"snapshot": {"id": "1"}}, {"gap": {"from": "81"}}] and len(told(log)[2]) == 1
     assert maintenance.checkpoint(spark, log.table)
     check_both()
-    maintenance.optimize(spark, log.table, metadata=log.writer._metadata("x", {"batch": 9}))
+    maintenance.optimize(spark, log.table, metadata=log.writer.user_metadata("x", {"batch": 9}))
     beat(log, 1)
     check_both()
     restored(spark, log, batches=3)

@@ -90,7 +90,7 @@ def test_what_is_older_than_a_sweep_is_late(spark: SparkSession, tmp_path: Path)
 
 def test_a_commit_in_between_is_seen(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table is compacted while the rows are written: they are written again, onto what is there then."""
-    deleting, calls = direct_log.DirectLog._deleting_few, []
+    deleting, calls = direct_log.DeletionVectors.actions_of_few, []
 
     def late(self: Any, *arguments: Any) -> Any:
         found = deleting(self, *arguments)
@@ -101,7 +101,7 @@ def test_a_commit_in_between_is_seen(hop: Hop, monkeypatch: pytest.MonkeyPatch) 
 
     hop.bronze.append({"t": [doc(9, 9, at=19, op="c")]})
     hop.silver()
-    monkeypatch.setattr(direct_log.DirectLog, "_deleting_few", late)
+    monkeypatch.setattr(direct_log.DeletionVectors, "actions_of_few", late)
     hop.bronze.append({"t": [doc(0, 1, at=20), gone(9, at=21)]})
     hop.silver()
     assert len(calls) == 2
@@ -111,13 +111,13 @@ def test_a_commit_in_between_is_seen(hop: Hop, monkeypatch: pytest.MonkeyPatch) 
 @pytest.fixture
 def searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The threads that looked for rows to take out; every batch counts as a large one, and is looked for early."""
-    deleting, found = direct_log.DirectLog._deleting, []
+    deleting, found = direct_log.DeletionVectors.actions, []
 
     def noted(self: Any, *arguments: Any) -> Any:
         found.append(threading.current_thread().name.partition("_")[0])
         return deleting(self, *arguments)
 
-    monkeypatch.setattr(direct_log.DirectLog, "_deleting", noted)
+    monkeypatch.setattr(direct_log.DeletionVectors, "actions", noted)
     monkeypatch.setattr(silver_collection, "SMALL", 0)
     return found
 
@@ -173,14 +173,14 @@ def test_the_row_of_an_unreadable_event_stays(hop: Hop, searches: list[str]) -> 
 
 def test_another_writer_is_not_overwritten(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table is claimed while the rows are written: the first writer stops and has changed nothing."""
-    deleting = direct_log.DirectLog._deleting_few
+    deleting = direct_log.DeletionVectors.actions_of_few
 
     def late(self: Any, *arguments: Any) -> Any:
         found = deleting(self, *arguments)
         Writer.claim(hop.spark, hop.silver_table("t"), take_over=True)
         return found
 
-    monkeypatch.setattr(direct_log.DirectLog, "_deleting_few", late)
+    monkeypatch.setattr(direct_log.DeletionVectors, "actions_of_few", late)
     hop.bronze.append({"t": [doc(0, 1, at=20)]})
     with pytest.raises(errors.OwnershipLost):
         hop.silver()
@@ -193,7 +193,7 @@ def test_another_delta_gets_a_merge(hop: Hop, monkeypatch: pytest.MonkeyPatch) -
     def missing(*_: Any) -> Any:
         raise Py4JError("Method filterFiles([]) does not exist")
 
-    monkeypatch.setattr(direct_log.DirectLog, "_deleting_few", missing)
+    monkeypatch.setattr(direct_log.DeletionVectors, "actions_of_few", missing)
     hop.bronze.append({"t": [doc(0, 1, at=20), gone(1, at=21)]})
     hop.silver()
     assert numbers(hop) == {0: 1, 2: 0, 3: 0, 4: 0}

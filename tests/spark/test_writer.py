@@ -81,10 +81,11 @@ def test_a_fence_holds_whatever_the_session_is_set_to(spark: SparkSession, table
         try:
             for number in range(TIMES):
                 old = Writer.claim(spark, table, take_over=True)
-                assert old._has_direct_log()
-                transaction, actions = old._log._at(old.version), old._log._actions(None, old.version + 1)
+                log = old.direct
+                assert log is not None
+                transaction, actions = log._at(old.version), log._actions(None, old.version + 1)
                 Writer.claim(spark, table, take_over=True)
                 with pytest.raises(direct_log.VersionTaken):
-                    old._log._committed(transaction, actions, base=old.version, metadata=old._metadata(number, None))
+                    log._committed(transaction, actions, base=old.version, metadata=old.user_metadata(number, None))
         finally:
             done.set()
