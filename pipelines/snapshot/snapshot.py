@@ -30,6 +30,7 @@ from bson.timestamp import Timestamp
 from cdc_core import errors
 from cdc_core.bronze import columns as bronze
 from cdc_core.bronze import event_rows as events
+from cdc_core.bronze import raw_event, source_block
 from cdc_core.extended_json import codec as extended_json
 from cdc_core.extended_json import keys
 from cdc_core.signals import notification as notifications
@@ -502,7 +503,7 @@ def snapshot_rows(
         return pa.repeat(pa.scalar(value, type_), rows)
 
     dbs, names = constant(collection.db, pa.string()), constant(collection.name, pa.string())
-    marks = events.source_column(
+    marks = source_block.source_column(
         name=name,
         dbs=dbs,
         collections=names,
@@ -592,9 +593,9 @@ def _encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
             key = keys.canonical_raw(raw)
             found_keys.append(key)
             missing.pop(key, None)
-            text = encoded.text if spec.fields is None else events.filtered(encoded.text, fields=spec.fields, taken=set())
+            text = encoded.text if spec.fields is None else raw_event.filtered(encoded.text, fields=spec.fields, taken=set())
             texts.append(text)
-            originals.append(events.original(raw, fields=spec.fields) if encoded.lossy else None)
+            originals.append(raw_event.original(raw, fields=spec.fields) if encoded.lossy else None)
             lossy += encoded.lossy
             size += len(text)
             if size - sent > PIECE_BYTES:
