@@ -23,7 +23,9 @@ import pyarrow as pa
 from bench import ground
 from cdc_core.settings.parse import Settings
 from pipelines.bronze import collections as registry
+from pipelines.delta import ops_tables, query_execution
 from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
 from pipelines.gold import run as gold
 from pipelines.silver import tables as silver_tables
 from pipelines.spark import session as sparks
@@ -62,7 +64,7 @@ class Silver:
         self.deletes = self.layout.deletes(DB, COLLECTION)
         silver_tables.create(self.spark, self.table)
         silver_tables.create_deletes(self.spark, self.deletes)
-        self.writer = delta.Writer.claim(self.spark, self.table)
+        self.writer = Writer.claim(self.spark, self.table)
         added = [each for each in self.rows([0]).schema if not each.name.startswith("__")]
         self.writer.alter(f"ADD COLUMNS ({', '.join(f'{each.name} {each.dataType.simpleString()}' for each in added)})")
         registry.note(self.spark, self.settings, new=[registry.Namespace(DB, COLLECTION)], discovered=0, log=None)
@@ -94,10 +96,10 @@ class Silver:
     def change(self, written: Sequence[int], removed: Sequence[int] = ()) -> None:
         """The next batch writes some documents and removes others."""
         self.batch += 1
-        rows = delta.computed(self.rows(list(written)))
+        rows = query_execution.computed(self.rows(list(written)))
         gone = self.rows(list(removed)).select("__key", "__sequence", "__batch") if removed else None
         if gone is not None:
-            delta.append_rows(self.spark, self.deletes, gone.toArrow())
+            ops_tables.append_rows(self.spark, self.deletes, gone.toArrow())
         touched = rows.select("__key") if gone is None else rows.select("__key").union(gone.select("__key"))
         assert self.writer.upsert(rows, touched=touched, to=self.batch, extra=self._extra()) is not None
 

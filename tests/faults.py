@@ -1,7 +1,7 @@
 """Faults at the borders of a commit: before its data file, between file and commit, inside the commit, and after it, before
 its answer.
 
-`injected` puts one in for the time of a block, over the two places of `pipelines.delta.tables` through which every commit of
+`injected` puts one in for the time of a block, over the places of `pipelines.delta` through which every commit of
 every table goes. In a process of its own the same is asked for by environment variables: `python -m tests.faults <command>`
 runs `medallion` with them. The product knows nothing of this.
 """
@@ -23,7 +23,8 @@ from unittest import mock
 from py4j.protocol import Py4JNetworkError
 
 from cdc_core.tables import claims
-from pipelines.delta import tables as delta
+from pipelines.delta import data_file, direct_log
+from pipelines.delta.fenced_commits import FencedCommits
 
 VARIABLE, TOLD_VARIABLE, LEASE_VARIABLE = "MEDALLION_FAULTS", "MEDALLION_FAULTS_TOLD", "MEDALLION_LEASE_MS"
 OVER = ".over"
@@ -129,7 +130,7 @@ def jvm() -> int:
 def injected(fault: Fault, tell: Callable[[], None] = lambda: None) -> Iterator[Injection]:
     """The fault, for the time of the block; `tell` is called when it strikes."""
     found = Injection(fault, tell)
-    asked, appended, written = delta.Writer._asked, delta._DirectLog.append, delta._ParquetFile.write
+    asked, appended, written = FencedCommits._outcome, direct_log.DirectLog.append, data_file.ParquetFile.write
 
     def of_writer(self: Any, metadata: str, act: Callable[[], Any]) -> Any:
         if fault.boundary is not Boundary.BEFORE_FILE and found.due(self.table):
@@ -147,9 +148,9 @@ def injected(fault: Fault, tell: Callable[[], None] = lambda: None) -> Iterator[
         return written(folder, rows, **given)
 
     with (
-        mock.patch.object(delta.Writer, "_asked", of_writer),
-        mock.patch.object(delta._DirectLog, "append", of_facts),
-        mock.patch.object(delta._ParquetFile, "write", staticmethod(of_file)),
+        mock.patch.object(FencedCommits, "_outcome", of_writer),
+        mock.patch.object(direct_log.DirectLog, "append", of_facts),
+        mock.patch.object(data_file.ParquetFile, "write", staticmethod(of_file)),
     ):
         yield found
 

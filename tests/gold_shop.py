@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cdc_core.settings import parse as settings
 from pipelines.bronze import collections as registry
 from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
 from pipelines.gold import models
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Shop:
             delta.create(self.spark, table, columns=ddl)
             registry.note(self.spark, self.settings, new=[registry.Namespace("cases", collection)], discovered=1, log=None)
         self.at += 1
-        writer = delta.Writer.claim(self.spark, table)
+        writer = Writer.claim(self.spark, table)
         writer.overwrite(self.spark.createDataFrame(kept, ddl), to=self.at)
         writer.release()
 

@@ -9,40 +9,29 @@ MongoDB "Change Events" (operation types, lsid, txnNumber, wallTime).
 
 from __future__ import annotations
 
-import base64
-import functools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, SupportsInt
 
 import orjson
 import pyarrow as pa
-from bson import decode
-from bson.errors import InvalidBSON, InvalidStringData
-from bson.objectid import ObjectId
 
-from cdc_core import errors
 from cdc_core.bronze import columns as bronze
-from cdc_core.extended_json import bson_to_json, keys, raw_bson
-from cdc_core.extended_json import dialects as debezium_json
+from cdc_core.bronze import raw_event, source_block
+from cdc_core.extended_json import bson_to_json
 from cdc_core.stream import cursor_pipeline, resume_token, transactions
 from cdc_core.stream import fields as field_filters
-
-VERSION = "0.1.0"
-"""`source.version`: the version of this project, as Debezium gives its own there."""
-
-CONNECTOR = "mongodb"
 
 SKIPPED = "medallionSkipped"
 """The field of an event whose documents the server took out because they are too large: their size in bytes."""
 
+
 ROW_BYTES = 600
 """What a row takes beside its documents while it waits for its commit: the objects and references of its columns."""
 
-_OPS = {"insert": "c", "update": "u", "replace": "u", "delete": "d"}
 
-_EXACT = raw_bson.CODEC_OPTIONS
+_OPS = {"insert": "c", "update": "u", "replace": "u", "delete": "d"}
 
 
 FieldsOf = Callable[[str, str], "field_filters.Fields | None"]
@@ -146,16 +135,16 @@ class Rows:
         Control events are what is not about a document, and inserts into the collection that `is_signal_collection` names: the
         capture has to act on them.
         """
-        event, is_exact = _decoded(raw)
+        event, is_exact = raw_event.decoded(raw)
         if cursor_pipeline.GUARD in event:
-            _check_unchanged(event, raw)
+            raw_event.check_unchanged(event, raw)
         operation = event["operationType"]
         op = _OPS.get(operation)
         if op is None:
             if includes is None or _is_about(event, includes):
                 self._add_schema_change(event, operation, len(raw))
             return event
-        text = _Text(raw, is_exact)
+        text = raw_event.DocumentText(raw, is_exact)
         document_key = event["documentKey"]
         token = event["_id"]["_data"]
         cluster_time = event["clusterTime"]
@@ -170,26 +159,30 @@ class Rows:
             self.filtered += not is_control
             return event if is_control else None
         if SKIPPED in event:
-            self._add_skipped(event, token, key=_key(document_key, raw, is_exact=is_exact))
+            self._add_skipped(event, token, key=raw_event.key(document_key, raw, is_exact=is_exact))
             return None
         after = event.get("fullDocument")
         before = event.get("fullDocumentBeforeChange")
         description = event.get("updateDescription")
         after_text = None if after is None else text.of(after, b"fullDocument")
         before_text = None if before is None else text.of(before, b"fullDocumentBeforeChange")
-        description_row = None if description is None else _description(description, text)
+        description_row = None if description is None else raw_event.update_description(description, text)
         changed = None if fields is None else fields(namespace["db"], namespace["coll"])
         if changed is not None:
-            after_text = None if after_text is None else filtered(after_text, fields=changed, taken=self.taken)
-            before_text = None if before_text is None else filtered(before_text, fields=changed, taken=self.taken)
+            after_text = None if after_text is None else raw_event.filtered(after_text, fields=changed, taken=self.taken)
+            before_text = None if before_text is None else raw_event.filtered(before_text, fields=changed, taken=self.taken)
             description_row = (
-                None if description_row is None else _filtered_update(description_row, fields=changed, taken=self.taken)
+                None
+                if description_row is None
+                else raw_event.filtered_update(description_row, fields=changed, taken=self.taken)
             )
-        key = _key(document_key, raw, is_exact=is_exact)
-        document_key_text = (_document_key(document_key, key) if is_exact else None) or text.of(document_key, b"documentKey")
-        lossless = original(raw, fields=changed) if text.lossy else None
+        key = raw_event.key(document_key, raw, is_exact=is_exact)
+        document_key_text = (raw_event.document_key_text(document_key, key) if is_exact else None) or text.of(
+            document_key, b"documentKey"
+        )
+        lossless = raw_event.original(raw, fields=changed) if text.lossy else None
         sequence = resume_token.sequence_of(token)
-        lsid, txn_number = _lsid(event, raw if is_exact else None), event.get("txnNumber")
+        lsid, txn_number = raw_event.lsid(event, raw if is_exact else None), event.get("txnNumber")
         wall_time = event.get("wallTime")
         # From here on nothing fails: an event has all its columns or none.
         block = None
@@ -366,7 +359,7 @@ class Rows:
         return pa.StructArray.from_arrays(fields, fields=list(bronze.UPDATE_DESCRIPTION), mask=mask)
 
     def _source_column(self) -> pa.Array:
-        return source_column(
+        return source_block.source_column(
             name=self.name,
             dbs=pa.array(self._dbs, pa.string()),
             collections=pa.array(self._collections, pa.string()),
@@ -378,193 +371,7 @@ class Rows:
         )
 
 
-def source_column(
-    *,
-    name: str,
-    dbs: pa.Array,
-    collections: pa.Array,
-    seconds: pa.Array,
-    ords: pa.Array,
-    lsids: pa.Array | None = None,
-    txn_numbers: pa.Array | None = None,
-    wall_times: pa.Array | None = None,
-    snapshot: str | None = None,
-    last_snapshot: str | None = None,
-) -> pa.Array:
-    """Debezium's `source` block as a struct column; null for rows that have no cluster time.
-
-    `ts_ms`, `ts_us` and `ts_ns` are the cluster time in whole seconds, as the connector gives it; `wallTime` has the
-    milliseconds. `snapshot` is the same on every row, but for `last_snapshot` on the last one.
-    """
-    import pyarrow.compute as pc
-
-    rows = len(dbs)
-
-    def constant(value: str | None) -> pa.Array:
-        return pa.repeat(pa.scalar(value, pa.string()), rows)
-
-    columns = [
-        constant(VERSION),
-        constant(CONNECTOR),
-        constant(name),
-        pc.multiply(seconds, 1_000),
-        pc.multiply(seconds, 1_000_000),
-        pc.multiply(seconds, 1_000_000_000),
-        _marks(snapshot, last_snapshot, rows),
-        dbs,
-        collections,
-        ords,
-        lsids if lsids is not None else pa.nulls(rows, pa.string()),
-        txn_numbers if txn_numbers is not None else pa.nulls(rows, pa.int64()),
-        wall_times if wall_times is not None else pa.nulls(rows, pa.int64()),
-    ]
-    return pa.StructArray.from_arrays(columns, fields=list(bronze.SOURCE), mask=pc.is_null(seconds))
-
-
-def _marks(snapshot: str | None, last: str | None, rows: int) -> pa.Array:
-    marks = pa.repeat(pa.scalar(snapshot, pa.string()), rows)
-    if last is None or rows == 0:
-        return marks
-    return pa.concat_arrays([marks.slice(0, rows - 1), pa.array([last], pa.string())])
-
-
-def filtered(text: bytes, *, fields: field_filters.Fields, taken: set[str]) -> bytes:
-    """A document's text with its fields taken out or renamed (`field.exclude.list`, `field.renames`).
-
-    `taken` gets the new names that the document had already: there the field keeps its old one.
-    """
-    document, found = field_filters.document(orjson.loads(text), fields=fields)
-    taken.update(found)
-    return orjson.dumps(document)
-
-
-def _filtered_update(row: Mapping[str, Any], *, fields: field_filters.Fields, taken: set[str]) -> dict[str, Any]:
-    """The same for an `updateDescription`."""
-    update, found = field_filters.update(
-        field_filters.Update(
-            updated=orjson.loads(row["updatedFields"] or b"{}"),
-            removed=tuple(row["removedFields"] or ()),
-            truncated=tuple((entry["field"], entry["size"]) for entry in row["truncatedArrays"] or ()),
-            disambiguated=None if row["disambiguatedPaths"] is None else orjson.loads(row["disambiguatedPaths"]),
-        ),
-        fields=fields,
-    )
-    taken.update(found)
-    return {
-        "updatedFields": None if row["updatedFields"] is None else orjson.dumps(update.updated),
-        "removedFields": list(update.removed) or None,
-        "truncatedArrays": [{"field": path, "size": size} for path, size in update.truncated] or None,
-        "disambiguatedPaths": None if update.disambiguated is None else orjson.dumps(update.disambiguated),
-    }
-
-
 def _is_about(event: Mapping[str, Any], includes: Callable[[str, str], bool]) -> bool:
     """Whether an event that is not a document's concerns what is captured: its collection or database, or its new name."""
     named = [each for each in (event.get("ns"), event.get("to")) if each]
     return not named or any("coll" not in each or includes(each["db"], each["coll"]) for each in named)
-
-
-def _check_unchanged(event: Mapping[str, Any], raw: bytes) -> None:
-    """Raise `SettingsError` where a stage of `cursor.pipeline` took away or changed what an event needs."""
-    if not cursor_pipeline.changed(event):
-        return
-    given, copy = raw_bson.fields(raw), raw_bson.fields(_part(raw, (cursor_pipeline.GUARD.encode(),)))
-    names = [name for name in cursor_pipeline.PROTECTED if given.get(name) != copy.get(name)]
-    if names:
-        raise errors.SettingsError(
-            errors.Problem(
-                "source.cursor.pipeline",
-                f"its stages take {', '.join(names)} away from an event ({copy['operationType'][1][4:-1].decode()}) or "
-                "change it; without it an event has no place in a table. Nothing of it was captured, and the position did "
-                "not move past it",
-                "leave these fields as they are",
-            )
-        )
-
-
-def _description(description: Mapping[str, Any], text: _Text) -> dict[str, Any]:
-    updated = description.get("updatedFields")
-    ambiguous = description.get("disambiguatedPaths")
-    return {
-        "updatedFields": None if updated is None else text.of(updated, b"updateDescription", b"updatedFields"),
-        "removedFields": description.get("removedFields") or None,
-        "truncatedArrays": [
-            {"field": entry["field"], "size": entry["newSize"]} for entry in description.get("truncatedArrays") or ()
-        ]
-        or None,
-        "disambiguatedPaths": None if ambiguous is None else bson_to_json.dumps_value(ambiguous),
-    }
-
-
-def _key(document_key: Mapping[str, Any], raw: bytes, *, is_exact: bool) -> str:
-    """The key of an event's document, from its bytes where the decoded value is not all of them."""
-    return keys.canonical(document_key["_id"]) if is_exact else keys.canonical_raw(_part(raw, (b"documentKey",)))
-
-
-def original(raw: bytes, *, fields: field_filters.Fields | None) -> bytes:
-    """The payload that keeps the bytes of an event or a document, some of whose text is not UTF-8 and was repaired.
-
-    Without them where fields are taken out or renamed (`{"bson": null}`): the bytes hold every field, under its old name.
-    """
-    return orjson.dumps({"bson": None if fields is not None else base64.b64encode(raw).decode()})
-
-
-def _lsid(event: Mapping[str, Any], proven: bytes | None) -> str | None:
-    lsid = event.get("lsid")
-    return None if lsid is None else _strict(bson_to_json.dumps_value(lsid, proven=proven))
-
-
-@functools.lru_cache(maxsize=10_000)
-def _strict(text: bytes) -> str:
-    """`source.lsid` in the JSON that Debezium writes there."""
-    return debezium_json.render(orjson.loads(text), debezium_json.Dialect.STRICT)
-
-
-_SAME_IN_KEY = (ObjectId, str, int)
-"""Types of `_id` whose canonical key is their Extended JSON too."""
-
-
-def _document_key(document_key: Mapping[str, Any], key: str) -> bytes | None:
-    """The text of an ordinary document key, which is the key with its name before it."""
-    if len(document_key) == 1 and type(document_key["_id"]) in _SAME_IN_KEY:
-        return f'{{"_id":{key}}}'.encode()
-    return None
-
-
-class _Text:
-    """The Extended JSON of a raw event's documents: from the decoded ones where decoding lost nothing."""
-
-    __slots__ = ("_is_exact", "_raw", "lossy")
-
-    def __init__(self, raw: bytes, is_exact: bool) -> None:
-        self._raw = raw
-        self._is_exact = is_exact
-        self.lossy = 0
-
-    def of(self, document: Mapping[str, Any], *path: bytes) -> bytes:
-        if self._is_exact:
-            return bson_to_json.dumps_value(document, proven=self._raw)
-        encoded = bson_to_json.encode(_part(self._raw, path))
-        self.lossy += encoded.lossy
-        return encoded.text
-
-
-def _decoded(raw: bytes) -> tuple[dict[str, Any], bool]:
-    """The event, and whether encoding it again gives the same bytes. What the driver refuses to read is read by its bytes."""
-    try:
-        event = decode(raw, _EXACT)
-        return event, bson_to_json.is_exact(event, raw)
-    except (InvalidBSON, InvalidStringData, ValueError):
-        pass
-    found = raw_bson.decoded(0x03, raw)
-    if not isinstance(found, dict):
-        raise ValueError("a change event with repeated fields")
-    return found, False
-
-
-def _part(raw: bytes, path: Sequence[bytes]) -> bytes:
-    """The raw bytes of an embedded document."""
-    part = raw
-    for name in path:
-        part = raw_bson.fields(part)[name.decode()][1]
-    return bytes(part)

@@ -17,7 +17,7 @@ LEASE_MS = 120_000
 
 
 @dataclass(frozen=True)
-class Writer:
+class WriterIdentity:
     """One writer of one table: a process on a host, for the time of one run."""
 
     writer: str

@@ -23,6 +23,7 @@ from cdc_core.properties import types as values
 from cdc_core.sql.names import literal
 from cdc_core.stream import filters
 from cdc_core.tables import layout as tables
+from pipelines.delta import local_log, ops_tables, table_history
 from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def read(spark: SparkSession, settings: Settings, *, log: str | None = None) -> 
     if not delta.exists(spark, table):
         return Known()
     delta.check_ours(spark, table)
-    rows = [row for row in delta.rows(spark, table, SCHEMA).to_pylist() if row["pipeline"] == settings.name]
+    rows = [row for row in ops_tables.rows(spark, table, SCHEMA).to_pylist() if row["pipeline"] == settings.name]
     first: dict[tuple[str, str], int] = {}
     for row in rows:
         if row["db"] is not None:
@@ -122,7 +123,7 @@ def note(spark: SparkSession, settings: Settings, *, new: Sequence[Namespace], d
     named: list[tuple[str | None, str | None]] = [(each.db, each.collection) for each in new]
     rows = [dict(zip(SCHEMA.names, (*names, discovered, settings.name, log))) for names in named or [(None, None)]]
     table = delta.layout(settings.lakehouse).ops("collections")
-    delta.note(spark, table, rows, SCHEMA, properties=PROPERTIES)
+    ops_tables.note(spark, table, rows, SCHEMA, properties=PROPERTIES)
 
 
 def chosen(spark: SparkSession, settings: Settings, collection: str | None) -> tuple[Namespace, ...]:
@@ -219,20 +220,20 @@ def silver_position(spark: SparkSession, table: tables.TableRef) -> SilverPositi
         )
     delta.check_ours(spark, table)
     row = spark.sql(f"SELECT max(`__batch`) AS batch FROM {table}").first()
-    return SilverPosition(row.batch or 0, version=delta.version(spark, table))
+    return SilverPosition(row.batch or 0, version=table_history.version(spark, table))
 
 
-def _position_and_version(spark: SparkSession, table: tables.TableRef) -> tuple[delta.Commit | None, int]:
+def _position_and_version(spark: SparkSession, table: tables.TableRef) -> tuple[local_log.Commit | None, int]:
     """The commit that says a table's position, and the newest version that holds no other one's rows.
 
     What others committed since, OPTIMIZE say, leaves the rows as they are and files of older versions to VACUUM.
     """
-    commit = delta.position(spark, table)
+    commit = table_history.position(spark, table)
     while True:
-        version = delta.version(spark, table)
+        version = table_history.version(spark, table)
         if commit is not None and commit.version == version:
             return commit, version
-        again = delta.position(spark, table)
+        again = table_history.position(spark, table)
         if again == commit:
             return commit, version
         commit = again

@@ -28,8 +28,9 @@ from cdc_core.silver import reduce
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.stream import transactions
 from cdc_core.tables import layout as tables
-from pipelines.delta import local_log as local_table
+from pipelines.delta import local_log, maintenance, table_history
 from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -86,7 +87,7 @@ class Log:
 
     spark: SparkSession
     table: tables.TableRef
-    writer: delta.Writer
+    writer: Writer
     position: Position | None
     extra: Mapping[str, object] = field(default_factory=dict)
     commits: int = 0
@@ -118,7 +119,7 @@ class Log:
         """
         delta.create(spark, table, columns=bronze.COLUMNS_DDL, properties=PROPERTIES, cluster_by=("batch",))
         _check_columns(spark, table)
-        writer = delta.Writer.claim(spark, table, take_over=take_over, kept=("batch", "log"))
+        writer = Writer.claim(spark, table, take_over=take_over, kept=("batch", "log"))
         if found is not None and writer.version == found.version + 1:
             position = found.position
         else:
@@ -193,7 +194,7 @@ class Log:
 
 def found(spark: SparkSession, table: tables.TableRef) -> Found:
     """Where a table is that nobody has claimed, or somebody else."""
-    version = delta.version(spark, table)  # read first: what is committed meanwhile makes the position be read again
+    version = table_history.version(spark, table)  # read first: what is committed meanwhile makes the position be read again
     return Found(version, read_position(spark, table))
 
 
@@ -219,8 +220,8 @@ def _position(last: pa.Table) -> Position | None:
 
 def _last_rows(table: tables.TableRef) -> pa.Table | None:
     """Token and numbers of the rows that the newest files hold; None where only Delta can tell them."""
-    folder = local_table.folder(table)
-    files = None if folder is None else local_table.files(folder)
+    folder = local_log.folder(table)
+    files = None if folder is None else local_log.files(folder)
     if files is None:
         return None
     spans = [(file.between("batch"), file) for file in files if file.stats.get("numRecords") != 0]
@@ -233,8 +234,8 @@ def _last_rows(table: tables.TableRef) -> pa.Table | None:
 
 def _told(spark: SparkSession, table: tables.TableRef, kind: bronze.Kind, *begins: str) -> list[dict[str, Any]]:
     """Token, offset, payload and clock of the rows of a kind whose payloads begin so, in order; without a Spark job where this process sees the files."""
-    columns, folder = ["resume_token", "offset", "payload", "ts_ms"], local_table.folder(table)
-    files = None if folder is None else local_table.files(folder)
+    columns, folder = ["resume_token", "offset", "payload", "ts_ms"], local_log.folder(table)
+    files = None if folder is None else local_log.files(folder)
     rows = None
     if files is not None:
         paths = [file.path for file in files if _may_hold(file, "kind", kind.value)]
@@ -268,11 +269,11 @@ class Newest:
 
 def newest(spark: SparkSession, table: tables.TableRef) -> Newest:
     """Where bronze stands. Its history says it without a job where the capture wrote last."""
-    last = delta.history(spark, table, limit=1)
+    last = table_history.commits(spark, table, limit=1)
     said = (last[0].metadata or {}) if last and last[0].restored is None else {}
     if isinstance(said.get("batch"), int):
         return Newest(said["batch"], said.get("log"))
-    own = delta.last_commit(spark, table)
+    own = table_history.last_commit(spark, table)
     rows = _last_rows(table)
     if rows is None:
         batch = spark.sql(f"SELECT max(batch) AS batch FROM {table}").collect()[0].batch or 0
@@ -331,13 +332,13 @@ def _files(table: tables.TableRef, span: reduce.Range, among: Mapping[str, str])
     return [f"file://{file.path}" for file in found] if len(found) <= MANY_FILES else []
 
 
-def _span_files(table: tables.TableRef, span: reduce.Range, among: Mapping[str, str]) -> list[local_table.Appended]:
+def _span_files(table: tables.TableRef, span: reduce.Range, among: Mapping[str, str]) -> list[local_log.Appended]:
     """The files that hold all rows of the span among these and none of another span; none where that cannot be told."""
-    folder = local_table.folder(table)
+    folder = local_log.folder(table)
     if folder is None or _GLOB.search(str(folder)):
         return []
-    found = local_table.appended(folder, lambda commit: _is_up_to(span.after, commit))
-    held: list[local_table.Appended] = []
+    found = local_log.appended(folder, lambda commit: _is_up_to(span.after, commit))
+    held: list[local_log.Appended] = []
     for file in found or ():
         batches = file.between("batch")
         if batches is None:
@@ -352,12 +353,12 @@ def _span_files(table: tables.TableRef, span: reduce.Range, among: Mapping[str, 
     return held
 
 
-def _may_hold(file: local_table.Appended, column: str, value: str) -> bool:
+def _may_hold(file: local_log.Appended, column: str, value: str) -> bool:
     low, high = file.between(column) or (value, value)
     return bool(low <= value <= high)
 
 
-def _is_up_to(batch: int, commit: local_table.Commit) -> bool:
+def _is_up_to(batch: int, commit: local_log.Commit) -> bool:
     held = (commit.metadata or {}).get("batch")
     return isinstance(held, int) and held <= batch
 
@@ -461,8 +462,8 @@ def now_ms() -> int:
 
 
 def _check_columns(spark: SparkSession, table: tables.TableRef) -> None:
-    folder = local_table.folder(table)
-    known = None if folder is None else local_table.columns(folder)
+    folder = local_log.folder(table)
+    known = None if folder is None else local_log.columns(folder)
     found = set(spark.table(str(table)).columns if known is None else known)
     missing = [name for name in bronze.SCHEMA.names if name not in found]
     if missing:
@@ -477,4 +478,4 @@ def _optimize(session: SparkSession, table: tables.TableRef) -> None:
     Its commit says nothing: commits that came while it ran would be hidden behind what was known when it began.
     """
     with contextlib.suppress(Exception):
-        delta.optimize(session, table, metadata=None)
+        maintenance.optimize(session, table, metadata=None)

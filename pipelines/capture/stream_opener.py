@@ -19,6 +19,7 @@ from pipelines.bronze import log as bronze
 from pipelines.capture import position as positions
 from pipelines.capture.deployment import Deployment
 from pipelines.capture.logger import log
+from pipelines.delta import table_history
 from pipelines.delta import tables as delta
 from pipelines.mongodb import change_stream
 from pipelines.mongodb import failures as mongodb_failures
@@ -44,7 +45,7 @@ class ExistingBronze:
         if not delta.exists(spark, table):
             return ExistingBronze()
         delta.check_ours(spark, table)
-        last = delta.last_commit(spark, table)
+        last = table_history.last_commit(spark, table)
         before = last.metadata.get("stream") if last is not None and last.metadata else None
         return ExistingBronze(bronze.found(spark, table), before is not None and before != fingerprint)
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 from cdc_core.properties.source import NotificationChannel
 from cdc_core.signals import notification as notifications
 from pipelines.channels import kafka
+from pipelines.delta import ops_tables
 from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class Notifier:
         ]
         table = delta.layout(self.settings.lakehouse).ops("notifications")
         try:
-            delta.note(self.spark, table, rows, SCHEMA, properties=delta.FACTS)
+            ops_tables.note(self.spark, table, rows, SCHEMA, properties=ops_tables.PROPERTIES)
         except Exception:
             with self._lock:
                 self._waiting = [*waiting, *self._waiting][-MANY:]

@@ -27,6 +27,7 @@ from cdc_core.properties.source import SignalChannel
 from cdc_core.signals import signal as signals
 from cdc_core.tables import layout as tables
 from pipelines.channels import kafka
+from pipelines.delta import ops_tables, table_history
 from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ class Table:
         if not delta.exists(self.spark, self.table):
             return []
         # The version costs less than a query, and a table of signals hardly ever changes.
-        version = delta.version(self.spark, self.table)
+        version = table_history.version(self.spark, self.table)
         if version == self._version:
             return []
         rows = self.spark.table(str(self.table)).where(F.col("name") == self.name).orderBy("ts_ms", "row")
@@ -250,5 +251,5 @@ def send(
         "data": json.dumps(data),
         "ts_ms": ts_ms,
     }
-    delta.note(spark, table, [row], SCHEMA, properties=delta.FACTS)
+    ops_tables.note(spark, table, [row], SCHEMA, properties=ops_tables.PROPERTIES)
     return signal

@@ -27,6 +27,7 @@ from cdc_core.settings.parse import Settings
 from cdc_core.tables import layout as tables
 from pipelines import run as layers
 from pipelines.capture.progress import Progress
+from pipelines.delta import table_history
 from pipelines.delta import tables as delta
 from pipelines.demo import embedded_mongodb, quality, shop
 from pipelines.demo import tables as demo_report
@@ -285,7 +286,7 @@ class _Published:
         return {row.collection: row.batch for row in rows} if is_there else {}
 
     def _batch(self, table: tables.TableRef) -> int:
-        commit = delta.last_commit(self.stage.spark, table)
+        commit = table_history.last_commit(self.stage.spark, table)
         to = commit.metadata.get("to") if commit is not None and commit.metadata is not None else None
         return to if isinstance(to, int) else 0
 

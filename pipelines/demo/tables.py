@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cdc_core.tables import layout as tables
-from pipelines.delta import tables as delta
+from pipelines.delta import table_history
 from pipelines.demo import shop
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def _arrival(arrivals: Arrivals, batch: int) -> int | None:
 
 
 def _arrivals(stage: Stage, table: tables.TableRef, *, position: str, since_ms: int) -> Arrivals:
-    commits = sorted(delta.history(stage.spark, table), key=lambda commit: commit.version)
+    commits = sorted(table_history.commits(stage.spark, table), key=lambda commit: commit.version)
     return [
         (int(commit.metadata[position]), commit.timestamp_ms)
         for commit in commits

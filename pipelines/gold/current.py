@@ -25,7 +25,9 @@ from cdc_core.silver import merge
 from cdc_core.sql.names import identifier, literal
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
+from pipelines.delta import query_execution, upsert
 from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
 from pipelines.gold.candidate import Audit, Candidate, unjudged
 from pipelines.silver import survey
 
@@ -120,7 +122,7 @@ class GoldTable:
         candidate = Candidate(str(self.work.namespace), table, whole, changed, keys=("__key",), live=live or {})
         self.said[:] = [self.audit(self.spark, candidate)]
 
-    def rewritten(self, writer: delta.Writer) -> int:
+    def rewritten(self, writer: Writer) -> int:
         """Replace the table by the current documents; their number."""
         current = self.current()
         seen = current.agg(F.count("*").alias("n"), F.count("__rescued").alias("rescued")).first()
@@ -134,7 +136,7 @@ class GoldTable:
         writer.overwrite(current.select(*columns), to=self.work.silver.to, extra=self._extra(), overwrite_schema=True)
         return seen.n
 
-    def _settle_statistics(self, writer: delta.Writer, present: StructType, wanted: StructType) -> None:
+    def _settle_statistics(self, writer: Writer, present: StructType, wanted: StructType) -> None:
         """Stop statistics of columns that go, or change to a type without an order: Delta would refuse the rows."""
         listed = delta.properties(self.spark, writer.table).get(STATISTICS)
         common = statistics_columns(each for each in wanted if each.name in present.names and _has_order(present[each.name]))
@@ -145,9 +147,9 @@ class GoldTable:
         """All rows that the table is to have, with `__rescued`."""
         return self.current().select(*self._columns(has_rescued=True))
 
-    def merged(self, writer: delta.Writer) -> int:
+    def merged(self, writer: Writer) -> int:
         """Publish the rows of the changed keys; how many keys."""
-        changed = delta.computed(self._changed()) if self.is_few else self._changed()
+        changed = query_execution.computed(self._changed()) if self.is_few else self._changed()
         changes = self._key_changes(changed)
         present = self.spark.table(str(writer.table)).schema
         wanted = self.wanted("__rescued" in present.names or changes.has_rescued)
@@ -169,7 +171,7 @@ class GoldTable:
             self._merge(writer, changed, changes, wanted)
         return changes.count
 
-    def _upserted(self, writer: delta.Writer, changed: DataFrame, changes: _KeyChanges, wanted: StructType) -> bool:
+    def _upserted(self, writer: Writer, changed: DataFrame, changes: _KeyChanges, wanted: StructType) -> bool:
         """Replace the changed keys' rows without a MERGE; False where that is not possible, and nothing was written."""
         if not writer.can_upsert() or not merge.is_same(self.spark.table(str(writer.table)).schema, wanted):
             return False
@@ -184,16 +186,16 @@ class GoldTable:
         )
         return made is not None
 
-    def _held(self, writer: delta.Writer, changed: DataFrame, changes: _KeyChanges) -> DataFrame:
+    def _held(self, writer: Writer, changed: DataFrame, changes: _KeyChanges) -> DataFrame:
         """The places (file and row) of the rows that the table holds of the changed keys."""
         keys = changed.select("__key")
         # The ranges let Delta skip files; the join alone would read the whole table.
         among = functools.reduce(operator.or_, (F.col("__key").between(*span) for span in changes.spans))
         rows = self.spark.table(str(writer.table)).where(among).select("__key", *writer.places())
         few = F.broadcast(keys) if changes.count <= survey.MAX_BROADCAST_EVENTS else keys
-        return rows.join(few, "__key", "left_semi").select(*delta.PLACE)
+        return rows.join(few, "__key", "left_semi").select(*upsert.ROW_LOCATION)
 
-    def _merge(self, writer: delta.Writer, changed: DataFrame, changes: _KeyChanges, wanted: StructType) -> None:
+    def _merge(self, writer: Writer, changed: DataFrame, changes: _KeyChanges, wanted: StructType) -> None:
         view = f"gold_{threading.get_ident()}"
         changed.select(*self._columns(has_rescued="__rescued" in wanted.names), "__gone").createOrReplaceTempView(view)
         try:

@@ -27,6 +27,7 @@ from cdc_core.snapshot import state as snapshot_state
 from cdc_core.sql.names import identifier
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
+from pipelines.delta import ops_tables, table_history
 from pipelines.delta import tables as delta
 from pipelines.gold import models, publish
 from pipelines.gold import run as gold
@@ -124,7 +125,7 @@ def run(
             table = layout.model(each.name)
             # A view has no versions that readers could go back to.
             if each.did != "view" and delta.exists(spark, table):
-                version = each.version if each.version is not None else delta.version(spark, table)
+                version = each.version if each.version is not None else table_history.version(spark, table)
                 found.append(Table(each.name, str(table), version))
     if stop is not None and stop.is_set():
         raise errors.Temporary("stopped before all tables were at the cut; nothing was noted")
@@ -178,7 +179,7 @@ def _chosen(spark: SparkSession, settings: Settings, asked: str | None) -> cut.B
 
 def _reached(spark: SparkSession, table: tables.TableRef) -> tuple[str | None, int]:
     """The cluster time before which bronze is complete, where its owner said so after its newest batch; and that batch."""
-    newest = delta.history(spark, table, limit=1)[0]
+    newest = table_history.commits(spark, table, limit=1)[0]
     said = (newest.metadata or {}) if newest.restored is None else {}
     batch = spark.sql(f"SELECT max(batch) AS batch FROM {table}").collect()[0].batch or 0
     complete = said.get("complete")
@@ -216,8 +217,10 @@ def _collections(spark: SparkSession, settings: Settings, chosen: cut.Boundary) 
             table = make(namespace.db, namespace.collection)
             if not delta.exists(spark, table):
                 continue
-            version = delta.version(spark, table)  # read before the position: what is not past the cut then was not before
-            commit = delta.position(spark, table)
+            version = table_history.version(
+                spark, table
+            )  # read before the position: what is not past the cut then was not before
+            commit = table_history.position(spark, table)
             to = (commit.metadata or {}).get("to") if commit is not None else None
             if silver_at.to > chosen.batch or to != silver_at.to:
                 raise errors.CommitConflict(
@@ -249,7 +252,7 @@ def _note(spark: SparkSession, settings: Settings, made: Cut) -> None:
         "missing": list(made.missing),
     }
     rows = [{**shared, "table": each.name, "identifier": each.identifier, "version": each.version} for each in made.tables]
-    delta.note(spark, delta.layout(settings.lakehouse).ops("cuts"), rows, SCHEMA, properties=PROPERTIES)
+    ops_tables.note(spark, delta.layout(settings.lakehouse).ops("cuts"), rows, SCHEMA, properties=PROPERTIES)
 
 
 def read(spark: SparkSession, settings: Settings) -> list[Cut]:
@@ -259,7 +262,7 @@ def read(spark: SparkSession, settings: Settings) -> list[Cut]:
         return []
     # A cut that was made again has the same name: the time of making tells the rows of one from those of the other.
     by_cut: dict[tuple[int, str], list[dict[str, object]]] = {}
-    for row in delta.rows(spark, table, SCHEMA).to_pylist():
+    for row in ops_tables.rows(spark, table, SCHEMA).to_pylist():
         by_cut.setdefault((row["made_ms"], row["cut"]), []).append(row)
     found: dict[str, Cut] = {}
     for _, rows in sorted(by_cut.items(), reverse=True):

@@ -24,6 +24,7 @@ import pyarrow as pa
 from cdc_core import errors
 from cdc_core.expectations import suite as suites
 from cdc_core.properties import types as values
+from pipelines.delta import ops_tables
 from pipelines.delta import tables as delta
 from pipelines.gold import great_expectations as library
 from pipelines.gold.candidate import Candidate
@@ -182,7 +183,9 @@ class Gate:
             }
             for each in results
         ]
-        delta.note(spark, delta.layout(self.settings.lakehouse).ops("expectations"), rows, SCHEMA, properties=PROPERTIES)
+        ops_tables.note(
+            spark, delta.layout(self.settings.lakehouse).ops("expectations"), rows, SCHEMA, properties=PROPERTIES
+        )
 
 
 @dataclass(frozen=True)

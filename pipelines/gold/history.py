@@ -34,7 +34,9 @@ from cdc_core.sql.names import identifier, literal
 from cdc_core.typed import plan as typed
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze_log
+from pipelines.delta import query_execution, table_history
 from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
 from pipelines.operations import quarantine
 from pipelines.schema import log as schemas
 from pipelines.silver import survey
@@ -74,7 +76,7 @@ class Position:
 
 def position(spark: SparkSession, table: tables.TableRef) -> Position:
     """Where a history's table stands; at the beginning where there is none."""
-    commit = delta.position(spark, table) if delta.exists(spark, table) else None
+    commit = table_history.position(spark, table) if delta.exists(spark, table) else None
     found = {} if commit is None or commit.metadata is None else commit.metadata
     return Position(found.get("to") or 0, found.get("floor") or "", found.get("log"))
 
@@ -97,7 +99,7 @@ class History:
     settings: Settings
     layout: tables.Layout
     namespace: registry.Namespace
-    writer: delta.Writer
+    writer: Writer
 
     def __post_init__(self) -> None:
         self.options: CollectionSettings = self.settings.silver.for_collection(str(self.namespace))
@@ -158,11 +160,11 @@ class History:
             return
         if self.folds:
             found = self._with_awaited(found, range_)
-        laid_out = delta.computed(self._laid_out(found, low))
+        laid_out = query_execution.computed(self._laid_out(found, low))
         try:
             self._merge(found, laid_out, range_.to, reached)
         finally:
-            delta.release(laid_out)
+            query_execution.release(laid_out)
 
     def _stored(self) -> DataFrame:
         return self.spark.table(str(self.writer.table))
@@ -171,7 +173,7 @@ class History:
         """The events and, for documents that come later than updates of theirs, those updates, to be folded once more."""
         unknown = self._stored().where("`__incomplete`").select(F.col("__key").alias("key"), F.col("__sequence").alias("at"))
         late = found.where("after IS NOT NULL").join(unknown, "key").where("sequence < at")
-        since = delta.computed(late.groupBy("key").agg(F.min("sequence").alias("since")))
+        since = query_execution.computed(late.groupBy("key").agg(F.min("sequence").alias("since")))
         if since.isEmpty():
             return found
         earlier = self._events(reduce.Range(0, range_.after)).where(reduce.is_partial())
@@ -210,7 +212,7 @@ class History:
             .join(envelope, "offset")
             .withColumn("is_folded", F.col("document").isNotNull())
         )
-        made = delta.computed(joined.withColumn("after", F.coalesce("document", "after")).drop("document"))
+        made = query_execution.computed(joined.withColumn("after", F.coalesce("document", "after")).drop("document"))
         evolution = schemas.evolve(
             made.select("after", "sequence"),
             current=self.schema.schema,
@@ -224,15 +226,15 @@ class History:
         source = self._typed(made, evolution.plan)
         names = self._made_room(source.drop("__is_new").schema)
         ended = laid_out.where("offset IS NULL").select(*self._ends(), F.lit(False).alias("__is_new"))
-        both = delta.computed(source.unionByName(ended, allowMissingColumns=True))
+        both = query_execution.computed(source.unionByName(ended, allowMissingColumns=True))
         view = f"history_{threading.get_ident()}"
         both.createOrReplaceTempView(view)
         try:
             self.writer.merge(self._statement(view, names), to=reached.to, extra=reached.extra)
         finally:
             self.spark.catalog.dropTempView(view)
-            delta.release(both)
-            delta.release(made)
+            query_execution.release(both)
+            query_execution.release(made)
 
     def _ends(self) -> list[Column | str]:
         """The columns that say which version a row is and when it ended."""

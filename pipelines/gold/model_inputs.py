@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from cdc_core.models import sql_model
 from cdc_core.sql.names import identifier
 from cdc_core.tables import layout as tables
+from pipelines.delta import table_history
 from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class ModelInputs:
         pinned = self.pinned.get(name)
         # The commit is nearly always among the newest; the whole history is read only where it is not.
         for limit in (30, None):
-            found = delta.history(self.spark, table, limit=limit)
+            found = table_history.commits(self.spark, table, limit=limit)
             version = found[0].version if pinned is None else pinned
             for commit in found:
                 if commit.version > version:

@@ -22,7 +22,9 @@ from cdc_core.models import sql_model
 from cdc_core.silver import merge
 from cdc_core.sql.names import identifier, literal
 from cdc_core.tables import layout as tables
+from pipelines.delta import query_execution, table_history
 from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
 from pipelines.gold import changes, queries
 from pipelines.gold.candidate import Audit, Candidate
 from pipelines.gold.model_inputs import ModelInputs
@@ -79,7 +81,7 @@ class ModelTable:
         to: dict[str, Any] = self.inputs.positions(model)
         if not delta.exists(self.spark, table):
             return ModelWork("whole", to, {}, "it is not there yet")
-        commit = delta.position(self.spark, table)
+        commit = table_history.position(self.spark, table)
         live = dict(commit.metadata or {}) if commit is not None else {}
         if self.is_anew:
             return ModelWork("whole", to, live, "that was asked")
@@ -110,7 +112,7 @@ class ModelTable:
             return "nothing", 0, None
         table = self.table
         columns = [F.col(identifier(name)).alias(name, metadata=_metadata(self.model, name)) for name in whole.columns]
-        writer = delta.Writer.claim(self.spark, table, take_over=self.take_over) if delta.exists(self.spark, table) else None
+        writer = Writer.claim(self.spark, table, take_over=self.take_over) if delta.exists(self.spark, table) else None
         try:
             if writer is not None:
                 work = self.work()  # again: another run may have committed before this one had the claim
@@ -128,10 +130,10 @@ class ModelTable:
                 with suppress(errors.MedallionError):
                     writer.release()
 
-    def _replaced(self, work: ModelWork, writer: delta.Writer | None, frame: DataFrame) -> tuple[int, int | None]:
+    def _replaced(self, work: ModelWork, writer: Writer | None, frame: DataFrame) -> tuple[int, int | None]:
         """Replace all rows by those of the query, after the audit; their number, and the version."""
         table = self.table
-        rows = delta.computed(frame)
+        rows = query_execution.computed(frame)
         try:
             self._check_unique(rows)
             said = self.audit(
@@ -141,7 +143,7 @@ class ModelTable:
             if owner is None:  # only now: a first version that the audit refuses leaves no empty table behind
                 ddl = ", ".join(f"{identifier(each.name)} {merge.ddl(each.dataType)}" for each in frame.schema)
                 delta.create(self.spark, table, columns=ddl, properties=PROPERTIES)
-                owner = delta.Writer.claim(self.spark, table, take_over=self.take_over)
+                owner = Writer.claim(self.spark, table, take_over=self.take_over)
             try:
                 if self.model.description != self._description(table):
                     owner.alter(f"SET TBLPROPERTIES ('comment' = {literal(self.model.description)})")
@@ -159,17 +161,17 @@ class ModelTable:
                         owner.release()
             return rows.count(), version
         finally:
-            delta.release(rows)
+            query_execution.release(rows)
 
     def _description(self, table: tables.TableRef) -> str:
         return self.spark.sql(f"DESCRIBE DETAIL {table}").select("description").collect()[0].description or ""
 
-    def _merged(self, work: ModelWork, writer: delta.Writer, keys: DataFrame) -> tuple[int, int | None]:
+    def _merged(self, work: ModelWork, writer: Writer, keys: DataFrame) -> tuple[int, int | None]:
         """Replace the rows of the keys that may have changed; how many keys, and the version."""
         affected = f"keys_{self.model.name}_{self.inputs.nonce}"
         source = f"rows_{self.model.name}_{self.inputs.nonce}"
         keys.createOrReplaceTempView(affected)
-        rows = delta.computed(queries.frame(self.spark, self.model, lambda ref: self._restricted(ref, affected)))
+        rows = query_execution.computed(queries.frame(self.spark, self.model, lambda ref: self._restricted(ref, affected)))
         try:
             self._check_unique(rows)
             live = self.spark.table(str(writer.table))
@@ -193,7 +195,7 @@ class ModelTable:
             )
             return keys.count(), version
         finally:
-            delta.release(rows)
+            query_execution.release(rows)
             for view in (affected, source):
                 self.spark.catalog.dropTempView(view)
 
@@ -221,7 +223,7 @@ class ModelTable:
                 named = keys.toDF(*self.model.unique_key)
                 found = named if found is None else found.unionByName(named)
             assert found is not None
-            return delta.computed(found.distinct())
+            return query_execution.computed(found.distinct())
         except (PySparkException, Py4JJavaError, errors.CommitConflict) as error:
             condition = failures.condition(error) or type(error).__name__
             log.info("%s is made whole: what changed cannot be told (%s)", self.model.name, condition)

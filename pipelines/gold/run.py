@@ -27,9 +27,12 @@ from typing import TYPE_CHECKING, TypeVar
 from cdc_core import errors
 from cdc_core.silver import merge
 from cdc_core.sql.names import identifier
+from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
+from pipelines.delta import maintenance, query_execution, table_history
 from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
 from pipelines.gold import current, history
 from pipelines.gold.candidate import Audit, unjudged
 from pipelines.news import News
@@ -142,24 +145,24 @@ class _TableClaims:
 
     take_over: bool
     deletion_vectors: bool | None
-    _writers: dict[tables.TableRef, delta.Writer] = field(default_factory=dict)
+    _writers: dict[tables.TableRef, Writer] = field(default_factory=dict)
 
     def __contains__(self, table: tables.TableRef) -> bool:
         return table in self._writers
 
-    def writer(self, spark: SparkSession, table: tables.TableRef) -> delta.Writer:
+    def writer(self, spark: SparkSession, table: tables.TableRef) -> Writer:
         """The writer of a table, which is claimed where it was not yet."""
         writer = self._writers.get(table)
         if writer is None:
-            writer = self._writers[table] = delta.Writer.claim(spark, table, take_over=self.take_over)
+            writer = self._writers[table] = Writer.claim(spark, table, take_over=self.take_over)
             if self.deletion_vectors is not None:
-                writer.set_deletion_vectors(self.deletion_vectors)
+                maintenance.set_deletion_vectors(writer, self.deletion_vectors)
         writer.spark = spark  # tables are published in threads, each of which has a session of its own
         return writer
 
     def table_properties(self) -> dict[str, str]:
         """What a new table says of deletion vectors."""
-        return {delta.DELETION_VECTORS: "false" if self.deletion_vectors is False else "true"}
+        return {definition.DELETION_VECTORS: "false" if self.deletion_vectors is False else "true"}
 
     def release(self, table: tables.TableRef) -> None:
         """Release one table, where it is claimed."""
@@ -174,7 +177,7 @@ class _TableClaims:
         self._writers.clear()
 
 
-def _release(writer: delta.Writer) -> None:
+def _release(writer: Writer) -> None:
     with suppress(errors.MedallionError):  # a claim that another writer took over is not this run's to release
         writer.release()
 
@@ -236,7 +239,7 @@ class _Gold:
         ):
             if table in self.claims or not delta.exists(self.spark, table):
                 continue
-            if (delta.properties(self.spark, table).get(delta.DELETION_VECTORS) == "true") is not wanted:
+            if (delta.properties(self.spark, table).get(definition.DELETION_VECTORS) == "true") is not wanted:
                 self.claims.writer(self.spark, table)
 
     def _looked_at(self, namespace: registry.Namespace) -> current.GoldWork | None:
@@ -292,11 +295,11 @@ class _Gold:
         table = self.layout.history(work.namespace.db, work.namespace.collection)
         history.create(spark, table, properties=current.PROPERTIES | self.claims.table_properties())
         writer = self.claims.writer(spark, table)
-        few = delta.are_small(self._silver(work.namespace), table)
-        with delta.session_confs(spark, delta.INTERPRETED if few else {}):
+        few = query_execution.are_small(self._silver(work.namespace), table)
+        with query_execution.session_confs(spark, query_execution.INTERPRETED if few else {}):
             kept = history.History(spark, self.settings, self.layout, work.namespace, writer)
             events = kept.brought_up(work.at, work.silver, stop=self.stop)
-            writer.compact()
+            maintenance.compact(writer)
         name = _history_of(work.namespace)
         return GoldTableResult(name, work.at.to, work.silver.to, events, False, writer.version, time.monotonic() - started)
 
@@ -315,14 +318,14 @@ class _Gold:
         table = self._table(namespace)
         if table not in self.claims and not delta.exists(self.spark, table):
             return current.GoldPosition()
-        commit = delta.position(self.spark, table)
+        commit = table_history.position(self.spark, table)
         metadata = {} if commit is None or commit.metadata is None else commit.metadata
         return current.GoldPosition(metadata.get("to"), metadata.get("generation") or "", metadata.get("high"))
 
     def _applied(self, spark: SparkSession, work: current.GoldWork) -> GoldTableResult | None:
         touched = (self._silver(work.namespace), self._table(work.namespace))
-        few = delta.are_small(*touched)
-        with delta.session_confs(spark, delta.INTERPRETED if few else {}):
+        few = query_execution.are_small(*touched)
+        with query_execution.session_confs(spark, query_execution.INTERPRETED if few else {}):
             try:
                 return self._published(spark, work, few)
             except (errors.GateFailed, errors.SettingsError) as error:
@@ -347,7 +350,7 @@ class _Gold:
             delta.create(spark, self._table(work.namespace), columns=columns, properties=properties)
         writer = self.claims.writer(spark, self._table(work.namespace))
         changed = table.rewritten(writer) if work.is_rewrite else table.merged(writer)
-        writer.compact()
+        maintenance.compact(writer)
         return GoldTableResult(
             str(work.namespace),
             work.gold.to or 0,

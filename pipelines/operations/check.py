@@ -15,7 +15,7 @@ from cdc_core.settings.parse import Settings
 from cdc_core.stream import filters
 from cdc_core.tables import layout as tables
 from pipelines.channels import kafka
-from pipelines.delta import local_log as local_table
+from pipelines.delta import local_log
 from pipelines.delta import tables as delta
 from pipelines.mongodb import catalog, change_stream, snapshot_read
 from pipelines.mongodb import client as mongodb
@@ -92,7 +92,7 @@ def _settings(settings: Settings) -> Iterator[Finding]:
 
 def _lakehouse(settings: Settings) -> Iterator[Finding]:
     layout = delta.layout(settings.lakehouse)
-    folder = local_table.folder(layout.bronze(settings.name))
+    folder = local_log.folder(layout.bronze(settings.name))
     if folder is None:
         yield Finding("lakehouse", Verdict.FINE, layout.bronze(settings.name).label)
         return

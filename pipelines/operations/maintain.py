@@ -32,7 +32,9 @@ from cdc_core.stream import resume_token
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
+from pipelines.delta import maintenance, ops_tables, owners, table_history
 from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
 from pipelines.gold import models
 from pipelines.operations import quarantine
 
@@ -82,8 +84,8 @@ class TableResult:
 
     table: str
     kind: Kind
-    before: delta.Size
-    after: delta.Size
+    before: delta.TableSize
+    after: delta.TableSize
     done: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
 
@@ -198,8 +200,8 @@ class _Maintaining:
             self._claimed(table, words)
         else:
             self._facts(table, words)
-        delta.vacuum(self.spark, table.ref)
-        if delta.checkpoint(self.spark, table.ref):
+        maintenance.vacuum(self.spark, table.ref)
+        if maintenance.checkpoint(self.spark, table.ref):
             words.done.append("checkpoint written")
         after = delta.size(self.spark, table.ref)
         words.done[:0] = [*_compared(before, after)]
@@ -209,11 +211,11 @@ class _Maintaining:
         """A table with one writer at a time. Bronze is claimed, because old events go. Others are compacted without a claim, which
         would end a layer that comes to an idle table just then; a compaction's commit says no position."""
         if table.kind is not Kind.BRONZE:
-            is_free = self.beside_writers or not delta.is_held(self.spark, table.ref)
+            is_free = self.beside_writers or not owners.is_held(self.spark, table.ref)
             self._compacted(table, words) if is_free else words.left.append(HELD)
             return
         try:
-            writer = delta.Writer.claim(self.spark, table.ref, kept=("batch", "log"))
+            writer = Writer.claim(self.spark, table.ref, kept=("batch", "log"))
         except (errors.TableOwned, errors.LeaseHeld):
             self._beside(table, words)
             return
@@ -221,7 +223,7 @@ class _Maintaining:
             # First what goes, then the compaction: rows that go are not rewritten before.
             self._trim(writer, words)
             if self._is_due(table):
-                writer.optimize(purges=self._has_vectors(table))
+                maintenance.optimize_claimed(writer, purges=self._has_vectors(table))
         except errors.CommitConflict as error:
             words.left.append(f"not compacted: {error}")
         finally:
@@ -241,7 +243,7 @@ class _Maintaining:
         if not self._is_due(table):
             return
         try:
-            delta.optimize(self.spark, table.ref, metadata=None, purges=self._has_vectors(table))
+            maintenance.optimize(self.spark, table.ref, metadata=None, purges=self._has_vectors(table))
         except errors.CommitConflict:
             words.left.append("not compacted: a commit of its writer came first")
 
@@ -274,7 +276,7 @@ class _Maintaining:
             # A signal that no capture has read yet, however old, is still to be carried out.
             handled = bronze.handled_signals(self.spark, self.bronze) if delta.exists(self.spark, self.bronze) else set()
             where += f" AND row IN ({', '.join(map(names.literal, sorted(handled))) or 'NULL'})"
-        _note_removed(words, delta.delete(self.spark, table.ref, where), f"rows older than {days} days")
+        _note_removed(words, ops_tables.delete(self.spark, table.ref, where), f"rows older than {days} days")
 
     def _forget(self, table: _Table, words: _Words) -> None:
         """Remembered deletes that gold has published and that nothing late can come before."""
@@ -288,7 +290,7 @@ class _Maintaining:
         # By the sequence, the time of the delete in the source: a delete of long ago may have been read just now.
         oldest = resume_token.snapshot_sequence(self._before(days) // 1000, 0)
         where = f"`__sequence` < {names.literal(oldest)} AND `__batch` <= {applied}"
-        _note_removed(words, delta.delete(self.spark, table.ref, where), f"deletes older than {days} days")
+        _note_removed(words, ops_tables.delete(self.spark, table.ref, where), f"deletes older than {days} days")
 
     def _applied(self, namespace: registry.Namespace) -> int:
         """The batch up to which every layer that reads behind silver, and silver, is."""
@@ -300,11 +302,11 @@ class _Maintaining:
         return min(self._position(each) for each in found)
 
     def _position(self, table: TableRef) -> int:
-        commit = delta.position(self.spark, table) if delta.exists(self.spark, table) else None
+        commit = table_history.position(self.spark, table) if delta.exists(self.spark, table) else None
         to = (commit.metadata or {}).get("to") if commit is not None else None
         return to if isinstance(to, int) else 0
 
-    def _trim(self, writer: delta.Writer, words: _Words) -> None:
+    def _trim(self, writer: Writer, words: _Words) -> None:
         """Old events of bronze that every layer has applied; a rebuild then needs a snapshot, and says so."""
         days = self.settings.maintenance.bronze_retention_days
         if days is None:
@@ -320,7 +322,7 @@ class _Maintaining:
             return
         # Said before anything goes: a rebuild must never take what is left for all that there was.
         writer.alter(f"SET TBLPROPERTIES ({names.literal(bronze.TRIMMED)} = '{before}', 'delta.appendOnly' = 'false')")
-        count = writer.delete(where)
+        count = maintenance.delete_claimed(writer, where)
         writer.alter("SET TBLPROPERTIES ('delta.appendOnly' = 'true')")
         _note_removed(words, count, f"events older than {days} days")
         words.left.append("a rebuild of silver now needs a snapshot of the collection first")
@@ -347,7 +349,7 @@ def _note_removed(words: _Words, count: int, what: str) -> None:
         words.done.append(f"{count:,} {what} removed")
 
 
-def _compared(before: delta.Size, after: delta.Size) -> Sequence[str]:
+def _compared(before: delta.TableSize, after: delta.TableSize) -> Sequence[str]:
     found = []
     if before.files != after.files:
         found.append(f"{before.files:,} files became {after.files:,}")

@@ -43,6 +43,7 @@ from cdc_core.typed import plan as typed
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
 from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
 from pipelines.gold import current
 from pipelines.schema import log as schemas
 from pipelines.silver import ranges, survey
@@ -141,7 +142,7 @@ def run(
     table = layout.silver(*names) if layer is Layer.SILVER else layout.gold(*names)
     if not delta.exists(spark, table):
         raise errors.DecisionNeeded(f"{table.label}: there is no such table yet; medallion {layer.value} makes it")
-    writer = delta.Writer.claim(spark, table, take_over=take_over)
+    writer = Writer.claim(spark, table, take_over=take_over)
     try:
         work = _Rebuild(spark, settings, layout, namespace, writer, is_trial, drops_lost, stop or threading.Event())
         result = work.silver() if layer is Layer.SILVER else work.gold()
@@ -207,7 +208,7 @@ class _Rebuild:
     settings: Settings
     layout: tables.Layout
     namespace: registry.Namespace
-    writer: delta.Writer
+    writer: Writer
     is_trial: bool
     drops_lost: bool
     stop: threading.Event
@@ -316,7 +317,7 @@ class _Rebuild:
             keeps_document=silver_tables.keeps_document(self.settings, self.namespace),
             layout=layout,
             bronze=self._bronze,
-            writer=delta.Writer.claim(self.spark, table),
+            writer=Writer.claim(self.spark, table),
             schema=schemas.Kept(schema=seed),
             is_new=True,
         )
@@ -398,7 +399,7 @@ class _Rebuild:
 class _Renewal:
     """Renews a claim when it was not renewed for a while: a shadow takes longer to build than a lease lasts."""
 
-    def __init__(self, writer: delta.Writer, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, writer: Writer, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._writer = writer
         self._clock = clock
         self._last = clock()

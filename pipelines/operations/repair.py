@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING
 from cdc_core import errors
 from cdc_core.bronze import repair as bronze_repair
 from cdc_core.tables import layout as tables
-from pipelines.delta import local_log as local_table
+from pipelines.delta import data_file, local_log
 from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,16 +56,16 @@ def run(spark: SparkSession, settings: Settings, *, is_trial: bool = False, take
     where another process writes one of them: stop the pipeline first.
     """
     layout = delta.layout(settings.lakehouse)
-    root = None if layout.root is None else local_table.folder(tables.TableRef.at(layout.root))
+    root = None if layout.root is None else local_log.folder(tables.TableRef.at(layout.root))
     if root is None:
         raise errors.DecisionNeeded(
             "lakehouse: missing files are looked for on a file system that this process sees; "
             "on Databricks FSCK REPAIR TABLE does it, and medallion rebuild makes silver and gold anew"
         )
-    own = local_table.folder(layout.bronze(settings.name))
+    own = local_log.folder(layout.bronze(settings.name))
     shadows = root.joinpath(*tables.SHADOW_FOLDERS)
     found = []
-    for folder in local_table.tables_below(root):
+    for folder in local_log.tables_below(root):
         names = folder.relative_to(root).parts
         # A shadow is removed by the next rebuild; another pipeline's bronze has a position that only its own capture can mend.
         if shadows in folder.parents or (names[0] == "bronze" and folder != own):
@@ -94,7 +95,7 @@ def _table(
     gone, then = _plan(files, missing, names)
     version = None
     if not is_trial:
-        writer = delta.Writer.claim(spark, table, take_over=take_over, kept=("batch", "log"))
+        writer = Writer.claim(spark, table, take_over=take_over, kept=("batch", "log"))
         try:
             to, extra = _position(writer, names)
             version = writer.take_out(gone, to=to, extra=extra)
@@ -105,8 +106,8 @@ def _table(
 
 
 def _plan(
-    files: Sequence[delta.DataFile], missing: Sequence[delta.DataFile], names: Sequence[str]
-) -> tuple[Sequence[delta.DataFile], str]:
+    files: Sequence[data_file.DataFile], missing: Sequence[data_file.DataFile], names: Sequence[str]
+) -> tuple[Sequence[data_file.DataFile], str]:
     """The files that go, and what brings their rows back."""
     match names:
         case ("bronze", _):
@@ -126,7 +127,7 @@ def _plan(
     return missing, "what these files held is gone"
 
 
-def _position(writer: delta.Writer, names: Sequence[str]) -> tuple[object, dict[str, object]]:
+def _position(writer: Writer, names: Sequence[str]) -> tuple[object, dict[str, object]]:
     """The position and the extras of a table whose missing files went."""
     match names:
         case ("silver", *_):

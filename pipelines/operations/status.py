@@ -24,6 +24,7 @@ from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
 from pipelines.capture import metrics
+from pipelines.delta import direct_log, local_log, table_history
 from pipelines.delta import tables as delta
 from pipelines.mongodb import connection as source
 from pipelines.mongodb import server as mongodb_server
@@ -212,7 +213,7 @@ class _Reading:
         if position is None:
             return None
         at = resume_token.position(position.token).seconds
-        commit = delta.last_commit(self.spark, self.log)
+        commit = table_history.last_commit(self.spark, self.log)
         return Bronze(
             table=self.log.label,
             batch=position.batch,
@@ -222,7 +223,7 @@ class _Reading:
             headroom_seconds=None if server.oplog_first is None else at - server.oplog_first,
             rate=self._captured_rate(position.batch),
             writer=self._writer(commit),
-            slow_commits=delta.why_not_direct(self.spark, self.log),
+            slow_commits=direct_log.why_not(self.spark, self.log),
         )
 
     def collections(self) -> tuple[Collection, ...]:
@@ -258,7 +259,7 @@ class _Reading:
         """Where a table stands, and where it stood ten minutes before its last commit; None where there is none."""
         if not delta.exists(self.spark, table):
             return None
-        commits = list(_with_position(delta.history(self.spark, table, limit=COMMITS)))
+        commits = list(_with_position(table_history.commits(self.spark, table, limit=COMMITS)))
         if not commits:
             return None
         # Newest first. Commits of maintenance say no position, and `_with_position` left them out.
@@ -338,7 +339,7 @@ class _Reading:
             wanted.append(f"{f'count_if({is_one})' if column in columns else '0'} AS {name}")
         return self.spark.sql(f"SELECT {', '.join(wanted)} FROM {table}").collect()[0].asDict()
 
-    def _writer(self, commit: delta.Commit | None) -> Writer | None:
+    def _writer(self, commit: local_log.Commit | None) -> Writer | None:
         if commit is None or commit.metadata is None:
             return None
         claim = commit.metadata
@@ -367,7 +368,7 @@ def _with_gap(each: Collection, gap: snapshot_state.Gap | None) -> Collection:
     return each if gap is None else dataclasses.replace(each, incomplete_since=gap.since, incomplete_because=gap.why)
 
 
-def _with_position(commits: Sequence[delta.Commit]) -> Iterator[tuple[delta.Commit, int]]:
+def _with_position(commits: Sequence[local_log.Commit]) -> Iterator[tuple[local_log.Commit, int]]:
     for commit in commits:
         to: Any = (commit.metadata or {}).get("to")
         if isinstance(to, int):

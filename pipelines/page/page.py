@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdc_core import errors
+from pipelines.delta import table_history
 from pipelines.delta import tables as delta
 from pipelines.operations import schema as evolution
 from pipelines.operations import status as pipeline_status
@@ -230,7 +231,7 @@ class _PageReader:
         """Bronze, and the tables of each collection."""
         assert self.status.bronze is not None
         bronze = self._layout.bronze(self.settings.name)
-        told = [("bronze", bronze, delta.version(self.spark, bronze), self.status.bronze.writer)]
+        told = [("bronze", bronze, table_history.version(self.spark, bronze), self.status.bronze.writer)]
         for each in self.status.collections:
             db, _, name = each.collection.partition(".")
             for layer, table, found in (

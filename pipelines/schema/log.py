@@ -28,6 +28,7 @@ from cdc_core.sql.names import identifier
 from cdc_core.tables import layout as tables
 from cdc_core.typed import exact
 from cdc_core.typed import plan as typed
+from pipelines.delta import ops_tables
 from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ def newest(spark: SparkSession, table: tables.TableRef) -> list[tuple[str, Kept]
     if not delta.exists(spark, table):
         return []
     last: dict[tuple[str, str], tuple[int, str]] = {}
-    for row in delta.rows(spark, table, SCHEMA).to_pylist():
+    for row in ops_tables.rows(spark, table, SCHEMA).to_pylist():
         if row["schema"] is not None:
             of = (row["collection"], row["generation"] or "")
             last[of] = max(last.get(of, (0, "")), (row["version"], row["schema"]))
@@ -273,4 +274,4 @@ def append(
         )
         for number, change in enumerate(evolution.changes)
     ]
-    delta.note(spark, table, [dict(zip(_NAMES, row)) for row in rows], SCHEMA)
+    ops_tables.note(spark, table, [dict(zip(_NAMES, row)) for row in rows], SCHEMA)

@@ -14,7 +14,7 @@ from cdc_core.schema import document_schema
 from cdc_core.silver import reduce
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
-from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
 from pipelines.schema import log as schemas
 from pipelines.silver import survey
 
@@ -34,7 +34,7 @@ class SilverCollection:
     keeps_document: bool
     layout: tables.Layout
     bronze: tables.TableRef
-    writer: delta.Writer
+    writer: Writer
     schema: schemas.Kept
     is_new: bool
     columns: tuple[str, ...] = field(init=False)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from cdc_core.bronze import columns as bronze
+from pipelines.delta import ops_tables
 from pipelines.delta import tables as delta
 from pipelines.silver import survey
 from pipelines.silver import tables as silver_tables
@@ -62,4 +63,4 @@ def remember(collection: SilverCollection, deletes: Deletes, number: int) -> Non
     if deletes.events > survey.MAX_DRIVER_ROWS:
         facts.writeTo(str(collection.deletes)).append()
     else:
-        delta.append_rows(collection.spark, collection.deletes, facts.toArrow())
+        ops_tables.append_rows(collection.spark, collection.deletes, facts.toArrow())

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.silver import merge, reduce
 from cdc_core.sql.names import identifier
-from pipelines.delta import tables as delta
+from pipelines.delta import query_execution, upsert
 from pipelines.silver import batch as batches
 from pipelines.silver import survey
 from pipelines.silver.batch import RowBatch
@@ -35,11 +35,11 @@ def folded(collection: SilverCollection, events: DataFrame, batch: RowBatch) -> 
     keeps_last = batches.keeps_last(collection, batch)
     histories = reduce.histories(events, columns=collection.columns, keeps_last=keeps_last)
     placed = _with_stored(histories, _stored(collection, events, batch))
-    rows = delta.computed(_folded(placed, mode=collection.mode, columns=collection.columns))
+    rows = query_execution.computed(_folded(placed, mode=collection.mode, columns=collection.columns))
     try:
         yield rows
     finally:
-        delta.release(rows)
+        query_execution.release(rows)
 
 
 def with_awaited(collection: SilverCollection, batch: RowBatch) -> DataFrame:
@@ -85,7 +85,7 @@ def _stored(collection: SilverCollection, events: DataFrame, batch: RowBatch) ->
         F.when(~deleted, F.col("__document")).alias("stored_document"),
         deleted.alias("stored_is_deleted"),
         F.coalesce("__incomplete", F.lit(False)).alias("stored_incomplete"),
-        *delta.PLACE,
+        *upsert.ROW_LOCATION,
     )
 
 
@@ -134,7 +134,7 @@ def _folded(placed: DataFrame, *, mode: unwrap_options.DeleteMode, columns: Sequ
         }
     )
     beside = ("partial_sequence", "base_known", "is_doubtful")
-    reduced = reduce.decided(prepared, mode=mode, columns=(*columns, *beside, *delta.PLACE, "base", "updates"))
+    reduced = reduce.decided(prepared, mode=mode, columns=(*columns, *beside, *upsert.ROW_LOCATION, "base", "updates"))
     kept = reduced.drop("base", "updates").schema
     ddl = ", ".join(f"{identifier(each.name)} {merge.ddl(each.dataType)}" for each in kept)
     folded = reduced.mapInArrow(reduce.fold_rows, f"{ddl}, {reduce.FOLDED_DDL}")

@@ -17,7 +17,7 @@ from cdc_core.silver import reduce
 from cdc_core.sql.names import literal
 from cdc_core.typed import plan as typed
 from pipelines.bronze import collections as registry
-from pipelines.delta import tables as delta
+from pipelines.delta import query_execution, upsert
 from pipelines.silver import batch as batches
 from pipelines.silver import deletes, evolve, reduction, survey, sweeps, write
 from pipelines.silver.batch import RowBatch, Step
@@ -94,7 +94,7 @@ def _range(
         # A MERGE is planned as the session says: it may broadcast more then.
         adaptive = {ADAPTIVE: collection.spark.conf.get(ADAPTIVE) or "true"}
         is_local = sparks.is_local(collection.spark)
-        resources.enter_context(delta.session_confs(collection.spark, NOT_ADAPTIVE if is_local else {}))
+        resources.enter_context(query_execution.session_confs(collection.spark, NOT_ADAPTIVE if is_local else {}))
         sought = resources.enter_context(_seeking_keys(collection, events, counts, is_late=is_late))
         batch = RowBatch(
             rows=events,
@@ -120,7 +120,7 @@ def _written_at_once(collection: SilverCollection, batch: RowBatch) -> bool:
         return False
     try:
         batches.through(write.STEPS, collection, rows)
-    except delta.Unwanted:
+    except upsert.NotCommitted:
         return False
     return True
 
@@ -128,7 +128,7 @@ def _written_at_once(collection: SilverCollection, batch: RowBatch) -> bool:
 @contextmanager
 def _seeking_keys(
     collection: SilverCollection, events: DataFrame, counts: survey.EventCounts, *, is_late: bool
-) -> Iterator[delta.Sought | None]:
+) -> Iterator[upsert.PendingDelete | None]:
     """Where the table holds the events' keys, looked for while their documents are: the driver waits much in both."""
     is_large = reduction.is_large(counts) and not collection.is_empty()
     if is_large and collection.keeps_document:

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from cdc_core.silver import reduce
 from cdc_core.typed import plan as typed
-from pipelines.delta import tables as delta
+from pipelines.delta import upsert
 from pipelines.operations import quarantine
 from pipelines.silver import batch as batches
 from pipelines.silver import deletes, evolve, partial_updates, survey
@@ -77,12 +77,12 @@ def _folded(collection: SilverCollection, batch: RowBatch, whole: DataFrame) -> 
 
 
 @contextmanager
-def _seeking_places(collection: SilverCollection, rows: DataFrame, batch: RowBatch) -> Iterator[delta.Sought | None]:
+def _seeking_places(collection: SilverCollection, rows: DataFrame, batch: RowBatch) -> Iterator[upsert.PendingDelete | None]:
     """Where the table holds the rows, which was seen when their documents were read."""
     if batch.is_late:  # a MERGE finds them itself
         yield None
         return
-    places = rows.select(*delta.PLACE).where(F.col(delta.PLACE[0]).isNotNull())
+    places = rows.select(*upsert.ROW_LOCATION).where(F.col(upsert.ROW_LOCATION[0]).isNotNull())
     with collection.writer.seeking(places) as sought:
         yield sought
 

@@ -37,7 +37,9 @@ from cdc_core.settings.parse import OnConflict
 from cdc_core.silver import reduce
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
+from pipelines.delta import maintenance, query_execution
 from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
 from pipelines.news import News
 from pipelines.operations import rebuild
 from pipelines.schema import log as schemas
@@ -235,11 +237,11 @@ class _Silver:
     def _applied(self, spark: SparkSession, work: survey.CollectionWork) -> SilverCollectionResult:
         started = time.monotonic()
         known, namespace = self.positions.known, work.namespace
-        few = work.counts.events <= survey.MAX_DRIVER_ROWS and delta.are_small(self.positions.table(namespace))
-        with delta.session_confs(spark, delta.INTERPRETED if few else {}):
+        few = work.counts.events <= survey.MAX_DRIVER_ROWS and query_execution.are_small(self.positions.table(namespace))
+        with query_execution.session_confs(spark, query_execution.INTERPRETED if few else {}):
             collection = self._collection(spark, work)
             known[namespace] = reached = ranges.apply(collection, work, stop=self.stop)
-            collection.writer.compact()
+            maintenance.compact(collection.writer)
         if collection.options.on_conflict is OnConflict.RETYPE:
             # The first time all rows are looked at: what they rescued may be older than the setting.
             after = work.position.to if namespace in self.retyped else 0
@@ -274,10 +276,10 @@ class _Silver:
         collection.spark = collection.writer.spark = spark
         return collection
 
-    def _claimed(self, spark: SparkSession, namespace: registry.Namespace) -> delta.Writer:
+    def _claimed(self, spark: SparkSession, namespace: registry.Namespace) -> Writer:
         table = self.positions.table(namespace)
         silver_tables.create(spark, table)
-        writer = delta.Writer.claim(spark, table, take_over=self.take_over)
+        writer = Writer.claim(spark, table, take_over=self.take_over)
         # The position was read before the claim: with a claim in between this run would apply from where the table no longer is.
         if writer.metadata.get("to") not in (None, self.positions.known[namespace].to):
             writer.release()

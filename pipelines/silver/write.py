@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from cdc_core import errors
 from cdc_core.silver import merge, reduce
 from cdc_core.typed import plan as typed
-from pipelines.delta import tables as delta
+from pipelines.delta import query_execution, upsert
 from pipelines.silver import batch as batches
 from pipelines.silver import deletes, survey
 from pipelines.silver import tables as silver_tables
@@ -56,7 +56,7 @@ def merged(collection: SilverCollection, batch: RowBatch) -> RowBatch:
     if _is_upsert(collection, batch) and _upserted(collection, batch):
         return batch
     if batch.unless is not None:
-        raise delta.Unwanted  # Spark commits a MERGE whatever it finds on the way
+        raise upsert.NotCommitted  # Spark commits a MERGE whatever it finds on the way
     _merge(collection, batch)
     return batch
 
@@ -67,7 +67,7 @@ STEPS: tuple[Step, ...] = (deletes.remembered, table_rows, merged)
 
 def _merge(collection: SilverCollection, batch: RowBatch) -> None:
     view = f"silver_{threading.get_ident()}"
-    rows = delta.computed(batch.rows)
+    rows = query_execution.computed(batch.rows)
     rows.createOrReplaceTempView(view)
     try:
         if batch.has_incomplete and not collection.keeps_document and rows.where("`__incomplete`").isEmpty():
@@ -77,7 +77,7 @@ def _merge(collection: SilverCollection, batch: RowBatch) -> None:
         collection.writer.merge(sql, to=batch.after.to, extra=batch.after.extra, confs=confs)
     finally:
         collection.spark.catalog.dropTempView(view)
-        delta.release(rows)
+        query_execution.release(rows)
 
 
 def _append(collection: SilverCollection, rows: DataFrame, batch: RowBatch) -> None:
@@ -86,7 +86,7 @@ def _append(collection: SilverCollection, rows: DataFrame, batch: RowBatch) -> N
     if batch.unless is None:
         writer.append(rows, to=after.to, extra=after.extra)
     elif writer.upsert(rows, touched=None, to=after.to, extra=after.extra, unless=batch.unless) is None:
-        raise delta.Unwanted  # an append by Spark commits whatever it has written
+        raise upsert.NotCommitted  # an append by Spark commits whatever it has written
 
 
 def _is_upsert(collection: SilverCollection, batch: RowBatch) -> bool:

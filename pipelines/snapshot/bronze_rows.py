@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_core.bronze import columns as bronze
-from cdc_core.bronze import event_rows as events
+from cdc_core.bronze import source_block
 from cdc_core.stream import resume_token
 from pipelines.mongodb import catalog
 
@@ -34,7 +34,7 @@ def snapshot_rows(
         return pa.repeat(pa.scalar(value, type_), rows)
 
     dbs, names = constant(collection.db, pa.string()), constant(collection.name, pa.string())
-    marks = events.source_column(
+    marks = source_block.source_column(
         name=name,
         dbs=dbs,
         collections=names,

@@ -18,7 +18,7 @@ from bson import json_util
 from bson.timestamp import Timestamp
 
 from cdc_core import errors
-from cdc_core.bronze import event_rows as events
+from cdc_core.bronze import raw_event
 from cdc_core.extended_json import bson_to_json, keys
 from cdc_core.snapshot import repair
 from cdc_core.stream import fields as field_filters
@@ -120,10 +120,10 @@ def encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
             key = keys.canonical_raw(raw)
             found_keys.append(key)
             missing.pop(key, None)
-            text = encoded.text if spec.fields is None else events.filtered(encoded.text, fields=spec.fields, taken=set())
+            text = encoded.text if spec.fields is None else raw_event.filtered(encoded.text, fields=spec.fields, taken=set())
             texts.append(text)
             # Text cannot hold such a document exactly; its bytes come along, without the fields that are left out.
-            originals.append(events.original(raw, fields=spec.fields) if encoded.lossy else None)
+            originals.append(raw_event.original(raw, fields=spec.fields) if encoded.lossy else None)
             lossy += encoded.lossy
             size += len(text)
             if size - sent > PIECE_BYTES:

@@ -1,7 +1,7 @@
 """What Spark, its JVM and Delta raise, as one of our errors where it has a meaning for whoever runs the command.
 
 By class and condition. It is asked where no single table is known, at the end of a command; statements over one table are
-translated by `pipelines.delta.tables`, which asks here too.
+translated by `pipelines.delta.table_errors`, which asks here too.
 """
 
 from __future__ import annotations

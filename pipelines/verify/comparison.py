@@ -24,6 +24,7 @@ from cdc_core.tables import layout as tables
 from cdc_core.verify import equality
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
+from pipelines.delta import query_execution
 from pipelines.delta import tables as delta
 from pipelines.mongodb import catalog, document_keys
 from pipelines.mongodb import client as mongodb
@@ -331,11 +332,11 @@ class CollectionComparison:
 @contextlib.contextmanager
 def _held(df: DataFrame) -> Iterator[DataFrame]:
     """The rows, worked out once and kept by the executors for the time of a block."""
-    computed = delta.computed(df)
+    computed = query_execution.computed(df)
     try:
         yield computed
     finally:
-        delta.release(computed)
+        query_execution.release(computed)
 
 
 def _threads(spark: SparkSession) -> int:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from bson.timestamp import Timestamp
 
 from cdc_core import errors
-from cdc_core.bronze import event_rows
+from cdc_core.bronze import raw_event
 from cdc_core.extended_json import bson_to_json, keys
 from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.snapshot import repair
@@ -82,7 +82,7 @@ class Reading:
         """A document as the capture would write it down."""
         text = bson_to_json.encode(raw).text
         if self.fields is not None:
-            text = event_rows.filtered(text, fields=self.fields, taken=set())
+            text = raw_event.filtered(text, fields=self.fields, taken=set())
         return text.decode()
 
 

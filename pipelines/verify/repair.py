@@ -21,6 +21,7 @@ from cdc_core.stream import patterns
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
 from pipelines.channels import signals
+from pipelines.delta import owners
 from pipelines.delta import tables as delta
 from pipelines.spark import session as sparks
 from pipelines.verify.table_rows import Layer
@@ -57,7 +58,7 @@ def through_bronze(
     # All signals are sent before any is waited for: the capture takes them up one after the other.
     asked = [_send(spark, settings, namespace, keys[start : start + KEYS]) for start in range(0, len(keys), KEYS)]
     log = delta.layout(settings.lakehouse).bronze(settings.name)
-    if delta.is_held(spark, log):
+    if owners.is_held(spark, log):
         # Its silver and gold claim their tables when there is something to write: to run them here could end them.
         _wait(spark, settings, asked, stop=stop)
         return

@@ -30,6 +30,7 @@ from cdc_core import errors
 from cdc_core.properties import types as values
 from cdc_core.settings.parse import Settings
 from pipelines.bronze import collections as registry
+from pipelines.delta import ops_tables
 from pipelines.delta import tables as delta
 from pipelines.mongodb import catalog
 from pipelines.mongodb import client as mongodb
@@ -240,7 +241,9 @@ class _VerifyRun:
             "milliseconds": round(found.seconds * 1000),
             "differences": json.dumps(kept),
         }
-        delta.note(self.context.spark, self.context.layout.ops("verifications"), [row], SCHEMA, properties=delta.FACTS)
+        ops_tables.note(
+            self.context.spark, self.context.layout.ops("verifications"), [row], SCHEMA, properties=ops_tables.PROPERTIES
+        )
 
 
 __all__ = ["Asked", "Layer", "refuse", "run", "to_json"]

@@ -22,6 +22,7 @@ from cdc_core.stream import resume_token
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
+from pipelines.delta import owners, table_history
 from pipelines.delta import tables as delta
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import document_keys
@@ -94,12 +95,12 @@ class TableProgressReader:
 
     def captures(self) -> bool:
         """Whether a capture writes bronze now."""
-        return delta.is_held(self.spark, self.bronze)
+        return owners.is_held(self.spark, self.bronze)
 
     def applies(self) -> bool:
         """Whether somebody writes the table now. A running pipeline claims a table when there is something to write."""
         layers = {self.layout.silver(self.namespace.db, self.namespace.collection), self.table}
-        return all(delta.is_held(self.spark, each) for each in layers)
+        return all(owners.is_held(self.spark, each) for each in layers)
 
     def past(self, at: documents.Time, *, until: float) -> TableProgress:
         """How far the table is when it is past the time, or when waiting is of no use or too long.
@@ -135,7 +136,7 @@ class TableProgressReader:
     def _position(self) -> int:
         if not delta.exists(self.spark, self.table):
             return 0
-        commit = delta.position(self.spark, self.table)
+        commit = table_history.position(self.spark, self.table)
         to = (commit.metadata or {}).get("to") if commit is not None else None
         return to if isinstance(to, int) else 0
 

@@ -17,6 +17,7 @@ from cdc_core.silver import merge, reduce
 from cdc_core.sql import names
 from cdc_core.tables import layout as tables
 from cdc_core.verify import equality
+from pipelines.delta import table_history
 from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
@@ -161,4 +162,4 @@ def _mapped(value: Any, type_: pa.DataType) -> Any:
 
 def newest(spark: SparkSession, table: tables.TableRef, options: CollectionSettings) -> TableVersion:
     """The table as it is now."""
-    return TableVersion(spark, table, delta.version(spark, table) if delta.exists(spark, table) else None, options)
+    return TableVersion(spark, table, table_history.version(spark, table) if delta.exists(spark, table) else None, options)

@@ -25,6 +25,7 @@ from pipelines.bronze import log as bronze
 from pipelines.capture import heartbeats
 from pipelines.capture import service as capture
 from pipelines.capture.progress import CaptureResult, Progress
+from pipelines.delta import table_history
 from pipelines.delta import tables as delta
 from pipelines.demo import embedded_mongodb
 from pipelines.mongodb import client as mongodb
@@ -178,11 +179,11 @@ def test_second_capture_is_refused(spark: Any, mongodb_uri: str, database: Any, 
     found = pipeline(mongodb_uri, lakehouse, database.name)
     with Running(spark, found) as running:
         until(lambda: delta.exists(spark, table(found)) and bronze.last_batch(spark, table(found)) > 0)
-        before = delta.version(spark, table(found))
+        before = table_history.version(spark, table(found))
         with pytest.raises(errors.TableOwned) as refused:
             once(spark, found)
         assert refused.value.exit_code == 3
-        assert delta.version(spark, table(found)) == before
+        assert table_history.version(spark, table(found)) == before
         del running
 
 
@@ -269,7 +270,7 @@ def test_lost_position_changes_nothing(spark: Any, start_mongodb: Any, lakehouse
     client.shop.orders.insert_many([{"_id": number} for number in range(3)])
     client.shop.gone.insert_one({"_id": 1})
     once(spark, found)
-    before = delta.version(spark, table(found))
+    before = table_history.version(spark, table(found))
     client.shop.orders.delete_one({"_id": 1})
     client.shop.gone.drop()
     first = mongodb_server.oplog_window(client)
@@ -285,7 +286,7 @@ def test_lost_position_changes_nothing(spark: Any, start_mongodb: Any, lakehouse
         once(spark, found)
     assert lost.value.exit_code == 3
     assert "snapshot.mode: when_needed" in str(lost.value)
-    assert delta.version(spark, table(found)) == before
+    assert table_history.version(spark, table(found)) == before
     check_when_needed(spark, pipeline(server.uri, lakehouse, "shop", **{"snapshot.mode": "when_needed"}))
     client.close()
 
@@ -389,9 +390,9 @@ def test_without_heartbeats_only_the_lease_is_renewed(
     found = pipeline(mongodb_uri, lakehouse, database.name, **{"heartbeat.interval.ms": 0, "snapshot.mode": "no_data"})
     with Running(spark, found):
         until(lambda: delta.exists(spark, table(found)) and bronze.last_batch(spark, table(found)) > 0)
-        version, position = delta.version(spark, table(found)), bronze.read_position(spark, table(found))
+        version, position = table_history.version(spark, table(found)), bronze.read_position(spark, table(found))
         mongo[f"{database.name}_other"].noise.insert_one({})
-        until(lambda: delta.version(spark, table(found)) >= version + 3)
+        until(lambda: table_history.version(spark, table(found)) >= version + 3)
     mongo.drop_database(f"{database.name}_other")
     assert bronze.read_position(spark, table(found)) == position
 
@@ -417,7 +418,7 @@ def test_table_of_somebody_else_is_refused(spark: Any, mongodb_uri: str, databas
     with pytest.raises(errors.TableNotOurs) as refused:
         once(spark, found)
     assert refused.value.exit_code == 3
-    assert delta.version(spark, table(found)) == 0
+    assert table_history.version(spark, table(found)) == 0
 
 
 @pytest.mark.parametrize(

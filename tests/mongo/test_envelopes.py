@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 from bson.timestamp import Timestamp
 
-from cdc_core.bronze import event_rows as events
+from cdc_core.bronze import source_block
 from cdc_core.extended_json import dialects as debezium_json
 from cdc_core.extended_json.dialects import Dialect
 from cdc_core.settings import connector as debezium_import
@@ -394,7 +394,7 @@ def check_source(row: Row) -> None:
     assert source["ts_ms"] == seconds * 1_000
     assert (source["ts_us"], source["ts_ns"]) == (seconds * 1_000_000, seconds * 1_000_000_000)
     assert source["ord"] == int(row["sequence"][8:16], 16) > 0
-    assert (source["version"], source["connector"], source["name"]) == (events.VERSION, "mongodb", "dbz")
+    assert (source["version"], source["connector"], source["name"]) == (source_block.VERSION, "mongodb", "dbz")
     assert (source["db"], source["collection"]) == (row["db"], row["collection"])
     if row["kind"] == "snapshot":
         assert source["wallTime"] is None

@@ -15,6 +15,7 @@ from bson import Decimal128, Int64, ObjectId
 from cdc_core import errors
 from pipelines import run as layers
 from pipelines.capture import service as capture
+from pipelines.delta import table_errors
 from pipelines.delta import tables as delta
 from pipelines.gold import run as gold
 from pipelines.silver import run as silver
@@ -162,7 +163,7 @@ def is_planted(spark: Any, sql: str) -> bool:
     try:
         spark.sql(sql).collect()
     except Exception as error:
-        assert delta.is_conflict(error), error
+        assert table_errors.is_conflict(error), error
         return False
     return True
 

@@ -13,6 +13,7 @@ from cdc_core import errors
 from cdc_core.silver import reduce
 from cdc_core.tables import layout as tables
 from pipelines.bronze import log as bronze
+from pipelines.delta import local_log, maintenance, table_history
 from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def test_files_of_other_values_are_left_out(log: bronze.Log) -> None:
 
 def test_what_was_compacted_is_not_read_twice(spark: SparkSession, log: bronze.Log) -> None:
     """A compacted file that holds more than the span is Delta's; later commits are read as before."""
-    delta.optimize(spark, log.table, metadata=log.writer._metadata("x", {"batch": 6}))
+    maintenance.optimize(spark, log.table, metadata=log.writer.user_metadata("x", {"batch": 6}))
     check(log, 2, 6, of_files=False)
     beat(log, 2)
     check(log, 6, 8, of_files=True)
@@ -119,7 +120,7 @@ def test_the_position_never_goes_back(log: bronze.Log) -> None:
 
 def restored(spark: SparkSession, log: bronze.Log, *, batches: int) -> None:
     """Takes back the last batches."""
-    version = delta.version(spark, log.table)
+    version = table_history.version(spark, log.table)
     spark.sql(f"ALTER TABLE {log.table} SET TBLPROPERTIES ('delta.appendOnly' = 'false')")
     spark.sql(f"RESTORE TABLE {log.table} TO VERSION AS OF {version - batches}").collect()
 
@@ -143,8 +144,8 @@ def test_a_start_reads_from_files_what_spark_reads(
     def check_both() -> None:
         here = told(log)
         with monkeypatch.context() as without:
-            without.setattr(bronze.local_table, "files", lambda _: None)
-            without.setattr(delta.local_table, "properties", lambda _: None)
+            without.setattr(bronze.local_log, "files", lambda _: None)
+            without.setattr(local_log, "properties", lambda _: None)
             assert here == told(log)
 
     payloads = ({"snapshot": {"id": "1"}}, {"gap": {"from": "81"}}, {"stream": "x", "captured": ["a.b"]}, {"start": "82"})
@@ -152,9 +153,9 @@ def test_a_start_reads_from_files_what_spark_reads(
     beat(log, 2)
     check_both()
     assert told(log)[1] == [{"snapshot": {"id": "1"}}, {"gap": {"from": "81"}}] and len(told(log)[2]) == 1
-    assert delta.checkpoint(spark, log.table)
+    assert maintenance.checkpoint(spark, log.table)
     check_both()
-    delta.optimize(spark, log.table, metadata=log.writer._metadata("x", {"batch": 9}))
+    maintenance.optimize(spark, log.table, metadata=log.writer.user_metadata("x", {"batch": 9}))
     beat(log, 1)
     check_both()
     restored(spark, log, batches=3)

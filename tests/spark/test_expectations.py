@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from cdc_core import errors
+from pipelines.delta import ops_tables
 from pipelines.delta import tables as delta
 from pipelines.demo import quality
 from pipelines.gold import expectations, publish
@@ -44,7 +45,7 @@ expectations:
 def results(spark: SparkSession, settings: Settings) -> list[dict[str, Any]]:
     """What `ops/expectations` holds, oldest first."""
     table = delta.layout(settings.lakehouse).ops("expectations")
-    return sorted(delta.rows(spark, table, expectations.SCHEMA).to_pylist(), key=lambda row: row["at_ms"])
+    return sorted(ops_tables.rows(spark, table, expectations.SCHEMA).to_pylist(), key=lambda row: row["at_ms"])
 
 
 def test_a_refused_version_of_a_model_leaves_the_last_good_one(spark: SparkSession, tmp_path: Path) -> None:

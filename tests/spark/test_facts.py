@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from cdc_core.tables import layout as tables
+from pipelines.delta import ops_tables
 from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,7 +24,7 @@ def test_facts_of_many_threads_are_all_there(spark: SparkSession, tmp_path: Path
     """Also while fenced commits, which Delta must not try again, are made in the same session."""
     facts, held = tables.TableRef.at(str(tmp_path / "facts")), tables.TableRef.at(str(tmp_path / "held"))
     delta.create(spark, held, columns="n BIGINT")
-    writer = delta.Writer.claim(spark, held)
+    writer = Writer.claim(spark, held)
 
     def fenced(_: int) -> None:
         for number in range(TIMES * 3):
@@ -30,11 +32,11 @@ def test_facts_of_many_threads_are_all_there(spark: SparkSession, tmp_path: Path
 
     def noted(thread: int) -> None:
         for number in range(TIMES):
-            delta.note(spark, facts, [{"thread": thread, "n": number}], SCHEMA)
+            ops_tables.note(spark, facts, [{"thread": thread, "n": number}], SCHEMA)
 
     with ThreadPoolExecutor(THREADS + 1) as pool:
         done = [pool.submit(noted, thread) for thread in range(THREADS)] + [pool.submit(fenced, 0)]
         for each in done:
             each.result()
-    found = delta.rows(spark, facts, SCHEMA)
+    found = ops_tables.rows(spark, facts, SCHEMA)
     assert sorted(zip(*found.to_pydict().values())) == [(t, n) for t in range(THREADS) for n in range(TIMES)]

@@ -16,7 +16,9 @@ from cdc_core import errors
 from cdc_core.tables import layout as tables
 from pipelines.bronze import log as bronze
 from pipelines.channels import signals
+from pipelines.delta import direct_log, ops_tables
 from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
 from pipelines.operations import rebuild
 from tests import bronze_rows, faults
 from tests.faults import Boundary, Fault, Kind
@@ -46,15 +48,15 @@ def numbers(spark: SparkSession, table: tables.TableRef) -> list[int]:
     return sorted(row.n for row in spark.table(str(table)).collect())
 
 
-def by_arrow(writer: delta.Writer, number: int) -> None:
+def by_arrow(writer: Writer, number: int) -> None:
     writer.append_arrow(rows(number), to=number)
 
 
-def by_spark(writer: delta.Writer, number: int) -> None:
+def by_spark(writer: Writer, number: int) -> None:
     writer.append(writer.spark.createDataFrame(rows(number)), to=number)
 
 
-def by_merge(writer: delta.Writer, number: int) -> None:
+def by_merge(writer: Writer, number: int) -> None:
     writer.merge(
         f"MERGE INTO {writer.table} AS t USING (SELECT {number}L AS n) AS s ON t.n = s.n WHEN NOT MATCHED THEN INSERT *",
         to=number,
@@ -64,13 +66,13 @@ def by_merge(writer: delta.Writer, number: int) -> None:
 @pytest.mark.parametrize("kind", faults.IN_PROCESS)
 @pytest.mark.parametrize("commit", [by_arrow, by_spark, by_merge])
 def test_what_a_commit_without_an_answer_names_stays(
-    spark: SparkSession, table: tables.TableRef, commit: Callable[[delta.Writer, int], None], kind: Kind
+    spark: SparkSession, table: tables.TableRef, commit: Callable[[Writer, int], None], kind: Kind
 ) -> None:
     """At each border the rows are there or not, and can be read; the writer commits nothing behind it, its release says the
     position that holds, and a successor in the same process goes on from it."""
     held: list[int] = []
     for number, boundary in enumerate(PLACES):
-        writer = delta.Writer.claim(spark, table)
+        writer = Writer.claim(spark, table)
         with faults.injected(Fault(boundary, kind)) as injection, contextlib.suppress(*SEEN):
             commit(writer, number)
         if boundary is Boundary.AFTER_COMMIT or not injection.has_struck:  # Spark's files are not ours to write
@@ -93,14 +95,14 @@ def test_a_fact_whose_commit_got_no_answer_stays(spark: SparkSession, tmp_path: 
         with faults.injected(Fault(boundary, kind)) as injection, pytest.raises(SEEN):
             signals.send(spark, hop.settings, type_="log", data={"message": "x"}, id_=str(number), ts_ms=number)
         assert injection.has_struck
-    assert [row["id"] for row in delta.rows(spark, ref, signals.SCHEMA).to_pylist()] == ["2"]
+    assert [row["id"] for row in ops_tables.rows(spark, ref, signals.SCHEMA).to_pylist()] == ["2"]
     assert [row.id for row in spark.table(str(ref)).collect()] == ["2"]
 
 
 def test_a_file_that_no_commit_names_is_removed(spark: SparkSession, table: tables.TableRef) -> None:
     """A commit that the log refused, and that is not in it, leaves nothing behind."""
-    old = delta.Writer.claim(spark, table)
-    delta.Writer.claim(spark, table, take_over=True)
+    old = Writer.claim(spark, table)
+    Writer.claim(spark, table, take_over=True)
     with pytest.raises(errors.OwnershipLost):
         old.append_arrow(rows(1), to=1)
     assert not list(Path(table.path or "").glob("*.parquet"))
@@ -108,14 +110,14 @@ def test_a_file_that_no_commit_names_is_removed(spark: SparkSession, table: tabl
 
 def test_an_error_after_the_commit_is_no_reason_to_commit_twice(spark: SparkSession, table: tables.TableRef) -> None:
     """An answer may be an error although the commit is in the log: it counts once."""
-    writer = delta.Writer.claim(spark, table)
-    committed = delta._DirectLog._committed
+    writer = Writer.claim(spark, table)
+    committed = direct_log.DirectLog._committed
 
     def then_fails(self: Any, *given: Any, base: int, metadata: str) -> int:
         committed(self, *given, base=base, metadata=metadata)
-        raise delta._VersionTaken
+        raise direct_log.VersionTaken
 
-    with mock.patch.object(delta._DirectLog, "_committed", then_fails):
+    with mock.patch.object(direct_log.DirectLog, "_committed", then_fails):
         writer.append_arrow(rows(7), to=7)
     assert numbers(spark, table) == [7]
     assert writer.metadata["to"] == 7
@@ -123,17 +125,17 @@ def test_an_error_after_the_commit_is_no_reason_to_commit_twice(spark: SparkSess
 
 def test_a_writer_that_could_not_release_is_no_owner_in_its_own_process(spark: SparkSession, table: tables.TableRef) -> None:
     """A disk that is full when the commit is written leaves a claim in the log; a retry in the same process goes on."""
-    writer = delta.Writer.claim(spark, table)
+    writer = Writer.claim(spark, table)
 
     def full(*_: object, **__: object) -> int:
         raise errors.StorageExhausted("no space left")
 
-    with mock.patch.object(delta._DirectLog, "_committed", full):
+    with mock.patch.object(direct_log.DirectLog, "_committed", full):
         for act in (lambda: writer.append_arrow(rows(1), to=1), writer.release):
             with pytest.raises(errors.StorageExhausted):
                 act()
     assert not list(Path(table.path or "").glob("*.parquet"))
-    delta.Writer.claim(spark, table).append_arrow(rows(2), to=2)
+    Writer.claim(spark, table).append_arrow(rows(2), to=2)
     assert numbers(spark, table) == [2]
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cdc_core import errors
-from pipelines.delta import tables as delta
+from pipelines.delta import table_history
+from pipelines.delta.writer import Writer
 from pipelines.gold import history
 from pipelines.gold import run as gold
 from pipelines.operations import quarantine
@@ -68,7 +69,7 @@ def test_a_restore_under_a_service_is_gone_on_from(hop: Hop) -> None:
     hop.bronze.append({"a": [document(1, 10, "c", v=1)], "b": [document(1, 11, "c", v=1)]})
     service.caught_up()
     table = hop.silver_table("a")
-    version = delta.version(hop.spark, table)
+    version = table_history.version(hop.spark, table)
     hop.bronze.append({"a": [document(1, 20, v=2), document(2, 21, "c", v=1)]})
     service.caught_up()
     hop.bronze.append({"b": [document(2, 30, "c", v=1)]})
@@ -88,7 +89,7 @@ def test_a_replay_over_a_repaired_table_goes_by_the_sequence(hop: Hop, monkeypat
     hop.bronze.append({"a": [document(1, 10, "c", v=1), document(2, 11, "c", v=1)]})
     hop.bronze.append({"a": [document(1, 20, v=2), {"op": "d", "key": 2, "at": 21}]})
     hop.silver()
-    writer = delta.Writer.claim(hop.spark, hop.silver_table("a"))
+    writer = Writer.claim(hop.spark, hop.silver_table("a"))
     writer.mark(to=0)  # as `medallion repair` leaves it
     writer.release()
     service, range_of = running(hop), ranges._range

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from cdc_core.tables import layout as tables
+from pipelines.delta import maintenance, query_execution, table_history
 from pipelines.delta import tables as delta
 from pipelines.gold import run as gold
 from pipelines.silver import run as silver
@@ -200,7 +201,7 @@ class Shop:
     def maintain(self, table: tables.TableRef) -> None:
         """OPTIMIZE and VACUUM, as somebody runs them who keeps no old version."""
         self.spark.sql(f"OPTIMIZE {table}").collect()
-        with delta.session_confs(self.spark, {"spark.databricks.delta.retentionDurationCheck.enabled": "false"}):
+        with query_execution.session_confs(self.spark, {"spark.databricks.delta.retentionDurationCheck.enabled": "false"}):
             self.spark.sql(f"VACUUM {table} RETAIN 0 HOURS").collect()
 
 
@@ -254,7 +255,7 @@ def test_what_is_marked_and_small_is_compacted(
     spark: SparkSession, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where there came to be many files, silver and gold put their own together, and the positions stay."""
-    monkeypatch.setattr(delta, "MANY_FILES", 2)
+    monkeypatch.setattr(maintenance, "MANY_FILES", 2)
     shop = Shop(spark, lakehouse)
     for v in range(3):
         shop.change(*(put(key, v, op="u") for key in range(v, 5)))
@@ -293,7 +294,7 @@ def test_gold_is_what_silver_holds(spark: SparkSession, lakehouse: Path, steps: 
                 shop.maintain(shop.gold_table)
             case 2:
                 restored = rng.choice([shop.silver_table, shop.gold_table] if step > 1 else [shop.silver_table])
-                version = max(delta.version(spark, restored) - rng.randint(1, 3), 2)
+                version = max(table_history.version(spark, restored) - rng.randint(1, 3), 2)
                 with contextlib.suppress(Exception):  # what was vacuumed cannot come back
                     spark.sql(f"RESTORE TABLE {restored} TO VERSION AS OF {version}").collect()
                 shop.change()

@@ -13,6 +13,7 @@ from cdc_core import errors
 from cdc_core.properties.unwrap import DeleteMode
 from cdc_core.settings import parse as settings
 from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
 from pipelines.gold import run as gold
 from pipelines.silver import run as silver
 from pipelines.spark import session as sparks
@@ -136,16 +137,16 @@ def test_it_can_be_asked_for_later_and_taken_out_again(
     class Killed(BaseException):
         pass
 
-    merge = delta.Writer.merge
+    merge = Writer.merge
 
-    def killed(writer: delta.Writer, sql: str, **named: Any) -> int:
+    def killed(writer: Writer, sql: str, **named: Any) -> int:
         version = merge(writer, sql, **named)
         if "_history" in sql:
             raise Killed
         return version
 
     with monkeypatch.context() as dying:
-        dying.setattr(delta.Writer, "merge", killed)
+        dying.setattr(Writer, "merge", killed)
         with pytest.raises(Killed):
             later.run()
     later.run()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from pipelines.delta import local_log as local_table
+from pipelines.delta import local_log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,7 +35,7 @@ def test_rows_are_those_that_spark_reads(spark: SparkSession, tmp_path: Path) ->
     table = made(
         spark, tmp_path / "a b", properties="'delta.enableDeletionVectors' = 'false', 'delta.checkpointInterval' = '4'"
     )
-    assert local_table.rows(tmp_path / "a b", SCHEMA) == SCHEMA.empty_table()
+    assert local_log.rows(tmp_path / "a b", SCHEMA) == SCHEMA.empty_table()
     for statement in (
         "",
         f"DELETE FROM {table} WHERE n = 1",
@@ -45,7 +45,7 @@ def test_rows_are_those_that_spark_reads(spark: SparkSession, tmp_path: Path) ->
         if statement:
             spark.sql(statement).collect()
         inserted(spark, f"{table} (name, n)", 2)
-        read = local_table.rows(tmp_path / "a b", SCHEMA)
+        read = local_log.rows(tmp_path / "a b", SCHEMA)
         assert read is not None
         wanted = [(row.name, row.n) for row in spark.sql(f"SELECT name, n FROM {table}").collect()]
         assert sorted(map(repr, zip(read["name"].to_pylist(), read["n"].to_pylist()))) == sorted(map(repr, wanted))
@@ -66,14 +66,14 @@ def test_what_only_delta_can_tell_is_left_to_it(spark: SparkSession, tmp_path: P
     table = made(spark, tmp_path / "t", clauses=clauses, properties=properties)
     spark.sql(f"INSERT INTO {table} SELECT 'x', id % 2 FROM range(10)")
     spark.sql(f"DELETE FROM {table} WHERE name = 'x' AND n = 1")
-    assert local_table.rows(tmp_path / "t", SCHEMA) is None
+    assert local_log.rows(tmp_path / "t", SCHEMA) is None
 
 
 def test_a_log_that_was_cut_is_left_to_delta(spark: SparkSession, tmp_path: Path) -> None:
     table = made(spark, tmp_path / "t")
     inserted(spark, table, 1)
     (tmp_path / "t" / "_delta_log" / f"{0:020}.json").unlink()
-    assert local_table.rows(tmp_path / "t", SCHEMA) is None
+    assert local_log.rows(tmp_path / "t", SCHEMA) is None
 
 
 def test_a_compacted_file_stands_for_those_that_it_replaced(tmp_path: Path) -> None:
@@ -91,6 +91,6 @@ def test_a_compacted_file_stands_for_those_that_it_replaced(tmp_path: Path) -> N
         commit(version, "WRITE", added=name)
     commit(3, "OPTIMIZE", added="bc", removed="bc")
     commit(4, "WRITE", added="d")
-    found = local_table.appended(tmp_path, lambda commit: commit.version <= 0)
+    found = local_log.appended(tmp_path, lambda commit: commit.version <= 0)
     assert found is not None
     assert [file.path.name for file in found] == ["d", "bc"]

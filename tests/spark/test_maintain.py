@@ -11,7 +11,9 @@ import pytest
 from cdc_core import errors
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
+from pipelines.delta import ops_tables, table_history
 from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
 from pipelines.gold import run as gold
 from pipelines.operations import maintain, rebuild
 from pipelines.silver import run as silver
@@ -47,7 +49,7 @@ def applied(spark: SparkSession, chosen: Any) -> None:
 
 def positions(spark: SparkSession, chosen: Any) -> list[Any]:
     layout = delta.layout(chosen.lakehouse)
-    found = [delta.position(spark, table(bronze_rows.DB, "things")) for table in (layout.silver, layout.gold)]
+    found = [table_history.position(spark, table(bronze_rows.DB, "things")) for table in (layout.silver, layout.gold)]
     return [(each.metadata["to"], each.metadata.get("generation")) for each in found if each and each.metadata]
 
 
@@ -76,7 +78,7 @@ def test_tables_are_compacted_and_what_is_old_goes(spark: SparkSession, lakehous
     _verifications(spark, chosen, days_ago=(0, 30))
     silver_table, gold_table = layout.silver(bronze_rows.DB, "things"), layout.gold(bronze_rows.DB, "things")
     before = (positions(spark, chosen), rows(spark, silver_table), rows(spark, gold_table))
-    held = delta.Writer.claim(spark, gold_table)
+    held = Writer.claim(spark, gold_table)
     found = {each.table: each for each in maintain.run(spark, chosen).tables}
     assert "its writer is alive" in found[gold_table.label].left[0]
     maintaining = maintain._Maintaining(spark, chosen, beside_writers=True, now_ms=int(time.time() * 1000))
@@ -103,4 +105,4 @@ def _verifications(spark: SparkSession, chosen: Any, *, days_ago: tuple[int, ...
     now = int(time.time())
     facts = [{"run": "x", "name": "shop", "at_ms": (now - days * DAY) * 1000} for days in days_ago]
     table = delta.layout(chosen.lakehouse).ops("verifications")
-    delta.note(spark, table, facts, verify.SCHEMA, properties=delta.FACTS)
+    ops_tables.note(spark, table, facts, verify.SCHEMA, properties=ops_tables.PROPERTIES)

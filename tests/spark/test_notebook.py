@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cdc_core.tables import layout as tables
-from pipelines.delta import tables as delta
+from pipelines.delta import ops_tables
 from pipelines.verify import run as verify
 from tests import notebooks
 
@@ -36,7 +36,7 @@ def lake(spark: SparkSession, lakehouse: Path) -> Path:
     differences = '[{"key": "17", "kind": "different", "paths": [{"path": "total", "what": "another value"}]}]'
     counts = dict.fromkeys(("missing", "extra", "repaired"), 0) | {"documents": 9, "equal": 8, "different": 1}
     verified = {"collection": "shop.orders", "layer": "gold", "at_ms": 5000, "differences": differences, **counts}
-    delta.note(spark, layout.ops("verifications"), [verified], verify.SCHEMA)
+    ops_tables.note(spark, layout.ops("verifications"), [verified], verify.SCHEMA)
     return lakehouse
 
 

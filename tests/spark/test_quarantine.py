@@ -17,7 +17,7 @@ from cdc_core.bronze import columns as bronze
 from cdc_core.silver import quarantine, reduce
 from cdc_core.tables import layout as tables
 from pipelines.bronze import log as bronze_table
-from pipelines.delta import tables as delta
+from pipelines.delta import table_history
 from pipelines.operations import quarantine as quarantines
 
 Reason = quarantine.Reason
@@ -257,7 +257,7 @@ def test_replay(spark: SparkSession, layout: tables.Layout) -> None:
     again = quarantines.replay(spark, layout, tokens=["token-3"], corrections=correct, **arguments)
     assert again == quarantines.Replayed(0, None)
     assert bronze_table.read_position(spark, layout.bronze("shop")) == bronze_table.Position("position", 3, 7)
-    commit = delta.last_commit(spark, layout.bronze("shop"))
+    commit = table_history.last_commit(spark, layout.bronze("shop"))
     assert commit is not None and commit.metadata is not None and commit.metadata["stream"] == "fingerprint"
     rows = spark.table(str(layout.bronze("shop"))).where("batch = 3 AND kind = 'change'").orderBy("offset").collect()
     assert [(row.resume_token, row.sequence) for row in rows] == [

@@ -11,7 +11,9 @@ import pytest
 
 from cdc_core import errors
 from pipelines.bronze import collections as registry
+from pipelines.delta import table_history
 from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
 from pipelines.operations import rebuild
 from pipelines.operations import schema as evolution
 from pipelines.silver import ranges
@@ -90,7 +92,7 @@ def test_what_was_rescued_comes_into_columns(hop: Hop) -> None:
     after = position(hop)
     assert (after.to, after.high, after.swept) == (before.to, before.high, before.swept)
     assert after.generation and not before.generation
-    commits = [c for c in delta.history(hop.spark, hop.silver_table(ORDERS)) if c.version > before.version]
+    commits = [c for c in table_history.commits(hop.spark, hop.silver_table(ORDERS)) if c.version > before.version]
     assert [bool((c.metadata or {}).get("generation")) for c in commits] == [True, True, False]  # release, swap, claim
     detail = hop.spark.sql(f"DESCRIBE DETAIL {hop.silver_table(ORDERS)}").first()
     assert detail.clusteringColumns == ["__key"]
@@ -194,11 +196,11 @@ def test_a_held_table_is_not_rebuilt(hop: Hop) -> None:
     hop.bronze.append({ORDERS: [document(1, 10, "c")]})
     hop.run()
     for layer, table in ((rebuild.Layer.SILVER, hop.silver_table(ORDERS)), (rebuild.Layer.GOLD, hop.gold_table(ORDERS))):
-        owner = delta.Writer.claim(hop.spark, table)
-        before = delta.version(hop.spark, table)
+        owner = Writer.claim(hop.spark, table)
+        before = table_history.version(hop.spark, table)
         with pytest.raises(errors.TableOwned):
             rebuilt(hop, layer=layer)
-        assert delta.version(hop.spark, table) == before
+        assert table_history.version(hop.spark, table) == before
         owner.release()
 
 
@@ -210,7 +212,7 @@ def test_a_writer_that_was_taken_over_swaps_nothing(hop: Hop, monkeypatch: pytes
     compared: Callable[..., Any] = rebuild.compared
 
     def taken_over(*tables: Any, **named: Any) -> Any:
-        delta.Writer.claim(hop.spark, hop.silver_table(ORDERS), take_over=True).release()
+        Writer.claim(hop.spark, hop.silver_table(ORDERS), take_over=True).release()
         return compared(*tables, **named)
 
     monkeypatch.setattr(rebuild, "compared", taken_over)
@@ -223,7 +225,7 @@ def test_a_writer_that_was_taken_over_swaps_nothing(hop: Hop, monkeypatch: pytes
 KILLS = [
     (ranges, "apply"),
     (rebuild._Rebuild, "_remember"),
-    (delta.Writer, "replace"),
+    (Writer, "replace"),
 ]
 
 
@@ -271,7 +273,7 @@ def test_a_rebuild_that_is_stopped_swaps_nothing(hop: Hop) -> None:
     with pytest.raises(errors.Temporary):
         rebuilt(hop, stop=stop)
     assert not position(hop).generation and not shadow(hop).exists()
-    last = delta.last_metadata(hop.spark, hop.silver_table(ORDERS))
+    last = table_history.last_metadata(hop.spark, hop.silver_table(ORDERS))
     assert last is not None and last[1]["released"]
 
 

@@ -11,7 +11,9 @@ import pytest
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
+from pipelines.delta import table_history
 from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
 from tests.spark.test_silver import Hop, pipeline
 
 if TYPE_CHECKING:
@@ -23,8 +25,8 @@ ORDERS = "orders"
 def restore_to_time(spark: SparkSession, table: tables.TableRef, version: int) -> None:
     """Restores the table to a time at which this version was the newest."""
     log = Path(table.path or "") / "_delta_log"
-    now = (log / f"{delta.version(spark, table):020}.json").stat().st_mtime
-    for number in range(delta.version(spark, table) + 1):
+    now = (log / f"{table_history.version(spark, table):020}.json").stat().st_mtime
+    for number in range(table_history.version(spark, table) + 1):
         at = now - (1000 if number <= version else 10) + number / 1000
         os.utime(log / f"{number:020}.json", (at, at))
     then = spark.sql(f"SELECT string(timestamp_seconds({now - 500:.0f}))").first()[0]
@@ -39,7 +41,7 @@ def test_every_layer_goes_on_from_the_version_of_a_time(spark: SparkSession, tmp
     insert = [{"op": "c", "key": key, "at": 10 + key, "after": {"_id": key, "v": 1}} for key in (1, 2)]
     hop.bronze.append({ORDERS: insert})
     hop.run()
-    before = {table: delta.version(spark, table) for table in (silver, gold, hop.layout.bronze("hand"))}
+    before = {table: table_history.version(spark, table) for table in (silver, gold, hop.layout.bronze("hand"))}
     hop.bronze.append(
         {ORDERS: [{"op": "u", "key": 1, "at": 20, "after": {"_id": 1, "v": 2}}, {"op": "d", "key": 2, "at": 21}]}
     )
@@ -55,7 +57,7 @@ def test_every_layer_goes_on_from_the_version_of_a_time(spark: SparkSession, tmp
 
     restore_to_time(spark, gold, before[gold])
     assert len(hop.documents(ORDERS)) == 2
-    position = delta.position(spark, gold)
+    position = table_history.position(spark, gold)
     assert position is not None and position.metadata is not None and position.metadata["to"] == 1
     hop.run()
     assert hop.documents(ORDERS) == now
@@ -70,11 +72,11 @@ def test_where_the_log_goes_back_no_further_no_position_is_told(spark: SparkSess
     """Then silver goes by its rows and gold is written anew: never by the position of before the restore."""
     ref = tables.TableRef.at(str(tmp_path / "t"))
     delta.create(spark, ref, columns="n BIGINT")
-    writer = delta.Writer.claim(spark, ref)
+    writer = Writer.claim(spark, ref)
     for to in (1, 2):
         writer.append(spark.sql(f"SELECT {to}L AS n"), to=to)
     restore_to_time(spark, ref, writer.version - 1)
-    position = delta.position(spark, ref)
+    position = table_history.position(spark, ref)
     assert position is not None and position.metadata is not None and position.metadata["to"] == 1
     (Path(ref.path or "") / "_delta_log" / f"{writer.version:020}.json").rename(tmp_path / "gone.json")
-    assert delta.position(spark, ref) is None
+    assert table_history.position(spark, ref) is None

@@ -15,7 +15,9 @@ from cdc_core.silver import reduce
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
+from pipelines.delta import table_history
 from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
 from pipelines.gold import run as gold
 from pipelines.operations import rebuild
 from pipelines.schema import log as schemas
@@ -184,12 +186,12 @@ def test_nothing_new_no_commit(step_by_step: Hop, monkeypatch: pytest.MonkeyPatc
         raise AssertionError("Spark was started")
 
     refs = [table(name) for name in STEPWISE for table in (step_by_step.silver_table, step_by_step.gold_table)]
-    before = [delta.version(step_by_step.spark, ref) for ref in refs]
+    before = [table_history.version(step_by_step.spark, ref) for ref in refs]
     newest = bronze.newest(step_by_step.spark, step_by_step.bronze.table)
     monkeypatch.setattr(bronze, "newest", lambda *_: newest)  # which the commits of a capture say
     idle = Hop(sparks.lazily(start), step_by_step.settings)
     assert (idle.silver().events, idle.gold().changed) == (0, 0)
-    assert [delta.version(step_by_step.spark, ref) for ref in refs] == before
+    assert [table_history.version(step_by_step.spark, ref) for ref in refs] == before
 
 
 ORDERS = "orders"
@@ -238,11 +240,11 @@ KILLS = [
     (silver.registry, "note", True),
     (schemas, "append", False),
     (schemas, "append", True),
-    (delta.Writer, "alter", True),
+    (Writer, "alter", True),
     (deletes, "remember", True),
-    (delta.Writer, "merge", False),
-    (delta.Writer, "merge", True),
-    (delta.Writer, "mark", True),
+    (Writer, "merge", False),
+    (Writer, "merge", True),
+    (Writer, "mark", True),
 ]
 
 
@@ -276,7 +278,7 @@ def _forget_claims(hop: Hop) -> None:
     for known in registry.read(hop.spark, hop.settings).namespaces:
         for table in (hop.layout.silver(known.db, known.collection), hop.layout.gold(known.db, known.collection)):
             if delta.exists(hop.spark, table):
-                delta.Writer.claim(hop.spark, table, take_over=True).release()
+                Writer.claim(hop.spark, table, take_over=True).release()
 
 
 def test_a_second_writer_changes_nothing(hop: Hop) -> None:
@@ -285,11 +287,11 @@ def test_a_second_writer_changes_nothing(hop: Hop) -> None:
     hop.run()
     hop.bronze.append({ORDERS: [document(1, 20, v=2)]})
     for job, ref in ((hop.silver, hop.silver_table(ORDERS)), (hop.gold, hop.gold_table(ORDERS))):
-        owner = delta.Writer.claim(hop.spark, ref)
-        before = delta.version(hop.spark, ref)
+        owner = Writer.claim(hop.spark, ref)
+        before = table_history.version(hop.spark, ref)
         with pytest.raises(errors.TableOwned):
             job()
-        assert delta.version(hop.spark, ref) == before
+        assert table_history.version(hop.spark, ref) == before
         owner.release()
         job()
     assert hop.documents(ORDERS) == [{"_id": 1, "v": 2, "__key": "1"}]
@@ -300,7 +302,7 @@ def test_ranges_are_bounded(spark: SparkSession, lakehouse: Path) -> None:
     hop = Hop(spark, pipeline(lakehouse, **{"max.batch.events": 4}))
     hop.bronze.append({ORDERS: [document(n % 3, n + 1, v=n) for n in range(12)]}, batches=4)
     hop.silver()
-    applied = [c.metadata["to"] for c in delta.history(spark, hop.silver_table(ORDERS)) if c.metadata]
+    applied = [c.metadata["to"] for c in table_history.commits(spark, hop.silver_table(ORDERS)) if c.metadata]
     assert sorted({to for to in applied if to}) == [1, 2, 3, 4]
     assert [row["v"] for row in hop.rows(ORDERS)] == [9, 10, 11]
 
@@ -310,7 +312,7 @@ def test_a_restored_silver_table_goes_on_from_there(hop: Hop) -> None:
     """After RESTORE silver applies again what came after the restored version, and gold follows."""
     hop.bronze.append({ORDERS: [document(1, 10, "c", v=1), document(2, 11, "c", v=1)]})
     hop.run()
-    version = delta.version(hop.spark, hop.silver_table(ORDERS))
+    version = table_history.version(hop.spark, hop.silver_table(ORDERS))
     hop.bronze.append({ORDERS: [document(1, 20, v=2), {"op": "d", "key": 2, "at": 21}]})
     hop.run()
     hop.spark.sql(f"RESTORE TABLE {hop.silver_table(ORDERS)} TO VERSION AS OF {version}")
@@ -358,10 +360,10 @@ def test_idle_collections_cost_nothing(hop: Hop, monkeypatch: pytest.MonkeyPatch
     """A collection without events gets no commit, until it is far behind; then its position moves."""
     hop.bronze.append({"busy": [document(1, 10, "c")], "idle": [document(1, 11, "c")]})
     hop.silver()
-    before = delta.version(hop.spark, hop.silver_table("idle"))
+    before = table_history.version(hop.spark, hop.silver_table("idle"))
     hop.bronze.append({"busy": [document(1, 20)]})
     hop.silver()
-    assert delta.version(hop.spark, hop.silver_table("idle")) == before
+    assert table_history.version(hop.spark, hop.silver_table("idle")) == before
     monkeypatch.setattr(positions, "IDLE_BATCHES", 2)
     hop.bronze.append({"busy": [document(1, 30)]})
     hop.silver()
@@ -387,7 +389,9 @@ def test_a_start_reads_no_batch_that_all_collections_have_behind_them(hop: Hop, 
     hop.silver()
     assert [span.after for span in spans] == [0, 1, 2]
     idle = hop.silver_table("idle")
-    first = max(commit.version for commit in delta.history(hop.spark, idle) if (commit.metadata or {}).get("to") == 1)
+    first = max(
+        commit.version for commit in table_history.commits(hop.spark, idle) if (commit.metadata or {}).get("to") == 1
+    )
     hop.spark.sql(f"RESTORE TABLE {idle} TO VERSION AS OF {first}").collect()
     assert len(hop.rows("idle")) == 1
     hop.bronze.append({"busy": [document(1, 40)]})
@@ -420,7 +424,7 @@ def test_continuous_until_stopped(hop: Hop) -> None:
             thread.join()
     assert len(results) == 2
     for ref in (hop.silver_table(ORDERS), hop.gold_table(ORDERS)):
-        last = delta.last_metadata(hop.spark, ref)
+        last = table_history.last_metadata(hop.spark, ref)
         assert last is not None and last[1].get("released")
 
 
@@ -442,11 +446,13 @@ def test_many_events_at_once(spark: SparkSession, tmp_path: Path, monkeypatch: p
     hop = Hop(spark, pipeline(tmp_path))
 
     def applied(*events: Row) -> list[Row]:
-        before = [] if hop.bronze.batch == 0 else delta.history(spark, hop.silver_table("many"))
+        before = [] if hop.bronze.batch == 0 else table_history.commits(spark, hop.silver_table("many"))
         hop.bronze.append({"many": list(events)})
         hop.silver()
         writes = [
-            commit for commit in delta.history(spark, hop.silver_table("many"))[: -len(before) or None] if commit.metadata
+            commit
+            for commit in table_history.commits(spark, hop.silver_table("many"))[: -len(before) or None]
+            if commit.metadata
         ]
         assert [commit.metadata["to"] for commit in writes if commit.metadata][0] == hop.bronze.batch
         return [{name: value for name, value in row.items() if name != "__sequence"} for row in hop.rows("many")]

@@ -12,7 +12,8 @@ import pytest
 from py4j.protocol import Py4JError
 
 from cdc_core import errors
-from pipelines.delta import tables as delta
+from pipelines.delta import direct_log, maintenance
+from pipelines.delta.writer import Writer
 from pipelines.silver import evolve, survey
 from tests import bronze_rows, processes
 from tests.spark.test_silver import Hop, pipeline
@@ -89,18 +90,18 @@ def test_what_is_older_than_a_sweep_is_late(spark: SparkSession, tmp_path: Path)
 
 def test_a_commit_in_between_is_seen(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table is compacted while the rows are written: they are written again, onto what is there then."""
-    deleting, calls = delta._DirectLog._deleting_few, []
+    deleting, calls = direct_log.DeletionVectors.actions_of_few, []
 
     def late(self: Any, *arguments: Any) -> Any:
         found = deleting(self, *arguments)
         if not calls:
-            delta.optimize(hop.spark, hop.silver_table("t"), metadata="{}")
+            maintenance.optimize(hop.spark, hop.silver_table("t"), metadata="{}")
         calls.append(1)
         return found
 
     hop.bronze.append({"t": [doc(9, 9, at=19, op="c")]})
     hop.silver()
-    monkeypatch.setattr(delta._DirectLog, "_deleting_few", late)
+    monkeypatch.setattr(direct_log.DeletionVectors, "actions_of_few", late)
     hop.bronze.append({"t": [doc(0, 1, at=20), gone(9, at=21)]})
     hop.silver()
     assert len(calls) == 2
@@ -110,13 +111,13 @@ def test_a_commit_in_between_is_seen(hop: Hop, monkeypatch: pytest.MonkeyPatch) 
 @pytest.fixture
 def searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The threads that looked for rows to take out; every batch counts as a large one, and is looked for early."""
-    deleting, found = delta._DirectLog._deleting, []
+    deleting, found = direct_log.DeletionVectors.actions, []
 
     def noted(self: Any, *arguments: Any) -> Any:
         found.append(threading.current_thread().name.partition("_")[0])
         return deleting(self, *arguments)
 
-    monkeypatch.setattr(delta._DirectLog, "_deleting", noted)
+    monkeypatch.setattr(direct_log.DirectLog, "_deleting", noted)
     monkeypatch.setattr(survey, "MAX_DRIVER_ROWS", 0)
     return found
 
@@ -151,7 +152,7 @@ def test_folded_rows_are_replaced_where_they_were_read(
         found = evolve_once(*arguments, **named)
         if next(looks) == 2:  # after the fold, beside which the rows are looked for
             processes.until(lambda: len(searches) > 1, seconds=60, what="the search for rows")
-            delta.optimize(spark, hop.silver_table("t"), metadata="{}")
+            maintenance.optimize(spark, hop.silver_table("t"), metadata="{}")
         return found
 
     monkeypatch.setattr(evolve, "evolve", compacted)
@@ -172,14 +173,14 @@ def test_the_row_of_an_unreadable_event_stays(hop: Hop, searches: list[str]) -> 
 
 def test_another_writer_is_not_overwritten(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table is claimed while the rows are written: the first writer stops and has changed nothing."""
-    deleting = delta._DirectLog._deleting_few
+    deleting = direct_log.DeletionVectors.actions_of_few
 
     def late(self: Any, *arguments: Any) -> Any:
         found = deleting(self, *arguments)
-        delta.Writer.claim(hop.spark, hop.silver_table("t"), take_over=True)
+        Writer.claim(hop.spark, hop.silver_table("t"), take_over=True)
         return found
 
-    monkeypatch.setattr(delta._DirectLog, "_deleting_few", late)
+    monkeypatch.setattr(direct_log.DeletionVectors, "actions_of_few", late)
     hop.bronze.append({"t": [doc(0, 1, at=20)]})
     with pytest.raises(errors.OwnershipLost):
         hop.silver()
@@ -192,7 +193,7 @@ def test_another_delta_gets_a_merge(hop: Hop, monkeypatch: pytest.MonkeyPatch) -
     def missing(*_: Any) -> Any:
         raise Py4JError("Method filterFiles([]) does not exist")
 
-    monkeypatch.setattr(delta._DirectLog, "_deleting_few", missing)
+    monkeypatch.setattr(direct_log.DeletionVectors, "actions_of_few", missing)
     hop.bronze.append({"t": [doc(0, 1, at=20), gone(1, at=21)]})
     hop.silver()
     assert numbers(hop) == {0: 1, 2: 0, 3: 0, 4: 0}

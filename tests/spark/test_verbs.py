@@ -10,7 +10,8 @@ import pytest
 
 from jobs import command_line
 from jobs.commands import application
-from pipelines.delta import tables as delta
+from pipelines.delta import table_history
+from pipelines.delta.writer import Writer
 from pipelines.silver import run as silver
 from tests import bronze_rows
 from tests.spark.test_silver import Hop, document, pipeline
@@ -124,14 +125,14 @@ def test_replay_respects_the_claim_of_the_capture(person: Person) -> None:
     hop = person.hop
     hop.bronze.append({"orders": [document(1, 10, "c"), document(1, 20) | {"op": "u", "text": "{"}]})
     hop.silver()
-    owner = delta.Writer.claim(hop.spark, hop.bronze.table)
-    before = delta.version(hop.spark, hop.bronze.table)
+    owner = Writer.claim(hop.spark, hop.bronze.table)
+    before = table_history.version(hop.spark, hop.bronze.table)
     held = person.reads("quarantine list")["events"]
     mended = hop.settings.lakehouse.root + "/mended.json"
     Path(mended).write_text(json.dumps({held[0]["resume_token"]: {"after": '{"_id":1}'}}))
     arguments = ("quarantine replay", "--collection", ORDERS, "--corrections", mended)
     assert "on this host writes it" in person.says(*arguments, code=3)
-    assert delta.version(hop.spark, hop.bronze.table) == before
+    assert table_history.version(hop.spark, hop.bronze.table) == before
     owner.release()
     assert "1 brought back" in person.says(*arguments)
 
@@ -160,7 +161,7 @@ def test_rebuild_shows_what_differs_and_swaps(person: Person) -> None:
     shown = person.says(*arguments, "--dry-run")
     for told in ("rows 2 2", "rescued values 1 0", "column v retyped: INT → STRING", "nothing was swapped"):
         assert told in shown
-    owner = delta.Writer.claim(hop.spark, hop.silver_table("orders"))
+    owner = Writer.claim(hop.spark, hop.silver_table("orders"))
     assert "on this host writes it" in person.says(*arguments, code=3)
     owner.release()
     found = person.reads(*arguments)

@@ -12,7 +12,9 @@ import pytest
 
 from cdc_core import errors
 from cdc_core.tables import layout as tables
+from pipelines.delta import direct_log, table_history
 from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,10 +35,10 @@ def rows(*numbers: int) -> pa.Table:
 
 
 @pytest.fixture
-def owner_commits(spark: SparkSession, table: tables.TableRef, monkeypatch: pytest.MonkeyPatch) -> delta.Writer:
+def owner_commits(spark: SparkSession, table: tables.TableRef, monkeypatch: pytest.MonkeyPatch) -> Writer:
     """An owner of the table who commits a row once more, while the next writer looks for what it takes over."""
-    owner = delta.Writer.claim(spark, table)
-    found = delta.position
+    owner = Writer.claim(spark, table)
+    found = table_history.position
 
     def meanwhile(*asked: Any) -> Any:
         position = found(*asked)
@@ -44,13 +46,13 @@ def owner_commits(spark: SparkSession, table: tables.TableRef, monkeypatch: pyte
             owner.append_arrow(rows(1), to="after one")
         return position
 
-    monkeypatch.setattr(delta, "position", meanwhile)
+    monkeypatch.setattr(table_history, "position", meanwhile)
     return owner
 
 
-def test_take_over_while_the_owner_commits(spark: SparkSession, table: tables.TableRef, owner_commits: delta.Writer) -> None:
+def test_take_over_while_the_owner_commits(spark: SparkSession, table: tables.TableRef, owner_commits: Writer) -> None:
     """The new owner looks again, and goes on behind what the old one committed last."""
-    new = delta.Writer.claim(spark, table, take_over=True)
+    new = Writer.claim(spark, table, take_over=True)
     assert new.metadata["to"] == "after one"
     with pytest.raises(errors.OwnershipLost):
         owner_commits.append_arrow(rows(2), to="after two")
@@ -60,10 +62,10 @@ def test_take_over_while_the_owner_commits(spark: SparkSession, table: tables.Ta
 
 @pytest.mark.usefixtures("owner_commits")
 def test_without_taking_over_the_owner_is_named(spark: SparkSession, table: tables.TableRef) -> None:
-    before = delta.version(spark, table)
+    before = table_history.version(spark, table)
     with pytest.raises(errors.TableOwned):
-        delta.Writer.claim(spark, table)
-    assert delta.version(spark, table) == before
+        Writer.claim(spark, table)
+    assert table_history.version(spark, table) == before
 
 
 def test_a_fence_holds_whatever_the_session_is_set_to(spark: SparkSession, table: tables.TableRef) -> None:
@@ -78,11 +80,12 @@ def test_a_fence_holds_whatever_the_session_is_set_to(spark: SparkSession, table
         pool.submit(unsettle)
         try:
             for number in range(TIMES):
-                old = delta.Writer.claim(spark, table, take_over=True)
-                assert old._has_direct_log()
-                transaction, actions = old._log._at(old.version), old._log._actions(None, old.version + 1)
-                delta.Writer.claim(spark, table, take_over=True)
-                with pytest.raises(delta._VersionTaken):
-                    old._log._committed(transaction, actions, base=old.version, metadata=old._metadata(number, None))
+                old = Writer.claim(spark, table, take_over=True)
+                log = old.direct
+                assert log is not None
+                transaction, actions = log._at(old.version), log._actions(None, old.version + 1)
+                Writer.claim(spark, table, take_over=True)
+                with pytest.raises(direct_log.VersionTaken):
+                    log._committed(transaction, actions, base=old.version, metadata=old.user_metadata(number, None))
         finally:
             done.set()

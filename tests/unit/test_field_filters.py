@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_core.bronze import event_rows as events
+from cdc_core.bronze import raw_event
 from cdc_core.properties import types as values
 from cdc_core.stream import fields as field_filters
 from cdc_core.stream.fields import Fields, Rename, Update
@@ -122,5 +122,5 @@ def test_a_rename_onto_a_taken_name_is_told() -> None:
     fields = field_filters.read((), ("shop.orders.name:title",)).of("shop", "orders")
     assert fields is not None
     taken: set[str] = set()
-    assert events.filtered(b'{"name":1,"title":2}', fields=fields, taken=taken) == b'{"name":1,"title":2}'
+    assert raw_event.filtered(b'{"name":1,"title":2}', fields=fields, taken=taken) == b'{"name":1,"title":2}'
     assert taken == {"title"}

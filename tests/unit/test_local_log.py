@@ -15,7 +15,7 @@ def commit(folder: Path, version: int, *actions: dict[str, object], to: object =
     """Writes one commit of a log, ours where it has a position."""
     log = folder / "_delta_log"
     log.mkdir(exist_ok=True)
-    said = {"userMetadata": claims.Writer("w", "host", 1, "").metadata(now_ms=0, to=to)} if to is not None else {}
+    said = {"userMetadata": claims.WriterIdentity("w", "host", 1, "").metadata(now_ms=0, to=to)} if to is not None else {}
     lines = [{"commitInfo": {"timestamp": version, "operation": "WRITE", **said, **info}}, *actions]
     (log / f"{version:020}.json").write_text("\n".join(map(json.dumps, lines)))
 

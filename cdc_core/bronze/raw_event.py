@@ -1,0 +1,160 @@
+"""One change-stream document as it came from the server: decoded, and its documents as bronze's texts.
+
+Where decoding lost nothing the texts are made of the decoded values, which is quicker; else of the bytes themselves.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+from bson import decode
+from bson.errors import InvalidBSON, InvalidStringData
+from bson.objectid import ObjectId
+
+from cdc_core import errors
+from cdc_core.extended_json import bson_to_json, keys, raw_bson
+from cdc_core.extended_json import dialects as debezium_json
+from cdc_core.stream import cursor_pipeline
+from cdc_core.stream import fields as field_filters
+
+_EXACT = raw_bson.CODEC_OPTIONS
+
+
+def filtered(text: bytes, *, fields: field_filters.Fields, taken: set[str]) -> bytes:
+    """A document's text with its fields taken out or renamed (`field.exclude.list`, `field.renames`).
+
+    `taken` gets the new names that the document had already: there the field keeps its old one.
+    """
+    document, found = field_filters.document(orjson.loads(text), fields=fields)
+    taken.update(found)
+    return orjson.dumps(document)
+
+
+def filtered_update(row: Mapping[str, Any], *, fields: field_filters.Fields, taken: set[str]) -> dict[str, Any]:
+    """The same for an `updateDescription`."""
+    update, found = field_filters.update(
+        field_filters.Update(
+            updated=orjson.loads(row["updatedFields"] or b"{}"),
+            removed=tuple(row["removedFields"] or ()),
+            truncated=tuple((entry["field"], entry["size"]) for entry in row["truncatedArrays"] or ()),
+            disambiguated=None if row["disambiguatedPaths"] is None else orjson.loads(row["disambiguatedPaths"]),
+        ),
+        fields=fields,
+    )
+    taken.update(found)
+    return {
+        "updatedFields": None if row["updatedFields"] is None else orjson.dumps(update.updated),
+        "removedFields": list(update.removed) or None,
+        "truncatedArrays": [{"field": path, "size": size} for path, size in update.truncated] or None,
+        "disambiguatedPaths": None if update.disambiguated is None else orjson.dumps(update.disambiguated),
+    }
+
+
+def check_unchanged(event: Mapping[str, Any], raw: bytes) -> None:
+    """Raise `SettingsError` where a stage of `cursor.pipeline` took away or changed what an event needs."""
+    if not cursor_pipeline.changed(event):
+        return
+    given, copy = raw_bson.fields(raw), raw_bson.fields(part(raw, (cursor_pipeline.GUARD.encode(),)))
+    names = [name for name in cursor_pipeline.PROTECTED if given.get(name) != copy.get(name)]
+    if names:
+        raise errors.SettingsError(
+            errors.Problem(
+                "source.cursor.pipeline",
+                f"its stages take {', '.join(names)} away from an event ({copy['operationType'][1][4:-1].decode()}) or "
+                "change it; without it an event has no place in a table. Nothing of it was captured, and the position did "
+                "not move past it",
+                "leave these fields as they are",
+            )
+        )
+
+
+def update_description(description: Mapping[str, Any], text: DocumentText) -> dict[str, Any]:
+    updated = description.get("updatedFields")
+    ambiguous = description.get("disambiguatedPaths")
+    return {
+        "updatedFields": None if updated is None else text.of(updated, b"updateDescription", b"updatedFields"),
+        "removedFields": description.get("removedFields") or None,
+        "truncatedArrays": [
+            {"field": entry["field"], "size": entry["newSize"]} for entry in description.get("truncatedArrays") or ()
+        ]
+        or None,
+        "disambiguatedPaths": None if ambiguous is None else bson_to_json.dumps_value(ambiguous),
+    }
+
+
+def key(document_key: Mapping[str, Any], raw: bytes, *, is_exact: bool) -> str:
+    """The key of an event's document, from its bytes where the decoded value is not all of them."""
+    return keys.canonical(document_key["_id"]) if is_exact else keys.canonical_raw(part(raw, (b"documentKey",)))
+
+
+def original(raw: bytes, *, fields: field_filters.Fields | None) -> bytes:
+    """The payload that keeps the bytes of an event or a document, some of whose text is not UTF-8 and was repaired.
+
+    Without them where fields are taken out or renamed (`{"bson": null}`): the bytes hold every field, under its old name.
+    """
+    return orjson.dumps({"bson": None if fields is not None else base64.b64encode(raw).decode()})
+
+
+def lsid(event: Mapping[str, Any], proven: bytes | None) -> str | None:
+    lsid = event.get("lsid")
+    return None if lsid is None else _strict(bson_to_json.dumps_value(lsid, proven=proven))
+
+
+@functools.lru_cache(maxsize=10_000)
+def _strict(text: bytes) -> str:
+    """`source.lsid` in the JSON that Debezium writes there."""
+    return debezium_json.render(orjson.loads(text), debezium_json.Dialect.STRICT)
+
+
+_SAME_IN_KEY = (ObjectId, str, int)
+"""Types of `_id` whose canonical key is their Extended JSON too."""
+
+
+def document_key_text(document_key: Mapping[str, Any], key: str) -> bytes | None:
+    """The text of an ordinary document key, which is the key with its name before it."""
+    if len(document_key) == 1 and type(document_key["_id"]) in _SAME_IN_KEY:
+        return f'{{"_id":{key}}}'.encode()
+    return None
+
+
+class DocumentText:
+    """The Extended JSON of a raw event's documents: from the decoded ones where decoding lost nothing."""
+
+    __slots__ = ("_is_exact", "_raw", "lossy")
+
+    def __init__(self, raw: bytes, is_exact: bool) -> None:
+        self._raw = raw
+        self._is_exact = is_exact
+        self.lossy = 0
+
+    def of(self, document: Mapping[str, Any], *path: bytes) -> bytes:
+        if self._is_exact:
+            return bson_to_json.dumps_value(document, proven=self._raw)
+        encoded = bson_to_json.encode(part(self._raw, path))
+        self.lossy += encoded.lossy
+        return encoded.text
+
+
+def decoded(raw: bytes) -> tuple[dict[str, Any], bool]:
+    """The event, and whether encoding it again gives the same bytes. What the driver refuses to read is read by its bytes."""
+    try:
+        event = decode(raw, _EXACT)
+        return event, bson_to_json.is_exact(event, raw)
+    except (InvalidBSON, InvalidStringData, ValueError):
+        pass
+    found = raw_bson.decoded(0x03, raw)
+    if not isinstance(found, dict):
+        raise ValueError("a change event with repeated fields")
+    return found, False
+
+
+def part(raw: bytes, path: Sequence[bytes]) -> bytes:
+    """The raw bytes of an embedded document."""
+    part = raw
+    for name in path:
+        part = raw_bson.fields(part)[name.decode()][1]
+    return bytes(part)

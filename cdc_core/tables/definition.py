@@ -1,0 +1,40 @@
+"""How a Delta table of ours is defined: its format, its properties and features, and the text of its DDL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from cdc_core.tables import layout as tables
+
+DELETION_VECTORS = "delta.enableDeletionVectors"
+
+
+APP_ID = "mongo-medallion"
+"""The one `txnAppId` of every table's commits: a fence, never a position."""
+
+
+FORMAT_PROPERTY = "medallion.format"
+
+
+FORMAT = "1"
+
+
+CATALOGS_OWN = {"delta.enableDeletionVectors", "delta.checkpointPolicy", "delta.columnMapping.mode"}
+"""Properties that Unity Catalog sets for its managed tables itself."""
+
+
+CATALOG_MANAGED = {"catalogManaged", "catalogOwned-preview"}
+"""Features of tables whose commits a catalog decides on."""
+
+
+def ddl(table: tables.TableRef, columns: str, properties: Mapping[str, str], cluster_by: Sequence[str]) -> str:
+    asked = properties if table.path is not None else _of_ours(properties)
+    all_properties = {FORMAT_PROPERTY: FORMAT, **asked}
+    rendered = ", ".join(f"'{name}' = '{value}'" for name, value in all_properties.items())
+    clustering = f" CLUSTER BY ({', '.join(cluster_by)})" if cluster_by else ""
+    return f"{table}{columns} USING DELTA{clustering} TBLPROPERTIES ({rendered})"
+
+
+def _of_ours(properties: Mapping[str, str]) -> dict[str, str]:
+    """Properties without those that a catalog decides for its managed tables: asking for others there is an error."""
+    return {name: value for name, value in properties.items() if name not in CATALOGS_OWN}

@@ -1,0 +1,76 @@
+"""The Parquet files of a table: as its log names them, and as this process writes them for a commit."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cdc_core.tables import layout as tables
+from pipelines.delta import table_errors
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file of a table's newest version: its name in the log, Delta's statistics, its deletion vector, and whether it is there."""
+
+    name: str
+    stats: Mapping[str, Any]
+    vector: Mapping[str, Any] | None
+    is_there: bool
+
+    def between(self, column: str) -> tuple[Any, Any] | None:
+        """The least and the greatest value of a column, where they are known."""
+        low, high = (self.stats.get(each, {}).get(column) for each in ("minValues", "maxValues"))
+        return None if low is None or high is None else (low, high)
+
+
+@dataclass(frozen=True)
+class ParquetFile:
+    """A Parquet file inside the table's folder that no commit names yet."""
+
+    path: Path
+    rows: int
+    stats: str
+
+    @staticmethod
+    def write(folder: Path, rows: pa.Table, *, statistics: Sequence[str], table: tables.TableRef) -> ParquetFile:
+        path = folder / f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
+        repeated = [name for name in rows.column_names if name in _REPEATED]
+        try:
+            pq.write_table(rows, path, compression="snappy", use_dictionary=repeated)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise table_errors.disk_error(error, table) from error
+        return ParquetFile(path, rows.num_rows, json.dumps(_statistics(rows, statistics)))
+
+    def discard(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+_REPEATED = ("batch", "kind", "op", "db", "collection", "source", "ts_ms")
+"""Columns that repeat within a commit: dictionary-encoded. The others would only fill a dictionary in vain."""
+
+
+def _statistics(rows: pa.Table, columns: Sequence[str]) -> dict[str, Any]:
+    import pyarrow.compute as pc
+
+    low, high, nulls = {}, {}, {}
+    for name in columns:
+        column = rows.column(name)
+        bounds = pc.min_max(column).as_py()
+        nulls[name] = column.null_count
+        if bounds["min"] is not None and not _is_long(bounds):
+            low[name], high[name] = bounds["min"], bounds["max"]
+    return {"numRecords": rows.num_rows, "minValues": low, "maxValues": high, "nullCount": nulls}
+
+
+def _is_long(bounds: Mapping[str, Any]) -> bool:
+    """Delta cuts string statistics at 32 characters; longer ones are left out, which only skips less."""
+    return any(isinstance(bound, str) and len(bound) > 32 for bound in bounds.values())

@@ -1,0 +1,393 @@
+"""Delta's own transaction, reached through the JVM: the only module that calls Delta's private classes.
+
+It is to be had on a local or shared file system with a classic Spark session. A commit is a compare-and-set on the version,
+without a Spark job where the rows are few. Everywhere else (object stores, catalogs, Spark Connect, another Delta) `of` gives
+None, and the same is done by public statements.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.sql import functions as F
+
+from cdc_core.tables import definition, deletion_vector
+from cdc_core.tables import layout as tables
+from pipelines.delta import data_file, local_log, table_errors, upsert
+from pipelines.spark import jvm
+from pipelines.spark import session as sparks
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger(__name__)
+
+
+MANY_TOUCHED = 500
+"""Rows of more files are marked as deleted by a job."""
+
+
+class VersionTaken(Exception):
+    """Somebody committed the version that this writer wanted."""
+
+
+class DirectLog:
+    """Delta's own transaction log of one path table, by way of the JVM of a classic Spark session."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self._spark = spark
+        self._folder = folder
+        self._jvm = spark._jvm
+        package = self._jvm.org.apache.spark.sql.delta
+        self._log = package.DeltaLog.forTable(spark._jsparkSession, str(folder))
+        self._write = getattr(package, "DeltaOperations$Write")
+        self._action = package.actions.Action
+        self._none = self._jvm.scala.Option.empty
+        self._session = self._jvm.org.apache.spark.sql.classic.SparkSession
+        self._fencing = _fencing_session(spark)._jsparkSession
+        self._vectors = DeletionVectors(spark, folder, self._log)
+        # Delta's constructors change between its versions: one that is not there is to be known before the first commit.
+        self._operation("{}")
+
+    def commit(self, file: data_file.ParquetFile | None, *, base: int, metadata: str) -> int:
+        """Commit the file, or nothing but the fence, as version `base` + 1, or raise `VersionTaken` and change nothing."""
+        return self._committed(self._at(base), self._actions(file, base + 1), base=base, metadata=metadata)
+
+    def upsert(
+        self,
+        rows: DataFrame,
+        table: tables.TableRef,
+        touched: DataFrame | None,
+        sought: upsert.PendingDelete | None,
+        unless: Callable[[], bool] | None,
+        few: bool,
+        *,
+        base: int,
+        metadata: str,
+    ) -> int:
+        """Delete the touched rows by deletion vectors and append `rows`, as version `base` + 1, or raise `VersionTaken`,
+        `NeedsMerge` or `NotCommitted`.
+
+        The rows are looked for in a thread beside the one that writes: neither fills two cores all the time.
+        """
+        transaction = self._able(base)
+        actions = self._jvm.java.util.ArrayList()
+        try:
+            with ThreadPoolExecutor(1, thread_name_prefix="medallion-upsert") as pool:
+                deleting = None if sought is None or sought.version != base else sought.actions
+                if deleting is None and touched is not None:
+                    mark = self._vectors.actions_of_few if few else self._vectors.actions
+                    deleting = pool.submit(mark, transaction, table, touched)
+                written = transaction.writeFiles(rows._jdf)
+                deleted = () if deleting is None else (deleting.result(),)
+                for found in (self._actions(None, base + 1), *deleted, written):
+                    actions.addAll(self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(found))
+        except table_errors.SPARK_ERRORS as error:
+            raise self._translated(error, base) from error
+        except (Py4JError, TypeError) as error:  # another Delta has other methods
+            raise upsert.NeedsMerge from error
+        if unless is not None and unless():
+            raise upsert.NotCommitted  # VACUUM takes the files
+        return self._committed(transaction, _seq(self._jvm, actions), base=base, metadata=metadata)
+
+    def take_out(self, files: Sequence[data_file.DataFile], *, base: int, metadata: str) -> int:
+        """Take files out of the version `base`, as version `base` + 1, or raise `VersionTaken` and change nothing."""
+        now_ms = int(time.time() * 1000)
+        actions = self._jvm.java.util.ArrayList()
+        actions.addAll(self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(self._actions(None, base + 1)))
+        for file in files:
+            # An append-only table lets no rows go, but a file that is not there has none.
+            removed = {"path": file.name, "deletionTimestamp": now_ms, "dataChange": False, "deletionVector": file.vector}
+            actions.add(self._action.fromJson(json.dumps({"remove": removed})))
+        return self._committed(self._at(base), _seq(self._jvm, actions), base=base, metadata=metadata)
+
+    def live(self) -> DataFrame:
+        """The files of the newest version, one a row, as the log has them."""
+        from pyspark.sql.classic.dataframe import DataFrame as Frame
+
+        found: DataFrame = Frame(self._newest().allFiles().toDF(), self._spark)
+        return found.selectExpr("path", "stats", "to_json(deletionVector) AS vector")
+
+    def checkpoint(self) -> bool:
+        """Checkpoint the newest version, and clean up behind it."""
+        self._session.setActiveSession(self._spark._jsparkSession)
+        self._log.checkpointAndCleanUpDeltaLog(self._newest(), self._none())
+        return True
+
+    def can_upsert(self) -> bool:
+        """Whether the table, as this process knows it, has deletion vectors and no change feed."""
+        return self._vectors.are_enabled(self._log.unsafeVolatileSnapshot())
+
+    def files(self) -> Any:
+        """The files of the newest version, which Delta then keeps in memory."""
+        return self._begun(self._newest()).filterFiles()
+
+    def delete_actions(self, table: tables.TableRef, touched: DataFrame, *, base: int) -> Any:
+        """The actions that take the touched rows out of the version `base`; raises as `upsert` does."""
+        return self._vectors.actions(self._able(base), table, touched)
+
+    def _able(self, base: int) -> Any:
+        """A transaction on the version `base` of a table that can be upserted."""
+        transaction = self._at(base)
+        if not self._vectors.are_enabled(transaction):
+            raise upsert.NeedsMerge
+        return transaction
+
+    def _at(self, base: int) -> Any:
+        """A transaction on the version `base`, or `VersionTaken`."""
+        held = self._log.unsafeVolatileSnapshot()
+        is_newest = held.version() == base and self._has_commit(base) and not self._has_commit(base + 1)
+        transaction = self._begun(held if is_newest else self._newest())
+        if transaction.readVersion() != base:
+            raise VersionTaken
+        return transaction
+
+    def _committed(self, transaction: Any, actions: Any, *, base: int, metadata: str) -> int:
+        self._session.setActiveSession(self._fencing)
+        try:
+            return int(transaction.commit(actions, self._operation(metadata)))
+        except table_errors.SPARK_ERRORS as error:
+            raise self._translated(error, base) from error
+        finally:
+            with contextlib.suppress(Exception):  # where the JVM is gone, that is what the caller is told
+                self._session.setActiveSession(self._spark._jsparkSession)
+
+    def append(self, file: data_file.ParquetFile) -> None:
+        """Commit the file after whatever others committed."""
+        self._begun(self._newest()).commit(self._actions(file, None), self._operation(None))
+
+    def _begun(self, snapshot: Any) -> Any:
+        """A transaction on a version."""
+        # Delta asks the thread for its session: a thread that ran no statement yet has none.
+        self._session.setActiveSession(self._spark._jsparkSession)
+        return self._log.startTransaction(self._none(), self._jvm.scala.Option.apply(snapshot))
+
+    def _has_commit(self, version: int) -> bool:
+        """Whether the commit's file is there; after the retention time it goes, with all that are older."""
+        return (self._folder / "_delta_log" / f"{version:020}.json").exists()
+
+    def _newest(self) -> Any:
+        """The newest version; the log's folder is listed for it, which is what a long log makes dear."""
+        return self._log.update(False, self._none(), self._none())
+
+    def _operation(self, metadata: str | None) -> Any:
+        mode = self._jvm.org.apache.spark.sql.SaveMode.Append
+        none = self._none
+        said = none() if metadata is None else self._jvm.scala.Option.apply(metadata)
+        return self._write(mode, none(), none(), said, none(), none(), none(), none(), none())
+
+    def _actions(self, file: data_file.ParquetFile | None, txn_version: int | None) -> Any:
+        now_ms = int(time.time() * 1000)
+        found: list[dict[str, Any]] = []
+        if txn_version is not None:
+            found.append({"txn": {"appId": definition.APP_ID, "version": txn_version, "lastUpdated": now_ms}})
+        if file is not None:
+            added = {
+                "path": file.path.name,
+                "partitionValues": {},
+                "size": file.path.stat().st_size,
+                "modificationTime": now_ms,
+                "dataChange": True,
+                "stats": file.stats,
+            }
+            found.append({"add": added})
+        actions = self._jvm.java.util.ArrayList()
+        for action in found:
+            actions.add(self._action.fromJson(json.dumps(action)))
+        return _seq(self._jvm, actions)
+
+    def _translated(self, error: Exception, base: int) -> Exception:
+        self._log.update(False, self._none(), self._none())
+        if self._log.unsafeVolatileSnapshot().version() > base:
+            return VersionTaken()
+        return error
+
+
+class DeletionVectors:
+    """Deletion vectors of one table: the actions that take rows out of its files without writing the files anew."""
+
+    def __init__(self, spark: SparkSession, folder: Path, log: Any) -> None:
+        self._spark = spark
+        self._folder = folder
+        self._log = log
+        self._jvm = spark._jvm
+        self._action = self._jvm.org.apache.spark.sql.delta.actions.Action
+        self._session = self._jvm.org.apache.spark.sql.classic.SparkSession
+
+    def are_enabled(self, known: Any) -> bool:
+        """Whether a version of the table has deletion vectors and no change feed, whose readers want updates."""
+        asked = self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(known.metadata().configuration())
+        return asked.get(definition.DELETION_VECTORS) == "true" and asked.get("delta.enableChangeDataFeed") != "true"
+
+    def actions(self, transaction: Any, table: tables.TableRef, touched: DataFrame) -> Any:
+        """Actions that take the touched rows out, as Delta's own DELETE finds and writes them."""
+        self._session.setActiveSession(self._spark._jsparkSession)
+        found = self._placed(table, touched)
+        package = self._jvm.org.apache.spark.sql.delta
+        some, (file, row) = self._jvm.scala.Option.apply, (F.col(name)._jc for name in upsert.ROW_LOCATION)
+        session, files = self._spark._jsparkSession, transaction.filterFiles()
+        helper = package.commands.DMLWithDeletionVectorsHelper
+        always = self._jvm.org.apache.spark.sql.catalyst.expressions.Literal.TrueLiteral()
+        vectors = getattr(getattr(package.commands, "DeletionVectorBitmapGenerator$"), "MODULE$")
+        stored = vectors.buildRowIndexSetsForFilesMatchingCondition(
+            session, transaction, True, found._jdf, files, always, some(file), some(row)
+        )
+        by_name = helper.generateCandidateFileMap(self._log.dataPath(), files)
+        marked = helper.findFilesWithMatchingRows(transaction, by_name, stored)
+        prefix = package.stats.StatsCollectionUtils.getDataSkippingStringPrefixLength(session, transaction.metadata())
+        return helper.processUnmodifiedData(session, marked, transaction.snapshot(), prefix)._1()
+
+    def _placed(self, table: tables.TableRef, touched: DataFrame) -> DataFrame:
+        """The `ROW_LOCATION` of each touched row."""
+        if touched.columns == [*upsert.ROW_LOCATION]:
+            return touched
+        (key,) = touched.columns
+        rows = self._spark.table(str(table)).select(key, *upsert.row_location())
+        return rows.join(touched, key, "left_semi").select(*upsert.ROW_LOCATION)
+
+    def actions_of_few(self, transaction: Any, table: tables.TableRef, touched: DataFrame) -> Any:
+        """The same actions, with the vectors made here: Delta makes them with a dozen jobs, however few rows there are."""
+        self._session.setActiveSession(self._spark._jsparkSession)
+        by_file: dict[str, list[int]] = {}
+        found = self._placed(table, touched).toArrow()
+        for path, row in zip(*(found[name].to_pylist() for name in upsert.ROW_LOCATION), strict=True):
+            by_file.setdefault(path.rpartition("/")[2], []).append(row)
+        files = self._named(transaction, list(by_file))
+        if len(files) < len(by_file) or any("stats" not in file for file in files):  # somebody else wrote them
+            return self.actions(transaction, table, touched)
+        actions = self._jvm.java.util.ArrayList()
+        for file in files:
+            for action in self._without(file, by_file[file["path"]]):
+                actions.add(self._action.fromJson(json.dumps(action)))
+        return _seq(self._jvm, actions)
+
+    def _named(self, transaction: Any, names: Sequence[str]) -> list[dict[str, Any]]:
+        """The `add` actions of the files of these names, as the log has them."""
+        if not 0 < len(names) <= MANY_TOUCHED:
+            return []
+        from pyspark.sql.classic.dataframe import DataFrame as Frame
+
+        files: DataFrame = Frame(transaction.snapshot().allFiles().toDF(), self._spark)
+        rows = files.where(F.col("path").isin(names)).selectExpr("to_json(struct(*)) AS action").toArrow()
+        return [json.loads(text) for text in rows["action"].to_pylist()]
+
+    def _without(self, file: Mapping[str, Any], rows: Sequence[int]) -> list[dict[str, Any]]:
+        """The actions that take rows out of a file."""
+        same = {name: file[name] for name in ("path", "partitionValues", "size", "deletionVector") if name in file}
+        now_ms = int(time.time() * 1000)
+        removed = {"remove": {**same, "deletionTimestamp": now_ms, "dataChange": True, "extendedFileMetadata": True}}
+        bitmap = self._jvm.org.apache.spark.sql.delta.deletionvectors.RoaringBitmapArray.readFrom(
+            deletion_vector.serialized(rows)
+        )
+        if "deletionVector" in file:
+            bitmap.merge(self._held_vector(file))
+        count, stats = bitmap.cardinality(), json.loads(file["stats"])
+        if stats["numRecords"] == count:
+            return [removed]
+        stats["tightBounds"] = False  # the least or the greatest value may be gone
+        added = {**file, "stats": json.dumps(stats), "deletionVector": self._vector(bitmap, count), "dataChange": True}
+        return [{"add": added}, removed]
+
+    def _held_vector(self, file: Mapping[str, Any]) -> Any:
+        """The rows that are deleted from a file already."""
+        package = self._jvm.org.apache.spark.sql.delta
+        held = self._action.fromJson(json.dumps({"add": file})).deletionVector()
+        store = getattr(getattr(package.storage.dv, "DeletionVectorStore$"), "MODULE$")
+        stored = package.deletionvectors.StoredBitmap.create(held, self._log.dataPath())
+        return stored.load(store.createInstance(self._log.newDeltaHadoopConf()))
+
+    def _vector(self, bitmap: Any, count: int) -> dict[str, Any]:
+        """A bitmap as a deletion vector in a file of its own, which VACUUM takes where no commit comes to name it."""
+        package = self._jvm.org.apache.spark.sql.delta
+        formats = getattr(getattr(package.deletionvectors, "RoaringBitmapArrayFormat$"), "MODULE$")
+        data = bytes(bitmap.serializeAsByteArray(formats.Portable()))
+        name = uuid.uuid4()
+        (self._folder / f"deletion_vector_{name}.bin").write_bytes(deletion_vector.file(data))
+        encoded = getattr(getattr(package.actions, "DeletionVectorDescriptor$"), "MODULE$").encodeUUID(
+            self._jvm.java.util.UUID.fromString(str(name)), ""
+        )
+        return {
+            "storageType": "u",
+            "pathOrInlineDv": encoded,
+            "offset": deletion_vector.OFFSET,
+            "sizeInBytes": len(data),
+            "cardinality": count,
+        }
+
+
+def _seq(jvm: Any, actions: Any) -> Any:
+    """A Java list as the immutable sequence that Delta's Scala methods take."""
+    return jvm.scala.jdk.javaapi.CollectionConverters.asScala(actions).toSeq()
+
+
+def of(spark: SparkSession, table: tables.TableRef) -> DirectLog | None:
+    """The table's log where it can be reached, else None; which way commits take is told in the log, once a process."""
+    try:
+        direct = _reached(spark, table)
+    except _NoDirectLog as reason:
+        _tell_once(f"commits go through Spark: {reason}")
+        return None
+    _tell_once("commits go straight into Delta's log")
+    return direct
+
+
+def why_not(spark: SparkSession, table: tables.TableRef) -> str | None:
+    """Why commits to the table go through Spark, which takes longer; None where they go straight into Delta's log."""
+    try:
+        _reached(spark, table)
+    except _NoDirectLog as reason:
+        return str(reason)
+    return None
+
+
+class _NoDirectLog(Exception):
+    """Why there is no direct way into a table's log."""
+
+
+def _reached(spark: SparkSession, table: tables.TableRef) -> DirectLog:
+    folder = local_log.folder(table)
+    if folder is None:
+        raise _NoDirectLog("the tables lie where this process sees no files of theirs")
+    if not sparks.is_classic(spark):
+        raise _NoDirectLog("Spark runs in another process (Spark Connect)")
+    try:
+        return DirectLog(spark, folder)
+    except (AttributeError, TypeError, Py4JError) as error:  # what a class or a method raises that is not there
+        if not isinstance(error, Py4JJavaError) and jvm.is_gone():
+            raise
+        raise _NoDirectLog(f"this Delta's classes are other ones ({type(error).__name__})") from error
+
+
+_told: set[str] = set()
+
+
+def _tell_once(line: str) -> None:
+    if line not in _told:
+        _told.add(line)
+        log.info(line)
+
+
+_FENCING: WeakKeyDictionary[Any, SparkSession] = WeakKeyDictionary()
+
+
+def _fencing_session(spark: SparkSession) -> SparkSession:
+    """The application's session for fenced commits, in which Delta tries none of them again on a newer version.
+
+    A setting is a whole session's: set and taken back around each commit, it would be gone where another thread's ends.
+    """
+    context = spark.sparkContext
+    if context not in _FENCING:
+        session = sparks.sessions(spark)()
+        session.conf.set("spark.databricks.delta.maxCommitAttempts", "0")
+        _FENCING[context] = session
+    return _FENCING[context]

@@ -1,0 +1,180 @@
+"""The commits of one writer to one table: fenced, retried, and looked up in the log.
+
+Every commit of ours carries the table's position and its writer's claim as `userMetadata`, and is fenced: one constant
+`txnAppId` a table, `txnVersion` = the version that was read + 1. Delta skips a transaction version that it has already
+seen without a word, so each commit is looked up afterwards; one that is not there was fenced off, and the writer stops.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from cdc_core import errors
+from cdc_core.tables import claims, definition
+from cdc_core.tables import layout as tables
+from pipelines.delta import direct_log, owners, table_errors, table_history, upsert
+from pipelines.delta.local_log import Commit
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Said = Callable[[], tuple[object, Mapping[str, object] | None]]
+"""Position and extras of a commit, computed anew for each attempt: a commit that landed after all changes what the last one said."""
+
+REFUSED = (errors.OwnershipLost, errors.CommitConflict, errors.StorageExhausted, *table_errors.SPARK_ERRORS)
+"""What a commit raises that is known to be in no log."""
+
+
+class FencedCommits:
+    """A claim on one table: who holds it, the last version that it knows, and what its last commit said.
+
+    A commit goes through a statement of Spark or through the direct log; both are tried again where others committed first.
+    """
+
+    def __init__(
+        self, spark: SparkSession, table: tables.TableRef, *, identity: claims.WriterIdentity, base: Commit | None
+    ) -> None:
+        self.spark = spark
+        self.table = table
+        self.identity = identity
+        self.version = base.version if base else 0
+        self.metadata: dict[str, Any] = dict(base.metadata or {}) if base else {}
+        self.surplus_files = 0
+        """Files that the last compaction of this writer left beyond those that the size explains."""
+        self._unanswered: dict[str, Any] | None = None
+        owners.HELD[identity.writer] = self
+
+    @functools.cached_property
+    def direct(self) -> direct_log.DirectLog | None:
+        """The table's direct log, reached once; None where commits go through Spark."""
+        return direct_log.of(self.spark, self.table)
+
+    def last_said(self) -> tuple[object, dict[str, Any]]:
+        """Position and extras of the last commit, for one that changes neither."""
+        return self.metadata.get("to"), carried(self.metadata)
+
+    def user_metadata(self, to: object, extra: Mapping[str, object] | None) -> str:
+        """The `userMetadata` of a commit from now on. Each has an identifier, by which it is found in the log."""
+        now_ms = int(time.time() * 1000)
+        return self.identity.metadata(now_ms=now_ms, to=to, extra={**(extra or {}), "commit": uuid.uuid4().hex[:12]})
+
+    def check_ownership(self) -> None:
+        """Move on to the newest version. Raise `OwnershipLost` if a claim of another writer is newer than this writer's last
+        commit, `CommitConflict` if a RESTORE is: what this writer would add does not follow on what the table holds then."""
+        for commit in (found := table_history.since(self.spark, self.table, self.version)):
+            if commit.restored is not None:
+                raise errors.CommitConflict(
+                    f"{self.table.label}: it was restored to an earlier version while it was written; nothing was "
+                    "committed after that. Start again, and it goes on from there"
+                )
+            if commit.metadata is not None and commit.metadata.get("writer") != self.identity.writer:
+                raise self._lost()
+        if found:
+            self.version = found[0].version
+
+    def refuse_unanswered(self) -> None:
+        """Raise `CommitUnknown` after a commit that got no answer: what would follow on it is not known."""
+        if self._unanswered is not None:
+            raise errors.CommitUnknown(
+                f"{self.table.label}: whether the last commit is in the table is not known; start again, the table tells it"
+            )
+
+    def through_spark(self, act: Callable[[dict[str, str]], None], said: Said) -> int:
+        """A statement of Spark, which gets the options of the fence, as a fenced commit; the new version."""
+
+        def fenced(metadata: str) -> None:
+            act({"userMetadata": metadata, "txnAppId": definition.APP_ID, "txnVersion": str(self.version + 1)})
+
+        return self._retried(fenced, said, is_statement=True)
+
+    def through_log(self, commit: Callable[..., int], said: Said) -> int:
+        """A commit through the direct log onto the last version, and onto the newest where others committed in between."""
+
+        def onto_last(metadata: str) -> int:
+            return commit(base=self.version, metadata=metadata)
+
+        return self._retried(onto_last, said, is_statement=False)
+
+    def _retried(self, act: Callable[[str], int | None], said: Said, *, is_statement: bool) -> int:
+        """The version of the commit, tried again where others came first, each time with a fence on top of theirs."""
+        for attempt in table_errors.commit_attempts(self.table):
+            self._settle()
+            if (
+                is_statement
+            ):  # Delta puts a statement onto whatever version it finds; the direct log compares the version itself
+                self.check_ownership()
+            metadata = self.user_metadata(*said())
+            try:
+                new = self._outcome(metadata, functools.partial(act, metadata))
+                break
+            except direct_log.VersionTaken as error:
+                self._after_conflict(attempt, error)
+            except table_errors.SPARK_ERRORS as error:
+                if not (is_statement and table_errors.is_conflict(error)):
+                    raise table_errors.translated(error, self.table) from error
+                self._after_conflict(attempt, error)
+        return new
+
+    def _outcome(self, metadata: str, act: Callable[[], int | None]) -> int:
+        """The version in which `act` committed, by its answer or by the log; raises what it raises where it committed nothing.
+
+        An answer may be an error although the commit is in the log, and a success although it was fenced off. Where there is
+        no answer (the JVM is gone, an interrupt), the commit may be there, or come yet: `_unanswered` remembers it.
+        """
+        self._unanswered = said = claims.parsed(metadata) or {}
+        try:
+            new = act()
+        except (upsert.NeedsMerge, upsert.NotCommitted):  # raised before the log was asked
+            self._unanswered = None
+            raise
+        except (*table_errors.SPARK_ERRORS, direct_log.VersionTaken):
+            self._unanswered = None
+            landed = self._landed(said)
+            if landed is None:
+                raise
+            return self._committed(landed, said)
+        if new is None:
+            new = self._landed(said)
+        if new is None:
+            raise self._lost()
+        return self._committed(new, said)
+
+    def _settle(self) -> None:
+        """Take a commit that got no answer for the last one, where it is in the log."""
+        if self._unanswered is not None:
+            landed = self._landed(self._unanswered)
+            if landed is not None:
+                self._committed(landed, self._unanswered)
+
+    def _landed(self, said: Mapping[str, Any]) -> int | None:
+        """The version whose commit says this, among those after this writer's last one."""
+        found = table_history.since(self.spark, self.table, self.version)
+        return next((commit.version for commit in found if commit.metadata == said), None)
+
+    def _committed(self, new_version: int, metadata: Mapping[str, Any]) -> int:
+        self.version = new_version
+        self.metadata = dict(metadata)
+        self._unanswered = None
+        return new_version
+
+    def _after_conflict(self, attempt: int, error: BaseException) -> None:
+        if attempt + 1 == table_errors.COMMIT_ATTEMPTS:
+            raise table_errors.conflict(self.table) from error
+        time.sleep(min(0.1 * 2**attempt, 5.0))
+        self.check_ownership()
+
+    def _lost(self) -> errors.OwnershipLost:
+        return errors.OwnershipLost(
+            f"{self.table.label}: another writer took this table over; this one stopped and committed nothing more. "
+            "If it should run instead, stop the other and start again with --take-over"
+        )
+
+
+def carried(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """What a layer added to the metadata, which a claim or a release hands on."""
+    own = {"to", "writer", "host", "process", "started", "lease", "commit", "released"}
+    return {name: value for name, value in metadata.items() if name not in own}

@@ -1,0 +1,118 @@
+"""Upkeep of tables: compaction, removal of unreferenced files, and checkpoints of the log."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from py4j.protocol import Py4JError
+
+from cdc_core import errors
+from cdc_core.tables import definition
+from cdc_core.tables import layout as tables
+from pipelines.delta import direct_log, local_log, query_execution, table_errors
+from pipelines.delta.writer import Writer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+COMPACTION = {
+    "spark.databricks.delta.optimize.minFileSize": str(16 * 1024 * 1024),
+    "spark.databricks.delta.optimize.maxFileSize": str(128 * 1024 * 1024),
+    "spark.databricks.delta.optimize.maxDeletedRowsRatio": "0.3",
+}
+"""What a writer's own compaction takes: small files, and those of which a third is deleted: what it rewrites follows what was written."""
+
+
+LARGE_FILE = 64 * 1024 * 1024
+
+
+MANY_FILES = 24
+"""So many files beyond those that the table's size explains, a writer compacts."""
+
+
+def optimize(spark: SparkSession, table: tables.TableRef, *, metadata: str | None, purges: bool = False) -> None:
+    """Compact a table, by its clustering where it has one; its commit carries `metadata`, so that it hides no position.
+
+    Without `metadata` it says nothing, and what the commit before it said still counts. With `purges` files whose rows are
+    marked as deleted are written anew without them.
+    """
+    confs = {} if metadata is None else {"spark.databricks.delta.commitInfo.userMetadata": metadata}
+    with query_execution.session_confs(spark, confs), table_errors.translating(table):
+        if purges:
+            spark.sql(f"REORG TABLE {table} APPLY (PURGE)").collect()
+        spark.sql(f"OPTIMIZE {table}").collect()
+
+
+def vacuum(spark: SparkSession, table: tables.TableRef) -> None:
+    """Remove the files that no version within the table's retention names, orphans of killed commits among them."""
+    # Its own entries in the history would stand where the last position is looked for.
+    with (
+        query_execution.session_confs(spark, {"spark.databricks.delta.vacuum.logging.enabled": "false"}),
+        table_errors.translating(table),
+    ):
+        spark.sql(f"VACUUM {table}").collect()
+
+
+def checkpoint(spark: SparkSession, table: tables.TableRef) -> bool:
+    """Write down the table's state, and remove entries of its log that are past their retention; whether that could be done."""
+    log = direct_log.of(spark, table)
+    try:
+        return log is not None and log.checkpoint()
+    except (Py4JError, TypeError):  # another Delta has other methods, and does it every so many commits by itself
+        return False
+
+
+def optimize_claimed(writer: Writer, *, purges: bool = False) -> None:
+    """Compact a claimed table; the commits say what the last one said. Raises `CommitConflict` where others came first."""
+    writer.check_ownership()
+    metadata = writer.user_metadata(*writer.last_said())
+    optimize(writer.spark, writer.table, metadata=metadata, purges=purges)
+    writer.check_ownership()
+
+
+def delete_claimed(writer: Writer, where: str) -> int:
+    """Remove the rows as one fenced commit that says what the last one said; how many."""
+    with table_errors.translating(writer.table):
+        count = int(writer.spark.sql(f"SELECT count(*) AS n FROM {writer.table} WHERE {where}").collect()[0].n)
+    if count:
+        to, extra = writer.last_said()
+        writer.merge(f"DELETE FROM {writer.table} WHERE {where}", to=to, extra=extra)
+    return count
+
+
+def set_deletion_vectors(writer: Writer, wanted: bool) -> None:
+    """Give the table deletion vectors, or take them away so that readers need not know of them; nothing where it is so.
+
+    Taking them away rewrites the files that have some. Killed on its way, it is gone on with the next time.
+    """
+    detail = writer.spark.sql(f"DESCRIBE DETAIL {writer.table}").collect()[0]
+    has_feature = "deletionVectors" in (detail.tableFeatures or ())
+    if wanted and detail.properties.get(definition.DELETION_VECTORS) != "true":
+        writer.alter(f"SET TBLPROPERTIES ('{definition.DELETION_VECTORS}' = 'true')")
+    elif has_feature and not wanted:
+        writer.alter("DROP FEATURE deletionVectors")
+
+
+def compact(writer: Writer) -> None:
+    """Put small files together and rewrite those of which much is deleted, where there came to be many.
+
+    Bounded by what was written since the last time, not by the table; only on a local file system, elsewhere it is
+    maintenance that does it. The rows stay as they are, and the position.
+    """
+    surplus = _surplus_files(writer.table)
+    if surplus < writer.surplus_files + MANY_FILES:
+        return
+    writer.check_ownership()
+    # Without metadata: it says nothing of who owns the table, or where it stands.
+    with query_execution.session_confs(writer.spark, COMPACTION), contextlib.suppress(errors.CommitConflict):
+        optimize(writer.spark, writer.table, metadata=None)
+    writer.check_ownership()  # which goes on to the version that this made
+    writer.surplus_files = _surplus_files(writer.table)
+
+
+def _surplus_files(table: tables.TableRef) -> int:
+    """How many files the table has beyond those that its size explains; 0 where its log does not say it."""
+    folder = local_log.folder(table)
+    size = None if folder is None else local_log.size(folder)
+    return 0 if size is None else max(0, size.files - size.size_bytes // LARGE_FILE)

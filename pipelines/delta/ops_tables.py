@@ -1,0 +1,88 @@
+"""Tables of facts: a few rows that anybody appends, in which order and repetition mean nothing. Nobody claims them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from cdc_core.sql import arrow
+from cdc_core.tables import layout as tables
+from pipelines.delta import data_file, direct_log, exclusion, local_log, table_errors
+from pipelines.delta import tables as delta
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PROPERTIES = {"delta.appendOnly": "true", "delta.enableDeletionVectors": "false"}
+"""Properties of a table that only ever grows by a few rows."""
+
+
+def append_rows(spark: SparkSession, table: tables.TableRef, rows: pa.Table) -> None:
+    """Append a few rows, whoever else appends; a table of facts, in which order and repetition mean nothing.
+
+    On a local file system without a Spark job; elsewhere as Spark appends.
+    """
+    direct = direct_log.of(spark, table)
+    if direct is None:
+        exclusion.check(spark, table.path or delta.catalog_location(spark, table))
+        spark.createDataFrame(rows).coalesce(1).writeTo(str(table)).append()
+        return
+    folder = local_log.folder(table)
+    assert folder is not None
+    # Where this fails the file stays: a commit that got no answer may name it. VACUUM takes what none names.
+    _appended(direct, data_file.ParquetFile.write(folder, rows, statistics=(), table=table), table)
+
+
+def _appended(direct: direct_log.DirectLog, file: data_file.ParquetFile, table: tables.TableRef) -> None:
+    """Commit the file, again where others came first.
+
+    Delta would do that by itself, but not while another thread's fenced commit has told the shared session not to.
+    """
+    for attempt in table_errors.commit_attempts(table):
+        try:
+            return direct.append(file)
+        except table_errors.SPARK_ERRORS as error:
+            if not table_errors.is_conflict(error):
+                raise table_errors.translated(error, table) from error
+        time.sleep(0.05 * 2**attempt)
+
+
+def note(
+    spark: SparkSession,
+    table: tables.TableRef,
+    rows: Sequence[Mapping[str, object]],
+    schema: pa.Schema,
+    *,
+    properties: Mapping[str, str] | None = None,
+) -> None:
+    """Append a few facts to a table of them, which is made where there is none."""
+    delta.create(spark, table, columns=arrow.columns_ddl(schema), properties=properties)
+    append_rows(spark, table, pa.Table.from_pylist([dict(row) for row in rows], schema=schema))
+
+
+def rows(spark: SparkSession, table: tables.TableRef, schema: pa.Schema) -> pa.Table:
+    """All rows of a table of facts, in no order, as `schema` has its columns."""
+    folder = local_log.folder(table)
+    found = None if folder is None else local_log.rows(folder, schema)
+    if found is not None:
+        return found
+    with table_errors.translating(table):
+        return local_log.aligned(spark.table(str(table)).toArrow(), schema)
+
+
+def delete(spark: SparkSession, table: tables.TableRef, where: str) -> int:
+    """Remove rows from a table of facts, beside whoever appends to it; how many."""
+    with table_errors.translating(table):
+        count = int(spark.sql(f"SELECT count(*) AS n FROM {table} WHERE {where}").collect()[0].n)
+        if not count:
+            return 0
+        is_append_only = delta.properties(spark, table).get("delta.appendOnly") == "true"
+        if is_append_only:
+            spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.appendOnly' = 'false')").collect()
+        spark.sql(f"DELETE FROM {table} WHERE {where}").collect()
+        if is_append_only:
+            spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.appendOnly' = 'true')").collect()
+    return count

@@ -1,0 +1,113 @@
+"""Which process owns a table: the identity that a writer claims it with, and whether the owner of a claim still lives."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+import uuid
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+from cdc_core import errors
+from cdc_core.tables import claims
+from cdc_core.tables import layout as tables
+from pipelines.delta import table_history
+from pipelines.delta import tables as delta
+from pipelines.delta.local_log import Commit
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HELD: WeakValueDictionary[str, object] = WeakValueDictionary()
+"""The writers of this process that were not released, by their identity: the others hold nothing any more."""
+
+
+def is_held(spark: SparkSession, table: tables.TableRef) -> bool:
+    """Whether a writer holds the table: a live process of this host, or one of another host whose lease is not over."""
+    if not delta.exists(spark, table):
+        return False
+    return _verdict(table_history.last_commit(spark, table)) is not claims.Verdict.FREE
+
+
+def _verdict(last: Commit | None) -> claims.Verdict:
+    if last is None or last.metadata is None:
+        return claims.Verdict.FREE
+    claim = last.metadata
+    return claims.verdict(
+        claim,
+        host=platform.node(),
+        now_ms=int(time.time() * 1000),
+        is_alive=_is_held(claim),
+        committed_ms=last.timestamp_ms,
+    )
+
+
+def refuse_second(table: tables.TableRef, last: Commit | None) -> None:
+    if last is None or last.metadata is None:
+        return
+    claim = last.metadata
+    match _verdict(last):
+        case claims.Verdict.FREE:
+            return
+        case claims.Verdict.OWNER_ALIVE:
+            raise errors.TableOwned(
+                f"{table.label}: process {claim.get('process')} on this host writes it; "
+                "stop that one first, or start with --take-over if you know that it is gone"
+            )
+        case claims.Verdict.LEASE_RUNNING:
+            end = claims.lease_end(claim, committed_ms=last.timestamp_ms)
+            seconds = max(1, (end - int(time.time() * 1000)) // 1000)
+            raise errors.LeaseHeld(
+                f"{table.label}: a writer on host {claim.get('host')} holds it for {seconds} s more; "
+                "try again then, or start with --take-over if you know that it is gone"
+            )
+
+
+def _is_held(claim: Mapping[str, Any]) -> bool:
+    """Whether the process of a claim lives; where it is this one, whether it has a writer that holds the claim."""
+    if claim.get("process") == os.getpid() and claim.get("started") == _started(os.getpid()):
+        return claim.get("writer") in HELD
+    return _is_alive(claim.get("process"), claim.get("started"))
+
+
+def identity() -> claims.WriterIdentity:
+    return claims.WriterIdentity(uuid.uuid4().hex, platform.node(), os.getpid(), _started(os.getpid()) or "")
+
+
+@lru_cache(maxsize=1)
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> str | None:
+    """When a process began, in the operating system's own count; None when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None if not _signalable(pid) else ""
+    is_gone = fields[0] in ("Z", "X")
+    return None if is_gone else f"{_boot()}:{fields[19]}"
+
+
+def _signalable(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _is_alive(pid: object, started: object) -> bool:
+    if not isinstance(pid, int) or pid == os.getpid() and started == _started(pid):
+        return isinstance(pid, int)
+    now = _started(pid)
+    return now is not None and (not started or now == started)

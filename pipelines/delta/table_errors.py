@@ -1,0 +1,102 @@
+"""What Spark and Delta raise over a table, as errors of this project, and how often a commit is tried again.
+
+Delta's exceptions are known by their class or their error condition, never by the text of the message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+
+from cdc_core import errors
+from cdc_core.tables import layout as tables
+from pipelines.spark import failures
+
+COMMIT_ATTEMPTS = 8
+
+
+SPARK_ERRORS = (PySparkException, Py4JJavaError)
+"""What a statement may raise. Delta's conflicts are among the first only where its Python package is imported."""
+
+
+_CONFLICTS = (
+    "DELTA_CONCURRENT_",
+    "DELTA_METADATA_CHANGED",
+    "DELTA_PROTOCOL_CHANGED",
+    "DELTA_MAX_COMMIT_RETRIES_EXCEEDED",
+)
+
+
+_CONFLICT_CLASSES = (
+    "ConcurrentAppendException",
+    "ConcurrentDeleteReadException",
+    "ConcurrentDeleteDeleteException",
+    "ConcurrentTransactionException",
+    "ConcurrentWriteException",
+    "MetadataChangedException",
+    "ProtocolChangedException",
+)
+
+
+def commit_attempts(table: tables.TableRef) -> Iterator[int]:
+    """The numbers of the attempts at one commit, from 0 on; after the last one, `CommitConflict`.
+
+    The caller leaves the loop when it committed, and waits as long as its kind of commit takes.
+    """
+    yield from range(COMMIT_ATTEMPTS)
+    raise conflict(table)
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Whether Delta refused a commit because another one came first."""
+    java = getattr(error, "java_exception", None)
+    name = type(error).__name__ if java is None else str(java.getClass().getSimpleName())
+    return name in _CONFLICT_CLASSES or failures.condition(error).startswith(_CONFLICTS)
+
+
+def translated(error: BaseException, table: tables.TableRef) -> BaseException:
+    """A Spark or Delta error as one of ours where it has a meaning for the user; itself otherwise."""
+    if is_conflict(error):
+        return conflict(table)
+    condition = failures.condition(error)
+    if condition.startswith(("DELTA_TABLE_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND")):
+        return errors.TableNotOurs(f"{table.label}: there is no such table; was the layer before it run?")
+    if (missing := failures.missing_file(error)) is not None:
+        return errors.FilesMissing(
+            f"{table.label}: its log names the file {missing.rpartition('/')[2]}, and it is not there: removed by hand, by a "
+            "VACUUM, or with a disk. Start again; where it says so again, medallion repair --config … mends the table"
+        )
+    if failures.is_full(error):
+        return _storage_exhausted(table)
+    return error
+
+
+def disk_error(error: OSError, table: tables.TableRef) -> BaseException:
+    """A full disk as `StorageExhausted`; any other operating system error as it is."""
+    return _storage_exhausted(table) if failures.is_full(error) else error
+
+
+def _storage_exhausted(table: tables.TableRef) -> errors.StorageExhausted:
+    return errors.StorageExhausted(
+        f"{table.label}: no space left; nothing of this commit is in the table. Free some space and start again"
+    )
+
+
+def conflict(table: tables.TableRef) -> errors.CommitConflict:
+    return errors.CommitConflict(
+        f"{table.label}: other commits came first {COMMIT_ATTEMPTS} times; try again when maintenance is over"
+    )
+
+
+@contextmanager
+def translating(table: tables.TableRef) -> Iterator[None]:
+    try:
+        yield
+    except SPARK_ERRORS as error:
+        ours = translated(error, table)
+        if ours is error:
+            raise
+        raise ours from error

@@ -1,0 +1,105 @@
+"""A table's history: its versions, and the position that its rows are at.
+
+Every commit of ours carries the table's position and its writer's claim as `userMetadata`; what others commit has none.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from cdc_core.tables import claims
+from cdc_core.tables import layout as tables
+from pipelines.delta import local_log, table_errors
+from pipelines.delta.local_log import Commit
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def commits(spark: SparkSession, table: tables.TableRef, *, limit: int | None = None) -> list[Commit]:
+    """The newest commits, newest first; on a local file system from the log itself, which takes no Spark job."""
+    folder = local_log.folder(table)
+    if folder is not None and (folder / "_delta_log").is_dir():
+        return list(itertools.islice(local_log.commits(folder), limit))
+    suffix = "" if limit is None else f" LIMIT {limit}"
+    with table_errors.translating(table):
+        rows = (
+            spark.sql(f"DESCRIBE HISTORY {table}{suffix}")
+            .selectExpr("version", "timestamp", "userMetadata", "operation", "operationParameters.version AS restored")
+            .collect()
+        )
+    return [
+        Commit(
+            row.version,
+            int(row.timestamp.timestamp() * 1000),
+            claims.parsed(row.userMetadata),
+            _restored(row.restored) if row.operation == "RESTORE" else None,
+        )
+        for row in rows
+    ]
+
+
+def _restored(said: str | None) -> int:
+    """The version that a RESTORE brought back. One to a time does not say it, in which zone neither: then one before all, so
+    that no commit's position is taken for that of the rows."""
+    return -1 if said is None else int(said)
+
+
+def version(spark: SparkSession, table: tables.TableRef) -> int:
+    """The table's newest version."""
+    return commits(spark, table, limit=1)[0].version
+
+
+def since(spark: SparkSession, table: tables.TableRef, version: int) -> list[Commit]:
+    """The commits after `version`, newest first; no older one is read, however long the history is."""
+    newest = commits(spark, table, limit=1)[0].version
+    found: list[Commit] = []
+    while newest > version and (not found or found[-1].version > version + 1):
+        found = commits(spark, table, limit=newest - version)
+        if found[0].version == newest:
+            break
+        newest = found[0].version  # others committed between the two looks
+    return [commit for commit in found if commit.version > version]
+
+
+def _newest_first(spark: SparkSession, table: tables.TableRef) -> Iterator[Commit]:
+    """The whole history, of which no more is read than somebody asks for."""
+    folder = local_log.folder(table)
+    if folder is not None and (folder / "_delta_log").is_dir():
+        yield from local_log.commits(folder)
+        return
+    told: int | None = None
+    for limit in (1, 30, None):
+        for commit in commits(spark, table, limit=limit):
+            if told is None or commit.version < told:
+                told = commit.version
+                yield commit
+
+
+def last_commit(spark: SparkSession, table: tables.TableRef) -> Commit | None:
+    """The newest commit of ours: the table's position and its writer; None where history has none."""
+    return next((commit for commit in _newest_first(spark, table) if commit.metadata is not None), None)
+
+
+def position(spark: SparkSession, table: tables.TableRef) -> Commit | None:
+    """The commit of ours that the table's rows are at: the newest one, or, after a RESTORE, that of the restored version.
+
+    None where history has none, or no longer reaches back to the restored version.
+    """
+    reached: int | None = None
+    for commit in _newest_first(spark, table):
+        if reached is not None and commit.version > reached:
+            continue
+        if commit.restored is not None:
+            reached = commit.restored
+        elif commit.metadata is not None:
+            return commit
+    return None
+
+
+def last_metadata(spark: SparkSession, table: tables.TableRef) -> tuple[int, dict[str, Any]] | None:
+    """The same as a pair of version and metadata."""
+    commit = last_commit(spark, table)
+    return None if commit is None or commit.metadata is None else (commit.version, commit.metadata)

@@ -1,0 +1,291 @@
+"""The verbs of whoever holds a claim on a table: what a commit may add, replace, change or take out.
+
+`append_arrow` and `upsert` commit through the direct log where it is to be had, because a statement of Spark takes longer: there
+they write the files first and commit them after. Elsewhere they are an ordinary append, and a MERGE.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+from cdc_core import errors
+from cdc_core.tables import definition
+from cdc_core.tables import layout as tables
+from pipelines.delta import (
+    data_file,
+    exclusion,
+    fenced_commits,
+    local_log,
+    owners,
+    query_execution,
+    table_errors,
+    table_history,
+    upsert,
+)
+from pipelines.delta import tables as delta
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+
+class Writer(fenced_commits.FencedCommits):
+    """A held claim on one table: the only way to commit to it.
+
+    Made by `Writer.claim`; every commit renews the lease. A commit that was fenced off, or that finds another writer's
+    claim, raises `OwnershipLost`, and nothing of it is in the table.
+    """
+
+    @staticmethod
+    def claim(spark: SparkSession, table: tables.TableRef, *, take_over: bool = False, kept: Sequence[str] = ()) -> Writer:
+        """Claim the table by an empty commit that names this process, with a lease.
+
+        Where the owner commits in between, the claim looks again: what it takes over is what the table holds then.
+        After a RESTORE that is what the restored version said, but for the names in `kept`, which nothing takes back.
+        Raises `TableOwned` where a live process of this host holds it, `LeaseHeld` where another host's lease is not
+        over, `TableNotOurs`; with `take_over` neither of the first two. A refused writer has committed nothing.
+        """
+        delta.check_ours(spark, table)
+        exclusion.check(spark, table.path or delta.catalog_location(spark, table))
+        for _ in table_errors.commit_attempts(table):
+            # Read first: whatever is committed after it makes the claim's commit fail.
+            base = table_history.version(spark, table)
+            last = table_history.last_commit(spark, table)
+            if not take_over:
+                owners.refuse_second(table, last)
+            writer = Writer(spark, table, identity=owners.identity(), base=table_history.position(spark, table))
+            writer.version = base
+            with contextlib.suppress(errors.OwnershipLost):
+                newest = (last.metadata if last else None) or {}
+                extra = {name: newest[name] for name in kept if name in newest}
+                writer.mark(to=writer.metadata.get("to"), extra={**fenced_commits.carried(writer.metadata), **extra})
+                break
+        return writer
+
+    def mark(self, *, to: object, extra: Mapping[str, object] | None = None) -> int:
+        """One fenced commit without rows, for what its metadata says; the new version."""
+        self.refuse_unanswered()
+        return self._marked(lambda: (to, extra))
+
+    def append(self, df: DataFrame, *, to: object, extra: Mapping[str, object] | None = None) -> int:
+        """Append the rows of `df` as one fenced commit; the new version."""
+        self.refuse_unanswered()
+        return self._appended(df, lambda: (to, extra))
+
+    def overwrite(
+        self,
+        df: DataFrame,
+        *,
+        to: object,
+        extra: Mapping[str, object] | None = None,
+        overwrite_schema: bool = False,
+    ) -> int:
+        """Replace the table's rows by those of `df` in one fenced commit; the new version."""
+        writer = df.write.format("delta").mode("overwrite").option("overwriteSchema", str(overwrite_schema).lower())
+        path = self.table.path
+
+        def act(options: dict[str, str]) -> None:
+            chosen = writer.options(**options)
+            # By its name, a path table that another session has just made is sometimes taken for missing, and made again.
+            chosen.saveAsTable(str(self.table)) if path is None else chosen.save(path)
+
+        self.refuse_unanswered()
+        return self.through_spark(act, lambda: (to, extra))
+
+    def replace(
+        self,
+        df: DataFrame,
+        *,
+        to: object,
+        extra: Mapping[str, object] | None = None,
+        properties: Mapping[str, str],
+        cluster_by: Sequence[str] = (),
+    ) -> int:
+        """Replace the table's rows, columns, properties and clustering in one fenced commit; the new version."""
+        view = f"replacing_{uuid.uuid4().hex[:12]}"
+        df.createOrReplaceTempView(view)
+        try:
+            return self.merge(
+                f"CREATE OR REPLACE TABLE {definition.ddl(self.table, '', properties, cluster_by)} AS SELECT * FROM {view}",
+                to=to,
+                extra=extra,
+            )
+        finally:
+            self.spark.catalog.dropTempView(view)
+
+    def merge(
+        self,
+        sql: str,
+        *,
+        to: object,
+        extra: Mapping[str, object] | None = None,
+        confs: Mapping[str, str] | None = None,
+    ) -> int:
+        """Run one MERGE statement as a fenced commit; the new version.
+
+        Retried on Delta's conflicts, each time with ownership checked and the fence set anew: the statement must be a
+        function of its source and of the table as it is. Raises `CommitConflict` when the retries are used up.
+        """
+        self.refuse_unanswered()
+
+        def act(fence: dict[str, str]) -> None:
+            settings = {
+                "spark.databricks.delta.write.txnAppId": fence["txnAppId"],
+                "spark.databricks.delta.write.txnVersion": fence["txnVersion"],
+                "spark.databricks.delta.write.txnVersion.autoReset.enabled": "true",
+                "spark.databricks.delta.commitInfo.userMetadata": fence["userMetadata"],
+                **(confs or {}),
+            }
+            with query_execution.session_confs(self.spark, settings):
+                self.spark.sql(sql).collect()
+
+        return self.through_spark(act, lambda: (to, extra))
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether `upsert` writes files first and commits them after, so that it can still be told not to."""
+        return self.direct is not None
+
+    @contextmanager
+    def seeking(self, touched: DataFrame) -> Iterator[upsert.PendingDelete | None]:
+        """What `upsert` would take out of the table as it is now, looked for beside what the block does; None where it cannot.
+
+        `touched` as in `upsert`, or the `ROW_LOCATION` of each row, as it was read since this writer's last commit. The block's end
+        waits for the search; what it wrote and nobody took is vacuumed with the rest.
+        """
+        direct = self.direct
+        if direct is None:
+            yield None
+            return
+        with ThreadPoolExecutor(1, thread_name_prefix="medallion-seek") as pool:
+            yield upsert.PendingDelete(
+                self.version, pool.submit(direct.delete_actions, self.table, touched, base=self.version)
+            )
+
+    def can_upsert(self) -> bool:
+        """Whether `upsert` does without a MERGE here, and rows have `places`."""
+        return self.direct is not None and self.direct.can_upsert()
+
+    def places(self) -> tuple[Column, Column]:
+        """`ROW_LOCATION` of each row of the table, where it is read for an `upsert`; nulls where none can be made."""
+        if self.can_upsert():
+            return upsert.row_location()
+        file, row = upsert.ROW_LOCATION
+        return F.lit(None).cast("string").alias(file), F.lit(None).cast("bigint").alias(row)
+
+    @contextmanager
+    def listing(self) -> Iterator[None]:
+        """The files of the newest version are listed beside what the block does: the first query over the table asks for them."""
+        with ThreadPoolExecutor(1, thread_name_prefix="medallion-list") as pool:
+            if self.direct is not None:
+                pool.submit(self.direct.files)
+            yield
+
+    def upsert(
+        self,
+        rows: DataFrame,
+        *,
+        touched: DataFrame | None,
+        sought: upsert.PendingDelete | None = None,
+        to: object,
+        extra: Mapping[str, object] | None = None,
+        confs: Mapping[str, str] | None = None,
+        unless: Callable[[], bool] | None = None,
+        few: bool = False,
+    ) -> int | None:
+        """Take the rows of the keys out of the table and put `rows` in, as one fenced commit; the new version.
+
+        What ``MERGE … WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *`` does, with the table's keys looked through
+        once and not three times. `touched` has one column, the key, by its name in the table; `rows` have the table's columns. None
+        where only a MERGE can do it: off a local file system, with another Delta, or for a table without deletion vectors or with a change feed.
+        `sought` is what was found before; it counts for the version that it was found in, and is looked for again in any other.
+        Without `touched` the rows are only put in. `unless` is asked when they are written and before they are committed; where it
+        is true, nothing is, and `NotCommitted` is raised. Of `few` rows the deletion vectors are made here, without a job.
+        """
+        if self.direct is None:
+            return None
+        self.refuse_unanswered()
+        commit = functools.partial(self.direct.upsert, rows, self.table, touched, sought, unless, few)
+        try:
+            with query_execution.session_confs(self.spark, confs or {}):
+                return self.through_log(commit, lambda: (to, extra))
+        except upsert.NeedsMerge:  # nothing was committed
+            return None
+
+    def alter(self, change: str) -> None:
+        """Run `ALTER TABLE … change` on the table after ownership was checked; the next commit is fenced on top of it."""
+        self.check_ownership()
+        confs = {"spark.databricks.delta.commitInfo.userMetadata": self.user_metadata(*self.last_said())}
+        with query_execution.session_confs(self.spark, confs), table_errors.translating(self.table):
+            self.spark.sql(f"ALTER TABLE {self.table} {change}").collect()
+        self.version = table_history.version(self.spark, self.table)
+
+    def append_arrow(
+        self,
+        rows: pa.Table,
+        *,
+        to: object,
+        statistics: Sequence[str] = (),
+        extra: Mapping[str, object] | None = None,
+    ) -> int:
+        """Append Arrow rows as one fenced commit; the new version.
+
+        `statistics` names the columns whose minimum and maximum are kept for skipping. On a local file system the
+        Parquet file is written here and committed through Delta's transaction; elsewhere Spark appends the rows.
+        """
+        folder = local_log.folder(self.table)
+        if self.direct is None or folder is None:
+            return self.append(self.spark.createDataFrame(rows), to=to, extra=extra)
+        self.refuse_unanswered()
+        file = data_file.ParquetFile.write(folder, rows, statistics=statistics, table=self.table)
+        try:
+            return self.through_log(functools.partial(self.direct.commit, file), lambda: (to, extra))
+        except (
+            fenced_commits.REFUSED
+        ):  # raised after the answer, and after the log was looked through: no commit names the file
+            file.discard()
+            raise
+
+    def take_out(self, files: Sequence[data_file.DataFile], *, to: object, extra: Mapping[str, object] | None = None) -> int:
+        """Take files out of the table without reading them, as one fenced commit, whose position is `to`; the new version.
+
+        Only where the direct log is to be had (`DecisionNeeded`).
+        """
+        if self.direct is None:
+            raise errors.DecisionNeeded(
+                f"{self.table.label}: its log cannot be mended from here; on Databricks FSCK REPAIR TABLE does it"
+            )
+        self.refuse_unanswered()
+        return self.through_log(functools.partial(self.direct.take_out, files), lambda: (to, extra))
+
+    def renew(self) -> None:
+        """Renew the lease by an empty commit that says what the last one said."""
+        self.refuse_unanswered()
+        self._marked(self.last_said)
+
+    def release(self, extra: Mapping[str, object] | None = None) -> None:
+        """Say that the owner left cleanly, so that a successor on another host need not wait for the lease.
+
+        Whatever comes of it, no successor in this process is refused because of this writer. A commit that got no answer, and
+        is in the log, counts as the last one.
+        """
+        owners.HELD.pop(self.identity.writer, None)
+        self._marked(
+            lambda: (self.metadata.get("to"), {**fenced_commits.carried(self.metadata), **(extra or {}), "released": True})
+        )
+
+    def _marked(self, said: fenced_commits.Said) -> int:
+        if self.direct is not None:
+            return self.through_log(functools.partial(self.direct.commit, None), said)
+        return self._appended(self.spark.createDataFrame([], self.spark.table(str(self.table)).schema), said)
+
+    def _appended(self, df: DataFrame, said: fenced_commits.Said) -> int:
+        return self.through_spark(lambda options: df.writeTo(str(self.table)).options(**options).append(), said)

@@ -1,0 +1,138 @@
+"""How often a commit is tried again, and what ends it: over a history in memory, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from pyspark.errors import AnalysisException
+
+from cdc_core import errors
+from cdc_core.tables import claims
+from cdc_core.tables.layout import TableRef
+from pipelines.delta import direct_log, table_errors, table_history, upsert
+from pipelines.delta.fenced_commits import FencedCommits
+from pipelines.delta.local_log import Commit
+
+TABLE = TableRef.at("/lake/t")
+
+
+class ConcurrentAppendException(AnalysisException):
+    """Named as Delta names it, by which a conflict is known."""
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Commit]]:
+    """The table's commits, oldest first, which nobody waits for."""
+    commits: list[Commit] = [Commit(0, 0, None)]
+    monkeypatch.setattr(
+        table_history, "since", lambda _, __, version: [each for each in reversed(commits) if each.version > version]
+    )
+    monkeypatch.setattr("pipelines.delta.fenced_commits.time.sleep", lambda _: None)
+    yield commits
+
+
+@pytest.fixture
+def writer(log: list[Commit]) -> FencedCommits:
+    return FencedCommits(None, TABLE, identity=claims.WriterIdentity("w", "host", 1, ""), base=log[-1])  # type: ignore[arg-type]
+
+
+def said() -> tuple[object, dict[str, object]]:
+    return 7, {}
+
+
+def committed_after(refusals: int, error: Callable[[], Exception], log: list[Commit]) -> Callable[..., int]:
+    """A commit onto the newest version, which is refused so many times because others come first."""
+    left = iter(range(refusals))
+
+    def commit(*, base: int, metadata: str) -> int:
+        version = log[-1].version + 1
+        if next(left, None) is not None:
+            log.append(Commit(version, 0, None))
+            raise error()
+        assert base == version - 1
+        log.append(Commit(version, 0, claims.parsed(metadata)))
+        return version
+
+    return commit
+
+
+@pytest.mark.parametrize("refusals", (0, 3, table_errors.COMMIT_ATTEMPTS - 1))
+def test_the_direct_log_is_tried_again_on_the_newest_version(
+    writer: FencedCommits, log: list[Commit], refusals: int
+) -> None:
+    """Others committed in between, and the commit lies on top of theirs."""
+    assert writer.through_log(committed_after(refusals, direct_log.VersionTaken, log), said) == refusals + 1
+    assert (writer.version, writer.metadata["to"]) == (refusals + 1, 7)
+
+
+def test_a_statement_is_tried_again_with_a_new_fence(writer: FencedCommits, log: list[Commit]) -> None:
+    """The fence is the version that was looked at last, plus one."""
+    fences: list[int] = []
+    commit = committed_after(2, lambda: ConcurrentAppendException("others came first"), log)
+
+    def statement(options: dict[str, str]) -> None:
+        fences.append(int(options["txnVersion"]))
+        commit(base=fences[-1] - 1, metadata=options["userMetadata"])
+
+    assert writer.through_spark(statement, said) == 3
+    assert fences == [1, 2, 3]
+
+
+@pytest.mark.parametrize("through", ("through_log", "through_spark"))
+def test_a_commit_that_never_comes_first_is_given_up(writer: FencedCommits, log: list[Commit], through: str) -> None:
+    """After as many attempts as there are; nothing of it is in the table."""
+    tries: list[int] = []
+
+    def refused(*_: Any, **__: Any) -> Any:
+        tries.append(1)
+        raise direct_log.VersionTaken if through == "through_log" else ConcurrentAppendException("others came first")
+
+    with pytest.raises(errors.CommitConflict, match=f"{table_errors.COMMIT_ATTEMPTS} times"):
+        getattr(writer, through)(refused, said)
+    assert len(tries) == table_errors.COMMIT_ATTEMPTS
+    assert writer.version == 0
+
+
+def test_an_error_after_the_commit_is_its_answer(writer: FencedCommits, log: list[Commit]) -> None:
+    """The log says that it is there: it is not committed twice."""
+    commit = committed_after(0, direct_log.VersionTaken, log)
+
+    def then_fails(**given: Any) -> int:
+        commit(**given)
+        raise direct_log.VersionTaken
+
+    assert writer.through_log(then_fails, said) == 1
+    assert len(log) == 2
+
+
+def test_a_commit_without_answer_lets_no_other_follow(writer: FencedCommits) -> None:
+    """Whether it is in the table is not known, until the table is looked at again."""
+
+    def interrupted(**_: Any) -> int:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        writer.through_log(interrupted, said)
+    with pytest.raises(errors.CommitUnknown):
+        writer.refuse_unanswered()
+
+
+def test_an_upsert_that_needs_a_merge_leaves_the_writer_as_it_was(writer: FencedCommits) -> None:
+    """It was refused before the log was asked."""
+
+    def needs_merge(**_: Any) -> int:
+        raise upsert.NeedsMerge
+
+    with pytest.raises(upsert.NeedsMerge):
+        writer.through_log(needs_merge, said)
+    writer.refuse_unanswered()
+    assert writer.version == 0
+
+
+def test_a_claim_of_another_writer_ends_it(writer: FencedCommits, log: list[Commit]) -> None:
+    """A newer commit names another writer."""
+    log.append(Commit(1, 0, {"writer": "other"}))
+    with pytest.raises(errors.OwnershipLost):
+        writer.through_spark(lambda _: None, said)
