@@ -283,7 +283,7 @@ def test_a_stream_stands_between_whole_events(mongodb_uri: str, database: Any, m
             reply = RawBSONDocument(bson.encode({"cursor": cursor, "ok": 1}))
             server = SimpleNamespace(command=lambda *_, answer=reply, **__: answer)
             with monkeypatch.context() as answering:
-                answering.setattr(opened, "_server", lambda where=server: {database.name: where})
+                answering.setattr(opened._cursor, "server", lambda where=server: {database.name: where})
                 assert opened.next().token == opened.token == expected
 
 
