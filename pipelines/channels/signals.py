@@ -69,10 +69,10 @@ def channels(spark: SparkSession, settings: Settings, *, done: Collection[str]) 
     for channel in settings.source.signal_enabled_channels:
         match channel:
             case SignalChannel.FILE:
-                found.append(File(Path(settings.source.signal_file)))
+                found.append(FileChannel(Path(settings.source.signal_file)))
             case SignalChannel.TABLE:
                 table = delta.layout(settings.lakehouse).ops("signals")
-                found.append(Table(spark, table, settings.name, set(done)))
+                found.append(TableChannel(spark, table, settings.name, set(done)))
             case SignalChannel.KAFKA:
                 found.append(kafka.Topic(settings, set(done)))
             case SignalChannel.SOURCE:
@@ -81,7 +81,7 @@ def channels(spark: SparkSession, settings: Settings, *, done: Collection[str]) 
 
 
 @dataclass
-class File:
+class FileChannel:
     """A file with one JSON signal a line; a line that was handled is taken out, as the connector empties the file.
 
     Others append to it at any time, and hold no lock. So a line is taken out by blanks in its place, which moves no other;
@@ -187,7 +187,7 @@ def _close_up(file: FileIO) -> None:
 
 
 @dataclass
-class Table:
+class TableChannel:
     """`ops/signals`: the rows for one pipeline that bronze does not hold yet."""
 
     spark: SparkSession

@@ -61,7 +61,7 @@ EXACT, AS_CAPTURED = "exact", "as captured"
 
 
 @dataclass(frozen=True)
-class Table:
+class CutTable:
     """A table of a cut, and the version that shows it."""
 
     name: str
@@ -80,7 +80,7 @@ class Cut:
     batch: int
     documents: str
     missing: tuple[str, ...]
-    tables: tuple[Table, ...]
+    tables: tuple[CutTable, ...]
 
     @property
     def sql(self) -> str:
@@ -126,7 +126,7 @@ def run(
             # A view has no versions that readers could go back to.
             if each.did != "view" and delta.exists(spark, table):
                 version = each.version if each.version is not None else table_history.version(spark, table)
-                found.append(Table(each.name, str(table), version))
+                found.append(CutTable(each.name, str(table), version))
     if stop is not None and stop.is_set():
         raise errors.Temporary("stopped before all tables were at the cut; nothing was noted")
     is_looked_up = settings.source.capture_mode.has_full_updates and (
@@ -147,7 +147,7 @@ def run(
 
 
 def parsed(as_of: str) -> str | None:
-    """The cluster time that is asked; None for now. Raises `SettingsError`."""
+    """The cluster time of `--as-of`; None for now. Raises `SettingsError`."""
     return None if as_of.strip().lower() == "now" else cut.parsed(as_of)
 
 
@@ -204,7 +204,7 @@ def _silver(spark: SparkSession, settings: Settings, namespace: registry.Namespa
     return registry.silver_position(spark, layout.silver(namespace.db, namespace.collection))
 
 
-def _collections(spark: SparkSession, settings: Settings, chosen: cut.Boundary) -> list[Table]:
+def _collections(spark: SparkSession, settings: Settings, chosen: cut.Boundary) -> list[CutTable]:
     """The collections' tables with the versions that show the cut; raises `CommitConflict` where another run moved one on."""
     layout = delta.layout(settings.lakehouse)
     found = []
@@ -226,7 +226,7 @@ def _collections(spark: SparkSession, settings: Settings, chosen: cut.Boundary) 
                 raise errors.CommitConflict(
                     f"{table.label}: another run moved silver or gold on while the cut was made; nothing was noted. Stop it, or try again"
                 )
-            found.append(Table(name, str(table), version))
+            found.append(CutTable(name, str(table), version))
     return found
 
 
@@ -283,7 +283,7 @@ def _of_rows(rows: Sequence[dict[str, object]]) -> Cut:
         batch=int(str(first["batch"])),
         documents=str(first["documents"]),
         missing=tuple(missing) if isinstance(missing, list) else (),
-        tables=tuple(Table(*each) for each in listed),
+        tables=tuple(CutTable(*each) for each in listed),
     )
 
 

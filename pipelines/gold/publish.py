@@ -172,7 +172,7 @@ def checked(spark: SparkSession, settings: Settings) -> tuple[models.ModelPlan, 
 
 
 def _read(settings: Settings) -> tuple[sql_model.Model, ...]:
-    """The models, or none where their files have mistakes, which are told with them."""
+    """The models; none where their files have mistakes, which `models.check` raises."""
     try:
         return models.read(settings)
     except errors.SettingsError:

@@ -108,10 +108,13 @@ def run(
     gold = _Gold(spark, settings, take_over, parallel.Pool(spark, sessions), ended, audit)
     started = time.monotonic()
     found: list[GoldTableResult] = []
+    changed = 0
     try:
         while True:
             published = gold.published()
-            found += published
+            changed += sum(each.changed for each in published)
+            if once:  # a service has no end at which it would tell of each
+                found += published
             if once or ended.is_set():
                 break
             if not published:
@@ -121,7 +124,7 @@ def run(
         gold.close()
     if once and gold.refused:
         raise _refusals_error(gold.refused.values())
-    return GoldResult(sum(each.changed for each in found), time.monotonic() - started, tuple(found if once else ()))
+    return GoldResult(changed, time.monotonic() - started, tuple(found))
 
 
 @dataclass(frozen=True)

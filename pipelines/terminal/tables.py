@@ -266,7 +266,7 @@ def schemas(found: Sequence[Evolution]) -> None:
 
 
 def quarantined(found: Sequence[Event]) -> None:
-    """What `medallion quarantine list` shows: a line for each event; its texts beneath, where they were asked for."""
+    """What `medallion quarantine list` shows: a line for each event; its texts beneath, where the command asks for them."""
     screen = console()
     if not found:
         screen.print("nothing is in quarantine")
@@ -375,7 +375,7 @@ TROUBLES = ("rescued", "incomplete", "quarantined", "incomplete since")
 
 
 def _collections_table(found: Status) -> Table:
-    """A line for each collection; what is nowhere to be told has no column."""
+    """A line for each collection; a column in which no collection has anything is left out."""
     is_snapshot = any(each.snapshot is not None and not each.snapshot.is_done for each in found.collections)
     troubles = [name for name in TROUBLES if any(_trouble(each, name) for each in found.collections)]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)

@@ -92,7 +92,7 @@ class CollectionComparison:
     def __post_init__(self) -> None:
         self.spark = self.context.spark
         self.gone: set[str] = set()
-        # Reads that come later are later than everything that bronze holds by now, unless a time is asked for.
+        # Reads that come later are later than everything that bronze holds by now, unless --as-of names a time.
         now = mongodb_server.operation_time(self.context.client)
         self.begun = (now.time, now.inc)
         position = table_progress.position_of(self.spark, self.context.bronze)

@@ -41,7 +41,7 @@ RANGE_SECONDS = 60
 FETCH = 1000
 ATTEMPTS = 4
 BY_KEY = 500
-"""So many documents are asked for by their keys at once."""
+"""So many documents are read by their keys at once."""
 
 Time = tuple[int, int]
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from cdc_core.settings.parse import Settings
 
 KEYS = 1000
-"""So many documents are asked for by one signal: a capture lands them in one commit."""
+"""So many documents are named by one signal: a capture writes them to bronze in one commit."""
 SIGNAL_SECONDS = 300.0
 PAUSE = 0.5
 
@@ -78,7 +78,7 @@ def _send(spark: SparkSession, settings: Settings, namespace: registry.Namespace
 
 
 def _wait(spark: SparkSession, settings: Settings, asked: Sequence[str], *, stop: threading.Event) -> None:
-    """Until the running capture has landed what was asked for."""
+    """Wait until the running capture has read the keys of these signals again."""
     log = delta.layout(settings.lakehouse).bronze(settings.name)
     end = time.monotonic() + SIGNAL_SECONDS
     while not stop.wait(PAUSE):

@@ -75,7 +75,7 @@ class CollectionVerification:
 
 @dataclass(frozen=True)
 class Verification:
-    """What one run found."""
+    """The result of one run."""
 
     name: str
     layer: Layer

@@ -23,7 +23,7 @@ def test_lines_that_are_appended_meanwhile_are_heeded_once(tmp_path: Path) -> No
     """Another process appends all the time, without a lock: no line is lost and none comes twice; at the end the file is empty."""
     path, many = tmp_path / "signals", 500
     path.touch()
-    channel, heard = signals.File(path), []
+    channel, heard = signals.FileChannel(path), []
     with subprocess.Popen([sys.executable, "-c", APPENDING, str(path), str(many)]) as appending:
         while appending.poll() is None or path.read_text().strip():
             for received in channel.poll():
@@ -36,7 +36,7 @@ def test_lines_that_are_appended_meanwhile_are_heeded_once(tmp_path: Path) -> No
 def test_a_line_that_is_half_written_waits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The last line counts when it is JSON or a line follows; what is left out is told without its text."""
     path = tmp_path / "signals"
-    channel = signals.File(path)
+    channel = signals.FileChannel(path)
     path.write_text('no json, secret\n{"id": "1", "type": "log", "data": {}')
     assert channel.poll() == []
     with path.open("a") as file:

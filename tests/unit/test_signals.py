@@ -81,7 +81,7 @@ def test_lines_that_are_no_signals_are_refused(text: str) -> None:
 def test_a_file_forgets_what_was_handled_and_keeps_what_came_meanwhile(tmp_path: Path) -> None:
     """A line is given once, taken out when it was handled, and a line that is still being written is waited for."""
     path = tmp_path / "signals.txt"
-    channel = channels.File(path)
+    channel = channels.FileChannel(path)
     assert channel.poll() == []
     line = '{"id": "1", "type": "log", "data": {"message": "m"}}'
     path.write_text(f"{line}\nbroken\n{line}\n" + '{"id": "2", "type')
@@ -104,7 +104,7 @@ def test_a_file_that_is_gone_or_cannot_be_emptied(
     path = tmp_path / "signals.txt"
     line = '{"id": "1", "type": "log"}'
     path.write_text(f"{line}\n")
-    channel = channels.File(path)
+    channel = channels.FileChannel(path)
     (received,) = channel.poll()
     path.unlink()
     channel.handled(received)
@@ -115,7 +115,7 @@ def test_a_file_that_is_gone_or_cannot_be_emptied(
         channel.handled(received)
     assert channel.poll() == [] and "cannot be taken out" in caplog.text
     monkeypatch.setattr("os.access", lambda *_: False)
-    assert channels.File(path).poll() == [] and "are not heeded" in caplog.text
+    assert channels.FileChannel(path).poll() == [] and "are not heeded" in caplog.text
 
 
 def _refused(*_: object, **__: object) -> None:
@@ -173,14 +173,14 @@ def test_a_line_of_too_many_levels_is_refused(text: str, tmp_path: Path) -> None
         signals.from_json(text, channel="file")
     path = tmp_path / "signals.txt"
     path.write_text("\n".join([json.dumps({"id": "1", "type": "log"}), text, json.dumps({"id": "2", "type": "log"}), ""]))
-    assert [each.signal.id for each in channels.File(path).poll()] == ["1", "2"]
+    assert [each.signal.id for each in channels.FileChannel(path).poll()] == ["1", "2"]
 
 
 def test_a_look_that_fails_loses_no_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was read before the failure is given at the next look."""
     path = tmp_path / "signals.txt"
     path.write_text('{"id": "1", "type": "log"}\n{"id": "2", "type": "log"}\n')
-    channel, read = channels.File(path), signals.from_json
+    channel, read = channels.FileChannel(path), signals.from_json
 
     def failing(text: str, *, channel: str) -> signals.Signal:
         if '"2"' in text:
