@@ -611,7 +611,7 @@ class Writer:
             _translating(self.table),
         ):
             self.spark.sql(f"ALTER TABLE {self.table} {change}").collect()
-        self.version = version(self.spark, self.table)
+        self._accept_foreign_commits()  # a claim may have come just before it, and an ALTER is fenced by nothing
 
     def optimize(self, *, purges: bool = False) -> None:
         """Compact the table; the commits say what the last one said. Raises `CommitConflict` where others came first."""
@@ -1369,11 +1369,11 @@ def delete(spark: SparkSession, table: tables.TableRef, where: str) -> int:
         count = int(spark.sql(f"SELECT count(*) AS n FROM {table} WHERE {where}").collect()[0].n)
         if not count:
             return 0
-        is_append_only = properties(spark, table).get("delta.appendOnly") == "true"
-        if is_append_only:
+        append_only = properties(spark, table).get("delta.appendOnly")
+        if append_only == "true":
             spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.appendOnly' = 'false')").collect()
         spark.sql(f"DELETE FROM {table} WHERE {where}").collect()
-        if is_append_only:
+        if append_only is not None:  # "false" is what a run left that was killed here
             spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.appendOnly' = 'true')").collect()
     return count
 
