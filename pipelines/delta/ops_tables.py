@@ -79,10 +79,10 @@ def delete(spark: SparkSession, table: tables.TableRef, where: str) -> int:
         count = int(spark.sql(f"SELECT count(*) AS n FROM {table} WHERE {where}").collect()[0].n)
         if not count:
             return 0
-        is_append_only = delta.properties(spark, table).get("delta.appendOnly") == "true"
-        if is_append_only:
+        append_only = delta.properties(spark, table).get("delta.appendOnly")
+        if append_only == "true":
             spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.appendOnly' = 'false')").collect()
         spark.sql(f"DELETE FROM {table} WHERE {where}").collect()
-        if is_append_only:
+        if append_only is not None:  # "false" is what a run left that was killed here
             spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.appendOnly' = 'true')").collect()
     return count

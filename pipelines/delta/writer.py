@@ -226,7 +226,7 @@ class Writer(fenced_commits.FencedCommits):
         confs = {"spark.databricks.delta.commitInfo.userMetadata": self.user_metadata(*self.last_said())}
         with query_execution.session_confs(self.spark, confs), table_errors.translating(self.table):
             self.spark.sql(f"ALTER TABLE {self.table} {change}").collect()
-        self.version = table_history.version(self.spark, self.table)
+        self.check_ownership()  # a claim may have come just before it, and an ALTER is fenced by nothing
 
     def append_arrow(
         self,

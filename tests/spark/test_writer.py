@@ -12,7 +12,7 @@ import pytest
 
 from cdc_core import errors
 from cdc_core.tables import layout as tables
-from pipelines.delta import direct_log, table_history
+from pipelines.delta import direct_log, ops_tables, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 
@@ -89,3 +89,31 @@ def test_a_fence_holds_whatever_the_session_is_set_to(spark: SparkSession, table
                     log._committed(transaction, actions, base=old.version, metadata=old.user_metadata(number, None))
         finally:
             done.set()
+
+
+def test_a_take_over_just_before_an_alter_is_seen(
+    spark: SparkSession, table: tables.TableRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No fence holds an ALTER: what came between the look and it ends the old owner, who would commit on top of it."""
+    owner = Writer.claim(spark, table)
+    looked = Writer.check_ownership
+
+    def too_early(self: Writer) -> None:
+        looked(self)
+        Writer.claim(spark, table, take_over=True)
+
+    with monkeypatch.context() as late:
+        late.setattr(Writer, "check_ownership", too_early)
+        with pytest.raises(errors.OwnershipLost):
+            owner.alter("ADD COLUMNS (m BIGINT)")
+    with pytest.raises(errors.OwnershipLost):
+        owner.append_arrow(rows(1), to="one")
+
+
+def test_a_table_of_facts_is_append_only_again(spark: SparkSession, tmp_path: Path) -> None:
+    """A run that was killed between its two ALTERs left the table without it: the next one sets it."""
+    facts = tables.TableRef.at(str(tmp_path / "facts"))
+    delta.create(spark, facts, columns="n BIGINT", properties={**ops_tables.PROPERTIES, "delta.appendOnly": "false"})
+    ops_tables.append_rows(spark, facts, rows(1, 2))
+    assert ops_tables.delete(spark, facts, "n = 1") == 1
+    assert delta.properties(spark, facts)["delta.appendOnly"] == "true"
