@@ -197,7 +197,7 @@ def test_nothing_new_no_commit(step_by_step: Hop, monkeypatch: pytest.MonkeyPatc
 ORDERS = "orders"
 
 
-def document(key: int, at: int, op: str = "u", **fields: Any) -> Row:
+def document(key: int, at: int, op: str = "u", /, **fields: Any) -> Row:
     return {"op": op, "key": key, "at": at, "after": {"_id": key, **fields}}
 
 
