@@ -10,6 +10,7 @@ Cluster times are 16 hex digits here: seconds and increment, as in `sequence`.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,8 +18,9 @@ from datetime import datetime, timezone
 
 from cdc_core import errors
 
-NEVER = "f" * 16
-_TIMESTAMP = re.compile(r"(\d{1,10})(?:[:,.](\d{1,10}))?")
+LAST = (1 << 32) - 1
+"""The greatest second, and the greatest increment, of a cluster time."""
+_TIMESTAMP = re.compile(r"([0-9]{1,10})(?:[:,.]([0-9]{1,10}))?")
 
 
 @dataclass(frozen=True)
@@ -71,23 +73,29 @@ def chosen(found: Sequence[Boundary], *, at_least: int, asked: str | None) -> Bo
     return fit[-1] if fit else None
 
 
-def parsed(text: str) -> str:
-    """A cluster time as it was asked: `seconds`, `seconds:increment`, or a time such as 2026-01-31T12:00:00Z.
+def parsed(text: str) -> str | None:
+    """A cluster time as it was asked: `seconds`, `seconds:increment`, or a time such as 2026-01-31T12:00:00Z; None for `now`.
 
-    Seconds alone, and a time, stand for their end. Raises `SettingsError`.
+    Seconds alone, and a time, stand for their end. Raises `SettingsError`, for times that no server has, too.
     """
-    found = _TIMESTAMP.fullmatch(text.strip())
-    if found is not None:
-        seconds, increment = int(found[1]), found[2]
-        if seconds < 1 << 32 and (increment is None or int(increment) < 1 << 32):
-            return f"{seconds:08x}" + ("f" * 8 if increment is None else f"{int(increment):08x}")
+    asked = text.strip()
+    if asked.lower() == "now":
+        return None
+    found = _TIMESTAMP.fullmatch(asked)
     try:
-        moment = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
-    except ValueError:
+        seconds = int(found[1]) if found is not None else math.floor(_moment(asked).timestamp())
+    except (ValueError, OverflowError):
         message = "now, a cluster time as seconds or seconds:increment, or a time such as 2026-01-31T12:00:00Z is expected"
         raise errors.SettingsError(errors.Problem("--as-of", message)) from None
-    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
-    return f"{int(aware.timestamp()):08x}" + "f" * 8
+    increment = LAST if found is None or found[2] is None else int(found[2])
+    if not (0 <= seconds <= LAST and increment <= LAST):
+        raise errors.SettingsError(errors.Problem("--as-of", f"{asked} is no cluster time: they end in 2106", "now"))
+    return f"{seconds:08x}{increment:08x}"
+
+
+def _moment(text: str) -> datetime:
+    moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
 
 
 def shown(time: str) -> str:

@@ -14,6 +14,7 @@ from bson import decode
 from bson.codec_options import CodecOptions, DatetimeConversion
 
 from cdc_core.extended_json import json_to_bson
+from cdc_core.extended_json import keys as canonical
 
 _NAME = "medallion repair "
 _EXACT: CodecOptions[dict[str, Any]] = CodecOptions(datetime_conversion=DatetimeConversion.DATETIME_MS)
@@ -38,6 +39,14 @@ def keys_of(filter_: str | None) -> tuple[str, ...] | None:
 def condition(keys: Sequence[str]) -> dict[str, Any]:
     """The find filter that the documents of these keys match: MongoDB holds equal whatever has one key."""
     return {"_id": {"$in": [identifier(key) for key in keys]}}
+
+
+def is_key(text: str) -> bool:
+    """Whether a document can have this key: a row that another hand wrote may have any text, or none, in its place."""
+    try:
+        return canonical.canonical_raw(json_to_bson.loads(f'{{"_id":{text}}}')) == text
+    except (ValueError, KeyError):
+        return False
 
 
 def identifier(key: str) -> Any:

@@ -30,32 +30,43 @@ def check(file: options.SettingsFile) -> None:
 @click.command("cut")
 @click.argument("action", type=click.Choice(["show", "list"]))
 @options.with_settings(
-    click.option("--cut", "name", metavar="NAME", help="show: this cut, and not the newest."), options.as_json
+    click.option("--cut", "name", metavar="NAME", help="show: this cut, and not the newest."),
+    click.option(
+        "--as-of", metavar="TIME", help="show: no cut that was made, but the tables with history: true at any past time."
+    ),
+    options.as_json,
 )
-def show_cut(file: options.SettingsFile, action: str, name: str | None, as_json: bool) -> None:
+def show_cut(file: options.SettingsFile, action: str, name: str | None, as_of: str | None, as_json: bool) -> None:
     """The cuts that medallion gold --as-of made: which version of each table shows the source at one time.
 
-    `show` tells the newest, with a query that reads all tables there; `list` tells all.
+    `show` tells the newest, with a query that reads all tables there; `list` tells all. With --as-of it tells how the tables of
+    versions (history: true) are read at a time that nobody made a cut of.
 
     \b
     Examples:
       medallion gold --config conf/shop.yml --as-of now
       medallion cut show --config conf/shop.yml
+      medallion cut show --config conf/shop.yml --as-of 2026-05-01T08:00:00Z
     """
     import dataclasses
     import json
 
+    from cdc_core.gold import cut as times
     from pipelines.gold import cut as pipeline
     from pipelines.terminal import tables as report
 
+    if action == "list" and (name is not None or as_of is not None):
+        raise click.UsageError("--cut and --as-of belong to show")
+    if name is not None and as_of is not None:
+        raise click.UsageError("--cut or --as-of, not both")
+    if as_of is not None:
+        times.parsed(as_of)
     settings, spark = application.opened(file, "cut", quiet=True)
-    found = pipeline.read(spark, settings)
+    found = pipeline.read(spark, settings) if as_of is None else []
     if action == "list":
-        if name is not None:
-            raise click.UsageError("--cut belongs to show")
         click.echo(json.dumps([dataclasses.asdict(each) for each in found])) if as_json else report.cuts(found)
         return
-    one = pipeline.named(found, name)
+    one = pipeline.named(found, name) if as_of is None else pipeline.past(spark, settings, as_of=as_of)
     click.echo(json.dumps({**dataclasses.asdict(one), "sql": one.sql})) if as_json else report.cut(one)
 
 
@@ -129,12 +140,12 @@ def status(file: options.SettingsFile, as_json: bool, html: Path | None) -> None
         default="now",
         show_default=True,
         metavar="TIME",
-        help="Read the source at this cluster time: seconds, seconds.increment, or 2026-05-01T08:00:00Z; within minutes.",
+        help="Read the source at this cluster time: seconds, seconds:increment, or 2026-05-01T08:00:00Z; within minutes.",
     ),
     click.option(
         "--max-docs-per-second",
         metavar="N",
-        type=click.FloatRange(1),
+        type=click.IntRange(1),
         help="Read no more documents a second from the source, all readers together.",
     ),
     click.option("--repair", is_flag=True, help="Read what differs again, through bronze, and look once more."),
@@ -146,7 +157,7 @@ def verify(
     layer: str,
     sample: int | None,
     as_of: str,
-    max_docs_per_second: float | None,
+    max_docs_per_second: int | None,
     repair: bool,
     as_json: bool,
 ) -> None:
@@ -166,6 +177,9 @@ def verify(
     from pipelines.terminal import tables as report
     from pipelines.verify import run as pipeline
 
+    # What cannot be read is refused before Spark is started.
+    if pipeline.as_of(as_of) is not None and sample is not None:
+        raise click.UsageError("--sample looks at documents as they are now: leave --as-of out")
     with interrupts.stopping() as stop:
         settings, spark = application.opened(file, "verify", quiet=True)
         asked = pipeline.Asked(

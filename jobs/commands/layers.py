@@ -104,12 +104,13 @@ def gold(
 
 
 def _cut(file: options.SettingsFile, as_of: str, take_over: bool) -> None:
+    from cdc_core.gold import cut as times
     from pipelines.gold import cut as pipeline
     from pipelines.spark import session as sparks
     from pipelines.terminal import tables as report
 
     # A time that cannot be read is refused before Spark is started.
-    pipeline.parsed(as_of)
+    times.parsed(as_of)
     with interrupts.stopping() as stop:
         settings, spark = application.opened(file, "gold")
         made = None

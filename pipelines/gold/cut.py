@@ -7,10 +7,13 @@
 
 Readers go back to these versions by time travel, as long as the tables' retention keeps them. Running it again over the same
 log gives the same cut; one that is killed has noted nothing, and its tables stand at positions of their own.
+
+Tables of versions (`history: true`) need no cut: `past` says how they are read at any time that they hold.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -24,12 +27,12 @@ from cdc_core import errors
 from cdc_core.gold import cut
 from cdc_core.properties.source import FullUpdateType
 from cdc_core.snapshot import state as snapshot_state
-from cdc_core.sql.names import identifier
+from cdc_core.sql.names import identifier, literal
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
 from pipelines.delta import ops_tables, table_history
 from pipelines.delta import tables as delta
-from pipelines.gold import models, publish
+from pipelines.gold import history, models, publish
 from pipelines.gold import run as gold
 from pipelines.silver import run as silver
 from pipelines.spark import parallel
@@ -62,11 +65,18 @@ EXACT, AS_CAPTURED = "exact", "as captured"
 
 @dataclass(frozen=True)
 class CutTable:
-    """A table of a cut, and the version that shows it."""
+    """A table of a cut, and the version that shows it; of a table of versions the condition, in SQL, that chooses the rows."""
 
     name: str
     identifier: str
-    version: int
+    version: int | None
+    where: str | None = None
+
+    @property
+    def relation(self) -> str:
+        """What reads it at the cut, in SQL."""
+        at = "" if self.version is None else f" VERSION AS OF {self.version}"
+        return f"SELECT * FROM {self.identifier}{at}" + (f" WHERE {self.where}" if self.where else "")
 
 
 @dataclass(frozen=True)
@@ -85,14 +95,25 @@ class Cut:
     @property
     def sql(self) -> str:
         """A query over all tables at the cut, to go on from."""
-        named = {each: identifier("".join(c if c.isalnum() else "_" for c in each.name)) for each in self.tables}
-        read = ",\n     ".join(
-            f"{name} AS (SELECT * FROM {each.identifier} VERSION AS OF {each.version})" for each, name in named.items()
-        )
+        if not self.tables:
+            return ""
+        named = dict(zip(self.tables, _query_names([each.name for each in self.tables])))
+        read = ",\n     ".join(f"{name} AS ({each.relation})" for each, name in named.items())
         counted = "\nUNION ALL ".join(
-            f"SELECT '{each.name}' AS `table`, count(*) AS `rows` FROM {name}" for each, name in named.items()
+            f"SELECT {literal(each.name)} AS `table`, count(*) AS `rows` FROM {name}" for each, name in named.items()
         )
         return f"WITH {read}\n{counted}"
+
+
+def _query_names(names: Sequence[str]) -> list[str]:
+    """Names for parts of a query, easy to write, and no two of them one to Spark, which takes capitals for small letters."""
+    taken: dict[str, str] = {}
+    for name in names:
+        plain = "".join(c if c.isalnum() else "_" for c in name)
+        choices = itertools.chain([plain], (f"{plain}_{number}" for number in itertools.count(2)))
+        chosen = next(each for each in choices if each.lower() not in taken)
+        taken[chosen.lower()] = identifier(chosen)
+    return list(taken.values())
 
 
 def run(
@@ -110,7 +131,7 @@ def run(
     `DecisionNeeded` where tables are past that time, `GateFailed` where expectations refuse a version (then there is no cut), and
     what silver and gold raise.
     """
-    asked = parsed(as_of)
+    asked = cut.parsed(as_of)
     audit = publish.gate(spark, settings)
     chosen = _chosen(spark, settings, asked)
     # Only silver has to be held at the batch: gold goes no further than silver.
@@ -129,16 +150,13 @@ def run(
                 found.append(CutTable(each.name, str(table), version))
     if stop is not None and stop.is_set():
         raise errors.Temporary("stopped before all tables were at the cut; nothing was noted")
-    is_looked_up = settings.source.capture_mode.has_full_updates and (
-        settings.source.capture_mode_full_update_type is FullUpdateType.LOOKUP
-    )
     noted = Cut(
-        name=f"{int(chosen.time[:8], 16)}-{int(chosen.time[8:], 16)}",
+        name=_name(chosen.time),
         made_ms=int(time.time() * 1000),
         time=chosen.time,
         until=chosen.until,
         batch=chosen.batch,
-        documents=AS_CAPTURED if is_looked_up else EXACT,
+        documents=_documents(settings),
         missing=_missing(spark, settings, chosen),
         tables=tuple(sorted(found, key=lambda each: each.name)),
     )
@@ -146,22 +164,97 @@ def run(
     return noted
 
 
-def parsed(as_of: str) -> str | None:
-    """The cluster time of `--as-of`; None for now. Raises `SettingsError`."""
-    return None if as_of.strip().lower() == "now" else cut.parsed(as_of)
+def _name(time_: str) -> str:
+    return f"{int(time_[:8], 16)}-{int(time_[8:], 16)}"
 
 
-def _chosen(spark: SparkSession, settings: Settings, asked: str | None) -> cut.Boundary:
+def _documents(settings: Settings) -> str:
+    """How documents of a cut are to be taken: one that is looked up after its event may be newer than it."""
+    is_looked_up = settings.source.capture_mode.has_full_updates and (
+        settings.source.capture_mode_full_update_type is FullUpdateType.LOOKUP
+    )
+    return AS_CAPTURED if is_looked_up else EXACT
+
+
+def past(spark: SparkSession, settings: Settings, *, as_of: str) -> Cut:
+    """How the tables of versions are read at a cluster time, transactions whole; nothing is written.
+
+    Raises `SettingsError` for a time that is none, and where no collection has `history: true`; `Temporary` where bronze, or one
+    of the tables, is not that far; `DecisionNeeded` for a time before bronze begins.
+    """
+    asked = cut.parsed(as_of)
+    held = _histories(spark, settings)
+    found = _boundaries(spark, settings)
+    _check_reached(settings, found, asked)
+    reached = min(position.to for _, position in held)
+    applied = [each for each in found if each.batch <= reached]
+    behind = "a table of versions is behind: run medallion gold, and ask again"
+    if asked is None:
+        if not applied:
+            raise errors.Temporary(behind)
+        time_ = applied[-1].time
+    elif not applied or applied[-1].until <= asked:
+        raise errors.Temporary(behind)
+    else:
+        time_ = asked
+    before = [each for each in applied if each.time <= time_]
+    if not before:
+        raise errors.DecisionNeeded(
+            f"bronze begins after {cut.shown(time_)}: its first cut is at {cut.shown(found[0].time)}"
+        )
+    # A snapshot's rows, and the last change of a cluster time, have sequences up to this one.
+    last = literal(f"{time_}ffffffff")
+    where = f"`__sequence` <= {last} AND (`__until` IS NULL OR `__until` > {last})"
+    return Cut(
+        name=_name(time_),
+        made_ms=int(time.time() * 1000),
+        time=time_,
+        until=f"{int(time_, 16) + 1:016x}",
+        batch=reached,
+        documents=_documents(settings),
+        missing=_missing(spark, settings, before[-1]),
+        tables=tuple(CutTable(name, str(table), None, where) for (name, table), _ in held),
+    )
+
+
+def _histories(spark: SparkSession, settings: Settings) -> list[tuple[tuple[str, tables.TableRef], history.Position]]:
+    """The tables of versions that there are, by the names of their collections, with their positions."""
+    layout = delta.layout(settings.lakehouse)
+    found = []
+    for namespace in registry.read(spark, settings).namespaces:
+        table = layout.history(namespace.db, namespace.collection)
+        if settings.silver.for_collection(str(namespace)).history and delta.exists(spark, table):
+            found.append(((str(namespace), table), history.position(spark, table)))
+    if not found:
+        message = "no collection has a table of versions"
+        raise errors.SettingsError(
+            errors.Problem("silver", message, "history: true keeps one; medallion gold then makes it")
+        )
+    return found
+
+
+def _boundaries(spark: SparkSession, settings: Settings) -> list[cut.Boundary]:
+    """Where bronze may be cut; raises `Temporary` where there is none."""
     table = delta.layout(settings.lakehouse).bronze(settings.name)
     if not delta.exists(spark, table):
         raise errors.Temporary(f"{table.label}: there is no bronze yet; run medallion capture first")
     reached, newest = _reached(spark, table)
-    found = cut.boundaries(_batches(spark, table, newest), reached=reached)
+    return cut.boundaries(_batches(spark, table, newest), reached=reached)
+
+
+def _check_reached(settings: Settings, found: Sequence[cut.Boundary], asked: str | None) -> None:
+    """Raise `Temporary` where bronze does not hold all changes up to a time."""
     if asked is not None and (not found or found[-1].until <= asked):
         to = cut.shown(found[-1].time) if found else "nothing"
+        table = delta.layout(settings.lakehouse).bronze(settings.name)
         raise errors.Temporary(
             f"{table.label}: bronze shows {to}, which is not yet {cut.shown(asked)}; try again when the capture is further, or ask for now"
         )
+
+
+def _chosen(spark: SparkSession, settings: Settings, asked: str | None) -> cut.Boundary:
+    found = _boundaries(spark, settings)
+    _check_reached(settings, found, asked)
     at = max((_silver(spark, settings, each).to for each in registry.read(spark, settings).namespaces), default=0)
     boundary = cut.chosen(found, at_least=at, asked=asked)
     if boundary is not None:
@@ -169,10 +262,10 @@ def _chosen(spark: SparkSession, settings: Settings, asked: str | None) -> cut.B
     if cut.chosen(found, at_least=at, asked=None) is not None and asked is not None:
         raise errors.DecisionNeeded(
             f"silver is past {cut.shown(asked)} already, and goes back to no time. medallion cut list names the cuts that were made; "
-            "tables with history: true can be asked for any time"
+            "medallion cut show --as-of tells how tables with history: true are read at any time"
         )
     raise errors.Temporary(
-        f"{table.label}: bronze ends at a cluster time of which more may come, or a snapshot is ahead of the stream; try again "
+        f"bronze of {settings.name} ends at a cluster time of which more may come, or a snapshot is ahead of the stream; try again "
         "when the capture has committed more, or has ended"
     )
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import functions as F
+
 from cdc_core import errors
 from pipelines.delta import table_history
 from pipelines.delta import tables as delta
@@ -205,7 +207,7 @@ class _PageReader:
         table = self._layout.ops("verifications")
         if not delta.exists(self.spark, table):
             return ()
-        rows = self.spark.table(str(table)).where(f"name = '{self.settings.name}'").orderBy("at_ms", ascending=False)
+        rows = self.spark.table(str(table)).where(F.col("name") == self.settings.name).orderBy("at_ms", ascending=False)
         return tuple(row.asDict() for row in rows.drop("differences").limit(10 * SHOWN).collect())
 
     def expectations(self) -> Expectations | None:

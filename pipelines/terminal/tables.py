@@ -82,7 +82,7 @@ def cuts(found: Sequence[Cut]) -> None:
     for name in ("cut", "source at", "bronze batch", "tables", "documents", "snapshots not whole"):
         table.add_column(name, overflow="fold")
     for each in found:
-        missing = ", ".join(each.missing)
+        missing = Text(", ".join(each.missing))
         table.add_row(each.name, times.shown(each.time), str(each.batch), str(len(each.tables)), each.documents, missing)
     screen.print(table)
 
@@ -99,14 +99,14 @@ def cut(found: Cut) -> None:
             "capture.mode.full.update.type post_image, they are exact."
         )
     if found.missing:
-        screen.print(f"Not whole, their snapshot was still being read: {', '.join(found.missing)}")
+        screen.print(Text(f"Not whole, their snapshot was still being read: {', '.join(found.missing)}"))
     table = Table(box=box.SIMPLE, padding=(0, 1))
     for name in ("table", "version", "is"):
         table.add_column(name, overflow="fold")
     for each in found.tables:
-        table.add_row(each.name, str(each.version), each.identifier)
+        table.add_row(Text(each.name), "–" if each.version is None else str(each.version), Text(each.identifier))
     screen.print(table)
-    screen.print(Text(found.sql))
+    screen.print(Text(found.sql), soft_wrap=True)
 
 
 def result(layer: str, outcome: object) -> None:

@@ -106,7 +106,8 @@ def ranges(client: mongodb.Client, reading: Reading, *, threads: int) -> list[sn
     # At least four ranges a thread, so that no thread is left with a long last one; under 500 documents a read is mostly waiting.
     documents = min(RANGE_DOCUMENTS, RANGE_BYTES // size.average, max(500, size.documents // (4 * threads)))
     if reading.documents_per_second:
-        documents = min(documents, int(reading.documents_per_second * RANGE_SECONDS))
+        # Every thread reads at its share of the pace.
+        documents = min(documents, int(reading.documents_per_second / threads * RANGE_SECONDS))
     found: list[snapshot_read.IdRange] = []
     lo: bytes | None = None
     while True:
@@ -198,11 +199,12 @@ def by_keys(client: mongodb.Client, reading: Reading, wanted: Sequence[str]) -> 
 
 
 def _some_by_keys(client: mongodb.Client, reading: Reading, wanted: Sequence[str]) -> dict[str, SourceDocument]:
+    named = [key for key in wanted if repair.is_key(key)]
     for _ in range(ATTEMPTS):
         found: dict[str, SourceDocument] = {}
         at: Time | None = None
         try:
-            for chunk in reading.chunk(client, snapshot_read.IdRange(), repair.condition(wanted)):
+            for chunk in reading.chunk(client, snapshot_read.IdRange(), repair.condition(named)):
                 at = (chunk.at.time, chunk.at.inc)
                 found |= {keys.canonical_raw(raw): SourceDocument(reading.text(raw), at) for raw in chunk.documents}
         except mongodb_failures.SnapshotExpired:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import json
 import threading
 import time
@@ -27,8 +26,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from cdc_core import errors
+from cdc_core.gold import cut
 from cdc_core.properties import types as values
 from cdc_core.settings.parse import Settings
+from cdc_core.snapshot import repair as keys
 from pipelines.bronze import collections as registry
 from pipelines.delta import ops_tables
 from pipelines.delta import tables as delta
@@ -131,20 +132,10 @@ def to_json(result: Verification) -> str:
     return json.dumps({**found, "is_equal": result.is_equal}, indent=2)
 
 
-def _as_of(text: str) -> documents.Time | None:
-    """A cluster time, as seconds, `seconds.increment` or ISO 8601; None for now."""
-    if text == "now":
-        return None
-    with contextlib.suppress(ValueError):
-        seconds, _, increment = text.partition(".")
-        return int(seconds), int(increment or 2**32 - 1)
-    try:
-        at = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
-    except ValueError:
-        hint = "now, seconds since 1970, seconds.increment, or a time as 2026-05-01T08:00:00Z"
-        raise errors.SettingsError(errors.Problem("--as-of", f"{text} is no cluster time", hint)) from None
-    aware = at if at.tzinfo is not None else at.replace(tzinfo=datetime.timezone.utc)
-    return int(aware.timestamp()), 2**32 - 1
+def as_of(text: str) -> documents.Time | None:
+    """The cluster time of `--as-of`, as `gold --as-of` takes it; None for now. Raises `SettingsError`."""
+    found = cut.parsed(text)
+    return None if found is None else (int(found[:8], 16), int(found[8:], 16))
 
 
 @dataclass(frozen=True)
@@ -175,7 +166,7 @@ class _VerifyRun:
             bronze=layout.bronze(settings.name),
             stop=stop,
             layer=options.layer,
-            at=_as_of(options.as_of),
+            at=as_of(options.as_of),
             patience=options.patience,
             documents_per_second=options.documents_per_second,
         )
@@ -206,7 +197,8 @@ class _VerifyRun:
             raise errors.Temporary(
                 f"verifying {namespace}: it was dropped, renamed or made anew while it was read; try again"
             ) from None
-        wrong = [each.key for each in found.differences if each.kind.is_wrong]
+        # What no document can have as its key, no capture can read again.
+        wrong = [each.key for each in found.differences if each.kind.is_wrong and keys.is_key(each.key)]
         if self.options.repair and wrong:
             repair.through_bronze(
                 self.context.spark, self.context.settings, namespace, wrong, layer=self.options.layer, stop=self.context.stop
@@ -246,4 +238,4 @@ class _VerifyRun:
         )
 
 
-__all__ = ["Asked", "Layer", "refuse", "run", "to_json"]
+__all__ = ["Asked", "Layer", "as_of", "refuse", "run", "to_json"]

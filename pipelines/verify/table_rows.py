@@ -50,6 +50,8 @@ class TableVersion:
         if self.version is None:
             return None
         rows = self.spark.sql(f"SELECT * FROM {self.table} VERSION AS OF {self.version}")
+        # A row without a key is nobody's document; null would be equal to no key, and the row would be in no result.
+        rows = rows.withColumn("__key", F.coalesce("__key", F.lit("")))
         # Silver alone has the column: rows without a known document do not go on to gold.
         if "__incomplete" in rows.columns:
             rows = rows.where(f"NOT {merge.HAS_NO_BASE}")

@@ -58,6 +58,7 @@ def test_every_cut_shows_transactions_whole(
                 "capture.mode": "change_streams",
                 "max.batch.size": 23,
             },
+            "silver": {"defaults": {"history": True}},
             "gold": {"models": str(tmp_path / "models")},
         }
     )
@@ -80,21 +81,31 @@ def test_every_cut_shows_transactions_whole(
         cut.run(spark, chosen, as_of="4294967295:1")
 
     made = [cut.run(spark, chosen, as_of=asked) for asked in (times[20], "now")]
-    with pytest.raises(errors.DecisionNeeded, match="silver is past"):
+    with pytest.raises(errors.DecisionNeeded, match="silver is past .* medallion cut show --as-of"):
         cut.run(spark, chosen, as_of=times[20])
     assert made[0].batch < made[1].batch and made[0].until <= made[1].time
     assert cut.read(spark, chosen) == made[::-1]
     for each in made:
         assert (each.documents, each.missing) == (cut.EXACT, ())
-        assert {table.name for table in each.tables} == {"total", *(f"{database.name}.{name}" for name in COLLECTIONS)}
+        names = {f"{database.name}.{name}{ending}" for name in COLLECTIONS for ending in ("", "_history")}
+        assert {table.name for table in each.tables} == {"total", *names}
         held = {
             table.name: spark.sql(f"SELECT * FROM {table.identifier} VERSION AS OF {table.version}") for table in each.tables
         }
         assert held["total"].collect()[0].n == 2 * ACCOUNTS * AMOUNT
         rows = [row.balance for name in COLLECTIONS for row in held[f"{database.name}.{name}"].collect()]
         assert (len(rows), sum(rows)) == (2 * ACCOUNTS, 2 * ACCOUNTS * AMOUNT)
-    counted = {row.table: row["rows"] for row in spark.sql(made[1].sql).collect()}
+    counted = {row.table: row["rows"] for row in spark.sql(made[1].sql).collect() if "history" not in row.table}
     assert counted == {"total": 1, **{f"{database.name}.{name}": ACCOUNTS for name in COLLECTIONS}}
+    for asked in (*times[::4], "now"):
+        past = cut.past(spark, chosen, as_of=asked)
+        balances = [row.balance for table in past.tables for row in spark.sql(table.relation).collect()]
+        assert (len(balances), sum(balances), past.missing) == (2 * ACCOUNTS, 2 * ACCOUNTS * AMOUNT, ())
+        assert {row["rows"] for row in spark.sql(past.sql).collect()} == {ACCOUNTS}
+    with pytest.raises(errors.DecisionNeeded, match="bronze begins after 5:1"):
+        cut.past(spark, chosen, as_of="5:1")
+    with pytest.raises(errors.Temporary, match="is not yet 4294967295:1"):
+        cut.past(spark, chosen, as_of="4294967295:1")
     newest = {(row["_id"], name, row["balance"]) for name in COLLECTIONS for row in database[name].find()}
     live = {
         (row["_id"], name, row["balance"])

@@ -133,6 +133,14 @@ def test_fifty_planted_differences_are_found_and_repaired(
     spark.sql(f"UPDATE {silver_table} SET nested.inner.n = 1, odd = 7 WHERE _id = 13")
     (difference,) = only(verify.run(spark, found, verify.Asked(layer=Layer.SILVER))).differences
     assert (difference.key, [path.path for path in difference.paths]) == ("13", ["nested.inner.n", "odd"])
+    gold_table = tables.gold(database.name, "orders")
+    for key, number in (("NULL", 20), ("'planted'", 21), ("__key", 22)):
+        names = [f"{key} AS `__key`" if name == "__key" else f"`{name}`" for name in spark.table(str(gold_table)).columns]
+        spark.sql(f"INSERT INTO {gold_table} SELECT {', '.join(names)} FROM {gold_table} WHERE _id = {number} LIMIT 1")
+    twice = only(verify.run(spark, found, verify.Asked()))
+    assert kinds(twice) == {"extra": ["", "planted"], "different": ["22"]}
+    assert [each.what for each in twice.differences[1].paths] == ["2 rows"]
+    assert not only(verify.run(spark, found, verify.Asked(repair=True))).is_equal
 
 
 def test_nothing_is_reported_while_the_source_is_written_to(

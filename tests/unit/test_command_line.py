@@ -16,7 +16,7 @@ import pytest
 
 from cdc_core import errors
 from jobs import command_line, log_lines
-from jobs.commands import inspection, interrupts
+from jobs.commands import application, inspection, interrupts
 from pipelines.spark import session as sparks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -172,6 +172,29 @@ def test_what_an_interrupt_leads_to_is_an_interrupt(raising, capsys: pytest.Capt
     error.__context__ = KeyboardInterrupt()
     assert raising(error) == 130
     assert "stopped at once" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    (
+        ["gold", "--as-of", "tomorrow"],
+        ["gold", "--as-of", "now", "--models"],
+        ["cut", "list", "--as-of", "10:1"],
+        ["cut", "show", "--as-of", "10:1", "--cut", "10-1"],
+        ["verify", "--as-of", "9999999999"],
+        ["verify", "--sample", "5", "--as-of", "10:1"],
+        ["verify", "--sample", "0"],
+        ["verify", "--max-docs-per-second", "nan"],
+        ["verify", "--layer", "iron"],
+    ),
+)
+def test_what_cannot_be_asked_is_refused_before_spark_starts(
+    arguments: list[str], settings_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Times, numbers and choices that are none, and options that exclude each other: exit code 2, and what to do."""
+    monkeypatch.setattr(application, "opened", lambda *_, **__: pytest.fail("Spark was started"))
+    assert command_line.main([*arguments, "--config", str(settings_file)]) == 2
+    assert capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", (signal.SIGTERM, signal.SIGINT))

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+
 import pytest
 
 from cdc_core import errors
 from cdc_core.gold import cut
+from cdc_core.sql.names import literal
+from pipelines.gold import cut as pipeline
+from pipelines.verify import run as verify
 
 
 def at(seconds: int, increment: int = 1) -> str:
@@ -57,10 +63,35 @@ def test_the_newest_boundary_that_can_be_reached_is_chosen() -> None:
     assert cut.chosen(found, at_least=3, asked=at(2)) is None
 
 
+def test_the_query_over_a_cut_names_each_table_once() -> None:
+    """Names that differ in what no name of a query can hold, or in capitals alone, are told apart; quotes are quoted."""
+    names = ("shop.a_b", "shop_a.b", "Shop.A_B", "shop.it's", "shop.`x`")
+    made = [pipeline.CutTable(name, "delta.`/lake`", 7) for name in names]
+    past = pipeline.CutTable("shop.old", "delta.`/lake`", None, "`__sequence` <= '1'")
+    shown = pipeline.Cut("10-1", 0, at(10), at(11), 1, pipeline.EXACT, (), (*made, past))
+    lines = shown.sql.splitlines()
+    parts = re.findall(r"(`[^`]*`) AS \(SELECT \* FROM delta\.`/lake`", shown.sql)
+    assert parts == ["`shop_a_b`", "`shop_a_b_2`", "`Shop_A_B_3`", "`shop_it_s`", "`shop__x_`", "`shop_old`"]
+    assert "`shop_old` AS (SELECT * FROM delta.`/lake` WHERE `__sequence` <= '1')" in lines[5]
+    assert f"SELECT {literal(names[3])} AS `table`, count(*) AS `rows` FROM `shop_it_s`" in lines[9]
+    assert dataclasses.replace(shown, tables=()).sql == ""
+
+
 def test_a_time_is_asked_in_three_ways() -> None:
-    """Seconds stand for their end."""
+    """Seconds stand for their end; verify takes what gold takes."""
     assert cut.parsed("10") == cut.parsed("1970-01-01T00:00:10Z") == cut.parsed("1970-01-01 00:00:10") == at(10, 0xFFFFFFFF)
     assert cut.parsed("10:2") == at(10, 2)
+    assert cut.parsed(" Now ") is None
     assert cut.shown(at(10, 2)) == "10:2 (1970-01-01 00:00:10 UTC)"
-    with pytest.raises(errors.SettingsError):
-        cut.parsed("yesterday")
+    assert (verify.as_of("10:2"), verify.as_of("10.2"), verify.as_of("now")) == ((10, 2), (10, 2), None)
+
+
+NO_TIMES = ("yesterday", "", "-5", "1e9", "nan", "10:", "10:-1", "١٠", "9" * 5000)
+OUT_OF_RANGE = ("9999999999", "10:4294967296", "1969-12-31T23:59:59Z", "2200-01-01", "0001-01-01T00:00:00+14:00")
+
+
+@pytest.mark.parametrize("text", [*NO_TIMES, *OUT_OF_RANGE])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    """Words, negative numbers, and times that no cluster time can hold."""
+    with pytest.raises(errors.SettingsError, match="--as-of: "):
+        verify.as_of(text)

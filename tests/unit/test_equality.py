@@ -124,6 +124,25 @@ def test_columns_that_no_document_has_are_differences() -> None:
     assert equality.digest(row({"_id": 1}, None, planted=1)) != equality.digest(row({"_id": 1}, None, empty=None))
 
 
+def test_types_that_no_column_of_ours_has_are_differences() -> None:
+    """A column that another hand retyped holds values that are told apart, and equal to no document's."""
+    schema = schema_of({"_id": 1, "at": {"$date": {"$numberLong": "0"}}})
+    document = {"_id": 1, "at": {"$date": {"$numberLong": "0"}}}
+    held = datetime.datetime(1970, 1, 1, tzinfo=UTC)
+    assert found(document, row({"_id": 1, "at": held}), schema) == {}
+    for other in (held.replace(tzinfo=None), held.date(), held - held, held.time()):
+        assert list(found(document, row({"_id": 1, "at": other}), schema)) == ["at"]
+        assert equality.digest(row({"_id": 1, "at": other})) != equality.digest(row({"_id": 1, "at": held}))
+
+
+def test_only_what_a_document_can_have_is_a_key() -> None:
+    """Anything else that a table holds in the key's place is nobody's document, and is never asked for."""
+    keys = ["5", '"x"', "null", '{"$oid":"65f0c0ffee0123456789abcd"}', '{"a":{"$numberDecimal":"1E-1"}}']
+    assert [repair.is_key(each) for each in keys] == [True] * len(keys)
+    others = ["", "planted", "5 ", "05", "5.0", '5,"_id":6', "5}", '{"$oid":"x"}', '{"a":', "NaN", "[" * 3000, '"\\ud800"']
+    assert [each for each in others if repair.is_key(each)] == []
+
+
 def test_a_repair_travels_as_a_condition() -> None:
     """The keys come out of the filter as they went in, and become what `find` matches."""
     keys = ["5", '"x"', '{"$oid":"65f0c0ffee0123456789abcd"}', '{"a":{"$numberDecimal":"1E-1"}}']

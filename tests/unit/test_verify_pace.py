@@ -1,0 +1,29 @@
+"""How a collection is cut into ranges that are read inside the server's window for a snapshot."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipelines.mongodb import catalog, snapshot_read
+from pipelines.verify import documents
+
+
+@pytest.mark.parametrize(("pace", "threads"), [(100.0, 16), (1.0, 8), (2000.0, 2), (None, 2)])
+def test_a_range_is_read_within_a_minute(monkeypatch: pytest.MonkeyPatch, pace: float | None, threads: int) -> None:
+    """However slowly, and however many threads share the pace: later the server would give up the read."""
+    asked: list[int] = []
+
+    def boundary(client: Any, collection: Any, *, lo: bytes | None, documents: int) -> None:
+        asked.append(documents)
+
+    monkeypatch.setattr(catalog, "size", lambda client, collection: SimpleNamespace(average=100, documents=10**9))
+    monkeypatch.setattr(snapshot_read, "boundary", boundary)
+    unused: Any = None
+    reading = documents.Reading(unused, unused, (0, 0), "", documents_per_second=pace)
+    documents.ranges(unused, reading, threads=threads)
+    (size,) = asked
+    assert size >= 1
+    assert pace is None or size == 1 or size / (pace / threads) <= documents.RANGE_SECONDS
