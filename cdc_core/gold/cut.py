@@ -20,6 +20,7 @@ from cdc_core import errors
 
 LAST = (1 << 32) - 1
 """The greatest second, and the greatest increment, of a cluster time."""
+_PRESENT = re.compile(r"(?i:now)")
 _TIMESTAMP = re.compile(r"([0-9]{1,10})(?:[:,.]([0-9]{1,10}))?")
 
 
@@ -79,7 +80,7 @@ def parsed(text: str) -> str | None:
     Seconds alone, and a time, stand for their end. Raises `SettingsError`, for times that no server has, too.
     """
     asked = text.strip()
-    if asked.lower() == "now":
+    if _PRESENT.fullmatch(asked):
         return None
     found = _TIMESTAMP.fullmatch(asked)
     try:
@@ -89,7 +90,7 @@ def parsed(text: str) -> str | None:
         raise errors.SettingsError(errors.Problem("--as-of", message)) from None
     increment = LAST if found is None or found[2] is None else int(found[2])
     if not (0 <= seconds <= LAST and increment <= LAST):
-        raise errors.SettingsError(errors.Problem("--as-of", f"{asked} is no cluster time: they end in 2106", "now"))
+        raise errors.SettingsError(errors.Problem("--as-of", f"{asked} is no cluster time: they end in 2106", "ask for now"))
     return f"{seconds:08x}{increment:08x}"
 
 

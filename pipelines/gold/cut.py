@@ -139,7 +139,7 @@ def run(
     gold.run(spark, settings, take_over=take_over, sessions=sessions, stop=stop, audit=audit)
     found = [*_collections(spark, settings, chosen)]
     if settings.gold.models is not None:
-        pinned = {each.name: each.version for each in found}
+        pinned = {each.name: each.version for each in found if each.version is not None}
         made = models.run(spark, settings, audit=audit, take_over=take_over, pinned=pinned, stop=stop)
         layout = delta.layout(settings.lakehouse)
         for each in made.models:
