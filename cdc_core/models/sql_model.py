@@ -29,7 +29,8 @@ from cdc_core.properties import types as values
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
-_TAG = re.compile(r"\{\{(.*?)\}\}|(\{%.*?%\}|\{\{|\}\}|\{%|%\}|\{#|#\})", re.DOTALL)
+# What only closes a tag is text, as in dbt: JSON in a query ends with }}.
+_TAG = re.compile(r"\{\{(.*?)\}\}|(\{%.*?%\}|\{\{|\{%|\{#|\$\{\s*(?:ref|config)\b.*?\}|\$(?:ref|config)\()", re.DOTALL)
 _KNOWN = "known are {{ ref('…') }} and {{ config(…) }}"
 
 

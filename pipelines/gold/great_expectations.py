@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 import threading
 import warnings
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 EXAMPLES = 10
+_CLASS = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception))(?=:|$)", re.MULTILINE)
+_CONDITION = re.compile(r"(?:Error|Exception): \[([A-Z_]+(?:\.[A-Z_]+)*)\]")
 
 _one_at_a_time = threading.Lock()
 
@@ -142,8 +145,9 @@ def _exception(info: dict[str, Any]) -> str | None:
     raised = [one for one in each if isinstance(one, dict) and one.get("raised_exception")]
     if not raised:
         return None
-    lines = str(raised[0].get("exception_traceback") or "").strip().splitlines()
-    return (lines[-1].partition(":")[0].rpartition(".")[2] if lines else "") or "Exception"
+    told = str(raised[0].get("exception_traceback") or "")
+    # The last one is what ended it. Spark's conditions say more than its classes, and like these hold no values.
+    return " ".join([*_CLASS.findall(told)[-1:], *_CONDITION.findall(told)[-1:]]) or "Exception"
 
 
 @contextmanager

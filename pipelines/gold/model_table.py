@@ -7,7 +7,9 @@ changed     replaces the rows of the keys that may have changed, in one MERGE
 
 from __future__ import annotations
 
+import functools
 import logging
+import operator
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -31,7 +33,7 @@ from pipelines.gold.model_inputs import ModelInputs
 from pipelines.spark import failures
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -136,8 +138,9 @@ class ModelTable:
         rows = query_execution.computed(frame)
         try:
             self._check_unique(rows)
+            self._check_led(rows, [self._keys_of(ref) for ref in self.model.refs if ref.key])
             said = self.audit(
-                self.spark, Candidate(self.model.name, table, lambda: rows, keys=self.model.unique_key, live=work.live)
+                self.spark, Candidate(self.model.name, table, lambda: rows, keys=self._named(rows), live=work.live)
             )
             owner = writer
             if owner is None:  # only now: a first version that the audit refuses leaves no empty table behind
@@ -174,19 +177,18 @@ class ModelTable:
         rows = query_execution.computed(queries.frame(self.spark, self.model, lambda ref: self._restricted(ref, affected)))
         try:
             self._check_unique(rows)
+            self._check_led(rows, [keys])
             live = self.spark.table(str(writer.table))
-            same = [
-                F.col(f"l.{identifier(name)}").eqNullSafe(F.col(f"k.{identifier(name)}")) for name in self.model.unique_key
-            ]
-            staying = live.alias("l").join(keys.alias("k"), _all(same), "left_anti")
+            same = self._is_same_key()
+            staying = live.alias("l").join(keys.alias("k"), same, "left_anti")
             whole = staying.unionByName(rows)
             said = self.audit(
                 self.spark,
-                Candidate(self.model.name, writer.table, lambda: whole, rows, keys=self.model.unique_key, live=work.live),
+                Candidate(self.model.name, writer.table, lambda: whole, rows, keys=self._named(rows), live=work.live),
             )
             extra = {**said, "model": self.model.digest}
             # A key of which the query gives no row any more: the MERGE needs a row to delete it by.
-            gone = keys.alias("k").join(rows.alias("l"), _all(same), "left_anti").withColumn("__gone", F.lit(True))
+            gone = keys.alias("k").join(rows.alias("l"), same, "left_anti").withColumn("__gone", F.lit(True))
             rows.withColumn("__gone", F.lit(False)).unionByName(gone, allowMissingColumns=True).createOrReplaceTempView(
                 source
             )
@@ -229,6 +231,33 @@ class ModelTable:
             log.info("%s is made whole: what changed cannot be told (%s)", self.model.name, condition)
             return None
 
+    def _keys_of(self, ref: sql_model.Ref) -> DataFrame:
+        """The keys that a table can lead to."""
+        names = ", ".join(map(identifier, ref.key))
+        return self.spark.sql(f"SELECT DISTINCT {names} FROM {self.inputs.relation(ref)}").toDF(*self.model.unique_key)
+
+    def _is_same_key(self) -> Column:
+        """Whether the rows `l` and `k` have one key, in a join."""
+        pairs = ((F.col(f"l.{identifier(name)}"), F.col(f"k.{identifier(name)}")) for name in self.model.unique_key)
+        return functools.reduce(operator.and_, (left.eqNullSafe(right) for left, right in pairs))
+
+    def _named(self, rows: DataFrame) -> tuple[str, ...]:
+        """The columns that name a row to people: what the model says is unique, or a document's own key that it hands on."""
+        return self.model.unique_key or tuple(name for name in ("__key", "_id") if name in rows.columns)[:1]
+
+    def _check_led(self, rows: DataFrame, keys: Sequence[DataFrame]) -> None:
+        """Raise where rows have keys that no changed row leads to: they would stay as they are when what they are made of changes."""
+        if not self.model.unique_key:
+            return
+        strays = rows
+        for each in keys:
+            strays = strays.alias("l").join(each.alias("k"), self._is_same_key(), "left_anti")
+        if not strays.isEmpty():
+            named = " and ".join(f"ref('{ref.name}', key='{', '.join(ref.key)}')" for ref in self.model.refs if ref.key)
+            message = f"unique_key {', '.join(self.model.unique_key)} has values that are not in {named}"
+            hint = "key names the columns with these very values; a value that the query makes of them needs materialized='table'"
+            raise errors.SettingsError(errors.Problem(self.model.where, message, hint))
+
     def _check_unique(self, rows: DataFrame) -> None:
         if not self.model.unique_key:
             return
@@ -246,13 +275,6 @@ def _is_same(held: object, now: object) -> bool:
         return held == now
     names = ("id", "at") if "at" in now else now.keys()
     return all(_is_same(held[name], now[name]) for name in names)
-
-
-def _all(conditions: Sequence[Any]) -> Any:
-    found = conditions[0]
-    for each in conditions[1:]:
-        found = found & each
-    return found
 
 
 def _metadata(model: sql_model.Model, name: str) -> dict[str, str]:

@@ -89,7 +89,7 @@ def read(settings: Settings) -> tuple[sql_model.Model, ...]:
     found: list[sql_model.Model] = []
     for path in sorted(folder.rglob("*.sql")):
         with _gathered(problems):
-            found.append(sql_model.parse(path.stem, path.read_text("utf-8-sig"), where=str(path)))
+            found.append(sql_model.parse(path.stem, settings_file.content(path), where=str(path)))
     if problems:
         raise errors.SettingsError(problems)
     described = tuple(sorted(found, key=lambda each: each.name))
@@ -108,8 +108,6 @@ def _gathered(problems: list[errors.Problem]) -> Iterator[None]:
         yield
     except errors.SettingsError as error:
         problems += error.problems
-    except UnicodeDecodeError:
-        problems.append(errors.Problem("gold.models", "a file is not UTF-8"))
 
 
 def known_collections(spark: SparkSession, settings: Settings) -> tuple[str, ...]:

@@ -19,6 +19,8 @@ from pipelines.spark import failures
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+NOT_IN_NAMES = frozenset(" ,;{}()\n\t=")
+"""What Delta refuses in the names of columns, where readers need not know of column mapping."""
 UNPUBLISHED = (T.NullType, T.VariantType, T.CalendarIntervalType, T.DayTimeIntervalType, T.YearMonthIntervalType)
 """Types that Delta cannot store, or that many readers of Delta tables do not know."""
 
@@ -46,6 +48,9 @@ def check_columns(
     for name in sorted({name for name in names if lowered.count(name.lower()) > 1}):
         problems.append(errors.Problem(model.where, f"the column {name} is there twice", "give one of them another name"))
     for each in frame.schema:
+        if not each.name or NOT_IN_NAMES.intersection(each.name):
+            message = f"a table cannot have a column with the name {each.name}"
+            problems.append(errors.Problem(model.where, message, "name it: … AS name, without blanks and any of ,;{}()="))
         if isinstance(each.dataType, UNPUBLISHED):
             type_ = each.dataType.simpleString()
             problems.append(

@@ -28,7 +28,7 @@ def load(path: str | Path) -> settings.Settings:
     reference.
     """
     where = str(path)
-    text = _text(Path(path), where)
+    text = content(path)
     lines, repeated = _keys(text, where)
     if repeated:
         raise errors.SettingsError(repeated)
@@ -45,7 +45,7 @@ def document(path: str | Path) -> object:
     Raises `SettingsError` for a file that is missing or not YAML, and for a key that is there twice.
     """
     where = str(path)
-    text = _text(Path(path), where)
+    text = content(path)
     repeated = _keys(text, where)[1]
     if repeated:
         raise errors.SettingsError(repeated)
@@ -80,10 +80,12 @@ def _found(folder: str | None, path: Path) -> str | None:
     return next((str(each) for each in beside if each.is_dir()), folder)
 
 
-def _text(path: Path, where: str) -> str:
+def content(path: str | Path) -> str:
+    """What a file holds; `SettingsError` where it cannot be read."""
+    where = str(path)
     try:
         # Some editors put a byte order mark in front, which YAML would take for a part of the first key.
-        return path.read_text(encoding="utf-8-sig")
+        return Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         hint = "--config names it; conf/shop.yml is an example"
         raise errors.SettingsError(errors.Problem(where, "there is no such file", hint)) from None
@@ -106,7 +108,7 @@ def write(path: str | Path, text: str) -> None:
         with open(path, "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        if _text(Path(path), str(path)) != text:
+        if content(path) != text:
             hint = "move it away, or choose another --out"
             raise errors.SettingsError(errors.Problem(str(path), "there is another file already", hint)) from None
     except OSError as error:

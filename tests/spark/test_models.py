@@ -93,6 +93,8 @@ def test_a_query_that_fails_or_repeats_its_key_changes_nothing(shop: MakeShop) -
         "SELECT customer AS c, _id FROM {{ ref('cases.orders', key='customer') }}",
         after="SELECT * FROM {{ ref('each') }}",
         other="SELECT count(*) AS n FROM {{ ref('cases.orders') }}",
+        strays="{{ config(materialized='incremental', unique_key='n') }} "
+        "SELECT upper(note) AS n, count(*) AS c FROM {{ ref('cases.orders', key='note') }} GROUP BY 1",
         casts="SELECT CAST(note AS INT) AS n FROM {{ ref('cases.orders') }}",
     )
     made.change("orders", {"_id": 1, "customer": 1, "note": "7"}, {"_id": 2, "customer": 2, "note": "8"})
@@ -102,8 +104,10 @@ def test_a_query_that_fails_or_repeats_its_key_changes_nothing(shop: MakeShop) -
         made.run()
     assert "each.sql: unique_key c is not unique: 1 keys" in str(refused.value)
     assert "casts.sql: the query failed over the rows: CAST_INVALID_INPUT" in str(refused.value)
-    assert "a secret" not in str(refused.value)
+    assert "strays.sql: unique_key n has values that are not in ref('cases.orders', key='note')" in str(refused.value)
+    assert "a secret" not in str(refused.value).lower()
     assert made.rows("each") == made.rows("after") == {(1, 1), (2, 2)}
+    assert made.rows("strays") == {("7", 1), ("8", 1)}
     assert made.rows("other") == {(3,)}
 
 
@@ -112,6 +116,7 @@ WRONG = {
     "two": "SELECT 1 AS a\n; DROP TABLE x",
     "drop": "DROP TABLE {{ ref('cases.orders') }}",
     "column": "SELECT o._id,\n o.amout FROM {{ ref('cases.orders') }} AS o",
+    "count": "SELECT count(*), _id AS `an id` FROM {{ ref('cases.orders') }} GROUP BY _id",
     "void": "SELECT NULL AS nothing FROM {{ ref('cases.orders') }}",
     "key": "{{ config(materialized='incremental', unique_key='a') }} SELECT _id FROM {{ ref('cases.orders', key='customr') }}",
 }
@@ -120,6 +125,16 @@ WRONG = {
 def test_what_is_wrong_with_a_query_is_said_with_its_place(shop: MakeShop) -> None:
     """Mistakes of all files come at once, before anything is made; a statement that is no query does nothing."""
     made = shop(**WRONG)
+    (made.folder / "folder.sql").mkdir()
+    (made.folder / "latin.sql").write_bytes("SELECT 'é'".encode("latin-1"))
+    with pytest.raises(errors.SettingsError) as unread:
+        models.check(made.spark, made.settings)
+    assert [str(each).rpartition("/")[2] for each in unread.value.problems] == [
+        "folder.sql: it cannot be read: Is a directory",
+        "latin.sql: not UTF-8 at byte 8",
+    ]
+    (made.folder / "folder.sql").rmdir()
+    (made.folder / "latin.sql").unlink()
     made.change("orders", {"_id": 1, "customer": 1, "amount": 1})
     with pytest.raises(errors.SettingsError) as refused:
         models.check(made.spark, made.settings)
@@ -129,6 +144,8 @@ def test_what_is_wrong_with_a_query_is_said_with_its_place(shop: MakeShop) -> No
         "two.sql:2: it is no query",
         "drop.sql:1: it is no query",
         "column.sql:2: ",
+        "count.sql: a table cannot have a column with the name count(1) (name it: … AS name",
+        "count.sql: a table cannot have a column with the name an id (",
         "void.sql: the column nothing has the type void (cast it to another one)",
         "key.sql: the model has no column a",
         "key.sql: key: cases.orders has no column customr (did you mean customer?)",

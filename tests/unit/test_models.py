@@ -29,6 +29,7 @@ def test_a_file_is_a_query_cut_at_its_references() -> None:
 
 REFUSED = {
     "SELECT {{ reff('a') }}": "m.sql:1: there is no reff(…) here (did you mean ref?)",
+    "SELECT * FROM ${ref('a')}": "m.sql:1: this cannot be read (known are {{ ref('…') }} and {{ config(…) }})",
     "SELECT\n{% if x %} 1": "m.sql:2: this cannot be read (known are {{ ref('…') }} and {{ config(…) }})",
     "SELECT {{ ref('a', 'b') }}": "m.sql:1: ref takes one name (ref('database.collection') or ref('model'))",
     "SELECT {{ ref(name) }}": "m.sql:1: this cannot be read (known are {{ ref('…') }} and {{ config(…) }})",
@@ -56,6 +57,12 @@ def test_mistakes_are_named_with_their_line(text: str) -> None:
     with pytest.raises(errors.SettingsError) as refused:
         sql_model.parse("m", text, where="m.sql")
     assert str(refused.value) == REFUSED[text]
+
+
+def test_what_only_closes_a_tag_is_text() -> None:
+    """JSON ends with }}, as it may in dbt; another language's variables are Spark's to refuse."""
+    text = "SELECT from_json(note, '{\"a\":{\"b\":1}}') AS a, '%} #} ${x}' AS b FROM {{ ref('c.d') }}"
+    assert sql_model.parse("m", text, where="m.sql").query(lambda ref: ref.name) == text.replace("{{ ref('c.d') }}", "c.d")
 
 
 def models(**texts: str) -> list[sql_model.Model]:

@@ -6,6 +6,7 @@ import pytest
 
 from cdc_core import errors
 from cdc_core.expectations import suite
+from pipelines.gold import great_expectations
 
 SUITE = {
     "name": "orders",
@@ -53,3 +54,24 @@ def test_mistakes_of_a_suite_are_told_at_once() -> None:
         "a.yml: expectations[1].type: the name of an expectation is expected (expect_column_…)",
         "a.yml: expectations[2].kwargs: a mapping is expected, found 1",
     ]
+
+
+TRACEBACKS = {
+    "Traceback (most recent call last):\n  File \"x.py\", line 1\nValueError: a document's text": "ValueError",
+    "Traceback (most recent call last):\n  File \"x.py\", line 1\ngreat_expectations.exceptions.MetricError: x\n": "MetricError",
+    "KeyError: 1\n\nDuring handling of the above exception, another exception occurred:\n\n"
+    "pyspark.errors.exceptions.captured.AnalysisException: [UNRESOLVED_COLUMN.WITH_SUGGESTION] A column with name `x`\n"
+    "'Filter ('x = secret)\n+- LogicalRDD [_id#1, odd.name#2, d#3], false\n": (
+        "AnalysisException UNRESOLVED_COLUMN.WITH_SUGGESTION"
+    ),
+    "": "Exception",
+}
+
+
+@pytest.mark.parametrize("text", TRACEBACKS)
+def test_why_an_expectation_could_not_be_judged_is_told_without_values(text: str) -> None:
+    """The class of what was raised, and Spark's condition; nothing of its message, which may quote documents."""
+    info = {"raised_exception": True, "exception_traceback": text}
+    assert great_expectations._exception(info) == TRACEBACKS[text]
+    assert great_expectations._exception({"a metric": info, "other": {"raised_exception": False}}) == TRACEBACKS[text]
+    assert great_expectations._exception({"raised_exception": False}) is None
