@@ -87,7 +87,10 @@ class Suite:
         return hashlib.blake2b(json.dumps(told, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
 
 
-_KEYS = ("table", "name", "expectations", "meta", "notes", "id", "suite_parameters")
+_KEYS = ("table", "name", "expectations", "meta", "notes", "id")
+_OLDER_KEYS = ("expectation_suite_name", "data_asset_type", "ge_cloud_id")
+"""What the library wrote before 1.0, and nothing goes by."""
+_PARAMETERS = ("suite_parameters", "evaluation_parameters")
 _EXPECTATION_KEYS = (
     "type",
     "expectation_type",
@@ -104,7 +107,12 @@ _EXPECTATION_KEYS = (
 def parse(document: object, *, name: str, where: str) -> Suite:
     """The suite in a file called `name`; raises `SettingsError` with every mistake."""
     problems: list[errors.Problem] = []
-    section = _section(document, _KEYS, where, "", problems)
+    section = _section(document, (*_KEYS, *_OLDER_KEYS, *_PARAMETERS), where, "", problems)
+    problems += [
+        errors.Problem(f"{where}: {key}", "nothing sets parameters here", "write their values where they are used")
+        for key in _PARAMETERS
+        if section.get(key)
+    ]
     listed = section.get("expectations")
     if not isinstance(listed, list) or not listed:
         problems.append(errors.Problem(where, f"expectations: a list is expected, found {values.shown(listed)}"))
@@ -127,6 +135,11 @@ def _expectation(found: object, place: str, where: str, problems: list[errors.Pr
     kwargs = section.get("kwargs") or {}
     if not isinstance(kwargs, Mapping):
         problems.append(errors.Problem(f"{where}: {place}.kwargs", f"a mapping is expected, found {values.shown(kwargs)}"))
+        return None
+    named = [name for name, value in kwargs.items() if isinstance(value, Mapping) and "$PARAMETER" in value]
+    if named:
+        message = "nothing sets parameters here"
+        problems.append(errors.Problem(f"{where}: {place}.kwargs.{named[0]}", message, "write the value"))
         return None
     severity = section.get("severity", "critical")
     known = [each.value for each in Severity]

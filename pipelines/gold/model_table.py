@@ -90,7 +90,7 @@ class ModelTable:
         if live.get("model") != model.digest:
             return ModelWork("whole", to, live, "the model is another one")
         held = found if isinstance(found := live.get("to"), dict) else {}
-        moved = [name for name in to if not _is_same(held.get(name), to[name])]
+        moved = [name for name in to if not is_same(held.get(name), to[name])]
         if not moved and held.keys() == to.keys():
             return ModelWork("nothing", to, live)
         if model.materialized is not sql_model.Materialized.INCREMENTAL:
@@ -269,12 +269,12 @@ class ModelTable:
             )
 
 
-def _is_same(held: object, now: object) -> bool:
+def is_same(held: object, now: object) -> bool:
     """Whether a table, or the tables that a view reads, hold the same rows: `version` does not count, as commits without rows raise it."""
     if not isinstance(held, dict) or not isinstance(now, dict) or held.keys() != now.keys():
         return held == now
     names = ("id", "at") if "at" in now else now.keys()
-    return all(_is_same(held[name], now[name]) for name in names)
+    return all(is_same(held[name], now[name]) for name in names)
 
 
 def _metadata(model: sql_model.Model, name: str) -> dict[str, str]:

@@ -28,10 +28,9 @@ from cdc_core.sql.names import identifier, literal
 from cdc_core.stream import filters
 from pipelines.bronze import collections as registry
 from pipelines.delta import tables as delta
-from pipelines.gold import queries
+from pipelines.gold import model_table, queries
 from pipelines.gold.candidate import Audit, Candidate, unjudged
 from pipelines.gold.model_inputs import ModelInputs, collection_table
-from pipelines.gold.model_table import ModelTable
 from pipelines.settings import file as settings_file
 
 if TYPE_CHECKING:
@@ -71,6 +70,14 @@ class ModelsResult:
     made: int
     seconds: float
     models: tuple[ModelResult, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a model was refused, or judged as a view, when it was made from these tables at these positions."""
+
+    made_from: Mapping[str, object]
+    is_refused: bool = False
 
 
 def read(settings: Settings) -> tuple[sql_model.Model, ...]:
@@ -172,11 +179,13 @@ def run(
     take_over: bool = False,
     is_anew: bool = False,
     pinned: Mapping[str, int] | None = None,
+    judged: dict[str, Verdict] | None = None,
     stop: threading.Event | None = None,
 ) -> ModelsResult:
     """Bring every model to where the tables are that it refers to; `is_anew` makes each whole once more.
 
-    `pinned` gives versions of collections' gold tables by their names; others are read as they are at the start. One model's
+    `pinned` gives versions of collections' gold tables by their names; others are read as they are at the start. `judged` is kept
+    by who runs again and again: what was refused, and views, are not judged a second time while their tables stay. One model's
     failure stops those that refer to it and no other: the first one is raised when the others are done. Raises
     `SettingsError` for a query that is wrong, `GateFailed`, `DecisionNeeded` for one that fails over the rows, `TableOwned`,
     `LeaseHeld`, `CommitConflict`; a model that is refused keeps its last good version.
@@ -186,7 +195,7 @@ def run(
     failed: set[str] = set()
     found: list[ModelResult] = []
     inputs = ModelInputs(spark, delta.layout(settings.lakehouse), dict(pinned or {}))
-    run_ = _ModelsRun(spark, inputs, audit, take_over, is_anew)
+    run_ = _ModelsRun(spark, inputs, audit, take_over, is_anew, {} if judged is None else judged)
     try:
         for model in ordered(spark, settings):
             if stop is not None and stop.is_set():
@@ -194,9 +203,15 @@ def run(
             if failed & set(model.names):  # nothing is made from a version that was refused, nor from what is made of one
                 failed.add(model.name)
                 continue
+            before = run_.verdict(model)
+            if before is not None and before.is_refused:
+                failed.add(model.name)
+                found.append(ModelResult(model.name, "failed", 0, None, 0.0))
+                continue
             try:
                 found.append(run_.made(model))
             except errors.MedallionError as error:
+                run_.note_refusal(model, error)
                 refused.append(error)
                 failed.add(model.name)
                 found.append(ModelResult(model.name, "failed", 0, None, 0.0))
@@ -253,7 +268,7 @@ class _DryRun:
             if model.materialized is sql_model.Materialized.INCREMENTAL and is_followed:
                 return "take in the keys that change"
             return "be made whole"
-        work = ModelTable(self.spark, model, self.inputs, unjudged).work()
+        work = model_table.ModelTable(self.spark, model, self.inputs, unjudged).work()
         if work.kind != "nothing":
             self.moved.add(model.name)
         said = {
@@ -273,6 +288,20 @@ class _ModelsRun:
     audit: Audit
     take_over: bool
     is_anew: bool
+    judged: dict[str, Verdict]
+
+    def verdict(self, model: sql_model.Model) -> Verdict | None:
+        """The last verdict on these very rows: judged again, they would have the same."""
+        found = self.judged.get(model.name)
+        return found if found is not None and model_table.is_same(found.made_from, self._made_from(model)) else None
+
+    def _made_from(self, model: sql_model.Model) -> dict[str, object]:
+        return {"model": model.digest, **self.inputs.positions(model)}
+
+    def note_refusal(self, model: sql_model.Model, error: errors.MedallionError) -> None:
+        """Remember a refusal that lies in the rows or the query; what hinders the run itself may be over the next time."""
+        if isinstance(error, (errors.GateFailed, errors.SettingsError)) or type(error) is errors.DecisionNeeded:
+            self.judged[model.name] = Verdict(self._made_from(model), is_refused=True)
 
     def made(self, model: sql_model.Model) -> ModelResult:
         """Publish one model from the versions of the tables that it refers to."""
@@ -285,7 +314,7 @@ class _ModelsRun:
         if model.materialized is sql_model.Materialized.VIEW:
             did, rows, version = self._viewed(model, whole)
         else:
-            table = ModelTable(self.spark, model, self.inputs, self.audit, self.take_over, self.is_anew)
+            table = model_table.ModelTable(self.spark, model, self.inputs, self.audit, self.take_over, self.is_anew)
             did, rows, version = table.written(whole)
         return ModelResult(model.name, did, rows, version, time.monotonic() - started)
 
@@ -293,7 +322,9 @@ class _ModelsRun:
         """A view in the catalog; where tables are folders there is none, and only models that refer to the view read it."""
         table = self.inputs.layout.model(model.name)
         # Judged before any other model or reader can see it.
-        self.audit(self.spark, Candidate(model.name, table, lambda: frame))
+        if self.verdict(model) is None:
+            self.audit(self.spark, Candidate(model.name, table, lambda: frame))
+            self.judged[model.name] = Verdict(self._made_from(model))
         self.inputs.add_view(model, frame)
         if self.inputs.layout.root is not None:
             return "view", 0, None

@@ -130,12 +130,20 @@ class _ModelsThread(threading.Thread):
         self.spark = sessions() if sessions is not None else spark
         self.settings, self.audit, self.take_over, self.stop = settings, audit, take_over, stop
         self.ended = threading.Event()
+        self.judged: dict[str, models.Verdict] = {}
         self.start()
 
     def run(self) -> None:
         while not (self.stop.is_set() or self.ended.is_set()):
             try:
-                models.run(self.spark, self.settings, audit=self.audit, take_over=self.take_over, stop=self.stop)
+                models.run(
+                    self.spark,
+                    self.settings,
+                    audit=self.audit,
+                    take_over=self.take_over,
+                    judged=self.judged,
+                    stop=self.stop,
+                )
             except Exception as error:  # a file that is just being replaced, say: the next look tries again
                 known = spark_failures.translated(error) or error
                 if isinstance(known, errors.SparkLost):

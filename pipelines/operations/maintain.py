@@ -51,10 +51,11 @@ OPS = {
     "verifications": "at_ms",
     "expectations": "at_ms",
     "signals": "ts_ms",
+    "cuts": "made_ms",
 }
 """Tables of ops whose rows get old, and the column that says how old."""
 
-KEPT_OPS = ("collections", "schemas", "cuts")
+KEPT_OPS = ("collections", "schemas")
 """Tables of ops whose rows never get old: a run goes by them however long ago they were written."""
 
 HELD = "not compacted: its writer is alive (--beside-writers compacts it, too)"
@@ -255,6 +256,8 @@ class _Maintaining:
         try:
             if table.kind is Kind.DELETES:
                 self._forget(table, words)
+            elif table.kind is Kind.QUARANTINE:
+                self._dismiss(table, words)
             elif table.age is not None:
                 self._expire(table, words)
         except errors.CommitConflict:
@@ -277,6 +280,15 @@ class _Maintaining:
             handled = bronze.handled_signals(self.spark, self.bronze) if delta.exists(self.spark, self.bronze) else set()
             where += f" AND row IN ({', '.join(map(names.literal, sorted(handled))) or 'NULL'})"
         _note_removed(words, ops_tables.delete(self.spark, table.ref, where), f"rows older than {days} days")
+
+    def _dismiss(self, table: _Table, words: _Words) -> None:
+        """Events whose stay in quarantine has ended: applied, or superseded, in a range that every layer has behind it."""
+        assert table.namespace is not None
+        days = self.settings.maintenance.ops_retention_days
+        count = quarantine.dismiss(
+            self.spark, table.ref, before_ms=self._before(days), applied=self._applied(table.namespace)
+        )
+        _note_removed(words, count, f"events that left quarantine, older than {days} days,")
 
     def _forget(self, table: _Table, words: _Words) -> None:
         """Remembered deletes that gold has published and that nothing late can come before."""

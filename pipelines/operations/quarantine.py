@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -27,6 +28,7 @@ from cdc_core.silver import quarantine, reduce
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze_table
+from pipelines.delta import query_execution, table_errors
 from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
@@ -124,6 +126,31 @@ def listed(
 def count(spark: SparkSession, table: tables.TableRef) -> int:
     """How many events a collection's quarantine holds."""
     return quarantine.held(spark.table(str(table))).count() if delta.exists(spark, table) else 0
+
+
+def dismiss(spark: SparkSession, table: tables.TableRef, *, before_ms: int, applied: int) -> int:
+    """Remove the facts about events from before a time whose stay ended in a batch up to `applied`; how many events.
+
+    All facts of an event go in one commit: an older one that stayed behind would hold the event again. Raises `CommitConflict`.
+    """
+    ended = quarantine.current(spark.table(str(table))).where(
+        F.col("reason").isin([each.value for each in quarantine.ENDINGS])
+        & (F.col("ts_ms") < before_ms)
+        & (F.col("to") <= applied)
+    )
+    chosen = query_execution.computed(ended.select(*quarantine.IDENTITY))
+    view = f"ended_{uuid.uuid4().hex[:8]}"
+    same = " AND ".join(f"t.`{name}` <=> s.`{name}`" for name in quarantine.IDENTITY)
+    try:
+        count = chosen.count()
+        if count:
+            chosen.createOrReplaceTempView(view)
+            with table_errors.translating(table):
+                spark.sql(f"MERGE INTO {table} AS t USING {view} AS s ON {same} WHEN MATCHED THEN DELETE").collect()
+        return count
+    finally:
+        spark.catalog.dropTempView(view)
+        query_execution.release(chosen)
 
 
 def replay(

@@ -15,7 +15,7 @@ from cdc_core import errors
 from pipelines.delta import ops_tables
 from pipelines.delta import tables as delta
 from pipelines.demo import quality
-from pipelines.gold import expectations, publish
+from pipelines.gold import expectations, models, publish
 from pipelines.gold import run as gold
 from pipelines.gold.candidate import Candidate
 from pipelines.silver import run as silver
@@ -74,6 +74,13 @@ def test_a_refused_version_of_a_model_leaves_the_last_good_one(spark: SparkSessi
         (["total"], 1, 1, ["1"], False)
     ]
 
+    judged: dict[str, models.Verdict] = {}
+    noted = len(results(spark, shop.settings))
+    with pytest.raises(errors.GateFailed):
+        shop.run(audit=gate, judged=judged)
+    assert [shop.run(audit=gate, judged=judged) for _ in range(2)] == [{"totals": "failed"}] * 2
+    assert len(results(spark, shop.settings)) == noted + 3, "the same rows were judged again"
+
     shop.change("orders", {"_id": 3, "customer": 1, "amount": 1})
 
     def killed(session: SparkSession, candidate: Candidate) -> Mapping[str, object]:
@@ -83,7 +90,7 @@ def test_a_refused_version_of_a_model_leaves_the_last_good_one(spark: SparkSessi
     with pytest.raises(KeyboardInterrupt):
         shop.run(audit=killed)
     assert shop.rows("totals") == {(1, 5), (2, 60)}
-    assert shop.run(audit=gate) == {"totals": "changed"}
+    assert shop.run(audit=gate, judged=judged) == {"totals": "changed"}
     assert shop.rows("totals") == {(1, 6), (2, 60)}
     assert {row["judged"] for row in results(spark, shop.settings)[-3:]} == {"changed", "whole"}
 

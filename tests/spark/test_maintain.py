@@ -14,6 +14,7 @@ from pipelines.bronze import log as bronze
 from pipelines.delta import ops_tables, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
+from pipelines.gold import cut
 from pipelines.gold import run as gold
 from pipelines.operations import maintain, rebuild
 from pipelines.silver import run as silver
@@ -71,11 +72,20 @@ def test_tables_are_compacted_and_what_is_old_goes(spark: SparkSession, lakehous
                 "things": [
                     {"op": "c", "key": f"k{number}", "at": 10 + number, "after": {"_id": f"k{number}", "n": number}},
                     {"op": "d", "key": "gone", "at": 10 + number},
-                ]
+                    {
+                        "op": "c",
+                        "key": "odd",
+                        "at": 10 + number,
+                        **([{"text": "{odd"}, {"after": {"_id": "odd", "n": 5}}][number]),
+                    },
+                ],
+                **({"others": [{"op": "c", "key": "odd", "at": 10, "text": "{odd"}]} if number else {}),
             }
         )
         applied(spark, chosen)
-    _verifications(spark, chosen, days_ago=(0, 30))
+    _noted(spark, chosen, days_ago=(0, 30))
+    dismissed, held = (layout.quarantine(bronze_rows.DB, name) for name in ("things", "others"))
+    assert spark.table(str(dismissed)).count() == 2
     silver_table, gold_table = layout.silver(bronze_rows.DB, "things"), layout.gold(bronze_rows.DB, "things")
     before = (positions(spark, chosen), rows(spark, silver_table), rows(spark, gold_table))
     held = Writer.claim(spark, gold_table)
@@ -91,18 +101,21 @@ def test_tables_are_compacted_and_what_is_old_goes(spark: SparkSession, lakehous
     assert {row.batch for row in left.where("kind = 'change'").collect()} == {2}
     assert bronze.newest(spark, layout.bronze("shop")).batch == 2
     assert spark.table(str(layout.deletes(bronze_rows.DB, "things"))).count() == 0
-    assert spark.table(str(layout.ops("verifications"))).count() == 1
+    assert [spark.table(str(layout.ops(name))).count() for name in ("verifications", "cuts")] == [1, 1]
+    assert [spark.table(str(table)).count() for table in (dismissed, held)] == [0, 1]
     assert (Path(silver_table.label) / "_delta_log" / "_last_checkpoint").exists()
     with pytest.raises(errors.DecisionNeeded, match="execute-snapshot"):
         rebuild.run(spark, chosen, collection=f"{bronze_rows.DB}.things")
     log.append({"things": [{"op": "c", "key": "new", "at": 50, "after": {"_id": "new", "n": 9}}]})
     applied(spark, chosen)
-    assert [row["n"] for row in spark.table(str(gold_table)).orderBy("n").collect()] == [0, 1, 9]
+    assert [row["n"] for row in spark.table(str(gold_table)).orderBy("n").collect()] == [0, 1, 5, 9]
     assert registry.silver_position(spark, silver_table).to == 3
 
 
-def _verifications(spark: SparkSession, chosen: Any, *, days_ago: tuple[int, ...]) -> None:
+def _noted(spark: SparkSession, chosen: Any, *, days_ago: tuple[int, ...]) -> None:
     now = int(time.time())
     facts = [{"run": "x", "name": "shop", "at_ms": (now - days * DAY) * 1000} for days in days_ago]
     table = delta.layout(chosen.lakehouse).ops("verifications")
     ops_tables.note(spark, table, facts, verify.SCHEMA, properties=ops_tables.PROPERTIES)
+    cuts = [{"cut": "1-1", "made_ms": fact["at_ms"], "table": "things"} for fact in facts]
+    ops_tables.note(spark, delta.layout(chosen.lakehouse).ops("cuts"), cuts, cut.SCHEMA, properties=cut.PROPERTIES)

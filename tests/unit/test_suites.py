@@ -56,9 +56,57 @@ def test_mistakes_of_a_suite_are_told_at_once() -> None:
     ]
 
 
+def test_what_the_library_wrote_is_read() -> None:
+    """A suite as it writes it today, and as it did before 1.0; parameters, which nobody would set, are refused."""
+    between = {"column": "total", "max_value": 5.0}
+    rows = {"unexpected_rows_query": "SELECT * FROM {batch} WHERE total < 0"}
+    written = {
+        "name": "orders",
+        "id": None,
+        "expectations": [
+            {
+                "type": "expect_column_values_to_be_between",
+                "kwargs": between,
+                "meta": {},
+                "notes": ["a note"],
+                "severity": "warning",
+            },
+            {
+                "type": "unexpected_rows_expectation",
+                "kwargs": rows,
+                "meta": {},
+                "description": "none",
+                "severity": "critical",
+            },
+        ],
+        "meta": {"great_expectations_version": "1.24.1"},
+        "notes": None,
+    }
+    found = suite.parse(written, name="shop.orders", where="a.json")
+    assert (found.table, [each.severity.value for each in found.expectations]) == ("shop.orders", ["warning", "critical"])
+    assert [great_expectations.is_about_rows(each) for each in found.expectations] == [True, False]
+    assert not list(great_expectations.mistakes(found))
+    kwargs = {"column": "total"}
+    older = {
+        "expectation_suite_name": "orders",
+        "data_asset_type": None,
+        "ge_cloud_id": None,
+        "expectations": [{"expectation_type": "expect_column_values_to_not_be_null", "kwargs": kwargs, "meta": {}}],
+        "meta": {"great_expectations_version": "0.18.22"},
+    }
+    assert not list(great_expectations.mistakes(suite.parse(older, name="orders", where="a.json")))
+    with pytest.raises(errors.SettingsError) as refused:
+        wrong = {"type": "expect_table_row_count_to_equal", "kwargs": {"value": {"$PARAMETER": "rows"}}}
+        suite.parse({"suite_parameters": {"rows": 5}, "expectations": [wrong]}, name="a", where="a.json")
+    assert str(refused.value).splitlines() == [
+        "a.json: suite_parameters: nothing sets parameters here (write their values where they are used)",
+        "a.json: expectations[0].kwargs.value: nothing sets parameters here (write the value)",
+    ]
+
+
 TRACEBACKS = {
-    "Traceback (most recent call last):\n  File \"x.py\", line 1\nValueError: a document's text": "ValueError",
-    "Traceback (most recent call last):\n  File \"x.py\", line 1\ngreat_expectations.exceptions.MetricError: x\n": "MetricError",
+    'Traceback (most recent call last):\n  File "x.py", line 1\nValueError: a document\'s text': "ValueError",
+    'Traceback (most recent call last):\n  File "x.py", line 1\ngreat_expectations.exceptions.MetricError: x\n': "MetricError",
     "KeyError: 1\n\nDuring handling of the above exception, another exception occurred:\n\n"
     "pyspark.errors.exceptions.captured.AnalysisException: [UNRESOLVED_COLUMN.WITH_SUGGESTION] A column with name `x`\n"
     "'Filter ('x = secret)\n+- LogicalRDD [_id#1, odd.name#2, d#3], false\n": (
