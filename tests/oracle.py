@@ -418,8 +418,8 @@ def compare(
     return list(_limited(_differences(documents, table, flatten=flatten, added=added), limit))
 
 
-def read(table: Path | str, *, columns: Sequence[str] | None = None) -> pa.Table:
-    """A Delta table, whole or some of its columns.
+def read(table: Path | str, *, columns: Sequence[str] | None = None, version: int | None = None) -> pa.Table:
+    """A Delta table, whole or some of its columns, as it is or as it was at a version.
 
     One in a folder with a `%2E` in its name is copied first: delta-rs decodes such a path and then does not
     find it.
@@ -430,7 +430,9 @@ def read(table: Path | str, *, columns: Sequence[str] | None = None) -> pa.Table
             shutil.copytree(table, plain)
         chosen = "*" if columns is None else ", ".join('"' + name.replace('"', '""') + '"' for name in columns)
         # Its queries know of deletion vectors, which `to_pyarrow_table` refuses.
-        rows = pa.table(QueryBuilder().register("held", DeltaTable(str(plain))).execute(f"SELECT {chosen} FROM held"))
+        rows = pa.table(
+            QueryBuilder().register("held", DeltaTable(str(plain), version=version)).execute(f"SELECT {chosen} FROM held")
+        )
         return rows.cast(pa.schema([item.with_type(_without_views(item.type)) for item in rows.schema]))
 
 

@@ -125,8 +125,11 @@ class Pipeline:
     def settings(self) -> Path:
         return self.folder / f"{self.name}.yml"
 
-    def write_settings(self, *, source: str = "", silver: str = "{}") -> Pipeline:
-        """Writes the settings file; `source` and `silver` are more of its YAML."""
+    def model(self, name: str) -> Path:
+        return self.root / "gold" / "models" / name
+
+    def write_settings(self, *, source: str = "", silver: str = "{}", gold: str = "{}") -> Pipeline:
+        """Writes the settings file; `source`, `silver` and `gold` are more of its YAML."""
         self.settings.write_text(
             f"""\
 name: {self.name}
@@ -137,6 +140,7 @@ source:
   commit.interval.ms: 300
 {source}
 silver: {silver}
+gold: {gold}
 """
         )
         return self

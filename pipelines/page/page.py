@@ -18,6 +18,7 @@ from pipelines.delta import table_history
 from pipelines.delta import tables as delta
 from pipelines.operations import schema as evolution
 from pipelines.operations import status as pipeline_status
+from pipelines.page import audits
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,22 +81,6 @@ class TableSize:
 
 
 @dataclass(frozen=True)
-class ExpectationRow:
-    """A row of the expectations' results."""
-
-    cells: tuple[str, ...]
-    failed: bool
-
-
-@dataclass(frozen=True)
-class Expectations:
-    """The newest results of expectations, by the names of their columns."""
-
-    names: tuple[str, ...]
-    rows: tuple[ExpectationRow, ...]
-
-
-@dataclass(frozen=True)
 class PageContent:
     """All that the page shows."""
 
@@ -103,7 +88,7 @@ class PageContent:
     points: tuple[Point, ...] = ()
     changes: tuple[Change, ...] = ()
     verifications: tuple[Mapping[str, Any], ...] = ()
-    expectations: Expectations | None = None
+    audits: tuple[audits.TableAudit, ...] = ()
     tables: tuple[TableSize, ...] = ()
 
 
@@ -126,7 +111,7 @@ def read(spark: SparkSession, settings: Settings) -> PageContent:
         reading.points(),
         reading.changes(),
         reading.verifications(),
-        reading.expectations(),
+        audits.read(spark, settings),
         reading.tables(),
     )
 
@@ -153,7 +138,7 @@ def rendered(seen: PageContent) -> str:
         plots=_plots(seen, plots),
         verified=latest,
         verifications=seen.verifications[:SHOWN],
-        expectations=seen.expectations,
+        audits=seen.audits,
         changes=seen.changes[:SHOWN],
         tables=seen.tables,
     )
@@ -209,25 +194,6 @@ class _PageReader:
             return ()
         rows = self.spark.table(str(table)).where(F.col("name") == self.settings.name).orderBy("at_ms", ascending=False)
         return tuple(row.asDict() for row in rows.drop("differences").limit(10 * SHOWN).collect())
-
-    def expectations(self) -> Expectations | None:
-        """The newest results, as their table has them; long texts are left out."""
-        table = self._layout.ops("expectations")
-        if not delta.exists(self.spark, table):
-            return None
-        rows = self.spark.table(str(table))
-        plain = [name for name, type_ in rows.dtypes if type_ in ("string", "boolean", "bigint", "int", "double")]
-        order = next((name for name in ("at_ms", "ts_ms") if name in plain), plain[0])
-        found = rows.select(*plain).orderBy(order, ascending=False).limit(SHOWN).collect()
-        shown = [name for name in plain if all(len(str(row[name] or "")) <= 80 for row in found)]
-        judged = tuple(
-            ExpectationRow(
-                tuple(_time(row[name]) if name.endswith("_ms") and row[name] else str(row[name]) for name in shown),
-                any(row[name] is False for name in shown),
-            )
-            for row in found
-        )
-        return Expectations(tuple(shown), judged)
 
     def tables(self) -> tuple[TableSize, ...]:
         """Bronze, and the tables of each collection."""
@@ -288,8 +254,17 @@ def _cards(seen: PageContent) -> Sequence[Card]:
         ),
         Card("rescued", _number(rescued), "rows with values beside their columns", "look" if rescued else "fine"),
         Card("quarantined", _number(quarantined), "events", "wrong" if quarantined else "fine"),
+        _audited(seen.audits),
         Card("verified", verified, ", ".join(sorted(wrong)[:2]), "wrong" if wrong else "fine" if seen.verifications else ""),
     ]
+
+
+def _audited(found: Sequence[audits.TableAudit]) -> Card:
+    refused = [each.table for each in found if not each.is_published]
+    unmet = sum(not verdict.is_met for each in found for verdict in each.verdicts)
+    value = "none yet" if not found else f"{unmet} not met" if unmet else "all met"
+    mood = "wrong" if refused else "look" if unmet else "fine" if found else ""
+    return Card("expectations", value, f"{', '.join(refused[:2])} kept back" if refused else "", mood)
 
 
 def _newest(found: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -8,13 +8,14 @@ import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cdc_core import errors
 from pipelines.capture import metrics
 from pipelines.operations import status
-from pipelines.page import page
+from pipelines.page import audits, page
 
 ROOT = Path(__file__).resolve().parents[2]
 WRITER = status.Writer("host-a", 42, False, 99)
@@ -45,11 +46,38 @@ def seen() -> page.PageContent:
         points=tuple(page.Point(1_700_000_000_000 + 900_000 * n, n * 10, None if n < 50 else n / 10) for n in range(96)),
         changes=(page.Change("shop.<orders>", "widened", "total INT → DOUBLE", 9, 1_700_000_000),),
         verifications=(verified,),
-        expectations=page.Expectations(
-            ("expectation", "success"), (page.ExpectationRow(("total is not null", "False"), True),)
-        ),
+        audits=audits.audited(judged()),
         tables=(page.TableSize("gold shop.<orders>", 7, 3, 1_234_567, "process 42 on host-a, lease for 99 s more"),),
     )
+
+
+def judged() -> list[dict[str, Any]]:
+    """Rows of `ops/expectations`: three runs over one table, the newest of which was refused, and one over another."""
+    shared = {"at_ms": 1_700_000_000_000, "is_published": True, "judged": "changed", "rows": 900, "unexpected": 0}
+    shared |= {"examples": [], "failure": None, "severity": "critical"}
+    low = {"expectation": "expect_column_values_to_be_between", "columns": ["total"]}
+    low |= {"arguments": '{"column": "total", "min_value": 0, "batch_id": "x"}'}
+    high = low | {"arguments": '{"column": "total", "max_value": 50}', "severity": "warning"}
+    unmet = {"is_met": False, "is_published": False, "unexpected": 7, "examples": ["<k1>", "k2"]}
+    rows = [shared | each | {"table": "shop.orders", "place": n, "is_met": True} for n in (3, 2) for each in (low, high)]
+    rows += [
+        shared | each | {"table": "shop.orders", "place": 1}
+        for each in (low | unmet, high | {"is_met": True, "is_published": False})
+    ]
+    count = {"expectation": "expect_table_row_count_to_be_between", "columns": [], "arguments": None, "judged": "whole"}
+    count |= {"rows": None, "unexpected": None, "is_met": False, "failure": "MetricError", "severity": "info"}
+    return [*rows, shared | count | {"table": "totals", "place": 1}]
+
+
+def test_expectations_are_reported_by_table() -> None:
+    """What was refused comes first, and in it what was not met, each with its verdicts in the runs before."""
+    refused, other = audits.audited(judged())
+    assert (refused.table, refused.is_published, other.table, other.is_published) == ("shop.orders", False, "totals", True)
+    assert [(each.arguments, each.is_met, each.past) for each in refused.verdicts] == [
+        ("min_value: 0", False, (True, True, False)),
+        ("max_value: 50", True, (True, True, True)),
+    ]
+    assert other.verdicts[0].failure == "MetricError"
 
 
 def test_the_page_says_everything_and_asks_no_network() -> None:
@@ -57,7 +85,8 @@ def test_the_page_says_everything_and_asks_no_network() -> None:
     text = page.rendered(seen())
     assert "<orders>" not in text and "shop.&lt;orders&gt;" in text
     for said in (
-        "12,345", "MongoDB 6.0.5", "17 events, 2 min", "total INT → DOUBLE", "total is not null", "1.2 MB",
+        "12,345", "MongoDB 6.0.5", "17 events, 2 min", "total INT → DOUBLE", "1.2 MB", "kept back, the last good version stays",
+        "7 of 900", "&lt;k1&gt;; k2", "min_value: 0", "could not be judged: MetricError", "2 not met", "shop.orders kept back",
         "process 42 on host-a", "differs", "25 h",
     ):  # fmt: skip
         assert said in text, said

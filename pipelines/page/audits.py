@@ -1,0 +1,113 @@
+"""The report of expectations: for each table how its newest version was judged, and the runs before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+
+from pipelines.delta import tables as delta
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cdc_core.settings.parse import Settings
+
+RUNS = 20
+"""So many runs of each table are shown."""
+MOST_ROWS = 10_000
+_OTHERS = ("column", "column_A", "column_B", "column_list", "batch_id")
+"""Arguments that are not shown beside the columns."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One expectation in the newest run, with its verdicts in the runs before, the oldest first."""
+
+    expectation: str
+    columns: str
+    arguments: str
+    severity: str
+    is_met: bool
+    judged: str
+    rows: int | None
+    unexpected: int | None
+    examples: tuple[str, ...]
+    failure: str | None
+    past: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class TableAudit:
+    """The newest run over one table; unless `is_published`, the last good version stayed."""
+
+    table: str
+    at_ms: int
+    is_published: bool
+    verdicts: tuple[Verdict, ...]
+
+
+def read(spark: SparkSession, settings: Settings) -> tuple[TableAudit, ...]:
+    """The newest run of each table, tables that were refused first, then by name."""
+    table = delta.layout(settings.lakehouse).ops("expectations")
+    if not delta.exists(spark, table):
+        return ()
+    place = F.dense_rank().over(Window.partitionBy("table").orderBy(F.col("at_ms").desc(), F.col("run")))
+    arguments = F.get_json_object("result", "$.expectation_config.kwargs").alias("arguments")
+    rows = spark.table(str(table)).withColumn("place", place).where(F.col("place") <= RUNS).orderBy("place")
+    found = rows.select("*", arguments).drop("result").limit(MOST_ROWS).collect()
+    return audited([row.asDict() for row in found])
+
+
+def audited(rows: Iterable[dict[str, Any]]) -> tuple[TableAudit, ...]:
+    """The same of rows of `ops/expectations`, with the place of their run, the newest being 1, and `arguments` as JSON."""
+    by_table: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_table.setdefault(row["table"], []).append(row)
+    found = [_audit(name, some) for name, some in by_table.items()]
+    return tuple(sorted(found, key=lambda each: (each.is_published, each.table)))
+
+
+def _audit(table: str, rows: Sequence[dict[str, Any]]) -> TableAudit:
+    newest = [row for row in rows if row["place"] == min(each["place"] for each in rows)]
+    past: dict[tuple[str, str], list[bool]] = {}
+    for row in sorted(rows, key=lambda each: each["place"], reverse=True):
+        past.setdefault(_known_by(row), []).append(row["is_met"])
+    # What is not met stands on top: it is what a person has come for.
+    shown = sorted(newest, key=lambda row: (row["is_met"], row["severity"], row["expectation"], row["columns"]))
+    return TableAudit(
+        table,
+        newest[0]["at_ms"],
+        all(row["is_published"] for row in newest),
+        tuple(_verdict(row, tuple(past[_known_by(row)])) for row in shown),
+    )
+
+
+def _known_by(row: dict[str, Any]) -> tuple[str, str]:
+    """What an expectation is known by in other runs: its type with its arguments."""
+    return row["expectation"], _arguments(row, without=("batch_id",))
+
+
+def _verdict(row: dict[str, Any], past: tuple[bool, ...]) -> Verdict:
+    return Verdict(
+        row["expectation"].removeprefix("expect_").replace("_", " "),
+        ", ".join(row["columns"]),
+        _arguments(row, without=_OTHERS),
+        row["severity"],
+        row["is_met"],
+        row["judged"],
+        row["rows"],
+        row["unexpected"],
+        tuple(row["examples"] or ()),
+        row["failure"],
+        past,
+    )
+
+
+def _arguments(row: dict[str, Any], *, without: Sequence[str]) -> str:
+    given = json.loads(row["arguments"] or "{}")
+    return ", ".join(f"{name}: {json.dumps(value)}" for name, value in sorted(given.items()) if name not in without)
