@@ -18,6 +18,7 @@ HOPS: dict[str, tuple[str, ...]] = {
     "bronze_log": (),
     "freshness": (),
     "memory": (),
+    "gate": (),
     "verify": (),
     "end_to_end": (),
 }
@@ -30,6 +31,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "bronze_log": ("--commits", "2000", "--measure", "40"),
     "freshness": ("--seconds", "15", "--collections", "1"),
     "memory": ("--gigabytes", "0.5"),
+    "gate": ("--rows", "100000", "--changed", "2000"),
     "verify": ("--documents", "100000"),
     "end_to_end": ("--documents", "20000"),
 }
