@@ -84,7 +84,7 @@ def test_tables_are_compacted_and_what_is_old_goes(spark: SparkSession, lakehous
         )
         applied(spark, chosen)
     _noted(spark, chosen, days_ago=(0, 30))
-    dismissed, held = (layout.quarantine(bronze_rows.DB, name) for name in ("things", "others"))
+    dismissed, waiting = (layout.quarantine(bronze_rows.DB, name) for name in ("things", "others"))
     assert spark.table(str(dismissed)).count() == 2
     silver_table, gold_table = layout.silver(bronze_rows.DB, "things"), layout.gold(bronze_rows.DB, "things")
     before = (positions(spark, chosen), rows(spark, silver_table), rows(spark, gold_table))
@@ -102,7 +102,7 @@ def test_tables_are_compacted_and_what_is_old_goes(spark: SparkSession, lakehous
     assert bronze.newest(spark, layout.bronze("shop")).batch == 2
     assert spark.table(str(layout.deletes(bronze_rows.DB, "things"))).count() == 0
     assert [spark.table(str(layout.ops(name))).count() for name in ("verifications", "cuts")] == [1, 1]
-    assert [spark.table(str(table)).count() for table in (dismissed, held)] == [0, 1]
+    assert [spark.table(str(table)).count() for table in (dismissed, waiting)] == [0, 1]
     assert (Path(silver_table.label) / "_delta_log" / "_last_checkpoint").exists()
     with pytest.raises(errors.DecisionNeeded, match="execute-snapshot"):
         rebuild.run(spark, chosen, collection=f"{bronze_rows.DB}.things")
