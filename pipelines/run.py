@@ -199,7 +199,9 @@ def _in_turn(layers: Mapping[str, Layer], ended: _LayerResults, *, stop: threadi
                 raise
             ended.failures.append((error, False))
     # The first failure is the one that is raised: let it be the one that says most about what to do.
-    ended.failures.sort(key=lambda failure: failure[0] is not errors.worst([each for each, _ in ended.failures]))
+    if ended.failures:
+        worst = errors.worst([each for each, _ in ended.failures])
+        ended.failures.sort(key=lambda failure: failure[0] is not worst)
 
 
 def _together(layers: Mapping[str, Layer], ended: _LayerResults, *, stop: threading.Event, halt: threading.Event) -> None:

@@ -31,12 +31,12 @@ class Layers:
             monkeypatch.setattr(getattr(pipeline, name), "run", self._layer(name))
 
     def _layer(self, name: str) -> Any:
-        def run(*_: object, stop: threading.Event, **__: object) -> object:
+        def run(*_: object, stop: threading.Event, once: bool, **__: object) -> object:
             self.runs += name == "capture"
             error = self.raised.pop(name, None)
             if error is not None:
                 raise error
-            assert stop.wait(10)
+            assert once or stop.wait(10)
             return {name: name} if name == "gold" else name  # gold tells of its tables and of its models
 
         return run
@@ -49,6 +49,15 @@ def test_a_layer_that_fails_ends_the_others_and_is_told(monkeypatch: pytest.Monk
     with pytest.raises(errors.TableOwned):
         pipeline.run(None, SETTINGS, once=False, stop=stop)  # type: ignore[arg-type]
     assert not stop.is_set()
+
+
+def test_once_the_error_that_says_most_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gold goes on where silver failed, and its gate's refusal is for a person, who is not told to try again."""
+    refused = errors.GateFailed("totals: the new version is not published")
+    for raised in ({"gold": refused}, {"silver": errors.CommitConflict("again"), "gold": refused}):
+        Layers(monkeypatch, **raised)
+        with pytest.raises(errors.GateFailed):
+            pipeline.run(None, SETTINGS, once=True, stop=threading.Event())  # type: ignore[arg-type]
 
 
 def test_a_jvm_that_ends_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
