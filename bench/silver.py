@@ -127,13 +127,14 @@ def update(
                 "resume_token": [token(version * 10_000_000 + start + i) for i in range(count)],
                 "offset": range(first, first + count),
                 "batch": [batch] * count,
-                "kind": [columns.Kind.CHANGE.value] * count,
+                "kind": [columns.RowKind.CHANGE.value] * count,
                 "op": [columns.Op.UPDATE.value] * count,
                 "db": [DB] * count,
                 "collection": [name] * count,
                 "key": [documents.key(n) for n in some],
                 "sequence": [
-                    resume_token.sequence(resume_token.Position(BASE_SECONDS + version, start + i, 0)) for i in range(count)
+                    resume_token.sequence(resume_token.TokenPosition(BASE_SECONDS + version, start + i, 0))
+                    for i in range(count)
                 ],
                 "ts_ms": [0] * count,
             }

@@ -43,7 +43,7 @@ class Mark:
     """A row that is not about an event of the stream: a heartbeat, a notification, a signal."""
 
     token: str
-    kind: bronze.Kind
+    kind: bronze.RowKind
     payload: Mapping[str, object]
     db: str | None = None
     collection: str | None = None
@@ -144,7 +144,7 @@ class Rows:
             if includes is None or _is_about(event, includes):
                 self._add_schema_change(event, operation, len(raw))
             return event
-        text = raw_event.DocumentText(raw, is_exact)
+        text = raw_event.EventText(raw, is_exact)
         document_key = event["documentKey"]
         token = event["_id"]["_data"]
         cluster_time = event["clusterTime"]
@@ -245,7 +245,7 @@ class Rows:
 
     def _add_transaction(self, payload: Mapping[str, Any], token: str) -> None:
         """A BEGIN or END row; its token is that of what came before it, for a restart must not pass what follows."""
-        self._other(token, bronze.Kind.TRANSACTION.value, None, None, orjson.dumps(payload))
+        self._other(token, bronze.RowKind.TRANSACTION.value, None, None, orjson.dumps(payload))
 
     def mark(self, mark: Mark) -> None:
         """Add a row of another kind, with a JSON payload."""
@@ -344,7 +344,7 @@ class Rows:
                 "size": int(event[SKIPPED]),
             },
         }
-        self._other(token, bronze.Kind.NOTIFICATION.value, namespace["db"], namespace["coll"], orjson.dumps(payload))
+        self._other(token, bronze.RowKind.NOTIFICATION.value, namespace["db"], namespace["coll"], orjson.dumps(payload))
         self.skipped += 1
 
     def _description_column(self) -> pa.Array:

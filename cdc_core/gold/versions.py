@@ -47,7 +47,7 @@ LAID_OUT_DDL = arrow.columns_ddl(_SCHEMA)
 
 
 @dataclass(frozen=True)
-class Event:
+class DocumentEvent:
     """An event of one document: a whole document, a delete, or an update that says what changed.
 
     The documents themselves, as Extended JSON, are only needed where updates are folded.
@@ -83,7 +83,7 @@ class Version:
     offset: int | None = None
 
 
-def changed(stored: Sequence[Version], events: Sequence[Event], *, folds: bool) -> list[Version]:
+def changed(stored: Sequence[Version], events: Sequence[DocumentEvent], *, folds: bool) -> list[Version]:
     """The versions that the events make, and the stored ones that end otherwise now, in order.
 
     `stored` are the key's versions that end at the first of the events or later, with their documents where `folds` is true:
@@ -125,7 +125,7 @@ def changed(stored: Sequence[Version], events: Sequence[Event], *, folds: bool) 
     return [each for each in found if each != before.get(each.sequence)]
 
 
-def _made(event: Event, current: Version | None) -> Version:
+def _made(event: DocumentEvent, current: Version | None) -> Version:
     """The version that an event which is no delete begins."""
     if not event.is_partial:
         return Version(event.sequence, document=event.document, offset=event.offset)
@@ -152,7 +152,9 @@ def laid_out(folds: bool) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Re
     return lay_out
 
 
-def _event(row: Mapping[str, Any]) -> Event:
+def _event(row: Mapping[str, Any]) -> DocumentEvent:
     is_partial = row["op"] == bronze.Op.UPDATE.value and not row["is_whole"]
     update = Update.from_bronze(row) if is_partial else None
-    return Event(row["sequence"], row["offset"], bronze.Op(row["op"]), row["is_whole"], row["after"], row["before"], update)
+    return DocumentEvent(
+        row["sequence"], row["offset"], bronze.Op(row["op"]), row["is_whole"], row["after"], row["before"], update
+    )

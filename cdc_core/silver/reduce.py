@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 DELETED = ("before", "documentKey")
 """The bronze columns that a delete's row is made of, where the delete mode keeps one."""
 
-KINDS = (bronze.Kind.CHANGE.value, bronze.Kind.SNAPSHOT.value)
+KINDS = (bronze.RowKind.CHANGE.value, bronze.RowKind.SNAPSHOT.value)
 """The kinds of rows that are about one document."""
 
 

@@ -41,7 +41,7 @@ OPERATIONS = frozenset(cursor_pipeline.DOCUMENTS)
 
 
 @dataclass(frozen=True)
-class Names:
+class NameFilter:
     """An include and an exclude list over one kind of name; the include list wins."""
 
     include: tuple[Pattern, ...] = ()
@@ -58,9 +58,9 @@ class Names:
 class Filter:
     """The lists of one pipeline; `signals` is the collection that is read for signals, captured or not."""
 
-    databases: Names = Names()
-    collections: Names = Names()
-    snapshots: Names = Names()
+    databases: NameFilter = NameFilter()
+    collections: NameFilter = NameFilter()
+    snapshots: NameFilter = NameFilter()
     signals: str | None = None
 
     def includes(self, db: str, collection: str) -> bool:
@@ -121,8 +121,8 @@ def of(source: Source) -> Filter:
     """The filter of the settings; they were validated, so every entry is readable."""
     read = patterns.regex if source.filters_match_mode is MatchMode.REGEX else patterns.literal
 
-    def names(include: Iterable[str], exclude: Iterable[str] = ()) -> Names:
-        return Names(tuple(map(read, include)), tuple(map(read, exclude)))
+    def names(include: Iterable[str], exclude: Iterable[str] = ()) -> NameFilter:
+        return NameFilter(tuple(map(read, include)), tuple(map(read, exclude)))
 
     return Filter(
         databases=names(source.database_include_list, source.database_exclude_list),
@@ -262,19 +262,19 @@ def _captured(filter_: Filter, field: str) -> dict[str, Any] | None:
     return {"$or": [_all(conditions), {f"{field}.db": db, f"{field}.coll": collection}]}
 
 
-def _database_conditions(names: Names, field: str) -> list[dict[str, Any]]:
+def _database_conditions(names: NameFilter, field: str) -> list[dict[str, Any]]:
     included = _server_texts(names.include)
     if included is not None:
         return [_matching(f"{field}.db", included)] if included else _excluded_databases(names, field)
     return []
 
 
-def _excluded_databases(names: Names, field: str) -> list[dict[str, Any]]:
+def _excluded_databases(names: NameFilter, field: str) -> list[dict[str, Any]]:
     known = [text for pattern in names.exclude if (text := pattern.server_text) is not None]
     return [{"$nor": [_matching(f"{field}.db", known)]}] if known else []
 
 
-def _collection_conditions(names: Names, field: str) -> list[dict[str, Any]]:
+def _collection_conditions(names: NameFilter, field: str) -> list[dict[str, Any]]:
     if names.include:
         return [_any(_namespace_clauses(names.include, field))] if _server_texts(names.include) is not None else []
     known = tuple(pattern for pattern in names.exclude if pattern.server_text is not None)

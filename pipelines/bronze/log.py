@@ -61,7 +61,7 @@ Numbered = Callable[[int, int], pa.Table]
 
 
 @dataclass(frozen=True)
-class Position:
+class BronzePosition:
     """Up to where bronze is complete: the token of its last row, and the numbers of that row."""
 
     token: str
@@ -74,7 +74,7 @@ class Found:
     """The position as it was read before the table was claimed; nothing that came after `version` may be missing in it."""
 
     version: int
-    position: Position | None
+    position: BronzePosition | None
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Log:
     spark: SparkSession
     table: tables.TableRef
     writer: Writer
-    position: Position | None
+    position: BronzePosition | None
     extra: Mapping[str, object] = field(default_factory=dict)
     commits: int = 0
     complete: str | None = None
@@ -126,7 +126,7 @@ class Log:
             position = read_position(spark, table)
         return Log(spark, table, writer, position, extra or {})
 
-    def append(self, numbered: Numbered, *, token: str | None = None) -> Position:
+    def append(self, numbered: Numbered, *, token: str | None = None) -> BronzePosition:
         """Number the rows and commit them; the new position.
 
         The rows end with one that carries the stream's token, which is `token` where the caller knows better than the
@@ -142,11 +142,11 @@ class Log:
             extra = {**self.extra, **self._numbers(batch)}
             self.writer.append_arrow(rows, to=last, statistics=bronze.STATISTICS, extra=extra)
             self.numbered = batch
-            self.position = Position(last, batch, rows.column("offset")[-1].as_py())
+            self.position = BronzePosition(last, batch, rows.column("offset")[-1].as_py())
             self.commits += 1
         return self.position
 
-    def heartbeat(self, *payloads: Mapping[str, Any], token: str, ts_ms: int) -> Position:
+    def heartbeat(self, *payloads: Mapping[str, Any], token: str, ts_ms: int) -> BronzePosition:
         """Commit heartbeat rows, one a payload, at once. They carry `token`, or the position where that is further by now."""
 
         def numbered(batch: int, first: int) -> pa.Table:
@@ -198,7 +198,7 @@ def found(spark: SparkSession, table: tables.TableRef) -> Found:
     return Found(version, read_position(spark, table))
 
 
-def read_position(spark: SparkSession, table: tables.TableRef) -> Position | None:
+def read_position(spark: SparkSession, table: tables.TableRef) -> BronzePosition | None:
     """The position that the rows carry: the token of the last row of the last batch; None for an empty table."""
     held = _last_rows(table)
     if held is not None:
@@ -210,12 +210,12 @@ def read_position(spark: SparkSession, table: tables.TableRef) -> Position | Non
     return _position(last)
 
 
-def _position(last: pa.Table) -> Position | None:
+def _position(last: pa.Table) -> BronzePosition | None:
     """The position that the rows of the last batch carry."""
     if not last.num_rows:
         return None
     row = last.sort_by([("batch", "descending"), ("offset", "descending")]).slice(0, 1).to_pylist()[0]
-    return Position(row["resume_token"], row["batch"], row["offset"])
+    return BronzePosition(row["resume_token"], row["batch"], row["offset"])
 
 
 def _last_rows(table: tables.TableRef) -> pa.Table | None:
@@ -232,7 +232,7 @@ def _last_rows(table: tables.TableRef) -> pa.Table | None:
     return _read(paths, ["resume_token", "batch", "offset"], where=[("batch", "==", newest)] if paths else None)
 
 
-def _told(spark: SparkSession, table: tables.TableRef, kind: bronze.Kind, *begins: str) -> list[dict[str, Any]]:
+def _told(spark: SparkSession, table: tables.TableRef, kind: bronze.RowKind, *begins: str) -> list[dict[str, Any]]:
     """Token, offset, payload and clock of the rows of a kind whose payloads begin so, in order; without a Spark job where this process sees the files."""
     columns, folder = ["resume_token", "offset", "payload", "ts_ms"], local_log.folder(table)
     files = None if folder is None else local_log.files(folder)
@@ -370,11 +370,11 @@ def snapshot_heartbeats(spark: SparkSession, table: tables.TableRef) -> list[dic
 
 def told_heartbeats(spark: SparkSession, table: tables.TableRef) -> list[dict[str, Any]]:
     """The payloads of all heartbeats that tell of a snapshot or of a gap, in order."""
-    return [json.loads(row["payload"]) for row in _told(spark, table, bronze.Kind.HEARTBEAT, '{"snapshot"', '{"gap"')]
+    return [json.loads(row["payload"]) for row in _told(spark, table, bronze.RowKind.HEARTBEAT, '{"snapshot"', '{"gap"')]
 
 
 @dataclass(frozen=True)
-class Note:
+class FilterChange:
     """That the settings let other events in from `token` on, and which collections were captured then."""
 
     token: str
@@ -389,7 +389,7 @@ def is_whole(spark: SparkSession, table: tables.TableRef, namespace: str) -> boo
     trimmed = delta.properties(spark, table).get(TRIMMED)
     if first == 1 and trimmed is None:
         return True
-    rows = _told(spark, table, bronze.Kind.HEARTBEAT, '{"snapshot"')
+    rows = _told(spark, table, bronze.RowKind.HEARTBEAT, '{"snapshot"')
     payloads = [json.loads(row["payload"]) for row in rows]
     planned_ms: dict[str, int] = {}
     for row, payload in zip(rows, payloads, strict=True):
@@ -404,11 +404,11 @@ def is_whole(spark: SparkSession, table: tables.TableRef, namespace: str) -> boo
     )
 
 
-def notes(spark: SparkSession, table: tables.TableRef) -> list[Note]:
+def notes(spark: SparkSession, table: tables.TableRef) -> list[FilterChange]:
     """What was noted each time when the settings let in other events, in order."""
-    rows = _told(spark, table, bronze.Kind.HEARTBEAT, '{"stream"')
+    rows = _told(spark, table, bronze.RowKind.HEARTBEAT, '{"stream"')
     read = ((row, json.loads(row["payload"]).get("captured")) for row in rows)
-    return [Note(row["resume_token"], row["offset"], frozenset(found)) for row, found in read if found is not None]
+    return [FilterChange(row["resume_token"], row["offset"], frozenset(found)) for row, found in read if found is not None]
 
 
 def captured_collections(spark: SparkSession, table: tables.TableRef, *, behind: int = -1) -> list[tuple[str, str]]:
@@ -421,7 +421,7 @@ def captured_collections(spark: SparkSession, table: tables.TableRef, *, behind:
 
 def handled_signals(spark: SparkSession, table: tables.TableRef) -> set[str]:
     """The marks of the signals in bronze that came from `ops/signals` or from Kafka."""
-    payloads = (json.loads(row["payload"] or "{}") for row in _told(spark, table, bronze.Kind.SIGNAL))
+    payloads = (json.loads(row["payload"] or "{}") for row in _told(spark, table, bronze.RowKind.SIGNAL))
     return {str(payload["row"]) for payload in payloads if payload.get("row") is not None}
 
 
@@ -449,7 +449,7 @@ def heartbeat_row(payload: Mapping[str, Any], *, token: str, batch: int, offset:
         "resume_token": token,
         "offset": offset,
         "batch": batch,
-        "kind": bronze.Kind.HEARTBEAT.value,
+        "kind": bronze.RowKind.HEARTBEAT.value,
         "payload": json.dumps(payload, separators=(",", ":")),
         "ts_ms": ts_ms,
     }

@@ -29,7 +29,7 @@ from pipelines.capture.reader import Reader
 from pipelines.capture.selection import Selection
 from pipelines.capture.shutdown import Shutdown
 from pipelines.capture.signal_reader import Inbox, SignalReader
-from pipelines.capture.start import Plan, Start
+from pipelines.capture.start import Start, StartPlan
 from pipelines.capture.stream_opener import ExistingBronze, OpenStream, StreamOpener
 from pipelines.channels import notifier
 from pipelines.delta import tables as delta
@@ -144,7 +144,7 @@ class Capture:
             streaming.captured = tuple(captured)
             self._deployment.check_guardrail(len(captured))
 
-    def _begin(self, options: change_stream.StreamOptions, *, take_over: bool) -> tuple[bronze.Log, OpenStream, Plan]:
+    def _begin(self, options: change_stream.StreamOptions, *, take_over: bool) -> tuple[bronze.Log, OpenStream, StartPlan]:
         """Open the stream, claim bronze and commit where the run begins.
 
         The stream comes first: a capture that cannot go on has changed nothing.

@@ -68,7 +68,7 @@ class Gaps:
                 _as_options(new),
             )
 
-    def _while_left_out(self, new: Sequence[str], notes: Sequence[bronze.Note]) -> list[Mapping[str, Any]]:
+    def _while_left_out(self, new: Sequence[str], notes: Sequence[bronze.FilterChange]) -> list[Mapping[str, Any]]:
         """What was lost of collections that were captured once, then left out, and are let in again."""
         gaps: list[Mapping[str, Any]] = []
         before = set(self._in_bronze())

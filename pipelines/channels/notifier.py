@@ -60,7 +60,7 @@ class Notifier:
             self._sink = kafka.Sink(self.settings)
 
     def tell(
-        self, aggregate_type: str, type_: notifications.Type, *, id_: str, data: Mapping[str, str] | None = None
+        self, aggregate_type: str, type_: notifications.NotificationType, *, id_: str, data: Mapping[str, str] | None = None
     ) -> None:
         """Send a notification to every channel; `connector_name` is added to its data."""
         named = {"connector_name": self.settings.name, **(data or {})}

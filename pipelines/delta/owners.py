@@ -30,12 +30,12 @@ def is_held(spark: SparkSession, table: tables.TableRef) -> bool:
     """Whether a writer holds the table: a live process of this host, or one of another host whose lease is not over."""
     if not delta.exists(spark, table):
         return False
-    return _verdict(table_history.last_commit(spark, table)) is not claims.Verdict.FREE
+    return _verdict(table_history.last_commit(spark, table)) is not claims.Availability.FREE
 
 
-def _verdict(last: Commit | None) -> claims.Verdict:
+def _verdict(last: Commit | None) -> claims.Availability:
     if last is None or last.metadata is None:
-        return claims.Verdict.FREE
+        return claims.Availability.FREE
     claim = last.metadata
     return claims.verdict(
         claim,
@@ -51,14 +51,14 @@ def refuse_second(table: tables.TableRef, last: Commit | None) -> None:
         return
     claim = last.metadata
     match _verdict(last):
-        case claims.Verdict.FREE:
+        case claims.Availability.FREE:
             return
-        case claims.Verdict.OWNER_ALIVE:
+        case claims.Availability.OWNER_ALIVE:
             raise errors.TableOwned(
                 f"{table.label}: process {claim.get('process')} on this host writes it; "
                 "stop that one first, or start with --take-over if you know that it is gone"
             )
-        case claims.Verdict.LEASE_RUNNING:
+        case claims.Availability.LEASE_RUNNING:
             end = claims.lease_end(claim, committed_ms=last.timestamp_ms)
             seconds = max(1, (end - int(time.time() * 1000)) // 1000)
             raise errors.LeaseHeld(

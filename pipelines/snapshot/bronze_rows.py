@@ -49,7 +49,7 @@ def snapshot_rows(
         "resume_token": constant(label, pa.string()),
         "offset": pa.array(range(first_offset, first_offset + rows), pa.int64()),
         "batch": constant(batch, pa.int64()),
-        "kind": constant(bronze.Kind.SNAPSHOT.value, pa.string()),
+        "kind": constant(bronze.RowKind.SNAPSHOT.value, pa.string()),
         "op": ops,
         "db": dbs,
         "collection": names,

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from cdc_core.signals import notification as notifications
 from cdc_core.snapshot import repair
-from cdc_core.snapshot.state import CollectionState, Kind, State
+from cdc_core.snapshot.state import CollectionState, SnapshotKind, State
 from cdc_core.stream import resume_token
 from pipelines.bronze import log as bronze_table
 from pipelines.mongodb import catalog, snapshot_read
@@ -47,7 +47,7 @@ class SnapshotProgress:
     seconds_left: float | None
 
 
-Notify = Callable[[notifications.Type, Mapping[str, str]], None]
+Notify = Callable[[notifications.NotificationType, Mapping[str, str]], None]
 """``(what happened, additional data)`` as in a notification: called by the snapshot's thread, between its commits."""
 
 
@@ -130,11 +130,11 @@ class Snapshot:
         log.error("the snapshot of %s is given up: %s. The stream goes on. %s", namespace, reason, self._mend(namespace))
         total = str(self.state.of(namespace).documents)
         data = {"scanned_collection": namespace, "status": "SQL_EXCEPTION", "total_rows_scanned": total, "reason": reason}
-        self.notify(notifications.Type.TABLE_SCAN_COMPLETED, data)
+        self.notify(notifications.NotificationType.TABLE_SCAN_COMPLETED, data)
 
     def _mend(self, namespace: str) -> str:
         """What a person can do about a collection that could not be read."""
-        if self.state.kind in (Kind.INCREMENTAL, Kind.BLOCKING):
+        if self.state.kind in (SnapshotKind.INCREMENTAL, SnapshotKind.BLOCKING):
             what = "the signal's filter" if namespace in self.state.conditions else "the collection"
             return f"Look at {what}, and send the signal again"
         where = "source.snapshot.collection.filter.overrides" if self._filter(namespace) else "the collection"
@@ -143,7 +143,7 @@ class Snapshot:
     def _tell_completed(self, namespace: str) -> None:
         found = self.state.of(namespace)
         status = {"status": "SUCCEEDED" if found.documents else "EMPTY", "total_rows_scanned": str(found.documents)}
-        self.notify(notifications.Type.TABLE_SCAN_COMPLETED, {"scanned_collection": namespace, **status})
+        self.notify(notifications.NotificationType.TABLE_SCAN_COMPLETED, {"scanned_collection": namespace, **status})
 
     def _token(self) -> str:
         position = self.log.position
@@ -257,7 +257,7 @@ class Snapshot:
                 first_offset=first,
                 ts_ms=ts_ms,
                 is_last=state.is_done,
-                snapshot="incremental" if state.kind is Kind.INCREMENTAL else "true",
+                snapshot="incremental" if state.kind is SnapshotKind.INCREMENTAL else "true",
             )
             # The token of this moment: the stream commits beside the snapshot, and a position never goes back.
             now_token = self._token()
@@ -277,7 +277,7 @@ class Snapshot:
         last = None if chunk.rows.num_rows == 0 else chunk.rows.column("key")[-1].as_py()
         if last is not None:
             data = {"current_collection_in_progress": namespace, "last_processed_key": last}
-            self.notify(notifications.Type.IN_PROGRESS, data)
+            self.notify(notifications.NotificationType.IN_PROGRESS, data)
         if after.completed:
             self._tell_completed(namespace)
 
@@ -286,7 +286,7 @@ class Snapshot:
 
         What took another's place is swept up to that moment, whatever is read of it.
         """
-        return self.state.kind is Kind.REPLACED or self._filter(namespace) is None
+        return self.state.kind is SnapshotKind.REPLACED or self._filter(namespace) is None
 
     def _filter(self, namespace: str) -> str | None:
         """The filter of a collection: that of the signal, else that of the settings."""

@@ -21,6 +21,7 @@ from cdc_core.settings.parse import OnGone, Settings
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.stream import fields as field_filters
 from cdc_core.tables import layout as tables
+from cdc_core.tables.layout import Layer
 from cdc_core.verify import equality
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
@@ -34,7 +35,6 @@ from pipelines.operations import quarantine
 from pipelines.schema import log as schemas
 from pipelines.verify import documents, table_progress, table_rows
 from pipelines.verify.result import CollectionVerification, KeyDifference, KeyVerdict
-from pipelines.verify.table_rows import Layer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -219,7 +219,7 @@ class CollectionComparison:
         self,
         key: str,
         seen: documents.SourceDocument,
-        rows: Sequence[equality.Row],
+        rows: Sequence[equality.TableRow],
         reached: table_progress.TableProgress,
         moved: table_progress.KeyEvents | None,
         schema: schemas.Kept,

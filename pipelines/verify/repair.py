@@ -18,13 +18,13 @@ from cdc_core.properties.source import SignalChannel
 from cdc_core.snapshot import repair
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.stream import patterns
+from cdc_core.tables.layout import Layer
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
 from pipelines.channels import signals
 from pipelines.delta import owners
 from pipelines.delta import tables as delta
 from pipelines.spark import session as sparks
-from pipelines.verify.table_rows import Layer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

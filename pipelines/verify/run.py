@@ -29,6 +29,7 @@ import pyarrow as pa
 from cdc_core import errors
 from cdc_core.properties import types as values
 from cdc_core.settings.parse import Settings
+from cdc_core.tables.layout import Layer
 from pipelines.bronze import collections as registry
 from pipelines.delta import ops_tables
 from pipelines.delta import tables as delta
@@ -40,7 +41,6 @@ from pipelines.mongodb import server as mongodb_server
 from pipelines.verify import documents, repair, table_progress
 from pipelines.verify.comparison import PATIENCE_SECONDS, CollectionComparison, VerifyContext
 from pipelines.verify.result import CollectionVerification, Verification
-from pipelines.verify.table_rows import Layer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

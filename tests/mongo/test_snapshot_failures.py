@@ -61,7 +61,7 @@ def test_filters_that_fail_when_they_are_read_end_their_snapshot_and_not_the_str
 
     assert once(spark, found).snapshot_documents == 4
     told = by_name(spark, found)
-    assert told["b"].snapshot == status.Snapshot(4, True)
+    assert told["b"].snapshot == status.SnapshotStatus(4, True)
     assert told["a"].snapshot is not None and "error" in (told["a"].snapshot.failed or "")
 
     def ask(id_: str, condition: str, *names: str) -> None:

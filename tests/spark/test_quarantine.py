@@ -256,7 +256,7 @@ def test_replay(spark: SparkSession, layout: tables.Layout) -> None:
     assert replayed == quarantines.Replayed(2, 3)
     again = quarantines.replay(spark, layout, tokens=["token-3"], corrections=correct, **arguments)
     assert again == quarantines.Replayed(0, None)
-    assert bronze_table.read_position(spark, layout.bronze("shop")) == bronze_table.Position("position", 3, 7)
+    assert bronze_table.read_position(spark, layout.bronze("shop")) == bronze_table.BronzePosition("position", 3, 7)
     commit = table_history.last_commit(spark, layout.bronze("shop"))
     assert commit is not None and commit.metadata is not None and commit.metadata["stream"] == "fingerprint"
     rows = spark.table(str(layout.bronze("shop"))).where("batch = 3 AND kind = 'change'").orderBy("offset").collect()
@@ -268,7 +268,7 @@ def test_replay(spark: SparkSession, layout: tables.Layout) -> None:
     assert [each.resume_token for each in quarantines.listed(spark, table)] == ["token-4"]
     assert quarantines.count(spark, table) == 1
     states = {each.resume_token: each.state for each in quarantines.listed(spark, table, all_states=True)}
-    assert states["token-2"] is quarantines.State.ENDED
+    assert states["token-2"] is quarantines.EventState.ENDED
 
 
 @pytest.mark.journey

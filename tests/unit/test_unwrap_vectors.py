@@ -93,9 +93,9 @@ def real_answer(case: Case) -> dict[str, Any]:
     return {"key": without_nulls(out["key"]), "value": without_nulls(out["value"]), "headers": headers}
 
 
-def our_answer(result: rows.Row | unwrap.Unchanged | unwrap.Dropped) -> dict[str, Any]:
+def our_answer(result: rows.JsonRow | unwrap.Unchanged | unwrap.Dropped) -> dict[str, Any]:
     match result:
-        case rows.Row():
+        case rows.JsonRow():
             return {**result.to_json(), "key": without_nulls(result.key)}
         case unwrap.Unchanged():
             return SAME
