@@ -27,9 +27,6 @@ from cdc_core.sql import arrow
 EVENT = ("sequence", "offset", "op", "is_whole", "after", "before", "updateDescription")
 """The fields of an event that `laid_out` reads."""
 
-STORED = ("sequence", "until", "is_incomplete", "is_deleted", "document")
-"""The fields of a stored version that it reads."""
-
 _SCHEMA = pa.schema(
     [
         ("__key", pa.string()),
@@ -138,7 +135,7 @@ def _made(event: DocumentEvent, current: Version | None) -> Version:
 
 
 def laid_out(folds: bool) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """`changed` for `mapInArrow`: rows `__key, events, stored` (arrays of `EVENT` and `STORED`) to rows of `LAID_OUT_DDL`."""
+    """`changed` for `mapInArrow`: rows `__key, events, stored` (arrays of `EVENT`, and of the fields of `Version`) to rows of `LAID_OUT_DDL`."""
 
     def lay_out(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

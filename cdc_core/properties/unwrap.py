@@ -51,8 +51,8 @@ class FieldNameAdjustment(enum.Enum):
 class DeleteMode(enum.Enum):
     """`delete.tombstone.handling.mode`, and the two mixtures that only the older options can ask for.
 
-    For a table exactly one of `removes_row`, `marks_deleted` and `keeps_row` holds; for records
-    `nulls_delete`, `rewrites_delete`, `drops_delete` (exactly one) and `keeps_tombstone`.
+    For a table exactly one of `removes_row`, `marks_deleted` and `keeps_row` holds. A delete record is rewritten
+    (`rewrites_delete`) or dropped (`drops_delete`), or else its key with a null value; tombstones follow `keeps_tombstone`.
     """
 
     DROP = "drop"
@@ -92,11 +92,6 @@ class DeleteMode(enum.Enum):
     def drops_delete(self) -> bool:
         """A delete record is dropped."""
         return self in (DeleteMode.DROP, DeleteMode.OLDER_DROP_WITH_TOMBSTONE)
-
-    @property
-    def nulls_delete(self) -> bool:
-        """A delete record becomes its key with a null value."""
-        return not self.rewrites_delete and not self.drops_delete
 
     @property
     def keeps_tombstone(self) -> bool:

@@ -78,10 +78,6 @@ class Naming:
             arrays_as_documents=bool(fields["arrays_as_documents"]),
         )
 
-    def lays_out_as(self, other: Naming) -> bool:
-        """Whether both give the same columns to the same documents."""
-        return self.to_json() == other.to_json()
-
 
 def unescaped(key: str) -> str:
     """The field's own name: a key of Extended JSON without the `$` that kept it from being read as a

@@ -77,13 +77,6 @@ class Update(NamedTuple):
         return cls(sequence, {}, is_readable=False)
 
 
-class Applied(NamedTuple):
-    """A document after one update, and the paths of the update that could not be decided."""
-
-    document: Document
-    undecided: tuple[str, ...]
-
-
 class Folded(NamedTuple):
     """A document after many updates; None where nothing of it is known."""
 
@@ -103,13 +96,6 @@ class _Place(NamedTuple):
 
     container: Any
     step: Any
-
-
-def apply(document: Document, update: Update) -> Applied:
-    """The document after the update; the arguments stay as they are."""
-    changed = _copied(document)
-    undecided = _apply_in_place(changed, _owned(update))
-    return Applied(changed, tuple(item.path for item in undecided))
 
 
 def fold(base: Document | None, updates: Sequence[Update]) -> Folded:

@@ -49,14 +49,12 @@ class Statement:
     has_incomplete: bool = False
     is_late: bool = False
     keys: Sequence[tuple[str, str]] = ()
-    hint: str = ""
 
     def render(self) -> str:
         """The statement; `keys` become literal ranges over the target, which skip files."""
-        source = f"(SELECT {self.hint} * FROM {identifier(self.source)})" if self.hint else identifier(self.source)
         condition = f"t.`__key` = s.`__key`{self._pruning()}"
         clauses = "\n".join(self._clauses())
-        return f"MERGE INTO {self.target} AS t USING {source} AS s ON {condition}\n{clauses}"
+        return f"MERGE INTO {self.target} AS t USING {identifier(self.source)} AS s ON {condition}\n{clauses}"
 
     def _pruning(self) -> str:
         if not self.keys:
@@ -108,6 +106,19 @@ class Statement:
 
     def _assigned(self, names: Sequence[str]) -> str:
         return ", ".join(f"t.{identifier(name)} = s.{identifier(name)}" for name in names)
+
+
+def keyed(target: str, source: str, *, columns: Sequence[str], on: str) -> str:
+    """The MERGE of rows `s` into `t`, which replaces the rows that meet `on` and deletes those whose source says `__gone`."""
+    names = ", ".join(map(identifier, columns))
+    inserted = ", ".join(f"s.{identifier(name)}" for name in columns)
+    assigned = ", ".join(f"t.{identifier(name)} = s.{identifier(name)}" for name in columns)
+    return (
+        f"MERGE INTO {target} AS t USING {identifier(source)} AS s ON {on}\n"
+        f"WHEN MATCHED AND s.`__gone` THEN DELETE\n"
+        f"WHEN MATCHED THEN UPDATE SET {assigned}\n"
+        f"WHEN NOT MATCHED AND NOT s.`__gone` THEN INSERT ({names}) VALUES ({inserted})"
+    )
 
 
 HAS_NO_BASE = "(coalesce(`__incomplete`, false) AND coalesce(`__known`, '') = '')"

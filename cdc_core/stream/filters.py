@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,8 +30,6 @@ from cdc_core.properties.source import (
 )
 from cdc_core.stream import cursor_pipeline, patterns
 from cdc_core.stream.patterns import Pattern
-
-Stage = Mapping[str, Any]
 
 BUILT_IN = frozenset({"admin", "config", "local"})
 """Databases that are never captured."""

@@ -11,7 +11,6 @@ import functools
 import json
 import re
 import threading
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -283,11 +282,6 @@ def newest(spark: SparkSession, table: tables.TableRef) -> Newest:
     return Newest(batch, ((own.metadata if own else None) or {}).get("log"))
 
 
-def last_batch(spark: SparkSession, table: tables.TableRef) -> int:
-    """The number of the newest batch; 0 for an empty table."""
-    return newest(spark, table).batch
-
-
 def rows(
     spark: SparkSession, table: tables.TableRef, span: reduce.Range, *, among: Mapping[str, str] | None = None
 ) -> DataFrame:
@@ -454,11 +448,6 @@ def heartbeat_row(payload: Mapping[str, Any], *, token: str, batch: int, offset:
         "ts_ms": ts_ms,
     }
     return pa.Table.from_pylist([values], schema=bronze.SCHEMA)
-
-
-def now_ms() -> int:
-    """The capture service's clock."""
-    return int(time.time() * 1000)
 
 
 def _check_columns(spark: SparkSession, table: tables.TableRef) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cdc_core.bronze import event_rows as events
+from pipelines import clock
 from pipelines.bronze import log as bronze
 from pipelines.capture import metrics, threads
 from pipelines.capture.logger import log
@@ -89,7 +90,7 @@ class Committer:
 
     def _commit(self, rows: events.Rows) -> None:
         """Commit the rows, then do what waits for them: a snapshot begins, a channel forgets its signal."""
-        ts_ms, operations, newest = bronze.now_ms(), rows.operations(), rows.newest_time
+        ts_ms, operations, newest = clock.now_ms(), rows.operations(), rows.newest_time
         self.log.append(lambda batch, first: rows.table(batch=batch, first_offset=first, ts_ms=ts_ms))
         # Behind the commit: killed before it, a restart finds the signal or the event again.
         for act in rows.then:

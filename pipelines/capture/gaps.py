@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from cdc_core.properties.source import SnapshotMode
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.stream import resume_token
+from pipelines import clock
 from pipelines.bronze import log as bronze
 from pipelines.capture import position as positions
 from pipelines.capture.deployment import Deployment
@@ -60,7 +61,7 @@ class Gaps:
         new = [name for name in captured if name not in known]
         note = {"stream": fingerprint, "captured": captured}
         gaps = self._while_left_out(new, notes) if notes and new else []
-        self.log.heartbeat(note, *gaps, token=positions.token_of(self.log), ts_ms=bronze.now_ms())
+        self.log.heartbeat(note, *gaps, token=positions.token_of(self.log), ts_ms=clock.now_ms())
         if new and self.deployment.source.snapshot_mode is not SnapshotMode.NO_DATA:
             log.warning(
                 "%s: captured from now on; what was there before comes with medallion signal execute-snapshot%s",

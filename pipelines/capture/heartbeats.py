@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 
 from cdc_core.stream import resume_token
+from pipelines import clock
 from pipelines.bronze import log as bronze
 from pipelines.capture import position as positions
 
@@ -40,7 +41,7 @@ class Heartbeats:
         # Rows that are read and not committed lie before `token`: a position there would lose them.
         if is_due and has_committed_all and token > positions.token_of(self.log):
             self.moved_at = time.monotonic()
-            self.log.heartbeat({}, token=token, ts_ms=bronze.now_ms())
+            self.log.heartbeat({}, token=token, ts_ms=clock.now_ms())
         else:
             self.log.renew(complete=token if has_committed_all else None)
 
@@ -51,7 +52,7 @@ class Heartbeats:
         """
         self.log.complete = resume_token.behind(token) if is_drained else token
         if self._is_far_behind(token):
-            self.log.heartbeat({}, token=token, ts_ms=bronze.now_ms())
+            self.log.heartbeat({}, token=token, ts_ms=clock.now_ms())
 
     def _is_far_behind(self, token: str) -> bool:
         """Whether a run that was not over would have committed a heartbeat in the meantime."""

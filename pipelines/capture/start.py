@@ -15,6 +15,7 @@ from cdc_core import errors
 from cdc_core.properties.source import SnapshotMode
 from cdc_core.snapshot import mode as snapshot_mode
 from cdc_core.snapshot import state as snapshot_state
+from pipelines import clock
 from pipelines.bronze import log as bronze
 from pipelines.capture import position as positions
 from pipelines.capture.deployment import Deployment
@@ -73,7 +74,7 @@ class Start:
         payloads.append({"start": token} if state is None else state.begun())
         # In one commit: behind a gap alone the next start would have a position, and take no snapshot.
         position_token = positions.token_of(self.log) if has_position else token
-        self.log.heartbeat(*payloads, token=position_token, ts_ms=bronze.now_ms())
+        self.log.heartbeat(*payloads, token=position_token, ts_ms=clock.now_ms())
         return StartPlan(decision.streams, state, states)
 
     def _states(self) -> tuple[snapshot_state.State, ...]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from pyspark.sql import functions as F
 
 from cdc_core.tables import definition, deletion_vector
 from cdc_core.tables import layout as tables
+from pipelines import clock
 from pipelines.delta import data_file, local_log, table_errors, upsert
 from pipelines.spark import jvm
 from pipelines.spark import session as sparks
@@ -102,7 +102,7 @@ class DirectLog:
 
     def take_out(self, files: Sequence[data_file.DataFile], *, base: int, metadata: str) -> int:
         """Take files out of the version `base`, as version `base` + 1, or raise `VersionTaken` and change nothing."""
-        now_ms = int(time.time() * 1000)
+        now_ms = clock.now_ms()
         actions = self._jvm.java.util.ArrayList()
         actions.addAll(self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(self._actions(None, base + 1)))
         for file in files:
@@ -187,7 +187,7 @@ class DirectLog:
         return self._write(mode, none(), none(), said, none(), none(), none(), none(), none())
 
     def _actions(self, file: data_file.ParquetFile | None, txn_version: int | None) -> Any:
-        now_ms = int(time.time() * 1000)
+        now_ms = clock.now_ms()
         found: list[dict[str, Any]] = []
         if txn_version is not None:
             found.append({"txn": {"appId": definition.APP_ID, "version": txn_version, "lastUpdated": now_ms}})
@@ -284,7 +284,7 @@ class DeletionVectors:
     def _without(self, file: Mapping[str, Any], rows: Sequence[int]) -> list[dict[str, Any]]:
         """The actions that take rows out of a file."""
         same = {name: file[name] for name in ("path", "partitionValues", "size", "deletionVector") if name in file}
-        now_ms = int(time.time() * 1000)
+        now_ms = clock.now_ms()
         removed = {"remove": {**same, "deletionTimestamp": now_ms, "dataChange": True, "extendedFileMetadata": True}}
         bitmap = self._jvm.org.apache.spark.sql.delta.deletionvectors.RoaringBitmapArray.readFrom(
             deletion_vector.serialized(rows)

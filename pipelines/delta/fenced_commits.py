@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cdc_core import errors
 from cdc_core.tables import claims, definition
 from cdc_core.tables import layout as tables
+from pipelines import clock
 from pipelines.delta import direct_log, owners, table_errors, table_history, upsert
 from pipelines.delta.local_log import Commit
 
@@ -59,7 +60,7 @@ class FencedCommits:
 
     def user_metadata(self, to: object, extra: Mapping[str, object] | None) -> str:
         """The `userMetadata` of a commit from now on. Each has an identifier, by which it is found in the log."""
-        now_ms = int(time.time() * 1000)
+        now_ms = clock.now_ms()
         return self.identity.metadata(now_ms=now_ms, to=to, extra={**(extra or {}), "commit": uuid.uuid4().hex[:12]})
 
     def check_ownership(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import time
 import uuid
 from collections.abc import Mapping
 from functools import lru_cache
@@ -15,6 +14,7 @@ from weakref import WeakValueDictionary
 from cdc_core import errors
 from cdc_core.tables import claims
 from cdc_core.tables import layout as tables
+from pipelines import clock
 from pipelines.delta import table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.local_log import Commit
@@ -40,7 +40,7 @@ def _verdict(last: Commit | None) -> claims.Availability:
     return claims.verdict(
         claim,
         host=platform.node(),
-        now_ms=int(time.time() * 1000),
+        now_ms=clock.now_ms(),
         is_alive=_is_held(claim),
         committed_ms=last.timestamp_ms,
     )
@@ -60,7 +60,7 @@ def refuse_second(table: tables.TableRef, last: Commit | None) -> None:
             )
         case claims.Availability.LEASE_RUNNING:
             end = claims.lease_end(claim, committed_ms=last.timestamp_ms)
-            seconds = max(1, (end - int(time.time() * 1000)) // 1000)
+            seconds = max(1, (end - clock.now_ms()) // 1000)
             raise errors.LeaseHeld(
                 f"{table.label}: a writer on host {claim.get('host')} holds it for {seconds} s more; "
                 "try again then, or start with --take-over if you know that it is gone"

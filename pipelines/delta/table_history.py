@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cdc_core.tables import claims
 from cdc_core.tables import layout as tables
@@ -97,9 +97,3 @@ def position(spark: SparkSession, table: tables.TableRef) -> Commit | None:
         elif commit.metadata is not None:
             return commit
     return None
-
-
-def last_metadata(spark: SparkSession, table: tables.TableRef) -> tuple[int, dict[str, Any]] | None:
-    """The same as a pair of version and metadata."""
-    commit = last_commit(spark, table)
-    return None if commit is None or commit.metadata is None else (commit.version, commit.metadata)

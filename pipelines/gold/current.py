@@ -310,12 +310,4 @@ def _has_order(column: StructField) -> bool:
 def _statement(target: str, source: str, columns: Sequence[str], changes: _KeyChanges) -> str:
     """The MERGE of the changed keys; literal bounds on the key let Delta skip files."""
     among = " OR ".join(f"t.`__key` BETWEEN {literal(low)} AND {literal(high)}" for low, high in changes.spans)
-    names = ", ".join(map(identifier, columns))
-    values = ", ".join(f"s.{identifier(name)}" for name in columns)
-    assigned = ", ".join(f"t.{identifier(name)} = s.{identifier(name)}" for name in columns)
-    return (
-        f"MERGE INTO {target} AS t USING {identifier(source)} AS s ON t.`__key` = s.`__key` AND ({among})\n"
-        f"WHEN MATCHED AND s.`__gone` THEN DELETE\n"
-        f"WHEN MATCHED THEN UPDATE SET {assigned}\n"
-        f"WHEN NOT MATCHED AND NOT s.`__gone` THEN INSERT ({names}) VALUES ({values})"
-    )
+    return merge.keyed(target, source, columns=columns, on=f"t.`__key` = s.`__key` AND ({among})")

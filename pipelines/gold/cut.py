@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -26,6 +25,7 @@ from cdc_core.properties.source import FullUpdateType
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.sql.names import identifier
 from cdc_core.tables import layout as tables
+from pipelines import clock
 from pipelines.bronze import collections as registry
 from pipelines.delta import ops_tables, table_history
 from pipelines.delta import tables as delta
@@ -134,7 +134,7 @@ def run(
     )
     noted = Cut(
         name=f"{int(chosen.time[:8], 16)}-{int(chosen.time[8:], 16)}",
-        made_ms=int(time.time() * 1000),
+        made_ms=clock.now_ms(),
         time=chosen.time,
         until=chosen.until,
         batch=chosen.batch,

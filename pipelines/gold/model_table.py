@@ -270,12 +270,4 @@ def _fits(spark: SparkSession, table: tables.TableRef, frame: DataFrame) -> bool
 def _statement(target: str, source: str, columns: Sequence[str], keys: Sequence[str]) -> str:
     """The MERGE of the keys that may have changed. Keys are compared by `<=>`, because a group may have the key NULL."""
     on = " AND ".join(f"t.{identifier(name)} <=> s.{identifier(name)}" for name in keys)
-    names = ", ".join(map(identifier, columns))
-    inserted = ", ".join(f"s.{identifier(name)}" for name in columns)
-    assigned = ", ".join(f"t.{identifier(name)} = s.{identifier(name)}" for name in columns)
-    return (
-        f"MERGE INTO {target} AS t USING {identifier(source)} AS s ON {on}\n"
-        f"WHEN MATCHED AND s.`__gone` THEN DELETE\n"
-        f"WHEN MATCHED THEN UPDATE SET {assigned}\n"
-        f"WHEN NOT MATCHED AND NOT s.`__gone` THEN INSERT ({names}) VALUES ({inserted})"
-    )
+    return merge.keyed(target, source, columns=columns, on=on)

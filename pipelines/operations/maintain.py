@@ -30,6 +30,7 @@ from cdc_core import errors
 from cdc_core.sql import names
 from cdc_core.stream import resume_token
 from cdc_core.tables import layout as tables
+from pipelines import clock
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
 from pipelines.delta import maintenance, ops_tables, owners, table_history
@@ -113,7 +114,7 @@ def run(
     """
     began = time.monotonic()
     ended = stop or threading.Event()
-    maintaining = _Maintaining(spark, settings, beside_writers, int(time.time() * 1000))
+    maintaining = _Maintaining(spark, settings, beside_writers, clock.now_ms())
     found, failures = [], []
     for each in maintaining.tables(collection):
         if ended.is_set():

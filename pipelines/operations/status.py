@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from cdc_core.sql.names import literal
 from cdc_core.stream import resume_token
 from cdc_core.tables import claims
 from cdc_core.tables import layout as tables
+from pipelines import clock
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
 from pipelines.capture import metrics
@@ -142,7 +142,7 @@ class Status:
 
 def read(spark: SparkSession, settings: Settings) -> Status:
     """The status of a pipeline, also where it never ran or the source does not answer."""
-    now_ms = int(time.time() * 1000)
+    now_ms = clock.now_ms()
     server = _source(settings)
     log = delta.layout(settings.lakehouse).bronze(settings.name)
     shown = metrics.asked(port=settings.source.metrics_port, address=settings.source.metrics_address)

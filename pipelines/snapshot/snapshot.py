@@ -21,6 +21,7 @@ from cdc_core.signals import notification as notifications
 from cdc_core.snapshot import repair
 from cdc_core.snapshot.state import CollectionState, SnapshotKind, State
 from cdc_core.stream import resume_token
+from pipelines import clock
 from pipelines.bronze import log as bronze_table
 from pipelines.mongodb import catalog, snapshot_read
 from pipelines.mongodb import client as mongodb
@@ -119,14 +120,14 @@ class Snapshot:
         found = self.state.of(namespace)
         ended = replace(found, completed=True, sweep=found.sweep and not found.chunks, is_gone=True)
         self.state = self.state.advanced(namespace, ended)
-        self.log.heartbeat(self.state.progress(namespace), token=self._token(), ts_ms=bronze_table.now_ms())
+        self.log.heartbeat(self.state.progress(namespace), token=self._token(), ts_ms=clock.now_ms())
         self._tell_completed(namespace)
 
     def _mark_failed(self, namespace: str, reason: str) -> None:
         """The collection is read no further; the stream and the snapshot's other collections go on."""
         # In bronze: `status` names it, and the next start knows that it was not read to its end.
         self.state = self.state.advanced(namespace, replace(self.state.of(namespace), failed=reason))
-        self.log.heartbeat(self.state.progress(namespace), token=self._token(), ts_ms=bronze_table.now_ms())
+        self.log.heartbeat(self.state.progress(namespace), token=self._token(), ts_ms=clock.now_ms())
         log.error("the snapshot of %s is given up: %s. The stream goes on. %s", namespace, reason, self._mend(namespace))
         total = str(self.state.of(namespace).documents)
         data = {"scanned_collection": namespace, "status": "SQL_EXCEPTION", "total_rows_scanned": total, "reason": reason}
@@ -244,7 +245,7 @@ class Snapshot:
         )
         state = self.state.advanced(namespace, after)
         label = f"snapshot:{state.id}:{namespace}:{after.chunks}"
-        ts_ms = bronze_table.now_ms()
+        ts_ms = clock.now_ms()
 
         def numbered(batch: int, first: int) -> pa.Table:
             rows = bronze_rows.snapshot_rows(

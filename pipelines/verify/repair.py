@@ -19,6 +19,7 @@ from cdc_core.snapshot import repair
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.stream import patterns
 from cdc_core.tables.layout import Layer
+from pipelines import clock
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
 from pipelines.channels import signals
@@ -73,7 +74,7 @@ def _send(spark: SparkSession, settings: Settings, namespace: registry.Namespace
         "additional-conditions": [{"data-collection": name, "filter": repair.filter_of(keys)}],
     }
     id_ = f"repair-{uuid.uuid4().hex[:8]}"
-    signals.send(spark, settings, type_="execute-snapshot", data=data, id_=id_, ts_ms=int(time.time() * 1000))
+    signals.send(spark, settings, type_="execute-snapshot", data=data, id_=id_, ts_ms=clock.now_ms())
     return id_
 
 

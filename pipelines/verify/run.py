@@ -30,6 +30,7 @@ from cdc_core import errors
 from cdc_core.properties import types as values
 from cdc_core.settings.parse import Settings
 from cdc_core.tables.layout import Layer
+from pipelines import clock
 from pipelines.bronze import collections as registry
 from pipelines.delta import ops_tables
 from pipelines.delta import tables as delta
@@ -99,7 +100,7 @@ def run(spark: SparkSession, settings: Settings, options: Asked, *, stop: thread
     Raises `SettingsError`, `DecisionNeeded` where the pipeline never ran, and the errors of the source. A difference raises
     nothing here: `refuse` turns it into an error.
     """
-    began, id_ = time.monotonic(), f"{int(time.time() * 1000):x}"
+    began, id_ = time.monotonic(), f"{clock.now_ms():x}"
     connection = source.connection(settings.source)
     with contextlib.closing(connection.client()) as client:
         mongodb_server.check_suitable(mongodb_server.server_info(client))
@@ -237,7 +238,7 @@ class _VerifyRun:
             "run": run,
             "name": self.context.settings.name,
             "layer": found.layer.value,
-            "at_ms": int(time.time() * 1000),
+            "at_ms": clock.now_ms(),
             "milliseconds": round(found.seconds * 1000),
             "differences": json.dumps(kept),
         }

@@ -282,7 +282,7 @@ def test_a_replay_brings_back_what_can_be_read_and_no_more(spark: SparkSession, 
     assert applied(spark, layout, 0, 2) == ["token-1"]  # a mark
     arguments: dict[str, Any] = {"name": "shop", "namespace": ("shop", "orders"), "now_ms": 0}
     assert quarantines.replay(spark, layout, **arguments) == quarantines.Replayed(0, None, 5)
-    assert bronze_table.last_batch(spark, layout.bronze("shop")) == 2
+    assert bronze_table.newest(spark, layout.bronze("shop")).batch == 2
     correct = {"token-1": {"updatedFields": "{}"}}
     assert quarantines.replay(spark, layout, corrections=correct, **arguments) == quarantines.Replayed(2, 3, 3)
     assert applied(spark, layout, 2, 3) == ["token-1", "token-2", "token-3"]  # the last one is a mark
@@ -321,4 +321,4 @@ def test_wrong_replays_are_refused(spark: SparkSession, layout: tables.Layout) -
         "token-1.after",
         "token-1.op",
     ]
-    assert bronze_table.last_batch(spark, layout.bronze("shop")) == 2
+    assert bronze_table.newest(spark, layout.bronze("shop")).batch == 2

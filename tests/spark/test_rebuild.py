@@ -273,8 +273,8 @@ def test_a_rebuild_that_is_stopped_swaps_nothing(hop: Hop) -> None:
     with pytest.raises(errors.Temporary):
         rebuilt(hop, stop=stop)
     assert not position(hop).generation and not shadow(hop).exists()
-    last = table_history.last_metadata(hop.spark, hop.silver_table(ORDERS))
-    assert last is not None and last[1]["released"]
+    last = table_history.last_commit(hop.spark, hop.silver_table(ORDERS))
+    assert last is not None and last.metadata is not None and last.metadata["released"]
 
 
 @pytest.mark.journey
