@@ -51,13 +51,6 @@ REMARKS: Mapping[str, str] = {
 """What is to be said of a property that is taken over."""
 
 _CHANNELS = ("signal.enabled.channels", "notification.enabled.channels")
-_SMT_BOOLEANS = (
-    "flatten.struct",
-    "delete.tombstone.handling.mode.rewrite-with-id",
-    "drop.tombstones",
-    "operation.header",
-    "sanitize.field.names",
-)
 _ENV = re.compile(r"\$\{env:[A-Za-z_][A-Za-z0-9_]*\}")
 _SECRET_OPTIONS = {
     "tlscertificatekeyfilepassword": "MONGODB_TLS_KEY_PASSWORD",
@@ -323,7 +316,7 @@ class _ConnectorReader:
             if option not in unwrap_options.NAMES:
                 self.report.refuse(name, "there is no such option", values.did_you_mean(option, unwrap_options.NAMES))
             else:
-                self.unwrap[option] = _boolean(value) if option in _SMT_BOOLEANS else value
+                self.unwrap[option] = _boolean(value) if option in unwrap_options.BOOLEANS else value
 
     def _read_property(self, origin: str) -> None:
         name = RENAMED.get(origin, origin)

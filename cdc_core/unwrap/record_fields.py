@@ -24,7 +24,7 @@ class RecordField:
 
 
 def engine_field(name: str, value: Parsed, options: UnwrapOptions) -> RecordField:
-    adjusted = options.field_name_adjustment_mode.adjusted(name)
+    adjusted = options.field_names.of(name)
     return RecordField(adjusted, value, name)
 
 
@@ -77,7 +77,7 @@ def document_fields(
 
 def _name(own: str, options: UnwrapOptions, *, flat: bool) -> str:
     plain = own.replace(".", options.flatten_struct_delimiter) if flat else own
-    return options.field_name_adjustment_mode.adjusted(plain)
+    return options.field_names.of(plain)
 
 
 def _is_undefined(value: Parsed) -> bool:
@@ -86,7 +86,7 @@ def _is_undefined(value: Parsed) -> bool:
 
 def _is_left_out(value: Parsed, options: UnwrapOptions) -> bool:
     """Empty arrays are null in the modes for Avro, as in the SMT."""
-    return value == [] and options.field_name_adjustment_mode is not FieldNameAdjustment.NONE
+    return value == [] and options.field_names.adjustment is not FieldNameAdjustment.NONE
 
 
 def _struct(value: Parsed, options: UnwrapOptions) -> Document | None:
