@@ -68,8 +68,11 @@ class Statement:
         only_documents = not (self.removes or self.has_incomplete)
         if self.removes:
             yield f"WHEN MATCHED AND s.`__action` = {literal(reduce.Action.REMOVE.value)} AND {is_newer} THEN DELETE"
+        # `__known` is how far the row's document reaches, where `__sequence` has seen more than that.
         holds_older = "s.`__guard` > coalesce(t.`__known`, t.`__sequence`)"
         yield f"WHEN MATCHED AND {'' if only_documents else is_document}{holds_older} THEN UPDATE SET {self._document()}"
+        # A row takes the first clause that holds. The marks below are for rows that have a newer document than the source's
+        # and an older last event.
         if self.marks_deleted:
             marks = self._assigned((*self.added, "__sequence", "__batch"))
             undoubted = "t.`__deleted` = true, t.`__incomplete` = false, t.`__known` = coalesce(t.`__known`, t.`__sequence`)"
@@ -177,12 +180,14 @@ def _compare(
     elif current != wanted:
         if _widens(current, wanted):
             widened.append(f"{path} TYPE {ddl(wanted)}")
+        # The other way round there is nothing to do: a wider column holds the narrower values.
         elif not _widens(wanted, current):
             impossible.append(f"{path}: {current.simpleString()} to {wanted.simpleString()}")
 
 
 def _widens(current: T.DataType, wanted: T.DataType) -> bool:
     """Whether Delta changes the type in place (`reference`: INT to BIGINT, DOUBLE, DECIMAL; BIGINT to DECIMAL; wider DECIMAL)."""
+    # The digits that Delta wants before the point of a DECIMAL that takes the integer's place.
     digits = {T.IntegerType: 10, T.LongType: 20}.get(type(current))
     if isinstance(wanted, T.DecimalType):
         if isinstance(current, T.DecimalType):

@@ -53,6 +53,8 @@ class Encoder:
     @property
     def is_full(self) -> bool:
         """Whether the rows are as many, or as large, as one commit holds."""
+        # Whichever comes first: a batch is the least that silver applies at once, and the bytes are what this process has to
+        # hold.
         return len(self.rows) >= self.max_rows or self.rows.bytes >= self.max_bytes
 
     def take(self) -> events.Rows:

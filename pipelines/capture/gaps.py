@@ -42,6 +42,7 @@ class Gaps:
         go: they are added to the snapshot.
         """
         captured, known = self.deployment.namespaces(), self._known()
+        # A drop that nobody saw leaves no event: without a sweep their documents would stay in silver for good.
         state = _with_gone(state, [name for name in known if name not in captured], token)
         self._warn_of_unread(captured, state)
         return state, {"gap": {**gap, "collections": sorted({*captured, *known})}}
@@ -62,6 +63,7 @@ class Gaps:
         note = {"stream": fingerprint, "captured": captured}
         gaps = self._while_left_out(new, notes) if notes and new else []
         self.log.heartbeat(note, *gaps, token=positions.token_of(self.log), ts_ms=clock.now_ms())
+        # Who wants no snapshots at all is not told to take one.
         if new and self.deployment.source.snapshot_mode is not SnapshotMode.NO_DATA:
             log.warning(
                 "%s: captured from now on; what was there before comes with medallion signal execute-snapshot%s",

@@ -29,6 +29,7 @@ class Heartbeats:
     @property
     def idle_seconds(self) -> float:
         """After how long without rows there is something to do: a heartbeat, or the lease."""
+        # Without heartbeats the lease still has to be renewed, or another host may take the table from a quiet capture.
         return min(self.interval_ms or LEASE_EVERY_MS, LEASE_EVERY_MS) / 1000
 
     def idle(self, token: str, *, has_committed_all: bool) -> None:
@@ -50,6 +51,7 @@ class Heartbeats:
 
         The last commit says how far the stream was read (`complete`); rows say it where the position lies far behind that.
         """
+        # A token may stand between two events of one cluster time; only a drained stream has given all of that time.
         self.log.complete = resume_token.behind(token) if is_drained else token
         if self._is_far_behind(token):
             self.log.heartbeat({}, token=token, ts_ms=clock.now_ms())

@@ -34,6 +34,7 @@ def add_planned(queue: snapshots.Snapshots, plan: StartPlan, notifier: Notifier)
         queue.metrics.is_skipped = queue.metrics.taken is None
         notifier.tell(notifications.INITIAL, notifications.NotificationType.SKIPPED, id_=new_id())
     for state in plan.states:
+        # The initial one is in `plan.initial`, where the mode decides whether it goes on.
         if state.kind is not snapshot_state.SnapshotKind.INITIAL and not state.is_done:
             queue.add(state, is_new=False)
 
@@ -66,6 +67,8 @@ class SnapshotStart:
         reader = chunk_reader.ChunkReader(
             spark=spark,
             connection=self.deployment.connection,
+            # `afterClusterTime`: the server waits until its data has come so far, and refuses a time that is ahead of its
+            # clock.
             after=min(positions.cluster_time(position.token), mongodb_server.operation_time(client)),
             chunk_bytes=source.commit_max_bytes,
             fetch_size=source.snapshot_fetch_size,
@@ -83,6 +86,7 @@ class SnapshotStart:
             stopped=self.halt,
             report=self._report,
             controls=controls,
+            # Planned by an earlier run under other settings: its rows must not come, as its events do not.
             left_out=[name for name in state.planned if not self.deployment.filter.includes(*name.split(".", 1))],
             documents_max=source.incremental_snapshot_chunk_size if is_incremental else None,
         )

@@ -53,6 +53,7 @@ class Start:
         gap = opened.gap
         has_position = self.log.position is not None and gap is None
         states = self._states() if self.log.position is not None else ()
+        # After a lost position a snapshot that was half read is worth nothing: its chunks lie before the gap.
         unfinished = _unfinished(states) if has_position else None
         decision = snapshot_mode.decided(
             self.deployment.source, has_position=has_position, is_unfinished=unfinished is not None, custom=self.custom

@@ -86,6 +86,7 @@ class StreamOpener:
         except errors.PositionLost:
             if not snapshot_mode.replaces_lost_position(self.deployment.source, custom=self.custom):
                 raise
+            # Opened before the gap is written down: the gap ends where this stream begins.
             stream = self._first_accepted([change_stream.StreamStart()], None)
             if position is None:
                 log.warning(
@@ -105,6 +106,8 @@ class StreamOpener:
         if position is None:
             return OpenStream(self._first_accepted([self._first_start()], None))
         by_time = change_stream.StreamStart(at=positions.cluster_time(position.token))
+        # A resume token holds for the pipeline that gave it: the server may not find its event through another filter. A
+        # time holds for any.
         starts = [by_time] if self.is_other_stream else [change_stream.StreamStart(position.token), by_time]
         return OpenStream(self._first_accepted(starts, position), bronze_token=position.token)
 

@@ -89,15 +89,20 @@ def _boot() -> str:
 def _started(pid: int) -> str | None:
     """When a process began, in the operating system's own count; None when it is gone."""
     try:
+        # The second field is the program's name in brackets, which may hold blanks and brackets itself: counted from its
+        # end.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None if not _signalable(pid) else ""
+    # A zombie writes nothing; its parent has only not read its end yet.
     is_gone = fields[0] in ("Z", "X")
+    # Field 22, the start in clock ticks since the boot. With the boot's identifier, because numbers of processes come again.
     return None if is_gone else f"{_boot()}:{fields[19]}"
 
 
 def _signalable(pid: int) -> bool:
     try:
+        # Signal 0 is delivered to nobody: it only asks whether the process is there.
         os.kill(pid, 0)
     except ProcessLookupError:
         return False

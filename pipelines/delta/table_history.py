@@ -71,6 +71,7 @@ def _newest_first(spark: SparkSession, table: tables.TableRef) -> Iterator[Commi
         yield from local_log.commits(folder)
         return
     told: int | None = None
+    # Most who ask stop at the first few, and DESCRIBE HISTORY without a limit reads every commit of the log.
     for limit in (1, 30, None):
         for commit in commits(spark, table, limit=limit):
             if told is None or commit.version < told:
@@ -90,6 +91,7 @@ def position(spark: SparkSession, table: tables.TableRef) -> Commit | None:
     """
     reached: int | None = None
     for commit in _newest_first(spark, table):
+        # Committed after the restored version and undone by the RESTORE: what it says of the rows is no longer true.
         if reached is not None and commit.version > reached:
             continue
         if commit.restored is not None:
