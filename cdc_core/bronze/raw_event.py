@@ -116,6 +116,7 @@ _SAME_IN_KEY = (ObjectId, str, int)
 
 def document_key_text(document_key: Mapping[str, Any], key: str) -> bytes | None:
     """The text of an ordinary document key, which is the key with its name before it."""
+    # Most events by far: their second encoding of the same value is saved. `type`, because a boolean is an `int`, too.
     if len(document_key) == 1 and type(document_key["_id"]) in _SAME_IN_KEY:
         return f'{{"_id":{key}}}'.encode()
     return None

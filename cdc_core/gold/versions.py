@@ -90,6 +90,7 @@ def changed(stored: Sequence[Version], events: Sequence[DocumentEvent], *, folds
     new = {
         event.sequence: event for event in sorted(events, key=lambda event: event.offset) if folds or not event.is_partial
     }
+    # An end may stand where no version begins: at a delete, or at a sweep, of which there is no row.
     ends = {version.until: version.is_deleted for version in stored if version.until is not None}
     found: list[Version] = []
     current: Version | None = None
@@ -102,6 +103,7 @@ def changed(stored: Sequence[Version], events: Sequence[DocumentEvent], *, folds
 
     for sequence in sorted({*before, *new, *ends}):
         event, version = new.get(sequence), before.get(sequence)
+        # Of a document that was never seen the delete is kept, too: a version from before it may still come.
         if event is not None and event.op is bronze.Op.DELETE:
             if current is None:
                 found.append(Version(sequence, sequence, is_deleted=True, offset=event.offset))
@@ -119,6 +121,7 @@ def changed(stored: Sequence[Version], events: Sequence[DocumentEvent], *, folds
                 end(sequence, is_deleted=version.is_deleted)
     if current is not None:
         found.append(current)
+    # Only what changed goes into the MERGE: a key with a long history does not write all of it again.
     return [each for each in found if each != before.get(each.sequence)]
 
 
@@ -128,6 +131,7 @@ def _made(event: DocumentEvent, current: Version | None) -> Version:
         return Version(event.sequence, document=event.document, offset=event.offset)
     base = None if current is None else current.document
     is_unsure = current is None or current.is_incomplete
+    # A pre-image is the whole document as it was: nothing from before it is needed.
     if is_unsure and event.before is not None:
         base, is_unsure = event.before, False
     document, is_incomplete = fold.folded_text(base, [event.update or Update.unreadable(event.sequence)])

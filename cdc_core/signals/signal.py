@@ -150,6 +150,7 @@ def _signal(fields: Mapping[str, Any], channel: str) -> Signal:
 
 def request(signal: Signal) -> Request:
     """What the signal asks for; raises `Refused` for what the connector would not do either."""
+    # A row of bronze must be able to hold what was done; what it cannot hold is refused before it is done.
     if "data" not in signal.payload():
         raise Refused("its text is not Unicode, a number has more than 64 bits, or its data has too many levels")
     try:

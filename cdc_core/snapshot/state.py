@@ -260,6 +260,7 @@ def states(payloads: Iterable[Mapping[str, Any]]) -> tuple[State, ...]:
     found: dict[str, State] = {}
     for payload in payloads:
         fields = payload["snapshot"]
+        # The first payload of a snapshot is its plan; every later one only adds to what is known.
         state = found.get(fields["id"]) or State._planned(fields)
         found[state.id] = state._followed(fields)
     initial = [state.id for state in found.values() if state.kind is SnapshotKind.INITIAL]

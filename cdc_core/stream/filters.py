@@ -254,6 +254,7 @@ def _captured(filter_: Filter, field: str) -> dict[str, Any] | None:
     ]
     if not conditions:
         return None
+    # The collection of signals has to come through whether it is captured or not.
     if filter_.signals is None:
         return _all(conditions)
     db, _, collection = filter_.signals.partition(".")

@@ -55,6 +55,7 @@ def sequence(position: TokenPosition) -> str:
 
 def sequence_of(data: str) -> str:
     """The sequence of a token's `_data`: the same as `sequence(position(data))`, and quicker."""
+    # Nearly every event is the first of its cluster time: twelve digits are compared instead of three numbers read.
     if data[18:30] in _FIRST_OF_ITS_TIME and _token(data):
         return f"{data[2:18].lower()}00000000"
     return sequence(position(data))
@@ -96,6 +97,7 @@ def behind(data: str) -> str:
         return data
     if not is_event:
         return data
+    # Only the beginning of a token: it sorts before every token of that instant, and is never sent to a server.
     return f"82{at.seconds:08X}{at.increment + 1:08X}"
 
 

@@ -55,6 +55,7 @@ def canonical(value: Any) -> Any:
         case None | bool() | int() | str():
             return value
         case float():
+            # JSON has neither NaN nor infinities, and NaN has to be equal to itself here.
             return value if math.isfinite(value) else {_MARK: "NaN" if math.isnan(value) else repr(value)}
         case bytes():
             return {_MARK + "bytes": value.hex()}

@@ -134,13 +134,16 @@ class Log:
         with self._lock:
             if self._is_closed:
                 raise errors.OwnershipLost("bronze: this capture has ended; nothing more is committed")
+            # Not the position's batch + 1: after a RESTORE silver may have applied numbers that the table no longer shows.
             batch = self.numbered + 1
+            # Numbered under the lock, and not when the rows were made: the stream and a snapshot take turns.
             first = self.position.offset + 1 if self.position else 0
             rows = numbered(batch, first)
             last = token or rows.column("resume_token")[-1].as_py()
             extra = {**self.extra, **self._numbers(batch)}
             self.writer.append_arrow(rows, to=last, statistics=bronze.STATISTICS, extra=extra)
             self.numbered = batch
+            # After the commit: a commit that failed leaves position and number as they were, for whatever is committed next.
             self.position = BronzePosition(last, batch, rows.column("offset")[-1].as_py())
             self.commits += 1
         return self.position
@@ -149,6 +152,7 @@ class Log:
         """Commit heartbeat rows, one a payload, at once. They carry `token`, or the position where that is further by now."""
 
         def numbered(batch: int, first: int) -> pa.Table:
+            # Tokens sort in stream order: the commit lock may have been held by one that moved the position further.
             newest = max(token, self._token or "")
             return pa.concat_tables(
                 heartbeat_row(payload, token=newest, batch=batch, offset=first + number, ts_ms=ts_ms)
@@ -184,6 +188,7 @@ class Log:
         """Wait for a compaction that runs, and give the claim back; nothing the second time."""
         if self._is_closed:
             return
+        # Before the wait: a thread that was left behind must find the log closed, and not commit behind the release.
         self._is_closed = True
         if self._compaction is not None:
             self._compaction.join(timeout=60)
@@ -224,6 +229,7 @@ def _last_rows(table: tables.TableRef) -> pa.Table | None:
     if files is None:
         return None
     spans = [(file.between("batch"), file) for file in files if file.stats.get("numRecords") != 0]
+    # A file without statistics may hold the newest batch.
     if any(span is None for span, _ in spans):
         return None
     newest = max((span[1] for span, _ in spans if span), default=None)
@@ -342,6 +348,7 @@ def _span_files(table: tables.TableRef, span: reduce.Range, among: Mapping[str, 
         low, high = batches
         if low > span.after and high <= span.to:
             held.append(file)
+        # A compaction has put rows of this span and of others into one file: only Delta's predicate tells them apart.
         elif high > span.after and low <= span.to:
             return []
     return held
@@ -381,6 +388,7 @@ def is_whole(spark: SparkSession, table: tables.TableRef, namespace: str) -> boo
     collection was planned since, and read to its end."""
     first = spark.sql(f"SELECT min(batch) AS first FROM {table}").collect()[0].first
     trimmed = delta.properties(spark, table).get(TRIMMED)
+    # Numbers begin at 1: a table that begins later lost its beginning, or took the place of another one.
     if first == 1 and trimmed is None:
         return True
     rows = _told(spark, table, bronze.RowKind.HEARTBEAT, '{"snapshot"')

@@ -140,6 +140,7 @@ class Gate:
         # Rows that did not change have met this very suite already. After any change of the suite all rows are judged.
         is_known = candidate.changed is not None and candidate.live.get("suite") == suite.digest
         about_rows = [each for each in suite.expectations if is_known and library.is_about_rows(each)]
+        # What is about the whole table (a count, a unique column) changes with every row, also with those that go.
         about_table = [each for each in suite.expectations if each not in about_rows]
         outcomes = {
             id(each): (judged, kind)

@@ -153,6 +153,7 @@ class History:
     def _range(self, range_: reduce.Range, reached: HistoryPosition) -> None:
         found = unreadable.readable(self._events(range_))
         if reached.floor:
+            # Behind a drop the key is another document: an event from before it would open a version of one that is gone.
             found = found.where(f"sequence >= {literal(reached.floor)}")
         if self.mode.keeps_row:
             found = found.where(f"op <> '{bronze.Op.DELETE.value}'")
@@ -162,6 +163,7 @@ class History:
             return
         if self.folds:
             found = self._with_awaited(found, range_)
+        # Computed once: two queries of `_merge` read it, and each would lay the versions out again.
         laid_out = query_execution.computed(self._laid_out(found, low))
         try:
             self._merge(found, laid_out, range_.to, reached)
@@ -190,6 +192,7 @@ class History:
         grouped = events.groupBy(F.col("key").alias("__key")).agg(F.collect_list(F.struct(*versions.EVENT)).alias("events"))
         touched = found.select(F.col("key").alias("__key"))
         table = self._stored().join(touched, "__key", "left_semi")
+        # A version that ended before the first of these events cannot change: only later ones are cut anew by it.
         held = table.where(f"`__until` IS NULL OR `__until` >= {literal(low)}").select(
             "__key",
             F.struct(
@@ -227,6 +230,7 @@ class History:
         self.schema = schemas.keep(self.spark, ops, self.schema, evolution, collection=name, batch=number)
         source = self._typed(made, evolution.plan)
         names = self._made_room(source.drop("__is_new").schema)
+        # A version without an event of this range was stored before, and only ends otherwise: its document stays as it is.
         ended = laid_out.where("offset IS NULL").select(*self._ends(), F.lit(False).alias("__is_new"))
         both = query_execution.computed(source.unionByName(ended, allowMissingColumns=True))
         view = f"history_{threading.get_ident()}"
@@ -280,6 +284,7 @@ class History:
             )
         for statement in changes.added:
             self.writer.alter(statement)
+        # A table of gold has plain types only: readers need not know type widening, for the price of writing the rows anew.
         if changes.widened:
             held = self._stored()
             cast = [

@@ -85,6 +85,7 @@ class ModelTable:
         live = dict(commit.metadata or {}) if commit is not None else {}
         if self.is_anew:
             return ModelWork("whole", to, live, "that was asked")
+        # Rows of another query cannot be changed into rows of this one key by key.
         if live.get("model") != model.digest:
             return ModelWork("whole", to, live, "the model is another one")
         held = found if isinstance(found := live.get("to"), dict) else {}
@@ -178,6 +179,8 @@ class ModelTable:
             same = [
                 F.col(f"l.{identifier(name)}").eqNullSafe(F.col(f"k.{identifier(name)}")) for name in self.model.unique_key
             ]
+            # What the table would be, without writing it: expectations about the whole table need all rows, also those that
+            # stay.
             staying = live.alias("l").join(keys.alias("k"), _all(same), "left_anti")
             whole = staying.unionByName(rows)
             said = self.audit(

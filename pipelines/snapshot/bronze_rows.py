@@ -43,6 +43,7 @@ def snapshot_rows(
         snapshot=snapshot,
         last_snapshot="last" if is_last and snapshot == "true" else None,
     )
+    # Only a repair asks for keys that may not be there; a range holds what there is.
     is_gone = chunk.column("after").is_null()
     ops = pc.if_else(is_gone, bronze.Op.DELETE.value, bronze.Op.READ.value)
     columns = {

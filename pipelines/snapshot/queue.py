@@ -37,6 +37,7 @@ class _Entry:
     @property
     def now(self) -> State:
         """The state, with the pauses and stops that signals brought since it was planned."""
+        # Derived anew each time: a signal may come between two chunks, while the snapshot itself changes `state`.
         state = replace(self.state, is_paused=self.controls.is_paused)
         return state.without(self.controls.stopped)
 
@@ -188,12 +189,14 @@ class Snapshots:
             return False
         if entry.is_new:
             self._tell(entry.state, notifications.NotificationType.STARTED)
+            # A snapshot that is resumed has told of its start already.
             entry.is_new = False
         taken.notify = lambda what, data: self._tell(taken.state, what, **data)
         self.metrics.begun(taken, at=time.time())
         try:
             taken.run()
         finally:
+            # Also after an error: what was committed is behind `hi`, and must not be read again by the next attempt.
             entry.state = taken.state
             if not taken.has_paused:
                 self.metrics.ended(at=time.time())

@@ -81,6 +81,7 @@ class Snapshot:
         client = self.reader.connection.client()
         try:
             missing = self._missing()
+            # All of them before the first chunk: progress is shown over the whole snapshot.
             sizes = {each.namespace: self.reader.size(client, each) for each in missing}
             self._about = {name: size.documents for name, size in sizes.items()}
             self._began, self._at_start = time.monotonic(), self.state.documents
@@ -160,6 +161,7 @@ class Snapshot:
     ) -> None:
         # So many chunks that all threads have work to the end; each costs a commit, so no more than that.
         share = max(SMALL_CHUNK, size.documents * size.average // (4 * self.threads))
+        # One at least: a single document may be larger than what a chunk is meant to hold.
         documents = max(1, min(self.reader.chunk_bytes, share) // size.average)
         documents = min(documents, self.documents_max or documents)
         self._restart_where_filter_changed(collection.namespace)
@@ -175,6 +177,8 @@ class Snapshot:
         """A collection that another run read in part with another filter is read from its beginning."""
         found = self.state.of(namespace)
         if found.chunks and found.filter != self._filter(namespace):
+            # What the other filter let in is in bronze already; read again it changes nothing, and what it left out comes
+            # with this one.
             self.state = self.state.advanced(namespace, replace(found, hi=None, documents=0, sweep=True))
 
     def _read_to_end(
@@ -192,6 +196,7 @@ class Snapshot:
                 reads.append((bounds, pool.submit(self._read, collection, bounds)))
             if not reads:
                 return
+            # In the order of the plan, however the reads end: `hi` says that everything before it is in bronze.
             bounds, read = reads.popleft()
             try:
                 self._land(collection, bounds, read.result())
@@ -227,6 +232,7 @@ class Snapshot:
             self._commit(collection, chunk, end)
             if chunk.cut is None or not self._may_read(collection.namespace):
                 return
+            # The rest of the range is read at a time of its own: its rows say so, as each chunk's do.
             bounds = snapshot_read.IdRange(snapshot_read.hi_as_lo(chunk.cut), bounds.hi)
             chunk = self._read(collection, bounds)
 
@@ -238,6 +244,7 @@ class Snapshot:
             chunks=before.chunks + 1,
             documents=before.documents + chunk.rows.num_rows,
             hi=end,
+            # The earliest of all chunks: its rows have this very sequence, and a later mark would sweep them.
             first=min(filter(None, (before.first, sequence))),
             completed=end is None,
             sweep=self._is_swept(namespace),
@@ -273,6 +280,7 @@ class Snapshot:
 
         # Rows and progress in one commit: killed between the two, a restart would read the chunk twice, or not at all.
         self.log.append(numbered)
+        # Behind the commit: an append that fails leaves the state where bronze is, and the chunk is read again.
         self.state = state
         self._report(namespace)
         last = None if chunk.rows.num_rows == 0 else chunk.rows.column("key")[-1].as_py()

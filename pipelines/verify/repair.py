@@ -101,6 +101,7 @@ def _run(spark: SparkSession, settings: Settings, *, layer: Layer, stop: threadi
     from pipelines.silver import run as silver
 
     sessions = sparks.sessions(spark)
+    # In the order of the layers: each applies what the one before it has committed.
     capture.run(sessions(), settings, once=True, stop=stop, sessions=sessions)
     silver.run(sessions(), settings, once=True, stop=stop, sessions=sessions)
     if layer is Layer.GOLD:

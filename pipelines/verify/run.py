@@ -138,6 +138,7 @@ def _as_of(text: str) -> documents.Time | None:
         return None
     with contextlib.suppress(ValueError):
         seconds, _, increment = text.partition(".")
+        # Without an increment the whole second is meant, as everywhere where a person names one.
         return int(seconds), int(increment or 2**32 - 1)
     try:
         at = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
@@ -180,6 +181,7 @@ class _VerifyRun:
             patience=options.patience,
             documents_per_second=options.documents_per_second,
         )
+        # For its error alone: without bronze there is nothing to compare with, and the source is not read for that.
         table_progress.position_of(spark, context.bronze)
         return _VerifyRun(context, options, {each.namespace: each for each in source.captured(settings.source, client)})
 

@@ -163,6 +163,7 @@ class TableProgressReader:
                 f"verifying {name}: it was dropped or renamed, and that is not in bronze yet; "
                 "let the pipeline catch up and try again"
             ) from None
+        # The list ends there: keys beyond it would be judged as if nothing had happened to them.
         if len(found) >= MOST_UNSEEN:
             raise errors.Temporary(
                 f"verifying {name}: bronze lacks more than {MOST_UNSEEN:,} changes; let the capture catch up first"
@@ -189,6 +190,7 @@ class TableProgressReader:
         """
         if not keys:
             return {}
+        # As a snapshot's rows: what happened at `since` itself was seen by the read.
         after = names.literal(resume_token.snapshot_sequence(*since))
         events = self.spark.sql(
             f"SELECT key, batch, sequence FROM ({self._events(min(first, progress.to))}) "
