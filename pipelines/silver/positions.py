@@ -57,6 +57,7 @@ class Positions:
             self._refuse(noted)
             positions = zip(noted.namespaces, pool.map(self._readable_position, noted.namespaces))
             self.known = {namespace: position for namespace, position in positions if position is not None}
+        # What was said of another bronze's batches says nothing of this one's: all of it is searched.
         is_other = any(position.is_of_other(self.log) for position in self.known.values())
         self.settled = 0 if is_other else registry.Settled.among(self.known)
         self.scanned = dict.fromkeys(self.known, self.settled)
