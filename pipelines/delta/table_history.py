@@ -99,6 +99,14 @@ def position(spark: SparkSession, table: tables.TableRef) -> Commit | None:
     return None
 
 
+def is_restored(spark: SparkSession, table: tables.TableRef) -> bool:
+    """Whether a RESTORE is newer than all commits of ours."""
+    newest = next(
+        (each for each in _newest_first(spark, table) if each.restored is not None or each.metadata is not None), None
+    )
+    return newest is not None and newest.restored is not None
+
+
 def last_metadata(spark: SparkSession, table: tables.TableRef) -> tuple[int, dict[str, Any]] | None:
     """The same as a pair of version and metadata."""
     commit = last_commit(spark, table)

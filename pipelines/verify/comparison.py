@@ -36,7 +36,7 @@ from pipelines.verify.result import CollectionVerification, KeyDifference, KeyVe
 from pipelines.verify.table_rows import Layer
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 PATIENCE_SECONDS = 60.0
 """How long one look waits for the table to be past its time, and how long documents that change are looked at again."""
