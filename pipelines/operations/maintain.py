@@ -117,7 +117,11 @@ def run(
     maintaining = _Maintaining(spark, settings, beside_writers, int(time.time() * 1000))
     # One table that is damaged or somebody else's must not keep the others from being compacted.
     failures = parallel.Failures()
-    maintained = failures.guarding(lambda _, each: maintaining.maintained(each), name=lambda each: each.ref.label)
+
+    def one(_: SparkSession, table: _Table) -> TableResult:
+        return maintaining.maintained(table)
+
+    maintained = failures.guarding(one, name=lambda table: table.ref.label)
     found = [maintained(spark, each) for each in maintaining.tables(collection) if not ended.is_set()]
     failures.raised()
     return Result(settings.name, tuple(each for each in found if each is not None), time.monotonic() - began)
