@@ -10,7 +10,7 @@ from py4j.protocol import Py4JError
 from cdc_core import errors
 from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
-from pipelines.delta import direct_log, local_log, query_execution, table_errors
+from pipelines.delta import direct_log, local_log, query_execution, table_errors, table_history
 from pipelines.delta.writer import Writer
 
 if TYPE_CHECKING:
@@ -55,7 +55,13 @@ def vacuum(spark: SparkSession, table: tables.TableRef) -> None:
 
 
 def checkpoint(spark: SparkSession, table: tables.TableRef) -> bool:
-    """Write down the table's state, and remove entries of its log that are past their retention; whether that could be done."""
+    """Write down the table's state, and remove entries of its log that are past their retention; whether that was done.
+
+    Not where the newest entry says no position and an older one does: that one would go with the rest when it is old enough.
+    """
+    said = table_history.position(spark, table)
+    if said is not None and said.version < table_history.version(spark, table):
+        return False
     log = direct_log.of(spark, table)
     try:
         return log is not None and log.checkpoint()
@@ -66,6 +72,7 @@ def checkpoint(spark: SparkSession, table: tables.TableRef) -> bool:
 def optimize_claimed(writer: Writer, *, purges: bool = False) -> None:
     """Compact a claimed table; the commits say what the last one said. Raises `CommitConflict` where others came first."""
     writer.check_ownership()
+    # A compaction is a commit of its own: without the last one's words the position would be hidden behind it.
     metadata = writer.user_metadata(*writer.last_said())
     optimize(writer.spark, writer.table, metadata=metadata, purges=purges)
     writer.check_ownership()
@@ -108,6 +115,7 @@ def compact(writer: Writer) -> None:
     with query_execution.session_confs(writer.spark, COMPACTION), contextlib.suppress(errors.CommitConflict):
         optimize(writer.spark, writer.table, metadata=None)
     writer.check_ownership()  # which goes on to the version that this made
+    # What is left now cannot be put together any further: the next compaction is for what comes on top of it.
     writer.surplus_files = _surplus_files(writer.table)
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -29,6 +28,7 @@ from cdc_core.properties.source import FullUpdateType
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.sql.names import identifier, literal
 from cdc_core.tables import layout as tables
+from pipelines import clock
 from pipelines.bronze import collections as registry
 from pipelines.delta import ops_tables, table_history
 from pipelines.delta import tables as delta
@@ -136,6 +136,7 @@ def run(
     chosen = _chosen(spark, settings, asked)
     # Only silver has to be held at the batch: gold goes no further than silver.
     silver.run(spark, settings, take_over=take_over, sessions=sessions, stop=stop, to=chosen.batch)
+    # After silver and not beside it: a table must not be published from a silver that is still below the batch.
     gold.run(spark, settings, take_over=take_over, sessions=sessions, stop=stop, audit=audit)
     found = [*_collections(spark, settings, chosen)]
     if settings.gold.models is not None:
@@ -148,11 +149,12 @@ def run(
             if each.did != "view" and delta.exists(spark, table):
                 version = each.version if each.version is not None else table_history.version(spark, table)
                 found.append(CutTable(each.name, str(table), version))
+    # A run that is stopped ends without an error, and its tables may be anywhere before the cut.
     if stop is not None and stop.is_set():
         raise errors.Temporary("stopped before all tables were at the cut; nothing was noted")
     noted = Cut(
         name=_name(chosen.time),
-        made_ms=int(time.time() * 1000),
+        made_ms=clock.now_ms(),
         time=chosen.time,
         until=chosen.until,
         batch=chosen.batch,
@@ -207,7 +209,7 @@ def past(spark: SparkSession, settings: Settings, *, as_of: str) -> Cut:
     where = f"`__sequence` <= {last} AND (`__until` IS NULL OR `__until` > {last})"
     return Cut(
         name=_name(time_),
-        made_ms=int(time.time() * 1000),
+        made_ms=clock.now_ms(),
         time=time_,
         until=f"{int(time_, 16) + 1:016x}",
         batch=reached,
@@ -217,7 +219,7 @@ def past(spark: SparkSession, settings: Settings, *, as_of: str) -> Cut:
     )
 
 
-def _histories(spark: SparkSession, settings: Settings) -> list[tuple[tuple[str, tables.TableRef], history.Position]]:
+def _histories(spark: SparkSession, settings: Settings) -> list[tuple[tuple[str, tables.TableRef], history.HistoryPosition]]:
     """The tables of versions that there are, by the names of their collections, with their positions."""
     layout = delta.layout(settings.lakehouse)
     found = []
@@ -255,6 +257,7 @@ def _check_reached(settings: Settings, found: Sequence[cut.Boundary], asked: str
 def _chosen(spark: SparkSession, settings: Settings, asked: str | None) -> cut.Boundary:
     found = _boundaries(spark, settings)
     _check_reached(settings, found, asked)
+    # No table goes back: the cut has to lie at or after the one that is furthest.
     at = max((_silver(spark, settings, each).to for each in registry.read(spark, settings).namespaces), default=0)
     boundary = cut.chosen(found, at_least=at, asked=asked)
     if boundary is not None:
@@ -315,6 +318,7 @@ def _collections(spark: SparkSession, settings: Settings, chosen: cut.Boundary) 
             )  # read before the position: what is not past the cut then was not before
             commit = table_history.position(spark, table)
             to = (commit.metadata or {}).get("to") if commit is not None else None
+            # Below the batch silver may stay: a collection without events does not move its position with each batch.
             if silver_at.to > chosen.batch or to != silver_at.to:
                 raise errors.CommitConflict(
                     f"{table.label}: another run moved silver or gold on while the cut was made; nothing was noted. Stop it, or try again"

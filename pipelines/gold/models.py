@@ -73,7 +73,7 @@ class ModelsResult:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ModelVerdict:
     """Whether a model was refused, or judged as a view, when it was made from these tables at these positions."""
 
     made_from: Mapping[str, object]
@@ -99,6 +99,7 @@ def read(settings: Settings) -> tuple[sql_model.Model, ...]:
             found.append(sql_model.parse(path.stem, settings_file.content(path), where=str(path)))
     if problems:
         raise errors.SettingsError(problems)
+    # After all queries: a description may stand in a file before, or after, the one of its model.
     described = tuple(sorted(found, key=lambda each: each.name))
     for path in sorted([*folder.rglob("*.yml"), *folder.rglob("*.yaml")]):
         with _gathered(problems):
@@ -179,7 +180,7 @@ def run(
     take_over: bool = False,
     is_anew: bool = False,
     pinned: Mapping[str, int] | None = None,
-    judged: dict[str, Verdict] | None = None,
+    judged: dict[str, ModelVerdict] | None = None,
     stop: threading.Event | None = None,
 ) -> ModelsResult:
     """Bring every model to where the tables are that it refers to; `is_anew` makes each whole once more.
@@ -288,9 +289,9 @@ class _ModelsRun:
     audit: Audit
     take_over: bool
     is_anew: bool
-    judged: dict[str, Verdict]
+    judged: dict[str, ModelVerdict]
 
-    def verdict(self, model: sql_model.Model) -> Verdict | None:
+    def verdict(self, model: sql_model.Model) -> ModelVerdict | None:
         """The last verdict on these very rows: judged again, they would have the same."""
         found = self.judged.get(model.name)
         return found if found is not None and model_table.is_same(found.made_from, self._made_from(model)) else None
@@ -301,7 +302,7 @@ class _ModelsRun:
     def note_refusal(self, model: sql_model.Model, error: errors.MedallionError) -> None:
         """Remember a refusal that lies in the rows or the query; what hinders the run itself may be over the next time."""
         if isinstance(error, (errors.GateFailed, errors.SettingsError)) or type(error) is errors.DecisionNeeded:
-            self.judged[model.name] = Verdict(self._made_from(model), is_refused=True)
+            self.judged[model.name] = ModelVerdict(self._made_from(model), is_refused=True)
 
     def made(self, model: sql_model.Model) -> ModelResult:
         """Publish one model from the versions of the tables that it refers to."""
@@ -324,7 +325,7 @@ class _ModelsRun:
         # Judged before any other model or reader can see it.
         if self.verdict(model) is None:
             self.audit(self.spark, Candidate(model.name, table, lambda: frame))
-            self.judged[model.name] = Verdict(self._made_from(model))
+            self.judged[model.name] = ModelVerdict(self._made_from(model))
         self.inputs.add_view(model, frame)
         if self.inputs.layout.root is not None:
             return "view", 0, None

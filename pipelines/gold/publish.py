@@ -130,7 +130,7 @@ class _ModelsThread(threading.Thread):
         self.spark = sessions() if sessions is not None else spark
         self.settings, self.audit, self.take_over, self.stop = settings, audit, take_over, stop
         self.ended = threading.Event()
-        self.judged: dict[str, models.Verdict] = {}
+        self.judged: dict[str, models.ModelVerdict] = {}
         self.start()
 
     def run(self) -> None:
@@ -150,6 +150,7 @@ class _ModelsThread(threading.Thread):
                     return  # the thread that publishes documents raises it
                 for line in errors.told(known).splitlines():
                     models.log.warning("%s", line)
+            # Not woken by the documents: a model over many tables would be made for each of them.
             self.ended.wait(MODELS_PAUSE_SECONDS)
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ _OTHERS = ("column", "column_A", "column_B", "column_list", "batch_id")
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ExpectationVerdict:
     """One expectation in the newest run, with its verdicts in the runs before, the oldest first."""
 
     expectation: str
@@ -48,7 +48,7 @@ class TableAudit:
     table: str
     at_ms: int
     is_published: bool
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[ExpectationVerdict, ...]
 
 
 def read(spark: SparkSession, settings: Settings) -> tuple[TableAudit, ...]:
@@ -92,8 +92,8 @@ def _known_by(row: dict[str, Any]) -> tuple[str, str]:
     return row["expectation"], _arguments(row, without=("batch_id",))
 
 
-def _verdict(row: dict[str, Any], past: tuple[bool, ...]) -> Verdict:
-    return Verdict(
+def _verdict(row: dict[str, Any], past: tuple[bool, ...]) -> ExpectationVerdict:
+    return ExpectationVerdict(
         row["expectation"].removeprefix("expect_").replace("_", " "),
         ", ".join(row["columns"]),
         _arguments(row, without=_OTHERS),

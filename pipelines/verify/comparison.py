@@ -6,10 +6,9 @@ its events up to the time of the read, and no later ones; until then it is read 
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ from cdc_core.settings.parse import OnGone, Settings
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.stream import fields as field_filters
 from cdc_core.tables import layout as tables
+from cdc_core.tables.layout import Layer
 from cdc_core.verify import equality
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
@@ -34,10 +34,9 @@ from pipelines.operations import quarantine
 from pipelines.schema import log as schemas
 from pipelines.verify import documents, table_progress, table_rows
 from pipelines.verify.result import CollectionVerification, KeyDifference, KeyVerdict
-from pipelines.verify.table_rows import Layer
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 PATIENCE_SECONDS = 60.0
 """How long one look waits for the table to be past its time, and how long documents that change are looked at again."""
@@ -152,17 +151,18 @@ class CollectionComparison:
             pace = reading.documents_per_second
             shared = replace(reading, documents_per_second=pace / min(threads, len(ranges)) if pace else None)
             read = documents.digests(self.spark, shared, ranges)
-        with _held(read) as seen:
+        with query_execution.held(read) as seen:
             counted = seen.agg(F.count("*").alias("n"), F.max(F.struct("seconds", "increment")).alias("last")).first()
             self.last = max(self.last, tuple(counted.last) if counted.last else self.begun)
             reached = self.progress.past(self.last, until=time.monotonic() + self.context.patience)
             self.version = reached.held.version
             rows = reached.held.digests(schema.schema).groupBy("key")
+            # A key that stands in two rows is an error by itself, whatever they hold.
             rows = rows.agg(F.count("*").alias("rows"), F.first("digest").alias("held"))
             both = seen.select("key", "digest").join(rows, "key", "full")
             is_equal = (F.col("rows") == 1) & (F.col("digest") == F.col("held"))
             suspects = both.where(~F.coalesce(is_equal, F.lit(False)))
-            with _held(suspects.select("key", F.col("digest").isNotNull().alias("is_document"))) as others:
+            with query_execution.held(suspects.select("key", F.col("digest").isNotNull().alias("is_document"))) as others:
                 told = others.agg(F.count("*").alias("n"), F.count_if("is_document").alias("documents")).first()
                 keys = [row.key for row in others.select("key").limit(MOST_SUSPECTS).collect()]
         return _FullRead(counted.n, counted.n - told.documents, tuple(keys), told.n - len(keys))
@@ -219,7 +219,7 @@ class CollectionComparison:
         self,
         key: str,
         seen: documents.SourceDocument,
-        rows: Sequence[equality.Row],
+        rows: Sequence[equality.TableRow],
         reached: table_progress.TableProgress,
         moved: table_progress.KeyEvents | None,
         schema: schemas.Kept,
@@ -230,8 +230,10 @@ class CollectionComparison:
                 return KeyDifference(key, KeyVerdict.EQUAL)
         else:
             found = ()
+        # Before any verdict on the difference: as long as an event is on its way, every difference is explained by it.
         if key in reached.unseen or (moved is not None and moved.unapplied):
             return KeyDifference(key, KeyVerdict.WAITING)
+        # The row may be newer than what was read of the source: it is read again at a later time.
         if moved is not None and moved.sequence > documents.sequence(seen.at):
             return KeyDifference(key, KeyVerdict.CHANGING)
         if seen.text is None and not rows:
@@ -253,6 +255,7 @@ class CollectionComparison:
         if not wrong:
             return list(found)
         incomplete, held = self._incomplete(wrong), self._quarantined()
+        # Only where something is wrong: each of these is a look at bronze or silver.
         is_kept, is_unread = self._keeps_rows(), self._is_being_read()
         told = []
         for each in found:
@@ -327,16 +330,6 @@ class CollectionComparison:
             differences=tuple(others),
             **counts,
         )
-
-
-@contextlib.contextmanager
-def _held(df: DataFrame) -> Iterator[DataFrame]:
-    """The rows, worked out once and kept by the executors for the time of a block."""
-    computed = query_execution.computed(df)
-    try:
-        yield computed
-    finally:
-        query_execution.release(computed)
 
 
 def _threads(spark: SparkSession) -> int:

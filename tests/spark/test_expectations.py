@@ -74,7 +74,7 @@ def test_a_refused_version_of_a_model_leaves_the_last_good_one(spark: SparkSessi
         (["total"], 1, 1, ["1"], False)
     ]
 
-    judged: dict[str, models.Verdict] = {}
+    judged: dict[str, models.ModelVerdict] = {}
     noted = len(results(spark, shop.settings))
     with pytest.raises(errors.GateFailed):
         shop.run(audit=gate, judged=judged)

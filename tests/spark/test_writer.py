@@ -117,3 +117,35 @@ def test_a_table_of_facts_is_append_only_again(spark: SparkSession, tmp_path: Pa
     ops_tables.append_rows(spark, facts, rows(1, 2))
     assert ops_tables.delete(spark, facts, "n = 1") == 1
     assert delta.properties(spark, facts)["delta.appendOnly"] == "true"
+
+
+@pytest.mark.parametrize("left", ("_delta_log", "_delta_log/_staged_commits"))
+def test_a_creator_that_was_killed_before_its_commit_leaves_no_table(spark: SparkSession, tmp_path: Path, left: str) -> None:
+    """Delta takes the folder of a log for a table, and makes none beside it: the empty folders go, and it is made."""
+    (tmp_path / "begun" / left).mkdir(parents=True)
+    facts = tables.TableRef.at(str(tmp_path / "begun"))
+    delta.create(spark, facts, columns="n BIGINT", properties=ops_tables.PROPERTIES)
+    assert delta.exists(spark, facts)
+    ops_tables.append_rows(spark, facts, rows(1))
+    assert spark.table(str(facts)).count() == 1
+
+
+def test_a_creator_that_was_taken_for_killed_makes_the_table(spark: SparkSession, tmp_path: Path) -> None:
+    """Another process removes what a slow one has begun: it begins again."""
+    made = tables.TableRef.at(str(tmp_path / "begun"))
+    cleared = threading.Event()
+
+    def clear() -> None:
+        while not cleared.is_set():
+            if (tmp_path / "begun" / "_delta_log").is_dir():
+                delta._remove_unborn(made)
+                if not (tmp_path / "begun").exists():
+                    cleared.set()
+
+    rival = threading.Thread(target=clear, daemon=True)
+    rival.start()
+    try:
+        delta.create(spark, made, columns="n BIGINT")
+        assert cleared.is_set() and delta.exists(spark, made)
+    finally:
+        cleared.set()
