@@ -81,7 +81,9 @@ def create(
                 spark.sql(f"CREATE SCHEMA IF NOT EXISTS {str(table).rpartition('.')[0]}")
             try:
                 spark.sql(sql)
-                return None
+                # To IF NOT EXISTS a log's folder without a commit is a table: what a process leaves that is killed there.
+                if exists(spark, table):
+                    return None
             except table_errors.SPARK_ERRORS as error:
                 # Another process has made the folder, and not its first commit yet: it is on its way, or was killed there.
                 is_being_made = failures.condition(error).startswith("DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION")
