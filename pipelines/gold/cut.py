@@ -24,7 +24,7 @@ from cdc_core import errors
 from cdc_core.gold import cut
 from cdc_core.properties.source import FullUpdateType
 from cdc_core.snapshot import state as snapshot_state
-from cdc_core.sql.names import identifier
+from cdc_core.sql.names import identifier, literal
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
 from pipelines.delta import ops_tables, table_history
@@ -90,7 +90,7 @@ class Cut:
             f"{name} AS (SELECT * FROM {each.identifier} VERSION AS OF {each.version})" for each, name in named.items()
         )
         counted = "\nUNION ALL ".join(
-            f"SELECT '{each.name}' AS `table`, count(*) AS `rows` FROM {name}" for each, name in named.items()
+            f"SELECT {literal(each.name)} AS `table`, count(*) AS `rows` FROM {name}" for each, name in named.items()
         )
         return f"WITH {read}\n{counted}"
 
@@ -156,13 +156,13 @@ def _chosen(spark: SparkSession, settings: Settings, asked: str | None) -> cut.B
     if not delta.exists(spark, table):
         raise errors.Temporary(f"{table.label}: there is no bronze yet; run medallion capture first")
     reached, newest = _reached(spark, table)
-    found = cut.boundaries(_batches(spark, table, newest), reached=reached)
+    at = max((_silver(spark, settings, each).to for each in registry.read(spark, settings).namespaces), default=0)
+    found = cut.boundaries(_batches(spark, table, newest, at=at), reached=reached)
     if asked is not None and (not found or found[-1].until <= asked):
         to = cut.shown(found[-1].time) if found else "nothing"
         raise errors.Temporary(
             f"{table.label}: bronze shows {to}, which is not yet {cut.shown(asked)}; try again when the capture is further, or ask for now"
         )
-    at = max((_silver(spark, settings, each).to for each in registry.read(spark, settings).namespaces), default=0)
     boundary = cut.chosen(found, at_least=at, asked=asked)
     if boundary is not None:
         return boundary
@@ -188,15 +188,18 @@ def _reached(spark: SparkSession, table: tables.TableRef) -> tuple[str | None, i
     return (complete[2:18].lower() if is_of_newest and isinstance(complete, str) else None), batch
 
 
-def _batches(spark: SparkSession, table: tables.TableRef, newest: int) -> list[cut.Batch]:
-    """The cluster times in each batch, from narrow columns. Heartbeats tell by their token how far the stream was when they came."""
+def _batches(spark: SparkSession, table: tables.TableRef, newest: int, *, at: int) -> list[cut.Batch]:
+    """The cluster times in each batch, from narrow columns; those before `at`, where no cut can be any more, as one.
+
+    A log has millions of batches. Heartbeats tell by their token how far the stream was when they came.
+    """
     rows = spark.sql(
-        "SELECT batch, min(CASE WHEN kind <> 'snapshot' THEN left(sequence, 16) END) AS first, "
+        f"SELECT greatest(batch, {at - 1}) AS number, min(CASE WHEN kind <> 'snapshot' THEN left(sequence, 16) END) AS first, "
         "max(CASE WHEN kind <> 'snapshot' THEN left(sequence, 16) END) AS last, "
         "max(CASE WHEN kind = 'snapshot' THEN left(sequence, 16) END) AS snapshot "
-        f"FROM {table} WHERE batch <= {newest} GROUP BY batch"
+        f"FROM {table} WHERE batch <= {newest} GROUP BY greatest(batch, {at - 1})"
     ).collect()
-    return [cut.Batch(row.batch, row.first, row.last, row.snapshot) for row in rows]
+    return [cut.Batch(row.number, row.first, row.last, row.snapshot) for row in rows]
 
 
 def _silver(spark: SparkSession, settings: Settings, namespace: registry.Namespace) -> registry.SilverPosition:

@@ -6,6 +6,7 @@ import pytest
 
 from cdc_core import errors
 from cdc_core.gold import cut
+from pipelines.gold import cut as published
 
 
 def at(seconds: int, increment: int = 1) -> str:
@@ -64,3 +65,10 @@ def test_a_time_is_asked_in_three_ways() -> None:
     assert cut.shown(at(10, 2)) == "10:2 (1970-01-01 00:00:10 UTC)"
     with pytest.raises(errors.SettingsError):
         cut.parsed("yesterday")
+
+
+def test_the_query_over_a_cut_takes_any_name() -> None:
+    """A collection's name may hold a quote."""
+    tables = (published.CutTable("shop.o'brien", "delta.`/lake/x`", 3),)
+    made = published.Cut("1-1", 0, at(1), at(2), 1, "exact", (), tables)
+    assert "'shop.o\\u0027brien' AS `table`" in made.sql
