@@ -447,11 +447,8 @@ def compared(live: DataFrame, rebuilt: DataFrame, *, deletes: DataFrame | None =
         F.coalesce(F.sum("before_rescued"), F.lit(0)).alias("rescued"),
         F.coalesce(F.sum("after_rescued"), F.lit(0)).alias("rebuilt_rescued"),
     ).first()
-    # Without updates that only say what changed a document stands as it was long ago.
-    is_less = F.col("after_incomplete") & ~F.col("before_incomplete")
-    lost, lost_keys = (
-        _lost(both.where(is_gone), both.where(is_less), deletes) if counted.gone or counted.differing else (0, ())
-    )
+    parts = both.where(is_gone), both.where(is_other), deletes
+    lost, lost_keys = _lost(*parts) if counted.gone or counted.differing else (0, ())
     differences = _differences(both.where(is_other), live, rebuilt) if counted.differing else ()
     return Comparison(**counted.asDict(), lost=lost, lost_keys=lost_keys, differences=differences)
 
@@ -462,23 +459,20 @@ def _texts(table: DataFrame) -> DataFrame:
     rescued = F.col("__rescued") if "__rescued" in table.columns else F.lit(None).cast("MAP<STRING, STRING>")
     entries = F.when(F.size(rescued) > 0, F.array_sort(F.map_entries(rescued))).alias("__rescued")
     text = F.to_json(F.struct(F.col("__key"), *named, entries))
-    is_incomplete = F.coalesce("__incomplete", F.lit(False)) if "__incomplete" in table.columns else F.lit(False)
     return table.select(
-        F.col("__key").alias("key"),
-        text.alias("text"),
-        F.greatest(F.size(rescued), F.lit(0)).alias("rescued"),
-        is_incomplete.alias("incomplete"),
+        F.col("__key").alias("key"), text.alias("text"), F.greatest(F.size(rescued), F.lit(0)).alias("rescued")
     )
 
 
-def _named(texts: DataFrame, name: str) -> tuple[Column, ...]:
-    return texts["text"].alias(name), *(texts[each].alias(f"{name}_{each}") for each in ("rescued", "incomplete"))
+def _named(texts: DataFrame, name: str) -> tuple[Column, Column]:
+    return texts["text"].alias(name), texts["rescued"].alias(f"{name}_rescued")
 
 
-def _lost(gone: DataFrame, less: DataFrame, deletes: DataFrame | None) -> tuple[int, tuple[str, ...]]:
-    """The number of rows that are gone without a delete that explains it, or hold less, and some of their keys."""
+def _lost(gone: DataFrame, other: DataFrame, deletes: DataFrame | None) -> tuple[int, tuple[str, ...]]:
+    """The number of rows that are gone without a delete that explains it, or would be incomplete, and some of their keys."""
     left = gone if deletes is None else gone.join(deletes, F.col("key") == F.col("__key"), "left_anti")
-    lost = left.unionByName(less)
+    before, after = (F.get_json_object(name, "$.__incomplete").eqNullSafe("true") for name in ("before", "after"))
+    lost = left.unionByName(other.where(after & ~before))
     return lost.count(), tuple(row.key for row in lost.select("key").orderBy("key").limit(EXAMPLES).collect())
 
 
