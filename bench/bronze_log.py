@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         log = bronze.Log.open(spark, table)
         opened = time.perf_counter() - began
         # The statistics of the synthesised files name batches that the shared content does not hold.
-        log.position = bronze.Position("82" + "0" * 16, 2_000_000, 2_000_000)
+        log.position = bronze.BronzePosition("82" + "0" * 16, 2_000_000, 2_000_000)
         late = commit_times(log, count=arguments.measure)
         log.close()
         shutil.rmtree(folder)

@@ -127,13 +127,14 @@ def update(
                 "resume_token": [token(version * 10_000_000 + start + i) for i in range(count)],
                 "offset": range(first, first + count),
                 "batch": [batch] * count,
-                "kind": [columns.Kind.CHANGE.value] * count,
+                "kind": [columns.RowKind.CHANGE.value] * count,
                 "op": [columns.Op.UPDATE.value] * count,
                 "db": [DB] * count,
                 "collection": [name] * count,
                 "key": [documents.key(n) for n in some],
                 "sequence": [
-                    resume_token.sequence(resume_token.Position(BASE_SECONDS + version, start + i, 0)) for i in range(count)
+                    resume_token.sequence(resume_token.TokenPosition(BASE_SECONDS + version, start + i, 0))
+                    for i in range(count)
                 ],
                 "ts_ms": [0] * count,
             }
@@ -210,13 +211,13 @@ class Contest:
     def turn(self, kind: str, count: int) -> Turn:
         """Both take the next batch of so many updates, parsed and reduced beforehand for the plain MERGE."""
         self.version += 1
-        before = bronze.last_batch(self.spark, self.log.table)
+        before = bronze.newest(self.spark, self.log.table).batch
         numbers = chosen(kind, rows=self.rows, events=count, turn=self.version)
         update(self.log, self.documents, numbers, version=self.version, is_partial=self.is_partial)
         reduced, parsed = f"{self.root}/reduced{self.version}", f"{self.root}/appended{self.version}"
         appended = 0.0
         if not self.is_partial:
-            found = events_of(self.spark, self.log.table, (before, bronze.last_batch(self.spark, self.log.table)))
+            found = events_of(self.spark, self.log.table, (before, bronze.newest(self.spark, self.log.table).batch))
             appended = timed(lambda: found.write.format("delta").save(parsed))
             last = f"SELECT max_by(struct(*), sequence) AS last FROM delta.`{parsed}` GROUP BY key"
             self.spark.sql(f"SELECT last.* FROM ({last})").drop("key", "sequence").write.format("delta").save(reduced)

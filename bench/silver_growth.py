@@ -64,9 +64,9 @@ def growth(spark: Any, root: Path, *, sizes: Sequence[int], events: int) -> Iter
         plain = plain_table(spark, root, log.table)
         for is_warm in (False, True):
             version += 1
-            before = bronze.last_batch(spark, log.table)
+            before = bronze.newest(spark, log.table).batch
             update(log, documents, chosen("uniform", rows=rows, events=events), version=version)
-            parsed = events_of(spark, log.table, (before, bronze.last_batch(spark, log.table)))
+            parsed = events_of(spark, log.table, (before, bronze.newest(spark, log.table).batch))
             reduced = f"{root}/reduced{version}"
             parsed.dropDuplicates(["key"]).drop("key", "sequence").write.format("delta").save(reduced)
             ours = _ours(spark, settings)
@@ -116,7 +116,7 @@ def wide(spark: Any, root: Path, *, fields: int, rows: int, events: int) -> Iter
     yield (f"first load of {rows:,} documents of {fields} fields", rows, "", _ours(spark, settings), "")
     plain = Plain(spark, root, settings, [COLLECTION])
     for version in (1, 2):
-        before = bronze.last_batch(spark, log.table)
+        before = bronze.newest(spark, log.table).batch
         update(log, documents, chosen("uniform", rows=rows, events=events), version=version)
         ours, merged = _ours(spark, settings), plain.merged(before)
     yield (f"{events:,} updates of documents of {fields} fields", events, merged, ours, merged / ours)
@@ -134,7 +134,7 @@ def many(spark: Any, root: Path, *, collections: int, events: int) -> Iterator[g
     each = max(1, events // collections)
     plain = Plain(spark, root, settings, names)
     for version in (1, 2):
-        before = bronze.last_batch(spark, log.table)
+        before = bronze.newest(spark, log.table).batch
         for name in names:
             update(log, documents, chosen("uniform", rows=1000, events=each), version=version, name=name)
         ours, merged = _ours(spark, settings), plain.merged(before)

@@ -3,7 +3,7 @@
 resume_token STRING   the change stream's `_id._data`; `snapshot:<id>:<chunk>` for snapshot rows
 offset BIGINT         unique and increasing in commit order
 batch BIGINT          the number of the commit, dense and increasing; the table is clustered by it
-kind STRING           one of `Kind`
+kind STRING           one of `RowKind`
 op STRING             one of `Op`; null where the kind has none
 db, collection STRING the namespace
 key STRING            canonical JSON of `_id` (`cdc_core.extended_json.keys`)
@@ -26,7 +26,7 @@ import pyarrow as pa
 from cdc_core.sql import arrow
 
 
-class Kind(str, Enum):
+class RowKind(str, Enum):
     """What a row is about."""
 
     CHANGE = "change"

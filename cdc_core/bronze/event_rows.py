@@ -43,7 +43,7 @@ class Mark:
     """A row that is not about an event of the stream: a heartbeat, a notification, a signal."""
 
     token: str
-    kind: bronze.Kind
+    kind: bronze.RowKind
     payload: Mapping[str, object]
     db: str | None = None
     collection: str | None = None
@@ -99,6 +99,7 @@ class Rows:
     def cut(self, length: tuple[int, int]) -> None:
         """Take back the rows, and what is to be done with them, that were added since there were so many."""
         rows, then = length
+        # Every list but `then` is a column: a new one is cut with the others.
         for name, held in vars(self).items():
             if isinstance(held, list):
                 del held[then if name == "then" else rows :]
@@ -140,11 +141,12 @@ class Rows:
             raw_event.check_unchanged(event, raw)
         operation = event["operationType"]
         op = _OPS.get(operation)
+        # Everything but a document's four operations: a drop, a rename, an index, an invalidate.
         if op is None:
             if includes is None or _is_about(event, includes):
                 self._add_schema_change(event, operation, len(raw))
             return event
-        text = raw_event.DocumentText(raw, is_exact)
+        text = raw_event.EventText(raw, is_exact)
         document_key = event["documentKey"]
         token = event["_id"]["_data"]
         cluster_time = event["clusterTime"]
@@ -156,6 +158,7 @@ class Rows:
         )
         is_control = is_signal and SKIPPED not in event
         if includes is not None and not includes(namespace["db"], namespace["coll"]):
+            # A signal of a collection that is not captured gets no row, and is acted on all the same.
             self.filtered += not is_control
             return event if is_control else None
         if SKIPPED in event:
@@ -187,6 +190,7 @@ class Rows:
         # From here on nothing fails: an event has all its columns or none.
         block = None
         if tracker is not None:
+            # Before the event's own columns: the rows of an END and a BEGIN stand in front of it.
             block = self._seen(tracker, lsid, txn_number, namespace, token=token, ts_ms=ts_ms)
         self._transactions.append(block)
         self._tokens.append(token)
@@ -209,6 +213,7 @@ class Rows:
         self._wall_times.append(None if wall_time is None else int(wall_time))
         self.changes += 1
         self.lossy += text.lossy
+        # Estimated from what is there anyway: an exact size would have to be computed for each event.
         self.bytes += len(after_text or b"") + len(before_text or b"") + len(lossless or b"") + ROW_BYTES
         self.bytes += len(key) + len(document_key_text) + len(token)
         if description_row is not None:
@@ -245,7 +250,7 @@ class Rows:
 
     def _add_transaction(self, payload: Mapping[str, Any], token: str) -> None:
         """A BEGIN or END row; its token is that of what came before it, for a restart must not pass what follows."""
-        self._other(token, bronze.Kind.TRANSACTION.value, None, None, orjson.dumps(payload))
+        self._other(token, bronze.RowKind.TRANSACTION.value, None, None, orjson.dumps(payload))
 
     def mark(self, mark: Mark) -> None:
         """Add a row of another kind, with a JSON payload."""
@@ -344,7 +349,7 @@ class Rows:
                 "size": int(event[SKIPPED]),
             },
         }
-        self._other(token, bronze.Kind.NOTIFICATION.value, namespace["db"], namespace["coll"], orjson.dumps(payload))
+        self._other(token, bronze.RowKind.NOTIFICATION.value, namespace["db"], namespace["coll"], orjson.dumps(payload))
         self.skipped += 1
 
     def _description_column(self) -> pa.Array:

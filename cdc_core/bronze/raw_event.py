@@ -37,7 +37,7 @@ def filtered(text: bytes, *, fields: field_filters.Fields, taken: set[str]) -> b
 def filtered_update(row: Mapping[str, Any], *, fields: field_filters.Fields, taken: set[str]) -> dict[str, Any]:
     """The same for an `updateDescription`."""
     update, found = field_filters.update(
-        field_filters.Update(
+        field_filters.UpdateDescription(
             updated=orjson.loads(row["updatedFields"] or b"{}"),
             removed=tuple(row["removedFields"] or ()),
             truncated=tuple((entry["field"], entry["size"]) for entry in row["truncatedArrays"] or ()),
@@ -72,7 +72,7 @@ def check_unchanged(event: Mapping[str, Any], raw: bytes) -> None:
         )
 
 
-def update_description(description: Mapping[str, Any], text: DocumentText) -> dict[str, Any]:
+def update_description(description: Mapping[str, Any], text: EventText) -> dict[str, Any]:
     updated = description.get("updatedFields")
     ambiguous = description.get("disambiguatedPaths")
     return {
@@ -116,12 +116,13 @@ _SAME_IN_KEY = (ObjectId, str, int)
 
 def document_key_text(document_key: Mapping[str, Any], key: str) -> bytes | None:
     """The text of an ordinary document key, which is the key with its name before it."""
+    # Most events by far: their second encoding of the same value is saved. `type`, because a boolean is an `int`, too.
     if len(document_key) == 1 and type(document_key["_id"]) in _SAME_IN_KEY:
         return f'{{"_id":{key}}}'.encode()
     return None
 
 
-class DocumentText:
+class EventText:
     """The Extended JSON of a raw event's documents: from the decoded ones where decoding lost nothing."""
 
     __slots__ = ("_is_exact", "_raw", "lossy")

@@ -26,4 +26,5 @@ def rewound(files: Mapping[str, Batches], missing: Sequence[str]) -> tuple[str, 
         earliest = min(batches[0] for batches in gone.values() if batches is not None)
         if earliest >= first:
             return tuple(sorted(gone))
+        # A compacted file that goes as a whole begins before the first missing batch, and takes other files with it.
         first = earliest

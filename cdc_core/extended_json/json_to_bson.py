@@ -60,15 +60,6 @@ def loads_value(text: bytes | str) -> object:
         raise ValueError("the text is nested too deeply") from error
 
 
-def unwrapped(parsed: object) -> object:
-    """The same for a text that is parsed already (by orjson, say), and for any part of it."""
-    if isinstance(parsed, dict):
-        return _assembled([(key, unwrapped(item)) for key, item in parsed.items()])
-    if isinstance(parsed, list):
-        return [unwrapped(item) for item in parsed]
-    return parsed
-
-
 def _refused_constant(name: str) -> object:
     raise ValueError(f"{name} is not JSON")
 

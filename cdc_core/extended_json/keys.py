@@ -48,18 +48,17 @@ def canonical(value: object) -> str:
     return _text(value)
 
 
-def canonical_raw(raw_document: bytes, field: str = "_id") -> str:
-    """The key of a field of a raw BSON document, exact where decoding is not (undefined, repeated fields).
+def canonical_raw(raw_document: bytes) -> str:
+    """The key of a raw BSON document's `_id`, exact where decoding is not (undefined, repeated fields).
 
     KeyError where the document has no such field, ValueError where the bytes are no BSON.
     """
-    if raw_document[4:9] == _OBJECT_ID_FIRST and field == "_id" and len(raw_document) > 21:
+    if raw_document[4:9] == _OBJECT_ID_FIRST and len(raw_document) > 21:
         return f'{{"$oid":"{raw_document[9:21].hex()}"}}'
-    name = field.encode()
     for element in raw_bson.elements(raw_document):
-        if element.name == name:
+        if element.name == b"_id":
             return _canonical_bytes(element.kind, raw_document[element.start : element.end])
-    raise KeyError(field)
+    raise KeyError("_id")
 
 
 def _canonical_bytes(kind: int, raw: bytes) -> str:

@@ -17,7 +17,6 @@ from datetime import datetime, timezone
 
 from cdc_core import errors
 
-NEVER = "f" * 16
 _TIMESTAMP = re.compile(r"(\d{1,10})(?:[:,.](\d{1,10}))?")
 
 

@@ -27,9 +27,6 @@ from cdc_core.sql import arrow
 EVENT = ("sequence", "offset", "op", "is_whole", "after", "before", "updateDescription")
 """The fields of an event that `laid_out` reads."""
 
-STORED = ("sequence", "until", "is_incomplete", "is_deleted", "document")
-"""The fields of a stored version that it reads."""
-
 _SCHEMA = pa.schema(
     [
         ("__key", pa.string()),
@@ -47,7 +44,7 @@ LAID_OUT_DDL = arrow.columns_ddl(_SCHEMA)
 
 
 @dataclass(frozen=True)
-class Event:
+class DocumentEvent:
     """An event of one document: a whole document, a delete, or an update that says what changed.
 
     The documents themselves, as Extended JSON, are only needed where updates are folded.
@@ -83,7 +80,7 @@ class Version:
     offset: int | None = None
 
 
-def changed(stored: Sequence[Version], events: Sequence[Event], *, folds: bool) -> list[Version]:
+def changed(stored: Sequence[Version], events: Sequence[DocumentEvent], *, folds: bool) -> list[Version]:
     """The versions that the events make, and the stored ones that end otherwise now, in order.
 
     `stored` are the key's versions that end at the first of the events or later, with their documents where `folds` is true:
@@ -93,6 +90,7 @@ def changed(stored: Sequence[Version], events: Sequence[Event], *, folds: bool) 
     new = {
         event.sequence: event for event in sorted(events, key=lambda event: event.offset) if folds or not event.is_partial
     }
+    # An end may stand where no version begins: at a delete, or at a sweep, of which there is no row.
     ends = {version.until: version.is_deleted for version in stored if version.until is not None}
     found: list[Version] = []
     current: Version | None = None
@@ -105,6 +103,7 @@ def changed(stored: Sequence[Version], events: Sequence[Event], *, folds: bool) 
 
     for sequence in sorted({*before, *new, *ends}):
         event, version = new.get(sequence), before.get(sequence)
+        # Of a document that was never seen the delete is kept, too: a version from before it may still come.
         if event is not None and event.op is bronze.Op.DELETE:
             if current is None:
                 found.append(Version(sequence, sequence, is_deleted=True, offset=event.offset))
@@ -122,15 +121,17 @@ def changed(stored: Sequence[Version], events: Sequence[Event], *, folds: bool) 
                 end(sequence, is_deleted=version.is_deleted)
     if current is not None:
         found.append(current)
+    # Only what changed goes into the MERGE: a key with a long history does not write all of it again.
     return [each for each in found if each != before.get(each.sequence)]
 
 
-def _made(event: Event, current: Version | None) -> Version:
+def _made(event: DocumentEvent, current: Version | None) -> Version:
     """The version that an event which is no delete begins."""
     if not event.is_partial:
         return Version(event.sequence, document=event.document, offset=event.offset)
     base = None if current is None else current.document
     is_unsure = current is None or current.is_incomplete
+    # A pre-image is the whole document as it was: nothing from before it is needed.
     if is_unsure and event.before is not None:
         base, is_unsure = event.before, False
     document, is_incomplete = fold.folded_text(base, [event.update or Update.unreadable(event.sequence)])
@@ -138,7 +139,7 @@ def _made(event: Event, current: Version | None) -> Version:
 
 
 def laid_out(folds: bool) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """`changed` for `mapInArrow`: rows `__key, events, stored` (arrays of `EVENT` and `STORED`) to rows of `LAID_OUT_DDL`."""
+    """`changed` for `mapInArrow`: rows `__key, events, stored` (arrays of `EVENT`, and of the fields of `Version`) to rows of `LAID_OUT_DDL`."""
 
     def lay_out(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -152,7 +153,9 @@ def laid_out(folds: bool) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Re
     return lay_out
 
 
-def _event(row: Mapping[str, Any]) -> Event:
+def _event(row: Mapping[str, Any]) -> DocumentEvent:
     is_partial = row["op"] == bronze.Op.UPDATE.value and not row["is_whole"]
     update = Update.from_bronze(row) if is_partial else None
-    return Event(row["sequence"], row["offset"], bronze.Op(row["op"]), row["is_whole"], row["after"], row["before"], update)
+    return DocumentEvent(
+        row["sequence"], row["offset"], bronze.Op(row["op"]), row["is_whole"], row["after"], row["before"], update
+    )

@@ -134,7 +134,7 @@ class Property:
     """
 
     name: str
-    type: values.Type
+    type: values.PropertyType
     default: Any
     doc: str
     ours: bool = False
@@ -169,7 +169,7 @@ class Family:
         return self.prefix.rstrip(".").replace(".", "_")
 
 
-def _property(name: str, type_: values.Type, default: Any, doc: str, **more: Any) -> Any:
+def _property(name: str, type_: values.PropertyType, default: Any, doc: str, **more: Any) -> Any:
     described = Property(name, type_, default, doc, **more)
     return field(default=default, metadata={"property": described})
 
@@ -302,13 +302,13 @@ class Source:
     )
     field_exclude_list: tuple[str, ...] = _property(
         "field.exclude.list",
-        values.Names(),
+        values.NameList(),
         (),
         "Fields taken out of every event, as database.collection.field.nested; * stands for any signs.",
     )
     field_renames: tuple[str, ...] = _property(
         "field.renames",
-        values.Names(),
+        values.NameList(),
         (),
         "New names for fields, as database.collection.field.nested:name; applied in the order of the list. Onto a name that "
         "the document has, nothing is renamed (a warning says so); an update that holds only its changes cannot tell.",
@@ -469,7 +469,7 @@ class Source:
         metadata={
             "property": Property(
                 "snapshot.collection.filter.overrides",
-                values.Names(),
+                values.NameList(),
                 (),
                 "Collections of which a snapshot reads only what the find filter in "
                 "snapshot.collection.filter.overrides.<database>.<collection> matches.",
@@ -530,7 +530,7 @@ class Source:
     # Signals and notifications
     signal_data_collection: str | None = _property(
         "signal.data.collection",
-        values.Namespace(),
+        values.CollectionName(),
         None,
         "A collection of the source, as database.collection, whose inserts are signals.",
     )

@@ -64,7 +64,7 @@ class Reference:
         return found
 
 
-class Type(Protocol):
+class PropertyType(Protocol):
     """What one setting may be."""
 
     @property
@@ -178,13 +178,13 @@ class Choices:
     def read(self, value: object) -> tuple[enum.Enum, ...]:
         choice = Choice(self.members)
         try:
-            return tuple(dict.fromkeys(choice.read(name) for name in Names().read(value)))
+            return tuple(dict.fromkeys(choice.read(name) for name in NameList().read(value)))
         except InvalidValue as refused:
             raise InvalidValue(self.expected, refused.hint) from None
 
 
 @dataclass(frozen=True)
-class Names:
+class NameList:
     """A list, or its entries with commas between them; spaces around entries and empty ones do not count."""
 
     expected: str = "a comma-separated list"
@@ -204,7 +204,7 @@ class Names:
 
 
 @dataclass(frozen=True)
-class Patterns(Names):
+class Patterns(NameList):
     """Regular expressions: a comma inside a group, a set or a quantifier, or after a backslash, divides
     nothing.
     """
@@ -216,7 +216,7 @@ class Patterns(Names):
 
 
 @dataclass(frozen=True)
-class Namespace:
+class CollectionName:
     expected: str = "a collection, as database.collection"
 
     def read(self, value: object) -> str:

@@ -51,8 +51,8 @@ class FieldNameAdjustment(enum.Enum):
 class DeleteMode(enum.Enum):
     """`delete.tombstone.handling.mode`, and the two mixtures that only the older options can ask for.
 
-    For a table exactly one of `removes_row`, `marks_deleted` and `keeps_row` holds; for records
-    `nulls_delete`, `rewrites_delete`, `drops_delete` (exactly one) and `keeps_tombstone`.
+    For a table exactly one of `removes_row`, `marks_deleted` and `keeps_row` holds. A delete record is rewritten
+    (`rewrites_delete`) or dropped (`drops_delete`), or else its key with a null value; tombstones follow `keeps_tombstone`.
     """
 
     DROP = "drop"
@@ -94,11 +94,6 @@ class DeleteMode(enum.Enum):
         return self in (DeleteMode.DROP, DeleteMode.OLDER_DROP_WITH_TOMBSTONE)
 
     @property
-    def nulls_delete(self) -> bool:
-        """A delete record becomes its key with a null value."""
-        return not self.rewrites_delete and not self.drops_delete
-
-    @property
     def keeps_tombstone(self) -> bool:
         """A tombstone record passes, its key rebuilt; otherwise it is dropped."""
         return self in (
@@ -131,6 +126,29 @@ class AddedField:
 
 
 @dataclass(frozen=True)
+class FieldNames:
+    """What the options do to a field's name, in a record and in a table alike.
+
+    A table's schema keeps it with the columns, so that a field that comes later is named as those before it.
+    """
+
+    adjustment: FieldNameAdjustment = FieldNameAdjustment.NONE
+
+    def of(self, name: str) -> str:
+        """The name in the output of a field of this name."""
+        return self.adjustment.adjusted(name)
+
+    def to_json(self) -> dict[str, object]:
+        """Plain JSON values."""
+        return {"adjustment": self.adjustment.value}
+
+    @staticmethod
+    def from_json(fields: Mapping[str, object]) -> FieldNames:
+        """The inverse of `to_json`; other keys are not looked at."""
+        return FieldNames(FieldNameAdjustment(fields["adjustment"]))
+
+
+@dataclass(frozen=True)
 class UnwrapOptions:
     """The options of one collection, or of one run of the function; the defaults are the SMT's."""
 
@@ -143,7 +161,7 @@ class UnwrapOptions:
     add_fields_prefix: str = "__"
     add_headers: tuple[AddedField, ...] = ()
     add_headers_prefix: str = "__"
-    field_name_adjustment_mode: FieldNameAdjustment = FieldNameAdjustment.NONE
+    field_names: FieldNames = FieldNames()
 
 
 class OlderDelete(enum.Enum):
@@ -166,25 +184,6 @@ IGNORED: Mapping[str, str] = {
 }
 
 _BOOLEANS = ("negate", "replace.null.with.default", "drop.fields.from.key", "drop.fields.keep.schema.compatible")
-
-NAMES: tuple[str, ...] = (
-    "array.encoding",
-    "flatten.struct",
-    "flatten.struct.delimiter",
-    "delete.tombstone.handling.mode",
-    "delete.tombstone.handling.mode.rewrite-with-id",
-    "add.fields",
-    "add.fields.prefix",
-    "add.headers",
-    "add.headers.prefix",
-    "field.name.adjustment.mode",
-    "drop.tombstones",
-    "delete.handling.mode",
-    "operation.header",
-    "sanitize.field.names",
-    "add.source.fields",
-    *IGNORED,
-)
 
 _MISSING = object()
 _Choice = TypeVar("_Choice", bound=enum.Enum)
@@ -227,7 +226,7 @@ def _options(reader: _Reader) -> UnwrapOptions:
         add_fields_prefix=fields_prefix,
         add_headers=_unique([*reader.added("add.headers", headers_prefix), *older_header]),
         add_headers_prefix=headers_prefix,
-        field_name_adjustment_mode=_adjustment(reader),
+        field_names=FieldNames(_adjustment(reader)),
     )
 
 
@@ -275,18 +274,24 @@ def _bare(name: str) -> str:
 
 
 class _Reader:
-    """Reads options one by one and keeps every problem; unreadable ones read as their default."""
+    """Reads options one by one and keeps every problem; unreadable ones read as their default.
+
+    `names` and `booleans` are the options that were read.
+    """
 
     def __init__(self, options: Mapping[str, object], where: str) -> None:
         self.options = options
         self.where = where
         self.problems: list[errors.Problem] = []
+        self.names: list[str] = []
+        self.booleans: list[str] = []
 
     def is_given(self, name: str) -> bool:
         value = self.options.get(name)
         return value is not None and (not isinstance(value, str) or value.strip() != "")
 
     def text(self, name: str, default: str) -> str:
+        self.names.append(name)
         value = self.options.get(name, _MISSING)
         if value is _MISSING or value is None:
             return default
@@ -296,6 +301,8 @@ class _Reader:
         return default
 
     def boolean(self, name: str, default: bool) -> bool:
+        self.names.append(name)
+        self.booleans.append(name)
         if not self.is_given(name):
             return default
         value = self.options[name]
@@ -307,6 +314,7 @@ class _Reader:
         return default
 
     def choice(self, name: str, members: tuple[_Choice, ...], default: _Choice) -> _Choice:
+        self.names.append(name)
         if not self.is_given(name):
             return default
         value = self.options[name]
@@ -322,6 +330,7 @@ class _Reader:
 
     def items(self, name: str) -> list[str]:
         """The entries of a comma-separated list, spaces around them and blank ones left out."""
+        self.names.append(name)
         value = self.options.get(name)
         if value is None:
             return []
@@ -355,6 +364,20 @@ class _Reader:
     def _refuse(self, name: str, message: str, found: str = "", hint: str = "") -> None:
         path = f"{self.where}.{name}" if self.where else name
         self.problems.append(errors.Problem(path, f"{message}, {found}" if found else message, hint))
+
+
+def _every() -> _Reader:
+    reader = _Reader({}, "")
+    _options(reader)
+    return reader
+
+
+_EVERY = _every()
+NAMES: tuple[str, ...] = tuple(dict.fromkeys((*_EVERY.names, *IGNORED)))
+"""Every option: what `_options` reads, and what it ignores."""
+
+BOOLEANS = frozenset(_EVERY.booleans)
+"""The options whose values are `true` and `false`."""
 
 
 def _shown(value: object) -> str:

@@ -111,7 +111,7 @@ def _cast(value: Any, type_: ColumnType, path: str | None, rescued: dict[str, st
             case Struct():
                 return _cast_document(value, seen, type_, path, rescued)
             case Array(element):
-                return _cast_array(value, seen, element, path, rescued)
+                return _cast_array(value, element, path, rescued)
             case Map(item_type):
                 return _cast_map(value, seen, item_type, path, rescued)
             case Decimal(precision, scale):
@@ -152,7 +152,7 @@ def _cast_document(value: Any, seen: Kind, type_: Struct, path: str | None, resc
     return result
 
 
-def _cast_array(value: Any, seen: Kind, element: ColumnType, path: str | None, rescued: dict[str, str]) -> list[Any]:
+def _cast_array(value: Any, element: ColumnType, path: str | None, rescued: dict[str, str]) -> list[Any]:
     if not isinstance(value, list):
         raise _Misfit
     return [_cast(item, element, f"{path}.{index}", rescued) for index, item in enumerate(value)]

@@ -163,10 +163,6 @@ class DocumentSchema:
         """The table's columns as Spark SQL writes them in CREATE TABLE."""
         return ", ".join(f"{identifier(name)} {ddl(type_)}" for name, type_ in self.table())
 
-    def column_of(self, *path: str) -> str | None:
-        """The name of the column at a path, if it is one."""
-        return next((column.name for column in self.columns if column.path == path), None)
-
     def to_json(self) -> str:
         """The schema as one line of JSON, the same for the same schema."""
         value = {

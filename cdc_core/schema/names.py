@@ -44,7 +44,7 @@ class Naming:
 
     flatten: bool = False
     delimiter: str = "_"
-    adjustment: unwrap_options.FieldNameAdjustment = unwrap_options.FieldNameAdjustment.NONE
+    fields: unwrap_options.FieldNames = unwrap_options.FieldNames()
     arrays_as_documents: bool = False
     reserved: frozenset[str] = ENGINE | SPOKEN_FOR
 
@@ -54,7 +54,7 @@ class Naming:
         return Naming(
             flatten=options.flatten_struct,
             delimiter=options.flatten_struct_delimiter,
-            adjustment=options.field_name_adjustment_mode,
+            fields=options.field_names,
             arrays_as_documents=options.array_encoding is unwrap_options.ArrayEncoding.DOCUMENT,
             reserved=ENGINE | SPOKEN_FOR | {added.name for added in (*options.add_fields, *options.add_headers)},
         )
@@ -64,7 +64,7 @@ class Naming:
         return {
             "flatten": self.flatten,
             "delimiter": self.delimiter,
-            "adjustment": self.adjustment.value,
+            **self.fields.to_json(),
             "arrays_as_documents": self.arrays_as_documents,
         }
 
@@ -74,13 +74,9 @@ class Naming:
         return Naming(
             flatten=bool(fields["flatten"]),
             delimiter=str(fields["delimiter"]),
-            adjustment=unwrap_options.FieldNameAdjustment(fields["adjustment"]),
+            fields=unwrap_options.FieldNames.from_json(fields),
             arrays_as_documents=bool(fields["arrays_as_documents"]),
         )
-
-    def lays_out_as(self, other: Naming) -> bool:
-        """Whether both give the same columns to the same documents."""
-        return self.to_json() == other.to_json()
 
 
 def unescaped(key: str) -> str:
@@ -133,9 +129,9 @@ class UsedNames:
 
 def nested(name: str, *, taken: UsedNames, naming: Naming) -> str:
     """The name of a field inside a struct whose other fields have taken theirs."""
-    return taken.unique(fit(naming.adjustment.adjusted(name)))
+    return taken.unique(fit(naming.fields.of(name)))
 
 
 def top_level(path: Collection[str], *, taken: UsedNames, naming: Naming) -> str:
     """The name of a column of the table: of a top-level field, or of a leaf where documents are flattened."""
-    return taken.unique(fit(naming.delimiter.join(naming.adjustment.adjusted(part) for part in path)))
+    return taken.unique(fit(naming.delimiter.join(naming.fields.of(part) for part in path)))

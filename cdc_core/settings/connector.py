@@ -51,13 +51,6 @@ REMARKS: Mapping[str, str] = {
 """What is to be said of a property that is taken over."""
 
 _CHANNELS = ("signal.enabled.channels", "notification.enabled.channels")
-_SMT_BOOLEANS = (
-    "flatten.struct",
-    "delete.tombstone.handling.mode.rewrite-with-id",
-    "drop.tombstones",
-    "operation.header",
-    "sanitize.field.names",
-)
 _ENV = re.compile(r"\$\{env:[A-Za-z_][A-Za-z0-9_]*\}")
 _SECRET_OPTIONS = {
     "tlscertificatekeyfilepassword": "MONGODB_TLS_KEY_PASSWORD",
@@ -67,7 +60,7 @@ _SESSION_TOKEN = re.compile(r"(AWS_SESSION_TOKEN(?::|%3A))([^&,]*)", re.IGNORECA
 
 
 @dataclass(frozen=True)
-class Note:
+class PropertyNote:
     """A property of the connector, and the word that is due about it."""
 
     name: str
@@ -87,7 +80,7 @@ class ConnectorImport:
     """A settings document that `settings.parse` takes; `warnings` are those that it gives."""
 
     document: Mapping[str, object]
-    notes: tuple[Note, ...]
+    notes: tuple[PropertyNote, ...]
     variables: tuple[Variable, ...]
     warnings: tuple[str, ...]
 
@@ -126,13 +119,13 @@ def _given(connector: object, where: str) -> Mapping[str, object]:
 class _ImportReport:
     """What an import says of a connector: remarks and mistakes under the connector's own names, and the variables to set."""
 
-    notes: list[Note] = field(default_factory=list)
+    notes: list[PropertyNote] = field(default_factory=list)
     problems: list[errors.Problem] = field(default_factory=list)
     origins: dict[str, str] = field(default_factory=dict)
     holds: dict[str, str] = field(default_factory=dict)
 
     def note(self, name: str, why: str) -> None:
-        self.notes.append(Note(" ".join(name.split()), why))
+        self.notes.append(PropertyNote(" ".join(name.split()), why))
 
     def refuse(self, name: str, message: str, hint: str = "") -> None:
         self.problems.append(errors.Problem(name, message, hint))
@@ -202,7 +195,7 @@ class _ConnectionReader:
             # Any valid address: without one a second mistake would be reported for the same property.
             return "mongodb://one"
         replica_set, slash, rest = hosts.rpartition("/")
-        members = ",".join(values.Names().read(rest))
+        members = ",".join(values.NameList().read(rest))
         is_direct = _text(self.given, "mongodb.members.auto.discover").lower() == "false"
         options = [f"replicaSet={replica_set.strip()}"] if slash else []
         if is_direct:
@@ -293,7 +286,7 @@ class _ConnectorReader:
 
     def _read_transforms(self) -> None:
         """The options of the one transformation that silver applies; the others are named."""
-        listed = values.Names().read(_text(self.given, "transforms"))
+        listed = values.NameList().read(_text(self.given, "transforms"))
         written = dict.fromkeys(name.split(".")[1] for name in self.given if name.startswith("transforms."))
         unwrapping: list[str] = []
         for alias in dict.fromkeys([*listed, *written]):
@@ -323,7 +316,7 @@ class _ConnectorReader:
             if option not in unwrap_options.NAMES:
                 self.report.refuse(name, "there is no such option", values.did_you_mean(option, unwrap_options.NAMES))
             else:
-                self.unwrap[option] = _boolean(value) if option in _SMT_BOOLEANS else value
+                self.unwrap[option] = _boolean(value) if option in unwrap_options.BOOLEANS else value
 
     def _read_property(self, origin: str) -> None:
         name = RENAMED.get(origin, origin)
@@ -431,6 +424,6 @@ def _located(problem: errors.Problem, where: str) -> errors.Problem:
     return dataclasses.replace(problem, path=f"{where}: {problem.path}" if where else problem.path)
 
 
-def said(notes: Iterable[Note]) -> list[str]:
+def said(notes: Iterable[PropertyNote]) -> list[str]:
     """A line for each property, in the order of the connector."""
     return [f"{note.name}: {note.why}" for note in notes]

@@ -177,7 +177,7 @@ _COLLECTION: Mapping[str, SectionKey] = {
     "schema.on.conflict": SectionKey(values.Choice(OnConflict), OnConflict.RESCUE),
     "history": SectionKey(values.Boolean(), False),
     "keep.document": SectionKey(values.Boolean(), None),
-    "map.fields": SectionKey(values.Names("a comma-separated list of dotted paths"), ()),
+    "map.fields": SectionKey(values.NameList("a comma-separated list of dotted paths"), ()),
     "max.batch.events": SectionKey(values.Integer(1), 500_000),
     "collection.drop.handling.mode": SectionKey(values.Choice(OnGone), OnGone.DELETE),
     "collection.rename.handling.mode": SectionKey(values.Choice(OnGone), OnGone.DELETE),

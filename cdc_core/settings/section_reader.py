@@ -14,7 +14,7 @@ from cdc_core.properties import types as values
 class SectionKey:
     """A key outside `source`: its type, and the value where it is left out."""
 
-    type: values.Type
+    type: values.PropertyType
     default: object
 
 
@@ -30,7 +30,7 @@ class SectionReader:
     def refuse(self, path: str, message: str, hint: str = "") -> None:
         self.problems.append(errors.Problem(path, message, hint))
 
-    def value(self, path: str, type_: values.Type, found: object, default: Any) -> Any:
+    def value(self, path: str, type_: values.PropertyType, found: object, default: Any) -> Any:
         """The value as its type reads it; secrets are never repeated."""
         try:
             return type_.read(found)

@@ -13,7 +13,7 @@ INITIAL = "Initial Snapshot"
 INCREMENTAL = "Incremental Snapshot"
 
 
-class Type(str, Enum):
+class NotificationType(str, Enum):
     """What happened to a snapshot."""
 
     STARTED = "STARTED"
@@ -32,7 +32,7 @@ class Notification:
 
     id: str
     aggregate_type: str
-    type: Type
+    type: NotificationType
     timestamp: int
     additional_data: Mapping[str, str] = field(default_factory=dict)
 

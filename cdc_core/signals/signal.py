@@ -26,7 +26,7 @@ _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError,
 """What parsers say of a text that is none of theirs: a wrapper with the wrong content, a number too large, too many levels."""
 
 
-class Type(str, Enum):
+class SignalType(str, Enum):
     """What a signal asks for."""
 
     EXECUTE_SNAPSHOT = "execute-snapshot"
@@ -86,7 +86,7 @@ class Received:
 class Request:
     """What a signal asks for, checked: `collections` are regular expressions over ``database.collection``, none for all."""
 
-    type: Type
+    type: SignalType
     collections: tuple[str, ...] = ()
     snapshot_type: SnapshotType = SnapshotType.INCREMENTAL
     conditions: tuple[Condition, ...] = ()
@@ -150,16 +150,17 @@ def _signal(fields: Mapping[str, Any], channel: str) -> Signal:
 
 def request(signal: Signal) -> Request:
     """What the signal asks for; raises `Refused` for what the connector would not do either."""
+    # A row of bronze must be able to hold what was done; what it cannot hold is refused before it is done.
     if "data" not in signal.payload():
         raise Refused("its text is not Unicode, a number has more than 64 bits, or its data has too many levels")
     try:
-        type_ = Type(signal.type)
+        type_ = SignalType(signal.type)
     except ValueError:
-        hint = values.did_you_mean(signal.type, [each.value for each in Type])
+        hint = values.did_you_mean(signal.type, [each.value for each in SignalType])
         raise Refused(f"there is no signal of type {signal.type}{f', {hint}' if hint else ''}") from None
-    if type_ is Type.LOG:
+    if type_ is SignalType.LOG:
         return Request(type_, message=str(signal.data.get("message", "")))
-    collections = _collections(signal.data, is_required=type_ is Type.EXECUTE_SNAPSHOT)
+    collections = _collections(signal.data, is_required=type_ is SignalType.EXECUTE_SNAPSHOT)
     return Request(type_, collections, _snapshot_type(signal.data), _conditions(signal.data))
 
 

@@ -77,13 +77,6 @@ class Update(NamedTuple):
         return cls(sequence, {}, is_readable=False)
 
 
-class Applied(NamedTuple):
-    """A document after one update, and the paths of the update that could not be decided."""
-
-    document: Document
-    undecided: tuple[str, ...]
-
-
 class Folded(NamedTuple):
     """A document after many updates; None where nothing of it is known."""
 
@@ -103,13 +96,6 @@ class _Place(NamedTuple):
 
     container: Any
     step: Any
-
-
-def apply(document: Document, update: Update) -> Applied:
-    """The document after the update; the arguments stay as they are."""
-    changed = _copied(document)
-    undecided = _apply_in_place(changed, _owned(update))
-    return Applied(changed, tuple(item.path for item in undecided))
 
 
 def fold(base: Document | None, updates: Sequence[Update]) -> Folded:
@@ -143,10 +129,13 @@ def _fold_in_place(base: Document | None, updates: Sequence[Update]) -> Folded:
     if base is None and not updates:
         return Folded(None, True)
     document: Document = {} if base is None else base
+    # Without a base, fields that no update names are not known, whatever comes.
     is_lost = base is None
     blocked: list[str] = []
     for update in updates:
         if blocked:
+            # A base that is newer than its updates: the later update that made it so comes in the same history, and decides
+            # the path.
             blocked = [path for path in blocked if not _explains(update, path)]
         for undecided in _apply_in_place(document, update):
             is_lost = is_lost or undecided.blocked is None
@@ -166,6 +155,7 @@ def _apply_in_place(document: Document, update: Update) -> Sequence[_Undecided]:
     whole, dotted = _parted(tuple(fields))
     gone, dotted_gone = _parted(tuple(update.removed_fields))
     edits: list[tuple[Callable[[Any, Any, Any], None], str, Any]]
+    # Cuts first, as the server does it: what is set behind a cut makes the array longer again.
     edits = [(_truncate, path, size) for path, size in cuts if "." in path] if cuts else []
     edits += [(_set, path, fields[path]) for path in dotted]
     edits += [(_remove, path, None) for path in dotted_gone]
@@ -300,6 +290,7 @@ def _stored(name: str) -> str:
 
 def _set(container: Any, step: Any, value: Any) -> None:
     if isinstance(container, list) and step >= len(container):
+        # As the server does: elements between the old end and the new one are null.
         container.extend([None] * (step + 1 - len(container)))
     container[step] = value
 
@@ -375,6 +366,7 @@ def _results(
 
 def _folded(base: str | None, updates: list[Update]) -> tuple[bytes | None, bool]:
     """One row's result; a stored document that cannot be read counts as unknown."""
+    # Spark's `collect_list` keeps no order.
     if len(updates) > 1:
         updates.sort(key=_sequence)
     folded = _fold_in_place(_read(base), updates)
@@ -420,6 +412,7 @@ def _paths(text: str | None) -> Any:
     if text is None:
         return {}
     parsed = _read(text)
+    # Only an escaped name holds these three characters: all other texts are saved the copy.
     if parsed and '"$$' in text:
         return {wrappers.unescape_key(path): value for path, value in parsed.items()}
     return parsed

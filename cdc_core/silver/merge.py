@@ -49,14 +49,12 @@ class Statement:
     has_incomplete: bool = False
     is_late: bool = False
     keys: Sequence[tuple[str, str]] = ()
-    hint: str = ""
 
     def render(self) -> str:
         """The statement; `keys` become literal ranges over the target, which skip files."""
-        source = f"(SELECT {self.hint} * FROM {identifier(self.source)})" if self.hint else identifier(self.source)
         condition = f"t.`__key` = s.`__key`{self._pruning()}"
         clauses = "\n".join(self._clauses())
-        return f"MERGE INTO {self.target} AS t USING {source} AS s ON {condition}\n{clauses}"
+        return f"MERGE INTO {self.target} AS t USING {identifier(self.source)} AS s ON {condition}\n{clauses}"
 
     def _pruning(self) -> str:
         if not self.keys:
@@ -70,8 +68,11 @@ class Statement:
         only_documents = not (self.removes or self.has_incomplete)
         if self.removes:
             yield f"WHEN MATCHED AND s.`__action` = {literal(reduce.Action.REMOVE.value)} AND {is_newer} THEN DELETE"
+        # `__known` is how far the row's document reaches, where `__sequence` has seen more than that.
         holds_older = "s.`__guard` > coalesce(t.`__known`, t.`__sequence`)"
         yield f"WHEN MATCHED AND {'' if only_documents else is_document}{holds_older} THEN UPDATE SET {self._document()}"
+        # A row takes the first clause that holds. The marks below are for rows that have a newer document than the source's
+        # and an older last event.
         if self.marks_deleted:
             marks = self._assigned((*self.added, "__sequence", "__batch"))
             undoubted = "t.`__deleted` = true, t.`__incomplete` = false, t.`__known` = coalesce(t.`__known`, t.`__sequence`)"
@@ -108,6 +109,19 @@ class Statement:
 
     def _assigned(self, names: Sequence[str]) -> str:
         return ", ".join(f"t.{identifier(name)} = s.{identifier(name)}" for name in names)
+
+
+def keyed(target: str, source: str, *, columns: Sequence[str], on: str) -> str:
+    """The MERGE of rows `s` into `t`, which replaces the rows that meet `on` and deletes those whose source says `__gone`."""
+    names = ", ".join(map(identifier, columns))
+    inserted = ", ".join(f"s.{identifier(name)}" for name in columns)
+    assigned = ", ".join(f"t.{identifier(name)} = s.{identifier(name)}" for name in columns)
+    return (
+        f"MERGE INTO {target} AS t USING {identifier(source)} AS s ON {on}\n"
+        f"WHEN MATCHED AND s.`__gone` THEN DELETE\n"
+        f"WHEN MATCHED THEN UPDATE SET {assigned}\n"
+        f"WHEN NOT MATCHED AND NOT s.`__gone` THEN INSERT ({names}) VALUES ({inserted})"
+    )
 
 
 HAS_NO_BASE = "(coalesce(`__incomplete`, false) AND coalesce(`__known`, '') = '')"
@@ -166,12 +180,14 @@ def _compare(
     elif current != wanted:
         if _widens(current, wanted):
             widened.append(f"{path} TYPE {ddl(wanted)}")
+        # The other way round there is nothing to do: a wider column holds the narrower values.
         elif not _widens(wanted, current):
             impossible.append(f"{path}: {current.simpleString()} to {wanted.simpleString()}")
 
 
 def _widens(current: T.DataType, wanted: T.DataType) -> bool:
     """Whether Delta changes the type in place (`reference`: INT to BIGINT, DOUBLE, DECIMAL; BIGINT to DECIMAL; wider DECIMAL)."""
+    # The digits that Delta wants before the point of a DECIMAL that takes the integer's place.
     digits = {T.IntegerType: 10, T.LongType: 20}.get(type(current))
     if isinstance(wanted, T.DecimalType):
         if isinstance(current, T.DecimalType):

@@ -109,6 +109,8 @@ def held(facts: DataFrame, *, before: int | None = None) -> DataFrame:
 def current(facts: DataFrame, *, before: int | None = None) -> DataFrame:
     """The newest fact of each event, as of the ranges up to batch `before`."""
     known = facts if before is None else facts.where(F.col("to") <= before)
+    # A range that is applied again notes its facts again: an ending has to win over the fact that it ended in the same
+    # range.
     order = Window.partitionBy(*IDENTITY).orderBy(F.col("to").desc(), _is_ending().desc(), F.col("batch").desc())
     ranked = known.withColumn("_place", F.row_number().over(order))
     return ranked.where("_place = 1").drop("_place")
@@ -129,6 +131,7 @@ def split(events: DataFrame, *, waiting: DataFrame, to: int, keys: Collection[st
     `waiting` and of the unreadable events, and saves looking at the others. A function of its arguments: the
     same range gives the same result.
     """
+    # An event without a key is no document's, and has to be looked at all the same.
     is_concerned = F.lit(True) if keys is None else F.col("key").isNull() | F.col("key").isin(list(keys))
     placed = _placed(events.where(is_concerned), waiting)
     untouched = events.where(~is_concerned)
@@ -238,5 +241,6 @@ def _readable(name: str) -> Column:
 def _just_before(sequence: Column) -> Column:
     """A text that sorts after every sequence that is less than this one, and before this one."""
     time, index = F.substring(sequence, 1, 16), F.conv(F.substring(sequence, 17, 8), 16, 10).cast("bigint")
+    # `~` sorts after every hex digit: after the sequence that is one less, and before this one.
     previous = F.lower(F.lpad(F.hex(index - 1), 8, "0"))
     return F.when(index > 0, F.concat(time, previous, F.lit("~"))).otherwise(time)

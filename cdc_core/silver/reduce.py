@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 DELETED = ("before", "documentKey")
 """The bronze columns that a delete's row is made of, where the delete mode keeps one."""
 
-KINDS = (bronze.Kind.CHANGE.value, bronze.Kind.SNAPSHOT.value)
+KINDS = (bronze.RowKind.CHANGE.value, bronze.RowKind.SNAPSHOT.value)
 """The kinds of rows that are about one document."""
 
 
@@ -75,6 +75,7 @@ def ranges(batches: Iterable[tuple[int, int]], *, span: Range, limit: int) -> tu
     held = 0
     previous = span.after
     for batch, events in batches:
+        # A batch that alone is larger than the limit is a range by itself: a position is a whole batch.
         if held and held + events > limit:
             cuts.append(previous)
             held = 0
@@ -169,6 +170,7 @@ def latest(
     for them.
     """
     order = F.struct("sequence", "offset")
+    # The offset decides between rows of one sequence: an event that was replayed, a chunk that was read again.
     payload = F.struct("sequence", "offset", "after", *columns)
     kept = [_last_document(order)] if keeps_last else []
     names = ["last"] if keeps_last else []
@@ -205,6 +207,7 @@ def latest_of_many(events: DataFrame, *, columns: Sequence[str] = ("op",), bare:
     order = F.struct("sequence", "offset")
     narrow = events if bare is None else bare
     winners = narrow.groupBy("key").agg(F.max_by("offset", order).alias("winner")).select("winner")
+    # An offset names one row of bronze: the join needs neither the key nor the order.
     won = events.join(F.broadcast(winners), F.col("offset") == F.col("winner"), "left_semi")
     return won.select("key", "sequence", "offset", "after", *columns, F.lit(None).cast("string").alias("partial_sequence"))
 

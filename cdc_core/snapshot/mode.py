@@ -42,6 +42,7 @@ def decided(
 ) -> Decision:
     """The decision for a start whose position, if it has one, can be gone on from."""
     match source.snapshot_mode:
+        # They differ only where the position is lost (`replaces_lost_position`), which is no start with a position.
         case SnapshotMode.INITIAL | SnapshotMode.WHEN_NEEDED:
             return Decision(not has_position, is_unfinished, True)
         case SnapshotMode.ALWAYS:

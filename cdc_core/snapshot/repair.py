@@ -37,6 +37,7 @@ def keys_of(filter_: str | None) -> tuple[str, ...] | None:
 
 def condition(keys: Sequence[str]) -> dict[str, Any]:
     """The find filter that the documents of these keys match: MongoDB holds equal whatever has one key."""
+    # Canonical keys and the unique index agree on what is equal: 5, 5.0 and NumberLong(5) are found by any one of them.
     return {"_id": {"$in": [identifier(key) for key in keys]}}
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from cdc_core.extended_json import bson_to_json, json_to_bson
 
 
-class Kind(str, Enum):
+class SnapshotKind(str, Enum):
     """Why a snapshot is taken."""
 
     INITIAL = "initial"
@@ -108,7 +108,7 @@ class State:
     id: str
     planned: tuple[str, ...] = ()
     collections: Mapping[str, CollectionState] = field(default_factory=dict)
-    kind: Kind = Kind.INITIAL
+    kind: SnapshotKind = SnapshotKind.INITIAL
     conditions: Mapping[str, str] = field(default_factory=dict)
     signal: str | None = None
     is_paused: bool = False
@@ -160,7 +160,7 @@ class State:
         """The payload that plans the snapshot."""
         collections = {name: state.as_json() for name, state in self.collections.items()}
         plan: dict[str, Any] = {"id": self.id, "planned": list(self.planned), "collections": collections}
-        if self.kind is not Kind.INITIAL:
+        if self.kind is not SnapshotKind.INITIAL:
             plan["type"] = self.kind.value
         if self.conditions:
             plan["conditions"] = dict(self.conditions)
@@ -191,7 +191,7 @@ class State:
         return State(
             found["id"],
             tuple(found.get("planned", ())),
-            kind=Kind(found.get("type", Kind.INITIAL.value)),
+            kind=SnapshotKind(found.get("type", SnapshotKind.INITIAL.value)),
             conditions=found.get("conditions", {}),
             signal=found.get("signal"),
         )
@@ -260,7 +260,8 @@ def states(payloads: Iterable[Mapping[str, Any]]) -> tuple[State, ...]:
     found: dict[str, State] = {}
     for payload in payloads:
         fields = payload["snapshot"]
+        # The first payload of a snapshot is its plan; every later one only adds to what is known.
         state = found.get(fields["id"]) or State._planned(fields)
         found[state.id] = state._followed(fields)
-    initial = [state.id for state in found.values() if state.kind is Kind.INITIAL]
-    return tuple(state for state in found.values() if state.kind is not Kind.INITIAL or state.id == initial[-1])
+    initial = [state.id for state in found.values() if state.kind is SnapshotKind.INITIAL]
+    return tuple(state for state in found.values() if state.kind is not SnapshotKind.INITIAL or state.id == initial[-1])

@@ -39,6 +39,8 @@ def guarded(stages: Sequence[Stage]) -> list[dict[str, Any]]:
     is_copied = False
     for stage in stages:
         name, given = next(iter(stage.items()))
+        # Only before the first stage that changes events: a `$match` alone needs no copy, and costs no second document an
+        # event.
         if name in _TRANSFORMING and not is_copied:
             found.append(_copied())
             is_copied = True
@@ -152,6 +154,7 @@ _IS_DOCUMENTS = {"$in": [f"$$ROOT.{GUARD}.operationType", list(DOCUMENTS)]}
 
 
 def _restored() -> dict[str, Any]:
+    # The token goes back into its place: the server ends a stream whose pipeline changed an event's `_id`.
     own = {"$mergeObjects": ["$$ROOT", {"_id": f"${GUARD}._id"}]}
     return {"$replaceWith": {"$cond": [_IS_DOCUMENTS, own, f"${GUARD}"]}}
 

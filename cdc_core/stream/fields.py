@@ -45,7 +45,7 @@ class Fields:
 
 
 @dataclass(frozen=True)
-class Update:
+class UpdateDescription:
     """A change event's `updateDescription`.
 
     `truncated` are (path, new size) pairs; `disambiguated` tells steps that are indexes (numbers) from names
@@ -59,7 +59,7 @@ class Update:
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _FieldRule:
     namespace: re.Pattern[str]
     path: Path
     name: str | None = None
@@ -69,7 +69,7 @@ class _Entry:
 class FieldFilter:
     """The entries of both lists."""
 
-    entries: tuple[_Entry, ...] = ()
+    entries: tuple[_FieldRule, ...] = ()
 
     def of(self, db: str, collection: str) -> Fields | None:
         """What happens to the fields of one collection; None for nothing."""
@@ -96,7 +96,7 @@ def document(before: Document, *, fields: Fields) -> tuple[dict[str, Any], tuple
     return kept, tuple(taken)
 
 
-def update(before: Update, *, fields: Fields) -> tuple[Update, tuple[str, ...]]:
+def update(before: UpdateDescription, *, fields: Fields) -> tuple[UpdateDescription, tuple[str, ...]]:
     """The same for an update description: in its keys, its values, and its removed and truncated paths.
 
     An update in which nothing is left is still an update.
@@ -108,23 +108,23 @@ def update(before: Update, *, fields: Fields) -> tuple[Update, tuple[str, ...]]:
     return after, tuple(taken)
 
 
-def _exclusion(entry: str) -> _Entry:
+def _exclusion(entry: str) -> _FieldRule:
     return _entry(entry, "database.collection.field")
 
 
-def _rename(entry: str) -> _Entry:
+def _rename(entry: str) -> _FieldRule:
     path, colon, name = entry.rpartition(":")
     if not colon or not name.strip() or "." in name:
         raise values.InvalidValue(f"database.collection.field:name is expected, found {entry}")
     return replace(_entry(path, "database.collection.field:name"), name=name.strip())
 
 
-def _entry(entry: str, expected: str) -> _Entry:
+def _entry(entry: str, expected: str) -> _FieldRule:
     steps = [_ESCAPED_DOT.sub(".", step) for step in _DOT.split(entry.strip())]
     if len(steps) < 3 or not all(steps):
         raise values.InvalidValue(f"{expected} is expected, found {entry}")
     namespace = r"\.".join(".*".join(map(re.escape, step.split("*"))) for step in steps[:2])
-    return _Entry(re.compile(namespace, re.IGNORECASE | re.DOTALL), tuple(steps[2:]))
+    return _FieldRule(re.compile(namespace, re.IGNORECASE | re.DOTALL), tuple(steps[2:]))
 
 
 def _is_step(step: str, name: str) -> bool:
@@ -160,16 +160,17 @@ def _renamed(node: Any, path: Path, name: str, taken: list[str]) -> Any:
     old = [each for each in node if _is_step(path[0], each) and each != name]
     if not old:
         return dict(node)
+    # Overwriting would lose one of two values, and nobody could say which.
     if name in node or len(old) > 1:
         taken.append(name)
         return dict(node)
     return {**{each: value for each, value in node.items() if each != old[0]}, name: node[old[0]]}
 
 
-def _excluded_update(before: Update, paths: Sequence[Path]) -> Update:
+def _excluded_update(before: UpdateDescription, paths: Sequence[Path]) -> UpdateDescription:
     rests = {key: _rests(_steps(key, before), paths) for key in _keys(before)}
     kept = {key for key in rests if () not in rests[key]}
-    return Update(
+    return UpdateDescription(
         updated={key: _excluded(value, rests[key]) for key, value in before.updated.items() if key in kept},
         removed=tuple(key for key in before.removed if key in kept),
         truncated=tuple((key, size) for key, size in before.truncated if key in kept),
@@ -177,7 +178,7 @@ def _excluded_update(before: Update, paths: Sequence[Path]) -> Update:
     )
 
 
-def _renamed_update(before: Update, rename: Rename, taken: list[str]) -> Update:
+def _renamed_update(before: UpdateDescription, rename: Rename, taken: list[str]) -> UpdateDescription:
     new = {key: _renamed_steps(_steps(key, before), rename) for key in _keys(before)}
     named = {key: key if steps is None else ".".join(map(str, steps)) for key, steps in new.items()}
     for key, name in named.items():
@@ -190,7 +191,7 @@ def _renamed_update(before: Update, rename: Rename, taken: list[str]) -> Update:
         if named[key] == key
     }
     moved = {named[key]: value for key, value in before.updated.items() if named[key] != key}
-    return Update(
+    return UpdateDescription(
         updated={**same, **moved},
         removed=tuple(named[key] for key in before.removed),
         truncated=tuple((named[key], size) for key, size in before.truncated),
@@ -199,7 +200,7 @@ def _renamed_update(before: Update, rename: Rename, taken: list[str]) -> Update:
 
 
 def _disambiguated(
-    before: Update, keys: Mapping[str, tuple[str, Sequence[str | int] | None]]
+    before: UpdateDescription, keys: Mapping[str, tuple[str, Sequence[str | int] | None]]
 ) -> Mapping[str, Sequence[str | int]] | None:
     """The steps of the keys that are left, under their new names."""
     if before.disambiguated is None:
@@ -215,12 +216,12 @@ def _renamed_below(value: Any, steps: Sequence[str | int], rename: Rename, taken
     return value
 
 
-def _keys(before: Update) -> dict[str, None]:
+def _keys(before: UpdateDescription) -> dict[str, None]:
     truncated = (key for key, _ in before.truncated)
     return dict.fromkeys((*before.updated, *before.removed, *truncated, *(before.disambiguated or ())))
 
 
-def _steps(key: str, before: Update) -> Sequence[str | int]:
+def _steps(key: str, before: UpdateDescription) -> Sequence[str | int]:
     return (before.disambiguated or {}).get(key) or key.split(".")
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,8 +31,6 @@ from cdc_core.properties.source import (
 from cdc_core.stream import cursor_pipeline, patterns
 from cdc_core.stream.patterns import Pattern
 
-Stage = Mapping[str, Any]
-
 BUILT_IN = frozenset({"admin", "config", "local"})
 """Databases that are never captured."""
 
@@ -41,7 +39,7 @@ OPERATIONS = frozenset(cursor_pipeline.DOCUMENTS)
 
 
 @dataclass(frozen=True)
-class Names:
+class NameFilter:
     """An include and an exclude list over one kind of name; the include list wins."""
 
     include: tuple[Pattern, ...] = ()
@@ -58,9 +56,9 @@ class Names:
 class Filter:
     """The lists of one pipeline; `signals` is the collection that is read for signals, captured or not."""
 
-    databases: Names = Names()
-    collections: Names = Names()
-    snapshots: Names = Names()
+    databases: NameFilter = NameFilter()
+    collections: NameFilter = NameFilter()
+    snapshots: NameFilter = NameFilter()
     signals: str | None = None
 
     def includes(self, db: str, collection: str) -> bool:
@@ -121,8 +119,8 @@ def of(source: Source) -> Filter:
     """The filter of the settings; they were validated, so every entry is readable."""
     read = patterns.regex if source.filters_match_mode is MatchMode.REGEX else patterns.literal
 
-    def names(include: Iterable[str], exclude: Iterable[str] = ()) -> Names:
-        return Names(tuple(map(read, include)), tuple(map(read, exclude)))
+    def names(include: Iterable[str], exclude: Iterable[str] = ()) -> NameFilter:
+        return NameFilter(tuple(map(read, include)), tuple(map(read, exclude)))
 
     return Filter(
         databases=names(source.database_include_list, source.database_exclude_list),
@@ -256,25 +254,26 @@ def _captured(filter_: Filter, field: str) -> dict[str, Any] | None:
     ]
     if not conditions:
         return None
+    # The collection of signals has to come through whether it is captured or not.
     if filter_.signals is None:
         return _all(conditions)
     db, _, collection = filter_.signals.partition(".")
     return {"$or": [_all(conditions), {f"{field}.db": db, f"{field}.coll": collection}]}
 
 
-def _database_conditions(names: Names, field: str) -> list[dict[str, Any]]:
+def _database_conditions(names: NameFilter, field: str) -> list[dict[str, Any]]:
     included = _server_texts(names.include)
     if included is not None:
         return [_matching(f"{field}.db", included)] if included else _excluded_databases(names, field)
     return []
 
 
-def _excluded_databases(names: Names, field: str) -> list[dict[str, Any]]:
+def _excluded_databases(names: NameFilter, field: str) -> list[dict[str, Any]]:
     known = [text for pattern in names.exclude if (text := pattern.server_text) is not None]
     return [{"$nor": [_matching(f"{field}.db", known)]}] if known else []
 
 
-def _collection_conditions(names: Names, field: str) -> list[dict[str, Any]]:
+def _collection_conditions(names: NameFilter, field: str) -> list[dict[str, Any]]:
     if names.include:
         return [_any(_namespace_clauses(names.include, field))] if _server_texts(names.include) is not None else []
     known = tuple(pattern for pattern in names.exclude if pattern.server_text is not None)

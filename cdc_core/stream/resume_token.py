@@ -30,7 +30,7 @@ _DOCUMENT = "46"
 _fragment = re.compile(r"(?:29|2B(?!00)[0-9A-F][02468ACE])04").fullmatch
 
 
-class Position(NamedTuple):
+class TokenPosition(NamedTuple):
     """An event's cluster time, and its place among the events of that time."""
 
     seconds: int
@@ -38,23 +38,24 @@ class Position(NamedTuple):
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks of a position
 
 
-def position(data: str) -> Position:
+def position(data: str) -> TokenPosition:
     """The position in a token's `_data`; ValueError if it is no token of MongoDB."""
     found = _token(data)
     if found is None:
         raise _unreadable(data, "it does not begin with a cluster time")
     seconds, increment, rest = found.groups()
     index, _at = _index(data) if rest[:12] not in _FIRST_OF_ITS_TIME else (0, 30)
-    return Position(int(seconds, 16), int(increment, 16), index)
+    return TokenPosition(int(seconds, 16), int(increment, 16), index)
 
 
-def sequence(position: Position) -> str:
+def sequence(position: TokenPosition) -> str:
     """A position as 24 hex digits that sort as the events must apply to a key."""
     return f"{position.seconds:08x}{position.increment:08x}{position.index:08x}"
 
 
 def sequence_of(data: str) -> str:
     """The sequence of a token's `_data`: the same as `sequence(position(data))`, and quicker."""
+    # Nearly every event is the first of its cluster time: twelve digits are compared instead of three numbers read.
     if data[18:30] in _FIRST_OF_ITS_TIME and _token(data):
         return f"{data[2:18].lower()}00000000"
     return sequence(position(data))
@@ -96,6 +97,7 @@ def behind(data: str) -> str:
         return data
     if not is_event:
         return data
+    # Only the beginning of a token: it sorts before every token of that instant, and is never sent to a server.
     return f"82{at.seconds:08X}{at.increment + 1:08X}"
 
 

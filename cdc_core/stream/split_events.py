@@ -61,6 +61,7 @@ def is_unfinished(raw: bytes) -> bool:
 
 
 def _split(raw: bytes) -> tuple[int, int] | None:
+    # A search in the bytes, for nearly all events the only one; a document may hold the word, so that the element decides.
     if _NAME not in raw:
         return None
     for element in raw_bson.elements(raw):
@@ -83,6 +84,7 @@ def _joined(parts: list[bytes]) -> bytes:
         for element in raw_bson.elements(raw):
             if element.name in (_NAME, b"_id"):
                 continue
+            # Copied as bytes: the joined event is as exact as its fragments.
             found.setdefault(element.name, _element(raw, element))
     token = next(element for element in raw_bson.elements(parts[-1]) if element.name == b"_id")
     body = _element(parts[-1], token) + b"".join(found.values())

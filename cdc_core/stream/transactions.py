@@ -58,6 +58,7 @@ class Tracker:
         """Count one captured event of the transaction `id_`, or outside of any."""
         before = self.current
         if id_ is None:
+            # Debezium ends a transaction with the first event that is none of it.
             self.current = None
             return NOTHING if before is None else Seen(ended=before)
         is_new = before is None or before.id != id_

@@ -49,7 +49,7 @@ def parsed(user_metadata: str | None) -> dict[str, object] | None:
     return fields if isinstance(fields, dict) and "writer" in fields else None
 
 
-class Verdict(Enum):
+class Availability(Enum):
     """What a second writer does."""
 
     FREE = "free"
@@ -57,17 +57,19 @@ class Verdict(Enum):
     LEASE_RUNNING = "lease of another host not over"
 
 
-def verdict(claim: Mapping[str, object] | None, *, host: str, now_ms: int, is_alive: bool, committed_ms: int = 0) -> Verdict:
+def verdict(
+    claim: Mapping[str, object] | None, *, host: str, now_ms: int, is_alive: bool, committed_ms: int = 0
+) -> Availability:
     """Whether the table is free for a new writer on `host` at `now_ms`.
 
     `is_alive` tells whether the claim's process still runs (only asked for the same host); `committed_ms` is when the
     claim was committed, for a lease that is given as a length in seconds.
     """
     if claim is None or claim.get("released"):
-        return Verdict.FREE
+        return Availability.FREE
     if claim.get("host") == host:
-        return Verdict.OWNER_ALIVE if is_alive else Verdict.FREE
-    return Verdict.LEASE_RUNNING if now_ms < lease_end(claim, committed_ms=committed_ms) else Verdict.FREE
+        return Availability.OWNER_ALIVE if is_alive else Availability.FREE
+    return Availability.LEASE_RUNNING if now_ms < lease_end(claim, committed_ms=committed_ms) else Availability.FREE
 
 
 def lease_end(claim: Mapping[str, object], *, committed_ms: int) -> int:

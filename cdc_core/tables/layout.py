@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass, replace
+from enum import Enum
 from urllib.parse import quote
 
 from cdc_core.sql.names import identifier
@@ -43,6 +44,13 @@ class TableRef:
     def named(*parts: str) -> TableRef:
         """The catalog table `parts[0].parts[1]…`."""
         return TableRef(identifier(*parts))
+
+
+class Layer(str, Enum):
+    """The layers whose tables hold documents: each can be rebuilt, and compared with the source."""
+
+    SILVER = "silver"
+    GOLD = "gold"
 
 
 MAX_FOLDER = 255

@@ -39,14 +39,14 @@ def added_headers(change: ChangeEvent, options: UnwrapOptions) -> tuple[tuple[st
 
 def added_field(
     change: ChangeEvent, added: AddedField, options: UnwrapOptions, displaced: dict[str, str]
-) -> Iterator[record_fields.Field]:
+) -> Iterator[record_fields.RecordField]:
     found = _looked_up(change, added)
     value = None if found is _MISSING else _typed_metadata(found, added.field)
     if options.flatten_struct and debezium_json.is_document(value):
         below = added.name + options.flatten_struct_delimiter
         yield from record_fields.document_fields(value, options, displaced, flat=True, prefix=below, path=(added.name,))
     else:
-        yield record_fields.Field(debezium_json.escaped(added.name), value, added.name)
+        yield record_fields.RecordField(debezium_json.escaped(added.name), value, added.name)
 
 
 def _looked_up(change: ChangeEvent, added: AddedField) -> Json | _Missing:

@@ -180,7 +180,7 @@ def _fields(
     identity: Parsed | patches.NoId,
     options: UnwrapOptions,
     displaced: dict[str, str],
-) -> Iterator[record_fields.Field]:
+) -> Iterator[record_fields.RecordField]:
     """The fields of the document, then `__deleted`, then `_id`, then `add.fields`; none for a delete without value."""
     mode = options.delete_tombstone_handling_mode
     if not state and not mode.rewrites_delete:

@@ -15,7 +15,7 @@ Document = dict[str, Parsed]
 
 
 @dataclass(frozen=True)
-class Field:
+class RecordField:
     """A field of the output: its name (escaped, as in type-exact JSON), its value, and where it stood."""
 
     name: str
@@ -23,14 +23,14 @@ class Field:
     path: str
 
 
-def engine_field(name: str, value: Parsed, options: UnwrapOptions) -> Field:
-    adjusted = options.field_name_adjustment_mode.adjusted(name)
-    return Field(adjusted, value, name)
+def engine_field(name: str, value: Parsed, options: UnwrapOptions) -> RecordField:
+    adjusted = options.field_names.of(name)
+    return RecordField(adjusted, value, name)
 
 
-def joined(fields: Iterable[Field], displaced: dict[str, str]) -> Document:
+def joined(fields: Iterable[RecordField], displaced: dict[str, str]) -> Document:
     """One document of the fields. Of two that meet in a name the last has it; the other goes to `displaced`."""
-    taken: dict[str, Field] = {}
+    taken: dict[str, RecordField] = {}
     for each in fields:
         other = taken.get(each.name)
         if other is not None and each.value is None:
@@ -58,7 +58,7 @@ def document_fields(
     flat: bool,
     prefix: str = "",
     path: tuple[str, ...] = (),
-) -> Iterator[Field]:
+) -> Iterator[RecordField]:
     """The fields of a document under their new names; flat ones of its sub-documents among them."""
     for stored_name, value in document.items():
         if _is_undefined(value):
@@ -69,7 +69,7 @@ def document_fields(
         struct = _struct(value, options) if flat else None
         if struct is None:
             rest = None if _is_left_out(value, options) else record_value(value, here, options, displaced)
-            yield Field(debezium_json.escaped(name), rest, ".".join(here))
+            yield RecordField(debezium_json.escaped(name), rest, ".".join(here))
         else:
             below = name + options.flatten_struct_delimiter
             yield from document_fields(struct, options, displaced, flat=True, prefix=below, path=here)
@@ -77,7 +77,7 @@ def document_fields(
 
 def _name(own: str, options: UnwrapOptions, *, flat: bool) -> str:
     plain = own.replace(".", options.flatten_struct_delimiter) if flat else own
-    return options.field_name_adjustment_mode.adjusted(plain)
+    return options.field_names.of(plain)
 
 
 def _is_undefined(value: Parsed) -> bool:
@@ -86,7 +86,7 @@ def _is_undefined(value: Parsed) -> bool:
 
 def _is_left_out(value: Parsed, options: UnwrapOptions) -> bool:
     """Empty arrays are null in the modes for Avro, as in the SMT."""
-    return value == [] and options.field_name_adjustment_mode is not FieldNameAdjustment.NONE
+    return value == [] and options.field_names.adjustment is not FieldNameAdjustment.NONE
 
 
 def _struct(value: Parsed, options: UnwrapOptions) -> Document | None:

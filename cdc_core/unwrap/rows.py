@@ -20,7 +20,7 @@ RESCUED = "__rescued"
 
 
 @dataclass(frozen=True)
-class Row:
+class JsonRow:
     """A record of the output, as Kafka's JsonConverter prints it: plain JSON, null fields left out."""
 
     key: Json
@@ -34,7 +34,7 @@ class Row:
 
 def records(
     events: Iterable[Json], *, options: UnwrapOptions
-) -> Iterator[Row | new_document_state.Unchanged | new_document_state.Dropped]:
+) -> Iterator[JsonRow | new_document_state.Unchanged | new_document_state.Dropped]:
     """What each event becomes, in order; the events of one collection are one table. Holds all of them in memory.
 
     Raises `ValueError` as `extracted` does, before the first row.
@@ -77,14 +77,14 @@ class Tables:
             self._schemas[collection], _ = evolution.join(document_schema.EMPTY, shape, naming=_NAMING)
         return self._schemas[collection]
 
-    def row(self, result: new_document_state.Extracted) -> Row:
+    def row(self, result: new_document_state.Extracted) -> JsonRow:
         """The record, its document typed by the collection's schema; what does not fit is under `__rescued`."""
         key = None if result.key is None else printed_key(result.key)
         if result.document is None:
-            return Row(key, None, result.headers)
+            return JsonRow(key, None, result.headers)
         rescued = dict(result.displaced)
         value = connect_json.document(result.document, self.schema(result.collection).struct, rescued)
-        return Row(key, {**value, RESCUED: {**rescued}} if rescued else value, result.headers)
+        return JsonRow(key, {**value, RESCUED: {**rescued}} if rescued else value, result.headers)
 
 
 _NAMING = column_names.Naming(reserved=frozenset({RESCUED}))

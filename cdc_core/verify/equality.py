@@ -33,7 +33,7 @@ _MARK = "\0"
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A table's row: the cells of the document's columns and of columns that no document has, and what was rescued."""
 
     columns: Mapping[str, Any]
@@ -55,6 +55,7 @@ def canonical(value: Any) -> Any:
         case None | bool() | int() | str():
             return value
         case float():
+            # JSON has neither NaN nor infinities, and NaN has to be equal to itself here.
             return value if math.isfinite(value) else {_MARK: "NaN" if math.isnan(value) else repr(value)}
         case bytes():
             return {_MARK + "bytes": value.hex()}
@@ -88,7 +89,7 @@ def _without_nulls(parsed: Any) -> Any:
     return [_without_nulls(item) for item in parsed] if isinstance(parsed, list) else parsed
 
 
-def digest(row: Row) -> int:
+def digest(row: TableRow) -> int:
     """64 bits, the same for rows that hold the same; rows that differ share them by accident alone."""
     rescued = {path: _text(text) for path, text in row.rescued.items()}
     text = orjson.dumps([_present(row.columns), rescued, _present(row.others)], option=orjson.OPT_SORT_KEYS)
@@ -107,15 +108,15 @@ class Document:
         """The document of its Extended JSON; ValueError where it is none."""
         return Document(*exact.parsed(text))
 
-    def expected(self, schema: DocumentSchema) -> Row:
+    def expected(self, schema: DocumentSchema) -> TableRow:
         """The row that the schema makes of it."""
         columns, rescued = cast.row(self.parsed, schema)
         for path, earlier in self.repeated.items():
             cast.rescue(rescued, path, earlier)
-        return Row(columns, rescued, {})
+        return TableRow(columns, rescued, {})
 
 
-def differences(document: Document, row: Row, schema: DocumentSchema) -> tuple[Difference, ...]:
+def differences(document: Document, row: TableRow, schema: DocumentSchema) -> tuple[Difference, ...]:
     """What is not equal, in no particular order; nothing for a row that holds the document."""
     found: list[Difference] = []
     whole = document.expected(schema)

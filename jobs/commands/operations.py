@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from jobs.commands import application, interrupts, options
+from pipelines import clock
 
 
 @click.command()
@@ -93,7 +94,6 @@ def send_signal(
       medallion signal stop-snapshot    --config conf/shop.yml
     """
     import json
-    import time
 
     from cdc_core.properties import types as values
     from pipelines.channels import signals
@@ -122,7 +122,7 @@ def send_signal(
     settings, spark = application.opened(file, "signal", quiet=True)
     # One commit of a table: interrupted half way, nobody would know whether the signal was sent.
     with interrupts.undisturbed():
-        sent = signals.send(spark, settings, type_=type_, data=asked, id_=id_, ts_ms=int(time.time() * 1000))
+        sent = signals.send(spark, settings, type_=type_, data=asked, id_=id_, ts_ms=clock.now_ms())
     said = f"signal {sent.id} ({sent.type}) is sent; the capture of {settings.name} does it at its next look"
     click.echo(json.dumps({"id": sent.id, "type": sent.type, "data": asked}) if as_json else said)
 
@@ -167,8 +167,6 @@ def quarantine(
       medallion quarantine list   --config conf/shop.yml --collection shop.orders --documents --json
       medallion quarantine replay --config conf/shop.yml --collection shop.orders --corrections mended.json
     """
-    import time
-
     from pipelines.operations import quarantine as pipeline
     from pipelines.terminal import tables as report
 
@@ -193,7 +191,7 @@ def quarantine(
             collection=collection,
             tokens=tokens or None,
             corrections=mended,
-            now_ms=int(time.time() * 1000),
+            now_ms=clock.now_ms(),
             take_over=take_over,
         )
     click.echo(pipeline.to_json(done)) if as_json else report.replayed(done)

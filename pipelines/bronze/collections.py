@@ -84,6 +84,7 @@ def parted(settings: Settings, namespaces: Sequence[Namespace]) -> Known:
     refused: dict[Namespace, errors.DecisionNeeded] = {}
     for namespace in namespaces:
         table = layout.silver(namespace.db, namespace.collection)
+        # A catalog takes names in capitals and small letters for the same; a folder does not.
         name = str(table) if table.path is not None else str(table).lower()
         owner = owners.setdefault(name, namespace)
         if owner == namespace:
@@ -107,6 +108,8 @@ def read(spark: SparkSession, settings: Settings, *, log: str | None = None) -> 
     for row in rows:
         if row["db"] is not None:
             names = (row["db"], row["collection"])
+            # Noted more than once after a crash: the earliest says when it was first seen, and who had the table's name
+            # first.
             first[names] = min(row["batch"], first.get(names, row["batch"]))
     discovered = max((row["batch"] for row in rows if row["log"] == log), default=0)
     in_order = sorted(first, key=lambda names: (first[names], names))
@@ -163,6 +166,7 @@ class Settled:
     @staticmethod
     def at(batch: int, positions: Mapping[Namespace, SilverPosition]) -> Settled:
         """What is to be said of the tables at these positions."""
+        # All of them in one digest: the statement is about the set, and a single table that moved makes it void.
         places = sorted((str(namespace), each.to, each.generation) for namespace, each in positions.items())
         return Settled(batch, hashlib.blake2b(json.dumps(places).encode(), digest_size=12).hexdigest())
 
@@ -241,6 +245,7 @@ def _position_and_version(spark: SparkSession, table: tables.TableRef) -> tuple[
         if commit is not None and commit.version == version:
             return commit, version
         again = table_history.position(spark, table)
+        # The version was read between two equal looks at the position: no commit of ours lies between them.
         if again == commit:
             return commit, version
         commit = again

@@ -11,7 +11,6 @@ import functools
 import json
 import re
 import threading
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -61,7 +60,7 @@ Numbered = Callable[[int, int], pa.Table]
 
 
 @dataclass(frozen=True)
-class Position:
+class BronzePosition:
     """Up to where bronze is complete: the token of its last row, and the numbers of that row."""
 
     token: str
@@ -74,7 +73,7 @@ class Found:
     """The position as it was read before the table was claimed; nothing that came after `version` may be missing in it."""
 
     version: int
-    position: Position | None
+    position: BronzePosition | None
 
 
 @dataclass
@@ -88,7 +87,7 @@ class Log:
     spark: SparkSession
     table: tables.TableRef
     writer: Writer
-    position: Position | None
+    position: BronzePosition | None
     extra: Mapping[str, object] = field(default_factory=dict)
     commits: int = 0
     complete: str | None = None
@@ -126,7 +125,7 @@ class Log:
             position = read_position(spark, table)
         return Log(spark, table, writer, position, extra or {})
 
-    def append(self, numbered: Numbered, *, token: str | None = None) -> Position:
+    def append(self, numbered: Numbered, *, token: str | None = None) -> BronzePosition:
         """Number the rows and commit them; the new position.
 
         The rows end with one that carries the stream's token, which is `token` where the caller knows better than the
@@ -135,21 +134,25 @@ class Log:
         with self._lock:
             if self._is_closed:
                 raise errors.OwnershipLost("bronze: this capture has ended; nothing more is committed")
+            # Not the position's batch + 1: after a RESTORE silver may have applied numbers that the table no longer shows.
             batch = self.numbered + 1
+            # Numbered under the lock, and not when the rows were made: the stream and a snapshot take turns.
             first = self.position.offset + 1 if self.position else 0
             rows = numbered(batch, first)
             last = token or rows.column("resume_token")[-1].as_py()
             extra = {**self.extra, **self._numbers(batch)}
             self.writer.append_arrow(rows, to=last, statistics=bronze.STATISTICS, extra=extra)
             self.numbered = batch
-            self.position = Position(last, batch, rows.column("offset")[-1].as_py())
+            # After the commit: a commit that failed leaves position and number as they were, for whatever is committed next.
+            self.position = BronzePosition(last, batch, rows.column("offset")[-1].as_py())
             self.commits += 1
         return self.position
 
-    def heartbeat(self, *payloads: Mapping[str, Any], token: str, ts_ms: int) -> Position:
+    def heartbeat(self, *payloads: Mapping[str, Any], token: str, ts_ms: int) -> BronzePosition:
         """Commit heartbeat rows, one a payload, at once. They carry `token`, or the position where that is further by now."""
 
         def numbered(batch: int, first: int) -> pa.Table:
+            # Tokens sort in stream order: the commit lock may have been held by one that moved the position further.
             newest = max(token, self._token or "")
             return pa.concat_tables(
                 heartbeat_row(payload, token=newest, batch=batch, offset=first + number, ts_ms=ts_ms)
@@ -185,6 +188,7 @@ class Log:
         """Wait for a compaction that runs, and give the claim back; nothing the second time."""
         if self._is_closed:
             return
+        # Before the wait: a thread that was left behind must find the log closed, and not commit behind the release.
         self._is_closed = True
         if self._compaction is not None:
             self._compaction.join(timeout=60)
@@ -198,7 +202,7 @@ def found(spark: SparkSession, table: tables.TableRef) -> Found:
     return Found(version, read_position(spark, table))
 
 
-def read_position(spark: SparkSession, table: tables.TableRef) -> Position | None:
+def read_position(spark: SparkSession, table: tables.TableRef) -> BronzePosition | None:
     """The position that the rows carry: the token of the last row of the last batch; None for an empty table."""
     held = _last_rows(table)
     if held is not None:
@@ -210,12 +214,12 @@ def read_position(spark: SparkSession, table: tables.TableRef) -> Position | Non
     return _position(last)
 
 
-def _position(last: pa.Table) -> Position | None:
+def _position(last: pa.Table) -> BronzePosition | None:
     """The position that the rows of the last batch carry."""
     if not last.num_rows:
         return None
     row = last.sort_by([("batch", "descending"), ("offset", "descending")]).slice(0, 1).to_pylist()[0]
-    return Position(row["resume_token"], row["batch"], row["offset"])
+    return BronzePosition(row["resume_token"], row["batch"], row["offset"])
 
 
 def _last_rows(table: tables.TableRef) -> pa.Table | None:
@@ -225,6 +229,7 @@ def _last_rows(table: tables.TableRef) -> pa.Table | None:
     if files is None:
         return None
     spans = [(file.between("batch"), file) for file in files if file.stats.get("numRecords") != 0]
+    # A file without statistics may hold the newest batch.
     if any(span is None for span, _ in spans):
         return None
     newest = max((span[1] for span, _ in spans if span), default=None)
@@ -232,7 +237,7 @@ def _last_rows(table: tables.TableRef) -> pa.Table | None:
     return _read(paths, ["resume_token", "batch", "offset"], where=[("batch", "==", newest)] if paths else None)
 
 
-def _told(spark: SparkSession, table: tables.TableRef, kind: bronze.Kind, *begins: str) -> list[dict[str, Any]]:
+def _told(spark: SparkSession, table: tables.TableRef, kind: bronze.RowKind, *begins: str) -> list[dict[str, Any]]:
     """Token, offset, payload and clock of the rows of a kind whose payloads begin so, in order; without a Spark job where this process sees the files."""
     columns, folder = ["resume_token", "offset", "payload", "ts_ms"], local_log.folder(table)
     files = None if folder is None else local_log.files(folder)
@@ -281,11 +286,6 @@ def newest(spark: SparkSession, table: tables.TableRef) -> Newest:
         held = _position(rows)
         batch = 0 if held is None else held.batch
     return Newest(batch, ((own.metadata if own else None) or {}).get("log"))
-
-
-def last_batch(spark: SparkSession, table: tables.TableRef) -> int:
-    """The number of the newest batch; 0 for an empty table."""
-    return newest(spark, table).batch
 
 
 def rows(
@@ -348,6 +348,7 @@ def _span_files(table: tables.TableRef, span: reduce.Range, among: Mapping[str, 
         low, high = batches
         if low > span.after and high <= span.to:
             held.append(file)
+        # A compaction has put rows of this span and of others into one file: only Delta's predicate tells them apart.
         elif high > span.after and low <= span.to:
             return []
     return held
@@ -370,11 +371,11 @@ def snapshot_heartbeats(spark: SparkSession, table: tables.TableRef) -> list[dic
 
 def told_heartbeats(spark: SparkSession, table: tables.TableRef) -> list[dict[str, Any]]:
     """The payloads of all heartbeats that tell of a snapshot or of a gap, in order."""
-    return [json.loads(row["payload"]) for row in _told(spark, table, bronze.Kind.HEARTBEAT, '{"snapshot"', '{"gap"')]
+    return [json.loads(row["payload"]) for row in _told(spark, table, bronze.RowKind.HEARTBEAT, '{"snapshot"', '{"gap"')]
 
 
 @dataclass(frozen=True)
-class Note:
+class FilterChange:
     """That the settings let other events in from `token` on, and which collections were captured then."""
 
     token: str
@@ -387,9 +388,10 @@ def is_whole(spark: SparkSession, table: tables.TableRef, namespace: str) -> boo
     collection was planned since, and read to its end."""
     first = spark.sql(f"SELECT min(batch) AS first FROM {table}").collect()[0].first
     trimmed = delta.properties(spark, table).get(TRIMMED)
+    # Numbers begin at 1: a table that begins later lost its beginning, or took the place of another one.
     if first == 1 and trimmed is None:
         return True
-    rows = _told(spark, table, bronze.Kind.HEARTBEAT, '{"snapshot"')
+    rows = _told(spark, table, bronze.RowKind.HEARTBEAT, '{"snapshot"')
     payloads = [json.loads(row["payload"]) for row in rows]
     planned_ms: dict[str, int] = {}
     for row, payload in zip(rows, payloads, strict=True):
@@ -411,11 +413,11 @@ def is_trimmed_behind(spark: SparkSession, table: tables.TableRef, batch: int) -
     return trimmed is not None and (at or 0) < int(trimmed)
 
 
-def notes(spark: SparkSession, table: tables.TableRef) -> list[Note]:
+def notes(spark: SparkSession, table: tables.TableRef) -> list[FilterChange]:
     """What was noted each time when the settings let in other events, in order."""
-    rows = _told(spark, table, bronze.Kind.HEARTBEAT, '{"stream"')
+    rows = _told(spark, table, bronze.RowKind.HEARTBEAT, '{"stream"')
     read = ((row, json.loads(row["payload"]).get("captured")) for row in rows)
-    return [Note(row["resume_token"], row["offset"], frozenset(found)) for row, found in read if found is not None]
+    return [FilterChange(row["resume_token"], row["offset"], frozenset(found)) for row, found in read if found is not None]
 
 
 def captured_collections(spark: SparkSession, table: tables.TableRef, *, behind: int = -1) -> list[tuple[str, str]]:
@@ -428,7 +430,7 @@ def captured_collections(spark: SparkSession, table: tables.TableRef, *, behind:
 
 def handled_signals(spark: SparkSession, table: tables.TableRef) -> set[str]:
     """The marks of the signals in bronze that came from `ops/signals` or from Kafka."""
-    payloads = (json.loads(row["payload"] or "{}") for row in _told(spark, table, bronze.Kind.SIGNAL))
+    payloads = (json.loads(row["payload"] or "{}") for row in _told(spark, table, bronze.RowKind.SIGNAL))
     return {str(payload["row"]) for payload in payloads if payload.get("row") is not None}
 
 
@@ -456,16 +458,11 @@ def heartbeat_row(payload: Mapping[str, Any], *, token: str, batch: int, offset:
         "resume_token": token,
         "offset": offset,
         "batch": batch,
-        "kind": bronze.Kind.HEARTBEAT.value,
+        "kind": bronze.RowKind.HEARTBEAT.value,
         "payload": json.dumps(payload, separators=(",", ":")),
         "ts_ms": ts_ms,
     }
     return pa.Table.from_pylist([values], schema=bronze.SCHEMA)
-
-
-def now_ms() -> int:
-    """The capture service's clock."""
-    return int(time.time() * 1000)
 
 
 def _check_columns(spark: SparkSession, table: tables.TableRef) -> None:

@@ -52,5 +52,6 @@ class ByteQueue:
     def close(self) -> None:
         """Let every waiting thread go."""
         with self._changed:
+            # `put` and `get` wait on this very condition: without a word from here they would outlive the run.
             self._closed = True
             self._changed.notify_all()

@@ -29,7 +29,7 @@ from pipelines.capture.reader import Reader
 from pipelines.capture.selection import Selection
 from pipelines.capture.shutdown import Shutdown
 from pipelines.capture.signal_reader import Inbox, SignalReader
-from pipelines.capture.start import Plan, Start
+from pipelines.capture.start import Start, StartPlan
 from pipelines.capture.stream_opener import ExistingBronze, OpenStream, StreamOpener
 from pipelines.channels import notifier
 from pipelines.delta import tables as delta
@@ -68,6 +68,7 @@ class Capture:
     def __init__(self, service: Service, connection: connections.Connection, client: mongodb.Client) -> None:
         source = service.settings.source
         self._service = service
+        # The first heartbeat is due one interval after this, also where no row has come by then.
         self._made_at = time.monotonic()
         batches = service.metrics.streaming.queue = byte_queue.ByteQueue(source.max_queue_size_in_bytes)
         self._threads = threads.Threads(batches)
@@ -102,10 +103,13 @@ class Capture:
         oplog = OplogWatch(self._deployment, log, service.metrics, halt)
         # Not one of the run's threads: it is not waited for, and nothing that it meets ends the run.
         threading.Thread(target=oplog.run, name="capture-oplog", daemon=True).start()
+        # Before the threads of snapshots and signals: a signal that stops a snapshot has to find it in the queue.
         snapshot_start.add_planned(snapshots, plan, self._notifier)
         self._threads.start(threads.SNAPSHOT, snapshots.run)
         signals = SignalReader(service.settings, service.session, log, self._notifier, halt, inbox)
         self._threads.start(threads.SIGNALS, signals.run)
+        # The commits of the start are not progress: a run that does nothing but start, and fails, counts as a failed
+        # attempt.
         self._counts.begin(commits=log.commits)
         read = loop.run(positions.token_of(log))
         self._finish(loop, read, snapshots)
@@ -144,7 +148,7 @@ class Capture:
             streaming.captured = tuple(captured)
             self._deployment.check_guardrail(len(captured))
 
-    def _begin(self, options: change_stream.StreamOptions, *, take_over: bool) -> tuple[bronze.Log, OpenStream, Plan]:
+    def _begin(self, options: change_stream.StreamOptions, *, take_over: bool) -> tuple[bronze.Log, OpenStream, StartPlan]:
         """Open the stream, claim bronze and commit where the run begins.
 
         The stream comes first: a capture that cannot go on has changed nothing.
@@ -159,6 +163,7 @@ class Capture:
         opened = opener.open_or_restart(existing.position)
         extra = {"stream": fingerprint}
         log = self._log = bronze.Log.open(service.spark, table, take_over=take_over, extra=extra, found=existing.found)
+        # The stream was opened behind a position that is not the table's any more: events would be missing, or come twice.
         if log.position != existing.position:  # another capture has committed in between
             opened.stream.close()
             opened = opener.open_or_restart(log.position)
@@ -225,6 +230,7 @@ class Capture:
             if self._shutdown.excuses(failure):
                 return  # a clean end; what was read may not be committed, so that the position stays
             raise failure
+        # Last of all: only now is everything up to this token known to be in bronze.
         loop.heartbeats.last(read.token, is_drained=read.is_drained)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cdc_core.bronze import event_rows as events
+from pipelines import clock
 from pipelines.bronze import log as bronze
 from pipelines.capture import metrics, threads
 from pipelines.capture.logger import log
@@ -48,12 +49,15 @@ class Committer:
         """Hand the last rows over, and wait until everything is committed."""
         if len(rows):
             self._put(rows)
+        # The mark that no more rows come; the thread takes it after all rows, because the queue keeps the order.
         self._put(None)
         self.threads.join(threads.COMMITTER)
 
     def abandon(self) -> None:
         """End the thread of a run that failed, which has not handed over the mark that no more rows come."""
         end = time.monotonic() + threads.CLOSE_SECONDS
+        # The queue may be full of rows that nobody takes any more: the mark is offered until the thread has gone, or the
+        # time is up.
         while self.threads.is_alive(threads.COMMITTER) and time.monotonic() < end:
             with contextlib.suppress(queue.Full):
                 return self._queue.put(None, timeout=threads.IDLE_WAIT)
@@ -85,11 +89,12 @@ class Committer:
         """Commit what is handed over, until no more comes."""
         while (rows := self._queue.get()) is not None:
             self._commit(rows)
+            # Counted by this thread alone, as `_submitted` is by the main thread: their comparison needs no lock.
             self._committed += 1
 
     def _commit(self, rows: events.Rows) -> None:
         """Commit the rows, then do what waits for them: a snapshot begins, a channel forgets its signal."""
-        ts_ms, operations, newest = bronze.now_ms(), rows.operations(), rows.newest_time
+        ts_ms, operations, newest = clock.now_ms(), rows.operations(), rows.newest_time
         self.log.append(lambda batch, first: rows.table(batch=batch, first_offset=first, ts_ms=ts_ms))
         # Behind the commit: killed before it, a restart finds the signal or the event again.
         for act in rows.then:

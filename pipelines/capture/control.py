@@ -49,6 +49,7 @@ class ControlEvents:
     def handle(self, rows: events.Rows, event: Mapping[str, Any]) -> None:
         """Act on an event of the stream, whose own row, if it has one, is the last of `rows`."""
         token = event["_id"]["_data"]
+        # Only an inserted document is a signal, as in Debezium: a later change of it, or its removal, is none.
         if event["operationType"] == "insert":
             try:
                 signal = signals.from_document(event["fullDocument"])
@@ -57,6 +58,8 @@ class ControlEvents:
                 return
             self._handle_signal(rows, signal, token=token, db=event["ns"]["db"], collection=event["ns"]["coll"])
         elif event["operationType"] == "rename":
+            # The event's own row ends the collection of the old name; what now stands under the new one was never read under
+            # it.
             target = event["to"]
             if self.deployment.filter.includes(target["db"], target["coll"]):
                 self._plan_replaced(rows, f"{target['db']}.{target['coll']}", token)
@@ -73,13 +76,15 @@ class ControlEvents:
     def _plan_replaced(self, rows: events.Rows, namespace: str, token: str) -> None:
         """Read a collection whose whole content was replaced; what is older than that is gone."""
         log.info("%s was replaced by a rename: a snapshot of it begins", namespace)
+        # Silver sweeps what is older than `first`: rows of the collection that was replaced, and none that the rename
+        # brought.
         first = snapshot_state.CollectionState(first=resume_token.sequence_of(token))
-        state = snapshot_state.State(new_id(), (namespace,), {namespace: first}, snapshot_state.Kind.REPLACED)
+        state = snapshot_state.State(new_id(), (namespace,), {namespace: first}, snapshot_state.SnapshotKind.REPLACED)
         self._plan(rows, state, token)
 
     def _plan(self, rows: events.Rows, state: snapshot_state.State, token: str) -> None:
         """Note a snapshot in the rows; it begins when they are committed."""
-        rows.mark(events.Mark(token, bronze.Kind.HEARTBEAT, state.begun()))
+        rows.mark(events.Mark(token, bronze.RowKind.HEARTBEAT, state.begun()))
         # Added now, begun later: a signal behind this one may pause or stop it before its plan is committed.
         rows.then.append(self.snapshots.plan(state))
 
@@ -98,28 +103,31 @@ class ControlEvents:
             request, refused = signals.request(signal), {}
             self._check_filters(request)
         except signals.Refused as error:
+            # It gets its row all the same: a restart would read a signal without one again, and refuse it again.
             request, refused = None, {"refused": str(error)}
             log.warning("signal %s (%s) is not done: %s", signal.id, signal.type, error)
         # The row of a table, the offset of a topic: by it a restart knows which signals are done.
         marked = signal.payload(**refused, **({"row": row} if signal.channel in ("table", "kafka") else {}))
-        rows.mark(events.Mark(token, bronze.Kind.SIGNAL, marked, db, collection))
+        rows.mark(events.Mark(token, bronze.RowKind.SIGNAL, marked, db, collection))
         match request:
             case None:
                 return
-            case signals.Request(type=signals.Type.EXECUTE_SNAPSHOT):
+            case signals.Request(type=signals.SignalType.EXECUTE_SNAPSHOT):
                 self._execute_snapshot(rows, signal, request, token)
                 return
-            case signals.Request(type=signals.Type.STOP_SNAPSHOT):
+            case signals.Request(type=signals.SignalType.STOP_SNAPSHOT):
                 changed = self.snapshots.stop(request.chosen)
-            case signals.Request(type=signals.Type.PAUSE_SNAPSHOT | signals.Type.RESUME_SNAPSHOT):
-                changed = self.snapshots.pause(request.type is signals.Type.PAUSE_SNAPSHOT)
-            case signals.Request(type=signals.Type.LOG):
+            case signals.Request(type=signals.SignalType.PAUSE_SNAPSHOT | signals.SignalType.RESUME_SNAPSHOT):
+                changed = self.snapshots.pause(request.type is signals.SignalType.PAUSE_SNAPSHOT)
+            case signals.Request(type=signals.SignalType.LOG):
                 offset = json.dumps({"resume_token": token})
                 log.info("%s", request.message.replace("{}", offset))
                 return
         log.info("signal %s (%s): %d snapshots", signal.id, signal.type, len(changed))
         for state in changed:
-            rows.mark(events.Mark(token, bronze.Kind.HEARTBEAT, state.controlled()))
+            # A snapshot's state is read from bronze at a start: what is not noted there (a pause, a stop) ends with the
+            # process.
+            rows.mark(events.Mark(token, bronze.RowKind.HEARTBEAT, state.controlled()))
 
     def _check_filters(self, request: signals.Request) -> None:
         """Raise `signals.Refused` for a filter that the server would refuse: a snapshot of it could never be read."""
@@ -141,7 +149,7 @@ class ControlEvents:
             )
             return
         log.info("signal %s: an %s snapshot of %s", signal.id, request.snapshot_type.value, ", ".join(planned))
-        kind = snapshot_state.Kind(request.snapshot_type.value)
+        kind = snapshot_state.SnapshotKind(request.snapshot_type.value)
         filters = request.filters(planned)
         state = snapshot_state.State(new_id(), planned, kind=kind, conditions=filters, signal=signal.id or None)
         self._plan(rows, state, token)

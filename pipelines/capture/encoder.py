@@ -8,7 +8,7 @@ from typing import Any
 
 from cdc_core.bronze import event_rows as events
 from cdc_core.stream import transactions
-from pipelines.bronze import log as bronze
+from pipelines import clock
 from pipelines.capture import position as positions
 from pipelines.capture.selection import Selection
 
@@ -38,7 +38,7 @@ class Encoder:
             fields=self.selection.fields,
             tracker=self.tracker,
             # The clock is read once an event only where transactions have rows of their own.
-            ts_ms=bronze.now_ms() if self.tracker is not None else 0,
+            ts_ms=clock.now_ms() if self.tracker is not None else 0,
             is_signal_collection=self.selection.is_signal_collection,
         )
 
@@ -48,11 +48,13 @@ class Encoder:
         if tracker is None or tracker.current is None or not tracker.token:
             return
         if positions.cluster_time(token) > positions.cluster_time(tracker.token):
-            self.rows.end_transaction(tracker, token=token, ts_ms=bronze.now_ms())
+            self.rows.end_transaction(tracker, token=token, ts_ms=clock.now_ms())
 
     @property
     def is_full(self) -> bool:
         """Whether the rows are as many, or as large, as one commit holds."""
+        # Whichever comes first: a batch is the least that silver applies at once, and the bytes are what this process has to
+        # hold.
         return len(self.rows) >= self.max_rows or self.rows.bytes >= self.max_bytes
 
     def take(self) -> events.Rows:

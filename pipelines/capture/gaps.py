@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from cdc_core.properties.source import SnapshotMode
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.stream import resume_token
+from pipelines import clock
 from pipelines.bronze import log as bronze
 from pipelines.capture import position as positions
 from pipelines.capture.deployment import Deployment
@@ -41,6 +42,7 @@ class Gaps:
         go: they are added to the snapshot.
         """
         captured, known = self.deployment.namespaces(), self._known()
+        # A drop that nobody saw leaves no event: without a sweep their documents would stay in silver for good.
         state = _with_gone(state, [name for name in known if name not in captured], token)
         self._warn_of_unread(captured, state)
         return state, {"gap": {**gap, "collections": sorted({*captured, *known})}}
@@ -60,7 +62,8 @@ class Gaps:
         new = [name for name in captured if name not in known]
         note = {"stream": fingerprint, "captured": captured}
         gaps = self._while_left_out(new, notes) if notes and new else []
-        self.log.heartbeat(note, *gaps, token=positions.token_of(self.log), ts_ms=bronze.now_ms())
+        self.log.heartbeat(note, *gaps, token=positions.token_of(self.log), ts_ms=clock.now_ms())
+        # Who wants no snapshots at all is not told to take one.
         if new and self.deployment.source.snapshot_mode is not SnapshotMode.NO_DATA:
             log.warning(
                 "%s: captured from now on; what was there before comes with medallion signal execute-snapshot%s",
@@ -68,7 +71,7 @@ class Gaps:
                 _as_options(new),
             )
 
-    def _while_left_out(self, new: Sequence[str], notes: Sequence[bronze.Note]) -> list[Mapping[str, Any]]:
+    def _while_left_out(self, new: Sequence[str], notes: Sequence[bronze.FilterChange]) -> list[Mapping[str, Any]]:
         """What was lost of collections that were captured once, then left out, and are let in again."""
         gaps: list[Mapping[str, Any]] = []
         before = set(self._in_bronze())

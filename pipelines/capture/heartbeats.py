@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 
 from cdc_core.stream import resume_token
+from pipelines import clock
 from pipelines.bronze import log as bronze
 from pipelines.capture import position as positions
 
@@ -28,6 +29,7 @@ class Heartbeats:
     @property
     def idle_seconds(self) -> float:
         """After how long without rows there is something to do: a heartbeat, or the lease."""
+        # Without heartbeats the lease still has to be renewed, or another host may take the table from a quiet capture.
         return min(self.interval_ms or LEASE_EVERY_MS, LEASE_EVERY_MS) / 1000
 
     def idle(self, token: str, *, has_committed_all: bool) -> None:
@@ -40,7 +42,7 @@ class Heartbeats:
         # Rows that are read and not committed lie before `token`: a position there would lose them.
         if is_due and has_committed_all and token > positions.token_of(self.log):
             self.moved_at = time.monotonic()
-            self.log.heartbeat({}, token=token, ts_ms=bronze.now_ms())
+            self.log.heartbeat({}, token=token, ts_ms=clock.now_ms())
         else:
             self.log.renew(complete=token if has_committed_all else None)
 
@@ -49,9 +51,10 @@ class Heartbeats:
 
         The last commit says how far the stream was read (`complete`); rows say it where the position lies far behind that.
         """
+        # A token may stand between two events of one cluster time; only a drained stream has given all of that time.
         self.log.complete = resume_token.behind(token) if is_drained else token
         if self._is_far_behind(token):
-            self.log.heartbeat({}, token=token, ts_ms=bronze.now_ms())
+            self.log.heartbeat({}, token=token, ts_ms=clock.now_ms())
 
     def _is_far_behind(self, token: str) -> bool:
         """Whether a run that was not over would have committed a heartbeat in the meantime."""

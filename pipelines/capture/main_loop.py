@@ -48,10 +48,12 @@ class RunEnd:
 
     def _has_read_to_failure(self) -> bool:
         """Whether the reader has failed, and everything that it read before is in rows, or waits for a snapshot anyway."""
+        # While a blocking snapshot is read nothing leaves the queue, so that it would never be empty.
         return self.threads.stream_failure is not None and (self.threads.queue.is_empty() or self.control.is_blocking)
 
     def _is_caught_up(self, read: StreamPosition, until: Timestamp) -> bool:
         """Whether all events up to `until` were read. A high-water mark at a time does not hold that time's events yet."""
+        # The queue is asked too: the token of the last batch says how far the reader is only when nothing waits behind it.
         if not self.control.is_idle or not self.threads.queue.is_empty():
             return False
         at = positions.cluster_time(read.token)
@@ -94,11 +96,16 @@ class MainLoop:
                 if not batch.events:
                     encoder.end_transaction(batch.token)
                 read = StreamPosition(max(read.token, batch.token), is_drained=not batch.events)
+            # The interval of a commit begins with its first row, and not with the commit before it.
             first_at = time.monotonic() if len(encoder.rows) == 0 else first_at
+            # After the batch: a signal of a channel has no place of its own in the stream, and gets the one that was
+            # reached.
             self.control.handle_received(encoder.rows, token=read.token)
             if len(encoder.rows) and self._is_due(first_at):
                 self._hand_over()
                 first_at = idle_since = time.monotonic()
+            # Behind the hand-over and before the heartbeat: the end of a run commits its position by itself
+            # (`Heartbeats.last`).
             if self.end.is_reached(read):
                 break
             if len(encoder.rows) == 0 and time.monotonic() - idle_since >= self.heartbeats.idle_seconds:

@@ -81,6 +81,7 @@ class Streaming:
 
     def committed(self, operations: Mapping[str | None, int], *, position: tuple[int, int] | None, at: float) -> None:
         """The committer committed rows with so many of each operation, the last of them at a cluster time."""
+        # Rows of other kinds (heartbeats, signals) have no operation of these three, and are no events of the source.
         for op in self.operations:
             self.operations[op] += operations.get(op, 0)
         if position is not None:
@@ -168,6 +169,7 @@ class _Site:
         return [body]
 
     def _current(self) -> bytes:
+        # Two browsers that ask at once get one page: the second waits for the first one's queries.
         with self._lock:
             if self._made is None or time.monotonic() - self._made[0] > PAGE_SECONDS:
                 self._made = (time.monotonic(), self.page().encode())
@@ -198,6 +200,7 @@ def served(metrics: Metrics, *, port: int | None, address: str, page: Callable[[
     try:
         yield
     finally:
+        # In this order: `serve_forever` has to return before its socket is closed under it.
         server.shutdown()
         server.server_close()
         thread.join(5)
@@ -207,6 +210,7 @@ def asked(*, port: int | None, address: str) -> dict[str, float]:
     """What a capture that runs now shows at that port, the sample's labels in its name; nothing where none answers."""
     if port is None:
         return {}
+    # An address to listen on at every interface is none to connect to.
     host = "127.0.0.1" if address in ("0.0.0.0", "::", "") else address
     try:
         with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=PATIENCE) as answer:
@@ -265,6 +269,7 @@ def _lags(lags: Sequence[float]) -> dict[str, float]:
     name = "MilliSecondsBehindSource"
     if not lags:
         return {name: -1}
+    # `quantiles` refuses a single value before Python 3.13; every percentile of it is that value.
     cuts = statistics.quantiles(lags, n=100, method="inclusive") if len(lags) > 1 else list(lags) * 99
     return {
         name: lags[-1],

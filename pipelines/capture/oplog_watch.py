@@ -29,6 +29,7 @@ class OplogWatch:
 
     def run(self) -> None:
         """Look now and then at how long the oplog will hold the position, and warn while that is short."""
+        # So that the first look may warn at once: the monotonic clock begins anywhere.
         warned_at = -WARN_EVERY
         while not self.halt.is_set():
             seconds = self._headroom_seconds()

@@ -37,7 +37,7 @@ def is_at_or_before(raw: bytes, token: str) -> bool:
     return resume_token.without_fragment(change_stream.event_token(raw)) <= resume_token.without_fragment(token)
 
 
-def lost(position: bronze.Position | None, error: mongodb_failures.HistoryLost | None) -> errors.PositionLost:
+def lost(position: bronze.BronzePosition | None, error: mongodb_failures.HistoryLost | None) -> errors.PositionLost:
     """The error that tells a person that the oplog no longer holds a position (None: `capture.start.op.time`)."""
     code = error.code if error else mongodb_failures.CHANGE_STREAM_HISTORY_LOST
     if position is None:

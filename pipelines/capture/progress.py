@@ -18,7 +18,6 @@ class Progress:
 
     events: int = 0
     batches: int = 0
-    rate: float = 0.0
     lag_seconds: float | None = None
     reconnects: int = 0
     snapshot: snapshot.SnapshotProgress | None = None

@@ -66,6 +66,7 @@ def run(
         return pages.rendered(pages.read(service.session(), settings))
 
     port, address = settings.source.metrics_port, settings.source.metrics_address
+    # Around all runs: counters that began anew with each restart would look like a reset to Prometheus.
     with metrics.served(counted, port=port, address=address, page=page):
         done, spent = None, 0
         while True:
@@ -83,6 +84,7 @@ def run(
                 )
                 if stop.is_set():
                     return joined(done, capture.result()) if capture is not None and has_begun else done or NOTHING
+                # A negative number means no limit, as in the connector.
                 is_last = 0 <= settings.source.errors_max_retries < spent
                 # A first start that does not reach its source ends at once: a person is there to see it.
                 if is_last or not (has_begun or done):

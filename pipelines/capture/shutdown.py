@@ -37,8 +37,10 @@ class Shutdown:
 
     def end_threads(self, queue: snapshots.Snapshots) -> None:
         """End the threads that no commit of the stream waits for; of a run that fails or is stopped none is waited for long."""
+        # The stream's error becomes the run's only now: everything that was read before it has been handed over by then.
         self.threads.failure = self.threads.failure or self.threads.stream_failure
         self.threads.end()
+        # The snapshot thread waits at the queue of snapshots, which `halt` alone does not wake.
         queue.wake()
         # One deadline for all of them: a capture ends within seconds, whatever the server does (#14).
         self._leave_at = time.monotonic() + STOP_SECONDS
@@ -54,6 +56,7 @@ class Shutdown:
         """End every thread, however far the run got; nothing that was not committed is committed after this."""
         self.threads.end()
         if committer is not None:
+            # Before the threads are joined: the committer may be waiting for rows that will not come.
             committer.abandon()
         is_hurried = self.stop.is_set() or isinstance(self.threads.failure, errors.SourceUnreachable)
         leave_at = self._leave_at or time.monotonic() + STOP_SECONDS

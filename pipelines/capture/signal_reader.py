@@ -66,6 +66,7 @@ class SignalReader:
         # Only these two channels ask bronze for what was done: a line of a file is taken out when it is done.
         is_noted = delta.exists(session, delta.layout(self.settings.lakehouse).ops("signals"))
         is_noted = is_noted or SignalChannel.KAFKA in source.signal_enabled_channels
+        # Read once: only this capture adds rows to bronze, and each channel knows what it gave since then.
         done = bronze.handled_signals(session, self.log.table) if is_noted else set()
         opened = channels.channels(session, self.settings, done=done)
         try:
@@ -73,6 +74,7 @@ class SignalReader:
                 for channel in opened:
                     for received in self._poll(channel):
                         self.inbox.put(channel, received)
+                # `--once` must not end before a signal that was there at its start has been seen.
                 self.inbox.polled()
                 self._notify()
                 if self.halt.wait(source.signal_poll_interval_ms / 1000):

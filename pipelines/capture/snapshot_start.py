@@ -15,7 +15,7 @@ from pipelines.bronze import log as bronze
 from pipelines.capture import position as positions
 from pipelines.capture.deployment import Deployment
 from pipelines.capture.progress import RunCounts
-from pipelines.capture.start import Plan, new_id
+from pipelines.capture.start import StartPlan, new_id
 from pipelines.channels.notifier import Notifier
 from pipelines.mongodb import server as mongodb_server
 from pipelines.snapshot import chunk_reader, snapshot
@@ -26,15 +26,16 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def add_planned(queue: snapshots.Snapshots, plan: Plan, notifier: Notifier) -> None:
+def add_planned(queue: snapshots.Snapshots, plan: StartPlan, notifier: Notifier) -> None:
     """Queue what a start has planned, and what earlier runs have begun."""
     if plan.initial is not None:
         queue.add(plan.initial)
     else:
         queue.metrics.is_skipped = queue.metrics.taken is None
-        notifier.tell(notifications.INITIAL, notifications.Type.SKIPPED, id_=new_id())
+        notifier.tell(notifications.INITIAL, notifications.NotificationType.SKIPPED, id_=new_id())
     for state in plan.states:
-        if state.kind is not snapshot_state.Kind.INITIAL and not state.is_done:
+        # The initial one is in `plan.initial`, where the mode decides whether it goes on.
+        if state.kind is not snapshot_state.SnapshotKind.INITIAL and not state.is_done:
             queue.add(state, is_new=False)
 
 
@@ -57,15 +58,17 @@ class SnapshotStart:
         position = self.log.position
         assert position is not None
         source, client = self.deployment.source, self.deployment.client
-        is_initial = state.kind is snapshot_state.Kind.INITIAL
+        is_initial = state.kind is snapshot_state.SnapshotKind.INITIAL
         if is_initial and self.halt.wait(source.snapshot_delay_ms / 1000):
             return None
         spark = self.session()
-        is_incremental = state.kind is snapshot_state.Kind.INCREMENTAL
+        is_incremental = state.kind is snapshot_state.SnapshotKind.INCREMENTAL
         collections = self.deployment.collections()
         reader = chunk_reader.ChunkReader(
             spark=spark,
             connection=self.deployment.connection,
+            # `afterClusterTime`: the server waits until its data has come so far, and refuses a time that is ahead of its
+            # clock.
             after=min(positions.cluster_time(position.token), mongodb_server.operation_time(client)),
             chunk_bytes=source.commit_max_bytes,
             fetch_size=source.snapshot_fetch_size,
@@ -83,6 +86,7 @@ class SnapshotStart:
             stopped=self.halt,
             report=self._report,
             controls=controls,
+            # Planned by an earlier run under other settings: its rows must not come, as its events do not.
             left_out=[name for name in state.planned if not self.deployment.filter.includes(*name.split(".", 1))],
             documents_max=source.incremental_snapshot_chunk_size if is_incremental else None,
         )

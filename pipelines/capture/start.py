@@ -15,6 +15,7 @@ from cdc_core import errors
 from cdc_core.properties.source import SnapshotMode
 from cdc_core.snapshot import mode as snapshot_mode
 from cdc_core.snapshot import state as snapshot_state
+from pipelines import clock
 from pipelines.bronze import log as bronze
 from pipelines.capture import position as positions
 from pipelines.capture.deployment import Deployment
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StartPlan:
     """What a run is to do: follow the stream or not, take or go on with the snapshot that `snapshot.mode` asks for, and go
     on with the `states` of snapshots that earlier runs began."""
 
@@ -47,11 +48,12 @@ class Start:
     custom: snapshot_mode.Snapshotter | None
     is_other_stream: bool
 
-    def begin(self, opened: OpenStream) -> Plan:
+    def begin(self, opened: OpenStream) -> StartPlan:
         """Commit the first position of a new stream; returns which snapshot is to be taken or continued."""
         gap = opened.gap
         has_position = self.log.position is not None and gap is None
         states = self._states() if self.log.position is not None else ()
+        # After a lost position a snapshot that was half read is worth nothing: its chunks lie before the gap.
         unfinished = _unfinished(states) if has_position else None
         decision = snapshot_mode.decided(
             self.deployment.source, has_position=has_position, is_unfinished=unfinished is not None, custom=self.custom
@@ -61,7 +63,7 @@ class Start:
             if self.is_other_stream:
                 gaps.note_other_stream(states, fingerprint=self.fingerprint)
             self._warn_of_no_snapshot(decision, states)
-            return Plan(decision.streams, unfinished if decision.resumes else None, states)
+            return StartPlan(decision.streams, unfinished if decision.resumes else None, states)
         token = opened.stream.begins  # and not how far it has read: what it has read is not in bronze yet
         if token is None:
             raise errors.SourceUnsuitable("opening the change stream: the server gave no resume token")
@@ -73,13 +75,13 @@ class Start:
         payloads.append({"start": token} if state is None else state.begun())
         # In one commit: behind a gap alone the next start would have a position, and take no snapshot.
         position_token = positions.token_of(self.log) if has_position else token
-        self.log.heartbeat(*payloads, token=position_token, ts_ms=bronze.now_ms())
-        return Plan(decision.streams, state, states)
+        self.log.heartbeat(*payloads, token=position_token, ts_ms=clock.now_ms())
+        return StartPlan(decision.streams, state, states)
 
     def _states(self) -> tuple[snapshot_state.State, ...]:
         """The snapshots in bronze. A failed one is tried again, except a signal's: that signal is to be sent again."""
         found = snapshot_state.states(bronze.snapshot_heartbeats(self.spark, self.log.table))
-        by_signal = (snapshot_state.Kind.INCREMENTAL, snapshot_state.Kind.BLOCKING)
+        by_signal = (snapshot_state.SnapshotKind.INCREMENTAL, snapshot_state.SnapshotKind.BLOCKING)
         return tuple(state if state.kind in by_signal else state.retried() for state in found)
 
     def _new_snapshot(self) -> snapshot_state.State:
@@ -93,7 +95,7 @@ class Start:
         mode = self.deployment.source.snapshot_mode
         if mode not in (SnapshotMode.INITIAL, SnapshotMode.INITIAL_ONLY, SnapshotMode.WHEN_NEEDED) or decision.resumes:
             return
-        if any(state.kind is snapshot_state.Kind.INITIAL for state in states):
+        if any(state.kind is snapshot_state.SnapshotKind.INITIAL for state in states):
             return
         log.warning(
             "snapshot.mode: %s takes no snapshot, because bronze has a position that can be gone on from (as with Debezium's "
@@ -104,7 +106,7 @@ class Start:
 
 def _unfinished(states: tuple[snapshot_state.State, ...]) -> snapshot_state.State | None:
     """The initial snapshot that was not read to its end."""
-    initial = [state for state in states if state.kind is snapshot_state.Kind.INITIAL]
+    initial = [state for state in states if state.kind is snapshot_state.SnapshotKind.INITIAL]
     return initial[-1] if initial and not initial[-1].is_done else None
 
 

@@ -36,7 +36,7 @@ class ExistingBronze:
     is_other_stream: bool = False
 
     @property
-    def position(self) -> bronze.Position | None:
+    def position(self) -> bronze.BronzePosition | None:
         return self.found.position if self.found is not None else None
 
     @staticmethod
@@ -76,7 +76,7 @@ class StreamOpener:
     custom: snapshot_mode.Snapshotter | None = None
     is_other_stream: bool = False
 
-    def open_or_restart(self, position: bronze.Position | None) -> OpenStream:
+    def open_or_restart(self, position: bronze.BronzePosition | None) -> OpenStream:
         """The stream, and the gap before it where the position was lost and the snapshot mode says to start over.
 
         A first start whose `capture.start.op.time` is lost begins now: it takes a snapshot anyway.
@@ -86,6 +86,7 @@ class StreamOpener:
         except errors.PositionLost:
             if not snapshot_mode.replaces_lost_position(self.deployment.source, custom=self.custom):
                 raise
+            # Opened before the gap is written down: the gap ends where this stream begins.
             stream = self._first_accepted([change_stream.StreamStart()], None)
             if position is None:
                 log.warning(
@@ -96,7 +97,7 @@ class StreamOpener:
             log.warning("the oplog no longer holds the position of %s: a new snapshot begins", lost_at)
             return OpenStream(stream, gap={"from": position.token, "to": stream.begins, "since": lost_at})
 
-    def open(self, position: bronze.Position | None) -> OpenStream:
+    def open(self, position: bronze.BronzePosition | None) -> OpenStream:
         """A stream that continues behind the position, or begins now.
 
         A token of a stream with another filter, or one that the server refuses, is replaced by its cluster time; what
@@ -105,11 +106,13 @@ class StreamOpener:
         if position is None:
             return OpenStream(self._first_accepted([self._first_start()], None))
         by_time = change_stream.StreamStart(at=positions.cluster_time(position.token))
+        # A resume token holds for the pipeline that gave it: the server may not find its event through another filter. A
+        # time holds for any.
         starts = [by_time] if self.is_other_stream else [change_stream.StreamStart(position.token), by_time]
         return OpenStream(self._first_accepted(starts, position), bronze_token=position.token)
 
     def _first_accepted(
-        self, starts: Sequence[change_stream.StreamStart], position: bronze.Position | None
+        self, starts: Sequence[change_stream.StreamStart], position: bronze.BronzePosition | None
     ) -> change_stream.ChangeStream:
         """A stream from the first of these places that the server takes."""
         lost: mongodb_failures.HistoryLost | None = None
@@ -130,7 +133,7 @@ class StreamOpener:
         raise positions.lost(position, lost)
 
     def _check_held(
-        self, stream: change_stream.ChangeStream, start: change_stream.StreamStart, position: bronze.Position | None
+        self, stream: change_stream.ChangeStream, start: change_stream.StreamStart, position: bronze.BronzePosition | None
     ) -> None:
         """Raise `HistoryLost` where a stream goes on by its position's time in an oplog that does not hold the position's event:
         another deployment has taken the place of the one that was captured. Of a stream with another filter that is not known."""

@@ -55,6 +55,7 @@ class Threads:
     def end(self) -> None:
         """Let every thread see that it is to end."""
         self.halt.set()
+        # After `halt`: a reader that is let go from the queue looks at it next, and must find it set.
         self.queue.close()
 
     def is_alive(self, name: str) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ import pyarrow as pa
 
 from cdc_core.properties.source import NotificationChannel
 from cdc_core.signals import notification as notifications
+from pipelines import clock
 from pipelines.channels import kafka
 from pipelines.delta import ops_tables
 from pipelines.delta import tables as delta
@@ -60,11 +60,11 @@ class Notifier:
             self._sink = kafka.Sink(self.settings)
 
     def tell(
-        self, aggregate_type: str, type_: notifications.Type, *, id_: str, data: Mapping[str, str] | None = None
+        self, aggregate_type: str, type_: notifications.NotificationType, *, id_: str, data: Mapping[str, str] | None = None
     ) -> None:
         """Send a notification to every channel; `connector_name` is added to its data."""
         named = {"connector_name": self.settings.name, **(data or {})}
-        told = notifications.Notification(id_, aggregate_type, type_, int(time.time() * 1000), named)
+        told = notifications.Notification(id_, aggregate_type, type_, clock.now_ms(), named)
         for channel in self.settings.source.notification_enabled_channels:
             match channel:
                 case NotificationChannel.LOG:

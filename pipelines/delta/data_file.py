@@ -46,6 +46,7 @@ class ParquetFile:
         try:
             pq.write_table(rows, path, compression="snappy", use_dictionary=repeated)
         except OSError as error:
+            # No commit names it, and what is half written only fills the disk that may have been full.
             path.unlink(missing_ok=True)
             raise table_errors.disk_error(error, table) from error
         return ParquetFile(path, rows.num_rows, json.dumps(_statistics(rows, statistics)))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from pyspark.sql import functions as F
 
 from cdc_core.tables import definition, deletion_vector
 from cdc_core.tables import layout as tables
+from pipelines import clock
 from pipelines.delta import data_file, local_log, table_errors, upsert
 from pipelines.spark import jvm
 from pipelines.spark import session as sparks
@@ -88,8 +88,10 @@ class DirectLog:
                 if deleting is None and touched is not None:
                     mark = self._vectors.actions_of_few if few else self._vectors.actions
                     deleting = pool.submit(mark, transaction, table, touched)
+                # Delta's own writer: files with its statistics, which nobody sees before the commit.
                 written = transaction.writeFiles(rows._jdf)
                 deleted = () if deleting is None else (deleting.result(),)
+                # The fence is an action of the same commit: neither it nor the rows can be in the log without the other.
                 for found in (self._actions(None, base + 1), *deleted, written):
                     actions.addAll(self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(found))
         except table_errors.SPARK_ERRORS as error:
@@ -102,7 +104,7 @@ class DirectLog:
 
     def take_out(self, files: Sequence[data_file.DataFile], *, base: int, metadata: str) -> int:
         """Take files out of the version `base`, as version `base` + 1, or raise `VersionTaken` and change nothing."""
-        now_ms = int(time.time() * 1000)
+        now_ms = clock.now_ms()
         actions = self._jvm.java.util.ArrayList()
         actions.addAll(self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(self._actions(None, base + 1)))
         for file in files:
@@ -146,6 +148,8 @@ class DirectLog:
     def _at(self, base: int) -> Any:
         """A transaction on the version `base`, or `VersionTaken`."""
         held = self._log.unsafeVolatileSnapshot()
+        # Two looks at file names instead of a listing of the log; another process may have committed since Delta looked
+        # last.
         is_newest = held.version() == base and self._has_commit(base) and not self._has_commit(base + 1)
         transaction = self._begun(held if is_newest else self._newest())
         if transaction.readVersion() != base:
@@ -153,6 +157,8 @@ class DirectLog:
         return transaction
 
     def _committed(self, transaction: Any, actions: Any, *, base: int, metadata: str) -> int:
+        # Delta takes `maxCommitAttempts` from the thread's active session: with none left, a version that is taken is an
+        # error instead of a second attempt one version higher, on top of what nobody has looked at.
         self._session.setActiveSession(self._fencing)
         try:
             return int(transaction.commit(actions, self._operation(metadata)))
@@ -187,7 +193,7 @@ class DirectLog:
         return self._write(mode, none(), none(), said, none(), none(), none(), none(), none())
 
     def _actions(self, file: data_file.ParquetFile | None, txn_version: int | None) -> Any:
-        now_ms = int(time.time() * 1000)
+        now_ms = clock.now_ms()
         found: list[dict[str, Any]] = []
         if txn_version is not None:
             found.append({"txn": {"appId": definition.APP_ID, "version": txn_version, "lastUpdated": now_ms}})
@@ -207,6 +213,7 @@ class DirectLog:
         return _seq(self._jvm, actions)
 
     def _translated(self, error: Exception, base: int) -> Exception:
+        # Not by the error's text: whether somebody came first is what the log says.
         self._log.update(False, self._none(), self._none())
         if self._log.unsafeVolatileSnapshot().version() > base:
             return VersionTaken()
@@ -277,6 +284,7 @@ class DeletionVectors:
             return []
         from pyspark.sql.classic.dataframe import DataFrame as Frame
 
+        # From the transaction's snapshot, and not the newest: a file's vector must be the one that this commit replaces.
         files: DataFrame = Frame(transaction.snapshot().allFiles().toDF(), self._spark)
         rows = files.where(F.col("path").isin(names)).selectExpr("to_json(struct(*)) AS action").toArrow()
         return [json.loads(text) for text in rows["action"].to_pylist()]
@@ -284,18 +292,22 @@ class DeletionVectors:
     def _without(self, file: Mapping[str, Any], rows: Sequence[int]) -> list[dict[str, Any]]:
         """The actions that take rows out of a file."""
         same = {name: file[name] for name in ("path", "partitionValues", "size", "deletionVector") if name in file}
-        now_ms = int(time.time() * 1000)
+        now_ms = clock.now_ms()
         removed = {"remove": {**same, "deletionTimestamp": now_ms, "dataChange": True, "extendedFileMetadata": True}}
         bitmap = self._jvm.org.apache.spark.sql.delta.deletionvectors.RoaringBitmapArray.readFrom(
             deletion_vector.serialized(rows)
         )
         if "deletionVector" in file:
+            # A file has one deletion vector: the new one holds the rows of the old one, too.
             bitmap.merge(self._held_vector(file))
+        # Counted after the merge: the rows of the old vector count, too, and none of them twice.
         count, stats = bitmap.cardinality(), json.loads(file["stats"])
+        # No row is left: the file goes, and gets no vector of all its rows.
         if stats["numRecords"] == count:
             return [removed]
         stats["tightBounds"] = False  # the least or the greatest value may be gone
         added = {**file, "stats": json.dumps(stats), "deletionVector": self._vector(bitmap, count), "dataChange": True}
+        # For Delta a file is its name with its vector: the old pair goes, and the new one comes.
         return [{"add": added}, removed]
 
     def _held_vector(self, file: Mapping[str, Any]) -> Any:

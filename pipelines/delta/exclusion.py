@@ -56,6 +56,7 @@ def check(spark: SparkSession, location: str) -> None:
             f"(spark.delta.logStore.{scheme}.impl={log_store.CONDITIONAL_PUT}), or, where one driver alone ever writes "
             "this lakehouse, set lakehouse.single_driver: true"
         )
+    # Only what passed is remembered: a store that was refused is asked again, because its settings may have changed.
     _PROVEN.add(place)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cdc_core import errors
 from cdc_core.tables import claims, definition
 from cdc_core.tables import layout as tables
+from pipelines import clock
 from pipelines.delta import direct_log, owners, table_errors, table_history, upsert
 from pipelines.delta.local_log import Commit
 
@@ -46,6 +47,7 @@ class FencedCommits:
         self.surplus_files = 0
         """Files that the last compaction of this writer left beyond those that the size explains."""
         self._unanswered: dict[str, Any] | None = None
+        # A weak reference: a writer that nobody holds any more holds no table.
         owners.HELD[identity.writer] = self
 
     @functools.cached_property
@@ -59,7 +61,7 @@ class FencedCommits:
 
     def user_metadata(self, to: object, extra: Mapping[str, object] | None) -> str:
         """The `userMetadata` of a commit from now on. Each has an identifier, by which it is found in the log."""
-        now_ms = int(time.time() * 1000)
+        now_ms = clock.now_ms()
         return self.identity.metadata(now_ms=now_ms, to=to, extra={**(extra or {}), "commit": uuid.uuid4().hex[:12]})
 
     def check_ownership(self) -> None:
@@ -102,10 +104,10 @@ class FencedCommits:
     def _retried(self, act: Callable[[str], int | None], said: Said, *, is_statement: bool) -> int:
         """The version of the commit, tried again where others came first, each time with a fence on top of theirs."""
         for attempt in table_errors.commit_attempts(self.table):
+            # Only a release comes here after a commit without an answer; every other verb refuses to follow on one.
             self._settle()
-            if (
-                is_statement
-            ):  # Delta puts a statement onto whatever version it finds; the direct log compares the version itself
+            # Delta puts a statement onto whatever version it finds; the direct log compares the version itself.
+            if is_statement:
                 self.check_ownership()
             metadata = self.user_metadata(*said())
             try:
@@ -125,6 +127,7 @@ class FencedCommits:
         An answer may be an error although the commit is in the log, and a success although it was fenced off. Where there is
         no answer (the JVM is gone, an interrupt), the commit may be there, or come yet: `_unanswered` remembers it.
         """
+        # Before the call: an interrupt may come at any moment of it, and leaves by none of the branches below.
         self._unanswered = said = claims.parsed(metadata) or {}
         try:
             new = act()
@@ -133,11 +136,14 @@ class FencedCommits:
             raise
         except (*table_errors.SPARK_ERRORS, direct_log.VersionTaken):
             self._unanswered = None
+            # The error is an answer: nothing of this commit is on its way any more, and the log says whether it got there.
             landed = self._landed(said)
             if landed is None:
                 raise
             return self._committed(landed, said)
         if new is None:
+            # A statement does not tell its version, and Delta skips one whose fence it has seen as quietly as it commits
+            # another.
             new = self._landed(said)
         if new is None:
             raise self._lost()
@@ -153,6 +159,7 @@ class FencedCommits:
     def _landed(self, said: Mapping[str, Any]) -> int | None:
         """The version whose commit says this, among those after this writer's last one."""
         found = table_history.since(self.spark, self.table, self.version)
+        # Equal as a whole, and each has an identifier of its own (`user_metadata`): no other commit says the same.
         return next((commit.version for commit in found if commit.metadata == said), None)
 
     def _committed(self, new_version: int, metadata: Mapping[str, Any]) -> int:

@@ -81,6 +81,7 @@ def data_path(folder: Path, name: str) -> Path:
 def exists(folder: Path) -> bool:
     """Whether a Delta table lies there."""
     log = folder / "_delta_log"
+    # A log without a commit is what a CREATE TABLE leaves that was killed: no table yet.
     return log.is_dir() and any(log.glob("[0-9]*.json"))
 
 
@@ -89,6 +90,7 @@ def commits(folder: Path) -> Iterator[Commit]:
     for name in _commits(folder):
         try:
             with open(folder / "_delta_log" / name, encoding="utf-8") as lines:
+                # The one line that is asked for: the others may name thousands of files.
                 infos = (json.loads(line)["commitInfo"] for line in lines if line.startswith('{"commitInfo"'))
                 info: dict[str, Any] = next(infos, {})
         except FileNotFoundError:  # cleaned up meanwhile: the log goes back no further
@@ -162,6 +164,7 @@ def _newest_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint that is one Parquet file."""
     with contextlib.suppress(FileNotFoundError):
         names = (entry.name for entry in os.scandir(folder / "_delta_log"))
+        # Names of one length, with leading zeros: the greatest text is the greatest version.
         newest = max(filter(_CHECKPOINT.fullmatch, names), default=None)
         return None if newest is None else folder / "_delta_log" / newest
     return None
@@ -245,6 +248,7 @@ def appended(folder: Path, is_before: Callable[[Commit], bool]) -> list[Appended
             return found
         if any("metaData" in action or "protocol" in action for action in actions) or not all(map(_is_plain, added)):
             return None
+        # Newest first: a file that a later compaction removed is in `removed` before the commit that added it is reached.
         live = (each for each in added if each["path"] not in removed)
         found += [Appended(folder / unquote(each["path"]), json.loads(each.get("stats") or "{}")) for each in live]
         removed.update(action["remove"]["path"] for action in actions if "remove" in action)
@@ -276,6 +280,8 @@ class _Files:
         checkpoint = max(filter(_CHECKPOINT.fullmatch, names), default=None)
         after = -1 if checkpoint is None else int(checkpoint[:20])
         later = [name for name in names if _COMMIT.fullmatch(name) and int(name[:20]) > after]
+        # With a hole between them the files would be those of no version: a clean-up, or another writer, changed the folder
+        # meanwhile.
         if [int(name[:20]) for name in later] != list(range(after + 1, after + 1 + len(later))):
             raise _NotPlain
         found = _Files(folder)
@@ -295,6 +301,7 @@ class _Files:
 
     def _checkpoint(self, path: Path) -> None:
         held = pq.ParquetFile(path)
+        # Neither says what is live: fences and tombstones are most of a long log's checkpoint.
         for action in held.read([name for name in held.schema_arrow.names if name not in ("txn", "remove")]).to_pylist():
             self._action(action)
 

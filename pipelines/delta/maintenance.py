@@ -72,6 +72,7 @@ def checkpoint(spark: SparkSession, table: tables.TableRef) -> bool:
 def optimize_claimed(writer: Writer, *, purges: bool = False) -> None:
     """Compact a claimed table; the commits say what the last one said. Raises `CommitConflict` where others came first."""
     writer.check_ownership()
+    # A compaction is a commit of its own: without the last one's words the position would be hidden behind it.
     metadata = writer.user_metadata(*writer.last_said())
     optimize(writer.spark, writer.table, metadata=metadata, purges=purges)
     writer.check_ownership()
@@ -114,6 +115,7 @@ def compact(writer: Writer) -> None:
     with query_execution.session_confs(writer.spark, COMPACTION), contextlib.suppress(errors.CommitConflict):
         optimize(writer.spark, writer.table, metadata=None)
     writer.check_ownership()  # which goes on to the version that this made
+    # What is left now cannot be put together any further: the next compaction is for what comes on top of it.
     writer.surplus_files = _surplus_files(writer.table)
 
 

@@ -48,6 +48,7 @@ def _appended(direct: direct_log.DirectLog, file: data_file.ParquetFile, table: 
         except table_errors.SPARK_ERRORS as error:
             if not table_errors.is_conflict(error) or attempt + 1 == table_errors.COMMIT_ATTEMPTS:
                 raise table_errors.translated(error, table) from error
+        # Others append a few rows, as this does: the wait is short.
         time.sleep(0.05 * 2**attempt)
 
 
@@ -81,6 +82,7 @@ def delete(spark: SparkSession, table: tables.TableRef, where: str) -> int:
         if not count:
             return 0
         append_only = delta.properties(spark, table).get("delta.appendOnly")
+        # Delta refuses a DELETE in an append-only table, whoever runs it.
         if append_only == "true":
             spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.appendOnly' = 'false')").collect()
         spark.sql(f"DELETE FROM {table} WHERE {where}").collect()

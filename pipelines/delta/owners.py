@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import time
 import uuid
 from collections.abc import Mapping
 from functools import lru_cache
@@ -15,6 +14,7 @@ from weakref import WeakValueDictionary
 from cdc_core import errors
 from cdc_core.tables import claims
 from cdc_core.tables import layout as tables
+from pipelines import clock
 from pipelines.delta import table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.local_log import Commit
@@ -30,17 +30,17 @@ def is_held(spark: SparkSession, table: tables.TableRef) -> bool:
     """Whether a writer holds the table: a live process of this host, or one of another host whose lease is not over."""
     if not delta.exists(spark, table):
         return False
-    return _verdict(table_history.last_commit(spark, table)) is not claims.Verdict.FREE
+    return _verdict(table_history.last_commit(spark, table)) is not claims.Availability.FREE
 
 
-def _verdict(last: Commit | None) -> claims.Verdict:
+def _verdict(last: Commit | None) -> claims.Availability:
     if last is None or last.metadata is None:
-        return claims.Verdict.FREE
+        return claims.Availability.FREE
     claim = last.metadata
     return claims.verdict(
         claim,
         host=platform.node(),
-        now_ms=int(time.time() * 1000),
+        now_ms=clock.now_ms(),
         is_alive=_is_held(claim),
         committed_ms=last.timestamp_ms,
     )
@@ -51,16 +51,16 @@ def refuse_second(table: tables.TableRef, last: Commit | None) -> None:
         return
     claim = last.metadata
     match _verdict(last):
-        case claims.Verdict.FREE:
+        case claims.Availability.FREE:
             return
-        case claims.Verdict.OWNER_ALIVE:
+        case claims.Availability.OWNER_ALIVE:
             raise errors.TableOwned(
                 f"{table.label}: process {claim.get('process')} on this host writes it; "
                 "stop that one first, or start with --take-over if you know that it is gone"
             )
-        case claims.Verdict.LEASE_RUNNING:
+        case claims.Availability.LEASE_RUNNING:
             end = claims.lease_end(claim, committed_ms=last.timestamp_ms)
-            seconds = max(1, (end - int(time.time() * 1000)) // 1000)
+            seconds = max(1, (end - clock.now_ms()) // 1000)
             raise errors.LeaseHeld(
                 f"{table.label}: a writer on host {claim.get('host')} holds it for {seconds} s more; "
                 "try again then, or start with --take-over if you know that it is gone"
@@ -89,15 +89,20 @@ def _boot() -> str:
 def _started(pid: int) -> str | None:
     """When a process began, in the operating system's own count; None when it is gone."""
     try:
+        # The second field is the program's name in brackets, which may hold blanks and brackets itself: counted from its
+        # end.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None if not _signalable(pid) else ""
+    # A zombie writes nothing; its parent has only not read its end yet.
     is_gone = fields[0] in ("Z", "X")
+    # Field 22, the start in clock ticks since the boot. With the boot's identifier, because numbers of processes come again.
     return None if is_gone else f"{_boot()}:{fields[19]}"
 
 
 def _signalable(pid: int) -> bool:
     try:
+        # Signal 0 is delivered to nobody: it only asks whether the process is there.
         os.kill(pid, 0)
     except ProcessLookupError:
         return False

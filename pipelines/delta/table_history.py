@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cdc_core.tables import claims
 from cdc_core.tables import layout as tables
@@ -71,6 +71,7 @@ def _newest_first(spark: SparkSession, table: tables.TableRef) -> Iterator[Commi
         yield from local_log.commits(folder)
         return
     told: int | None = None
+    # Most who ask stop at the first few, and DESCRIBE HISTORY without a limit reads every commit of the log.
     for limit in (1, 30, None):
         for commit in commits(spark, table, limit=limit):
             if told is None or commit.version < told:
@@ -90,6 +91,7 @@ def position(spark: SparkSession, table: tables.TableRef) -> Commit | None:
     """
     reached: int | None = None
     for commit in _newest_first(spark, table):
+        # Committed after the restored version and undone by the RESTORE: what it says of the rows is no longer true.
         if reached is not None and commit.version > reached:
             continue
         if commit.restored is not None:
@@ -105,9 +107,3 @@ def is_restored(spark: SparkSession, table: tables.TableRef) -> bool:
         (each for each in _newest_first(spark, table) if each.restored is not None or each.metadata is not None), None
     )
     return newest is not None and newest.restored is not None
-
-
-def last_metadata(spark: SparkSession, table: tables.TableRef) -> tuple[int, dict[str, Any]] | None:
-    """The same as a pair of version and metadata."""
-    commit = last_commit(spark, table)
-    return None if commit is None or commit.metadata is None else (commit.version, commit.metadata)

@@ -76,12 +76,14 @@ def create(
         for attempt in table_errors.commit_attempts(table):
             if exists(spark, table):
                 return check_ours(spark, table)
+            # In a catalog a schema has to be there before its tables; a path needs nothing.
             if table.path is None:
                 spark.sql(f"CREATE SCHEMA IF NOT EXISTS {str(table).rpartition('.')[0]}")
             try:
                 spark.sql(sql)
                 return None
             except table_errors.SPARK_ERRORS as error:
+                # Another process has made the folder, and not its first commit yet: it is on its way, or was killed there.
                 is_being_made = failures.condition(error).startswith("DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION")
                 # Another process may have taken this one, which was slow, for killed (`_remove_unborn`).
                 if not (table_errors.is_conflict(error) or is_being_made or failures.is_path_gone(error)):
@@ -126,6 +128,7 @@ def remove(spark: SparkSession, shadow: tables.Layout) -> None:
     if shadow.root.startswith(("/", "file:")):
         folder = Path("/" + shadow.root.removeprefix("file:").lstrip("/"))
         shutil.rmtree(folder, ignore_errors=True)
+        # `rmdir` takes only empty folders: the shadow of another rebuild may lie beside this one.
         for parent in folder.parents[: len(tables.SHADOW_FOLDERS)]:
             with contextlib.suppress(OSError):
                 parent.rmdir()

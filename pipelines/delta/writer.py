@@ -62,6 +62,7 @@ class Writer(fenced_commits.FencedCommits):
             if not take_over:
                 owners.refuse_second(table, last)
             writer = Writer(spark, table, identity=owners.identity(), base=table_history.position(spark, table))
+            # The fence stands on the version that was read first, however old the commit is whose position counts.
             writer.version = base
             with contextlib.suppress(errors.OwnershipLost):
                 newest = (last.metadata if last else None) or {}
@@ -110,6 +111,7 @@ class Writer(fenced_commits.FencedCommits):
         cluster_by: Sequence[str] = (),
     ) -> int:
         """Replace the table's rows, columns, properties and clustering in one fenced commit; the new version."""
+        # Temporary views belong to the session, which threads may share.
         view = f"replacing_{uuid.uuid4().hex[:12]}"
         df.createOrReplaceTempView(view)
         try:
@@ -140,6 +142,8 @@ class Writer(fenced_commits.FencedCommits):
             settings = {
                 "spark.databricks.delta.write.txnAppId": fence["txnAppId"],
                 "spark.databricks.delta.write.txnVersion": fence["txnVersion"],
+                # Taken back by Delta after one commit: a later statement of this session must not carry the fence of this
+                # one.
                 "spark.databricks.delta.write.txnVersion.autoReset.enabled": "true",
                 "spark.databricks.delta.commitInfo.userMetadata": fence["userMetadata"],
                 **(confs or {}),
@@ -248,9 +252,8 @@ class Writer(fenced_commits.FencedCommits):
         file = data_file.ParquetFile.write(folder, rows, statistics=statistics, table=self.table)
         try:
             return self.through_log(functools.partial(self.direct.commit, file), lambda: (to, extra))
-        except (
-            fenced_commits.REFUSED
-        ):  # raised after the answer, and after the log was looked through: no commit names the file
+        except fenced_commits.REFUSED:
+            # Raised after the answer, and after the log was looked through: no commit names the file.
             file.discard()
             raise
 

@@ -25,6 +25,7 @@ from rich.table import Table
 from cdc_core.properties.types import Reference
 from cdc_core.settings.parse import Settings
 from cdc_core.tables import layout as tables
+from pipelines import clock
 from pipelines import run as layers
 from pipelines.capture.progress import Progress
 from pipelines.delta import table_history
@@ -127,7 +128,7 @@ class Played:
 
     steps: Counter[str] = field(default_factory=Counter)
     capture: Progress = field(default_factory=Progress)
-    began_ms: int = field(default_factory=lambda: int(time.time() * 1000))
+    began_ms: int = field(default_factory=lambda: clock.now_ms())
     ended_ms: int = 0
     rate: report.Rate = field(default_factory=report.Rate)
     published: int = 0
@@ -237,12 +238,12 @@ def _played(stage: Stage, *, seconds: int, stop: threading.Event, screen: Consol
             watch(
                 lambda: "The shop has opened; what was there before is on its way to gold", until=_Published(stage, played)
             )
-            played.began_ms = int(time.time() * 1000)
+            played.began_ms = clock.now_ms()
             end = time.monotonic() + seconds
             watch(lambda: f"The shop is open for {end - time.monotonic():.0f} s more", until=lambda: time.monotonic() >= end)
             shut.set()
             running[1].result()
-            played.ended_ms = int(time.time() * 1000)
+            played.ended_ms = clock.now_ms()
             caught_up = _Published(stage, played, sequence=shop.close(stage.client))
             watch(lambda: "The shop has closed; its last changes are on their way to gold", until=caught_up)
         finally:

@@ -78,6 +78,8 @@ class GoldWork:
     @property
     def is_rewrite(self) -> bool:
         """Whether silver cannot tell what changed since gold's position: it went back, was rebuilt, or gold has none."""
+        # Rows of silver carry the batch that wrote them: after a step back, or in another generation, that says nothing of
+        # what gold has.
         return self.gold.to is None or self.gold.to > self.silver.to or self.gold.generation != self.silver.generation
 
 
@@ -171,6 +173,7 @@ class GoldTable:
         for statement in alteration.added:
             writer.alter(statement)
         if not changes.count:
+            # The position moves all the same: the next run would look through the same batches once more.
             writer.mark(to=self.work.silver.to, extra=self._extra())
         elif not self._upserted(writer, changed, changes, wanted):
             self._merge(writer, changed, changes, wanted)
@@ -236,6 +239,7 @@ class GoldTable:
         """Silver's columns as gold has them: the document's, then `__rescued` where it is wanted, and `__key`."""
         documents = [name for name in self._rows.columns if name not in HIDDEN]
         engine = ["__rescued", "__key"] if has_rescued else ["__key"]
+        # Without metadata: Delta notes there which type a widened column had, and a plain table must not say that.
         return [F.col(identifier(name)).alias(name, metadata={}) for name in (*documents, *engine)]
 
     def _is_gone(self, rows: DataFrame) -> Column:
@@ -261,6 +265,7 @@ class GoldTable:
                 return written
             removed = self.spark.createDataFrame(found)
         alive = present if self._has_late(removed) else rows
+        # A key that was deleted and written again has a row: its delete is not the last that is known of it.
         gone = removed.join(alive.select("__key"), "__key", "left_anti").select("__key", F.lit(True).alias("__gone"))
         return written.unionByName(gone, allowMissingColumns=True)
 
@@ -284,6 +289,7 @@ class GoldTable:
             F.max("__key").alias("high"),
             F.count_if(rescued).alias("rescued"),
         ).first()
+        # One key is its own first and last; of very many the list would be longer than what it lets Delta skip.
         if 1 < row.n <= FEW_KEYS:
             return _changes(changed.select("__key").toArrow()["__key"].to_pylist(), row.rescued > 0)
         return _KeyChanges(row.n, ((row.low, row.high),) if row.n else (), row.rescued > 0)
@@ -315,12 +321,4 @@ def _has_order(column: StructField) -> bool:
 def _statement(target: str, source: str, columns: Sequence[str], changes: _KeyChanges) -> str:
     """The MERGE of the changed keys; literal bounds on the key let Delta skip files."""
     among = " OR ".join(f"t.`__key` BETWEEN {literal(low)} AND {literal(high)}" for low, high in changes.spans)
-    names = ", ".join(map(identifier, columns))
-    values = ", ".join(f"s.{identifier(name)}" for name in columns)
-    assigned = ", ".join(f"t.{identifier(name)} = s.{identifier(name)}" for name in columns)
-    return (
-        f"MERGE INTO {target} AS t USING {identifier(source)} AS s ON t.`__key` = s.`__key` AND ({among})\n"
-        f"WHEN MATCHED AND s.`__gone` THEN DELETE\n"
-        f"WHEN MATCHED THEN UPDATE SET {assigned}\n"
-        f"WHEN NOT MATCHED AND NOT s.`__gone` THEN INSERT ({names}) VALUES ({values})"
-    )
+    return merge.keyed(target, source, columns=columns, on=f"t.`__key` = s.`__key` AND ({among})")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -26,6 +25,7 @@ from cdc_core.properties.source import FullUpdateType
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.sql.names import identifier, literal
 from cdc_core.tables import layout as tables
+from pipelines import clock
 from pipelines.bronze import collections as registry
 from pipelines.delta import ops_tables, table_history
 from pipelines.delta import tables as delta
@@ -115,6 +115,7 @@ def run(
     chosen = _chosen(spark, settings, asked)
     # Only silver has to be held at the batch: gold goes no further than silver.
     silver.run(spark, settings, take_over=take_over, sessions=sessions, stop=stop, to=chosen.batch)
+    # After silver and not beside it: a table must not be published from a silver that is still below the batch.
     gold.run(spark, settings, take_over=take_over, sessions=sessions, stop=stop, audit=audit)
     found = [*_collections(spark, settings, chosen)]
     if settings.gold.models is not None:
@@ -127,6 +128,7 @@ def run(
             if each.did != "view" and delta.exists(spark, table):
                 version = each.version if each.version is not None else table_history.version(spark, table)
                 found.append(CutTable(each.name, str(table), version))
+    # A run that is stopped ends without an error, and its tables may be anywhere before the cut.
     if stop is not None and stop.is_set():
         raise errors.Temporary("stopped before all tables were at the cut; nothing was noted")
     is_looked_up = settings.source.capture_mode.has_full_updates and (
@@ -134,7 +136,7 @@ def run(
     )
     noted = Cut(
         name=f"{int(chosen.time[:8], 16)}-{int(chosen.time[8:], 16)}",
-        made_ms=int(time.time() * 1000),
+        made_ms=clock.now_ms(),
         time=chosen.time,
         until=chosen.until,
         batch=chosen.batch,
@@ -156,6 +158,7 @@ def _chosen(spark: SparkSession, settings: Settings, asked: str | None) -> cut.B
     if not delta.exists(spark, table):
         raise errors.Temporary(f"{table.label}: there is no bronze yet; run medallion capture first")
     reached, newest = _reached(spark, table)
+    # No table goes back: the cut has to lie at or after the one that is furthest.
     at = max((_silver(spark, settings, each).to for each in registry.read(spark, settings).namespaces), default=0)
     found = cut.boundaries(_batches(spark, table, newest, at=at), reached=reached)
     if asked is not None and (not found or found[-1].until <= asked):
@@ -225,6 +228,7 @@ def _collections(spark: SparkSession, settings: Settings, chosen: cut.Boundary) 
             )  # read before the position: what is not past the cut then was not before
             commit = table_history.position(spark, table)
             to = (commit.metadata or {}).get("to") if commit is not None else None
+            # Below the batch silver may stay: a collection without events does not move its position with each batch.
             if silver_at.to > chosen.batch or to != silver_at.to:
                 raise errors.CommitConflict(
                     f"{table.label}: another run moved silver or gold on while the cut was made; nothing was noted. Stop it, or try again"

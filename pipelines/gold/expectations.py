@@ -12,7 +12,6 @@ was another one, or none, the whole table is judged.
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ import pyarrow as pa
 from cdc_core import errors
 from cdc_core.expectations import suite as suites
 from cdc_core.properties import types as values
+from pipelines import clock
 from pipelines.delta import ops_tables
 from pipelines.delta import tables as delta
 from pipelines.gold import great_expectations as library
@@ -140,6 +140,7 @@ class Gate:
         # Rows that did not change have met this very suite already. After any change of the suite all rows are judged.
         is_known = candidate.changed is not None and candidate.live.get("suite") == suite.digest
         about_rows = [each for each in suite.expectations if is_known and library.is_about_rows(each)]
+        # What is about the whole table (a count, a unique column) changes with every row, also with those that go.
         about_table = [each for each in suite.expectations if each not in about_rows]
         outcomes = {
             id(each): (judged, kind)
@@ -161,7 +162,7 @@ class Gate:
     def _note(
         self, spark: SparkSession, table: str, suite: Suite, results: Sequence[_Outcome], *, is_published: bool
     ) -> None:
-        at_ms = int(time.time() * 1000)
+        at_ms = clock.now_ms()
         rows = [
             {
                 "run": self.run,

@@ -92,6 +92,7 @@ def judged(df: DataFrame, expectations: Sequence[suites.Expectation], *, keys: S
         batch = asset.add_batch_definition_whole_dataframe("candidate").get_batch(batch_parameters={"dataframe": df})
         wanted = {"result_format": "SUMMARY", "partial_unexpected_count": EXAMPLES}
         if keys:
+            # Examples are named by their keys, and never by their values: a message must hold nothing of a document.
             wanted["unexpected_index_column_names"] = list(keys)
         found = batch.validate(
             gx.ExpectationSuite(

@@ -62,7 +62,7 @@ RESERVED = frozenset({"__as_captured", "__until", "valid_from", "valid_to"})
 
 
 @dataclass(frozen=True)
-class Position:
+class HistoryPosition:
     """Where a history stands: up to `to`, a batch of the bronze called `log`; nothing from before `floor` may come any more."""
 
     to: int = 0
@@ -75,14 +75,14 @@ class Position:
         return {"floor": self.floor, "log": self.log}
 
 
-def position(spark: SparkSession, table: tables.TableRef) -> Position:
+def position(spark: SparkSession, table: tables.TableRef) -> HistoryPosition:
     """Where a history's table stands; at the beginning where there is none."""
     commit = table_history.position(spark, table) if delta.exists(spark, table) else None
     found = {} if commit is None or commit.metadata is None else commit.metadata
-    return Position(found.get("to") or 0, found.get("floor") or "", found.get("log"))
+    return HistoryPosition(found.get("to") or 0, found.get("floor") or "", found.get("log"))
 
 
-def is_due(at: Position, silver: registry.SilverPosition) -> bool:
+def is_due(at: HistoryPosition, silver: registry.SilverPosition) -> bool:
     """Whether silver has applied events that the history has not."""
     return at.to < silver.to or silver.is_of_other(at.log)
 
@@ -110,7 +110,7 @@ class History:
         kept = schemas.latest(self.spark, self.layout.ops("schemas"), generations={str(self.namespace): GENERATION})
         self.schema = kept.get(str(self.namespace), schemas.Kept(generation=GENERATION))
 
-    def brought_up(self, at: Position, silver: registry.SilverPosition, *, stop: threading.Event) -> int:
+    def brought_up(self, at: HistoryPosition, silver: registry.SilverPosition, *, stop: threading.Event) -> int:
         """Apply what lies between a position and silver's; how many events. Between ranges `stop` is obeyed."""
         reached = replace(at, to=0 if silver.is_of_other(at.log) else at.to, log=silver.log)
         span = reduce.Range(reached.to, silver.to)
@@ -133,7 +133,9 @@ class History:
             reached = self._with_sweeps(range_, reached, reduce.within(due, range_))
         return own.events
 
-    def _with_sweeps(self, range_: reduce.Range, reached: Position, sweeps: Sequence[reduce.Sweep]) -> Position:
+    def _with_sweeps(
+        self, range_: reduce.Range, reached: HistoryPosition, sweeps: Sequence[reduce.Sweep]
+    ) -> HistoryPosition:
         """One range and the sweeps that it calls for. While any is to come, the position stays: a crash in between repeats the range."""
         reached = replace(reached, to=reached.to if sweeps else range_.to)
         self._range(range_, reached)
@@ -149,9 +151,10 @@ class History:
     def _events(self, span: reduce.Range) -> DataFrame:
         return survey.events(self.spark, self.bronze, self.namespace, span)
 
-    def _range(self, range_: reduce.Range, reached: Position) -> None:
+    def _range(self, range_: reduce.Range, reached: HistoryPosition) -> None:
         found = unreadable.readable(self._events(range_))
         if reached.floor:
+            # Behind a drop the key is another document: an event from before it would open a version of one that is gone.
             found = found.where(f"sequence >= {literal(reached.floor)}")
         if self.mode.keeps_row:
             found = found.where(f"op <> '{bronze.Op.DELETE.value}'")
@@ -162,6 +165,7 @@ class History:
         with ExitStack() as held:
             if self.folds:
                 found = self._with_awaited(found, range_, held)
+            # Computed once: two queries of `_merge` read it, and each would lay the versions out again.
             laid_out = held.enter_context(query_execution.held(self._laid_out(found, low)))
             self._merge(found, laid_out, range_.to, reached)
 
@@ -187,6 +191,7 @@ class History:
         grouped = events.groupBy(F.col("key").alias("__key")).agg(F.collect_list(F.struct(*versions.EVENT)).alias("events"))
         touched = found.select(F.col("key").alias("__key"))
         table = self._stored().join(touched, "__key", "left_semi")
+        # A version that ended before the first of these events cannot change: only later ones are cut anew by it.
         held = table.where(f"`__until` IS NULL OR `__until` >= {literal(low)}").select(
             "__key",
             F.struct(
@@ -203,7 +208,7 @@ class History:
 
     # --- the table
 
-    def _merge(self, found: DataFrame, laid_out: DataFrame, number: int, reached: Position) -> None:
+    def _merge(self, found: DataFrame, laid_out: DataFrame, number: int, reached: HistoryPosition) -> None:
         columns = reduce.needed(self.options.unwrap)
         envelope = found.select(*dict.fromkeys(("offset", "after", "updateDescription", *columns)))
         joined = (
@@ -224,6 +229,7 @@ class History:
         self.schema = schemas.keep(self.spark, ops, self.schema, evolution, collection=name, batch=number)
         source = self._typed(made, evolution.plan)
         names = self._made_room(source.drop("__is_new").schema)
+        # A version without an event of this range was stored before, and only ends otherwise: its document stays as it is.
         ended = laid_out.where("offset IS NULL").select(*self._ends(), F.lit(False).alias("__is_new"))
         both = query_execution.computed(source.unionByName(ended, allowMissingColumns=True))
         view = f"history_{threading.get_ident()}"
@@ -277,6 +283,7 @@ class History:
             )
         for statement in changes.added:
             self.writer.alter(statement)
+        # A table of gold has plain types only: readers need not know type widening, for the price of writing the rows anew.
         if changes.widened:
             held = self._stored()
             cast = [
@@ -284,7 +291,7 @@ class History:
                 for each in held.schema
             ]
             before = self.writer.metadata
-            extra = {name: before.get(name) for name in Position().extra}
+            extra = {name: before.get(name) for name in HistoryPosition().extra}
             self.writer.overwrite(held.select(*cast), to=before.get("to"), extra=extra, overwrite_schema=True)
         return wanted.names
 
@@ -305,7 +312,7 @@ class History:
 
     # --- sweeps
 
-    def _sweep(self, sweep: reduce.Sweep, reached: Position) -> None:
+    def _sweep(self, sweep: reduce.Sweep, reached: HistoryPosition) -> None:
         """End what a drop or a rename took away, or, at its first chunk's sequence, what a snapshot of the whole did not find."""
         if self.mode.keeps_row:
             self.writer.mark(to=reached.to, extra=reached.extra)

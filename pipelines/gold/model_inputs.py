@@ -73,6 +73,8 @@ class ModelInputs:
             return None
         if name not in self._tables:
             table = collection_table(self.layout, name) if "." in name else self.layout.model(name)
+            # Kept for the run, None too: a table that appears meanwhile must not be read by one model and be missing for
+            # another.
             self._tables[name] = self._current(name, table)
         return self._tables[name]
 
@@ -105,6 +107,7 @@ class ModelInputs:
                 if commit.restored is not None:
                     return version, f"version {version}"
                 if commit.metadata is not None:
+                    # Not the whole metadata: lease, owner and identifier of a commit differ although its rows are the same.
                     said = {each: commit.metadata.get(each) for each in ("to", "silver", "generation", "model")}
                     return version, hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=12).hexdigest()
         return version, f"version {version}"

@@ -85,6 +85,7 @@ class ModelTable:
         live = dict(commit.metadata or {}) if commit is not None else {}
         if self.is_anew:
             return ModelWork("whole", to, live, "that was asked")
+        # Rows of another query cannot be changed into rows of this one key by key.
         if live.get("model") != model.digest:
             return ModelWork("whole", to, live, "the model is another one")
         held = found if isinstance(found := live.get("to"), dict) else {}
@@ -178,6 +179,8 @@ class ModelTable:
             same = [
                 F.col(f"l.{identifier(name)}").eqNullSafe(F.col(f"k.{identifier(name)}")) for name in self.model.unique_key
             ]
+            # What the table would be, without writing it: expectations about the whole table need all rows, also those that
+            # stay.
             staying = live.alias("l").join(keys.alias("k"), _all(same), "left_anti")
             whole = staying.unionByName(rows)
             said = self.audit(
@@ -271,12 +274,4 @@ def _fits(spark: SparkSession, table: tables.TableRef, frame: DataFrame) -> bool
 def _statement(target: str, source: str, columns: Sequence[str], keys: Sequence[str]) -> str:
     """The MERGE of the keys that may have changed. Keys are compared by `<=>`, because a group may have the key NULL."""
     on = " AND ".join(f"t.{identifier(name)} <=> s.{identifier(name)}" for name in keys)
-    names = ", ".join(map(identifier, columns))
-    inserted = ", ".join(f"s.{identifier(name)}" for name in columns)
-    assigned = ", ".join(f"t.{identifier(name)} = s.{identifier(name)}" for name in columns)
-    return (
-        f"MERGE INTO {target} AS t USING {identifier(source)} AS s ON {on}\n"
-        f"WHEN MATCHED AND s.`__gone` THEN DELETE\n"
-        f"WHEN MATCHED THEN UPDATE SET {assigned}\n"
-        f"WHEN NOT MATCHED AND NOT s.`__gone` THEN INSERT ({names}) VALUES ({inserted})"
-    )
+    return merge.keyed(target, source, columns=columns, on=on)

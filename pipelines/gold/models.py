@@ -92,6 +92,7 @@ def read(settings: Settings) -> tuple[sql_model.Model, ...]:
             found.append(sql_model.parse(path.stem, path.read_text("utf-8-sig"), where=str(path)))
     if problems:
         raise errors.SettingsError(problems)
+    # After all queries: a description may stand in a file before, or after, the one of its model.
     described = tuple(sorted(found, key=lambda each: each.name))
     for path in sorted([*folder.rglob("*.yml"), *folder.rglob("*.yaml")]):
         with _gathered(problems):

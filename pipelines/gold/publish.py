@@ -142,6 +142,7 @@ class _ModelsThread(threading.Thread):
                     return  # the thread that publishes documents raises it
                 for line in errors.told(known).splitlines():
                     models.log.warning("%s", line)
+            # Not woken by the documents: a model over many tables would be made for each of them.
             self.ended.wait(MODELS_PAUSE_SECONDS)
 
     def close(self) -> None:

@@ -75,7 +75,7 @@ class _HistoryWork:
 
     namespace: registry.Namespace
     silver: registry.SilverPosition
-    at: history.Position
+    at: history.HistoryPosition
 
 
 Due = TypeVar("Due", current.GoldWork, _HistoryWork)

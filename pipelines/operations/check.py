@@ -45,7 +45,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Source:
+class CheckedSource:
     """What the questions are asked of."""
 
     settings: Settings
@@ -55,7 +55,7 @@ class Source:
     """The databases whose collections this user may not list."""
 
 
-Question = Callable[[Source], Iterator[Finding]]
+Question = Callable[[CheckedSource], Iterator[Finding]]
 
 
 def run(settings: Settings) -> tuple[Finding, ...]:
@@ -68,7 +68,7 @@ def run(settings: Settings) -> tuple[Finding, ...]:
     try:
         findings.append(_server(client))
         if findings[-1].error is None:
-            asked = Source(settings, client, *_listed(settings, client))
+            asked = CheckedSource(settings, client, *_listed(settings, client))
             findings.extend(finding for question in QUESTIONS for finding in question(asked))
     finally:
         client.close()
@@ -143,12 +143,12 @@ def _listed(
     return found, refused
 
 
-def _captured(asked: Source) -> list[catalog.SourceCollection]:
+def _captured(asked: CheckedSource) -> list[catalog.SourceCollection]:
     chosen = filters.of(asked.settings.source)
     return [each for each in asked.collections if chosen.includes(each.db, each.name)]
 
 
-def _collections(asked: Source) -> Iterator[Finding]:
+def _collections(asked: CheckedSource) -> Iterator[Finding]:
     """Views and time-series collections have no change stream; a collection that is named ought to exist."""
     named = set(filters.of(asked.settings.source).named())
     captured = _captured(asked)
@@ -179,7 +179,7 @@ def _unwatchable(collection: catalog.SourceCollection, *, is_named: bool) -> Fin
     return Finding("collections", Verdict.WRONG, found, mend, errors.SourceUnsuitable())
 
 
-def _names_meet(asked: Source) -> Iterator[Finding]:
+def _names_meet(asked: CheckedSource) -> Iterator[Finding]:
     if asked.settings.lakehouse.catalog is None:
         return
     for first, second, name in tables.collisions([(each.db, each.name) for each in _captured(asked)]):
@@ -188,7 +188,7 @@ def _names_meet(asked: Source) -> Iterator[Finding]:
         yield Finding("names", Verdict.WRONG, found, mend, errors.SourceUnsuitable())
 
 
-def _stream(asked: Source) -> Iterator[Finding]:
+def _stream(asked: CheckedSource) -> Iterator[Finding]:
     """The change stream is opened as a capture would, and closed."""
     options = source.stream_options(asked.settings.source, asked.client)
     stream = change_stream.ChangeStream(asked.client, options, change_stream.StreamStart())
@@ -207,7 +207,7 @@ def _stream(asked: Source) -> Iterator[Finding]:
         stream.close()
 
 
-def _snapshot_reads(asked: Source) -> Iterator[Finding]:
+def _snapshot_reads(asked: CheckedSource) -> Iterator[Finding]:
     """One document of each collection is read as a snapshot would."""
     watched = [each for each in _captured(asked) if each.kind == "collection"]
     refused = [(each, error) for each in watched if (error := _refusal(asked.client, each)) is not None]
@@ -236,7 +236,7 @@ def _refusal(client: mongodb.Client, collection: catalog.SourceCollection) -> er
     return None
 
 
-def _oplog(asked: Source) -> Iterator[Finding]:
+def _oplog(asked: CheckedSource) -> Iterator[Finding]:
     window = mongodb_server.oplog_window(asked.client)
     if window is None:
         mend = "grant clusterMonitor to see it here and in status; the pipeline runs without"
@@ -254,7 +254,7 @@ def _oplog(asked: Source) -> Iterator[Finding]:
     yield Finding("oplog", Verdict.WARNING, found, mend)
 
 
-def _images(asked: Source) -> Iterator[Finding]:
+def _images(asked: CheckedSource) -> Iterator[Finding]:
     """A collection keeps pre- and post-images, or neither."""
     given = asked.settings.source
     wanted = ["pre-images"] * given.capture_mode.has_pre_images

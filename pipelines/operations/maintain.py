@@ -30,6 +30,7 @@ from cdc_core import errors
 from cdc_core.sql import names
 from cdc_core.stream import resume_token
 from cdc_core.tables import layout as tables
+from pipelines import clock
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
 from pipelines.delta import maintenance, ops_tables, owners, table_history
@@ -61,7 +62,7 @@ KEPT_OPS = ("collections", "schemas", "cuts")
 HELD = "not compacted: its writer is alive (--beside-writers compacts it, too)"
 
 
-class Kind(str, Enum):
+class TableKind(str, Enum):
     """What a table holds."""
 
     BRONZE = "bronze"
@@ -76,7 +77,7 @@ class Kind(str, Enum):
     @property
     def is_claimed(self) -> bool:
         """Whether it has one writer at a time."""
-        return self in (Kind.BRONZE, Kind.SILVER, Kind.GOLD, Kind.HISTORY, Kind.MODEL)
+        return self in (TableKind.BRONZE, TableKind.SILVER, TableKind.GOLD, TableKind.HISTORY, TableKind.MODEL)
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class TableResult:
     """What was done to one table, and what was not and why."""
 
     table: str
-    kind: Kind
+    kind: TableKind
     before: delta.TableSize
     after: delta.TableSize
     done: tuple[str, ...] = ()
@@ -92,7 +93,7 @@ class TableResult:
 
 
 @dataclass(frozen=True)
-class Result:
+class MaintenanceResult:
     """What one run did."""
 
     name: str
@@ -107,14 +108,14 @@ def run(
     collection: str | None = None,
     beside_writers: bool = False,
     stop: threading.Event | None = None,
-) -> Result:
+) -> MaintenanceResult:
     """Maintain the tables of a pipeline, or those of one collection; one table's failure does not stop the others.
 
     Raises what failed, when all have had their turn; `SettingsError` for a collection that silver does not know.
     """
     began = time.monotonic()
     ended = stop or threading.Event()
-    maintaining = _Maintaining(spark, settings, beside_writers, int(time.time() * 1000))
+    maintaining = _Maintaining(spark, settings, beside_writers, clock.now_ms())
     # One table that is damaged or somebody else's must not keep the others from being compacted.
     failures = parallel.Failures()
 
@@ -124,10 +125,10 @@ def run(
     maintained = failures.guarding(one, name=lambda table: table.ref.label)
     found = [maintained(spark, each) for each in maintaining.tables(collection) if not ended.is_set()]
     failures.raised()
-    return Result(settings.name, tuple(each for each in found if each is not None), time.monotonic() - began)
+    return MaintenanceResult(settings.name, tuple(each for each in found if each is not None), time.monotonic() - began)
 
 
-def to_json(result: Result) -> str:
+def to_json(result: MaintenanceResult) -> str:
     """The result as one JSON object, with the names of the dataclasses' fields."""
     return json.dumps(dataclasses.asdict(result), indent=2)
 
@@ -137,7 +138,7 @@ class _Table:
     """One table, the collection that it is of, and the column by which its rows get old."""
 
     ref: tables.TableRef
-    kind: Kind
+    kind: TableKind
     namespace: registry.Namespace | None = None
     age: str | None = None
 
@@ -168,25 +169,25 @@ class _Maintaining:
         namespaces = registry.chosen(self.spark, self.settings, collection)
         found = [each for namespace in namespaces for each in self._of(namespace)]
         if collection is None:
-            ops = [_Table(self.layout.ops(name), Kind.OPS, age=age) for name, age in OPS.items()]
-            ops += [_Table(self.layout.ops(name), Kind.OPS) for name in KEPT_OPS]
-            found = [_Table(self.bronze, Kind.BRONZE), *found, *self._models(), *ops]
+            ops = [_Table(self.layout.ops(name), TableKind.OPS, age=age) for name, age in OPS.items()]
+            ops += [_Table(self.layout.ops(name), TableKind.OPS) for name in KEPT_OPS]
+            found = [_Table(self.bronze, TableKind.BRONZE), *found, *self._models(), *ops]
         return [each for each in found if delta.exists(self.spark, each.ref)]
 
     def _models(self) -> list[_Table]:
         """The tables of the models; a view is none."""
         if self.settings.gold.models is None:
             return []
-        return [_Table(self.layout.model(each.name), Kind.MODEL) for each in models.read(self.settings)]
+        return [_Table(self.layout.model(each.name), TableKind.MODEL) for each in models.read(self.settings)]
 
     def _of(self, namespace: registry.Namespace) -> Iterator[_Table]:
         names_ = (namespace.db, namespace.collection)
-        yield _Table(self.layout.silver(*names_), Kind.SILVER, namespace)
-        yield _Table(self.layout.gold(*names_), Kind.GOLD, namespace)
+        yield _Table(self.layout.silver(*names_), TableKind.SILVER, namespace)
+        yield _Table(self.layout.gold(*names_), TableKind.GOLD, namespace)
         if self.settings.silver.for_collection(str(namespace)).history:
-            yield _Table(self.layout.history(*names_), Kind.HISTORY, namespace)
-        yield _Table(self.layout.deletes(*names_), Kind.DELETES, namespace)
-        yield _Table(self.layout.quarantine(*names_), Kind.QUARANTINE, namespace)
+            yield _Table(self.layout.history(*names_), TableKind.HISTORY, namespace)
+        yield _Table(self.layout.deletes(*names_), TableKind.DELETES, namespace)
+        yield _Table(self.layout.quarantine(*names_), TableKind.QUARANTINE, namespace)
 
     # --- one table
 
@@ -210,7 +211,7 @@ class _Maintaining:
     def _claimed(self, table: _Table, words: _Words) -> None:
         """A table with one writer at a time. Bronze is claimed, because old events go. Others are compacted without a claim, which
         would end a layer that comes to an idle table just then; a compaction's commit says no position."""
-        if table.kind is not Kind.BRONZE:
+        if table.kind is not TableKind.BRONZE:
             is_free = self.beside_writers or not owners.is_held(self.spark, table.ref)
             self._compacted(table, words) if is_free else words.left.append(HELD)
             return
@@ -253,7 +254,7 @@ class _Maintaining:
     def _facts(self, table: _Table, words: _Words) -> None:
         """A table to which anybody appends."""
         try:
-            if table.kind is Kind.DELETES:
+            if table.kind is TableKind.DELETES:
                 self._forget(table, words)
             elif table.age is not None:
                 self._expire(table, words)

@@ -43,7 +43,7 @@ CORRECTABLE = ("before", "after", "updatedFields", "disambiguatedPaths")
 """The texts of an event that a replay may bring anew."""
 
 
-class State(str, Enum):
+class EventState(str, Enum):
     """What became of an event."""
 
     HELD = "held"
@@ -51,7 +51,7 @@ class State(str, Enum):
 
 
 @dataclass(frozen=True)
-class Event:
+class QuarantinedEvent:
     """One event of a quarantine: what it is, why it is there, and whether it still is.
 
     `texts` are its documents by the names of `CORRECTABLE`; None where `with_texts` was not set.
@@ -65,7 +65,7 @@ class Event:
     sequence: str | None
     batch: int
     reason: str
-    state: State
+    state: EventState
     texts: Mapping[str, str] | None = None
 
 
@@ -105,7 +105,7 @@ def parted(
 
 def listed(
     spark: SparkSession, table: tables.TableRef, *, all_states: bool = False, with_texts: bool = False
-) -> list[Event]:
+) -> list[QuarantinedEvent]:
     """The events that are held, in the order of their sequence; with `all_states` those that were, too."""
     if not delta.exists(spark, table):
         return []
@@ -175,10 +175,10 @@ def of_pipeline(
     collection: str | None = None,
     all_states: bool = False,
     with_texts: bool = False,
-) -> list[Event]:
+) -> list[QuarantinedEvent]:
     """What `listed` says of each captured collection, or of one; `SettingsError` for one that silver does not know."""
     layout = delta.layout(settings.lakehouse)
-    events: list[Event] = []
+    events: list[QuarantinedEvent] = []
     for namespace in registry.chosen(spark, settings, collection):
         table = layout.quarantine(namespace.db, namespace.collection)
         events += listed(spark, table, all_states=all_states, with_texts=with_texts)
@@ -225,7 +225,7 @@ def read_corrections(text: str, *, where: str) -> dict[str, dict[str, str]]:
     return found
 
 
-def to_json(found: Sequence[Event] | Mapping[str, Replayed]) -> str:
+def to_json(found: Sequence[QuarantinedEvent] | Mapping[str, Replayed]) -> str:
     """Events, or what a replay did, as one JSON object with the names of the dataclasses' fields."""
     if isinstance(found, Mapping):
         done = [{"collection": name, **dataclasses.asdict(each)} for name, each in found.items()]
@@ -233,7 +233,7 @@ def to_json(found: Sequence[Event] | Mapping[str, Replayed]) -> str:
     return json.dumps({"events": [_without_nothing(each) for each in found]}, indent=2)
 
 
-def _without_nothing(event: Event) -> dict[str, Any]:
+def _without_nothing(event: QuarantinedEvent) -> dict[str, Any]:
     fields = dataclasses.asdict(event)
     return fields if event.texts is not None else {name: value for name, value in fields.items() if name != "texts"}
 
@@ -277,12 +277,12 @@ def _concerned(events: DataFrame, waiting: DataFrame) -> list[str] | None:
     return [row.key for row in keys] if len(keys) <= FEW else None
 
 
-def _event(row: Any) -> Event:
+def _event(row: Any) -> QuarantinedEvent:
     ending = {each.value for each in quarantine.ENDINGS}
     found = row.asDict(recursive=True)
     if "texts" in found:
         found["texts"] = {name: text for name, text in found["texts"].items() if text is not None}
-    return Event(**found, state=State.ENDED if row.reason in ending else State.HELD)
+    return QuarantinedEvent(**found, state=EventState.ENDED if row.reason in ending else EventState.HELD)
 
 
 def _held_rows(spark: SparkSession, table: tables.TableRef) -> list[dict[str, Any]]:

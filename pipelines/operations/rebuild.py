@@ -26,7 +26,6 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
@@ -38,6 +37,7 @@ from cdc_core.settings.parse import OnConflict
 from cdc_core.silver import reduce
 from cdc_core.sql.names import identifier
 from cdc_core.tables import layout as tables
+from cdc_core.tables.layout import Layer
 from cdc_core.typed import exact
 from cdc_core.typed import plan as typed
 from pipelines.bronze import collections as registry
@@ -67,15 +67,8 @@ _INNER = frozenset(("__key", "__batch", "__known", "__rescued"))
 """Columns that are not compared as values: how a row came to be differs by design, the others are compared in their own way."""
 
 
-class Layer(str, Enum):
-    """The tables that can be rebuilt."""
-
-    SILVER = "silver"
-    GOLD = "gold"
-
-
 @dataclass(frozen=True)
-class Difference:
+class ColumnDifference:
     """A column in which documents differ: how many, why, and some of their keys."""
 
     column: str
@@ -99,13 +92,13 @@ class Comparison:
     lost_keys: tuple[str, ...]
     new: int
     differing: int
-    differences: tuple[Difference, ...]
+    differences: tuple[ColumnDifference, ...]
     rescued: int
     rebuilt_rescued: int
 
 
 @dataclass(frozen=True)
-class Result:
+class RebuildResult:
     """What a rebuild saw and did; `version` is the table's with the rebuilt rows, None where nothing was swapped."""
 
     collection: str
@@ -128,7 +121,7 @@ def run(
     is_trial: bool = False,
     drops_lost: bool = False,
     stop: threading.Event | None = None,
-) -> Result:
+) -> RebuildResult:
     """Rebuild the table of `database.collection`; with `is_trial` only compare.
 
     Nothing is swapped where rows would be lost that no delete in bronze explains, unless `drops_lost` says so: `refuse`
@@ -185,7 +178,7 @@ def retyped(
     return now
 
 
-def refuse(result: Result) -> None:
+def refuse(result: RebuildResult) -> None:
     """Raise `DecisionNeeded` where a rebuild swapped nothing because rows would be lost."""
     lost = result.comparison.lost
     if result.layer is Layer.SILVER and result.version is None and lost:
@@ -195,7 +188,7 @@ def refuse(result: Result) -> None:
         )
 
 
-def to_json(result: Result) -> str:
+def to_json(result: RebuildResult) -> str:
     """The result as one JSON object, with the names of the dataclasses' fields."""
     return json.dumps(dataclasses.asdict(result), indent=2, default=lambda each: each.value)
 
@@ -213,7 +206,7 @@ class _Rebuild:
     drops_lost: bool
     stop: threading.Event
 
-    def silver(self, seed: DocumentSchema = document_schema.EMPTY) -> Result:
+    def silver(self, seed: DocumentSchema = document_schema.EMPTY) -> RebuildResult:
         """The silver table, from bronze; `seed` is a schema that its columns have from the start."""
         position = registry.silver_position(self.spark, self.writer.table)
         newest = bronze.newest(self.spark, self._bronze)
@@ -245,7 +238,7 @@ class _Rebuild:
                 version = self.writer.version
         return self._result(Layer.SILVER, position.to, found, changes, version)
 
-    def gold(self) -> Result:
+    def gold(self) -> RebuildResult:
         """The gold table, from silver as it is now."""
         table = current.at_silver(self.spark, self.layout, self.namespace)
         found = compared(self.spark.table(str(self.writer.table)), table.documents())
@@ -261,8 +254,8 @@ class _Rebuild:
         found: Comparison,
         changes: tuple[evolution.Change, ...],
         version: int | None,
-    ) -> Result:
-        return Result(str(self.namespace), layer, self.writer.table.label, to, found, changes, version, 0.0)
+    ) -> RebuildResult:
+        return RebuildResult(str(self.namespace), layer, self.writer.table.label, to, found, changes, version, 0.0)
 
     # --- the shadow
 
@@ -476,7 +469,7 @@ def _lost(gone: DataFrame, other: DataFrame, deletes: DataFrame | None) -> tuple
     return lost.count(), tuple(row.key for row in lost.select("key").orderBy("key").limit(EXAMPLES).collect())
 
 
-def _differences(other: DataFrame, live: DataFrame, rebuilt: DataFrame) -> tuple[Difference, ...]:
+def _differences(other: DataFrame, live: DataFrame, rebuilt: DataFrame) -> tuple[ColumnDifference, ...]:
     """The columns in which documents differ; a column that is not named is the same in all of them."""
     parts = (F.from_json(name, "MAP<STRING, STRING>") for name in ("before", "after"))
     equal = F.map_zip_with(*parts, lambda _, left, right: left.eqNullSafe(right))
@@ -489,7 +482,7 @@ def _differences(other: DataFrame, live: DataFrame, rebuilt: DataFrame) -> tuple
         .collect()
     )
     types = dict(live.dtypes), dict(rebuilt.dtypes)
-    return tuple(Difference(row.column, row.documents, _why(row.column, *types), tuple(row["keys"])) for row in rows)
+    return tuple(ColumnDifference(row.column, row.documents, _why(row.column, *types), tuple(row["keys"])) for row in rows)
 
 
 def _why(column: str, before: dict[str, str], after: dict[str, str]) -> str:

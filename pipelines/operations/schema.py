@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Column:
+class SilverColumn:
     """One column of the silver table that comes from the documents."""
 
     name: str
@@ -31,7 +31,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Change:
+class SchemaLogEntry:
     """One change: the dotted path of a field, what became of its column, and when.
 
     `batch` is the last bronze batch of the range that brought it and `event` the sequence of that range's first event,
@@ -49,16 +49,16 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Evolution:
+class SchemaHistory:
     """One collection's schema: `version` counts its changes; what came before a rebuild is told too."""
 
     collection: str
     version: int
-    columns: tuple[Column, ...]
-    changes: tuple[Change, ...]
+    columns: tuple[SilverColumn, ...]
+    changes: tuple[SchemaLogEntry, ...]
 
 
-def read(spark: SparkSession, settings: Settings, *, collection: str | None = None) -> tuple[Evolution, ...]:
+def read(spark: SparkSession, settings: Settings, *, collection: str | None = None) -> tuple[SchemaHistory, ...]:
     """The evolution of each captured collection, or of one; a collection without documents has no columns.
 
     Raises `SettingsError` for a collection that silver does not know.
@@ -67,7 +67,7 @@ def read(spark: SparkSession, settings: Settings, *, collection: str | None = No
     chosen = registry.chosen(spark, settings, collection)
     table = layout.ops("schemas")
     if not delta.exists(spark, table):
-        return tuple(Evolution(str(namespace), 0, (), ()) for namespace in chosen)
+        return tuple(SchemaHistory(str(namespace), 0, (), ()) for namespace in chosen)
     rows = schemas.facts(spark, table).collect()
     found = []
     for namespace in chosen:
@@ -77,18 +77,18 @@ def read(spark: SparkSession, settings: Settings, *, collection: str | None = No
     return tuple(found)
 
 
-def _evolution(collection: str, rows: Sequence[Row], generation: str) -> Evolution:
+def _evolution(collection: str, rows: Sequence[Row], generation: str) -> SchemaHistory:
     """The evolution that led to the table's generation; attempts at a rebuild that were not completed led to nothing."""
     whole = [row for row in rows if row.schema is not None and row.generation == generation]
     if not whole:
-        return Evolution(collection, 0, (), ())
+        return SchemaHistory(collection, 0, (), ())
     last = max(whole, key=lambda row: row.version)
     schema = document_schema.DocumentSchema.from_json(last.schema)
-    columns = tuple(Column(name, document_schema.ddl(type_)) for name, type_ in schema.table())
+    columns = tuple(SilverColumn(name, document_schema.ddl(type_)) for name, type_ in schema.table())
     line = _line(rows, generation)
     changes = [row for row in rows if row.generation in line]
     changes.sort(key=lambda row: (line.index(row.generation), row.version))
-    return Evolution(collection, last.version, columns, tuple(map(_change, changes)))
+    return SchemaHistory(collection, last.version, columns, tuple(map(_change, changes)))
 
 
 def _line(rows: Sequence[Row], generation: str) -> list[str]:
@@ -100,13 +100,13 @@ def _line(rows: Sequence[Row], generation: str) -> list[str]:
     return line
 
 
-def _change(row: Row) -> Change:
+def _change(row: Row) -> SchemaLogEntry:
     is_rebuilt = row.change == evolution.What.REBUILT.value
     from_type, to_type = (None, None) if is_rebuilt else (row["from"], row["to"])
     at = int(row.seen_at[:8], 16) if row.seen_at else None
-    return Change(row.version, row.path, row.change, from_type, to_type, row.batch, row.seen_at, at)
+    return SchemaLogEntry(row.version, row.path, row.change, from_type, to_type, row.batch, row.seen_at, at)
 
 
-def to_json(found: Sequence[Evolution]) -> str:
+def to_json(found: Sequence[SchemaHistory]) -> str:
     """The evolutions as one JSON object, with the names of the dataclasses' fields."""
     return json.dumps({"collections": [dataclasses.asdict(each) for each in found]}, indent=2)

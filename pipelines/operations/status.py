@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from cdc_core.sql.names import literal
 from cdc_core.stream import resume_token
 from cdc_core.tables import claims
 from cdc_core.tables import layout as tables
+from pipelines import clock
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
 from pipelines.capture import metrics
@@ -44,7 +44,7 @@ COMMITS = 1000
 
 
 @dataclass(frozen=True)
-class Source:
+class ServerStatus:
     """The server: what it is and how far its oplog reaches back; `problem` where it does not say."""
 
     server: str | None = None
@@ -54,7 +54,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Writer:
+class WriterStatus:
     """The last writer of a table; `lease_seconds` is 0 where it left or its lease is over."""
 
     host: str
@@ -64,7 +64,7 @@ class Writer:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class SnapshotStatus:
     """A collection's snapshot; `failed` is why it was given up."""
 
     documents: int
@@ -84,12 +84,12 @@ class Bronze:
     lag_seconds: int | None
     headroom_seconds: int | None
     rate: float | None
-    writer: Writer | None
+    writer: WriterStatus | None
     slow_commits: str | None = None
 
 
 @dataclass(frozen=True)
-class Layer:
+class TableStatus:
     """One collection's table in silver or gold.
 
     `batch` is the bronze batch up to which it is applied; `lag_batches` and `lag_events` are what waits for it, the
@@ -107,7 +107,7 @@ class Layer:
     lag_events: int
     lag_seconds: int
     rate: float | None
-    writer: Writer | None
+    writer: WriterStatus | None
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,9 @@ class Collection:
     """
 
     collection: str
-    snapshot: Snapshot | None
-    silver: Layer | None
-    gold: Layer | None
+    snapshot: SnapshotStatus | None
+    silver: TableStatus | None
+    gold: TableStatus | None
     waiting_events: int
     quarantined: int
     incomplete_since: str | None = None
@@ -134,7 +134,7 @@ class Status:
 
     name: str
     at_ms: int
-    source: Source
+    source: ServerStatus
     bronze: Bronze | None
     collections: tuple[Collection, ...]
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -142,7 +142,7 @@ class Status:
 
 def read(spark: SparkSession, settings: Settings) -> Status:
     """The status of a pipeline, also where it never ran or the source does not answer."""
-    now_ms = int(time.time() * 1000)
+    now_ms = clock.now_ms()
     server = _source(settings)
     log = delta.layout(settings.lakehouse).bronze(settings.name)
     shown = metrics.asked(port=settings.source.metrics_port, address=settings.source.metrics_address)
@@ -158,20 +158,20 @@ def to_json(status: Status) -> str:
     return json.dumps(dataclasses.asdict(status), indent=2)
 
 
-def _source(settings: Settings) -> Source:
+def _source(settings: Settings) -> ServerStatus:
     # A server that cannot be reached is a line of the status, not its end: the tables say where they stand without it.
     try:
         client = source.connection(settings.source).client(serverSelectionTimeoutMS=PATIENCE_MS)
     except errors.MedallionError as error:
-        return Source(problem=str(error))
+        return ServerStatus(problem=str(error))
     with contextlib.closing(client):
         try:
             info = mongodb_server.server_info(client)
             window = mongodb_server.oplog_window(client)
             now = mongodb_server.operation_time(client).time
         except errors.MedallionError as error:
-            return Source(problem=str(error))
-    return Source(f"MongoDB {info.text}", now, window.first if window else None)
+            return ServerStatus(problem=str(error))
+    return ServerStatus(f"MongoDB {info.text}", now, window.first if window else None)
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class _Progress:
     batch: int
     before: int
     seconds: float
-    writer: Writer | None
+    writer: WriterStatus | None
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class _Reading:
     def layout(self) -> tables.Layout:
         return delta.layout(self.settings.lakehouse)
 
-    def bronze(self, server: Source) -> Bronze | None:
+    def bronze(self, server: ServerStatus) -> Bronze | None:
         position = bronze.read_position(self.spark, self.log)
         if position is None:
             return None
@@ -298,7 +298,7 @@ class _Reading:
         return {registry.Namespace(row.db, row.collection): row for row in rows}
 
     def _collection(
-        self, each: _Both, snapshots: Mapping[str, Snapshot], waiting: Mapping[registry.Namespace, Row]
+        self, each: _Both, snapshots: Mapping[str, SnapshotStatus], waiting: Mapping[registry.Namespace, Row]
     ) -> Collection:
         name = str(each.namespace)
         row = waiting.get(each.namespace)
@@ -312,12 +312,12 @@ class _Reading:
             quarantined=quarantine.count(self.spark, held),
         )
 
-    def _layer(self, progress: _Progress | None, row: Row | None, layer: str) -> Layer | None:
+    def _layer(self, progress: _Progress | None, row: Row | None, layer: str) -> TableStatus | None:
         if progress is None:
             return None
         since = row[f"{layer}_since"] if row else None
         done = row[f"{layer}_done"] if row else 0
-        return Layer(
+        return TableStatus(
             table=progress.table.label,
             version=progress.version,
             batch=progress.batch,
@@ -339,13 +339,13 @@ class _Reading:
             wanted.append(f"{f'count_if({is_one})' if column in columns else '0'} AS {name}")
         return self.spark.sql(f"SELECT {', '.join(wanted)} FROM {table}").collect()[0].asDict()
 
-    def _writer(self, commit: local_log.Commit | None) -> Writer | None:
+    def _writer(self, commit: local_log.Commit | None) -> WriterStatus | None:
         if commit is None or commit.metadata is None:
             return None
         claim = commit.metadata
         left = bool(claim.get("released"))
         end = claims.lease_end(claim, committed_ms=commit.timestamp_ms)
-        return Writer(
+        return WriterStatus(
             str(claim.get("host", "")),
             int(claim.get("process") or 0),
             left,
@@ -353,14 +353,14 @@ class _Reading:
         )
 
 
-def _snapshots(told: Sequence[Mapping[str, Any]]) -> Mapping[str, Snapshot]:
+def _snapshots(told: Sequence[Mapping[str, Any]]) -> Mapping[str, SnapshotStatus]:
     """The last snapshot of each collection, from what heartbeats tell."""
-    found: dict[str, Snapshot] = {}
+    found: dict[str, SnapshotStatus] = {}
     for state in snapshot_state.states(payload for payload in told if "snapshot" in payload):
         for name in state.planned:
             # A snapshot that was stopped reads no more of the collection: the one before it says where that stands.
             if name not in state.stopped:
-                found[name] = Snapshot(state.of(name).documents, state.of(name).completed, state.of(name).failed)
+                found[name] = SnapshotStatus(state.of(name).documents, state.of(name).completed, state.of(name).failed)
     return found
 
 

@@ -56,7 +56,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Change:
+class SchemaChangeRow:
     """What changed in a collection's schema at once."""
 
     collection: str
@@ -67,7 +67,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class TableSize:
+class TableSummary:
     """A table's size, and who wrote it last."""
 
     name: str
@@ -99,10 +99,10 @@ class PageContent:
 
     status: pipeline_status.Status
     points: tuple[Point, ...] = ()
-    changes: tuple[Change, ...] = ()
+    changes: tuple[SchemaChangeRow, ...] = ()
     verifications: tuple[Mapping[str, Any], ...] = ()
     expectations: Expectations | None = None
-    tables: tuple[TableSize, ...] = ()
+    tables: tuple[TableSummary, ...] = ()
 
 
 def write(path: Path, text: str) -> None:
@@ -188,16 +188,16 @@ class _PageReader:
             found.append(Point(slot * length, row.events if row else 0, lag))
         return tuple(found)
 
-    def changes(self) -> tuple[Change, ...]:
+    def changes(self) -> tuple[SchemaChangeRow, ...]:
         """Schema changes, those of one batch together, newest first."""
         found = []
         for each in evolution.read(self.spark, self.settings):
-            by_version: dict[tuple[int, str], list[evolution.Change]] = {}
+            by_version: dict[tuple[int, str], list[evolution.SchemaLogEntry]] = {}
             for change in each.changes:
                 by_version.setdefault((change.version, change.what), []).append(change)
             for (_, what), some in by_version.items():
                 named = ", ".join(_changed(change) for change in some[:6]) + (" …" if len(some) > 6 else "")
-                found.append(Change(each.collection, what, named, some[0].batch, some[0].at))
+                found.append(SchemaChangeRow(each.collection, what, named, some[0].batch, some[0].at))
         return tuple(sorted(found, key=lambda each: (each.at or 0, each.batch), reverse=True))
 
     def verifications(self) -> tuple[Mapping[str, Any], ...]:
@@ -227,7 +227,7 @@ class _PageReader:
         )
         return Expectations(tuple(shown), judged)
 
-    def tables(self) -> tuple[TableSize, ...]:
+    def tables(self) -> tuple[TableSummary, ...]:
         """Bronze, and the tables of each collection."""
         assert self.status.bronze is not None
         bronze = self._layout.bronze(self.settings.name)
@@ -243,18 +243,18 @@ class _PageReader:
         result = []
         for name, table, version, writer in told:
             size = delta.size(self.spark, table)
-            result.append(TableSize(name, version, size.files, size.bytes, _writer(writer)))
+            result.append(TableSummary(name, version, size.files, size.bytes, _writer(writer)))
         return tuple(result)
 
 
-def _changed(change: evolution.Change) -> str:
+def _changed(change: evolution.SchemaLogEntry) -> str:
     types = " → ".join(filter(None, (change.from_type, change.to_type)))
     if len(types) > 40:
         types = f"{types[:40]}…"
     return f"{change.path} {types}".strip()
 
 
-def _writer(found: pipeline_status.Writer | None) -> str:
+def _writer(found: pipeline_status.WriterStatus | None) -> str:
     if found is None:
         return "–"
     state = "left" if found.has_left else f"lease for {found.lease_seconds} s more" if found.lease_seconds else "lease over"
@@ -343,7 +343,7 @@ def _length(seconds: float | None) -> str:
     return f"{seconds / 86400:.0f} days"
 
 
-def _behind(layer: pipeline_status.Layer | None) -> str:
+def _behind(layer: pipeline_status.TableStatus | None) -> str:
     if layer is None:
         return "–"
     return "–" if not layer.lag_events else f"{layer.lag_events:,} events, {_length(layer.lag_seconds)}"

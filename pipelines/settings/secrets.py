@@ -48,11 +48,6 @@ def resolve(
     return "".join(resolved)
 
 
-def redact(text: str) -> str:
-    """The text with `***` for every password and other secret of a connection string."""
-    return _OPTION.sub(r"\1***", _PASSWORD.sub(r"\1***@", text))
-
-
 def _part(kind: str, text: str, variables: Mapping[str, str], read_secret: ReadSecret | None) -> str:
     match kind:
         case "":
@@ -105,8 +100,3 @@ def _percent_encoded(text: str) -> str:
 
 
 _UNFIT = re.compile(r"[^A-Za-z0-9._~!$&'()*+,;=%-]|%(?![0-9A-Fa-f]{2})")
-_PASSWORD = re.compile(r"(mongodb(?:\+srv)?://[^\s:@/?]*:)[^\s\"'<>]*@", re.IGNORECASE)
-_OPTION = re.compile(
-    r"((?:tlsCertificateKeyFilePassword|sslPEMKeyPassword|proxyPassword)=|AWS_SESSION_TOKEN(?::|%3A))[^\s&,\"'<>]+",
-    re.IGNORECASE,
-)

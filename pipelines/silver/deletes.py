@@ -60,6 +60,7 @@ def remember(collection: SilverCollection, deletes: Deletes, number: int) -> Non
     """Append the deletes, before the MERGE, so that a crash in between forgets none."""
     silver_tables.create_deletes(collection.spark, collection.deletes)
     facts = deletes.rows.select("__key", "__sequence", F.lit(number).cast("bigint").alias("__batch"))
+    # Without a fence, unlike the rows of documents: a delete stays true, however often and by whomever it is noted.
     if deletes.events > survey.MAX_DRIVER_ROWS:
         facts.writeTo(str(collection.deletes)).append()
     else:

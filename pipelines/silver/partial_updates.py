@@ -50,6 +50,7 @@ def with_awaited(collection: SilverCollection, batch: RowBatch) -> DataFrame:
     late = (
         events.where("after IS NOT NULL")
         .join(waiting, "key")
+        # A document after the row's last event decides by itself, and one from before what is known changes nothing.
         .where("sequence < `__sequence` AND sequence > coalesce(`__known`, '')")
         .groupBy("key")
         .agg(F.min("sequence").alias("__since"))
@@ -79,6 +80,7 @@ def _stored(collection: SilverCollection, events: DataFrame, batch: RowBatch) ->
         F.col("__key").alias("key"),
         F.col("__sequence").alias("stored_sequence"),
         F.coalesce("__known", "__sequence").alias("stored_known"),
+        # A deleted document is only shown: an update that comes after a delete is about another document of this key.
         F.when(~deleted, F.col("__document")).alias("stored_document"),
         deleted.alias("stored_is_deleted"),
         F.coalesce("__incomplete", F.lit(False)).alias("stored_incomplete"),
@@ -137,6 +139,7 @@ def _folded(placed: DataFrame, *, mode: unwrap_options.DeleteMode, columns: Sequ
     folded = reduced.mapInArrow(reduce.fold_rows, f"{ddl}, {reduce.FOLDED_DDL}")
     has_document = F.col("document").isNotNull()
     is_incomplete = F.col("incomplete") | F.col("is_doubtful") | ~has_document
+    # A row with a document takes it like any other, at the last update's sequence; one without is only marked.
     values = {
         "__action": F.when(has_document, reduce.Action.DOCUMENT.value).otherwise(reduce.Action.MARK.value),
         "__sequence": F.col("partial_sequence"),

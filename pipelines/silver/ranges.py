@@ -46,10 +46,12 @@ def apply(collection: SilverCollection, work: survey.CollectionWork, *, stop: th
     ranges = _ranges(collection, work)
     needless, due = sweeps.split(collection, work)
     for sweep in needless:
+        # There is nothing to delete, and the position still has to hold the sweep: its floor counts for what comes late.
         reached = sweeps.after(collection, sweep, reached)
     for range_ in ranges:
         if stop.is_set():
             return reached
+        # The survey counted the whole span; whether a part of it comes late is a matter of its own events.
         counts = work.counts if len(ranges) == 1 else _counts(collection, range_)
         reached = _with_sweeps(collection, range_, counts, reached, reduce.within(due, range_))
     return reached
@@ -81,6 +83,7 @@ def _range(
 ) -> registry.SilverPosition:
     after = replace(reached, to=to, high=max(reached.high or "", counts.high))
     if not counts.events:
+        # A batch without events of this collection: a commit that moves the position and holds no row.
         collection.move(after)
         return after
     # After a repair the position is 0, and the rows are there: what is applied again then comes late. What is older than a
@@ -108,6 +111,7 @@ def _range(
             merge_confs=adaptive,
             resources=resources,
         )
+        # A late row has to be compared with the table's, which only the longer way does.
         if batch.is_late or not _written_at_once(collection, batch):
             batches.through(STEPS, collection, batch)
     return after

@@ -34,6 +34,7 @@ def reduced(collection: SilverCollection, batch: RowBatch) -> RowBatch:
     whole = batch.rows
     if batch.is_late and collection.keeps_document:
         whole = partial_updates.with_awaited(collection, batch)
+    # What is awaited are partial updates: they are in `whole` and were not counted with the batch.
     has_partial = batch.partial > 0 or whole is not batch.rows
     described = replace(
         batch,

@@ -150,6 +150,7 @@ class _Silver:
 
     def close(self) -> None:
         """Give the claims back. One that another run took over meanwhile is not given back: it is no longer this run's."""
+        # Every release says it: the next start reads it from whichever table has the newest.
         settled = self.positions.settled_metadata()
         for collection in self.collections.values():
             with suppress(errors.MedallionError):
@@ -170,8 +171,10 @@ class _Silver:
         due = [work for work in self._works(to) if self._is_due(work)]
         apply = self.failures.guarding(self._applied, name=lambda work: str(work.namespace))
         results = [result for result in self.pool.each(due, apply, stop=self.stop) if result is not None]
+        # As long as one collection goes on, so does the service; with none there is nothing to wait for.
         if self.failures.found and all(str(namespace) in self.failures.found for namespace in positions.known):
             self.failures.raised()
+        # After the results: a collection that failed is not at `to`, and holds all of them back.
         positions.settle(to)
         events = sum(result.events for result in results)
         return SilverResult(to, events, time.monotonic() - started, tuple(results))
@@ -185,6 +188,7 @@ class _Silver:
             if collection is not None:
                 with suppress(errors.MedallionError):
                     collection.writer.release()
+            # Another run may have moved or rebuilt the table while this one did not hold it.
             self.positions.reread(namespace)
 
     # --- what there is to do
@@ -241,6 +245,7 @@ class _Silver:
         with query_execution.session_confs(spark, query_execution.INTERPRETED if few else {}):
             collection = self._collection(spark, work)
             known[namespace] = reached = ranges.apply(collection, work, stop=self.stop)
+            # After the commit, and outside it: what is compacted, or not, changes no row.
             maintenance.compact(collection.writer)
         if collection.options.on_conflict is OnConflict.RETYPE:
             # The first time all rows are looked at: what they rescued may be older than the setting.

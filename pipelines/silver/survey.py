@@ -116,9 +116,9 @@ def _surveyed_here(
 
 def _calls_for_sweep(row: Mapping[str, Any]) -> bool:
     """`_CALLS_FOR_SWEEP` of one row."""
-    if row["kind"] == bronze.Kind.HEARTBEAT.value:
+    if row["kind"] == bronze.RowKind.HEARTBEAT.value:
         return '"completed"' in (row["payload"] or "")
-    return row["kind"] == bronze.Kind.SCHEMA_CHANGE.value and row["sequence"] is not None
+    return row["kind"] == bronze.RowKind.SCHEMA_CHANGE.value and row["sequence"] is not None
 
 
 def _counted_here(events: Sequence[Mapping[str, Any]]) -> EventCounts:
@@ -134,7 +134,7 @@ def sweeps(
 ) -> tuple[reduce.Sweep, ...]:
     """The sweeps that drops and renames of these collections call for in a span of batches."""
     own = " OR ".join(f"({namespace.predicate})" for namespace in among)
-    is_gone = f"kind = {literal(bronze.Kind.SCHEMA_CHANGE.value)} AND sequence IS NOT NULL AND ({own})"
+    is_gone = f"kind = {literal(bronze.RowKind.SCHEMA_CHANGE.value)} AND sequence IS NOT NULL AND ({own})"
     sweep_rows = bronze_log.rows(spark, bronze_table, span).where(is_gone).orderBy("offset")
     return _sweeps(sweep_rows.select("kind", "batch", "db", "collection", "sequence", "payload").collect())
 
@@ -174,11 +174,11 @@ def bounded(of: DataFrame, *, span: reduce.Range, limit: int) -> tuple[reduce.Ra
 
 def _sweeps(rows: Sequence[Row | bronze_log.SweepRow]) -> tuple[reduce.Sweep, ...]:
     """The sweeps that rows call for: snapshots' ends, drops and renames."""
-    ends = reduce.sweeps((row.batch, row.payload) for row in rows if row.kind == bronze.Kind.HEARTBEAT.value)
+    ends = reduce.sweeps((row.batch, row.payload) for row in rows if row.kind == bronze.RowKind.HEARTBEAT.value)
     changes = reduce.schema_sweeps(
         (row.batch, row.db, row.collection, row.sequence, row.payload)
         for row in rows
-        if row.kind == bronze.Kind.SCHEMA_CHANGE.value and row.collection is not None
+        if row.kind == bronze.RowKind.SCHEMA_CHANGE.value and row.collection is not None
     )
     return tuple(sorted((*ends, *changes), key=lambda sweep: sweep.batch))
 

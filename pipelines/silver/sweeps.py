@@ -52,6 +52,7 @@ def apply(
     if collection.mode.marks_deleted:
         gone = gone.where("NOT coalesce(`__deleted`, false)")
     edge = gone.agg(F.min("__key").alias("low"), F.max("__key").alias("high"), F.count("*").alias("rows")).first()
+    # A sweep is nothing but deletes: under a mode that keeps rows it takes none.
     if collection.mode.keeps_row or edge.low is None:
         collection.move(after)
         return after
@@ -60,6 +61,7 @@ def apply(
         rows=reduce.decided(latest, mode=collection.mode, columns=collection.columns),
         range_=range_,
         after=after,
+        # Deletes bring no documents: the schema stays as it is, and rows are typed by it.
         plan=typed.Plan(collection.schema.schema),
         keys=(edge.low, edge.high),
         deletes=Deletes(gone.select("__key", F.lit(sweep.first).alias("__sequence")), edge.rows),

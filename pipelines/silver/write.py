@@ -50,6 +50,8 @@ def merged(collection: SilverCollection, batch: RowBatch) -> RowBatch:
     Raises `delta.Unwanted` where `unless` is true, or could only be known after the commit; then nothing was committed.
     """
     if collection.is_empty():
+        # Of documents that are deleted again within the first range the table gets no row; `remembered` has noted their
+        # deletes.
         first = batch.rows.where(f"`__action` <> '{reduce.Action.REMOVE.value}'").drop(*_ENGINE)
         _append(collection, first, batch)
         return batch
@@ -67,6 +69,7 @@ STEPS: tuple[Step, ...] = (deletes.remembered, table_rows, merged)
 
 def _merge(collection: SilverCollection, batch: RowBatch) -> None:
     view = f"silver_{threading.get_ident()}"
+    # Computed before the statement: a MERGE that is tried again, or reads its source twice, must find the same rows.
     rows = query_execution.computed(batch.rows)
     rows.createOrReplaceTempView(view)
     try:
@@ -91,6 +94,7 @@ def _append(collection: SilverCollection, rows: DataFrame, batch: RowBatch) -> N
 
 def _is_upsert(collection: SilverCollection, batch: RowBatch) -> bool:
     """Whether every row is newer than what the table holds of its key, and replaces it whole or removes it."""
+    # In each of these cases what the table holds decides what a row becomes, and only a MERGE looks at it.
     if batch.is_late or batch.has_incomplete or batch.touched is None or batches.keeps_last(collection, batch):
         return False
     # Read again: `table_rows` may have altered the table.
@@ -101,6 +105,7 @@ def _is_upsert(collection: SilverCollection, batch: RowBatch) -> bool:
 def _upserted(collection: SilverCollection, batch: RowBatch) -> bool:
     documents = batch.rows
     if batch.deletes is not None:
+        # A removed key is in `touched` and not in `rows`: it is taken out, and nothing is put in.
         documents = documents.where(F.col("__action") == reduce.Action.DOCUMENT.value)
     rows = documents.drop(*_ENGINE)
     assert batch.touched is not None

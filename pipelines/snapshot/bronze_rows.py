@@ -43,13 +43,14 @@ def snapshot_rows(
         snapshot=snapshot,
         last_snapshot="last" if is_last and snapshot == "true" else None,
     )
+    # Only a repair asks for keys that may not be there; a range holds what there is.
     is_gone = chunk.column("after").is_null()
     ops = pc.if_else(is_gone, bronze.Op.DELETE.value, bronze.Op.READ.value)
     columns = {
         "resume_token": constant(label, pa.string()),
         "offset": pa.array(range(first_offset, first_offset + rows), pa.int64()),
         "batch": constant(batch, pa.int64()),
-        "kind": constant(bronze.Kind.SNAPSHOT.value, pa.string()),
+        "kind": constant(bronze.RowKind.SNAPSHOT.value, pa.string()),
         "op": ops,
         "db": dbs,
         "collection": names,

@@ -63,6 +63,7 @@ class ChunkRows:
 
 def read_on_executor(spec: ChunkSpec, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Runs on an executor: read one chunk, encode it, and send it back as rows of ``meta, rows``; the last has the meta."""
+    # The one row of the task says nothing: what is to be read is in `spec`.
     for _ in batches:
         pass
     for meta, rows in _read_chunk(spec):
@@ -112,6 +113,8 @@ def encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
         condition=_condition(spec),
     ):
         at = chunk.at
+        # Never before the first document, or a chunk could end where it began; and a repair is one read: what it misses is
+        # deleted.
         if repaired is None and size and chunk.documents and (size > spec.max_bytes or time.monotonic() > until):
             cut = snapshot_read.id_as_hi(chunk.documents[0])
             break
@@ -119,6 +122,7 @@ def encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
             encoded = bson_to_json.encode(raw)
             key = keys.canonical_raw(raw)
             found_keys.append(key)
+            # What is left in `missing` at the end has no document.
             missing.pop(key, None)
             text = encoded.text if spec.fields is None else raw_event.filtered(encoded.text, fields=spec.fields, taken=set())
             texts.append(text)

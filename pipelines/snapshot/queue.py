@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from cdc_core.signals import notification as notifications
-from cdc_core.snapshot.state import Kind, State
+from cdc_core.snapshot.state import SnapshotKind, State
 from pipelines.snapshot import snapshot
 from pipelines.snapshot.controls import SnapshotControls
 
@@ -37,6 +37,7 @@ class _Entry:
     @property
     def now(self) -> State:
         """The state, with the pauses and stops that signals brought since it was planned."""
+        # Derived anew each time: a signal may come between two chunks, while the snapshot itself changes `state`.
         state = replace(self.state, is_paused=self.controls.is_paused)
         return state.without(self.controls.stopped)
 
@@ -119,7 +120,7 @@ class Snapshots:
         """Whether the stream waits, because a blocking snapshot is read."""
         with self._changed:
             following = self._following()
-            return following is not None and following.state.kind is Kind.BLOCKING
+            return following is not None and following.state.kind is SnapshotKind.BLOCKING
 
     def _following(self) -> _Entry | None:
         """What is read now, or else next: the first that is planned and not paused.
@@ -132,7 +133,7 @@ class Snapshots:
         for entry in self._entries:
             is_held = is_held or entry.is_paused
             # A snapshot of a collection that was replaced does not wait for one that is paused (#14).
-            is_free = entry.state.kind is not Kind.INCREMENTAL or not is_held or entry.now.is_done
+            is_free = entry.state.kind is not SnapshotKind.INCREMENTAL or not is_held or entry.now.is_done
             if entry.is_planned and is_free:
                 return entry
         return None
@@ -144,7 +145,9 @@ class Snapshots:
             if entry.controls.is_paused is not is_paused:
                 entry.controls.pause(is_paused)
                 changed.append(entry.now)
-                self._tell(entry.now, notifications.Type.PAUSED if is_paused else notifications.Type.RESUMED)
+                self._tell(
+                    entry.now, notifications.NotificationType.PAUSED if is_paused else notifications.NotificationType.RESUMED
+                )
         self.wake()
         return changed
 
@@ -156,7 +159,7 @@ class Snapshots:
             if stopped:
                 entry.controls.stop(stopped)
                 changed.append(entry.now)
-                self._tell(replace(entry.now, planned=stopped), notifications.Type.ABORTED)
+                self._tell(replace(entry.now, planned=stopped), notifications.NotificationType.ABORTED)
         return changed
 
     def run(self) -> None:
@@ -177,7 +180,7 @@ class Snapshots:
 
     def _incremental(self) -> list[_Entry]:
         with self._changed:
-            return [entry for entry in self._entries if entry.state.kind is Kind.INCREMENTAL]
+            return [entry for entry in self._entries if entry.state.kind is SnapshotKind.INCREMENTAL]
 
     def _take(self, entry: _Entry) -> bool:
         """Read a snapshot to its end, or until it is paused; whether it was paused."""
@@ -185,24 +188,28 @@ class Snapshots:
         if taken is None:
             return False
         if entry.is_new:
-            self._tell(entry.state, notifications.Type.STARTED)
+            self._tell(entry.state, notifications.NotificationType.STARTED)
+            # A snapshot that is resumed has told of its start already.
             entry.is_new = False
         taken.notify = lambda what, data: self._tell(taken.state, what, **data)
         self.metrics.begun(taken, at=time.time())
         try:
             taken.run()
         finally:
+            # Also after an error: what was committed is behind `hi`, and must not be read again by the next attempt.
             entry.state = taken.state
             if not taken.has_paused:
                 self.metrics.ended(at=time.time())
         if taken.state.is_done and not taken.state.stopped.issuperset(taken.state.planned or ("",)):
             is_whole = not taken.state.failed
-            self._tell(taken.state, notifications.Type.COMPLETED if is_whole else notifications.Type.ABORTED)
+            self._tell(
+                taken.state, notifications.NotificationType.COMPLETED if is_whole else notifications.NotificationType.ABORTED
+            )
         return taken.has_paused
 
-    def _tell(self, state: State, type_: notifications.Type, **data: str) -> None:
-        is_incremental = state.kind is Kind.INCREMENTAL
-        has_collections = is_incremental and type_ is not notifications.Type.COMPLETED
+    def _tell(self, state: State, type_: notifications.NotificationType, **data: str) -> None:
+        is_incremental = state.kind is SnapshotKind.INCREMENTAL
+        has_collections = is_incremental and type_ is not notifications.NotificationType.COMPLETED
         names = {"data_collections": ", ".join(state.planned)} if has_collections else {}
         aggregate = notifications.INCREMENTAL if is_incremental else notifications.INITIAL
         self.notifier.tell(aggregate, type_, id_=state.signal or state.id, data={**names, **data})

@@ -19,8 +19,9 @@ import pyarrow as pa
 
 from cdc_core.signals import notification as notifications
 from cdc_core.snapshot import repair
-from cdc_core.snapshot.state import CollectionState, Kind, State
+from cdc_core.snapshot.state import CollectionState, SnapshotKind, State
 from cdc_core.stream import resume_token
+from pipelines import clock
 from pipelines.bronze import log as bronze_table
 from pipelines.mongodb import catalog, snapshot_read
 from pipelines.mongodb import client as mongodb
@@ -47,7 +48,7 @@ class SnapshotProgress:
     seconds_left: float | None
 
 
-Notify = Callable[[notifications.Type, Mapping[str, str]], None]
+Notify = Callable[[notifications.NotificationType, Mapping[str, str]], None]
 """``(what happened, additional data)`` as in a notification: called by the snapshot's thread, between its commits."""
 
 
@@ -80,6 +81,7 @@ class Snapshot:
         client = self.reader.connection.client()
         try:
             missing = self._missing()
+            # All of them before the first chunk: progress is shown over the whole snapshot.
             sizes = {each.namespace: self.reader.size(client, each) for each in missing}
             self._about = {name: size.documents for name, size in sizes.items()}
             self._began, self._at_start = time.monotonic(), self.state.documents
@@ -119,22 +121,22 @@ class Snapshot:
         found = self.state.of(namespace)
         ended = replace(found, completed=True, sweep=found.sweep and not found.chunks, is_gone=True)
         self.state = self.state.advanced(namespace, ended)
-        self.log.heartbeat(self.state.progress(namespace), token=self._token(), ts_ms=bronze_table.now_ms())
+        self.log.heartbeat(self.state.progress(namespace), token=self._token(), ts_ms=clock.now_ms())
         self._tell_completed(namespace)
 
     def _mark_failed(self, namespace: str, reason: str) -> None:
         """The collection is read no further; the stream and the snapshot's other collections go on."""
         # In bronze: `status` names it, and the next start knows that it was not read to its end.
         self.state = self.state.advanced(namespace, replace(self.state.of(namespace), failed=reason))
-        self.log.heartbeat(self.state.progress(namespace), token=self._token(), ts_ms=bronze_table.now_ms())
+        self.log.heartbeat(self.state.progress(namespace), token=self._token(), ts_ms=clock.now_ms())
         log.error("the snapshot of %s is given up: %s. The stream goes on. %s", namespace, reason, self._mend(namespace))
         total = str(self.state.of(namespace).documents)
         data = {"scanned_collection": namespace, "status": "SQL_EXCEPTION", "total_rows_scanned": total, "reason": reason}
-        self.notify(notifications.Type.TABLE_SCAN_COMPLETED, data)
+        self.notify(notifications.NotificationType.TABLE_SCAN_COMPLETED, data)
 
     def _mend(self, namespace: str) -> str:
         """What a person can do about a collection that could not be read."""
-        if self.state.kind in (Kind.INCREMENTAL, Kind.BLOCKING):
+        if self.state.kind in (SnapshotKind.INCREMENTAL, SnapshotKind.BLOCKING):
             what = "the signal's filter" if namespace in self.state.conditions else "the collection"
             return f"Look at {what}, and send the signal again"
         where = "source.snapshot.collection.filter.overrides" if self._filter(namespace) else "the collection"
@@ -143,7 +145,7 @@ class Snapshot:
     def _tell_completed(self, namespace: str) -> None:
         found = self.state.of(namespace)
         status = {"status": "SUCCEEDED" if found.documents else "EMPTY", "total_rows_scanned": str(found.documents)}
-        self.notify(notifications.Type.TABLE_SCAN_COMPLETED, {"scanned_collection": namespace, **status})
+        self.notify(notifications.NotificationType.TABLE_SCAN_COMPLETED, {"scanned_collection": namespace, **status})
 
     def _token(self) -> str:
         position = self.log.position
@@ -159,6 +161,7 @@ class Snapshot:
     ) -> None:
         # So many chunks that all threads have work to the end; each costs a commit, so no more than that.
         share = max(SMALL_CHUNK, size.documents * size.average // (4 * self.threads))
+        # One at least: a single document may be larger than what a chunk is meant to hold.
         documents = max(1, min(self.reader.chunk_bytes, share) // size.average)
         documents = min(documents, self.documents_max or documents)
         self._restart_where_filter_changed(collection.namespace)
@@ -174,6 +177,8 @@ class Snapshot:
         """A collection that another run read in part with another filter is read from its beginning."""
         found = self.state.of(namespace)
         if found.chunks and found.filter != self._filter(namespace):
+            # What the other filter let in is in bronze already; read again it changes nothing, and what it left out comes
+            # with this one.
             self.state = self.state.advanced(namespace, replace(found, hi=None, documents=0, sweep=True))
 
     def _read_to_end(
@@ -191,6 +196,7 @@ class Snapshot:
                 reads.append((bounds, pool.submit(self._read, collection, bounds)))
             if not reads:
                 return
+            # In the order of the plan, however the reads end: `hi` says that everything before it is in bronze.
             bounds, read = reads.popleft()
             try:
                 self._land(collection, bounds, read.result())
@@ -226,6 +232,7 @@ class Snapshot:
             self._commit(collection, chunk, end)
             if chunk.cut is None or not self._may_read(collection.namespace):
                 return
+            # The rest of the range is read at a time of its own: its rows say so, as each chunk's do.
             bounds = snapshot_read.IdRange(snapshot_read.hi_as_lo(chunk.cut), bounds.hi)
             chunk = self._read(collection, bounds)
 
@@ -237,6 +244,7 @@ class Snapshot:
             chunks=before.chunks + 1,
             documents=before.documents + chunk.rows.num_rows,
             hi=end,
+            # The earliest of all chunks: its rows have this very sequence, and a later mark would sweep them.
             first=min(filter(None, (before.first, sequence))),
             completed=end is None,
             sweep=self._is_swept(namespace),
@@ -244,7 +252,7 @@ class Snapshot:
         )
         state = self.state.advanced(namespace, after)
         label = f"snapshot:{state.id}:{namespace}:{after.chunks}"
-        ts_ms = bronze_table.now_ms()
+        ts_ms = clock.now_ms()
 
         def numbered(batch: int, first: int) -> pa.Table:
             rows = bronze_rows.snapshot_rows(
@@ -257,7 +265,7 @@ class Snapshot:
                 first_offset=first,
                 ts_ms=ts_ms,
                 is_last=state.is_done,
-                snapshot="incremental" if state.kind is Kind.INCREMENTAL else "true",
+                snapshot="incremental" if state.kind is SnapshotKind.INCREMENTAL else "true",
             )
             # The token of this moment: the stream commits beside the snapshot, and a position never goes back.
             now_token = self._token()
@@ -272,12 +280,13 @@ class Snapshot:
 
         # Rows and progress in one commit: killed between the two, a restart would read the chunk twice, or not at all.
         self.log.append(numbered)
+        # Behind the commit: an append that fails leaves the state where bronze is, and the chunk is read again.
         self.state = state
         self._report(namespace)
         last = None if chunk.rows.num_rows == 0 else chunk.rows.column("key")[-1].as_py()
         if last is not None:
             data = {"current_collection_in_progress": namespace, "last_processed_key": last}
-            self.notify(notifications.Type.IN_PROGRESS, data)
+            self.notify(notifications.NotificationType.IN_PROGRESS, data)
         if after.completed:
             self._tell_completed(namespace)
 
@@ -286,7 +295,7 @@ class Snapshot:
 
         What took another's place is swept up to that moment, whatever is read of it.
         """
-        return self.state.kind is Kind.REPLACED or self._filter(namespace) is None
+        return self.state.kind is SnapshotKind.REPLACED or self._filter(namespace) is None
 
     def _filter(self, namespace: str) -> str | None:
         """The filter of a collection: that of the signal, else that of the settings."""

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from pipelines.gold.cut import Cut
     from pipelines.gold.models import ModelPlan
     from pipelines.operations.check import Finding
-    from pipelines.operations.maintain import Result as Maintenance
-    from pipelines.operations.quarantine import Event, Replayed
-    from pipelines.operations.rebuild import Result
+    from pipelines.operations.maintain import MaintenanceResult as Maintenance
+    from pipelines.operations.quarantine import QuarantinedEvent, Replayed
+    from pipelines.operations.rebuild import RebuildResult
     from pipelines.operations.repair import Repaired
-    from pipelines.operations.schema import Evolution
-    from pipelines.operations.status import Collection, Layer, Status
+    from pipelines.operations.schema import SchemaHistory
+    from pipelines.operations.status import Collection, Status, TableStatus
     from pipelines.snapshot.snapshot import SnapshotProgress
     from pipelines.verify.result import Verification
 
@@ -241,7 +241,7 @@ def maintained(found: Maintenance) -> None:
     console().print(table)
 
 
-def schemas(found: Sequence[Evolution]) -> None:
+def schemas(found: Sequence[SchemaHistory]) -> None:
     """What `medallion schema` shows: for each collection its columns, and what changed when."""
     screen = console()
     for each in found:
@@ -265,7 +265,7 @@ def schemas(found: Sequence[Evolution]) -> None:
         screen.print("no collection has come to silver yet: medallion silver begins it")
 
 
-def quarantined(found: Sequence[Event]) -> None:
+def quarantined(found: Sequence[QuarantinedEvent]) -> None:
     """What `medallion quarantine list` shows: a line for each event; its texts beneath, where the command asks for them."""
     screen = console()
     if not found:
@@ -304,7 +304,7 @@ def repaired(found: Sequence[Repaired]) -> None:
         screen.print(Text(f"{each.table}: {len(each.missing):,} files are missing; {done}. {each.next}"))
 
 
-def rebuilt(found: Result) -> None:
+def rebuilt(found: RebuildResult) -> None:
     """What `medallion rebuild` shows: both tables' counts, where and why documents differ, and whether it was swapped."""
     screen, seen = console(), found.comparison
     counts = _plain_table("", "as it was", "rebuilt")
@@ -363,9 +363,9 @@ def _bronze_line(found: Status) -> Text:
 
 
 def _writer(writer: object) -> str:
-    from pipelines.operations.status import Writer
+    from pipelines.operations.status import WriterStatus
 
-    if not isinstance(writer, Writer) or writer.has_left:
+    if not isinstance(writer, WriterStatus) or writer.has_left:
         return "no writer"
     lease = f"lease {writer.lease_seconds} s" if writer.lease_seconds else "lease over"
     return f"written by process {writer.process} on {writer.host} ({lease})"
@@ -423,7 +423,7 @@ def _snapshot_cell(each: Collection) -> str:
     return "done" if each.snapshot.is_done else f"{each.snapshot.documents:,} so far"
 
 
-def _layer_cells(layer: Layer | None) -> tuple[str, str, str]:
+def _layer_cells(layer: TableStatus | None) -> tuple[str, str, str]:
     """Rows, what waits for the layer and since when, events a second."""
     if layer is None:
         return "–", "", ""

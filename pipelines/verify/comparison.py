@@ -20,6 +20,7 @@ from cdc_core.settings.parse import OnGone, Settings
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.stream import fields as field_filters
 from cdc_core.tables import layout as tables
+from cdc_core.tables.layout import Layer
 from cdc_core.verify import equality
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
@@ -33,7 +34,6 @@ from pipelines.operations import quarantine
 from pipelines.schema import log as schemas
 from pipelines.verify import documents, table_progress, table_rows
 from pipelines.verify.result import CollectionVerification, KeyDifference, KeyVerdict
-from pipelines.verify.table_rows import Layer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -157,6 +157,7 @@ class CollectionComparison:
             reached = self.progress.past(self.last, until=time.monotonic() + self.context.patience)
             self.version = reached.held.version
             rows = reached.held.digests(schema.schema).groupBy("key")
+            # A key that stands in two rows is an error by itself, whatever they hold.
             rows = rows.agg(F.count("*").alias("rows"), F.first("digest").alias("held"))
             both = seen.select("key", "digest").join(rows, "key", "full")
             is_equal = (F.col("rows") == 1) & (F.col("digest") == F.col("held"))
@@ -218,7 +219,7 @@ class CollectionComparison:
         self,
         key: str,
         seen: documents.SourceDocument,
-        rows: Sequence[equality.Row],
+        rows: Sequence[equality.TableRow],
         reached: table_progress.TableProgress,
         moved: table_progress.KeyEvents | None,
         schema: schemas.Kept,
@@ -229,8 +230,10 @@ class CollectionComparison:
                 return KeyDifference(key, KeyVerdict.EQUAL)
         else:
             found = ()
+        # Before any verdict on the difference: as long as an event is on its way, every difference is explained by it.
         if key in reached.unseen or (moved is not None and moved.unapplied):
             return KeyDifference(key, KeyVerdict.WAITING)
+        # The row may be newer than what was read of the source: it is read again at a later time.
         if moved is not None and moved.sequence > documents.sequence(seen.at):
             return KeyDifference(key, KeyVerdict.CHANGING)
         if seen.text is None and not rows:
@@ -252,6 +255,7 @@ class CollectionComparison:
         if not wrong:
             return list(found)
         incomplete, held = self._incomplete(wrong), self._quarantined()
+        # Only where something is wrong: each of these is a look at bronze or silver.
         is_kept, is_unread = self._keeps_rows(), self._is_being_read()
         told = []
         for each in found:

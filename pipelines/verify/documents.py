@@ -114,6 +114,7 @@ def ranges(client: mongodb.Client, reading: Reading, *, threads: int) -> list[sn
         found.append(snapshot_read.IdRange(lo, hi))
         if hi is None:
             return found
+        # The end of a range is exclusive, and the beginning of the next one inclusive: no `_id` is in two, or in none.
         lo = snapshot_read.hi_as_lo(hi)
 
 
@@ -175,6 +176,7 @@ def _digest(text: str, schema: DocumentSchema) -> int:
     try:
         return equality.digest(equality.Document.read(text).expected(schema))
     except (ValueError, RecursionError):
+        # Not left out: the key has to be compared, and is then looked at closely.
         return 0
 
 

@@ -18,13 +18,14 @@ from cdc_core.properties.source import SignalChannel
 from cdc_core.snapshot import repair
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.stream import patterns
+from cdc_core.tables.layout import Layer
+from pipelines import clock
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
 from pipelines.channels import signals
 from pipelines.delta import owners
 from pipelines.delta import tables as delta
 from pipelines.spark import session as sparks
-from pipelines.verify.table_rows import Layer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,7 +74,7 @@ def _send(spark: SparkSession, settings: Settings, namespace: registry.Namespace
         "additional-conditions": [{"data-collection": name, "filter": repair.filter_of(keys)}],
     }
     id_ = f"repair-{uuid.uuid4().hex[:8]}"
-    signals.send(spark, settings, type_="execute-snapshot", data=data, id_=id_, ts_ms=int(time.time() * 1000))
+    signals.send(spark, settings, type_="execute-snapshot", data=data, id_=id_, ts_ms=clock.now_ms())
     return id_
 
 
@@ -100,6 +101,7 @@ def _run(spark: SparkSession, settings: Settings, *, layer: Layer, stop: threadi
     from pipelines.silver import run as silver
 
     sessions = sparks.sessions(spark)
+    # In the order of the layers: each applies what the one before it has committed.
     capture.run(sessions(), settings, once=True, stop=stop, sessions=sessions)
     silver.run(sessions(), settings, once=True, stop=stop, sessions=sessions)
     if layer is Layer.GOLD:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from cdc_core.tables.layout import Layer
 from cdc_core.verify import equality
-from pipelines.verify.table_rows import Layer
 
 
 class KeyVerdict(str, Enum):

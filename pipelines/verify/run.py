@@ -29,6 +29,8 @@ import pyarrow as pa
 from cdc_core import errors
 from cdc_core.properties import types as values
 from cdc_core.settings.parse import Settings
+from cdc_core.tables.layout import Layer
+from pipelines import clock
 from pipelines.bronze import collections as registry
 from pipelines.delta import ops_tables
 from pipelines.delta import tables as delta
@@ -41,7 +43,6 @@ from pipelines.spark import parallel
 from pipelines.verify import documents, repair, table_progress
 from pipelines.verify.comparison import PATIENCE_SECONDS, CollectionComparison, VerifyContext
 from pipelines.verify.result import CollectionVerification, Verification
-from pipelines.verify.table_rows import Layer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -101,7 +102,7 @@ def run(spark: SparkSession, settings: Settings, options: Asked, *, stop: thread
     `DecisionNeeded` where the pipeline never ran, and the errors of the source. A difference raises nothing here: `refuse` turns
     it into an error.
     """
-    began, id_ = time.monotonic(), f"{int(time.time() * 1000):x}"
+    began, id_ = time.monotonic(), f"{clock.now_ms():x}"
     connection = source.connection(settings.source)
     with contextlib.closing(connection.client()) as client:
         mongodb_server.check_suitable(mongodb_server.server_info(client))
@@ -149,6 +150,7 @@ def _as_of(text: str) -> documents.Time | None:
         return None
     with contextlib.suppress(ValueError):
         seconds, _, increment = text.partition(".")
+        # Without an increment the whole second is meant, as everywhere where a person names one.
         return int(seconds), int(increment or 2**32 - 1)
     try:
         at = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
@@ -191,6 +193,7 @@ class _VerifyRun:
             patience=options.patience,
             documents_per_second=options.documents_per_second,
         )
+        # For its error alone: without bronze there is nothing to compare with, and the source is not read for that.
         table_progress.position_of(spark, context.bronze)
         return _VerifyRun(context, options, {each.namespace: each for each in source.captured(settings.source, client)})
 
@@ -249,7 +252,7 @@ class _VerifyRun:
             "run": run,
             "name": self.context.settings.name,
             "layer": found.layer.value,
-            "at_ms": int(time.time() * 1000),
+            "at_ms": clock.now_ms(),
             "milliseconds": round(found.seconds * 1000),
             "differences": json.dumps(kept),
         }

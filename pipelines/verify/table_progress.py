@@ -20,6 +20,7 @@ from cdc_core import errors
 from cdc_core.sql import names
 from cdc_core.stream import resume_token
 from cdc_core.tables import layout as tables
+from cdc_core.tables.layout import Layer
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
 from pipelines.delta import owners, table_history
@@ -48,7 +49,7 @@ def _no_bronze(table: tables.TableRef) -> errors.MedallionError:
     return errors.DecisionNeeded(f"{table.label}: bronze holds nothing yet; run the pipeline first: medallion run --once")
 
 
-def position_of(spark: SparkSession, table: tables.TableRef) -> bronze.Position:
+def position_of(spark: SparkSession, table: tables.TableRef) -> bronze.BronzePosition:
     """The position of bronze; `DecisionNeeded` where there is none."""
     position = bronze.read_position(spark, table) if delta.exists(spark, table) else None
     if position is None:
@@ -81,7 +82,7 @@ class TableProgressReader:
     spark: SparkSession
     client: mongodb.Client
     namespace: registry.Namespace
-    layer: table_rows.Layer
+    layer: Layer
     layout: tables.Layout
     bronze: tables.TableRef
     options: CollectionSettings
@@ -90,7 +91,7 @@ class TableProgressReader:
     @property
     def table(self) -> tables.TableRef:
         """The table that is compared."""
-        find = self.layout.silver if self.layer is table_rows.Layer.SILVER else self.layout.gold
+        find = self.layout.silver if self.layer is Layer.SILVER else self.layout.gold
         return find(self.namespace.db, self.namespace.collection)
 
     def captures(self) -> bool:
@@ -162,6 +163,7 @@ class TableProgressReader:
                 f"verifying {name}: it was dropped or renamed, and that is not in bronze yet; "
                 "let the pipeline catch up and try again"
             ) from None
+        # The list ends there: keys beyond it would be judged as if nothing had happened to them.
         if len(found) >= MOST_UNSEEN:
             raise errors.Temporary(
                 f"verifying {name}: bronze lacks more than {MOST_UNSEEN:,} changes; let the capture catch up first"
@@ -188,6 +190,7 @@ class TableProgressReader:
         """
         if not keys:
             return {}
+        # As a snapshot's rows: what happened at `since` itself was seen by the read.
         after = names.literal(resume_token.snapshot_sequence(*since))
         events = self.spark.sql(
             f"SELECT key, batch, sequence FROM ({self._events(min(first, progress.to))}) "

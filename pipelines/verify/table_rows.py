@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -27,13 +26,6 @@ if TYPE_CHECKING:
 
 HELD = pa.schema([("key", pa.string()), ("digest", pa.int64())])
 HELD_DDL = "key STRING, digest BIGINT"
-
-
-class Layer(str, Enum):
-    """The tables that can be compared with the source."""
-
-    SILVER = "silver"
-    GOLD = "gold"
 
 
 @dataclass(frozen=True)
@@ -62,14 +54,14 @@ class TableVersion:
             return self.spark.createDataFrame([], HELD_DDL)
         return self._chosen(rows, schema).mapInArrow(functools.partial(_digests, self._part(schema)), HELD_DDL)
 
-    def some(self, keys: Sequence[str], schema: DocumentSchema) -> dict[str, list[equality.Row]]:
+    def some(self, keys: Sequence[str], schema: DocumentSchema) -> dict[str, list[equality.TableRow]]:
         """The rows of these keys."""
         rows = self.current()
         if rows is None or not keys:
             return {}
         named = self.spark.createDataFrame(pa.table({"__key": pa.array(keys, pa.string())}))
         wanted = rows.join(F.broadcast(named), "__key", "left_semi")
-        found: dict[str, list[equality.Row]] = {}
+        found: dict[str, list[equality.TableRow]] = {}
         part = self._part(schema)
         for batch in self._chosen(wanted, schema).toArrow().to_batches():
             for key, row in part.rows(batch):
@@ -103,7 +95,7 @@ class _Parts:
 
     documents: frozenset[str]
 
-    def rows(self, batch: pa.RecordBatch) -> Iterator[tuple[str, equality.Row]]:
+    def rows(self, batch: pa.RecordBatch) -> Iterator[tuple[str, equality.TableRow]]:
         """Each row's key, and the row."""
         cells = {
             name: _values(batch.column(number), batch.schema.field(number).type)
@@ -116,7 +108,7 @@ class _Parts:
         for number, key in enumerate(keys):
             yield (
                 key,
-                equality.Row(
+                equality.TableRow(
                     {name: values[number] for name, values in columns.items()},
                     rescued[number] or {},
                     {name: values[number] for name, values in others.items()},

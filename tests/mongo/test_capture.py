@@ -178,7 +178,7 @@ def test_second_capture_is_refused(spark: Any, mongodb_uri: str, database: Any, 
     """While a capture runs, a second one on its table ends at once, and has committed nothing."""
     found = pipeline(mongodb_uri, lakehouse, database.name)
     with Running(spark, found) as running:
-        until(lambda: delta.exists(spark, table(found)) and bronze.last_batch(spark, table(found)) > 0)
+        until(lambda: delta.exists(spark, table(found)) and bronze.newest(spark, table(found)).batch > 0)
         before = table_history.version(spark, table(found))
         with pytest.raises(errors.TableOwned) as refused:
             once(spark, found)
@@ -192,7 +192,7 @@ def test_replaced_capture_stops(spark: Any, mongodb_uri: str, database: Any, lak
     found = pipeline(mongodb_uri, lakehouse, database.name)
     replaced = Running(spark, found)
     with pytest.raises(errors.OwnershipLost), replaced:
-        until(lambda: delta.exists(spark, table(found)) and bronze.last_batch(spark, table(found)) > 0)
+        until(lambda: delta.exists(spark, table(found)) and bronze.newest(spark, table(found)).batch > 0)
         database.orders.insert_one({"_id": 0})
         once(spark, found, take_over=True)
         for number in range(1, 20):
@@ -339,7 +339,7 @@ def test_election_is_survived(spark: Any, start_mongodb: Any, lakehouse: Path) -
     found = pipeline(server.uri, lakehouse, "shop")
     client = mongodb.client(server.uri)
     with Running(spark, found):
-        until(lambda: delta.exists(spark, table(found)) and bronze.last_batch(spark, table(found)) > 0)
+        until(lambda: delta.exists(spark, table(found)) and bronze.newest(spark, table(found)).batch > 0)
         client.shop.orders.insert_one({"_id": 0})
         client.admin.command({"replSetStepDown": 2, "force": True})
         for number in range(1, 50):
@@ -373,7 +373,7 @@ def test_quiet_stream_moves_on(spark: Any, mongodb_uri: str, database: Any, mong
     """The position of a quiet collection moves with the server's clock, by heartbeats."""
     found = pipeline(mongodb_uri, lakehouse, database.name, **{"heartbeat.interval.ms": 1000})
     with Running(spark, found):
-        until(lambda: delta.exists(spark, table(found)) and bronze.last_batch(spark, table(found)) > 0)
+        until(lambda: delta.exists(spark, table(found)) and bronze.newest(spark, table(found)).batch > 0)
         first = bronze.read_position(spark, table(found))
         assert first is not None
         mongo[f"{database.name}_other"].noise.insert_one({})
@@ -389,7 +389,7 @@ def test_without_heartbeats_only_the_lease_is_renewed(
     monkeypatch.setattr(heartbeats, "LEASE_EVERY_MS", 300)
     found = pipeline(mongodb_uri, lakehouse, database.name, **{"heartbeat.interval.ms": 0, "snapshot.mode": "no_data"})
     with Running(spark, found):
-        until(lambda: delta.exists(spark, table(found)) and bronze.last_batch(spark, table(found)) > 0)
+        until(lambda: delta.exists(spark, table(found)) and bronze.newest(spark, table(found)).batch > 0)
         version, position = table_history.version(spark, table(found)), bronze.read_position(spark, table(found))
         mongo[f"{database.name}_other"].noise.insert_one({})
         until(lambda: table_history.version(spark, table(found)) >= version + 3)

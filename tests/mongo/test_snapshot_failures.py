@@ -61,7 +61,7 @@ def test_filters_that_fail_when_they_are_read_end_their_snapshot_and_not_the_str
 
     assert once(spark, found).snapshot_documents == 4
     told = by_name(spark, found)
-    assert told["b"].snapshot == status.Snapshot(4, True)
+    assert told["b"].snapshot == status.SnapshotStatus(4, True)
     assert told["a"].snapshot is not None and "error" in (told["a"].snapshot.failed or "")
 
     def ask(id_: str, condition: str, *names: str) -> None:
@@ -210,4 +210,4 @@ def test_a_start_time_that_the_oplog_lost_is_no_end_where_a_snapshot_is_taken(
         once(spark, pipeline(mongodb_uri, lakehouse, database.name, **early))
     found = pipeline(mongodb_uri, lakehouse, database.name, **early, **{"snapshot.mode": "when_needed"})
     assert once(spark, found).snapshot_documents == 1
-    assert bronze.last_batch(spark, table(found)) > 0
+    assert bronze.newest(spark, table(found)).batch > 0

@@ -13,6 +13,7 @@ import pytest
 from bson import Decimal128, Int64, ObjectId
 
 from cdc_core import errors
+from cdc_core.tables.layout import Layer
 from pipelines import run as layers
 from pipelines.capture import service as capture
 from pipelines.delta import table_errors
@@ -22,7 +23,6 @@ from pipelines.silver import run as silver
 from pipelines.spark import session as sparks
 from pipelines.verify import run as verify
 from pipelines.verify.result import CollectionVerification, Verification
-from pipelines.verify.table_rows import Layer
 from tests.mongo.test_capture import pipeline, until
 
 pytestmark = pytest.mark.journey  # minutes on a slow machine

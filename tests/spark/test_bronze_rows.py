@@ -107,7 +107,7 @@ def test_numbers_that_a_restore_took_back_do_not_come_again(spark: SparkSession,
         assert again.position is not None
         assert (again.position.token, again.position.batch) == (("820003", 4) if batch == 7 else ("829999", 7))
         assert bronze.newest(spark, log.table) == bronze.Newest(batch - 1, log.log)
-        assert again.heartbeat({}, token="829999", ts_ms=1) == bronze.Position("829999", batch, batch - 3)
+        assert again.heartbeat({}, token="829999", ts_ms=1) == bronze.BronzePosition("829999", batch, batch - 3)
         again.close()
 
 

@@ -154,7 +154,7 @@ def test_bronze_numbers_no_batch_twice(spark: SparkSession, tmp_path: Path) -> N
         heartbeat(log, "84")
     log.close()
     again = bronze.Log.open(spark, ref)
-    assert again.position == bronze.Position("83", 2, 1)
+    assert again.position == bronze.BronzePosition("83", 2, 1)
     heartbeat(again, "85")
     again.close()
     found = spark.table(str(ref)).orderBy("offset").collect()

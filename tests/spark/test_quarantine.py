@@ -256,7 +256,7 @@ def test_replay(spark: SparkSession, layout: tables.Layout) -> None:
     assert replayed == quarantines.Replayed(2, 3)
     again = quarantines.replay(spark, layout, tokens=["token-3"], corrections=correct, **arguments)
     assert again == quarantines.Replayed(0, None)
-    assert bronze_table.read_position(spark, layout.bronze("shop")) == bronze_table.Position("position", 3, 7)
+    assert bronze_table.read_position(spark, layout.bronze("shop")) == bronze_table.BronzePosition("position", 3, 7)
     commit = table_history.last_commit(spark, layout.bronze("shop"))
     assert commit is not None and commit.metadata is not None and commit.metadata["stream"] == "fingerprint"
     rows = spark.table(str(layout.bronze("shop"))).where("batch = 3 AND kind = 'change'").orderBy("offset").collect()
@@ -268,7 +268,7 @@ def test_replay(spark: SparkSession, layout: tables.Layout) -> None:
     assert [each.resume_token for each in quarantines.listed(spark, table)] == ["token-4"]
     assert quarantines.count(spark, table) == 1
     states = {each.resume_token: each.state for each in quarantines.listed(spark, table, all_states=True)}
-    assert states["token-2"] is quarantines.State.ENDED
+    assert states["token-2"] is quarantines.EventState.ENDED
 
 
 @pytest.mark.journey
@@ -282,7 +282,7 @@ def test_a_replay_brings_back_what_can_be_read_and_no_more(spark: SparkSession, 
     assert applied(spark, layout, 0, 2) == ["token-1"]  # a mark
     arguments: dict[str, Any] = {"name": "shop", "namespace": ("shop", "orders"), "now_ms": 0}
     assert quarantines.replay(spark, layout, **arguments) == quarantines.Replayed(0, None, 5)
-    assert bronze_table.last_batch(spark, layout.bronze("shop")) == 2
+    assert bronze_table.newest(spark, layout.bronze("shop")).batch == 2
     correct = {"token-1": {"updatedFields": "{}"}}
     assert quarantines.replay(spark, layout, corrections=correct, **arguments) == quarantines.Replayed(2, 3, 3)
     assert applied(spark, layout, 2, 3) == ["token-1", "token-2", "token-3"]  # the last one is a mark
@@ -321,4 +321,4 @@ def test_wrong_replays_are_refused(spark: SparkSession, layout: tables.Layout) -
         "token-1.after",
         "token-1.op",
     ]
-    assert bronze_table.last_batch(spark, layout.bronze("shop")) == 2
+    assert bronze_table.newest(spark, layout.bronze("shop")).batch == 2

@@ -36,7 +36,7 @@ def hop(spark: SparkSession, lakehouse: Path) -> Hop:
 Row = dict[str, Any]
 
 
-def rebuilt(hop: Hop, collection: str = ORDERS, **named: Any) -> rebuild.Result:
+def rebuilt(hop: Hop, collection: str = ORDERS, **named: Any) -> rebuild.RebuildResult:
     return rebuild.run(hop.spark, hop.settings, collection=f"{bronze_rows.DB}.{collection}", **named)
 
 
@@ -139,7 +139,7 @@ def test_a_damaged_table_is_mended(hop: Hop) -> None:
     hop.spark.sql(f"UPDATE {hop.silver_table(ORDERS)} SET v = 99 WHERE _id = 2")
     found = rebuilt(hop, is_trial=True)
     assert (found.version, found.comparison.new, found.comparison.differing) == (None, 1, 1)
-    assert found.comparison.differences == (rebuild.Difference("v", 1, "the value", ("2",)),)
+    assert found.comparison.differences == (rebuild.ColumnDifference("v", 1, "the value", ("2",)),)
     assert [row["v"] for row in hop.rows(ORDERS)] == [0, 1, 99]
     assert rebuilt(hop).version is not None
     hop.gold()
@@ -285,8 +285,8 @@ def test_a_rebuild_that_is_stopped_swaps_nothing(hop: Hop) -> None:
     with pytest.raises(errors.Temporary):
         rebuilt(hop, stop=stop)
     assert not position(hop).generation and not shadow(hop).exists()
-    last = table_history.last_metadata(hop.spark, hop.silver_table(ORDERS))
-    assert last is not None and last[1]["released"]
+    last = table_history.last_commit(hop.spark, hop.silver_table(ORDERS))
+    assert last is not None and last.metadata is not None and last.metadata["released"]
 
 
 @pytest.mark.journey

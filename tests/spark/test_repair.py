@@ -68,7 +68,7 @@ def test_bronze_goes_back_to_before_the_first_missing_batch(spark: SparkSession,
     [found] = repair.run(spark, settings)
     assert (len(found.missing), found.taken_out) == (1, 2)
     again = bronze.Log.open(spark, ref)
-    assert again.position == bronze.Position("82", 1, 0)
+    assert again.position == bronze.BronzePosition("82", 1, 0)
     again.heartbeat({}, token="83", ts_ms=1)
     again.close()
     assert [(row.batch, row.resume_token) for row in spark.table(str(ref)).orderBy("offset").collect()] == [

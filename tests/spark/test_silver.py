@@ -424,8 +424,8 @@ def test_continuous_until_stopped(hop: Hop) -> None:
             thread.join()
     assert len(results) == 2
     for ref in (hop.silver_table(ORDERS), hop.gold_table(ORDERS)):
-        last = table_history.last_metadata(hop.spark, ref)
-        assert last is not None and last[1].get("released")
+        last = table_history.last_commit(hop.spark, ref)
+        assert last is not None and last.metadata is not None and last.metadata.get("released")
 
 
 def _until(condition: Callable[[], bool], *, seconds: float = 240.0) -> None:

@@ -308,6 +308,16 @@ def test_no_package_below_gold_knows_gold() -> None:
             assert not set(_imported(module.tree)) & above, module.name
 
 
+def test_no_two_classes_have_one_name() -> None:
+    """A class's name says which it is without its module's: no other class of the product has it."""
+    homes: dict[str, list[str]] = {}
+    for module in MODULES:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(module.name)
+    assert not {name: where for name, where in homes.items() if len(where) > 1}
+
+
 def _dotted(module: Module) -> str:
     return module.name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 

@@ -38,7 +38,9 @@ def test_names_that_meet_get_numbers() -> None:
 
 def test_flattened_names_are_adjusted_part_by_part() -> None:
     """Parts are adjusted, then joined by the delimiter."""
-    naming = column_names.Naming(flatten=True, delimiter="-", adjustment=unwrap_options.FieldNameAdjustment.AVRO)
+    naming = column_names.Naming(
+        flatten=True, delimiter="-", fields=unwrap_options.FieldNames(unwrap_options.FieldNameAdjustment.AVRO)
+    )
     assert column_names.top_level(("a.b", "1c"), taken=column_names.UsedNames(), naming=naming) == "a_b-_1c"
 
 
@@ -49,7 +51,7 @@ def test_options_decide_the_naming() -> None:
     naming = column_names.Naming.of(options)
     assert naming.flatten and naming.arrays_as_documents
     assert "__op" in naming.reserved
-    assert column_names.Naming.from_json(naming.to_json()).lays_out_as(naming)
+    assert column_names.Naming.from_json(naming.to_json()).to_json() == naming.to_json()
 
 
 @pytest.mark.parametrize(

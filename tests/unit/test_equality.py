@@ -25,11 +25,11 @@ def schema_of(*documents: Any) -> document_schema.DocumentSchema:
     return schema
 
 
-def row(columns: dict[str, Any], rescued: dict[str, str] | None = None, **others: Any) -> equality.Row:
-    return equality.Row(columns, rescued or {}, others)
+def row(columns: dict[str, Any], rescued: dict[str, str] | None = None, **others: Any) -> equality.TableRow:
+    return equality.TableRow(columns, rescued or {}, others)
 
 
-def found(document: Any, held: equality.Row, schema: document_schema.DocumentSchema) -> dict[str, str]:
+def found(document: Any, held: equality.TableRow, schema: document_schema.DocumentSchema) -> dict[str, str]:
     read = equality.Document.read(json.dumps(document))
     return {each.path: each.what for each in equality.differences(read, held, schema)}
 

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from cdc_core.bronze import raw_event
 from cdc_core.properties import types as values
 from cdc_core.stream import fields as field_filters
-from cdc_core.stream.fields import Fields, Rename, Update
+from cdc_core.stream.fields import Fields, Rename, UpdateDescription
 
 CASES = json.loads((Path(__file__).resolve().parents[1] / "cases" / "filters" / "fields.json").read_text(encoding="utf-8"))
 
 
-def update_of(text: dict[str, Any]) -> Update:
-    return Update(
+def update_of(text: dict[str, Any]) -> UpdateDescription:
+    return UpdateDescription(
         updated=text.get("updated", {}),
         removed=tuple(text.get("removed", ())),
         truncated=tuple((each["field"], each["size"]) for each in text.get("truncated", ())),
@@ -113,7 +113,7 @@ def test_updates_agree_with_documents(document: dict[str, Any], paths: tuple[tup
     """Setting a field in an update leaves what it would leave in the document."""
     fields = Fields(excluded=paths)
     whole, _ = field_filters.document(document, fields=fields)
-    changed, _ = field_filters.update(Update(updated=document), fields=fields)
+    changed, _ = field_filters.update(UpdateDescription(updated=document), fields=fields)
     assert changed.updated == whole
 
 

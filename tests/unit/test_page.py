@@ -17,19 +17,19 @@ from pipelines.operations import status
 from pipelines.page import page
 
 ROOT = Path(__file__).resolve().parents[2]
-WRITER = status.Writer("host-a", 42, False, 99)
+WRITER = status.WriterStatus("host-a", 42, False, 99)
 
 
-def layer(name: str, rows: int, **more: int) -> status.Layer:
+def layer(name: str, rows: int, **more: int) -> status.TableStatus:
     counts = {"deleted": 0, "incomplete": 0, "rescued": 0, "lag_batches": 0, "lag_events": 0, "lag_seconds": 0, **more}
-    return status.Layer(table=f"/lake/{name}", version=7, batch=3, rows=rows, rate=1.0, writer=WRITER, **counts)
+    return status.TableStatus(table=f"/lake/{name}", version=7, batch=3, rows=rows, rate=1.0, writer=WRITER, **counts)
 
 
 def seen() -> page.PageContent:
     bronze = status.Bronze("/lake/bronze", 9, 12_345, 1_700_000_000, 3, 90_000, 12.5, WRITER)
     orders = status.Collection(
         "shop.<orders>",
-        status.Snapshot(1000, True),
+        status.SnapshotStatus(1000, True),
         layer("silver", 1001, rescued=5, incomplete=2, lag_events=17, lag_seconds=130),
         layer("gold", 1000),
         17,
@@ -41,14 +41,14 @@ def seen() -> page.PageContent:
         "equal": 997, **told, "missing": 3, "quarantined": 0, "unsettled": 0, "repaired": 0, "milliseconds": 1500,
     }  # fmt: skip
     return page.PageContent(
-        status.Status("shop", 1_700_000_000_000, status.Source("MongoDB 6.0.5", 1_700_000_003), bronze, (orders,)),
+        status.Status("shop", 1_700_000_000_000, status.ServerStatus("MongoDB 6.0.5", 1_700_000_003), bronze, (orders,)),
         points=tuple(page.Point(1_700_000_000_000 + 900_000 * n, n * 10, None if n < 50 else n / 10) for n in range(96)),
-        changes=(page.Change("shop.<orders>", "widened", "total INT → DOUBLE", 9, 1_700_000_000),),
+        changes=(page.SchemaChangeRow("shop.<orders>", "widened", "total INT → DOUBLE", 9, 1_700_000_000),),
         verifications=(verified,),
         expectations=page.Expectations(
             ("expectation", "success"), (page.ExpectationRow(("total is not null", "False"), True),)
         ),
-        tables=(page.TableSize("gold shop.<orders>", 7, 3, 1_234_567, "process 42 on host-a, lease for 99 s more"),),
+        tables=(page.TableSummary("gold shop.<orders>", 7, 3, 1_234_567, "process 42 on host-a, lease for 99 s more"),),
     )
 
 
@@ -73,7 +73,7 @@ def test_the_page_says_everything_and_asks_no_network() -> None:
 
 def test_a_pipeline_that_never_ran_has_a_page_too() -> None:
     """Without bronze it says what begins it."""
-    source = status.Source(problem="no server answered in time")
+    source = status.ServerStatus(problem="no server answered in time")
     text = page.rendered(page.PageContent(status.Status("shop", 0, source, None, ())))
     assert "nothing yet" in text and "medallion run begins it" in text and "no server answered in time" in text
 

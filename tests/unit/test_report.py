@@ -37,14 +37,14 @@ def test_progress_tells_the_snapshot_and_the_stream() -> None:
     )
 
 
-WRITER = status.Writer("host-a", 17, has_left=False, lease_seconds=80)
+WRITER = status.WriterStatus("host-a", 17, has_left=False, lease_seconds=80)
 
 
-def _layer(**fields: object) -> status.Layer:
+def _layer(**fields: object) -> status.TableStatus:
     standing = dict.fromkeys(
         ("version", "batch", "rows", "deleted", "incomplete", "rescued", "lag_batches", "lag_events", "lag_seconds"), 0
     )
-    return status.Layer(**{"table": "t", "rate": None, "writer": None, **standing, **fields})  # type: ignore[arg-type]
+    return status.TableStatus(**{"table": "t", "rate": None, "writer": None, **standing, **fields})  # type: ignore[arg-type]
 
 
 def _shown(found: status.Status, capsys: pytest.CaptureFixture[str]) -> str:
@@ -57,13 +57,13 @@ def test_status_shows_lag_headroom_and_writer(capsys: pytest.CaptureFixture[str]
     log = status.Bronze("bronze", 12, 3456, 1_700_000_000, 5, 7200, 250.0, WRITER)
     orders = status.Collection(
         "shop.orders",
-        status.Snapshot(10, is_done=False),
+        status.SnapshotStatus(10, is_done=False),
         _layer(rows=100, lag_events=7, lag_seconds=65, rescued=3),
         None,
         7,
         2,
     )
-    asked = status.Source("MongoDB 7.0.1", 1_700_000_005, 1_699_992_800)
+    asked = status.ServerStatus("MongoDB 7.0.1", 1_700_000_005, 1_699_992_800)
     text = _shown(status.Status("shop", 0, asked, log, (orders,)), capsys)
     assert "MongoDB 7.0.1, its oplog reaches back 2 h" in text
     assert "3,456 rows in 12 batches, complete up to 2023-11-14 22:13:20 UTC, 5 s behind, headroom 2 h, 250 events/s" in text
@@ -74,12 +74,12 @@ def test_status_shows_lag_headroom_and_writer(capsys: pytest.CaptureFixture[str]
 
 def test_status_before_anything_ran_says_how_to_begin(capsys: pytest.CaptureFixture[str]) -> None:
     """Neither a source that answers nor a table: still a status."""
-    text = _shown(status.Status("shop", 0, status.Source(problem="no server answered"), None, ()), capsys)
+    text = _shown(status.Status("shop", 0, status.ServerStatus(problem="no server answered"), None, ()), capsys)
     assert "no server answered" in text and "medallion capture begins it" in text
 
 
 def test_a_position_behind_the_oplog_is_called_lost(capsys: pytest.CaptureFixture[str]) -> None:
     """Negative headroom is said in words."""
     log = status.Bronze("bronze", 1, 1, 100, 0, -5, None, None)
-    text = _shown(status.Status("shop", 0, status.Source("MongoDB 6.0.5", 100, 105), log, ()), capsys)
+    text = _shown(status.Status("shop", 0, status.ServerStatus("MongoDB 6.0.5", 100, 105), log, ()), capsys)
     assert "headroom 0 s (the position is lost)" in text and "no writer" in text

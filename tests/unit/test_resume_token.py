@@ -44,7 +44,7 @@ def test_positions_come_back(seconds: int, increment: int, index: int, version: 
 @given(st.tuples(_uint32, _uint32, _uint32), st.tuples(_uint32, _uint32, _uint32))
 def test_sequences_sort_as_positions_do(left: tuple[int, int, int], right: tuple[int, int, int]) -> None:
     """A sequence has 24 digits that sort as events apply; a snapshot's row comes after all at its time."""
-    first, second = resume_token.Position(*left), resume_token.Position(*right)
+    first, second = resume_token.TokenPosition(*left), resume_token.TokenPosition(*right)
     assert (resume_token.sequence(first) < resume_token.sequence(second)) == (first < second)
     assert len(resume_token.sequence(first)) == 24
     snapshot = resume_token.snapshot_sequence(first.seconds, first.increment)

@@ -153,7 +153,7 @@ def test_what_no_parser_takes_is_refused_and_noted(name: str) -> None:
     with pytest.raises(signals.Refused) as refused:
         signals.request(signal)
     rows = events.Rows("shop")
-    rows.mark(events.Mark("token", columns.Kind.SIGNAL, signal.payload(refused=str(refused.value), row="r")))
+    rows.mark(events.Mark("token", columns.RowKind.SIGNAL, signal.payload(refused=str(refused.value), row="r")))
     assert json.loads(rows._payloads[0] or b"").items() >= {"id": "a", "row": "r"}.items()
 
 
@@ -162,7 +162,7 @@ def test_a_signal_whose_name_is_not_unicode_is_refused_and_noted() -> None:
     with pytest.raises(signals.Refused, match="Unicode"):
         signals.request(signal)
     rows = events.Rows("shop")
-    rows.mark(events.Mark("token", columns.Kind.SIGNAL, signal.payload(refused="\ud800")))
+    rows.mark(events.Mark("token", columns.RowKind.SIGNAL, signal.payload(refused="\ud800")))
     assert json.loads(rows._payloads[0] or b"")["id"] == "a\\ud800"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cdc_core.snapshot.state import CollectionState, Kind, State
+from cdc_core.snapshot.state import CollectionState, SnapshotKind, State
 from pipelines.snapshot import queue
 from pipelines.snapshot.controls import SnapshotControls
 
@@ -81,10 +81,10 @@ def running() -> Iterator[Running]:
     made.thread.join(10)
 
 
-ORDERS = State("orders", ("db.orders", "db.more"), kind=Kind.INCREMENTAL)
-STOCK = State("stock", ("db.stock",), kind=Kind.INCREMENTAL)
-REPLACED = State("replaced", ("db.report",), {"db.report": CollectionState(first="x")}, Kind.REPLACED)
-BLOCKING = State("blocking", ("db.all",), kind=Kind.BLOCKING)
+ORDERS = State("orders", ("db.orders", "db.more"), kind=SnapshotKind.INCREMENTAL)
+STOCK = State("stock", ("db.stock",), kind=SnapshotKind.INCREMENTAL)
+REPLACED = State("replaced", ("db.report",), {"db.report": CollectionState(first="x")}, SnapshotKind.REPLACED)
+BLOCKING = State("blocking", ("db.all",), kind=SnapshotKind.BLOCKING)
 
 
 def test_a_paused_snapshot_holds_back_no_collection_that_was_replaced(running: Running) -> None:
@@ -94,7 +94,7 @@ def test_a_paused_snapshot_holds_back_no_collection_that_was_replaced(running: R
     running.queue.pause(True)
     running.gate.set()
     running.until(lambda: running.queue.is_idle)
-    running.plan(State("late", ("db.late",), kind=Kind.INCREMENTAL), REPLACED)
+    running.plan(State("late", ("db.late",), kind=SnapshotKind.INCREMENTAL), REPLACED)
     assert not running.queue.is_idle
     running.until(lambda: running.queue.is_idle)
     assert running.read == ["replaced:db.report"]

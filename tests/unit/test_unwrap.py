@@ -32,7 +32,7 @@ def rows(events: list[Any], **options: Any) -> list[Any]:
     """What becomes of the events, as JSON; option names have underscores for dots."""
     named = unwrap_options.parse({name.replace("_", "."): value for name, value in options.items()})
     results = list(unwrap_rows.records(events, options=named))
-    return [result.to_json() if isinstance(result, unwrap_rows.Row) else result for result in results]
+    return [result.to_json() if isinstance(result, unwrap_rows.JsonRow) else result for result in results]
 
 
 def values(events: list[Any], **options: Any) -> list[Any]:

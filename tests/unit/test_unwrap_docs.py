@@ -26,7 +26,7 @@ DIFFERENCES = re.findall(r"```json case (\S+) (\S+) (\S+)\n(.*?)```", DOCUMENT, 
 def rows(events: list[Any], options: dict[str, str]) -> list[Any]:
     def printed(result: Any) -> Any:
         match result:
-            case unwrap_rows.Row():
+            case unwrap_rows.JsonRow():
                 return result.to_json()
             case unwrap.Unchanged():
                 return unwrap_rows.passed(result.event)

@@ -93,9 +93,9 @@ def real_answer(case: Case) -> dict[str, Any]:
     return {"key": without_nulls(out["key"]), "value": without_nulls(out["value"]), "headers": headers}
 
 
-def our_answer(result: rows.Row | unwrap.Unchanged | unwrap.Dropped) -> dict[str, Any]:
+def our_answer(result: rows.JsonRow | unwrap.Unchanged | unwrap.Dropped) -> dict[str, Any]:
     match result:
-        case rows.Row():
+        case rows.JsonRow():
             return {**result.to_json(), "key": without_nulls(result.key)}
         case unwrap.Unchanged():
             return SAME
@@ -366,13 +366,13 @@ def flat_pairs(document: dict[str, Any], options: UnwrapOptions, prefix: str, ab
 
 
 def adjusted(name: str, options: UnwrapOptions) -> str:
-    return options.field_name_adjustment_mode.adjusted(name)
+    return options.field_names.of(name)
 
 
 def shaped(value: Any, options: UnwrapOptions, *, is_nested: bool = True) -> Any:
     """The value as it is printed; one level of it where documents are flattened."""
     match value:
-        case [] if options.field_name_adjustment_mode is not FieldNameAdjustment.NONE:
+        case [] if options.field_names.adjustment is not FieldNameAdjustment.NONE:
             return None
         case list():
             items = [shaped(item, options) if item != [] else [] for item in value] if is_nested else value

@@ -10,22 +10,22 @@ from hypothesis import strategies as st
 
 from cdc_core.bronze import columns as bronze
 from cdc_core.gold import versions
-from cdc_core.gold.versions import Event, Version
+from cdc_core.gold.versions import DocumentEvent, Version
 from cdc_core.silver import fold
 
 
-def whole(at: int, value: Any, op: bronze.Op = bronze.Op.UPDATE) -> Event:
+def whole(at: int, value: Any, op: bronze.Op = bronze.Op.UPDATE) -> DocumentEvent:
     document = orjson.dumps({"v": value}).decode()
-    return Event(f"{at:04}", at, op, is_whole=True, document=document)
+    return DocumentEvent(f"{at:04}", at, op, is_whole=True, document=document)
 
 
-def delete(at: int) -> Event:
-    return Event(f"{at:04}", at, bronze.Op.DELETE)
+def delete(at: int) -> DocumentEvent:
+    return DocumentEvent(f"{at:04}", at, bronze.Op.DELETE)
 
 
-def partial(at: int, before: Any = None, **fields: Any) -> Event:
+def partial(at: int, before: Any = None, **fields: Any) -> DocumentEvent:
     text = None if before is None else orjson.dumps(before).decode()
-    return Event(f"{at:04}", at, bronze.Op.UPDATE, before=text, update=fold.Update(f"{at:04}", fields))
+    return DocumentEvent(f"{at:04}", at, bronze.Op.UPDATE, before=text, update=fold.Update(f"{at:04}", fields))
 
 
 class Kept:
@@ -34,7 +34,7 @@ class Kept:
     def __init__(self) -> None:
         self.versions: dict[str, Version] = {}
 
-    def add(self, *events: Event, folds: bool = True) -> None:
+    def add(self, *events: DocumentEvent, folds: bool = True) -> None:
         low = min(event.sequence for event in events)
         held = [version for version in self.versions.values() if version.until is None or version.until >= low]
         for version in versions.changed(held, events, folds=folds):
