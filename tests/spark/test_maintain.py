@@ -117,8 +117,8 @@ def test_a_log_is_not_cleaned_up_behind_a_compaction(spark: SparkSession, tmp_pa
     applied(spark, chosen)
     before = positions(spark, chosen)
     maintain.run(spark, chosen)
-    for file in tmp_path.rglob("_delta_log/0*"):
-        os.utime(file, (time.time() - 40 * DAY,) * 2)
+    for number, file in enumerate(sorted(tmp_path.rglob("_delta_log/0*"))):
+        os.utime(file, (time.time() - 40 * DAY + number,) * 2)
     maintain.run(spark, chosen)
     assert before == positions(spark, chosen)
     assert [to for to, generation in before if generation] == [3, 3]
