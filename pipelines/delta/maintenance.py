@@ -24,6 +24,11 @@ COMPACTION = {
 """What a writer's own compaction takes: small files, and those of which a third is deleted: what it rewrites follows what was written."""
 
 
+CUBE_BYTES = 1024 * 1024 * 1024
+"""So much that a clustered compaction has put in order the next ones leave as it is. Delta's own measure is 100 GB: each
+compaction would write all of a smaller table anew."""
+
+
 LARGE_FILE = 64 * 1024 * 1024
 
 
@@ -37,7 +42,9 @@ def optimize(spark: SparkSession, table: tables.TableRef, *, metadata: str | Non
     Without `metadata` it says nothing, and what the commit before it said still counts. With `purges` files whose rows are
     marked as deleted are written anew without them.
     """
-    confs = {} if metadata is None else {"spark.databricks.delta.commitInfo.userMetadata": metadata}
+    confs = {"spark.databricks.delta.optimize.clustering.mergeStrategy.minCubeSize.threshold": str(CUBE_BYTES)}
+    if metadata is not None:
+        confs["spark.databricks.delta.commitInfo.userMetadata"] = metadata
     with query_execution.session_confs(spark, confs), table_errors.translating(table):
         if purges:
             spark.sql(f"REORG TABLE {table} APPLY (PURGE)").collect()

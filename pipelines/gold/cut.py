@@ -235,13 +235,13 @@ def _histories(spark: SparkSession, settings: Settings) -> list[tuple[tuple[str,
     return found
 
 
-def _boundaries(spark: SparkSession, settings: Settings) -> list[cut.Boundary]:
-    """Where bronze may be cut; raises `Temporary` where there is none."""
+def _boundaries(spark: SparkSession, settings: Settings, *, at: int = 0) -> list[cut.Boundary]:
+    """Where bronze may be cut, from a batch on; raises `Temporary` where there is no bronze."""
     table = delta.layout(settings.lakehouse).bronze(settings.name)
     if not delta.exists(spark, table):
         raise errors.Temporary(f"{table.label}: there is no bronze yet; run medallion capture first")
     reached, newest = _reached(spark, table)
-    return cut.boundaries(_batches(spark, table, newest), reached=reached)
+    return cut.boundaries(_batches(spark, table, newest, at=at), reached=reached)
 
 
 def _check_reached(settings: Settings, found: Sequence[cut.Boundary], asked: str | None) -> None:
@@ -255,10 +255,10 @@ def _check_reached(settings: Settings, found: Sequence[cut.Boundary], asked: str
 
 
 def _chosen(spark: SparkSession, settings: Settings, asked: str | None) -> cut.Boundary:
-    found = _boundaries(spark, settings)
-    _check_reached(settings, found, asked)
     # No table goes back: the cut has to lie at or after the one that is furthest.
     at = max((_silver(spark, settings, each).to for each in registry.read(spark, settings).namespaces), default=0)
+    found = _boundaries(spark, settings, at=at)
+    _check_reached(settings, found, asked)
     boundary = cut.chosen(found, at_least=at, asked=asked)
     if boundary is not None:
         return boundary
@@ -284,15 +284,18 @@ def _reached(spark: SparkSession, table: tables.TableRef) -> tuple[str | None, i
     return (complete[2:18].lower() if is_of_newest and isinstance(complete, str) else None), batch
 
 
-def _batches(spark: SparkSession, table: tables.TableRef, newest: int) -> list[cut.Batch]:
-    """The cluster times in each batch, from narrow columns. Heartbeats tell by their token how far the stream was when they came."""
+def _batches(spark: SparkSession, table: tables.TableRef, newest: int, *, at: int) -> list[cut.Batch]:
+    """The cluster times in each batch, from narrow columns; those before `at`, where no cut can be any more, as one.
+
+    A log has millions of batches. Heartbeats tell by their token how far the stream was when they came.
+    """
     rows = spark.sql(
-        "SELECT batch, min(CASE WHEN kind <> 'snapshot' THEN left(sequence, 16) END) AS first, "
+        f"SELECT greatest(batch, {at - 1}) AS number, min(CASE WHEN kind <> 'snapshot' THEN left(sequence, 16) END) AS first, "
         "max(CASE WHEN kind <> 'snapshot' THEN left(sequence, 16) END) AS last, "
         "max(CASE WHEN kind = 'snapshot' THEN left(sequence, 16) END) AS snapshot "
-        f"FROM {table} WHERE batch <= {newest} GROUP BY batch"
+        f"FROM {table} WHERE batch <= {newest} GROUP BY greatest(batch, {at - 1})"
     ).collect()
-    return [cut.Batch(row.batch, row.first, row.last, row.snapshot) for row in rows]
+    return [cut.Batch(row.number, row.first, row.last, row.snapshot) for row in rows]
 
 
 def _silver(spark: SparkSession, settings: Settings, namespace: registry.Namespace) -> registry.SilverPosition:

@@ -81,8 +81,8 @@ class ColumnDifference:
 class Comparison:
     """The table as it was beside the rebuilt one.
 
-    `gone` counts rows that the rebuilt table has not; `lost` those of them that no delete in bronze explains, with some of
-    their keys. `new` counts rows that only the rebuilt one has, `differing` documents that are not the same in both.
+    `gone` counts rows that the rebuilt table has not; `lost` those of them that no delete in bronze explains, and the whole ones
+    that would be incomplete, with some of their keys. `new` counts rows that only the rebuilt one has, `differing` documents that are not the same in both.
     """
 
     rows: int
@@ -440,7 +440,8 @@ def compared(live: DataFrame, rebuilt: DataFrame, *, deletes: DataFrame | None =
         F.coalesce(F.sum("before_rescued"), F.lit(0)).alias("rescued"),
         F.coalesce(F.sum("after_rescued"), F.lit(0)).alias("rebuilt_rescued"),
     ).first()
-    lost, lost_keys = _lost(both.where(is_gone), deletes) if counted.gone else (0, ())
+    parts = both.where(is_gone), both.where(is_other), deletes
+    lost, lost_keys = _lost(*parts) if counted.gone or counted.differing else (0, ())
     differences = _differences(both.where(is_other), live, rebuilt) if counted.differing else ()
     return Comparison(**counted.asDict(), lost=lost, lost_keys=lost_keys, differences=differences)
 
@@ -460,9 +461,11 @@ def _named(texts: DataFrame, name: str) -> tuple[Column, Column]:
     return texts["text"].alias(name), texts["rescued"].alias(f"{name}_rescued")
 
 
-def _lost(gone: DataFrame, deletes: DataFrame | None) -> tuple[int, tuple[str, ...]]:
-    """The number of rows that are gone without a delete that explains it, and some of their keys."""
-    lost = gone if deletes is None else gone.join(deletes, F.col("key") == F.col("__key"), "left_anti")
+def _lost(gone: DataFrame, other: DataFrame, deletes: DataFrame | None) -> tuple[int, tuple[str, ...]]:
+    """The number of rows that are gone without a delete that explains it, or would be incomplete, and some of their keys."""
+    left = gone if deletes is None else gone.join(deletes, F.col("key") == F.col("__key"), "left_anti")
+    before, after = (F.get_json_object(name, "$.__incomplete").eqNullSafe("true") for name in ("before", "after"))
+    lost = left.unionByName(other.where(after & ~before))
     return lost.count(), tuple(row.key for row in lost.select("key").orderBy("key").limit(EXAMPLES).collect())
 
 

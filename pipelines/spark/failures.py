@@ -64,6 +64,8 @@ def missing_file(error: BaseException) -> str | None:
 
 def is_path_gone(error: BaseException) -> bool:
     """Whether a statement met a file or a folder that somebody else removed just then."""
+    if condition(error) == "DELTA_CANNOT_CREATE_LOG_PATH":
+        return True
     return any(_asked(_asked(each, "getClass"), "getSimpleName") in _GONE for each in _chain(error))
 
 

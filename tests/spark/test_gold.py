@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from cdc_core.gold import cut
 from cdc_core.tables import layout as tables
 from pipelines.delta import maintenance, query_execution, table_history
 from pipelines.delta import tables as delta
+from pipelines.gold import cut as published_cut
 from pipelines.gold import run as gold
 from pipelines.silver import run as silver
 from pipelines.spark import session as sparks
@@ -276,6 +278,18 @@ def test_a_late_delete_takes_nothing_away(spark: SparkSession, lakehouse: Path) 
     shop.change(gone(1), gone(2))
     shop.publish()
     assert shop.rows(shop.gold_table).keys() == {"1"} and shop.is_published()
+
+
+def test_a_log_is_one_batch_up_to_where_the_tables_are(spark: SparkSession, tmp_path: Path) -> None:
+    """It may have millions of them, and no cut can be there any more; those after it are cut as before."""
+    table = tables.TableRef.at(str(tmp_path / "log"))
+    log = bronze_rows.Log(spark, table)
+    for number in range(1, 7):
+        log.append({"things": [put(number, number) | {"at": 10 * number}]})
+    some, every = (published_cut._batches(spark, table, 6, at=at) for at in (5, 0))
+    assert sorted(each.number for each in some) == [4, 5, 6] and len(every) == 6
+    ends = [[each for each in cut.boundaries(found, reached=None) if each.batch >= 5] for found in (some, every)]
+    assert ends[0] == ends[1] != []
 
 
 @pytest.mark.parametrize(("steps", "seed"), [(5, 1), pytest.param(60, 2, marks=pytest.mark.journey)])

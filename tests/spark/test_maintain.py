@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cdc_core import errors
+from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
-from pipelines.delta import ops_tables, table_history
+from pipelines.delta import maintenance, ops_tables, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold import cut
@@ -127,8 +128,8 @@ def test_a_log_is_not_cleaned_up_behind_a_compaction(spark: SparkSession, tmp_pa
     applied(spark, chosen)
     before = positions(spark, chosen)
     maintain.run(spark, chosen)
-    for file in tmp_path.rglob("_delta_log/0*"):
-        os.utime(file, (time.time() - 40 * DAY,) * 2)
+    for number, file in enumerate(sorted(tmp_path.rglob("_delta_log/0*"))):
+        os.utime(file, (time.time() - 40 * DAY + number,) * 2)
     maintain.run(spark, chosen)
     assert before == positions(spark, chosen)
     assert [to for to, generation in before if generation] == [3, 3]
@@ -148,6 +149,23 @@ def test_a_damaged_table_keeps_no_other_from_its_maintenance(spark: SparkSession
     with pytest.raises(errors.CollectionsFailed, match="medallion repair"):
         maintain.run(spark, chosen)
     assert delta.size(spark, layout.silver(bronze_rows.DB, "things")).files == 1
+
+
+def test_what_was_compacted_once_is_not_written_anew(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compaction costs what was written since the last one, and not what the table holds."""
+    monkeypatch.setattr(maintenance, "CUBE_BYTES", 1, raising=False)
+    log = bronze_rows.Log(spark, tables.TableRef.at(str(tmp_path / "log")))
+
+    def appended() -> set[str]:
+        for number in range(2):
+            log.append({"things": [{"op": "c", "key": number, "at": 10, "after": {"_id": number}}]})
+        maintenance.optimize(spark, log.table, metadata=None)
+        return {file.name for file in delta.data_files(spark, log.table) or []}
+
+    first, second = appended(), appended()
+    assert len(first) == 1 and first < second and len(second) == 2
 
 
 def _noted(spark: SparkSession, chosen: Any, *, days_ago: tuple[int, ...]) -> None:

@@ -168,6 +168,18 @@ def test_documents_that_bronze_does_not_hold_are_not_lost(hop: Hop) -> None:
     assert [row["_id"] for row in hop.rows(ORDERS)] == [1]
 
 
+def test_documents_that_would_be_incomplete_are_not_lost(spark: SparkSession, lakehouse: Path) -> None:
+    """Without `keep.document` a rebuild folds no update: it would put back what the documents were long ago."""
+    hop = Hop(spark, pipeline(lakehouse, **{"keep.document": True}))
+    hop.bronze.append({ORDERS: [document(1, 10, "c", v=1), document(2, 10, "c", v=1)]})
+    hop.bronze.append({ORDERS: [{"op": "u", "key": 1, "at": 20, "update": {"v": 2}}]})
+    hop.silver()
+    hop.settings = pipeline(lakehouse, **{"keep.document": False})
+    result = rebuilt(hop)
+    assert (result.version, result.comparison.lost, result.comparison.lost_keys) == (None, 1, ("1",))
+    assert [row["v"] for row in hop.rows(ORDERS)] == [2, 1]
+
+
 def test_a_trimmed_bronze_is_refused(hop: Hop) -> None:
     """Where bronze no longer begins with its first batch, nothing is touched."""
     hop.bronze.append({ORDERS: [document(1, 10, "c")]})
