@@ -88,19 +88,19 @@ def create(
                 if not (table_errors.is_conflict(error) or is_being_made):
                     raise table_errors.translated(error, table) from error
             time.sleep(0.2 * (attempt + 1))
-            if attempt >= UNBORN_AFTER and not exists(spark, table):
-                _remove_unborn(table)
+            if attempt >= ABANDONED_AFTER_ATTEMPTS and not exists(spark, table):
+                _remove_abandoned(table)
 
 
 _creating = threading.Lock()
 """Threads of one process make tables one after the other; other processes are waited for."""
 
 
-UNBORN_AFTER = 3
+ABANDONED_AFTER_ATTEMPTS = 3
 """So many attempts another process is given to make the table that it began, before it counts as killed."""
 
 
-def _remove_unborn(table: tables.TableRef) -> None:
+def _remove_abandoned(table: tables.TableRef) -> None:
     """What a process that was killed while it made the table left in its log: hidden files, and no commit."""
     folder = local_log.folder(table)
     if folder is None:

@@ -70,7 +70,7 @@ class QuarantinedEvent:
 
 
 @dataclass(frozen=True)
-class Replayed:
+class ReplayResult:
     """Events that bronze holds again, in one batch; None where there was nothing to bring back.
 
     `held` counts those that stay where they are: they still cannot be read, or follow one that cannot.
@@ -136,7 +136,7 @@ def replay(
     corrections: Mapping[str, Mapping[str, str]] | None = None,
     now_ms: int,
     take_over: bool = False,
-) -> Replayed:
+) -> ReplayResult:
     """Append events that are held to the bronze table of pipeline `name` again; silver then puts each in its
     place.
 
@@ -158,7 +158,7 @@ def replay(
     still = len(corrected) - len(readable)
     waiting = _not_yet_again(spark, layout.bronze(name), readable)
     if not waiting:
-        return Replayed(0, None, still)
+        return ReplayResult(0, None, still)
     log = bronze_table.Log.open(spark, layout.bronze(name), take_over=take_over)
     # The capture goes by what the newest commit says of its stream: this commit must say the same.
     log.extra = {"stream": log.writer.metadata.get("stream")}
@@ -194,7 +194,7 @@ def replay_pipeline(
     corrections: Mapping[str, Mapping[str, str]] | None = None,
     now_ms: int,
     take_over: bool = False,
-) -> dict[str, Replayed]:
+) -> dict[str, ReplayResult]:
     """What `replay` did for each captured collection, or for one; tokens and corrections are of that one."""
     layout = delta.layout(settings.lakehouse)
     return {
@@ -225,7 +225,7 @@ def read_corrections(text: str, *, where: str) -> dict[str, dict[str, str]]:
     return found
 
 
-def to_json(found: Sequence[QuarantinedEvent] | Mapping[str, Replayed]) -> str:
+def to_json(found: Sequence[QuarantinedEvent] | Mapping[str, ReplayResult]) -> str:
     """Events, or what a replay did, as one JSON object with the names of the dataclasses' fields."""
     if isinstance(found, Mapping):
         done = [{"collection": name, **dataclasses.asdict(each)} for name, each in found.items()]
@@ -377,7 +377,7 @@ def _not_yet_again(spark: SparkSession, table: tables.TableRef, rows: Sequence[d
     return [row for row in rows if newest.get((row["resume_token"], row["kind"], row["key"]), 0) <= row["to"]]
 
 
-def _appended(log: bronze_table.Log, rows: Sequence[dict[str, Any]], now_ms: int) -> Replayed:
+def _appended(log: bronze_table.Log, rows: Sequence[dict[str, Any]], now_ms: int) -> ReplayResult:
     """One commit: the events, then a heartbeat that keeps the capture service's position."""
     if log.position is None:
         raise errors.DecisionNeeded(f"{log.table.label}: bronze is empty, there is nothing to replay onto")
@@ -398,4 +398,4 @@ def _appended(log: bronze_table.Log, rows: Sequence[dict[str, Any]], now_ms: int
         )
         return pa.concat_tables([pa.Table.from_pylist(again, schema=bronze.SCHEMA), heartbeat])
 
-    return Replayed(len(rows), log.append(numbered, token=token).batch)
+    return ReplayResult(len(rows), log.append(numbered, token=token).batch)
