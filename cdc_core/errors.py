@@ -157,10 +157,10 @@ def code(error: BaseException) -> int:
 
 
 def together(failures: Mapping[str, Exception]) -> Exception:
-    """One error for those of several collections, by their names: the very error where there is one alone."""
+    """One error for those of several collections or tables, by their names: the very error where there is one alone."""
     if len(failures) == 1:
         return next(iter(failures.values()))
-    lines = [f"{len(failures)} collections could not be brought up to date, the others are:"]
+    lines = [f"{len(failures)} failed, the others did not:"]
     lines += [f"{name}: {message_of(error)}" for name, error in failures.items()]
     chosen = worst(list(failures.values()))
     return CollectionsFailed("\n  ".join(lines), code(chosen))

@@ -159,7 +159,7 @@ class _Join:
     def fresh(self, shape: Shape, path: tuple[str, ...], *, depth: int) -> ColumnType | None:
         """The type for a path without one, or None where nothing was seen that a column could hold."""
         pin = self.pins.get(path)
-        if pin is not None and (shape.kinds or shape.opaque):
+        if pin is not None and shape.kinds:
             pinned = self._pinned(pin, shape, path, depth)
             if pinned is not None:
                 return pinned

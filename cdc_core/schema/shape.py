@@ -16,15 +16,12 @@ class Shape:
 
     `kinds` says of each kind the least `mark` it was seen at; marks are texts that sort as the events do. A
     document or an array that holds nothing a column could come from counts as empty. `fields` are those of
-    the documents (by their own names, in the order seen), `element` what was in the arrays. `opaque` says
-    that kinds were mixed and not recorded one by one: only a column whose type no value could change may
-    be joined with it.
+    the documents (by their own names, in the order seen), `element` what was in the arrays.
     """
 
     kinds: dict[Kind, str] = field(default_factory=dict)
     fields: dict[str, Shape] = field(default_factory=dict)
     element: Shape | None = None
-    opaque: bool = False
 
     def see(self, value: Any, mark: str) -> bool:
         """Adds one value. True where a column could come from it: not from null, nor from what holds only nulls."""
@@ -70,7 +67,6 @@ class Shape:
             if self.element is None:
                 self.element = Shape()
             self.element.add(other.element)
-        self.opaque = self.opaque or other.opaque
 
     def ordered(self, like: Any) -> Shape:
         """The same with fields in the order of the document `like`, those that it has not by name."""
@@ -87,7 +83,6 @@ class Shape:
                 for name in sorted(self.fields, key=lambda name: (rank.get(name, len(rank)), name))
             },
             element=None if self.element is None else self.element.ordered(sample),
-            opaque=self.opaque,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -96,7 +91,6 @@ class Shape:
             "kinds": {seen.value: mark for seen, mark in self.kinds.items()},
             "fields": {name: shape.to_json() for name, shape in self.fields.items()},
             "element": None if self.element is None else self.element.to_json(),
-            "opaque": self.opaque,
         }
 
     @staticmethod
@@ -106,7 +100,6 @@ class Shape:
             kinds={Kind(seen): mark for seen, mark in value["kinds"].items()},
             fields={name: Shape.from_json(shape) for name, shape in value["fields"].items()},
             element=None if value["element"] is None else Shape.from_json(value["element"]),
-            opaque=value["opaque"],
         )
 
 

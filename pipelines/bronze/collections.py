@@ -117,6 +117,13 @@ def read(spark: SparkSession, settings: Settings, *, log: str | None = None) -> 
     return replace(known, discovered=discovered, namespaces=tuple(sorted(known.namespaces, key=_names)))
 
 
+def noted_batch(spark: SparkSession, settings: Settings, namespace: Namespace) -> int:
+    """The batch up to which bronze was searched when the collection was found: its first events are not after that one."""
+    rows = ops_tables.rows(spark, delta.layout(settings.lakehouse).ops("collections"), SCHEMA).to_pylist()
+    own = (settings.name, *_names(namespace))
+    return min((row["batch"] for row in rows if (row["pipeline"], row["db"], row["collection"]) == own), default=0)
+
+
 def _names(namespace: Namespace) -> tuple[str, str]:
     return namespace.db, namespace.collection
 

@@ -240,7 +240,8 @@ def appended(folder: Path, is_before: Callable[[Commit], bool]) -> list[Appended
         actions = [json.loads(line) for line in lines if line]
         info: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
         commit = _commit(name, info, lambda: None)
-        if commit.metadata is None or info.get("operation") not in ("WRITE", "OPTIMIZE"):
+        # A compaction brings no rows, whoever made it and whatever it says.
+        if info.get("operation") != "OPTIMIZE" and (commit.metadata is None or info.get("operation") != "WRITE"):
             return None
         added = [action["add"] for action in actions if "add" in action]
         if added and info["operation"] == "WRITE" and is_before(commit):

@@ -10,7 +10,7 @@ from py4j.protocol import Py4JError
 from cdc_core import errors
 from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
-from pipelines.delta import direct_log, local_log, query_execution, table_errors
+from pipelines.delta import direct_log, local_log, query_execution, table_errors, table_history
 from pipelines.delta.writer import Writer
 
 if TYPE_CHECKING:
@@ -55,7 +55,13 @@ def vacuum(spark: SparkSession, table: tables.TableRef) -> None:
 
 
 def checkpoint(spark: SparkSession, table: tables.TableRef) -> bool:
-    """Write down the table's state, and remove entries of its log that are past their retention; whether that could be done."""
+    """Write down the table's state, and remove entries of its log that are past their retention; whether that was done.
+
+    Not where the newest entry says no position and an older one does: that one would go with the rest when it is old enough.
+    """
+    said = table_history.position(spark, table)
+    if said is not None and said.version < table_history.version(spark, table):
+        return False
     log = direct_log.of(spark, table)
     try:
         return log is not None and log.checkpoint()

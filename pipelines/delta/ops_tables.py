@@ -28,7 +28,8 @@ def append_rows(spark: SparkSession, table: tables.TableRef, rows: pa.Table) -> 
     direct = direct_log.of(spark, table)
     if direct is None:
         exclusion.check(spark, table.path or delta.catalog_location(spark, table))
-        spark.createDataFrame(rows).coalesce(1).writeTo(str(table)).append()
+        with table_errors.translating(table):
+            spark.createDataFrame(rows).coalesce(1).writeTo(str(table)).append()
         return
     folder = local_log.folder(table)
     assert folder is not None
@@ -45,7 +46,7 @@ def _appended(direct: direct_log.DirectLog, file: data_file.ParquetFile, table: 
         try:
             return direct.append(file)
         except table_errors.SPARK_ERRORS as error:
-            if not table_errors.is_conflict(error):
+            if not table_errors.is_conflict(error) or attempt + 1 == table_errors.COMMIT_ATTEMPTS:
                 raise table_errors.translated(error, table) from error
         # Others append a few rows, as this does: the wait is short.
         time.sleep(0.05 * 2**attempt)

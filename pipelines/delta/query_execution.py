@@ -49,8 +49,18 @@ def are_small(*touched: tables.TableRef) -> bool:
     return all(folder is not None and local_log.is_smaller(folder, FEW_BYTES) for folder in folders)
 
 
+@contextmanager
+def held(df: DataFrame) -> Iterator[DataFrame]:
+    """The rows, `computed` and held for the time of a block."""
+    rows = computed(df)
+    try:
+        yield rows
+    finally:
+        release(rows)
+
+
 def computed(df: DataFrame) -> DataFrame:
-    """The rows, computed once and held until nobody refers to them, so that a MERGE does not plan them again."""
+    """The rows, computed once and held until they are released, so that a MERGE does not plan them again."""
     return df.localCheckpoint()
 
 

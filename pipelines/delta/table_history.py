@@ -99,3 +99,11 @@ def position(spark: SparkSession, table: tables.TableRef) -> Commit | None:
         elif commit.metadata is not None:
             return commit
     return None
+
+
+def is_restored(spark: SparkSession, table: tables.TableRef) -> bool:
+    """Whether a RESTORE is newer than all commits of ours."""
+    newest = next(
+        (each for each in _newest_first(spark, table) if each.restored is not None or each.metadata is not None), None
+    )
+    return newest is not None and newest.restored is not None

@@ -151,7 +151,12 @@ class GoldTable:
 
     def merged(self, writer: Writer) -> int:
         """Publish the rows of the changed keys; how many keys."""
-        changed = query_execution.computed(self._changed()) if self.is_few else self._changed()
+        if not self.is_few:
+            return self._merged(writer, self._changed())
+        with query_execution.held(self._changed()) as changed:
+            return self._merged(writer, changed)
+
+    def _merged(self, writer: Writer, changed: DataFrame) -> int:
         changes = self._key_changes(changed)
         present = self.spark.table(str(writer.table)).schema
         wanted = self.wanted("__rescued" in present.names or changes.has_rescued)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -161,23 +162,21 @@ class History:
         if low is None:
             self.writer.mark(to=reached.to, extra=reached.extra)
             return
-        if self.folds:
-            found = self._with_awaited(found, range_)
-        # Computed once: two queries of `_merge` read it, and each would lay the versions out again.
-        laid_out = query_execution.computed(self._laid_out(found, low))
-        try:
+        with ExitStack() as held:
+            if self.folds:
+                found = self._with_awaited(found, range_, held)
+            # Computed once: two queries of `_merge` read it, and each would lay the versions out again.
+            laid_out = held.enter_context(query_execution.held(self._laid_out(found, low)))
             self._merge(found, laid_out, range_.to, reached)
-        finally:
-            query_execution.release(laid_out)
 
     def _stored(self) -> DataFrame:
         return self.spark.table(str(self.writer.table))
 
-    def _with_awaited(self, found: DataFrame, range_: reduce.Range) -> DataFrame:
+    def _with_awaited(self, found: DataFrame, range_: reduce.Range, held: ExitStack) -> DataFrame:
         """The events and, for documents that come later than updates of theirs, those updates, to be folded once more."""
         unknown = self._stored().where("`__incomplete`").select(F.col("__key").alias("key"), F.col("__sequence").alias("at"))
         late = found.where("after IS NOT NULL").join(unknown, "key").where("sequence < at")
-        since = query_execution.computed(late.groupBy("key").agg(F.min("sequence").alias("since")))
+        since = held.enter_context(query_execution.held(late.groupBy("key").agg(F.min("sequence").alias("since"))))
         if since.isEmpty():
             return found
         earlier = self._events(reduce.Range(0, range_.after)).where(reduce.is_partial())

@@ -199,6 +199,7 @@ class ModelTable:
             return keys.count(), version
         finally:
             query_execution.release(rows)
+            query_execution.release(keys)
             for view in (affected, source):
                 self.spark.catalog.dropTempView(view)
 

@@ -2,10 +2,10 @@
 
 For each table, bronze first:
 
+    written     a checkpoint, and the log behind it cleaned up
     trimmed     what the settings say is too old goes; never what silver, gold or a history has still to read
     compacted   OPTIMIZE by the table's clustering, files without the rows that deletion vectors hide
     vacuumed    files that no version within the table's retention names
-    written     a checkpoint, and the log behind it cleaned up
 
 A table that somebody writes is claimed as by any writer, and its commits say what the last one said. Where its writer is
 alive, it is left as it is but for what is safe beside it: VACUUM and the checkpoint, which commit nothing. With
@@ -38,6 +38,7 @@ from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold import models
 from pipelines.operations import quarantine
+from pipelines.spark import parallel
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -110,23 +111,21 @@ def run(
 ) -> MaintenanceResult:
     """Maintain the tables of a pipeline, or those of one collection; one table's failure does not stop the others.
 
-    Raises what the first failure was, when all have had their turn; `SettingsError` for a collection that silver does not know.
+    Raises what failed, when all have had their turn; `SettingsError` for a collection that silver does not know.
     """
     began = time.monotonic()
     ended = stop or threading.Event()
     maintaining = _Maintaining(spark, settings, beside_writers, clock.now_ms())
-    found, failures = [], []
-    for each in maintaining.tables(collection):
-        if ended.is_set():
-            break
-        try:
-            found.append(maintaining.maintained(each))
-        except errors.MedallionError as error:
-            # One table that is damaged or somebody else's must not keep the others from being compacted.
-            failures.append(error)
-    if failures:
-        raise failures[0]
-    return MaintenanceResult(settings.name, tuple(found), time.monotonic() - began)
+    # One table that is damaged or somebody else's must not keep the others from being compacted.
+    failures = parallel.Failures()
+
+    def one(_: SparkSession, table: _Table) -> TableResult:
+        return maintaining.maintained(table)
+
+    maintained = failures.guarding(one, name=lambda table: table.ref.label)
+    found = [maintained(spark, each) for each in maintaining.tables(collection) if not ended.is_set()]
+    failures.raised()
+    return MaintenanceResult(settings.name, tuple(each for each in found if each is not None), time.monotonic() - began)
 
 
 def to_json(result: MaintenanceResult) -> str:
@@ -197,13 +196,14 @@ class _Maintaining:
         delta.check_ours(self.spark, table.ref)
         # Ours, or nothing is touched: VACUUM of another program's table could take what its readers still need.
         before, words = delta.size(self.spark, table.ref), _Words()
+        # First: what a compaction commits says no position, and the log must not be cleaned up behind that.
+        if maintenance.checkpoint(self.spark, table.ref):
+            words.done.append("checkpoint written")
         if table.kind.is_claimed:
             self._claimed(table, words)
         else:
             self._facts(table, words)
         maintenance.vacuum(self.spark, table.ref)
-        if maintenance.checkpoint(self.spark, table.ref):
-            words.done.append("checkpoint written")
         after = delta.size(self.spark, table.ref)
         words.done[:0] = [*_compared(before, after)]
         return TableResult(table.ref.label, table.kind, before, after, tuple(words.done), tuple(words.left))

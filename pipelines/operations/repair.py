@@ -5,7 +5,8 @@
 
     bronze            and all that came after: the next capture reads that from the oplog again, under new numbers of batches. Where the
                       oplog does not reach back so far, the capture says so, and snapshot.mode: when_needed reads everything anew
-    silver, history   position 0: the next run applies all of bronze once more, guarded by `sequence`
+    silver, history   position 0: the next run applies all of bronze once more, guarded by `sequence`; where old events were taken
+                      from it, silver asks for a snapshot first
     gold              no position: the next run writes the table anew from silver
     ops/collections   all of it: the next run of silver finds the collections again
     the others        facts, each for itself: the result says what is gone
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING
 from cdc_core import errors
 from cdc_core.bronze import repair as bronze_repair
 from cdc_core.tables import layout as tables
+from pipelines.bronze import log as bronze_log
 from pipelines.delta import data_file, local_log
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
@@ -62,7 +64,9 @@ def run(spark: SparkSession, settings: Settings, *, is_trial: bool = False, take
             "lakehouse: missing files are looked for on a file system that this process sees; "
             "on Databricks FSCK REPAIR TABLE does it, and medallion rebuild makes silver and gold anew"
         )
-    own = local_log.folder(layout.bronze(settings.name))
+    bronze = layout.bronze(settings.name)
+    own = local_log.folder(bronze)
+    is_trimmed = delta.exists(spark, bronze) and bronze_log.TRIMMED in delta.properties(spark, bronze)
     shadows = root.joinpath(*tables.SHADOW_FOLDERS)
     found = []
     for folder in local_log.tables_below(root):
@@ -71,6 +75,10 @@ def run(spark: SparkSession, settings: Settings, *, is_trial: bool = False, take
         if shadows in folder.parents or (names[0] == "bronze" and folder != own):
             continue
         repaired = _table(spark, tables.TableRef.at(str(folder)), names, is_trial=is_trial, take_over=take_over)
+        if repaired is not None and is_trimmed and names[0] == "silver":
+            # Its rows were made of events that bronze may not hold any more: the next run of silver looks, and refuses.
+            then = "medallion signal execute-snapshot for this collection: old events were taken from bronze"
+            repaired = dataclasses.replace(repaired, next=then)
         found += [repaired] if repaired is not None else []
     return found
 

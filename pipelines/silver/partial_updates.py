@@ -35,11 +35,8 @@ def folded(collection: SilverCollection, events: DataFrame, batch: RowBatch) -> 
     keeps_last = batches.keeps_last(collection, batch)
     histories = reduce.histories(events, columns=collection.columns, keeps_last=keeps_last)
     placed = _with_stored(histories, _stored(collection, events, batch))
-    rows = query_execution.computed(_folded(placed, mode=collection.mode, columns=collection.columns))
-    try:
+    with query_execution.held(_folded(placed, mode=collection.mode, columns=collection.columns)) as rows:
         yield rows
-    finally:
-        query_execution.release(rows)
 
 
 def with_awaited(collection: SilverCollection, batch: RowBatch) -> DataFrame:

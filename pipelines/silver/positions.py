@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from cdc_core import errors
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
+from pipelines.bronze import log as bronze_log
+from pipelines.delta import table_history
 from pipelines.delta import tables as delta
 from pipelines.schema import log as schemas
 from pipelines.spark import parallel
@@ -45,6 +47,8 @@ class Positions:
     """The batch up to which no collection has events that its table has not."""
     log: str | None = None
     """What the history of this bronze is called."""
+    is_trimmed: bool = False
+    """Whether maintenance took old events from bronze."""
 
     def __post_init__(self) -> None:
         self.layout = delta.layout(self.settings.lakehouse)
@@ -55,6 +59,7 @@ class Positions:
             kept = pool.submit(schemas.newest, self.spark, self.layout.ops("schemas"))
             noted = registry.read(self.spark, self.settings, log=self.log)
             self._refuse(noted)
+            self.is_trimmed = bronze_log.TRIMMED in delta.properties(self.spark, self._bronze)
             positions = zip(noted.namespaces, pool.map(self._readable_position, noted.namespaces))
             self.known = {namespace: position for namespace, position in positions if position is not None}
         # What was said of another bronze's batches says nothing of this one's: all of it is searched.
@@ -83,11 +88,10 @@ class Positions:
         """Refuse collections whose tables were made from the batches of another bronze: their numbers say nothing of this one's."""
         for namespace, position in self.known.items():
             if position.is_of_other(self.log):
-                bronze = self.layout.bronze(self.settings.name)
                 self.failures.note(
                     str(namespace),
                     errors.DecisionNeeded(
-                        f"{namespace}: silver was made from another bronze table than {bronze.label}, which was "
+                        f"{namespace}: silver was made from another bronze table than {self._bronze.label}, which was "
                         "removed and made anew, or another pipeline captures the same collection. Bring the old one back, or "
                         "make silver from what this one holds: medallion rebuild --collection …"
                     ),
@@ -136,7 +140,29 @@ class Positions:
             self.failures.note(str(namespace), error)
 
     def _position(self, namespace: registry.Namespace) -> registry.SilverPosition:
-        return registry.silver_position(self.spark, self.table(namespace))
+        """Where a collection's table stands; raises `DecisionNeeded` where bronze does not hold what it has to apply again."""
+        position = registry.silver_position(self.spark, self.table(namespace))
+        if self.is_trimmed and self._went_back(namespace, position):
+            if not bronze_log.is_whole(self.spark, self._bronze, str(namespace)):
+                raise errors.DecisionNeeded(
+                    f"{namespace}: silver was restored, repaired or removed, and old events that it would apply again were taken from "
+                    f"bronze. Have the documents read anew: medallion signal execute-snapshot --data-collections {namespace}"
+                )
+        return position
+
+    def _went_back(self, namespace: registry.Namespace, position: registry.SilverPosition) -> bool:
+        """Whether a table stands before events that maintenance took from bronze, because all layers had applied them."""
+        if position.to:
+            was_restored = table_history.is_restored(self.spark, self.table(namespace))
+            return was_restored and bronze_log.is_trimmed_behind(self.spark, self._bronze, position.to)
+        first = (
+            self.spark.sql(f"SELECT min(batch) AS batch FROM {self._bronze} WHERE {namespace.predicate}").collect()[0].batch
+        )
+        return first is not None and first > registry.noted_batch(self.spark, self.settings, namespace)
+
+    @property
+    def _bronze(self) -> tables.TableRef:
+        return self.layout.bronze(self.settings.name)
 
     def _readable_position(self, namespace: registry.Namespace) -> registry.SilverPosition | None:
         """Where a collection's table stands; None, and noted, where it cannot be read: the others go on."""

@@ -24,6 +24,7 @@ _FILE_MISSING = (
     "DELTA_FILE_NOT_FOUND",
     "DELTA_TRUNCATED_TRANSACTION_LOG",
 )
+_GONE = ("FileNotFoundException", "NoSuchFileException")
 _DATA_FILE = re.compile(r"/(?:part-|deletion_vector_)[^/]*$")
 _CAUSES = 5
 
@@ -59,6 +60,11 @@ def missing_file(error: BaseException) -> str | None:
             said = str((_asked(found, "getMessageParameters") or {}).get("path") or "")
             return said if _DATA_FILE.search(said) else None
     return None
+
+
+def is_path_gone(error: BaseException) -> bool:
+    """Whether a statement met a file or a folder that somebody else removed just then."""
+    return any(_asked(_asked(each, "getClass"), "getSimpleName") in _GONE for each in _chain(error))
 
 
 def _files_missing(file: str) -> errors.FilesMissing:

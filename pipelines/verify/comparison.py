@@ -6,10 +6,9 @@ its events up to the time of the read, and no later ones; until then it is read 
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -37,7 +36,7 @@ from pipelines.verify import documents, table_progress, table_rows
 from pipelines.verify.result import CollectionVerification, KeyDifference, KeyVerdict
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 PATIENCE_SECONDS = 60.0
 """How long one look waits for the table to be past its time, and how long documents that change are looked at again."""
@@ -152,7 +151,7 @@ class CollectionComparison:
             pace = reading.documents_per_second
             shared = replace(reading, documents_per_second=pace / min(threads, len(ranges)) if pace else None)
             read = documents.digests(self.spark, shared, ranges)
-        with _held(read) as seen:
+        with query_execution.held(read) as seen:
             counted = seen.agg(F.count("*").alias("n"), F.max(F.struct("seconds", "increment")).alias("last")).first()
             self.last = max(self.last, tuple(counted.last) if counted.last else self.begun)
             reached = self.progress.past(self.last, until=time.monotonic() + self.context.patience)
@@ -163,7 +162,7 @@ class CollectionComparison:
             both = seen.select("key", "digest").join(rows, "key", "full")
             is_equal = (F.col("rows") == 1) & (F.col("digest") == F.col("held"))
             suspects = both.where(~F.coalesce(is_equal, F.lit(False)))
-            with _held(suspects.select("key", F.col("digest").isNotNull().alias("is_document"))) as others:
+            with query_execution.held(suspects.select("key", F.col("digest").isNotNull().alias("is_document"))) as others:
                 differing = others.agg(F.count("*").alias("n"), F.count_if("is_document").alias("documents")).first()
                 keys = [row.key for row in others.select("key").limit(MOST_SUSPECTS).collect()]
         return _FullRead(counted.n, counted.n - differing.documents, tuple(keys), differing.n - len(keys))
@@ -331,16 +330,6 @@ class CollectionComparison:
             differences=tuple(others),
             **counts,
         )
-
-
-@contextlib.contextmanager
-def _held(df: DataFrame) -> Iterator[DataFrame]:
-    """The rows, worked out once and kept by the executors for the time of a block."""
-    computed = query_execution.computed(df)
-    try:
-        yield computed
-    finally:
-        query_execution.release(computed)
 
 
 def _threads(spark: SparkSession) -> int:

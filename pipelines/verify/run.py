@@ -39,6 +39,7 @@ from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as source
 from pipelines.mongodb import failures as mongodb_failures
 from pipelines.mongodb import server as mongodb_server
+from pipelines.spark import parallel
 from pipelines.verify import documents, repair, table_progress
 from pipelines.verify.comparison import PATIENCE_SECONDS, CollectionComparison, VerifyContext
 from pipelines.verify.result import CollectionVerification, Verification
@@ -99,30 +100,41 @@ def run(
 ) -> Verification:
     """Compare the collections, and append the results to `ops/verifications`.
 
-    Raises `SettingsError`, `DecisionNeeded` where the pipeline never ran, and the errors of the source. A difference raises
-    nothing here: `refuse` turns it into an error.
+    A collection that cannot be compared is named, and its error raised when the others were. Raises `SettingsError`,
+    `DecisionNeeded` where the pipeline never ran, and the errors of the source. A difference raises nothing here: `refuse` turns
+    it into an error.
     """
     began, id_ = time.monotonic(), f"{clock.now_ms():x}"
     connection = source.connection(settings.source)
     with contextlib.closing(connection.client()) as client:
         mongodb_server.check_suitable(mongodb_server.server_info(client))
         run_ = _VerifyRun.begin(spark, settings, options, connection, client, stop or threading.Event())
-        found = []
+        found, failures = [], parallel.Failures()
         for namespace in run_.chosen():
-            each = run_.compared(namespace)
-            # One by one: the results so far stay when a later collection fails.
-            run_.note(each, run=id_)
-            found.append(each)
+            try:
+                each = run_.compared(namespace)
+                run_.note(each, run=id_)
+                found.append(each)
+            except errors.SourceUnreachable:  # the others would wait for it in vain
+                raise
+            except Exception as error:  # a collection that is dropped meanwhile, say
+                failures.note(str(namespace), error)
+    failures.raised()
     return Verification(settings.name, options.layer, tuple(found), time.monotonic() - began)
 
 
 def refuse(result: Verification) -> None:
-    """Raise `DecisionNeeded` where a table is not what the source holds."""
+    """Raise `DecisionNeeded` where a table is not what the source holds, `Temporary` where that could not be told of some rows."""
     wrong = [each.collection for each in result.collections if not each.is_equal]
     if wrong:
         raise errors.DecisionNeeded(
             f"{', '.join(wrong[:5])}{f' and {len(wrong) - 5} more' if len(wrong) > 5 else ''}: {result.layer.value} is not what "
             "the source holds; medallion verify --repair reads what differs again"
+        )
+    if waiting := sum(each.waiting for each in result.collections):
+        raise errors.Temporary(
+            f"{waiting:,} documents could not be judged: their last change is not in {result.layer.value} yet. Start the pipeline, or "
+            "let it catch up, and verify again"
         )
 
 

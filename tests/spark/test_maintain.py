@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,6 +100,43 @@ def test_tables_are_compacted_and_what_is_old_goes(spark: SparkSession, lakehous
     applied(spark, chosen)
     assert [row["n"] for row in spark.table(str(gold_table)).orderBy("n").collect()] == [0, 1, 9]
     assert registry.silver_position(spark, silver_table).to == 3
+
+
+def test_a_log_is_not_cleaned_up_behind_a_compaction(spark: SparkSession, tmp_path: Path) -> None:
+    """What a compaction commits says no position: that of a collection without events for weeks stays in the log."""
+    chosen = settings(tmp_path)
+    layout = delta.layout(chosen.lakehouse)
+    log = bronze_rows.Log(spark, layout.bronze("shop"))
+    for number in range(2):
+        log.append({"things": [{"op": "c", "key": number, "at": 10 + number, "after": {"_id": number}}]})
+        applied(spark, chosen)
+    rebuild.run(spark, chosen, collection=f"{bronze_rows.DB}.things")
+    applied(spark, chosen)
+    log.append({"things": [{"op": "c", "key": 9, "at": 20, "after": {"_id": 9}}]})
+    applied(spark, chosen)
+    before = positions(spark, chosen)
+    maintain.run(spark, chosen)
+    for file in tmp_path.rglob("_delta_log/0*"):
+        os.utime(file, (time.time() - 40 * DAY,) * 2)
+    maintain.run(spark, chosen)
+    assert before == positions(spark, chosen)
+    assert [to for to, generation in before if generation] == [3, 3]
+
+
+def test_a_damaged_table_keeps_no_other_from_its_maintenance(spark: SparkSession, tmp_path: Path) -> None:
+    """Bronze is not trimmed, for which silver is asked; the others are compacted, and the error says what to do."""
+    chosen = settings(tmp_path, maintenance={"bronze.retention.days": 1})
+    layout = delta.layout(chosen.lakehouse)
+    log = bronze_rows.Log(spark, layout.bronze("shop"))
+    for number in range(2):
+        events = [{"op": "c", "key": number, "at": 10 + number, "after": {"_id": number}}]
+        log.append({"things": events, "others": events})
+        applied(spark, chosen)
+    for file in delta.data_files(spark, layout.silver(bronze_rows.DB, "others")) or []:
+        (tmp_path / "silver" / bronze_rows.DB / "others" / file.name).unlink()
+    with pytest.raises(errors.CollectionsFailed, match="medallion repair"):
+        maintain.run(spark, chosen)
+    assert delta.size(spark, layout.silver(bronze_rows.DB, "things")).files == 1
 
 
 def _verifications(spark: SparkSession, chosen: Any, *, days_ago: tuple[int, ...]) -> None:

@@ -59,6 +59,8 @@ def anew(made: gold_shop.Shop) -> set[tuple[Any, ...]]:
 def test_models_follow_their_tables(shop: MakeShop) -> None:
     """An incremental model takes in the keys that changed, as they were and as they are; others are made whole; none without a change."""
     made = shop(totals=TOTALS, big=BIG, cities=CITIES)
+    held = made.spark.sparkContext._jsc.getPersistentRDDs
+    before = held().size()
     (made.folder / "models.yml").write_text(DESCRIBED)
     assert [each.would.split()[0] for each in models.check(made.spark, made.settings)] == ["wait", "wait", "wait"]
     assert set(made.run().values()) == {"waits"}
@@ -84,6 +86,7 @@ def test_models_follow_their_tables(shop: MakeShop) -> None:
     made.change("customers", {"_id": 2, "city": "Bergen"})
     assert made.run()["totals"] == "changed"
     assert made.rows("totals") == anew(made) == {(None, None, 3, 1), (0, None, 18, 4), (2, "Bergen", 21, 3)}
+    assert held().size() <= before, "rows that were computed on the way stay in memory"
 
 
 def test_a_query_that_fails_or_repeats_its_key_changes_nothing(shop: MakeShop) -> None:

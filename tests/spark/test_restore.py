@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from cdc_core import errors
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
 from pipelines.delta import table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
+from pipelines.operations import repair
+from tests.spark.test_repair import lose
 from tests.spark.test_silver import Hop, pipeline
 
 if TYPE_CHECKING:
@@ -80,3 +84,44 @@ def test_where_the_log_goes_back_no_further_no_position_is_told(spark: SparkSess
     assert position is not None and position.metadata is not None and position.metadata["to"] == 1
     (Path(ref.path or "") / "_delta_log" / f"{writer.version:020}.json").rename(tmp_path / "gone.json")
     assert table_history.position(spark, ref) is None
+
+
+@pytest.mark.parametrize("how", ("restored", "removed", "repaired"))
+def test_silver_applies_nothing_again_from_a_trimmed_bronze(spark: SparkSession, tmp_path: Path, how: str) -> None:
+    """It would lack what maintenance took away: a person asks for a snapshot, and it goes on with the sweep."""
+    hop = Hop(spark, pipeline(tmp_path))
+    silver = hop.silver_table(ORDERS)
+    for key in (1, 2, 3):
+        hop.bronze.append({ORDERS: [{"op": "c", "key": key, "at": 10 * key, "after": {"_id": key}}]})
+        hop.run()
+    version = next(each.version for each in table_history.commits(spark, silver) if (each.metadata or {}).get("to") == 1)
+    spark.sql(f"UPDATE {hop.bronze.table} SET ts_ms = batch")
+    spark.sql(f"DELETE FROM {hop.bronze.table} WHERE batch <= 2")
+    spark.sql(f"ALTER TABLE {hop.bronze.table} SET TBLPROPERTIES ('{bronze.TRIMMED}' = '3')")
+    hop.run()
+    if how == "restored":
+        spark.sql(f"RESTORE TABLE {silver} TO VERSION AS OF {version}").collect()
+    elif how == "removed":
+        shutil.rmtree(silver.path or "")
+    else:
+        lose(spark, silver)
+        (mended,) = repair.run(spark, hop.settings)
+        assert "execute-snapshot" in mended.next
+    for _ in range(2):
+        with pytest.raises(errors.DecisionNeeded, match="execute-snapshot"):
+            hop.silver()
+    read = [{"op": "r", "key": key, "at": 40, "after": {"_id": key}} for key in (1, 2, 3)]
+    hop.bronze.append({ORDERS: [*read, {"sweep": 40}]})
+    hop.run()
+    assert [row["_id"] for row in hop.documents(ORDERS)] == [1, 2, 3]
+
+
+def test_what_is_found_in_a_trimmed_bronze_is_applied(spark: SparkSession, tmp_path: Path) -> None:
+    """A collection that comes later has lost nothing, whatever was taken of others."""
+    hop = Hop(spark, pipeline(tmp_path))
+    hop.bronze.append({ORDERS: [{"op": "c", "key": 1, "at": 10, "after": {"_id": 1}}]})
+    hop.run()
+    spark.sql(f"ALTER TABLE {hop.bronze.table} SET TBLPROPERTIES ('{bronze.TRIMMED}' = '{2**60}')")
+    hop.bronze.append({"others": [{"op": "c", "key": 2, "at": 20, "after": {"_id": 2}}]})
+    hop.run()
+    assert len(hop.documents("others")) == len(hop.documents(ORDERS)) == 1

@@ -117,7 +117,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(threading.current_thread().name.partition("_")[0])
         return deleting(self, *arguments)
 
-    monkeypatch.setattr(direct_log.DirectLog, "_deleting", noted)
+    monkeypatch.setattr(direct_log.DeletionVectors, "actions", noted)
     monkeypatch.setattr(survey, "MAX_DRIVER_ROWS", 0)
     return found
 

@@ -117,3 +117,24 @@ def test_a_table_of_facts_is_append_only_again(spark: SparkSession, tmp_path: Pa
     ops_tables.append_rows(spark, facts, rows(1, 2))
     assert ops_tables.delete(spark, facts, "n = 1") == 1
     assert delta.properties(spark, facts)["delta.appendOnly"] == "true"
+
+
+def test_a_creator_that_was_taken_for_killed_makes_the_table(spark: SparkSession, tmp_path: Path) -> None:
+    """Another process removes what a slow one has begun: it begins again."""
+    made = tables.TableRef.at(str(tmp_path / "begun"))
+    cleared = threading.Event()
+
+    def clear() -> None:
+        while not cleared.is_set():
+            if (tmp_path / "begun" / "_delta_log").is_dir():
+                delta._remove_abandoned(made)
+                if not (tmp_path / "begun").exists():
+                    cleared.set()
+
+    rival = threading.Thread(target=clear, daemon=True)
+    rival.start()
+    try:
+        delta.create(spark, made, columns="n BIGINT")
+        assert cleared.is_set() and delta.exists(spark, made)
+    finally:
+        cleared.set()

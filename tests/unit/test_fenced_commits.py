@@ -11,7 +11,7 @@ from pyspark.errors import AnalysisException
 from cdc_core import errors
 from cdc_core.tables import claims
 from cdc_core.tables.layout import TableRef
-from pipelines.delta import direct_log, table_errors, table_history, upsert
+from pipelines.delta import direct_log, ops_tables, table_errors, table_history, upsert
 from pipelines.delta.fenced_commits import FencedCommits
 from pipelines.delta.local_log import Commit
 
@@ -136,3 +136,17 @@ def test_a_claim_of_another_writer_ends_it(writer: FencedCommits, log: list[Comm
     log.append(Commit(1, 0, {"writer": "other"}))
     with pytest.raises(errors.OwnershipLost):
         writer.through_spark(lambda _: None, said)
+
+
+def test_a_fact_that_is_refused_each_time_is_not_waited_for_after_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last wait would be six seconds for nothing."""
+    waits: list[float] = []
+    monkeypatch.setattr("pipelines.delta.ops_tables.time.sleep", waits.append)
+
+    class Refusing:
+        def append(self, _: object) -> None:
+            raise ConcurrentAppendException("others came first")
+
+    with pytest.raises(errors.CommitConflict):
+        ops_tables._appended(Refusing(), None, TABLE)  # type: ignore[arg-type]
+    assert len(waits) == table_errors.COMMIT_ATTEMPTS - 1

@@ -65,3 +65,18 @@ def test_a_restore_to_a_time_is_told_by_its_files(table: Path, actions: list[dic
 def test_a_restore_to_a_version_says_it(table: Path) -> None:
     commit(table, 5, operation="RESTORE", operationParameters={"version": "1", "timestamp": None})
     assert next(iter(local_log.commits(table))).restored == 1
+
+
+def test_what_was_appended_is_told_across_a_compaction_that_says_nothing(tmp_path: Path) -> None:
+    """Bronze's own compaction carries no position, and neither does an operator's."""
+    commit(tmp_path, 0, add("a"), to=1)
+    commit(tmp_path, 1, add("b"), to=2)
+    commit(tmp_path, 2, remove("a"), remove("b"), add("ab"), operation="OPTIMIZE")
+    commit(tmp_path, 3, add("c"), to=3)
+
+    def is_before(each: local_log.Commit) -> bool:
+        return each.metadata is not None and each.metadata["to"] == 1
+
+    found = local_log.appended(tmp_path, is_before)
+    assert found is not None
+    assert {each.path.name for each in found} == {"c", "ab"}

@@ -1,0 +1,82 @@
+"""Verification: one collection hinders no other, and what could not be judged is no success."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from cdc_core import errors
+from cdc_core.settings import parse as settings
+from pipelines.bronze.collections import Namespace
+from pipelines.verify import run as verify
+from pipelines.verify.result import CollectionVerification, Verification
+
+SPARK = cast("Any", None)
+
+
+def result(name: str, **counts: Any) -> CollectionVerification:
+    return CollectionVerification(name, verify.Layer.GOLD, name, 1, "1.1", documents=1, equal=1, **counts)
+
+
+class Run:
+    """A run over two collections, of which the first raises."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.noted: list[str] = []
+
+    def chosen(self) -> list[Namespace]:
+        return [Namespace("shop", "a"), Namespace("shop", "b")]
+
+    def compared(self, namespace: Namespace) -> CollectionVerification:
+        if namespace.collection == "a":
+            raise self.error
+        return result(str(namespace))
+
+    def note(self, found: CollectionVerification, *, run: str) -> None:
+        self.noted.append(found.collection)
+
+
+@pytest.mark.parametrize(
+    ("error", "noted"),
+    [
+        (errors.Temporary("shop.a was dropped while it was read"), ["shop.b"]),
+        (RuntimeError("of Spark"), ["shop.b"]),
+        (errors.SourceUnreachable("no server"), []),
+    ],
+)
+def test_a_collection_that_cannot_be_compared_hinders_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, noted: list[str]
+) -> None:
+    """Its error is raised when the others were compared; where the source is gone, none of them could be."""
+    run = Run(error)
+    for name in ("server_info", "check_suitable"):
+        monkeypatch.setattr(verify.mongodb_server, name, lambda *_: None)
+    client = contextlib.nullcontext()
+    monkeypatch.setattr(client, "close", lambda: None, raising=False)
+    connection = type("Connection", (), {"client": lambda _: client})()
+    monkeypatch.setattr(verify.source, "connection", lambda *_: connection)
+    monkeypatch.setattr(verify._VerifyRun, "begin", lambda *_: run)
+    chosen = settings.parse(
+        {
+            "name": "shop",
+            "lakehouse": {"root": str(tmp_path)},
+            "source": {"mongodb.connection.string": "mongodb://127.0.0.1"},
+        }
+    )
+    with pytest.raises(type(error), match=str(error)):
+        verify.run(SPARK, chosen, verify.VerifyOptions())
+    assert run.noted == noted
+
+
+def test_rows_that_wait_are_no_success() -> None:
+    """Nobody could say whether they are what the source holds: try again. What differs weighs more."""
+    waiting, different = result("shop.a", waiting=2), result("shop.b", different=1)
+    with pytest.raises(errors.Temporary, match="2 documents"):
+        verify.refuse(Verification("shop", verify.Layer.GOLD, (waiting,), 0.0))
+    with pytest.raises(errors.DecisionNeeded, match=r"shop\.b"):
+        verify.refuse(Verification("shop", verify.Layer.GOLD, (waiting, different), 0.0))
+    verify.refuse(Verification("shop", verify.Layer.GOLD, (result("shop.a", changing=1),), 0.0))
