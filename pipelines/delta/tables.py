@@ -85,7 +85,7 @@ def create(
             except table_errors.SPARK_ERRORS as error:
                 # Another process has made the folder, and not its first commit yet: it is on its way, or was killed there.
                 is_being_made = failures.condition(error).startswith("DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION")
-                # Another process may have taken this one, which was slow, for killed (`_remove_unborn`).
+                # Another process may have taken this one, which was slow, for killed (`_remove_abandoned`).
                 if not (table_errors.is_conflict(error) or is_being_made or failures.is_path_gone(error)):
                     raise table_errors.translated(error, table) from error
             time.sleep(0.2 * (attempt + 1))
