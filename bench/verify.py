@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             layer.run(spark, settings, once=True, sessions=sparks.sessions(spark))
         seconds, differing = by_hand(spark, uri, settings)
         rows.append(("by hand, nobody writes", arguments.documents, seconds, differing, ""))
-        quiet = verify.run(spark, settings, verify.Asked()).collections[0]
+        quiet = verify.run(spark, settings, verify.VerifyOptions()).collections[0]
         rows.append(told("verify, nobody writes", quiet))
         rows.append(told(f"verify beside {arguments.writes:.0f} writes a second", beside(spark, uri, settings, arguments)))
     sparks.stop()
@@ -81,7 +81,7 @@ def beside(spark: Any, uri: str, settings: Any, arguments: argparse.Namespace) -
     writer.start()
     try:
         time.sleep(10)
-        return verify.run(spark, settings, verify.Asked()).collections[0]
+        return verify.run(spark, settings, verify.VerifyOptions()).collections[0]
     finally:
         stop.set()
         writer.join()

@@ -161,12 +161,12 @@ def together(failures: Mapping[str, Exception]) -> Exception:
     if len(failures) == 1:
         return next(iter(failures.values()))
     lines = [f"{len(failures)} failed, the others did not:"]
-    lines += [f"{name}: {told(error)}" for name, error in failures.items()]
+    lines += [f"{name}: {message_of(error)}" for name, error in failures.items()]
     chosen = worst(list(failures.values()))
     return CollectionsFailed("\n  ".join(lines), code(chosen))
 
 
-def told(error: Exception) -> str:
+def message_of(error: Exception) -> str:
     """What may be said of an error: nothing of one that is not ours but its name, it may quote a document."""
     return str(error) if isinstance(error, MedallionError) else f"this is a bug: {type(error).__name__}"
 

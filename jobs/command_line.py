@@ -120,9 +120,9 @@ class _InOrder(click.Group):
         return list(self.commands)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        told = [(name, command.get_short_help_str(limit=200)) for name, command in self.commands.items()]
+        rows = [(name, command.get_short_help_str(limit=200)) for name, command in self.commands.items()]
         with formatter.section("Commands"):
-            formatter.write_dl(told)
+            formatter.write_dl(rows)
 
 
 def _show_version(ctx: click.Context, parameter: click.Parameter, wanted: bool) -> None:

@@ -38,9 +38,9 @@ class Line(logging.Formatter):
         pairs = {name: value for name, value in vars(record).items() if name not in _STANDARD}
         if record.exc_info and record.exc_info[0]:
             pairs["error"] = record.exc_info[0].__name__
-        told = [f"{name}={_value(value)}" for name, value in pairs.items()]
+        words = [f"{name}={_value(value)}" for name, value in pairs.items()]
         level = record.levelname.lower()
-        return " ".join([f"{moment}.{int(record.msecs):03d}Z", level, record.name, event, *told])
+        return " ".join([f"{moment}.{int(record.msecs):03d}Z", level, record.name, event, *words])
 
 
 def _value(value: object) -> str:

@@ -13,7 +13,7 @@ LOOK_SECONDS = 0.2
 
 
 class News:
-    """Whether the layer before has committed since it was last asked."""
+    """Whether the layer before has committed since the last look."""
 
     def __init__(self) -> None:
         self._told = threading.Event()

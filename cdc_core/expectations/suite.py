@@ -83,8 +83,8 @@ class Suite:
     @property
     def digest(self) -> str:
         """What is different in another version of the suite, as short text."""
-        told = [[each.type, each.kwargs, each.severity.value] for each in self.expectations]
-        return hashlib.blake2b(json.dumps(told, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
+        fields = [[each.type, each.kwargs, each.severity.value] for each in self.expectations]
+        return hashlib.blake2b(json.dumps(fields, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
 
 
 _KEYS = ("table", "name", "expectations", "meta", "notes", "id")

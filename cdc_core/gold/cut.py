@@ -66,7 +66,7 @@ def boundaries(batches: Iterable[Batch], *, reached: str | None) -> list[Boundar
 
 
 def chosen(found: Sequence[Boundary], *, at_least: int, asked: str | None) -> Boundary | None:
-    """The newest boundary that the tables can still be brought to, at a time that is not after the one that is asked.
+    """The newest boundary that the tables can still be brought to, at a time that is not after `asked`.
 
     `at_least` is the batch that some table is at already. None where there is none.
     """
@@ -75,7 +75,7 @@ def chosen(found: Sequence[Boundary], *, at_least: int, asked: str | None) -> Bo
 
 
 def parsed(text: str) -> str | None:
-    """A cluster time as it was asked: `seconds`, `seconds:increment`, or a time such as 2026-01-31T12:00:00Z; None for `now`.
+    """A cluster time as a person writes it: `seconds`, `seconds:increment`, or a time such as 2026-01-31T12:00:00Z; None for `now`.
 
     Seconds alone, and a time, stand for their end. Raises `SettingsError`, for times that no server has, too.
     """

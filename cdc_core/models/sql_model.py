@@ -81,14 +81,14 @@ class Model:
     @property
     def digest(self) -> str:
         """What is different in another version of the model, as short text."""
-        told = [
+        parts = [
             [[part.name, *part.key] if isinstance(part, Ref) else part for part in self.parts],
             self.materialized.value,
             self.unique_key,
             self.description,
             self.columns,
         ]
-        return hashlib.blake2b(json.dumps(told).encode(), digest_size=12).hexdigest()
+        return hashlib.blake2b(json.dumps(parts).encode(), digest_size=12).hexdigest()
 
     def query(self, relation: Callable[[Ref], str]) -> str:
         """The query with each reference as `relation` writes it; lines stay where they are in the file."""

@@ -545,7 +545,7 @@ class Source:
         "signal.poll.interval.ms",
         values.Integer(1),
         5_000,
-        "How often a channel is asked for signals.",
+        "How often a channel is polled for signals.",
     )
     signal_file: str = _property(
         "signal.file",

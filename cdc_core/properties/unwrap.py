@@ -257,7 +257,7 @@ def _adjustment(reader: _Reader) -> FieldNameAdjustment:
 
 
 def _unique(added: Iterable[AddedField]) -> tuple[AddedField, ...]:
-    """Without repetitions: a name is added once, from where it was asked for first."""
+    """Without repetitions: a name is added once, by the option that names it first."""
     by_name: dict[str, AddedField] = {}
     for field in added:
         by_name.setdefault(field.name, field)

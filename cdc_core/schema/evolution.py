@@ -50,7 +50,7 @@ MAX_COLUMNS = 10_000
 _RANK = {kind: rank for rank, kind in enumerate(Kind)}
 
 
-class What(enum.Enum):
+class ChangeKind(enum.Enum):
     """What happened to a path's column."""
 
     ADDED = "added"
@@ -68,7 +68,7 @@ class Change:
     """
 
     path: str
-    what: What
+    what: ChangeKind
     from_type: str | None
     to_type: str | None
 
@@ -146,14 +146,14 @@ class _Join:
     def added(self, shape: Shape, path: tuple[str, ...], *, depth: int) -> ColumnType | None:
         type_ = self.fresh(shape, path, depth=depth)
         if type_ is not None:
-            self.changes.append(Change(".".join(path), What.ADDED, None, ddl(type_)))
+            self.changes.append(Change(".".join(path), ChangeKind.ADDED, None, ddl(type_)))
         return type_
 
     def known(self, type_: ColumnType, shape: Shape, path: tuple[str, ...], *, depth: int) -> ColumnType:
         before = len(self.changes)
         joined = self.wider(type_, shape, path, depth=depth)
         if joined != type_ and len(self.changes) == before:
-            self.changes.append(Change(".".join(path), What.WIDENED, ddl(type_), ddl(joined)))
+            self.changes.append(Change(".".join(path), ChangeKind.WIDENED, ddl(type_), ddl(joined)))
         return joined
 
     def fresh(self, shape: Shape, path: tuple[str, ...], *, depth: int) -> ColumnType | None:
@@ -328,11 +328,11 @@ def _differences(before: Struct, after: Struct, path: tuple[str, ...]) -> Iterat
         here = (*path, item.name)
         old = before.by_name.get(item.name)
         if old is None:
-            yield Change(".".join(here), What.ADDED, None, ddl(item.type))
+            yield Change(".".join(here), ChangeKind.ADDED, None, ddl(item.type))
         elif isinstance(old.type, Struct) and isinstance(item.type, Struct):
             yield from _differences(old.type, item.type, here)
         elif old.type != item.type:
-            yield Change(".".join(here), What.RETYPED, ddl(old.type), ddl(item.type))
+            yield Change(".".join(here), ChangeKind.RETYPED, ddl(old.type), ddl(item.type))
     for name, gone in before.by_name.items():
         if name not in after.by_name:
-            yield Change(".".join((*path, name)), What.REMOVED, ddl(gone.type), None)
+            yield Change(".".join((*path, name)), ChangeKind.REMOVED, ddl(gone.type), None)

@@ -32,7 +32,7 @@ SPOKEN_FOR = frozenset(
 read as theirs."""
 
 MAX_LENGTH = 200
-"""Characters of a column's name; a longer one is cut and told apart by a digest."""
+"""Characters of a column's name; a longer one is cut, and gets a digest."""
 
 _REFUSED = re.compile(r"[ ,;{}()=\x00-\x1f\x7f]")
 _ESCAPED = re.compile(rf"\$(\$+(?:{RESERVED_NAMES}))")

@@ -23,7 +23,7 @@ from cdc_core.schema.document_schema import (
     Struct,
     ddl,
 )
-from cdc_core.schema.evolution import Change, What, columns_of, leaf_paths
+from cdc_core.schema.evolution import Change, ChangeKind, columns_of, leaf_paths
 from cdc_core.schema.kinds import NOTHING, NUMBERS, Kind, arrays_as_documents, kind
 from cdc_core.schema.pins import Pins
 
@@ -122,7 +122,7 @@ def retyped(
         is_number = old in (Scalar.INT, Scalar.BIGINT) and kinds[steps] <= NUMBERS
         new = Scalar.DOUBLE if is_number else Scalar.TEXT
         struct = _with_type(struct, steps, new)
-        changes.append(Change(".".join(_pin_path(steps)), What.RETYPED, ddl(old), ddl(new)))
+        changes.append(Change(".".join(_pin_path(steps)), ChangeKind.RETYPED, ddl(old), ddl(new)))
     assert isinstance(struct, Struct)  # steps lead into it
     fields = struct.fields
     naming = schema.naming

@@ -1,4 +1,4 @@
-"""Notifications: what a capture tells of its snapshots, in the shape of Debezium's.
+"""Notifications: what a capture reports of its snapshots, in the shape of Debezium's.
 
 Source: Debezium "Receiving notifications" (initial and incremental snapshot).
 """

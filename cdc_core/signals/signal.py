@@ -43,7 +43,7 @@ class SnapshotType(str, Enum):
     BLOCKING = "blocking"
 
 
-class Refused(ValueError):
+class SignalRefused(ValueError):
     """A signal that says nothing that can be done; the message says what is wrong with it."""
 
 
@@ -75,7 +75,7 @@ class Signal:
 
 
 @dataclass(frozen=True)
-class Received:
+class ReceivedSignal:
     """A signal, and by what its channel knows it."""
 
     signal: Signal
@@ -111,53 +111,53 @@ class Request:
 
 
 def from_document(document: object) -> Signal:
-    """The signal that a document of the signal collection is; raises `Refused`."""
+    """The signal that a document of the signal collection is; raises `SignalRefused`."""
     if not isinstance(document, Mapping):
-        raise Refused("one of its fields stands in it more than once")
+        raise SignalRefused("one of its fields stands in it more than once")
     if "_id" not in document:
-        raise Refused("a signal's identifier, _id, is missing")
+        raise SignalRefused("a signal's identifier, _id, is missing")
     return _signal({**document, "id": document["_id"]}, "source")
 
 
 def from_json(text: str, *, channel: str) -> Signal:
-    """The signal that a line of a file, or a message, is; raises `Refused`."""
+    """The signal that a line of a file, or a message, is; raises `SignalRefused`."""
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Refused(f"no JSON: {error}") from error
+        raise SignalRefused(f"no JSON: {error}") from error
     if not isinstance(fields, dict):
-        raise Refused('a JSON object is expected, {"id": …, "type": …, "data": {…}}')
+        raise SignalRefused('a JSON object is expected, {"id": …, "type": …, "data": {…}}')
     return _signal(fields, channel)
 
 
 def _signal(fields: Mapping[str, Any], channel: str) -> Signal:
     type_ = fields.get("type")
     if not isinstance(type_, str) or not type_:
-        raise Refused("a signal's type is missing")
+        raise SignalRefused("a signal's type is missing")
     data = fields.get("data", fields.get("payload"))
     if isinstance(data, str):
         try:
             data = json.loads(data) if data.strip() else {}
         except (ValueError, RecursionError) as error:
-            raise Refused(f"its data is no JSON: {error}") from error
+            raise SignalRefused(f"its data is no JSON: {error}") from error
     if data is None:
         data = {}
     if not isinstance(data, Mapping):
-        raise Refused("its data must be an object")
+        raise SignalRefused("its data must be an object")
     identifier = fields.get("id")
     return Signal("" if identifier is None else str(identifier), type_, data, channel)
 
 
 def request(signal: Signal) -> Request:
-    """What the signal asks for; raises `Refused` for what the connector would not do either."""
+    """What the signal asks for; raises `SignalRefused` for what the connector would not do either."""
     # A row of bronze must be able to hold what was done; what it cannot hold is refused before it is done.
     if "data" not in signal.payload():
-        raise Refused("its text is not Unicode, a number has more than 64 bits, or its data has too many levels")
+        raise SignalRefused("its text is not Unicode, a number has more than 64 bits, or its data has too many levels")
     try:
         type_ = SignalType(signal.type)
     except ValueError:
         hint = values.did_you_mean(signal.type, [each.value for each in SignalType])
-        raise Refused(f"there is no signal of type {signal.type}{f', {hint}' if hint else ''}") from None
+        raise SignalRefused(f"there is no signal of type {signal.type}{f', {hint}' if hint else ''}") from None
     if type_ is SignalType.LOG:
         return Request(type_, message=str(signal.data.get("message", "")))
     collections = _collections(signal.data, is_required=type_ is SignalType.EXECUTE_SNAPSHOT)
@@ -169,9 +169,9 @@ def _collections(data: Mapping[str, Any], *, is_required: bool) -> tuple[str, ..
     if isinstance(found, str):
         found = [found]
     if not isinstance(found, (list, tuple)) or not all(isinstance(each, str) and each for each in found):
-        raise Refused("data-collections must be a list of regular expressions over database.collection")
+        raise SignalRefused("data-collections must be a list of regular expressions over database.collection")
     if is_required and not found:
-        raise Refused("data-collections is missing: which collections shall be read?")
+        raise SignalRefused("data-collections is missing: which collections shall be read?")
     for text in found:
         _pattern(text)
     return tuple(found)
@@ -182,21 +182,21 @@ def _snapshot_type(data: Mapping[str, Any]) -> SnapshotType:
     try:
         return SnapshotType(text.lower())
     except ValueError:
-        raise Refused(f"there is no snapshot of type {text}: incremental or blocking") from None
+        raise SignalRefused(f"there is no snapshot of type {text}: incremental or blocking") from None
 
 
 def _conditions(data: Mapping[str, Any]) -> tuple[Condition, ...]:
     if data.get("surrogate-key"):
-        raise Refused("surrogate-key is not supported: documents are read in the order of _id")
+        raise SignalRefused("surrogate-key is not supported: documents are read in the order of _id")
     found = data.get("additional-conditions", [])
     if isinstance(found, Mapping):
         found = [found]
     if not isinstance(found, (list, tuple)):
-        raise Refused("additional-conditions must be a list of objects")
+        raise SignalRefused("additional-conditions must be a list of objects")
     read = []
     for each in found:
         if not isinstance(each, Mapping) or "data-collection" not in each or "filter" not in each:
-            raise Refused('additional-conditions must be objects {"data-collection": …, "filter": …}')
+            raise SignalRefused('additional-conditions must be objects {"data-collection": …, "filter": …}')
         text = _filter_text(each["filter"])
         _check_filter(text)
         _pattern(str(each["data-collection"]))
@@ -208,28 +208,28 @@ def _filter_text(given: Any) -> str:
     try:
         return given if isinstance(given, str) else json_util.dumps(given)
     except _UNREADABLE as error:
-        raise Refused("its filter cannot be written as JSON") from error
+        raise SignalRefused("its filter cannot be written as JSON") from error
 
 
 def _check_filter(text: str) -> None:
-    """Raise `Refused` for a filter that cannot be read, or not be sent to a server: each read of it would fail."""
+    """Raise `SignalRefused` for a filter that cannot be read, or not be sent to a server: each read of it would fail."""
     try:
         parsed = json_util.loads(text)
     except _UNREADABLE as error:
-        raise Refused(f"its filter is no JSON: {error}") from error
+        raise SignalRefused(f"its filter is no JSON: {error}") from error
     if not isinstance(parsed, dict):
-        raise Refused("its filter must be an object, as find takes it")
+        raise SignalRefused("its filter must be an object, as find takes it")
     try:
         bson.encode(parsed)
     except _UNREADABLE as error:
-        raise Refused(f"its filter holds what BSON cannot hold: {error}") from error
+        raise SignalRefused(f"its filter holds what BSON cannot hold: {error}") from error
 
 
 def _pattern(text: str) -> patterns.Pattern:
     try:
         return patterns.regex(text.strip())
     except values.InvalidValue as error:
-        raise Refused(f"{text} is no regular expression that can be used here") from error
+        raise SignalRefused(f"{text} is no regular expression that can be used here") from error
 
 
 def _is_json(payload: Mapping[str, Any]) -> bool:

@@ -77,7 +77,7 @@ class Update(NamedTuple):
         return cls(sequence, {}, is_readable=False)
 
 
-class Folded(NamedTuple):
+class FoldResult(NamedTuple):
     """A document after many updates; None where nothing of it is known."""
 
     document: Document | None
@@ -98,7 +98,7 @@ class _Place(NamedTuple):
     step: Any
 
 
-def fold(base: Document | None, updates: Sequence[Update]) -> Folded:
+def fold(base: Document | None, updates: Sequence[Update]) -> FoldResult:
     """The document after the updates, in their `sequence`'s order, whatever order they come in.
 
     Without a base the result holds what the updates tell for certain (whole top-level fields) and is
@@ -124,10 +124,10 @@ def fold_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from _folded_batch(batch)
 
 
-def _fold_in_place(base: Document | None, updates: Sequence[Update]) -> Folded:
+def _fold_in_place(base: Document | None, updates: Sequence[Update]) -> FoldResult:
     """The fold over values that it may keep and change; the updates are in order."""
     if base is None and not updates:
-        return Folded(None, True)
+        return FoldResult(None, True)
     document: Document = {} if base is None else base
     # Without a base, fields that no update names are not known, whatever comes.
     is_lost = base is None
@@ -140,7 +140,7 @@ def _fold_in_place(base: Document | None, updates: Sequence[Update]) -> Folded:
         for undecided in _apply_in_place(document, update):
             is_lost = is_lost or undecided.blocked is None
             blocked += () if undecided.blocked is None else (undecided.blocked,)
-    return Folded(document, is_lost or bool(blocked))
+    return FoldResult(document, is_lost or bool(blocked))
 
 
 def _apply_in_place(document: Document, update: Update) -> Sequence[_Undecided]:

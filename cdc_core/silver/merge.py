@@ -75,12 +75,14 @@ class Statement:
         # and an older last event.
         if self.marks_deleted:
             marks = self._assigned((*self.added, "__sequence", "__batch"))
-            undoubted = "t.`__deleted` = true, t.`__incomplete` = false, t.`__known` = coalesce(t.`__known`, t.`__sequence`)"
-            yield f"WHEN MATCHED AND s.`__deleted` AND {is_newer} THEN UPDATE SET {undoubted}, {marks}"
+            deleted_columns = (
+                "t.`__deleted` = true, t.`__incomplete` = false, t.`__known` = coalesce(t.`__known`, t.`__sequence`)"
+            )
+            yield f"WHEN MATCHED AND s.`__deleted` AND {is_newer} THEN UPDATE SET {deleted_columns}, {marks}"
         if self.has_incomplete:
             marks = self._assigned(("__sequence", "__batch"))
-            doubted = "t.`__incomplete` = true, t.`__known` = coalesce(t.`__known`, t.`__sequence`)"
-            yield f"WHEN MATCHED AND s.`__incomplete` AND {is_newer} THEN UPDATE SET {doubted}, {marks}"
+            incomplete_columns = "t.`__incomplete` = true, t.`__known` = coalesce(t.`__known`, t.`__sequence`)"
+            yield f"WHEN MATCHED AND s.`__incomplete` AND {is_newer} THEN UPDATE SET {incomplete_columns}, {marks}"
         is_kept = f" AND s.`__action` <> {literal(reduce.Action.REMOVE.value)}" if self.removes else ""
         names = ", ".join(map(identifier, self.columns))
         values = ", ".join(f"s.{identifier(name)}" for name in self.columns)

@@ -57,7 +57,7 @@ ENDINGS = (Reason.UNREADABLE_BEFORE, Reason.SUPERSEDED, Reason.REPLAYED)
 
 
 @dataclass(frozen=True)
-class Split:
+class QuarantineSplit:
     """A range's events, parted.
 
     `events` has the columns of bronze and is what silver applies: where a document waits for an event in the
@@ -123,7 +123,7 @@ def _is_ending() -> Column:
 # What becomes of a range
 
 
-def split(events: DataFrame, *, waiting: DataFrame, to: int, keys: Collection[str] | None = None) -> Split:
+def split(events: DataFrame, *, waiting: DataFrame, to: int, keys: Collection[str] | None = None) -> QuarantineSplit:
     """The events of a range that ends with batch `to`, and the facts about it.
 
     `events` are bronze's rows of one collection (without its deletes where the delete mode keeps rows),
@@ -138,7 +138,7 @@ def split(events: DataFrame, *, waiting: DataFrame, to: int, keys: Collection[st
     applied = untouched.select(*map(_readable, bronze.SCHEMA.names)).unionByName(_given(placed))
     bare = untouched.where(_is_unreadable(F.col("before")))
     without = bare.withColumn("reason", F.lit(Reason.UNREADABLE_BEFORE.value)).select(*_fact_columns(to))
-    return Split(applied, _facts(placed, to).unionByName(without))
+    return QuarantineSplit(applied, _facts(placed, to).unionByName(without))
 
 
 _APPLIED, _WAITS, _PASSED = "applied", "waits", "passed"

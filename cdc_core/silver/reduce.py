@@ -85,7 +85,7 @@ def ranges(batches: Iterable[tuple[int, int]], *, span: Range, limit: int) -> tu
     return tuple(Range(low, high) for low, high in zip(edges, edges[1:]) if low < high)
 
 
-class Cause(str, Enum):
+class SweepCause(str, Enum):
     """Why rows are swept; a drop or a rename also makes void what comes late from before it."""
 
     SNAPSHOT = "snapshot"
@@ -103,7 +103,7 @@ class Sweep:
     db_collection: str
     batch: int
     first: str
-    cause: Cause = Cause.SNAPSHOT
+    cause: SweepCause = SweepCause.SNAPSHOT
 
 
 def sweeps(heartbeats: Iterable[tuple[int, str]]) -> tuple[Sweep, ...]:
@@ -129,8 +129,8 @@ def schema_sweeps(changes: Iterable[tuple[int, str, str, str, str]]) -> tuple[Sw
     found = []
     for batch, db, collection, sequence, payload in changes:
         operation = json.loads(payload).get("operation")
-        if operation in (Cause.DROP.value, Cause.RENAME.value):
-            found.append(Sweep(f"{db}.{collection}", batch, sequence, Cause(operation)))
+        if operation in (SweepCause.DROP.value, SweepCause.RENAME.value):
+            found.append(Sweep(f"{db}.{collection}", batch, sequence, SweepCause(operation)))
     return tuple(found)
 
 
@@ -327,7 +327,7 @@ def swept(mark: str, *, keys: DataFrame, columns: Sequence[str] = ("op",)) -> Da
 
 
 def needed(options: unwrap_options.UnwrapOptions) -> tuple[str, ...]:
-    """The bronze columns that reduced rows have to keep, beside key, order and document: no more, they are carried far."""
+    """The bronze columns that reduced rows need beside key, order and document; only these, because they are shuffled."""
     names = ["op"]
     if options.delete_tombstone_handling_mode.marks_deleted:
         names += DELETED
@@ -337,7 +337,7 @@ def needed(options: unwrap_options.UnwrapOptions) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Added:
+class AddedColumn:
     """A column of `add.fields` or `add.headers`: its name, Spark type and value over bronze columns."""
 
     name: str
@@ -345,13 +345,13 @@ class Added:
     value: Column
 
 
-def added(options: unwrap_options.UnwrapOptions, *, documents: Iterable[str] = ()) -> tuple[Added, ...]:
+def added(options: unwrap_options.UnwrapOptions, *, documents: Iterable[str] = ()) -> tuple[AddedColumn, ...]:
     """The columns that `add.fields` and then `add.headers` ask for, each name once.
 
     A field that neither its struct nor the envelope has is a null STRING; a whole struct is its JSON text. A name that a
     column of the documents has already (`documents`), or one of the engine's, gets `_2`, `_3`, ….
     """
-    by_name: dict[str, Added] = {}
+    by_name: dict[str, AddedColumn] = {}
     for field in (*options.add_fields, *options.add_headers):
         by_name.setdefault(column_names.without_case(field.name), _added(field))
     taken = column_names.UsedNames((*column_names.ENGINE, *column_names.SPOKEN_FOR, *documents))
@@ -362,16 +362,16 @@ _STRUCTS = {name: bronze.SCHEMA.field(name).type for name in ("source", "transac
 _BARE = ("op", "ts_ms", "before", "after", "source", "transaction", "updateDescription")
 
 
-def _added(field: unwrap_options.AddedField) -> Added:
+def _added(field: unwrap_options.AddedField) -> AddedColumn:
     struct = _STRUCTS.get(field.struct)
     if struct is not None and struct.get_field_index(field.field) >= 0:
         type_ = arrow.spark_type(struct.field(field.field).type)
         return _rendered(field.name, type_, F.col(f"{field.struct}.{field.field}"))
     if field.field in _BARE:
         return _rendered(field.name, arrow.spark_type(bronze.SCHEMA.field(field.field).type), F.col(field.field))
-    return Added(field.name, "STRING", F.lit(None).cast("string"))
+    return AddedColumn(field.name, "STRING", F.lit(None).cast("string"))
 
 
-def _rendered(name: str, type_: str, value: Column) -> Added:
+def _rendered(name: str, type_: str, value: Column) -> AddedColumn:
     is_struct = type_.startswith(("STRUCT", "ARRAY<STRUCT"))
-    return Added(name, "STRING", F.to_json(value)) if is_struct else Added(name, type_, value)
+    return AddedColumn(name, "STRING", F.to_json(value)) if is_struct else AddedColumn(name, type_, value)

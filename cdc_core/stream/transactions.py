@@ -17,7 +17,7 @@ END = "END"
 
 
 @dataclass(frozen=True)
-class Open:
+class OpenTransaction:
     """The transaction whose events are being read: how many there were of each collection."""
 
     id: str
@@ -27,8 +27,8 @@ class Open:
     def total(self) -> int:
         return sum(self.counts.values())
 
-    def with_event(self, namespace: str) -> Open:
-        return Open(self.id, {**self.counts, namespace: self.counts.get(namespace, 0) + 1})
+    def with_event(self, namespace: str) -> OpenTransaction:
+        return OpenTransaction(self.id, {**self.counts, namespace: self.counts.get(namespace, 0) + 1})
 
     def block(self, namespace: str) -> dict[str, Any]:
         """The `transaction` struct of the event that was counted last."""
@@ -36,37 +36,37 @@ class Open:
 
 
 @dataclass(frozen=True)
-class Seen:
+class TransactionStep:
     """What one event means for transactions: one that ended before it, its own that begins with it, and its place."""
 
-    ended: Open | None = None
+    ended: OpenTransaction | None = None
     began: str | None = None
     block: dict[str, Any] | None = None
 
 
-NOTHING = Seen()
+NOTHING = TransactionStep()
 
 
 class Tracker:
     """The transaction that is open as events come; `token` is that of the last event."""
 
-    def __init__(self, found: Open | None = None, *, token: str = "") -> None:
+    def __init__(self, found: OpenTransaction | None = None, *, token: str = "") -> None:
         self.current = found
         self.token = token
 
-    def see(self, id_: str | None, namespace: str) -> Seen:
+    def see(self, id_: str | None, namespace: str) -> TransactionStep:
         """Count one captured event of the transaction `id_`, or outside of any."""
         before = self.current
         if id_ is None:
             # Debezium ends a transaction with the first event that is none of it.
             self.current = None
-            return NOTHING if before is None else Seen(ended=before)
+            return NOTHING if before is None else TransactionStep(ended=before)
         is_new = before is None or before.id != id_
-        current = (Open(id_) if before is None or is_new else before).with_event(namespace)
+        current = (OpenTransaction(id_) if before is None or is_new else before).with_event(namespace)
         self.current = current
-        return Seen(before if is_new else None, id_ if is_new else None, current.block(namespace))
+        return TransactionStep(before if is_new else None, id_ if is_new else None, current.block(namespace))
 
-    def end(self) -> Open | None:
+    def end(self) -> OpenTransaction | None:
         """The transaction that is over because the stream is past it."""
         ended, self.current = self.current, None
         return ended
@@ -84,7 +84,7 @@ def begin_payload(id_: str, *, ts_ms: int) -> dict[str, Any]:
     return {"status": BEGIN, "id": id_, "event_count": None, "data_collections": None, "ts_ms": ts_ms}
 
 
-def end_payload(transaction: Open, *, ts_ms: int) -> dict[str, Any]:
+def end_payload(transaction: OpenTransaction, *, ts_ms: int) -> dict[str, Any]:
     """Debezium's END record, with the counts of each collection."""
     return {
         "status": END,

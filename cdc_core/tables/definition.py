@@ -28,8 +28,8 @@ CATALOG_MANAGED = {"catalogManaged", "catalogOwned-preview"}
 
 
 def ddl(table: tables.TableRef, columns: str, properties: Mapping[str, str], cluster_by: Sequence[str]) -> str:
-    asked = properties if table.path is not None else _of_ours(properties)
-    all_properties = {FORMAT_PROPERTY: FORMAT, **asked}
+    wanted = properties if table.path is not None else _of_ours(properties)
+    all_properties = {FORMAT_PROPERTY: FORMAT, **wanted}
     rendered = ", ".join(f"'{name}' = '{value}'" for name, value in all_properties.items())
     clustering = f" CLUSTER BY ({', '.join(cluster_by)})" if cluster_by else ""
     return f"{table}{columns} USING DELTA{clustering} TBLPROPERTIES ({rendered})"

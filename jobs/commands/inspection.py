@@ -182,7 +182,7 @@ def verify(
         raise click.UsageError("--sample looks at documents as they are now: leave --as-of out")
     with interrupts.stopping() as stop:
         settings, spark = application.opened(file, "verify", quiet=True)
-        asked = pipeline.Asked(
+        wanted = pipeline.VerifyOptions(
             collection=collection,
             layer=pipeline.Layer(layer),
             sample=sample,
@@ -190,7 +190,7 @@ def verify(
             documents_per_second=max_docs_per_second,
             repair=repair,
         )
-        result = pipeline.run(spark, settings, asked, stop=stop)
+        result = pipeline.run(spark, settings, wanted, stop=stop)
     click.echo(pipeline.to_json(result)) if as_json else report.verified(result)
     pipeline.refuse(result)
 

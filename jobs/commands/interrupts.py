@@ -33,10 +33,10 @@ PATIENCE = 2
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """A block of seconds that writes one thing: Ctrl-C and SIGTERM wait for its end, and it is done then."""
-    asked = itertools.count(1)
+    requests = itertools.count(1)
 
     def ask(number: int, frame: object) -> None:
-        if next(asked) > PATIENCE:
+        if next(requests) > PATIENCE:
             raise KeyboardInterrupt
 
     with _handling(ask):

@@ -98,33 +98,33 @@ def send_signal(
     from cdc_core.properties import types as values
     from pipelines.channels import signals
 
-    asked: dict[str, Any] = {}
+    content: dict[str, Any] = {}
     if data is not None:
         if collections or snapshot_type or filter_ or message:
             raise click.UsageError("--data says everything; leave the other options out")
         try:
-            asked = json.loads(data)
+            content = json.loads(data)
         except ValueError as error:
             raise click.UsageError(f"--data is no JSON: {error}") from error
-        if not isinstance(asked, dict):
+        if not isinstance(content, dict):
             raise click.UsageError("--data must be a JSON object")
     # Commas within a regular expression's braces or classes do not separate.
     named = [name.strip() for each in collections for name in values.split_top_level(each, ",") if name.strip()]
     if named:
-        asked["data-collections"] = named
+        content["data-collections"] = named
     if snapshot_type:
-        asked["type"] = snapshot_type
+        content["type"] = snapshot_type
     if filter_:
         # Debezium's form has a filter for each collection; the option is one for all that are named.
-        asked["additional-conditions"] = [{"data-collection": each, "filter": filter_} for each in named]
+        content["additional-conditions"] = [{"data-collection": each, "filter": filter_} for each in named]
     if message is not None:
-        asked["message"] = message
+        content["message"] = message
     settings, spark = application.opened(file, "signal", quiet=True)
     # One commit of a table: interrupted half way, nobody would know whether the signal was sent.
     with interrupts.undisturbed():
-        sent = signals.send(spark, settings, type_=type_, data=asked, id_=id_, ts_ms=clock.now_ms())
+        sent = signals.send(spark, settings, type_=type_, data=content, id_=id_, ts_ms=clock.now_ms())
     said = f"signal {sent.id} ({sent.type}) is sent; the capture of {settings.name} does it at its next look"
-    click.echo(json.dumps({"id": sent.id, "type": sent.type, "data": asked}) if as_json else said)
+    click.echo(json.dumps({"id": sent.id, "type": sent.type, "data": content}) if as_json else said)
 
 
 @click.command()

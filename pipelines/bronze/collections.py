@@ -62,7 +62,7 @@ _TEMPORARY = re.compile(r"tmp\.(agg_out|mr)\.|tmp\w{5}\.renameCollection$")
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownCollections:
     """The collections that have events in bronze batches up to `discovered`, in the order of their names.
 
     `refused` are those without tables, because a collection that was known before has the name that theirs would get.
@@ -73,7 +73,7 @@ class Known:
     refused: Mapping[Namespace, errors.DecisionNeeded] = field(default_factory=dict)
 
 
-def parted(settings: Settings, namespaces: Sequence[Namespace]) -> Known:
+def parted(settings: Settings, namespaces: Sequence[Namespace]) -> KnownCollections:
     """The collections, in the order in which they were found, without those whose tables would be an earlier one's.
 
     One that is not captured any more is not spoken of.
@@ -94,14 +94,14 @@ def parted(settings: Settings, namespaces: Sequence[Namespace]) -> Known:
                 f"{namespace}: its table would be {table.label}, which is that of {owner}; take one of them out of the include "
                 "list, or give it a pipeline with another schema_prefix"
             )
-    return Known(0, tuple(kept), refused)
+    return KnownCollections(0, tuple(kept), refused)
 
 
-def read(spark: SparkSession, settings: Settings, *, log: str | None = None) -> Known:
+def read(spark: SparkSession, settings: Settings, *, log: str | None = None) -> KnownCollections:
     """What is noted of a pipeline, `discovered` in the bronze whose history is called `log`; nothing where there is no table yet."""
     table = delta.layout(settings.lakehouse).ops("collections")
     if not delta.exists(spark, table):
-        return Known()
+        return KnownCollections()
     delta.check_ours(spark, table)
     rows = [row for row in ops_tables.rows(spark, table, SCHEMA).to_pylist() if row["pipeline"] == settings.name]
     first: dict[tuple[str, str], int] = {}
@@ -153,27 +153,27 @@ def chosen(spark: SparkSession, settings: Settings, collection: str | None) -> t
 
 
 @dataclass(frozen=True)
-class Settled:
-    """That no collection has events between its table's position and the bronze batch `batch`.
+class CaughtUp:
+    """No collection has events that its table lacks, up to the bronze batch `batch`.
 
-    It holds for tables at the very positions that it was said of, whose digest is `of`: not after a table was restored,
-    rebuilt or removed.
+    Valid while every silver table is at the position that went into the digest `of`: a table that is restored, rebuilt or
+    removed voids it.
     """
 
     batch: int
     of: str
 
     @staticmethod
-    def at(batch: int, positions: Mapping[Namespace, SilverPosition]) -> Settled:
-        """What is to be said of the tables at these positions."""
+    def at(batch: int, positions: Mapping[Namespace, SilverPosition]) -> CaughtUp:
+        """The statement about tables at these positions."""
         # All of them in one digest: the statement is about the set, and a single table that moved makes it void.
         places = sorted((str(namespace), each.to, each.generation) for namespace, each in positions.items())
-        return Settled(batch, hashlib.blake2b(json.dumps(places).encode(), digest_size=12).hexdigest())
+        return CaughtUp(batch, hashlib.blake2b(json.dumps(places).encode(), digest_size=12).hexdigest())
 
     @staticmethod
     def among(positions: Mapping[Namespace, SilverPosition]) -> int:
-        """The greatest batch for which it was said of the tables at these positions; 0 where it never was."""
-        of = Settled.at(0, positions).of
+        """The greatest batch that a table names for these very positions; 0 where none does."""
+        of = CaughtUp.at(0, positions).of
         return max((each.settled.batch for each in positions.values() if each.settled and each.settled.of == of), default=0)
 
 
@@ -185,7 +185,7 @@ class SilverPosition:
     history no longer says), `swept` the mark of its last sweep, `floor` that of its last drop or rename, before which
     nothing may arrive any more, `generation` what a rebuild called its rows, `documents` whether it holds whole documents (None
     where nothing says so), `added` the columns that `add.fields` and `add.headers` ever made. `settled` is what the last run that left the
-    table cleanly found out about all of them (`Settled`), `log` the bronze whose batches these are (None where it has no name).
+    table cleanly found out about all of them (`CaughtUp`), `log` the bronze whose batches these are (None where it has no name).
     """
 
     to: int = 0
@@ -197,7 +197,7 @@ class SilverPosition:
     documents: bool | None = None
     added: tuple[str, ...] = ()
     version: int = -1
-    settled: Settled | None = field(default=None, compare=False)
+    settled: CaughtUp | None = field(default=None, compare=False)
 
     def is_of_other(self, log: str | None) -> bool:
         """Whether `to` counts the batches of another bronze than the one whose history is called `log`."""
@@ -227,7 +227,7 @@ def silver_position(spark: SparkSession, table: tables.TableRef) -> SilverPositi
             metadata.get("documents"),
             tuple(metadata.get("added") or ()),
             version,
-            Settled(**metadata["settled"]) if "settled" in metadata else None,
+            CaughtUp(**metadata["settled"]) if "settled" in metadata else None,
         )
     delta.check_ours(spark, table)
     row = spark.sql(f"SELECT max(`__batch`) AS batch FROM {table}").first()

@@ -55,7 +55,7 @@ MANY_FILES = 32
 _GLOB = re.compile(r"[\\{}\[\]*?]")
 """What Spark takes for a pattern in the path of a file."""
 
-Numbered = Callable[[int, int], pa.Table]
+RowFactory = Callable[[int, int], pa.Table]
 """``(batch, first offset) -> rows``: called under the commit lock, once a commit."""
 
 
@@ -69,8 +69,8 @@ class BronzePosition:
 
 
 @dataclass(frozen=True)
-class Found:
-    """The position as it was read before the table was claimed; nothing that came after `version` may be missing in it."""
+class UnclaimedPosition:
+    """The position as it was read before the claim; valid only where the claim commits `version` + 1."""
 
     version: int
     position: BronzePosition | None
@@ -110,7 +110,7 @@ class Log:
         *,
         take_over: bool = False,
         extra: Mapping[str, object] | None = None,
-        found: Found | None = None,
+        found: UnclaimedPosition | None = None,
     ) -> Log:
         """Make the table if there is none, claim it, and read its position from its rows, unless it is as it was `found`.
 
@@ -125,7 +125,7 @@ class Log:
             position = read_position(spark, table)
         return Log(spark, table, writer, position, extra or {})
 
-    def append(self, numbered: Numbered, *, token: str | None = None) -> BronzePosition:
+    def append(self, numbered: RowFactory, *, token: str | None = None) -> BronzePosition:
         """Number the rows and commit them; the new position.
 
         The rows end with one that carries the stream's token, which is `token` where the caller knows better than the
@@ -196,10 +196,10 @@ class Log:
             self.writer.release({} if self.complete is None else {"complete": self.complete})
 
 
-def found(spark: SparkSession, table: tables.TableRef) -> Found:
+def found(spark: SparkSession, table: tables.TableRef) -> UnclaimedPosition:
     """Where a table is that nobody has claimed, or somebody else."""
     version = table_history.version(spark, table)  # read first: what is committed meanwhile makes the position be read again
-    return Found(version, read_position(spark, table))
+    return UnclaimedPosition(version, read_position(spark, table))
 
 
 def read_position(spark: SparkSession, table: tables.TableRef) -> BronzePosition | None:
@@ -237,7 +237,7 @@ def _last_rows(table: tables.TableRef) -> pa.Table | None:
     return _read(paths, ["resume_token", "batch", "offset"], where=[("batch", "==", newest)] if paths else None)
 
 
-def _told(spark: SparkSession, table: tables.TableRef, kind: bronze.RowKind, *begins: str) -> list[dict[str, Any]]:
+def _payload_rows(spark: SparkSession, table: tables.TableRef, kind: bronze.RowKind, *begins: str) -> list[dict[str, Any]]:
     """Token, offset, payload and clock of the rows of a kind whose payloads begin so, in order; without a Spark job where this process sees the files."""
     columns, folder = ["resume_token", "offset", "payload", "ts_ms"], local_log.folder(table)
     files = None if folder is None else local_log.files(folder)
@@ -265,19 +265,19 @@ def _read(paths: Sequence[Path], columns: list[str], *, where: list[tuple[str, s
 
 
 @dataclass(frozen=True)
-class Newest:
+class BronzeHead:
     """The number of bronze's newest batch, 0 for none, and the name of its history, None where nobody has given it one."""
 
     batch: int
     log: str | None
 
 
-def newest(spark: SparkSession, table: tables.TableRef) -> Newest:
+def newest(spark: SparkSession, table: tables.TableRef) -> BronzeHead:
     """Where bronze stands. Its history says it without a job where the capture wrote last."""
     last = table_history.commits(spark, table, limit=1)
     said = (last[0].metadata or {}) if last and last[0].restored is None else {}
     if isinstance(said.get("batch"), int):
-        return Newest(said["batch"], said.get("log"))
+        return BronzeHead(said["batch"], said.get("log"))
     own = table_history.last_commit(spark, table)
     rows = _last_rows(table)
     if rows is None:
@@ -285,7 +285,7 @@ def newest(spark: SparkSession, table: tables.TableRef) -> Newest:
     else:
         held = _position(rows)
         batch = 0 if held is None else held.batch
-    return Newest(batch, ((own.metadata if own else None) or {}).get("log"))
+    return BronzeHead(batch, ((own.metadata if own else None) or {}).get("log"))
 
 
 def rows(
@@ -333,7 +333,7 @@ def _files(table: tables.TableRef, span: reduce.Range, among: Mapping[str, str])
 
 
 def _span_files(table: tables.TableRef, span: reduce.Range, among: Mapping[str, str]) -> list[local_log.Appended]:
-    """The files that hold all rows of the span among these and none of another span; none where that cannot be told."""
+    """The files that hold all rows of the span among these and none of another span; none where that is not known."""
     folder = local_log.folder(table)
     if folder is None or _GLOB.search(str(folder)):
         return []
@@ -366,12 +366,14 @@ def _is_up_to(batch: int, commit: local_log.Commit) -> bool:
 
 def snapshot_heartbeats(spark: SparkSession, table: tables.TableRef) -> list[dict[str, Any]]:
     """The payloads of all heartbeats that hold a snapshot's progress, in order."""
-    return [payload for payload in told_heartbeats(spark, table) if "snapshot" in payload]
+    return [payload for payload in gap_and_snapshot_heartbeats(spark, table) if "snapshot" in payload]
 
 
-def told_heartbeats(spark: SparkSession, table: tables.TableRef) -> list[dict[str, Any]]:
+def gap_and_snapshot_heartbeats(spark: SparkSession, table: tables.TableRef) -> list[dict[str, Any]]:
     """The payloads of all heartbeats that tell of a snapshot or of a gap, in order."""
-    return [json.loads(row["payload"]) for row in _told(spark, table, bronze.RowKind.HEARTBEAT, '{"snapshot"', '{"gap"')]
+    return [
+        json.loads(row["payload"]) for row in _payload_rows(spark, table, bronze.RowKind.HEARTBEAT, '{"snapshot"', '{"gap"')
+    ]
 
 
 @dataclass(frozen=True)
@@ -391,7 +393,7 @@ def is_whole(spark: SparkSession, table: tables.TableRef, namespace: str) -> boo
     # Numbers begin at 1: a table that begins later lost its beginning, or took the place of another one.
     if first == 1 and trimmed is None:
         return True
-    rows = _told(spark, table, bronze.RowKind.HEARTBEAT, '{"snapshot"')
+    rows = _payload_rows(spark, table, bronze.RowKind.HEARTBEAT, '{"snapshot"')
     payloads = [json.loads(row["payload"]) for row in rows]
     planned_ms: dict[str, int] = {}
     for row, payload in zip(rows, payloads, strict=True):
@@ -415,7 +417,7 @@ def is_trimmed_behind(spark: SparkSession, table: tables.TableRef, batch: int) -
 
 def notes(spark: SparkSession, table: tables.TableRef) -> list[FilterChange]:
     """What was noted each time when the settings let in other events, in order."""
-    rows = _told(spark, table, bronze.RowKind.HEARTBEAT, '{"stream"')
+    rows = _payload_rows(spark, table, bronze.RowKind.HEARTBEAT, '{"stream"')
     read = ((row, json.loads(row["payload"]).get("captured")) for row in rows)
     return [FilterChange(row["resume_token"], row["offset"], frozenset(found)) for row, found in read if found is not None]
 
@@ -430,11 +432,11 @@ def captured_collections(spark: SparkSession, table: tables.TableRef, *, behind:
 
 def handled_signals(spark: SparkSession, table: tables.TableRef) -> set[str]:
     """The marks of the signals in bronze that came from `ops/signals` or from Kafka."""
-    payloads = (json.loads(row["payload"] or "{}") for row in _told(spark, table, bronze.RowKind.SIGNAL))
+    payloads = (json.loads(row["payload"] or "{}") for row in _payload_rows(spark, table, bronze.RowKind.SIGNAL))
     return {str(payload["row"]) for payload in payloads if payload.get("row") is not None}
 
 
-def open_transaction(spark: SparkSession, table: tables.TableRef) -> transactions.Open | None:
+def open_transaction(spark: SparkSession, table: tables.TableRef) -> transactions.OpenTransaction | None:
     """The transaction whose BEGIN is in bronze and whose END is not, with its events counted."""
     newest = spark.sql(
         f"SELECT payload, `offset` FROM {table} WHERE kind = 'transaction' ORDER BY `offset` DESC LIMIT 1"
@@ -448,7 +450,7 @@ def open_transaction(spark: SparkSession, table: tables.TableRef) -> transaction
         f"SELECT db, collection, count(*) AS events FROM {table} WHERE `offset` > {newest[0].offset} "
         "AND transaction IS NOT NULL GROUP BY db, collection"
     ).collect()
-    return transactions.Open(payload["id"], {f"{row.db}.{row.collection}": row.events for row in counted})
+    return transactions.OpenTransaction(payload["id"], {f"{row.db}.{row.collection}": row.events for row in counted})
 
 
 def heartbeat_row(payload: Mapping[str, Any], *, token: str, batch: int, offset: int, ts_ms: int) -> pa.Table:

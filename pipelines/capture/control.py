@@ -53,7 +53,7 @@ class ControlEvents:
         if event["operationType"] == "insert":
             try:
                 signal = signals.from_document(event["fullDocument"])
-            except signals.Refused as error:
+            except signals.SignalRefused as error:
                 log.warning("a signal that cannot be read is left out (%s): %s", error, event["documentKey"].get("_id"))
                 return
             self._handle_signal(rows, signal, token=token, db=event["ns"]["db"], collection=event["ns"]["coll"])
@@ -102,7 +102,7 @@ class ControlEvents:
         try:
             request, refused = signals.request(signal), {}
             self._check_filters(request)
-        except signals.Refused as error:
+        except signals.SignalRefused as error:
             # It gets its row all the same: a restart would read a signal without one again, and refuse it again.
             request, refused = None, {"refused": str(error)}
             log.warning("signal %s (%s) is not done: %s", signal.id, signal.type, error)
@@ -130,7 +130,7 @@ class ControlEvents:
             rows.mark(events.Mark(token, bronze.RowKind.HEARTBEAT, state.controlled()))
 
     def _check_filters(self, request: signals.Request) -> None:
-        """Raise `signals.Refused` for a filter that the server would refuse: a snapshot of it could never be read."""
+        """Raise `signals.SignalRefused` for a filter that the server would refuse: a snapshot of it could never be read."""
         if not request.conditions:
             return
         # Asked of the server now: in a chunk it would be refused later, and the snapshot with it.
@@ -138,7 +138,7 @@ class ControlEvents:
         for namespace, condition in request.filters(request.chosen(captured)).items():
             reason = snapshot_read.refusal_of_filter(self.deployment.client, namespace, json_util.loads(condition))
             if reason is not None:
-                raise signals.Refused(f"its filter for {namespace} is refused by the server: {reason}")
+                raise signals.SignalRefused(f"its filter for {namespace} is refused by the server: {reason}")
 
     def _execute_snapshot(self, rows: events.Rows, signal: signals.Signal, request: signals.Request, token: str) -> None:
         """Plan the snapshot of those captured collections that the signal means."""

@@ -177,7 +177,7 @@ class _Site:
 
 
 @contextlib.contextmanager
-def served(metrics: Metrics, *, port: int | None, address: str, page: Callable[[], str] | None = None) -> Iterator[None]:
+def serve(metrics: Metrics, *, port: int | None, address: str, page: Callable[[], str] | None = None) -> Iterator[None]:
     """The metrics at `http://<address>:<port>/metrics`, and the page at `/`, for as long as the block runs; nothing
     without a port.
 
@@ -206,7 +206,7 @@ def served(metrics: Metrics, *, port: int | None, address: str, page: Callable[[
         thread.join(5)
 
 
-def asked(*, port: int | None, address: str) -> dict[str, float]:
+def scrape(*, port: int | None, address: str) -> dict[str, float]:
     """What a capture that runs now shows at that port, the sample's labels in its name; nothing where none answers."""
     if port is None:
         return {}

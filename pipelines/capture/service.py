@@ -67,7 +67,7 @@ def run(
 
     port, address = settings.source.metrics_port, settings.source.metrics_address
     # Around all runs: counters that began anew with each restart would look like a reset to Prometheus.
-    with metrics.served(counted, port=port, address=address, page=page):
+    with metrics.serve(counted, port=port, address=address, page=page):
         done, spent = None, 0
         while True:
             capture = None

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 class Inbox:
     """Signals that wait for their place in the stream: put in by this thread, taken out by the main thread."""
 
-    _received: queue.SimpleQueue[tuple[channels.Channel, signals.Received]] = field(default_factory=queue.SimpleQueue)
+    _received: queue.SimpleQueue[tuple[channels.Channel, signals.ReceivedSignal]] = field(default_factory=queue.SimpleQueue)
     _has_polled: threading.Event = field(default_factory=threading.Event)
 
-    def put(self, channel: channels.Channel, received: signals.Received) -> None:
+    def put(self, channel: channels.Channel, received: signals.ReceivedSignal) -> None:
         """Add a signal of a channel."""
         self._received.put((channel, received))
 
@@ -37,7 +37,7 @@ class Inbox:
         """Every channel has been read once."""
         self._has_polled.set()
 
-    def take(self) -> Iterator[tuple[channels.Channel, signals.Received]]:
+    def take(self) -> Iterator[tuple[channels.Channel, signals.ReceivedSignal]]:
         """The signals that wait, in their order, each with its channel."""
         while not self._received.empty():
             yield self._received.get()
@@ -83,12 +83,12 @@ class SignalReader:
             for channel in opened:
                 channel.close()
 
-    def _poll(self, channel: channels.Channel) -> list[signals.Received]:
+    def _poll(self, channel: channels.Channel) -> list[signals.ReceivedSignal]:
         """What a channel has; one that cannot be read is read again later, and the stream goes on."""
         try:
             found = channel.poll()
         except Exception as error:
-            self._warn_once(type(channel).__name__, "signals are not heard from %s (%s)", error)
+            self._warn_once(type(channel).__name__, "signals cannot be read from %s (%s)", error)
             return []
         self._mute.discard(type(channel).__name__)
         return found

@@ -32,7 +32,7 @@ def add_planned(queue: snapshots.Snapshots, plan: StartPlan, notifier: Notifier)
         queue.add(plan.initial)
     else:
         queue.metrics.is_skipped = queue.metrics.taken is None
-        notifier.tell(notifications.INITIAL, notifications.NotificationType.SKIPPED, id_=new_id())
+        notifier.notify(notifications.INITIAL, notifications.NotificationType.SKIPPED, id_=new_id())
     for state in plan.states:
         # The initial one is in `plan.initial`, where the mode decides whether it goes on.
         if state.kind is not snapshot_state.SnapshotKind.INITIAL and not state.is_done:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class ExistingBronze:
     """What is read from a bronze table before it is claimed: its position, and whether it was written through another filter."""
 
-    found: bronze.Found | None = None
+    found: bronze.UnclaimedPosition | None = None
     is_other_stream: bool = False
 
     @property

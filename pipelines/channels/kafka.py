@@ -152,10 +152,10 @@ class Topic:
         options = {**consumer_options(self.settings), "error_cb": self._trouble}
         self._consumer = _client(library().Consumer, options, "signal.consumer.")
 
-    def poll(self) -> list[signals.Received]:
+    def poll(self) -> list[signals.ReceivedSignal]:
         """The messages that are new and are meant for this pipeline."""
         kafka = library()
-        found: list[signals.Received] = []
+        found: list[signals.ReceivedSignal] = []
         try:
             if self._next or self._assign():
                 self._drain(found)
@@ -165,7 +165,7 @@ class Topic:
         self._has_looked = True
         return found
 
-    def handled(self, received: signals.Received) -> None:
+    def handled(self, received: signals.ReceivedSignal) -> None:
         """Its row is in bronze: the next commit of the group's position may pass it."""
         self._handled.put(received.mark)
 
@@ -198,11 +198,11 @@ class Topic:
     def _beginning(self, partition: confluent_kafka.TopicPartition) -> int:
         """The end of what is there now, unless `signal.consumer.auto.offset.reset` says otherwise or the topic was made since."""
         low, high = self._consumer.get_watermark_offsets(partition, timeout=ANSWER_SECONDS)
-        asked = self.settings.source.signal_consumer.get("auto.offset.reset")
-        is_asked = asked is not None and secrets.resolve(asked) in ("earliest", "smallest", "beginning")
-        return int(low if is_asked or self._has_looked else high)
+        reset = self.settings.source.signal_consumer.get("auto.offset.reset")
+        from_beginning = reset is not None and secrets.resolve(reset) in ("earliest", "smallest", "beginning")
+        return int(low if from_beginning or self._has_looked else high)
 
-    def _drain(self, found: list[signals.Received]) -> None:
+    def _drain(self, found: list[signals.ReceivedSignal]) -> None:
         """Everything that has arrived; the first time, everything up to the end of each partition."""
         kafka = library()
         while True:
@@ -219,7 +219,7 @@ class Topic:
                 continue
             self._take(message, found)
 
-    def _take(self, message: confluent_kafka.Message, found: list[signals.Received]) -> None:
+    def _take(self, message: confluent_kafka.Message, found: list[signals.ReceivedSignal]) -> None:
         partition, offset = message.partition(), message.offset()
         assert partition is not None and offset is not None  # as of every message that came from a broker
         self._next[partition] = offset + 1
@@ -233,11 +233,11 @@ class Topic:
             return
         try:
             signal = signals.from_json((message.value() or b"").decode(), channel="kafka")
-        except (signals.Refused, UnicodeDecodeError) as error:
+        except (signals.SignalRefused, UnicodeDecodeError) as error:
             log.warning("%s: a signal that cannot be read is left out (%s): offset %d", self.name, error, offset)
             return
         self._open[mark] = (partition, offset)
-        found.append(signals.Received(signal, mark))
+        found.append(signals.ReceivedSignal(signal, mark))
 
     def _commit(self) -> None:
         """The group's position in each partition: the first signal that is not in bronze yet, or the end."""

@@ -59,22 +59,22 @@ class Notifier:
         if NotificationChannel.SINK in self.settings.source.notification_enabled_channels:
             self._sink = kafka.Sink(self.settings)
 
-    def tell(
+    def notify(
         self, aggregate_type: str, type_: notifications.NotificationType, *, id_: str, data: Mapping[str, str] | None = None
     ) -> None:
         """Send a notification to every channel; `connector_name` is added to its data."""
         named = {"connector_name": self.settings.name, **(data or {})}
-        told = notifications.Notification(id_, aggregate_type, type_, clock.now_ms(), named)
+        notification = notifications.Notification(id_, aggregate_type, type_, clock.now_ms(), named)
         for channel in self.settings.source.notification_enabled_channels:
             match channel:
                 case NotificationChannel.LOG:
-                    log.info("%s", told)
+                    log.info("%s", notification)
                 case NotificationChannel.TABLE:
                     with self._lock:
-                        self._waiting.append(told)
+                        self._waiting.append(notification)
                 case NotificationChannel.SINK:
                     assert self._sink is not None
-                    self._sink.send(told)
+                    self._sink.send(notification)
 
     def flush(self) -> None:
         """Write the waiting notifications to the table; those that cannot be written go on waiting."""

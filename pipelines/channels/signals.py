@@ -53,10 +53,10 @@ SCHEMA = pa.schema(
 class Channel(Protocol):
     """A source of signals that the capture polls now and then."""
 
-    def poll(self) -> list[signals.Received]:
+    def poll(self) -> list[signals.ReceivedSignal]:
         """What came since the last time, in its order."""
 
-    def handled(self, received: signals.Received) -> None:
+    def handled(self, received: signals.ReceivedSignal) -> None:
         """Its row is in bronze."""
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class FileChannel:
     _waiting: list[str] = field(default_factory=list)
     _is_refused: bool = False
 
-    def poll(self) -> list[signals.Received]:
+    def poll(self) -> list[signals.ReceivedSignal]:
         """The whole lines that are new; none of a file that cannot be emptied, for they would come again at each start."""
         if self.path.exists() and not os.access(self.path, os.W_OK):
             if not self._is_refused:
@@ -109,14 +109,14 @@ class FileChannel:
                 waiting.remove(line)
                 continue
             try:
-                found.append(signals.Received(signals.from_json(line, channel="file"), line))
-            except signals.Refused as error:
+                found.append(signals.ReceivedSignal(signals.from_json(line, channel="file"), line))
+            except signals.SignalRefused as error:
                 log.warning("%s: a signal that cannot be read is left out: %s", self.path, error)
                 self._take_out(line)
         self._waiting += [each.mark for each in found]  # not before all are read: a failure would lose those before it
         return found
 
-    def handled(self, received: signals.Received) -> None:
+    def handled(self, received: signals.ReceivedSignal) -> None:
         """Take its line out of the file; while that fails, the line stays there and is not given again."""
         if self._take_out(received.mark) and received.mark in self._waiting:
             self._waiting.remove(received.mark)
@@ -196,7 +196,7 @@ class TableChannel:
     done: set[str]
     _version: int = -1
 
-    def poll(self) -> list[signals.Received]:
+    def poll(self) -> list[signals.ReceivedSignal]:
         """The rows that are new; without a commit since the last time nothing is read."""
         if not delta.exists(self.spark, self.table):
             return []
@@ -212,14 +212,14 @@ class TableChannel:
             seen.add(row["row"])
             try:
                 text = json.dumps({"id": row["id"], "type": row["type"], "data": row["data"]})
-                found.append(signals.Received(signals.from_json(text, channel="table"), row["row"]))
-            except signals.Refused as error:
+                found.append(signals.ReceivedSignal(signals.from_json(text, channel="table"), row["row"]))
+            except signals.SignalRefused as error:
                 log.warning("%s: the signal %s cannot be read and is left out: %s", self.table.label, row["id"], error)
         self.done |= seen  # not before all are read: a failure would lose those before it
         self._version = version
         return found
 
-    def handled(self, received: signals.Received) -> None:
+    def handled(self, received: signals.ReceivedSignal) -> None:
         """Nothing to do: bronze holds the mark, and the table is append-only."""
 
     def close(self) -> None:
@@ -240,7 +240,7 @@ def send(
     signal = signals.Signal(id_ or f"signal-{uuid.uuid4().hex[:8]}", type_, data, "table")
     try:
         signals.request(signal)
-    except signals.Refused as error:
+    except signals.SignalRefused as error:
         raise errors.SettingsError(errors.Problem("signal", str(error))) from error
     table = delta.layout(settings.lakehouse).ops("signals")
     row = {

@@ -165,7 +165,7 @@ class DirectLog:
         except table_errors.SPARK_ERRORS as error:
             raise self._translated(error, base) from error
         finally:
-            with contextlib.suppress(Exception):  # where the JVM is gone, that is what the caller is told
+            with contextlib.suppress(Exception):  # a JVM that is gone is the error that the caller gets
                 self._session.setActiveSession(self._spark._jsparkSession)
 
     def append(self, file: data_file.ParquetFile) -> None:
@@ -233,8 +233,10 @@ class DeletionVectors:
 
     def are_enabled(self, known: Any) -> bool:
         """Whether a version of the table has deletion vectors and no change feed, whose readers want updates."""
-        asked = self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(known.metadata().configuration())
-        return asked.get(definition.DELETION_VECTORS) == "true" and asked.get("delta.enableChangeDataFeed") != "true"
+        properties = self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(known.metadata().configuration())
+        return (
+            properties.get(definition.DELETION_VECTORS) == "true" and properties.get("delta.enableChangeDataFeed") != "true"
+        )
 
     def actions(self, transaction: Any, table: tables.TableRef, touched: DataFrame) -> Any:
         """Actions that take the touched rows out, as Delta's own DELETE finds and writes them."""
@@ -343,13 +345,13 @@ def _seq(jvm: Any, actions: Any) -> Any:
 
 
 def of(spark: SparkSession, table: tables.TableRef) -> DirectLog | None:
-    """The table's log where it can be reached, else None; which way commits take is told in the log, once a process."""
+    """The table's log where it can be reached, else None; the way that commits take is logged once a process."""
     try:
         direct = _reached(spark, table)
     except _NoDirectLog as reason:
-        _tell_once(f"commits go through Spark: {reason}")
+        _log_once(f"commits go through Spark: {reason}")
         return None
-    _tell_once("commits go straight into Delta's log")
+    _log_once("commits go straight into Delta's log")
     return direct
 
 
@@ -380,12 +382,12 @@ def _reached(spark: SparkSession, table: tables.TableRef) -> DirectLog:
         raise _NoDirectLog(f"this Delta's classes are other ones ({type(error).__name__})") from error
 
 
-_told: set[str] = set()
+_logged: set[str] = set()
 
 
-def _tell_once(line: str) -> None:
-    if line not in _told:
-        _told.add(line)
+def _log_once(line: str) -> None:
+    if line not in _logged:
+        _logged.add(line)
         log.info(line)
 
 

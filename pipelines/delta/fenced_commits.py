@@ -131,7 +131,7 @@ class FencedCommits:
         self._unanswered = said = claims.parsed(metadata) or {}
         try:
             new = act()
-        except (upsert.NeedsMerge, upsert.NotCommitted):  # raised before the log was asked
+        except (upsert.NeedsMerge, upsert.NotCommitted):  # raised before anything was committed
             self._unanswered = None
             raise
         except (*table_errors.SPARK_ERRORS, direct_log.VersionTaken):

@@ -90,7 +90,7 @@ def commits(folder: Path) -> Iterator[Commit]:
     for name in _commits(folder):
         try:
             with open(folder / "_delta_log" / name, encoding="utf-8") as lines:
-                # The one line that is asked for: the others may name thousands of files.
+                # Only this line is parsed: the others may name thousands of files.
                 infos = (json.loads(line)["commitInfo"] for line in lines if line.startswith('{"commitInfo"'))
                 info: dict[str, Any] = next(infos, {})
         except FileNotFoundError:  # cleaned up meanwhile: the log goes back no further

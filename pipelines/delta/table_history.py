@@ -70,12 +70,12 @@ def _newest_first(spark: SparkSession, table: tables.TableRef) -> Iterator[Commi
     if folder is not None and (folder / "_delta_log").is_dir():
         yield from local_log.commits(folder)
         return
-    told: int | None = None
+    oldest: int | None = None
     # Most who ask stop at the first few, and DESCRIBE HISTORY without a limit reads every commit of the log.
     for limit in (1, 30, None):
         for commit in commits(spark, table, limit=limit):
-            if told is None or commit.version < told:
-                told = commit.version
+            if oldest is None or commit.version < oldest:
+                oldest = commit.version
                 yield commit
 
 

@@ -87,24 +87,24 @@ def create(
             except table_errors.SPARK_ERRORS as error:
                 # Another process has made the folder, and not its first commit yet: it is on its way, or was killed there.
                 is_being_made = failures.condition(error).startswith("DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION")
-                # Another process may have taken this one, which was slow, for killed (`_remove_unborn`).
-                is_cleared = failures.is_path_gone(error) and attempt < UNBORN_AFTER
+                # Another process may have taken this one, which was slow, for killed (`_remove_abandoned`).
+                is_cleared = failures.is_path_gone(error) and attempt < ABANDONED_AFTER_ATTEMPTS
                 if not (table_errors.is_conflict(error) or is_being_made or is_cleared):
                     raise table_errors.translated(error, table) from error
             time.sleep(0.2 * (attempt + 1))
-            if attempt >= UNBORN_AFTER and not exists(spark, table):
-                _remove_unborn(table)
+            if attempt >= ABANDONED_AFTER_ATTEMPTS and not exists(spark, table):
+                _remove_abandoned(table)
 
 
 _creating = threading.Lock()
 """Threads of one process make tables one after the other; other processes are waited for."""
 
 
-UNBORN_AFTER = 3
+ABANDONED_AFTER_ATTEMPTS = 3
 """So many attempts another process is given to make the table that it began, before it counts as killed."""
 
 
-def _remove_unborn(table: tables.TableRef) -> None:
+def _remove_abandoned(table: tables.TableRef) -> None:
     """What a process that was killed while it made the table left in its log: hidden files, and no commit."""
     folder = local_log.folder(table)
     if folder is None:

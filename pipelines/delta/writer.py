@@ -49,7 +49,7 @@ class Writer(fenced_commits.FencedCommits):
         """Claim the table by an empty commit that names this process, with a lease.
 
         Where the owner commits in between, the claim looks again: what it takes over is what the table holds then.
-        After a RESTORE that is what the restored version said, but for the names in `kept`, which nothing takes back.
+        After a RESTORE that is the metadata of the restored version, but for the names in `kept`: those are the newest commit's.
         Raises `TableOwned` where a live process of this host holds it, `LeaseHeld` where another host's lease is not
         over, `TableNotOurs`; with `take_over` neither of the first two. A refused writer has committed nothing.
         """
@@ -155,7 +155,7 @@ class Writer(fenced_commits.FencedCommits):
 
     @property
     def is_direct(self) -> bool:
-        """Whether `upsert` writes files first and commits them after, so that it can still be told not to."""
+        """Whether `upsert` writes files first and commits them after, so that a commit can still be called off."""
         return self.direct is not None
 
     @contextmanager

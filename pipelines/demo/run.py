@@ -93,7 +93,7 @@ def run(directory: Path, *, mongodb_uri: str | None, seconds: int, stop: threadi
 
 def _judge(stage: Stage, screen: Console) -> None:
     """A verification of every collection, and the page that shows it all."""
-    found = verify.run(stage.spark, stage.settings, verify.Asked())
+    found = verify.run(stage.spark, stage.settings, verify.VerifyOptions())
     screen.print("\n[bold]Is gold what MongoDB holds?[/]  medallion verify")
     report.verified(found)
     path = stage.folder / "status.html"
@@ -123,7 +123,7 @@ class Stage:
 
 
 @dataclass
-class Played:
+class DemoRun:
     """What has happened so far: the shop's steps by name, and what the capture says of itself."""
 
     steps: Counter[str] = field(default_factory=Counter)
@@ -212,9 +212,9 @@ def _server(data: Path, mongodb_uri: str | None, stack: contextlib.ExitStack) ->
     return stack.enter_context(embedded_mongodb.EmbeddedMongoDB(data)).uri
 
 
-def _played(stage: Stage, *, seconds: int, stop: threading.Event, screen: Console) -> Played:
+def _played(stage: Stage, *, seconds: int, stop: threading.Event, screen: Console) -> DemoRun:
     """The shop trades while the pipeline runs: until the snapshot is in gold, for `seconds` more, and until all is there."""
-    played = Played()
+    played = DemoRun()
     ended, shut = threading.Event(), threading.Event()
 
     def hear(now: Progress) -> None:
@@ -259,7 +259,7 @@ class _Published:
     """Whether gold holds what bronze held when every collection was in it, and everything up to `sequence`."""
 
     stage: Stage
-    played: Played
+    played: DemoRun
     sequence: str = ""
     wanted: Mapping[str, int] = field(default_factory=dict)
     asked_at: float = 0.0
@@ -292,7 +292,7 @@ class _Published:
         return to if isinstance(to, int) else 0
 
 
-def _picture(played: Played, doing: str) -> Group:
+def _picture(played: DemoRun, doing: str) -> Group:
     """The demo as it runs: the shop, what is captured, and how many collections have come to gold."""
     last = next(reversed(played.steps), "")
     grid = Table.grid(padding=(0, 2))

@@ -21,7 +21,7 @@ from pipelines.delta import table_history
 from pipelines.demo import shop
 
 if TYPE_CHECKING:
-    from pipelines.demo.run import Played, Stage
+    from pipelines.demo.run import DemoRun, Stage
 
 LATEST = "__source_ts_ms"
 ROWS, WIDTH = 3, 24
@@ -33,7 +33,7 @@ SHOWN = {
 }
 
 
-def show(stage: Stage, played: Played, *, screen: Console) -> None:
+def show(stage: Stage, played: DemoRun, *, screen: Console) -> None:
     """Everything that came out, in the order in which one asks."""
     for collection in shop.COLLECTIONS:
         screen.print(_rows(stage, collection))
@@ -119,7 +119,7 @@ def _names(updated: str | None) -> list[str]:
     return list(orjson.loads(updated)) if updated else []
 
 
-def _passage(stage: Stage, played: Played) -> Table:
+def _passage(stage: Stage, played: DemoRun) -> Table:
     """How long events of this run took to each layer, and how many a second went through it while the shop was open."""
     numbers = ("commits", "events", "events/s", "lag: median", "95 %")
     table = _table("lag and rate of each layer, while the shop was open", "layer", *numbers, right=numbers)

@@ -264,7 +264,7 @@ def _chosen(spark: SparkSession, settings: Settings, asked: str | None) -> cut.B
         return boundary
     if cut.chosen(found, at_least=at, asked=None) is not None and asked is not None:
         raise errors.DecisionNeeded(
-            f"silver is past {cut.shown(asked)} already, and goes back to no time. medallion cut list names the cuts that were made; "
+            f"silver is past {cut.shown(asked)} already, and does not go back. medallion cut list names the cuts that were made; "
             "medallion cut show --as-of tells how tables with history: true are read at any time"
         )
     raise errors.Temporary(

@@ -208,14 +208,14 @@ def _refusal(table: str, failed: Sequence[_Outcome]) -> str:
     for each in failed:
         found = each.judged
         if found.failure is not None:
-            told = f"could not be judged ({found.failure})"
+            reason = f"could not be judged ({found.failure})"
         elif found.unexpected is not None:
             among = "changed rows" if each.kind == "changed" else "rows"
             keys = f", for example with the keys {'; '.join(found.examples[:5])}" if found.examples else ""
-            told = f"{found.unexpected} of {found.rows} {among} do not meet it{keys}"
+            reason = f"{found.unexpected} of {found.rows} {among} do not meet it{keys}"
         else:
-            told = "the table does not meet it" + (f", found {found.observed}" if _is_number(found.observed) else "")
-        lines.append(f"  {each.expectation.label}: {told}")
+            reason = "the table does not meet it" + (f", found {found.observed}" if _is_number(found.observed) else "")
+        lines.append(f"  {each.expectation.label}: {reason}")
     return "\n".join(lines)
 
 

@@ -73,8 +73,8 @@ def mistakes(suite: suites.Suite) -> Iterator[errors.Problem]:
                 hint = values.did_you_mean(each.type, list_registered_expectation_implementations())
                 yield errors.Problem(each.where, f"there is no expectation {each.type}", hint)
             except Exception as error:  # of the validation library that it is built with
-                told = getattr(error, "errors", None)
-                for found in told() if callable(told) else [{"loc": (), "msg": type(error).__name__}]:
+                details = getattr(error, "errors", None)
+                for found in details() if callable(details) else [{"loc": (), "msg": type(error).__name__}]:
                     name = ".".join(str(part) for part in found["loc"] if part != "__root__")
                     yield errors.Problem(f"{each.where}.kwargs{'.' + name if name else ''}", f"{each.type}: {found['msg']}")
 
@@ -122,21 +122,21 @@ def _configured(each: suites.Expectation, place: int = 0) -> Any:
     return configured.to_domain_obj()
 
 
-def _result(told: dict[str, Any], keys: Sequence[str]) -> ExpectationResult:
-    found = told.get("result") or {}
+def _result(reply: dict[str, Any], keys: Sequence[str]) -> ExpectationResult:
+    found = reply.get("result") or {}
     examples = tuple(
         ", ".join(str(example.get(name)) for name in keys) for example in found.get("partial_unexpected_index_list") or ()
     )
     observed = found.get("observed_value")
-    exception = _exception(told.get("exception_info") or {})
+    exception = _exception(reply.get("exception_info") or {})
     return ExpectationResult(
-        is_met=bool(told["success"]) and exception is None,
+        is_met=bool(reply["success"]) and exception is None,
         rows=found.get("element_count"),
         unexpected=found.get("unexpected_count"),
         examples=examples,
         observed=None if observed is None else json.dumps(observed, default=str),
         failure=exception,
-        result=json.dumps({**told, "exception_info": exception}, default=str),
+        result=json.dumps({**reply, "exception_info": exception}, default=str),
     )
 
 

@@ -108,7 +108,7 @@ class History:
         self.bronze = self.layout.bronze(self.settings.name)
         self.mode = self.options.unwrap.delete_tombstone_handling_mode
         kept = schemas.latest(self.spark, self.layout.ops("schemas"), generations={str(self.namespace): GENERATION})
-        self.schema = kept.get(str(self.namespace), schemas.Kept(generation=GENERATION))
+        self.schema = kept.get(str(self.namespace), schemas.SchemaVersion(generation=GENERATION))
 
     def brought_up(self, at: HistoryPosition, silver: registry.SilverPosition, *, stop: threading.Event) -> int:
         """Apply what lies between a position and silver's; how many events. Between ranges `stop` is obeyed."""
@@ -140,7 +140,7 @@ class History:
         reached = replace(reached, to=reached.to if sweeps else range_.to)
         self._range(range_, reached)
         for sweep in sweeps:
-            is_end = sweep.cause is not reduce.Cause.SNAPSHOT and not self.mode.keeps_row
+            is_end = sweep.cause is not reduce.SweepCause.SNAPSHOT and not self.mode.keeps_row
             floor = max(reached.floor, sweep.first) if is_end else reached.floor
             reached = replace(reached, floor=floor, to=range_.to if sweep is sweeps[-1] else reached.to)
             self._sweep(sweep, reached)
@@ -269,7 +269,7 @@ class History:
             F.lit(True).alias("__is_new"),
         )
 
-    def _added(self) -> tuple[reduce.Added, ...]:
+    def _added(self) -> tuple[reduce.AddedColumn, ...]:
         documents = (name for name, _ in self.schema.schema.table())
         return reduce.added(self.options.unwrap, documents=(*documents, *RESERVED))
 
@@ -318,7 +318,7 @@ class History:
             self.writer.mark(to=reached.to, extra=reached.extra)
             return
         at = literal(sweep.first)
-        is_snapshot = sweep.cause is reduce.Cause.SNAPSHOT  # what changed after that was there
+        is_snapshot = sweep.cause is reduce.SweepCause.SNAPSHOT  # what changed after that was there
         held = "`__until` IS NULL" if is_snapshot else f"(`__until` IS NULL OR `__until` > {at})"
         marked = ", `__deleted` = true" if self.mode.adds_deleted and "__deleted" in self._stored().columns else ""
         self.writer.merge(

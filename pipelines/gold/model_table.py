@@ -86,7 +86,7 @@ class ModelTable:
         commit = table_history.position(self.spark, table)
         live = dict(commit.metadata or {}) if commit is not None else {}
         if self.is_anew:
-            return ModelWork("whole", to, live, "that was asked")
+            return ModelWork("whole", to, live, "--full-refresh asks for it")
         # Rows of another query cannot be changed into rows of this one key by key.
         if live.get("model") != model.digest:
             return ModelWork("whole", to, live, "the model is another one")
@@ -232,7 +232,7 @@ class ModelTable:
             return query_execution.computed(found.distinct())
         except (PySparkException, Py4JJavaError, errors.CommitConflict) as error:
             condition = failures.condition(error) or type(error).__name__
-            log.info("%s is made whole: what changed cannot be told (%s)", self.model.name, condition)
+            log.info("%s is made whole: what changed is not known (%s)", self.model.name, condition)
             return None
 
     def _keys_of(self, ref: sql_model.Ref) -> DataFrame:

@@ -148,7 +148,7 @@ class _ModelsThread(threading.Thread):
                 known = spark_failures.translated(error) or error
                 if isinstance(known, errors.SparkLost):
                     return  # the thread that publishes documents raises it
-                for line in errors.told(known).splitlines():
+                for line in errors.message_of(known).splitlines():
                     models.log.warning("%s", line)
             # Not woken by the documents: a model over many tables would be made for each of them.
             self.ended.wait(MODELS_PAUSE_SECONDS)
@@ -166,9 +166,11 @@ def checked(spark: SparkSession, settings: Settings) -> tuple[models.ModelPlan, 
     """
     problems: list[errors.Problem] = []
     found: tuple[models.ModelPlan, ...] = ()
-    told: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     try:
-        told.update({name: len(each.expectations) for name, each in _gate(spark, settings, _read(settings)).suites.items()})
+        counts.update(
+            {name: len(each.expectations) for name, each in _gate(spark, settings, _read(settings)).suites.items()}
+        )
     except errors.SettingsError as error:
         problems += error.problems
     try:
@@ -177,7 +179,7 @@ def checked(spark: SparkSession, settings: Settings) -> tuple[models.ModelPlan, 
         problems += error.problems
     if problems:
         raise errors.SettingsError(problems)
-    return tuple(dataclasses.replace(each, expectations=told[each.name]) for each in found)
+    return tuple(dataclasses.replace(each, expectations=counts[each.name]) for each in found)
 
 
 def _read(settings: Settings) -> tuple[sql_model.Model, ...]:

@@ -113,7 +113,7 @@ def run(
         while True:
             published = gold.published()
             changed += sum(each.changed for each in published)
-            if once:  # a service has no end at which it would tell of each
+            if once:  # a service has no end at which it would report each
                 found += published
             if once or ended.is_set():
                 break

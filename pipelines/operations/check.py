@@ -46,7 +46,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class CheckedSource:
-    """What the questions are asked of."""
+    """What is checked: the settings, and the server behind them."""
 
     settings: Settings
     client: mongodb.Client
@@ -68,8 +68,8 @@ def run(settings: Settings) -> tuple[Finding, ...]:
     try:
         findings.append(_server(client))
         if findings[-1].error is None:
-            asked = CheckedSource(settings, client, *_listed(settings, client))
-            findings.extend(finding for question in QUESTIONS for finding in question(asked))
+            checked = CheckedSource(settings, client, *_listed(settings, client))
+            findings.extend(finding for question in QUESTIONS for finding in question(checked))
     finally:
         client.close()
     return tuple(findings)
@@ -143,29 +143,29 @@ def _listed(
     return found, refused
 
 
-def _captured(asked: CheckedSource) -> list[catalog.SourceCollection]:
-    chosen = filters.of(asked.settings.source)
-    return [each for each in asked.collections if chosen.includes(each.db, each.name)]
+def _captured(checked: CheckedSource) -> list[catalog.SourceCollection]:
+    chosen = filters.of(checked.settings.source)
+    return [each for each in checked.collections if chosen.includes(each.db, each.name)]
 
 
-def _collections(asked: CheckedSource) -> Iterator[Finding]:
+def _collections(checked: CheckedSource) -> Iterator[Finding]:
     """Views and time-series collections have no change stream; a collection that is named ought to exist."""
-    named = set(filters.of(asked.settings.source).named())
-    captured = _captured(asked)
+    named = set(filters.of(checked.settings.source).named())
+    captured = _captured(checked)
     for each in captured:
         if each.kind != "collection":
             yield _unwatchable(each, is_named=(each.db, each.name) in named)
-    known = {(each.db, each.name) for each in asked.collections}
-    for db, error in asked.refused.items():
+    known = {(each.db, each.name) for each in checked.collections}
+    for db, error in checked.refused.items():
         yield _wrong(f"collections of {db}", error, f"db.grantRolesToUser(<user>, [{_role(db)}])")
-    for db, name in sorted((db, name) for db, name in named - known if db not in asked.refused):
+    for db, name in sorted((db, name) for db, name in named - known if db not in checked.refused):
         mend = "upper and lower case count for MongoDB; a collection that is made later is captured from then on"
         yield Finding("collections", Verdict.WARNING, f"{db}.{name} does not exist", mend)
     watched = [each.namespace for each in captured if each.kind == "collection"]
     if watched:
         shown = ", ".join(watched[:8]) + (f" and {len(watched) - 8} more" if len(watched) > 8 else "")
         yield Finding("collections", Verdict.FINE, f"{len(watched)} to capture: {shown}")
-    elif not asked.refused:
+    elif not checked.refused:
         mend = "look at source.collection.include.list and database.include.list: they hold regular expressions"
         yield Finding("collections", Verdict.WARNING, "the lists let no collection in that exists", mend)
 
@@ -179,19 +179,19 @@ def _unwatchable(collection: catalog.SourceCollection, *, is_named: bool) -> Fin
     return Finding("collections", Verdict.WRONG, found, mend, errors.SourceUnsuitable())
 
 
-def _names_meet(asked: CheckedSource) -> Iterator[Finding]:
-    if asked.settings.lakehouse.catalog is None:
+def _names_meet(checked: CheckedSource) -> Iterator[Finding]:
+    if checked.settings.lakehouse.catalog is None:
         return
-    for first, second, name in tables.collisions([(each.db, each.name) for each in _captured(asked)]):
+    for first, second, name in tables.collisions([(each.db, each.name) for each in _captured(checked)]):
         found = f"{first} and {second} would both be the table {name}"
         mend = "take one of them out of the include list, or give it a pipeline with another schema_prefix"
         yield Finding("names", Verdict.WRONG, found, mend, errors.SourceUnsuitable())
 
 
-def _stream(asked: CheckedSource) -> Iterator[Finding]:
+def _stream(checked: CheckedSource) -> Iterator[Finding]:
     """The change stream is opened as a capture would, and closed."""
-    options = source.stream_options(asked.settings.source, asked.client)
-    stream = change_stream.ChangeStream(asked.client, options, change_stream.StreamStart())
+    options = source.stream_options(checked.settings.source, checked.client)
+    stream = change_stream.ChangeStream(checked.client, options, change_stream.StreamStart())
     where = f"the database {options.db}" if options.db else "the whole deployment"
     try:
         with mongodb_failures.translating("opening the change stream"):
@@ -207,10 +207,10 @@ def _stream(asked: CheckedSource) -> Iterator[Finding]:
         stream.close()
 
 
-def _snapshot_reads(asked: CheckedSource) -> Iterator[Finding]:
+def _snapshot_reads(checked: CheckedSource) -> Iterator[Finding]:
     """One document of each collection is read as a snapshot would."""
-    watched = [each for each in _captured(asked) if each.kind == "collection"]
-    refused = [(each, error) for each in watched if (error := _refusal(asked.client, each)) is not None]
+    watched = [each for each in _captured(checked) if each.kind == "collection"]
+    refused = [(each, error) for each in watched if (error := _refusal(checked.client, each)) is not None]
     for collection, error in refused:
         yield _wrong(f"snapshot of {collection.namespace}", error, f"db.grantRolesToUser(<user>, [{_role(collection.db)}])")
     if watched and not refused:
@@ -236,15 +236,15 @@ def _refusal(client: mongodb.Client, collection: catalog.SourceCollection) -> er
     return None
 
 
-def _oplog(asked: CheckedSource) -> Iterator[Finding]:
-    window = mongodb_server.oplog_window(asked.client)
+def _oplog(checked: CheckedSource) -> Iterator[Finding]:
+    window = mongodb_server.oplog_window(checked.client)
     if window is None:
         mend = "grant clusterMonitor to see it here and in status; the pipeline runs without"
         yield Finding("oplog", Verdict.WARNING, "its window is unknown to this user", mend)
         return
     seconds = window.last - window.first
     found = f"reaches back {units.duration(seconds)}"
-    if seconds >= asked.settings.source.oplog_headroom_warning_hours * 3600:
+    if seconds >= checked.settings.source.oplog_headroom_warning_hours * 3600:
         yield Finding("oplog", Verdict.FINE, found)
         return
     mend = (
@@ -254,16 +254,16 @@ def _oplog(asked: CheckedSource) -> Iterator[Finding]:
     yield Finding("oplog", Verdict.WARNING, found, mend)
 
 
-def _images(asked: CheckedSource) -> Iterator[Finding]:
+def _images(checked: CheckedSource) -> Iterator[Finding]:
     """A collection keeps pre- and post-images, or neither."""
-    given = asked.settings.source
+    given = checked.settings.source
     wanted = ["pre-images"] * given.capture_mode.has_pre_images
     is_post_image = given.capture_mode_full_update_type is FullUpdateType.POST_IMAGE
     wanted += ["post-images"] * (given.capture_mode.has_full_updates and is_post_image)
     if not wanted:
         return
     about = " and ".join(wanted)
-    without = [each for each in _captured(asked) if each.kind == "collection" and not each.has_images]
+    without = [each for each in _captured(checked) if each.kind == "collection" and not each.has_images]
     for each in without:
         mend = f"use {each.db}; db.runCommand({{collMod: '{each.name}', changeStreamPreAndPostImages: {{enabled: true}}}})"
         found = f"{each.namespace} keeps none, and the capture mode asks for them"

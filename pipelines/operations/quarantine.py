@@ -72,7 +72,7 @@ class QuarantinedEvent:
 
 
 @dataclass(frozen=True)
-class Replayed:
+class ReplayResult:
     """Events that bronze holds again, in one batch; None where there was nothing to bring back.
 
     `held` counts those that stay where they are: they still cannot be read, or follow one that cannot.
@@ -163,7 +163,7 @@ def replay(
     corrections: Mapping[str, Mapping[str, str]] | None = None,
     now_ms: int,
     take_over: bool = False,
-) -> Replayed:
+) -> ReplayResult:
     """Append events that are held to the bronze table of pipeline `name` again; silver then puts each in its
     place.
 
@@ -185,7 +185,7 @@ def replay(
     still = len(corrected) - len(readable)
     waiting = _not_yet_again(spark, layout.bronze(name), readable)
     if not waiting:
-        return Replayed(0, None, still)
+        return ReplayResult(0, None, still)
     log = bronze_table.Log.open(spark, layout.bronze(name), take_over=take_over)
     # The capture goes by what the newest commit says of its stream: this commit must say the same.
     log.extra = {"stream": log.writer.metadata.get("stream")}
@@ -221,7 +221,7 @@ def replay_pipeline(
     corrections: Mapping[str, Mapping[str, str]] | None = None,
     now_ms: int,
     take_over: bool = False,
-) -> dict[str, Replayed]:
+) -> dict[str, ReplayResult]:
     """What `replay` did for each captured collection, or for one; tokens and corrections are of that one."""
     layout = delta.layout(settings.lakehouse)
     return {
@@ -252,7 +252,7 @@ def read_corrections(text: str, *, where: str) -> dict[str, dict[str, str]]:
     return found
 
 
-def to_json(found: Sequence[QuarantinedEvent] | Mapping[str, Replayed]) -> str:
+def to_json(found: Sequence[QuarantinedEvent] | Mapping[str, ReplayResult]) -> str:
     """Events, or what a replay did, as one JSON object with the names of the dataclasses' fields."""
     if isinstance(found, Mapping):
         done = [{"collection": name, **dataclasses.asdict(each)} for name, each in found.items()]
@@ -404,7 +404,7 @@ def _not_yet_again(spark: SparkSession, table: tables.TableRef, rows: Sequence[d
     return [row for row in rows if newest.get((row["resume_token"], row["kind"], row["key"]), 0) <= row["to"]]
 
 
-def _appended(log: bronze_table.Log, rows: Sequence[dict[str, Any]], now_ms: int) -> Replayed:
+def _appended(log: bronze_table.Log, rows: Sequence[dict[str, Any]], now_ms: int) -> ReplayResult:
     """One commit: the events, then a heartbeat that keeps the capture service's position."""
     if log.position is None:
         raise errors.DecisionNeeded(f"{log.table.label}: bronze is empty, there is nothing to replay onto")
@@ -425,4 +425,4 @@ def _appended(log: bronze_table.Log, rows: Sequence[dict[str, Any]], now_ms: int
         )
         return pa.concat_tables([pa.Table.from_pylist(again, schema=bronze.SCHEMA), heartbeat])
 
-    return Replayed(len(rows), log.append(numbered, token=token).batch)
+    return ReplayResult(len(rows), log.append(numbered, token=token).batch)

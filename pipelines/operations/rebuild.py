@@ -311,7 +311,7 @@ class _Rebuild:
             layout=layout,
             bronze=self._bronze,
             writer=Writer.claim(self.spark, table),
-            schema=schemas.Kept(schema=seed),
+            schema=schemas.SchemaVersion(schema=seed),
             is_new=True,
         )
         whole = reduce.Range(0, to)
@@ -344,22 +344,24 @@ class _Rebuild:
 
     # --- what is noted before the swap
 
-    def kept(self, position: registry.SilverPosition) -> schemas.Kept:
+    def kept(self, position: registry.SilverPosition) -> schemas.SchemaVersion:
         """The table's schema at a position."""
         name = str(self.namespace)
         generations = {name: position.generation}
-        return schemas.latest(self.spark, self.layout.ops("schemas"), generations=generations).get(name, schemas.Kept())
+        return schemas.latest(self.spark, self.layout.ops("schemas"), generations=generations).get(
+            name, schemas.SchemaVersion()
+        )
 
     def _note(
         self,
-        kept: schemas.Kept,
+        kept: schemas.SchemaVersion,
         schema: DocumentSchema,
         changes: Sequence[evolution.Change],
         position: registry.SilverPosition,
         generation: str,
     ) -> None:
         """Append the schema under its generation; it takes effect when a commit of the table names this generation."""
-        rebuilt = evolution.Change("", evolution.What.REBUILT, position.generation or None, generation)
+        rebuilt = evolution.Change("", evolution.ChangeKind.REBUILT, position.generation or None, generation)
         plan = typed.Plan(schema)
         schemas.append(
             self.spark,

@@ -50,7 +50,7 @@ class SchemaLogEntry:
 
 @dataclass(frozen=True)
 class SchemaHistory:
-    """One collection's schema: `version` counts its changes; what came before a rebuild is told too."""
+    """One collection's schema: `version` counts its changes; changes from before a rebuild are among them."""
 
     collection: str
     version: int
@@ -93,7 +93,7 @@ def _evolution(collection: str, rows: Sequence[Row], generation: str) -> SchemaH
 
 def _line(rows: Sequence[Row], generation: str) -> list[str]:
     """The generations that led to this one, oldest first: a rebuild's first row says which table it took the place of."""
-    before = {row.generation: row["from"] or "" for row in rows if row.change == evolution.What.REBUILT.value}
+    before = {row.generation: row["from"] or "" for row in rows if row.change == evolution.ChangeKind.REBUILT.value}
     line = [generation]
     while line[0] in before and before[line[0]] not in line:
         line.insert(0, before[line[0]])
@@ -101,7 +101,7 @@ def _line(rows: Sequence[Row], generation: str) -> list[str]:
 
 
 def _change(row: Row) -> SchemaLogEntry:
-    is_rebuilt = row.change == evolution.What.REBUILT.value
+    is_rebuilt = row.change == evolution.ChangeKind.REBUILT.value
     from_type, to_type = (None, None) if is_rebuilt else (row["from"], row["to"])
     at = int(row.seen_at[:8], 16) if row.seen_at else None
     return SchemaLogEntry(row.version, row.path, row.change, from_type, to_type, row.batch, row.seen_at, at)

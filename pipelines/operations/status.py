@@ -145,7 +145,7 @@ def read(spark: SparkSession, settings: Settings) -> Status:
     now_ms = clock.now_ms()
     server = _source(settings)
     log = delta.layout(settings.lakehouse).bronze(settings.name)
-    shown = metrics.asked(port=settings.source.metrics_port, address=settings.source.metrics_address)
+    shown = metrics.scrape(port=settings.source.metrics_port, address=settings.source.metrics_address)
     if not delta.exists(spark, log):
         return Status(settings.name, now_ms, server, None, (), shown)
     delta.check_ours(spark, log)
@@ -227,8 +227,8 @@ class _Reading:
         )
 
     def collections(self) -> tuple[Collection, ...]:
-        told = bronze.told_heartbeats(self.spark, self.log)
-        snapshots, gaps = _snapshots(told), snapshot_state.unrepaired(told)
+        payloads = bronze.gap_and_snapshot_heartbeats(self.spark, self.log)
+        snapshots, gaps = _snapshots(payloads), snapshot_state.unrepaired(payloads)
         # A collection whose snapshot has begun may have no event yet, and so no table: it is shown all the same.
         met = registry.read(self.spark, self.settings).namespaces
         planned = (registry.Namespace(*name.split(".", 1)) for name in {**snapshots, **gaps})
@@ -353,10 +353,10 @@ class _Reading:
         )
 
 
-def _snapshots(told: Sequence[Mapping[str, Any]]) -> Mapping[str, SnapshotStatus]:
+def _snapshots(payloads: Sequence[Mapping[str, Any]]) -> Mapping[str, SnapshotStatus]:
     """The last snapshot of each collection, from what heartbeats tell."""
     found: dict[str, SnapshotStatus] = {}
-    for state in snapshot_state.states(payload for payload in told if "snapshot" in payload):
+    for state in snapshot_state.states(payload for payload in payloads if "snapshot" in payload):
         for name in state.planned:
             # A snapshot that was stopped reads no more of the collection: the one before it says where that stands.
             if name not in state.stopped:

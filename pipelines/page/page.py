@@ -199,7 +199,7 @@ class _PageReader:
         """Bronze, and the tables of each collection."""
         assert self.status.bronze is not None
         bronze = self._layout.bronze(self.settings.name)
-        told = [("bronze", bronze, table_history.version(self.spark, bronze), self.status.bronze.writer)]
+        listed = [("bronze", bronze, table_history.version(self.spark, bronze), self.status.bronze.writer)]
         for each in self.status.collections:
             db, _, name = each.collection.partition(".")
             for layer, table, found in (
@@ -207,9 +207,9 @@ class _PageReader:
                 ("gold", self._layout.gold(db, name), each.gold),
             ):
                 if found is not None:
-                    told.append((f"{layer} {each.collection}", table, found.version, found.writer))
+                    listed.append((f"{layer} {each.collection}", table, found.version, found.writer))
         result = []
-        for name, table, version, writer in told:
+        for name, table, version, writer in listed:
             size = delta.size(self.spark, table)
             result.append(TableSummary(name, version, size.files, size.bytes, _writer(writer)))
         return tuple(result)

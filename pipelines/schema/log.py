@@ -179,7 +179,7 @@ def _seen(
 
 
 @dataclass(frozen=True)
-class Kept:
+class SchemaVersion:
     """A collection's schema as `ops/schemas` keeps it, with its number there; 0 and empty where it keeps none."""
 
     version: int = 0
@@ -187,12 +187,14 @@ class Kept:
     generation: str = ""
 
 
-def latest(spark: SparkSession, table: tables.TableRef, *, generations: Mapping[str, str] | None = None) -> dict[str, Kept]:
+def latest(
+    spark: SparkSession, table: tables.TableRef, *, generations: Mapping[str, str] | None = None
+) -> dict[str, SchemaVersion]:
     """The schema that each collection has now; `generations` are those of the silver tables that a rebuild made."""
     return of_generations(newest(spark, table), generations or {})
 
 
-def newest(spark: SparkSession, table: tables.TableRef) -> list[tuple[str, Kept]]:
+def newest(spark: SparkSession, table: tables.TableRef) -> list[tuple[str, SchemaVersion]]:
     """The newest schema of each collection, and of each generation of its table."""
     if not delta.exists(spark, table):
         return []
@@ -202,12 +204,12 @@ def newest(spark: SparkSession, table: tables.TableRef) -> list[tuple[str, Kept]
             of = (row["collection"], row["generation"] or "")
             last[of] = max(last.get(of, (0, "")), (row["version"], row["schema"]))
     return [
-        (collection, Kept(version, DocumentSchema.from_json(text), generation))
+        (collection, SchemaVersion(version, DocumentSchema.from_json(text), generation))
         for (collection, generation), (version, text) in last.items()
     ]
 
 
-def of_generations(found: Sequence[tuple[str, Kept]], generations: Mapping[str, str]) -> dict[str, Kept]:
+def of_generations(found: Sequence[tuple[str, SchemaVersion]], generations: Mapping[str, str]) -> dict[str, SchemaVersion]:
     """The schema of each collection in its table's generation."""
     return {name: kept for name, kept in found if kept.generation == generations.get(name, "")}
 
@@ -220,8 +222,8 @@ def facts(spark: SparkSession, table: tables.TableRef) -> DataFrame:
 
 
 def keep(
-    spark: SparkSession, table: tables.TableRef, kept: Kept, evolution: Evolution, *, collection: str, batch: int
-) -> Kept:
+    spark: SparkSession, table: tables.TableRef, kept: SchemaVersion, evolution: Evolution, *, collection: str, batch: int
+) -> SchemaVersion:
     """The schema that a batch led to; what changed is appended, before any table holds it."""
     if not evolution.changes:
         return kept

@@ -35,7 +35,7 @@ class SilverCollection:
     layout: tables.Layout
     bronze: tables.TableRef
     writer: Writer
-    schema: schemas.Kept
+    schema: schemas.SchemaVersion
     is_new: bool
     columns: tuple[str, ...] = field(init=False)
     """Columns of bronze beside the document that a row is made of."""
@@ -73,7 +73,7 @@ class SilverCollection:
         # `is_new` alone does not say it: a table that a repair set back to batch 0 has rows, and its commits say so.
         return self.is_new and self.writer.metadata.get("to") is None
 
-    def added(self, schema: document_schema.DocumentSchema) -> tuple[reduce.Added, ...]:
+    def added(self, schema: document_schema.DocumentSchema) -> tuple[reduce.AddedColumn, ...]:
         """The columns that `add.fields` and `add.headers` ask for, beside those of a schema's documents."""
         return reduce.added(self.options.unwrap, documents=(name for name, _ in schema.table()))
 

@@ -39,7 +39,7 @@ class Positions:
     known: dict[registry.Namespace, registry.SilverPosition] = field(default_factory=dict)
     scanned: dict[registry.Namespace, int] = field(default_factory=dict)
     """Up to which batch bronze was searched for a collection's events, where there were none."""
-    schemas: dict[str, schemas.Kept] = field(default_factory=dict)
+    schemas: dict[str, schemas.SchemaVersion] = field(default_factory=dict)
     discovered: int | None = None
     """Up to which batch every collection is known; None before anything is read."""
     noted: int = 0
@@ -64,7 +64,7 @@ class Positions:
             self.known = {namespace: position for namespace, position in positions if position is not None}
         # What was said of another bronze's batches says nothing of this one's: all of it is searched.
         is_other = any(position.is_of_other(self.log) for position in self.known.values())
-        self.settled = 0 if is_other else registry.Settled.among(self.known)
+        self.settled = 0 if is_other else registry.CaughtUp.among(self.known)
         self.scanned = dict.fromkeys(self.known, self.settled)
         self.noted = noted.discovered
         self.discovered = max(noted.discovered, self.settled)
@@ -125,7 +125,7 @@ class Positions:
 
     def settled_metadata(self) -> dict[str, object]:
         """What the last commit of a table says of all of them, so that the next start need not search what lies before."""
-        return {"settled": asdict(registry.Settled.at(self.settled, self.known))}
+        return {"settled": asdict(registry.CaughtUp.at(self.settled, self.known))}
 
     def is_left_out(self, namespace: registry.Namespace) -> bool:
         """Whether a collection that bronze shows gets no table."""
@@ -135,7 +135,7 @@ class Positions:
         """The collection's table in silver."""
         return self.layout.silver(namespace.db, namespace.collection)
 
-    def _refuse(self, collections: registry.Known) -> None:
+    def _refuse(self, collections: registry.KnownCollections) -> None:
         for namespace, error in collections.refused.items():
             self.failures.note(str(namespace), error)
 

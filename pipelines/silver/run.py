@@ -274,7 +274,7 @@ class _Silver:
                 layout=self.layout,
                 bronze=self.bronze,
                 writer=self._claimed(spark, work.namespace),
-                schema=self.positions.schemas.get(str(work.namespace), schemas.Kept()),
+                schema=self.positions.schemas.get(str(work.namespace), schemas.SchemaVersion()),
                 is_new=work.position.to == 0,
             )
         # The pool gives each round any of its sessions, and a commit is fenced by the settings of the one that it is made in.

@@ -185,7 +185,7 @@ def _sweeps(rows: Sequence[Row | bronze_log.SweepRow]) -> tuple[reduce.Sweep, ..
 
 def sweeps_to_apply(sweeps: Iterable[reduce.Sweep], options: CollectionSettings) -> list[reduce.Sweep]:
     """The sweeps without those after which the settings keep the rows."""
-    handling = {reduce.Cause.DROP: options.on_drop, reduce.Cause.RENAME: options.on_rename}
+    handling = {reduce.SweepCause.DROP: options.on_drop, reduce.SweepCause.RENAME: options.on_rename}
     return [sweep for sweep in sweeps if handling.get(sweep.cause) is not OnGone.KEEP]
 
 

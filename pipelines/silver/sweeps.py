@@ -36,7 +36,7 @@ def after(collection: SilverCollection, sweep: reduce.Sweep, reached: registry.S
     """The position when the sweep is done."""
     # A snapshot raises no floor: what comes late from before it is compared with the rows, as always. After a drop there
     # may be no row to compare with.
-    is_end = sweep.cause is not reduce.Cause.SNAPSHOT and not collection.mode.keeps_row
+    is_end = sweep.cause is not reduce.SweepCause.SNAPSHOT and not collection.mode.keeps_row
     floor = max(reached.floor, sweep.first) if is_end else reached.floor
     return replace(reached, swept=max(reached.swept, sweep.first), floor=floor)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pipelines.channels import notifier
 
 IDLE_WAIT = 0.5
-Taking = Callable[[State, SnapshotControls], "snapshot.Snapshot | None"]
+SnapshotFactory = Callable[[State, SnapshotControls], "snapshot.Snapshot | None"]
 """Makes a snapshot ready to run; None where the capture ends before it begins."""
 
 
@@ -75,7 +75,7 @@ class SnapshotMetrics:
 class Snapshots:
     """What is planned and what runs; every method but `run` may be called from any thread."""
 
-    taking: Taking
+    taking: SnapshotFactory
     notifier: notifier.Notifier
     halt: threading.Event
     metrics: SnapshotMetrics
@@ -212,4 +212,4 @@ class Snapshots:
         has_collections = is_incremental and type_ is not notifications.NotificationType.COMPLETED
         names = {"data_collections": ", ".join(state.planned)} if has_collections else {}
         aggregate = notifications.INCREMENTAL if is_incremental else notifications.INITIAL
-        self.notifier.tell(aggregate, type_, id_=state.signal or state.id, data={**names, **data})
+        self.notifier.notify(aggregate, type_, id_=state.signal or state.id, data={**names, **data})

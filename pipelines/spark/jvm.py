@@ -171,11 +171,11 @@ def _interrupts_as_they_are() -> Iterator[None]:
 def _end_without_traceback(context: Any) -> None:
     """Log what PySpark's accumulator server would print: a traceback for each connection that the end of the JVM breaks."""
 
-    def told(request: object, address: object) -> None:
+    def ignore(request: object, address: object) -> None:
         log.debug("a connection of accumulators broke", exc_info=True)
 
     with contextlib.suppress(AttributeError):
-        context._accumulatorServer.handle_error = told
+        context._accumulatorServer.handle_error = ignore
 
 
 class _Launch(dict[str, Any]):
@@ -216,12 +216,12 @@ def _why_not() -> errors.MedallionError:
         return errors.DecisionNeeded(f"Spark needs Java {JAVA_NEEDED}, and there is none: {how}")
     if version < JAVA_NEEDED:
         return errors.DecisionNeeded(f"Spark needs Java {JAVA_NEEDED} or later, and this is Java {version}: {how}")
-    told = log_file().read_text(errors="replace") if log_file().exists() else ""
-    if "unresolved dependenc" in told or "FAILED DOWNLOADS" in told:
+    output = log_file().read_text(errors="replace") if log_file().exists() else ""
+    if "unresolved dependenc" in output or "FAILED DOWNLOADS" in output:
         return errors.Temporary(
             f"Delta's jars could not be downloaded from Maven Central: the first start needs the network (log: {log_file()})"
         )
-    last = next((line.strip() for line in reversed(told.splitlines()) if line.strip()), "no output")
+    last = next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "no output")
     return errors.DecisionNeeded(f"Spark did not start: {last} (log: {log_file()})")
 
 

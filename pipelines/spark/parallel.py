@@ -62,8 +62,8 @@ class Failures:
             return
         before = self.found.get(name)
         self.found[name] = known
-        if before is None or errors.told(before) != errors.told(known):
-            log.error("%s: %s; the other collections go on", name, errors.told(known))
+        if before is None or errors.message_of(before) != errors.message_of(known):
+            log.error("%s: %s; the other collections go on", name, errors.message_of(known))
 
     def waits(self, name: str) -> bool:
         """Whether a collection failed in a way that trying again does not mend."""

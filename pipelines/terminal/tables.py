@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pipelines.gold.models import ModelPlan
     from pipelines.operations.check import Finding
     from pipelines.operations.maintain import MaintenanceResult as Maintenance
-    from pipelines.operations.quarantine import QuarantinedEvent, Replayed
+    from pipelines.operations.quarantine import QuarantinedEvent, ReplayResult
     from pipelines.operations.rebuild import RebuildResult
     from pipelines.operations.repair import Repaired
     from pipelines.operations.schema import SchemaHistory
@@ -156,14 +156,14 @@ class Rate:
 
 def described(now: Progress, *, rate: float) -> str:
     """A capture's progress as one line: the snapshot where one runs, then the stream."""
-    told = []
+    parts = []
     if now.snapshot is not None and now.snapshot.seconds_left != 0:
-        told.append(snapshot_line(now.snapshot))
+        parts.append(snapshot_line(now.snapshot))
     lag = "" if now.lag_seconds is None else f", {now.lag_seconds:.0f} s behind"
-    told.append(f"stream: {now.events:,} events, {rate:,.0f}/s{lag}")
+    parts.append(f"stream: {now.events:,} events, {rate:,.0f}/s{lag}")
     if now.reconnects:
-        told.append(f"{now.reconnects} reconnects")
-    return " · ".join(told)
+        parts.append(f"{now.reconnects} reconnects")
+    return " · ".join(parts)
 
 
 def snapshot_line(now: SnapshotProgress) -> str:
@@ -214,9 +214,9 @@ def verified(found: Verification) -> None:
     table = _plain_table("collection", "documents", "equal", "missing", "extra", "different", "else", "seconds")
     for each in found.collections:
         others = {name: getattr(each, name) for name in VERDICTS_BESIDE if getattr(each, name)}
-        told = ", ".join(f"{count:,} {name}" for name, count in others.items())
+        parts = ", ".join(f"{count:,} {name}" for name, count in others.items())
         counts = (each.documents, each.equal, each.missing, each.extra, each.different)
-        table.add_row(Text(each.collection), *(f"{count:,}" for count in counts), told or "–", f"{each.seconds:.1f}")
+        table.add_row(Text(each.collection), *(f"{count:,}" for count in counts), parts or "–", f"{each.seconds:.1f}")
     screen.print(table)
     for each in found.collections:
         for difference in each.differences[:SHOWN_DIFFERENCES]:
@@ -280,16 +280,16 @@ def quarantined(found: Sequence[QuarantinedEvent]) -> None:
     screen.print(table)
 
 
-def replayed(found: Mapping[str, Replayed]) -> None:
+def replayed(found: Mapping[str, ReplayResult]) -> None:
     """What `medallion quarantine replay` did, a line for each collection."""
     screen = console()
     for name, each in found.items():
-        told = [f"{name}: nothing to bring back"]
+        parts = [f"{name}: nothing to bring back"]
         if each.batch is not None:
-            told = [f"{name}: {each.events:,} brought back as bronze batch {each.batch}, which medallion silver applies"]
+            parts = [f"{name}: {each.events:,} brought back as bronze batch {each.batch}, which medallion silver applies"]
         if each.held:
-            told.append(f"{each.held:,} held still, which cannot be read or follow one that cannot")
-        screen.print("; ".join(told))
+            parts.append(f"{each.held:,} held still, which cannot be read or follow one that cannot")
+        screen.print("; ".join(parts))
     if not found:
         screen.print("no collection has come to silver yet")
 
@@ -335,12 +335,12 @@ def _plain_table(*names: str) -> Table:
 
 
 def _source_line(found: Status) -> Text:
-    asked = found.source
-    if asked.problem is not None:
-        return Text(asked.problem, style="yellow")
-    if asked.now is None or asked.oplog_first is None:
-        return Text(f"{asked.server}, oplog unknown (the user lacks clusterMonitor)")
-    return Text(f"{asked.server}, its oplog reaches back {units.duration(asked.now - asked.oplog_first)}")
+    server = found.source
+    if server.problem is not None:
+        return Text(server.problem, style="yellow")
+    if server.now is None or server.oplog_first is None:
+        return Text(f"{server.server}, oplog unknown (the user lacks clusterMonitor)")
+    return Text(f"{server.server}, its oplog reaches back {units.duration(server.now - server.oplog_first)}")
 
 
 def _bronze_line(found: Status) -> Text:
@@ -348,18 +348,18 @@ def _bronze_line(found: Status) -> Text:
     if log is None:
         return Text("nothing captured yet: medallion capture begins it", style="yellow")
     at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(log.position))
-    told = [f"{log.events:,} rows in {log.batch:,} batches, complete up to {at}"]
+    parts = [f"{log.events:,} rows in {log.batch:,} batches, complete up to {at}"]
     if log.lag_seconds is not None:
-        told.append(f"{units.duration(log.lag_seconds)} behind")
+        parts.append(f"{units.duration(log.lag_seconds)} behind")
     if log.headroom_seconds is not None:
         lost = " (the position is lost)" if log.headroom_seconds < 0 else ""
-        told.append(f"headroom {units.duration(max(0, log.headroom_seconds))}{lost}")
+        parts.append(f"headroom {units.duration(max(0, log.headroom_seconds))}{lost}")
     if log.rate is not None:
-        told.append(f"{log.rate:,.0f} events/s")
-    told.append(_writer(log.writer))
+        parts.append(f"{log.rate:,.0f} events/s")
+    parts.append(_writer(log.writer))
     if log.slow_commits is not None:
-        told.append(f"commits go through Spark: {log.slow_commits}")
-    return Text(", ".join(filter(None, told)))
+        parts.append(f"commits go through Spark: {log.slow_commits}")
+    return Text(", ".join(filter(None, parts)))
 
 
 def _writer(writer: object) -> str:

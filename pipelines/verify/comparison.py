@@ -99,15 +99,15 @@ class CollectionComparison:
 
     # --- what is read
 
-    def _schema(self) -> schemas.Kept:
+    def _schema(self) -> schemas.SchemaVersion:
         name = str(self.namespace)
         silver = registry.silver_position(
             self.spark, self.context.layout.silver(self.namespace.db, self.namespace.collection)
         )
         ops = self.context.layout.ops("schemas")
-        return schemas.latest(self.spark, ops, generations={name: silver.generation}).get(name, schemas.Kept())
+        return schemas.latest(self.spark, ops, generations={name: silver.generation}).get(name, schemas.SchemaVersion())
 
-    def _reading(self, schema: schemas.Kept, *, is_whole: bool) -> documents.Reading:
+    def _reading(self, schema: schemas.SchemaVersion, *, is_whole: bool) -> documents.Reading:
         assert self.collection is not None
         given = self.context.settings.source
         listed = field_filters.read(given.field_exclude_list, given.field_renames)
@@ -141,7 +141,7 @@ class CollectionComparison:
         equal = first.equal + sum(each.kind is KeyVerdict.EQUAL and each.key not in self.gone for each in verdicts)
         return self._result(first.documents, equal, verdicts, unsettled=first.unsettled)
 
-    def _first_sight(self, schema: schemas.Kept) -> _FullRead:
+    def _first_sight(self, schema: schemas.SchemaVersion) -> _FullRead:
         threads = _threads(self.spark)
         if self.collection is None:
             read = self.spark.createDataFrame([], documents.READ_DDL)
@@ -163,9 +163,9 @@ class CollectionComparison:
             is_equal = (F.col("rows") == 1) & (F.col("digest") == F.col("held"))
             suspects = both.where(~F.coalesce(is_equal, F.lit(False)))
             with query_execution.held(suspects.select("key", F.col("digest").isNotNull().alias("is_document"))) as others:
-                told = others.agg(F.count("*").alias("n"), F.count_if("is_document").alias("documents")).first()
+                differing = others.agg(F.count("*").alias("n"), F.count_if("is_document").alias("documents")).first()
                 keys = [row.key for row in others.select("key").limit(MOST_SUSPECTS).collect()]
-        return _FullRead(counted.n, counted.n - told.documents, tuple(keys), told.n - len(keys))
+        return _FullRead(counted.n, counted.n - differing.documents, tuple(keys), differing.n - len(keys))
 
     def sampled(self, documents_wanted: int) -> CollectionVerification:
         """So many documents of the source, and so many rows of the table."""
@@ -222,7 +222,7 @@ class CollectionComparison:
         rows: Sequence[equality.TableRow],
         reached: table_progress.TableProgress,
         moved: table_progress.KeyEvents | None,
-        schema: schemas.Kept,
+        schema: schemas.SchemaVersion,
     ) -> KeyDifference:
         if len(rows) == 1 and seen.text is not None:
             found = equality.differences(equality.Document.read(seen.text), rows[0], schema.schema)
@@ -257,7 +257,7 @@ class CollectionComparison:
         incomplete, held = self._incomplete(wrong), self._quarantined()
         # Only where something is wrong: each of these is a look at bronze or silver.
         is_kept, is_unread = self._keeps_rows(), self._is_being_read()
-        told = []
+        explained = []
         for each in found:
             kind = each.kind
             if kind is KeyVerdict.EXTRA and is_kept:
@@ -268,8 +268,8 @@ class CollectionComparison:
                 kind = KeyVerdict.INCOMPLETE
             elif kind is KeyVerdict.MISSING and is_unread:
                 kind = KeyVerdict.WAITING
-            told.append(replace(each, kind=kind))
-        return told
+            explained.append(replace(each, kind=kind))
+        return explained
 
     def _keeps_rows(self) -> bool:
         """Whether the settings keep the row of a document that is gone."""

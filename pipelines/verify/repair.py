@@ -57,11 +57,11 @@ def through_bronze(
             errors.Problem("source.signal.enabled.channels", "the capture does not listen to table", "add table to it")
         )
     # All signals are sent before any is waited for: the capture takes them up one after the other.
-    asked = [_send(spark, settings, namespace, keys[start : start + KEYS]) for start in range(0, len(keys), KEYS)]
+    ids = [_send(spark, settings, namespace, keys[start : start + KEYS]) for start in range(0, len(keys), KEYS)]
     log = delta.layout(settings.lakehouse).bronze(settings.name)
     if owners.is_held(spark, log):
         # Its silver and gold claim their tables when there is something to write: to run them here could end them.
-        _wait(spark, settings, asked, stop=stop)
+        _wait(spark, settings, ids, stop=stop)
         return
     _run(spark, settings, layer=layer, stop=stop)
 
@@ -78,18 +78,18 @@ def _send(spark: SparkSession, settings: Settings, namespace: registry.Namespace
     return id_
 
 
-def _wait(spark: SparkSession, settings: Settings, asked: Sequence[str], *, stop: threading.Event) -> None:
+def _wait(spark: SparkSession, settings: Settings, ids: Sequence[str], *, stop: threading.Event) -> None:
     """Wait until the running capture has read the keys of these signals again."""
     log = delta.layout(settings.lakehouse).bronze(settings.name)
     end = time.monotonic() + SIGNAL_SECONDS
     while not stop.wait(PAUSE):
         states = snapshot_state.states(bronze.snapshot_heartbeats(spark, log))
-        if set(asked) <= {state.signal for state in states if state.is_done}:
+        if set(ids) <= {state.signal for state in states if state.is_done}:
             return
         if time.monotonic() > end:
             raise errors.Temporary(
                 f"{log.label}: the capture did not read again what differs in {SIGNAL_SECONDS:.0f} s; the signals "
-                f"{', '.join(asked[:3])} wait for it. Is it paused, or behind?"
+                f"{', '.join(ids[:3])} wait for it. Is it paused, or behind?"
             )
 
 

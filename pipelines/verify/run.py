@@ -84,7 +84,7 @@ KEPT_DIFFERENCES = 1000
 
 
 @dataclass(frozen=True)
-class Asked:
+class VerifyOptions:
     """The options of a verification."""
 
     collection: str | None = None
@@ -96,7 +96,9 @@ class Asked:
     patience: float = PATIENCE_SECONDS
 
 
-def run(spark: SparkSession, settings: Settings, options: Asked, *, stop: threading.Event | None = None) -> Verification:
+def run(
+    spark: SparkSession, settings: Settings, options: VerifyOptions, *, stop: threading.Event | None = None
+) -> Verification:
     """Compare the collections, and append the results to `ops/verifications`.
 
     A collection that cannot be compared is named, and its error raised when the others were. Raises `SettingsError`,
@@ -156,14 +158,14 @@ class _VerifyRun:
     """One run over the collections of a pipeline; `sources` are those that the source has."""
 
     context: VerifyContext
-    options: Asked
+    options: VerifyOptions
     sources: Mapping[str, catalog.SourceCollection]
 
     @staticmethod
     def begin(
         spark: SparkSession,
         settings: Settings,
-        options: Asked,
+        options: VerifyOptions,
         connection: source.Connection,
         client: mongodb.Client,
         stop: threading.Event,
@@ -252,4 +254,4 @@ class _VerifyRun:
         )
 
 
-__all__ = ["Asked", "Layer", "as_of", "refuse", "run", "to_json"]
+__all__ = ["Layer", "VerifyOptions", "as_of", "refuse", "run", "to_json"]

@@ -107,12 +107,12 @@ def test_fifty_planted_differences_are_found_and_repaired(
     play(spark, found)
     database.orders.update_many({}, {"$unset": {"gone": 1}})
     play(spark, found)
-    clean = verify.run(spark, found, verify.Asked())
+    clean = verify.run(spark, found, verify.VerifyOptions())
     assert clean.is_equal, only(clean).differences
     assert (only(clean).documents, only(clean).equal) == (301, 301)
     tables = delta.layout(found.lakehouse)
     planted = plant(spark, tables.gold(database.name, "orders"))
-    wrong = verify.run(spark, found, verify.Asked(collection=f"{database.name}.orders"))
+    wrong = verify.run(spark, found, verify.VerifyOptions(collection=f"{database.name}.orders"))
     assert {kind: sorted(keys) for kind, keys in kinds(only(wrong)).items()} == planted
     assert only(wrong).equal == 301 - 9 * PER_KIND
     paths = {each.key: [path.path for path in each.paths] for each in only(wrong).differences}
@@ -122,25 +122,25 @@ def test_fifty_planted_differences_are_found_and_repaired(
     with pytest.raises(errors.DecisionNeeded, match="orders: gold is not what the source holds"):
         verify.refuse(wrong)
     assert "lost $unset" not in verify.to_json(wrong)
-    mended = verify.run(spark, found, verify.Asked(repair=True))
+    mended = verify.run(spark, found, verify.VerifyOptions(repair=True))
     assert (only(mended).is_equal, only(mended).repaired) == (True, 10 * PER_KIND), only(mended).differences
-    again = verify.run(spark, found, verify.Asked())
+    again = verify.run(spark, found, verify.VerifyOptions())
     assert again.is_equal and only(again).equal == 301
     noted = spark.table(str(tables.ops("verifications"))).orderBy("at_ms").collect()
     assert [row.is_equal for row in noted] == [True, False, True, True]
     assert {each["key"] for each in json.loads(noted[1].differences)} == set(sum(planted.values(), []))
     silver_table = tables.silver(database.name, "orders")
     spark.sql(f"UPDATE {silver_table} SET nested.inner.n = 1, odd = 7 WHERE _id = 13")
-    (difference,) = only(verify.run(spark, found, verify.Asked(layer=Layer.SILVER))).differences
+    (difference,) = only(verify.run(spark, found, verify.VerifyOptions(layer=Layer.SILVER))).differences
     assert (difference.key, [path.path for path in difference.paths]) == ("13", ["nested.inner.n", "odd"])
     gold_table = tables.gold(database.name, "orders")
     for key, number in (("NULL", 20), ("'planted'", 21), ("__key", 22)):
         names = [f"{key} AS `__key`" if name == "__key" else f"`{name}`" for name in spark.table(str(gold_table)).columns]
         spark.sql(f"INSERT INTO {gold_table} SELECT {', '.join(names)} FROM {gold_table} WHERE _id = {number} LIMIT 1")
-    twice = only(verify.run(spark, found, verify.Asked()))
+    twice = only(verify.run(spark, found, verify.VerifyOptions()))
     assert kinds(twice) == {"extra": ["", "planted"], "different": ["22"]}
     assert [each.what for each in twice.differences[1].paths] == ["2 rows"]
-    assert not only(verify.run(spark, found, verify.Asked(repair=True))).is_equal
+    assert not only(verify.run(spark, found, verify.VerifyOptions(repair=True))).is_equal
 
 
 def test_nothing_is_reported_while_the_source_is_written_to(
@@ -154,12 +154,12 @@ def test_nothing_is_reported_while_the_source_is_written_to(
     with Aside(lambda: layers.run(spark, found, once=False, stop=stop)), Aside(lambda: write(database.orders, written)):
         try:
             until(lambda: delta.exists(spark, delta.layout(found.lakehouse).gold(database.name, "orders")), seconds=240)
-            first = only(verify.run(spark, found, verify.Asked()))
+            first = only(verify.run(spark, found, verify.VerifyOptions()))
             assert first.is_equal, first.differences
             assert first.equal + first.waiting + first.changing >= 200
             table = delta.layout(found.lakehouse).gold(database.name, "orders")
             until(lambda: is_planted(spark, f"UPDATE {table} SET text = 'planted' WHERE _id IN (390, 391)"))
-            mended = only(verify.run(spark, found, verify.Asked(repair=True, sample=400)))
+            mended = only(verify.run(spark, found, verify.VerifyOptions(repair=True, sample=400)))
             assert (mended.is_equal, mended.repaired) == (True, 2), mended
         finally:
             written.set()

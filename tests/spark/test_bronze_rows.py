@@ -106,7 +106,7 @@ def test_numbers_that_a_restore_took_back_do_not_come_again(spark: SparkSession,
         again = bronze.Log.open(spark, log.table, take_over=True)
         assert again.position is not None
         assert (again.position.token, again.position.batch) == (("820003", 4) if batch == 7 else ("829999", 7))
-        assert bronze.newest(spark, log.table) == bronze.Newest(batch - 1, log.log)
+        assert bronze.newest(spark, log.table) == bronze.BronzeHead(batch - 1, log.log)
         assert again.heartbeat({}, token="829999", ts_ms=1) == bronze.BronzePosition("829999", batch, batch - 3)
         again.close()
 
@@ -129,7 +129,7 @@ def told(log: bronze.Log) -> tuple[object, ...]:
     """What a start asks of bronze."""
     return (
         bronze.read_position(log.spark, log.table),
-        bronze.told_heartbeats(log.spark, log.table),
+        bronze.gap_and_snapshot_heartbeats(log.spark, log.table),
         bronze.notes(log.spark, log.table),
         bronze.handled_signals(log.spark, log.table),
         delta.properties(log.spark, log.table).get("delta.appendOnly"),

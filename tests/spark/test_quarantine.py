@@ -253,9 +253,9 @@ def test_replay(spark: SparkSession, layout: tables.Layout) -> None:
     arguments: dict[str, Any] = {"name": "shop", "namespace": ("shop", "orders"), "now_ms": 0}
     correct = {"token-2": {"updatedFields": '{"a":1}'}}
     replayed = quarantines.replay(spark, layout, tokens=["token-2"], corrections=correct, **arguments)
-    assert replayed == quarantines.Replayed(2, 3)
+    assert replayed == quarantines.ReplayResult(2, 3)
     again = quarantines.replay(spark, layout, tokens=["token-3"], corrections=correct, **arguments)
-    assert again == quarantines.Replayed(0, None)
+    assert again == quarantines.ReplayResult(0, None)
     assert bronze_table.read_position(spark, layout.bronze("shop")) == bronze_table.BronzePosition("position", 3, 7)
     commit = table_history.last_commit(spark, layout.bronze("shop"))
     assert commit is not None and commit.metadata is not None and commit.metadata["stream"] == "fingerprint"
@@ -281,10 +281,10 @@ def test_a_replay_brings_back_what_can_be_read_and_no_more(spark: SparkSession, 
     )
     assert applied(spark, layout, 0, 2) == ["token-1"]  # a mark
     arguments: dict[str, Any] = {"name": "shop", "namespace": ("shop", "orders"), "now_ms": 0}
-    assert quarantines.replay(spark, layout, **arguments) == quarantines.Replayed(0, None, 5)
+    assert quarantines.replay(spark, layout, **arguments) == quarantines.ReplayResult(0, None, 5)
     assert bronze_table.newest(spark, layout.bronze("shop")).batch == 2
     correct = {"token-1": {"updatedFields": "{}"}}
-    assert quarantines.replay(spark, layout, corrections=correct, **arguments) == quarantines.Replayed(2, 3, 3)
+    assert quarantines.replay(spark, layout, corrections=correct, **arguments) == quarantines.ReplayResult(2, 3, 3)
     assert applied(spark, layout, 2, 3) == ["token-1", "token-2", "token-3"]  # the last one is a mark
     held = quarantines.listed(spark, layout.quarantine("shop", "orders"))
     assert [each.resume_token for each in held] == ["token-3", "token-4", "token-5"]

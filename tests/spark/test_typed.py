@@ -241,8 +241,8 @@ def test_the_record_of_a_schema(spark: SparkSession, tmp_path: pathlib.Path) -> 
     schemas.append(spark, table, collection="shop.orders", version=2, batch=9, evolution=two)
     schemas.append(spark, table, collection="shop.o'ther", version=1, batch=9, evolution=one)
     assert schemas.latest(spark, table) == {
-        "shop.orders": schemas.Kept(2, two.schema),
-        "shop.o'ther": schemas.Kept(1, one.schema),
+        "shop.orders": schemas.SchemaVersion(2, two.schema),
+        "shop.o'ther": schemas.SchemaVersion(1, one.schema),
     }
     kept = spark.table(str(table)).where("version = 2")
     rows = kept.select("path", "change", "from", "to", "batch").collect()

@@ -138,7 +138,7 @@ def test_a_creator_that_was_taken_for_killed_makes_the_table(spark: SparkSession
     def clear() -> None:
         while not cleared.is_set():
             if (tmp_path / "begun" / "_delta_log").is_dir():
-                delta._remove_unborn(made)
+                delta._remove_abandoned(made)
                 if not (tmp_path / "begun").exists():
                     cleared.set()
 

@@ -68,13 +68,13 @@ def test_conditions_are_filters_of_collections() -> None:
     ],
 )
 def test_what_cannot_be_done_is_refused(type_: str, data: dict[str, object], said: str) -> None:
-    with pytest.raises(signals.Refused, match=said):
+    with pytest.raises(signals.SignalRefused, match=said):
         signals.request(signals.Signal("1", type_, data))
 
 
 @pytest.mark.parametrize("text", ["", "no json", "[]", '{"id": "1"}', '{"id": "1", "type": "log", "data": "x"}'])
 def test_lines_that_are_no_signals_are_refused(text: str) -> None:
-    with pytest.raises(signals.Refused):
+    with pytest.raises(signals.SignalRefused):
         signals.from_json(text, channel="file")
 
 
@@ -150,7 +150,7 @@ HOSTILE: dict[str, dict[str, object]] = {
 def test_what_no_parser_takes_is_refused_and_noted(name: str) -> None:
     """A signal that a person mistyped, or means ill, ends no capture: it is refused, and its row can be written."""
     signal = signals.from_json(json.dumps({"id": "a", "type": "execute-snapshot", "data": HOSTILE[name]}), channel="file")
-    with pytest.raises(signals.Refused) as refused:
+    with pytest.raises(signals.SignalRefused) as refused:
         signals.request(signal)
     rows = events.Rows("shop")
     rows.mark(events.Mark("token", columns.RowKind.SIGNAL, signal.payload(refused=str(refused.value), row="r")))
@@ -159,7 +159,7 @@ def test_what_no_parser_takes_is_refused_and_noted(name: str) -> None:
 
 def test_a_signal_whose_name_is_not_unicode_is_refused_and_noted() -> None:
     signal = signals.from_json('{"id": "a\\ud800", "type": "lo\\udfff", "data": {}}', channel="table")
-    with pytest.raises(signals.Refused, match="Unicode"):
+    with pytest.raises(signals.SignalRefused, match="Unicode"):
         signals.request(signal)
     rows = events.Rows("shop")
     rows.mark(events.Mark("token", columns.RowKind.SIGNAL, signal.payload(refused="\ud800")))
@@ -169,7 +169,7 @@ def test_a_signal_whose_name_is_not_unicode_is_refused_and_noted() -> None:
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"id": "a", "type": "log", "data": "' + "[" * 100_000 + '"}'])
 def test_a_line_of_too_many_levels_is_refused(text: str, tmp_path: Path) -> None:
     """In a file it is left out, and those around it are heeded."""
-    with pytest.raises(signals.Refused):
+    with pytest.raises(signals.SignalRefused):
         signals.from_json(text, channel="file")
     path = tmp_path / "signals.txt"
     path.write_text("\n".join([json.dumps({"id": "1", "type": "log"}), text, json.dumps({"id": "2", "type": "log"}), ""]))
@@ -197,5 +197,5 @@ def test_a_look_that_fails_loses_no_signal(tmp_path: Path, monkeypatch: pytest.M
 def test_a_document_that_no_mapping_holds_is_refused() -> None:
     """A field that stands in it twice: nobody can tell which one is meant."""
     repeated = raw_bson.RepeatedFields((("_id", 1), ("type", "log"), ("type", "stop-snapshot")))
-    with pytest.raises(signals.Refused, match="more than once"):
+    with pytest.raises(signals.SignalRefused, match="more than once"):
         signals.from_document(repeated)

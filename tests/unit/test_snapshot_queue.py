@@ -43,7 +43,7 @@ class Notifier:
     def __init__(self) -> None:
         self.told: list[tuple[str | None, str]] = []
 
-    def tell(self, aggregate: str, type_: Any, *, id_: str | None, data: Any = None) -> None:
+    def notify(self, aggregate: str, type_: Any, *, id_: str | None, data: Any = None) -> None:
         self.told.append((id_, type_.value))
 
 

@@ -68,7 +68,7 @@ def test_a_collection_that_cannot_be_compared_hinders_no_other(
         }
     )
     with pytest.raises(type(error), match=str(error)):
-        verify.run(SPARK, chosen, verify.Asked())
+        verify.run(SPARK, chosen, verify.VerifyOptions())
     assert run.noted == noted
 
 
