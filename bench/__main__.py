@@ -20,6 +20,7 @@ HOPS: dict[str, tuple[str, ...]] = {
     "memory": (),
     "verify": (),
     "end_to_end": (),
+    "environments": (),
 }
 QUICK: dict[str, tuple[str, ...]] = {
     "capture": ("--events", "100000", "--sizes", "1 KB", "3.6 KB"),
@@ -32,6 +33,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "memory": ("--gigabytes", "0.5"),
     "verify": ("--documents", "100000"),
     "end_to_end": ("--documents", "20000"),
+    "environments": ("--batches", "4"),
 }
 
 

@@ -12,7 +12,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql.classic.dataframe import DataFrame
 from pyspark.sql.conf import RuntimeConfig
 
-from pipelines.delta import local_log
+from pipelines.delta import direct_log, local_log
 from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
@@ -23,11 +23,13 @@ TAKEN = ("spark.sql.session.timeZone", "spark.sql.shuffle.partitions", "spark.sq
 
 
 class Environment(enum.Enum):
-    """`DISK` is seen by this process, which commits straight into Delta's log. In `ELSEWHERE` it sees no file of the tables, as
-    on an object store. `REFUSING` is that with a session that takes no settings and keeps no rows, as serverless compute."""
+    """`DISK` is seen by this process, which commits straight into Delta's log. In `STORE` it sees no file of the tables, and
+    reaches them by way of the JVM. In `STATEMENTS` all commits go through Spark, as in a catalog and over Spark Connect.
+    `REFUSING` is that with a session that takes no settings and keeps no rows, as serverless compute."""
 
     DISK = "disk"
-    ELSEWHERE = "elsewhere"
+    STORE = "store"
+    STATEMENTS = "statements"
     REFUSING = "refusing"
 
 
@@ -38,9 +40,15 @@ def session(spark: SparkSession, environment: Environment) -> Iterator[SparkSess
     with pytest.MonkeyPatch.context() as patch:
         if environment is not Environment.DISK:
             patch.setattr(local_log, "folder", lambda table: None)
+        if environment in (Environment.STATEMENTS, Environment.REFUSING):
+            patch.setattr(direct_log, "_reached", _unreachable)
         if environment is Environment.REFUSING:
             _refuse(patch)
         yield own
+
+
+def _unreachable(*_: Any) -> NoReturn:
+    raise direct_log._NoDirectLog("this test has none")
 
 
 def _refuse(patch: pytest.MonkeyPatch) -> None:

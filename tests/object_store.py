@@ -1,8 +1,16 @@
-"""An S3 of the test's own on the loopback; it can be made to take no notice of conditional requests."""
+"""An S3 of the test's own on the loopback; it can be made to take no notice of conditional requests.
+
+`python -m tests.object_store lake` runs one in a process of its own, tells its URL, and answers ``GET /requests`` with the
+number of requests so far.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import signal
+import subprocess
+import sys
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +48,9 @@ class ObjectStore:
         """The emulator, whose requests are noted."""
 
         def application(environ: dict[str, Any], start: Any) -> Any:
+            if environ["PATH_INFO"] == "/requests":
+                start("200 OK", [("Content-Type", "text/plain")])
+                return [str(len(self.requests)).encode()]
             self.requests.append((environ["REQUEST_METHOD"], environ["PATH_INFO"]))
             if self.ignores_conditions:
                 environ.pop("HTTP_IF_NONE_MATCH", None)
@@ -54,3 +65,32 @@ def running(bucket: str) -> Iterator[ObjectStore]:
     store = ObjectStore()
     with emulated_s3.running(bucket, store.around) as store.emulated:
         yield store
+
+
+@contextlib.contextmanager
+def elsewhere(bucket: str) -> Iterator[EmulatedS3]:
+    """The same in another process, whose work is none of this one's."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.object_store", bucket], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield EmulatedS3(process.stdout.readline().strip())
+        finally:
+            process.kill()
+
+
+def count(store: EmulatedS3) -> int:
+    """How many requests a store of `elsewhere` has answered."""
+    with urllib.request.urlopen(f"{store.url}/requests", timeout=30) as answer:
+        return int(answer.read())
+
+
+def main() -> None:
+    with running(sys.argv[1]) as store:
+        print(store.emulated.url, flush=True)
+        signal.pause()
+
+
+if __name__ == "__main__":
+    main()

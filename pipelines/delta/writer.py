@@ -25,7 +25,6 @@ from pipelines.delta import (
     data_file,
     exclusion,
     fenced_commits,
-    local_log,
     owners,
     query_execution,
     table_errors,
@@ -288,14 +287,14 @@ class Writer(fenced_commits.FencedCommits):
     ) -> int:
         """Append Arrow rows as one fenced commit; the new version.
 
-        `statistics` names the columns whose minimum and maximum are kept for skipping. On a local file system the
+        `statistics` names the columns whose minimum and maximum are kept for skipping. Where the direct log is to be had, the
         Parquet file is written here and committed through Delta's transaction; elsewhere Spark appends the rows.
         """
-        folder = local_log.folder(self.table)
-        if self.direct is None or folder is None:
+        if self.direct is None:
             return self.append(self.spark.createDataFrame(rows), to=to, extra=extra)
         self.refuse_unanswered()
-        file = data_file.ParquetFile.write(folder, rows, statistics=statistics, table=self.table)
+        files = self.direct.store
+        file = data_file.ParquetFile.write(files, rows, statistics=statistics, table=self.table)
         try:
             return self.through_log(functools.partial(self.direct.commit, file), lambda: (to, extra))
         except (
