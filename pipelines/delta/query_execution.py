@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,10 +14,14 @@ from pyspark.errors import PySparkException
 
 from cdc_core.tables import layout as tables
 from pipelines.delta import local_log
+from pipelines.spark import failures
 from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -52,6 +57,8 @@ def required_confs(spark: SparkSession, settings: Mapping[str, str]) -> Iterator
                     spark.conf.set(name, previous)
 
 
+WITHOUT_SETTINGS = "this session takes no settings of Delta, so that a MERGE is a write of the keys that it touches"
+
 _locks: WeakKeyDictionary[SparkSession, threading.RLock] = WeakKeyDictionary()
 _takes_settings: WeakKeyDictionary[SparkSession, bool] = WeakKeyDictionary()
 _computes: WeakKeyDictionary[SparkSession, bool] = WeakKeyDictionary()
@@ -66,8 +73,9 @@ def takes_settings(spark: SparkSession) -> bool:
         try:
             with required_confs(spark, PROBE):
                 _takes_settings[spark] = True
-        except PySparkException:
+        except PySparkException as error:
             _takes_settings[spark] = False
+            log.info("%s (%s)", WITHOUT_SETTINGS, failures.condition(error))
     return _takes_settings[spark]
 
 
