@@ -65,17 +65,20 @@ def since(spark: SparkSession, table: tables.TableRef, version: int) -> list[Com
 
 
 def _newest_first(spark: SparkSession, table: tables.TableRef) -> Iterator[Commit]:
-    """The whole history, of which no more is read than somebody asks for."""
+    """The whole history, of which little more is read than somebody asks for, however long it is."""
     folder = local_log.folder(table)
     if folder is not None and (folder / "_delta_log").is_dir():
         yield from local_log.commits(folder)
         return
     told: int | None = None
-    for limit in (1, 30, None):
-        for commit in commits(spark, table, limit=limit):
+    for limit in (30**power for power in itertools.count()):
+        found = commits(spark, table, limit=limit)
+        for commit in found:
             if told is None or commit.version < told:
                 told = commit.version
                 yield commit
+        if len(found) < limit:
+            return
 
 
 def last_commit(spark: SparkSession, table: tables.TableRef) -> Commit | None:
