@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,7 +101,7 @@ def running(log: Path, *conf: tuple[str, str]) -> Iterator[str]:
             [submit, "--class", server, *options, "spark-internal"],
             stdout=said,
             stderr=said,
-            env={**os.environ, **processes.QUICK_JVM},
+            env={**os.environ, **processes.QUICK_JVM, "PYSPARK_PYTHON": sys.executable},
             start_new_session=True,
         )
     try:
