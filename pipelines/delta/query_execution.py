@@ -109,8 +109,8 @@ def computed(df: DataFrame) -> DataFrame:
 def _can_compute(spark: SparkSession) -> bool:
     if spark not in _computes:
         try:
-            probed = takes_settings(spark) and not sparks.is_classic(spark)
-            _computes[spark] = (probed and spark.range(1).localCheckpoint() is not None) or sparks.is_classic(spark)
+            is_kept = sparks.is_classic(spark) or spark.range(1).localCheckpoint() is not None
+            _computes[spark] = takes_settings(spark) and is_kept
         except PySparkException:
             _computes[spark] = False
     return _computes[spark]

@@ -23,7 +23,8 @@ from tests.spark.test_silver import CASES
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-AWAY = pytest.mark.parametrize("session", list(Environment)[1:], indirect=True, ids=lambda each: each.value)
+LONG = (pytest.param(each, marks=pytest.mark.journey) for each in (Environment.STORE, Environment.STATEMENTS))
+AWAY = pytest.mark.parametrize("session", [*LONG, Environment.REFUSING], indirect=True, ids=lambda each: each.value)
 EVERYWHERE = pytest.mark.parametrize("session", list(Environment), indirect=True, ids=lambda each: each.value)
 
 
