@@ -35,10 +35,10 @@ MAX_CPU = 1.5
 
 PLACES = (
     ("disk", "file", Environment.DISK),
-    ("disk, by statements", "file", Environment.STATEMENTS),
-    ("disk, no settings", "file", Environment.REFUSING),
     ("S3", "s3a", Environment.STORE),
     ("S3, by statements", "s3a", Environment.STATEMENTS),
+    ("disk, by statements", "file", Environment.STATEMENTS),
+    ("disk, no settings", "file", Environment.REFUSING),
 )
 
 
