@@ -21,6 +21,7 @@ HOPS: dict[str, tuple[str, ...]] = {
     "gate": (),
     "verify": (),
     "end_to_end": (),
+    "environments": (),
 }
 QUICK: dict[str, tuple[str, ...]] = {
     "capture": ("--events", "100000", "--sizes", "1 KB", "3.6 KB"),
@@ -34,6 +35,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "gate": ("--rows", "100000", "--changed", "2000"),
     "verify": ("--documents", "100000"),
     "end_to_end": ("--documents", "20000"),
+    "environments": ("--batches", "4"),
 }
 
 

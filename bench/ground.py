@@ -119,7 +119,7 @@ def insert(uri: str, namespace: tuple[str, str], *, count: int, size: int) -> No
         client.close()
 
 
-def pipeline(uri: str, root: Path, *, name: str = "bench", **source: Any) -> settings.Settings:
+def pipeline(uri: str, root: Path | str, *, name: str = "bench", **source: Any) -> settings.Settings:
     """Settings of a pipeline from `uri` into `root`."""
     return settings.parse(
         {

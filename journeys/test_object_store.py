@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,9 +69,45 @@ def test_a_store_without_conditional_requests_is_refused(
     database.orders.insert_one({"_id": 1})
     store.ignores_conditions = True
     try:
-        command = pipeline.command("capture", "--once", "--root", "s3a://lake/other", *store.options)
-        assert command.run(400) == 3
+        for verb in (("check",), ("capture", "--once")):
+            command = pipeline.command(*verb, "--root", "s3a://lake/other", *store.options)
+            assert command.run(400) == 3
+            assert "takes no notice of If-None-Match" in command.said and "single_driver" in command.said
     finally:
         store.ignores_conditions = False
-    assert "takes no notice of If-None-Match" in command.said and "single_driver" in command.said
     assert not any(method == "PUT" and "_delta_log" in path for method, path in store.requests if "/other/" in path)
+
+
+@pytest.mark.timeout(600)
+def test_check_tries_the_store_that_the_settings_name(
+    store: object_store.ObjectStore, tmp_path: Path, mongodb_uri: str, database: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the store and its keys in the settings file, as references: fine, and the keys stand nowhere else; a bucket that is
+    not there ends with 75 and the question what is wrong with it."""
+    pipeline = processes.Pipeline(tmp_path, mongodb_uri, database.name).write_settings()
+    database.orders.insert_one({"_id": 1})
+    monkeypatch.setenv("LAKE_KEY", "AKIA-of-the-test")
+    monkeypatch.setenv("LAKE_SECRET", "secret-of-the-test")
+    keys = {"fs.s3a.access.key": "${env:LAKE_KEY}", "fs.s3a.secret.key": "${env:LAKE_SECRET}"}
+    text = pipeline.settings.read_text()
+    for root, code in (("s3a://lake/checked", 0), ("s3a://nowhere/checked", 75)):
+        lakehouse = json.dumps({"root": root, "store": {**store.emulated.store, **keys}})
+        pipeline.settings.write_text(text.replace(f"{{root: {pipeline.root}}}", lakehouse))
+        command = pipeline.command("check", log=f"check-{code}")
+        with command.start():
+            lines: set[str] = set()
+            while command.is_running:
+                lines |= _command_lines()
+                time.sleep(0.5)
+            assert command.wait(400) == code, command.said
+        assert "of-the-test" not in command.said and not any("of-the-test" in line for line in lines)
+        assert ("refused the second of two commits" if code == 0 else "look at the bucket's name") in command.said
+
+
+def _command_lines() -> set[str]:
+    """What every user of the machine sees of its processes."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            found.add(path.read_bytes().decode(errors="replace"))
+    return found

@@ -138,14 +138,14 @@ def injected(fault: Fault, tell: Callable[[], None] = lambda: None) -> Iterator[
         return asked(self, metadata, act)
 
     def of_facts(self: Any, file: Any) -> Any:
-        if fault.boundary is not Boundary.BEFORE_FILE and found.due(self._folder):
+        if fault.boundary is not Boundary.BEFORE_FILE and found.due(self.store.folder):
             return found.around(lambda: appended(self, file))
         return appended(self, file)
 
-    def of_file(folder: Any, rows: Any, **given: Any) -> Any:
-        if fault.boundary is Boundary.BEFORE_FILE and found.due(folder):
-            return found.around(lambda: written(folder, rows, **given))
-        return written(folder, rows, **given)
+    def of_file(files: Any, rows: Any, **given: Any) -> Any:
+        if fault.boundary is Boundary.BEFORE_FILE and found.due(files.folder):
+            return found.around(lambda: written(files, rows, **given))
+        return written(files, rows, **given)
 
     with (
         mock.patch.object(FencedCommits, "_outcome", of_writer),

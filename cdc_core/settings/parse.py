@@ -46,13 +46,15 @@ class OnGone(enum.Enum):
 class Lakehouse:
     """Where the tables lie: below `root`, or in `catalog` as ``<schema_prefix><layer>.<table>``.
 
-    `single_driver` vouches that one driver alone writes them, where the store cannot exclude a second one.
+    `single_driver` vouches that one driver alone writes them, where the store cannot exclude a second one. `store` holds
+    Hadoop's settings of the root's file system, credentials as references.
     """
 
     root: str | None = None
     catalog: str | None = None
     schema_prefix: str = ""
     single_driver: bool = False
+    store: Mapping[str, values.Reference] = field(default_factory=dict)
 
     def layout(self) -> tables.Layout:
         """The names of the tables."""
@@ -161,6 +163,7 @@ _LAKEHOUSE: Mapping[str, SectionKey] = {
     "schema_prefix": SectionKey(values.Place("a prefix for schemas"), ""),
     "single_driver": SectionKey(values.Boolean(), False),
 }
+_CREDENTIAL = re.compile(r"secret|password|token|\.key\b", re.IGNORECASE)
 _GOLD: Mapping[str, SectionKey] = {
     "models": SectionKey(values.Text("a folder"), None),
     "expectations": SectionKey(values.Text("a folder"), None),
@@ -221,15 +224,33 @@ def _lakehouse(reader: SectionReader, sections: Mapping[str, Any]) -> Lakehouse:
         reader.refuse("lakehouse", "root or catalog is expected", "root: ./lakehouse")
         return Lakehouse()
     before = len(reader.problems)
-    lakehouse = Lakehouse(**reader.keys("lakehouse", found, _LAKEHOUSE))
+    section = dict(reader.section("lakehouse", found))
+    store = _store(reader, section.pop("store", None))
+    lakehouse = Lakehouse(**reader.keys("lakehouse", section, _LAKEHOUSE), store=store)
     if len(reader.problems) == before:
         _check_lakehouse(reader, lakehouse)
     return lakehouse
 
 
+def _store(reader: SectionReader, found: object) -> dict[str, values.Reference]:
+    """Hadoop's settings of a file system. Those that may hold a credential hold a reference to it."""
+    store: dict[str, values.Reference] = {}
+    for name, value in reader.section("lakehouse.store", found).items():
+        path = f"lakehouse.store.{name}"
+        if not name.startswith("fs."):
+            reader.refuse(path, "a setting of Hadoop's file systems is expected", "fs.s3a.endpoint, for example")
+            continue
+        text = values.written(value) if isinstance(value, (bool, int)) else value
+        type_ = values.Secret() if _CREDENTIAL.search(name) else values.Referable()
+        store[name] = reader.value(path, type_, text, values.Reference(""))
+    return store
+
+
 def _check_lakehouse(reader: SectionReader, lakehouse: Lakehouse) -> None:
     if (lakehouse.root is None) == (lakehouse.catalog is None):
         reader.refuse("lakehouse", "either root or catalog is expected", "a folder's path, or the name of a catalog")
+    if lakehouse.store and lakehouse.root is None:
+        reader.refuse("lakehouse.store", "it stands beside root only", "a catalog knows its own stores")
     if lakehouse.schema_prefix and lakehouse.catalog is None:
         reader.refuse("lakehouse.schema_prefix", "it stands beside catalog only")
     if not _SCHEMA_PREFIX.fullmatch(values.without_references(lakehouse.schema_prefix)):

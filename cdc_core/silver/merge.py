@@ -1,4 +1,4 @@
-"""The SQL that brings reduced, typed rows into a collection's table, and the ALTERs that make room for them.
+"""The MERGE that brings reduced, typed rows into a collection's table, and the ALTERs that make room for them.
 
 A source row has the table's columns, `__guard` and `__action` (`cdc_core.silver.reduce`). Every clause is guarded by sequence: a
 row that holds a later document, or knows of a later event, keeps it, so that a statement may be run again, and ranges
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pyspark.sql import types as T
 
 from cdc_core.silver import reduce
+from cdc_core.sql import merge as sql_merge
 from cdc_core.sql.names import identifier, literal
 
 
@@ -34,14 +35,12 @@ def is_same(held: T.DataType, wanted: T.DataType) -> bool:
 
 @dataclass(frozen=True)
 class Statement:
-    """One MERGE, as text.
+    """One MERGE of reduced rows.
 
     `columns` are the table's, in the source too; `added` those of them that `add.fields` asked for. `removes`,
-    `marks_deleted` and `has_incomplete` say what may be among the rows, beside documents.
+    `marks_deleted` and `has_incomplete` say what may be among the rows, beside documents; `keys` are ranges that hold all of theirs.
     """
 
-    target: str
-    source: str
     columns: Sequence[str]
     added: Sequence[str] = ()
     removes: bool = False
@@ -50,48 +49,40 @@ class Statement:
     is_late: bool = False
     keys: Sequence[tuple[str, str]] = ()
 
-    def render(self) -> str:
-        """The statement; `keys` become literal ranges over the target, which skip files."""
-        condition = f"t.`__key` = s.`__key`{self._pruning()}"
-        clauses = "\n".join(self._clauses())
-        return f"MERGE INTO {self.target} AS t USING {identifier(self.source)} AS s ON {condition}\n{clauses}"
-
-    def _pruning(self) -> str:
-        if not self.keys:
-            return ""
+    def merge(self) -> sql_merge.Merge:
+        """The statement as data."""
         spans = (f"t.`__key` BETWEEN {literal(low)} AND {literal(high)}" for low, high in self.keys)
-        return f" AND ({' OR '.join(spans)})"
+        return sql_merge.Merge("t.`__key` = s.`__key`", tuple(self._clauses()), pruning=" OR ".join(spans))
 
-    def _clauses(self) -> Iterator[str]:
+    def _clauses(self) -> Iterator[sql_merge.Clause]:
         is_newer = "s.`__sequence` > t.`__sequence`"
         is_document = f"s.`__action` = {literal(reduce.Action.DOCUMENT.value)} AND "
         only_documents = not (self.removes or self.has_incomplete)
         if self.removes:
-            yield f"WHEN MATCHED AND s.`__action` = {literal(reduce.Action.REMOVE.value)} AND {is_newer} THEN DELETE"
+            yield sql_merge.Clause(None, f"s.`__action` = {literal(reduce.Action.REMOVE.value)} AND {is_newer}")
         # `__known` is how far the row's document reaches, where `__sequence` has seen more than that.
         holds_older = "s.`__guard` > coalesce(t.`__known`, t.`__sequence`)"
-        yield f"WHEN MATCHED AND {'' if only_documents else is_document}{holds_older} THEN UPDATE SET {self._document()}"
+        yield sql_merge.Clause(self._document(), f"{'' if only_documents else is_document}{holds_older}")
         # A row takes the first clause that holds. The marks below are for rows that have a newer document than the source's
         # and an older last event.
+        known = {"__known": "coalesce(t.`__known`, t.`__sequence`)"}
         if self.marks_deleted:
-            marks = self._assigned((*self.added, "__sequence", "__batch"))
-            deleted_columns = (
-                "t.`__deleted` = true, t.`__incomplete` = false, t.`__known` = coalesce(t.`__known`, t.`__sequence`)"
+            deleted_columns = {"__deleted": "true", "__incomplete": "false", **known}
+            yield sql_merge.Clause(
+                deleted_columns | sql_merge.given((*self.added, "__sequence", "__batch")), f"s.`__deleted` AND {is_newer}"
             )
-            yield f"WHEN MATCHED AND s.`__deleted` AND {is_newer} THEN UPDATE SET {deleted_columns}, {marks}"
         if self.has_incomplete:
-            marks = self._assigned(("__sequence", "__batch"))
-            incomplete_columns = "t.`__incomplete` = true, t.`__known` = coalesce(t.`__known`, t.`__sequence`)"
-            yield f"WHEN MATCHED AND s.`__incomplete` AND {is_newer} THEN UPDATE SET {incomplete_columns}, {marks}"
-        is_kept = f" AND s.`__action` <> {literal(reduce.Action.REMOVE.value)}" if self.removes else ""
-        names = ", ".join(map(identifier, self.columns))
-        values = ", ".join(f"s.{identifier(name)}" for name in self.columns)
-        yield f"WHEN NOT MATCHED{is_kept} THEN INSERT ({names}) VALUES ({values})"
+            incomplete_columns = {"__incomplete": "true", **known}
+            yield sql_merge.Clause(
+                incomplete_columns | sql_merge.given(("__sequence", "__batch")), f"s.`__incomplete` AND {is_newer}"
+            )
+        is_kept = f"s.`__action` <> {literal(reduce.Action.REMOVE.value)}" if self.removes else ""
+        yield sql_merge.Clause(sql_merge.given(self.columns), is_kept, is_matched=False)
 
-    def _document(self) -> str:
+    def _document(self) -> dict[str, str]:
         """A newer document; a row that knows of an event after it stays incomplete, or deleted, with that event's sequence."""
         if not self.is_late:
-            return self._assigned(self.columns)
+            return sql_merge.given(self.columns)
         is_behind = "s.`__sequence` < t.`__sequence`"
         values = {
             "__sequence": "greatest(s.`__sequence`, t.`__sequence`)",
@@ -105,12 +96,7 @@ class Statement:
             }
             values["__deleted"] = f"(s.`__deleted` OR {stays})"
             values["__incomplete"] = f"(s.`__incomplete` OR {is_behind}) AND NOT {stays}"
-        plain = [name for name in self.columns if name not in values]
-        own = [f"t.{identifier(name)} = {value}" for name, value in values.items() if name in self.columns]
-        return ", ".join([*([self._assigned(plain)] if plain else []), *own])
-
-    def _assigned(self, names: Sequence[str]) -> str:
-        return ", ".join(f"t.{identifier(name)} = s.{identifier(name)}" for name in names)
+        return sql_merge.given(self.columns) | {name: value for name, value in values.items() if name in self.columns}
 
 
 def keyed(target: str, source: str, *, columns: Sequence[str], on: str) -> str:

@@ -55,13 +55,17 @@ def opened(
 
 
 def session(file: options.SettingsFile, settings: Settings, verb: str) -> SparkSession:
+    from pipelines.settings import secrets
     from pipelines.spark import conf as spark_conf
     from pipelines.spark import session as sparks
 
     conf, profile = dict(file.conf), spark_conf.CAPTURE if verb == "capture" else None
     if settings.lakehouse.single_driver:
         conf[spark_conf.SINGLE_DRIVER] = "true"
-    return sparks.session(f"medallion {verb} {settings.name}", conf=conf, root=settings.lakehouse.root, profile=profile)
+    store = {f"spark.hadoop.{name}": secrets.resolve(each) for name, each in settings.lakehouse.store.items()}
+    return sparks.session(
+        f"medallion {verb} {settings.name}", conf=conf, root=settings.lakehouse.root, hadoop=store, profile=profile
+    )
 
 
 def quiet_log() -> None:

@@ -15,13 +15,14 @@ def check(file: options.SettingsFile) -> None:
     """Is everything there that the pipeline needs?
 
     Reads the settings, then asks the source: reachable, a replica set, new enough, rights, oplog window, pre-images.
-    Says what to mend. Changes nothing.
+    A store that is no folder is tried: an object is written twice, listed and removed. Says what to mend. Changes nothing else.
     """
     from pipelines.operations import check as pipeline
     from pipelines.terminal import tables as report
 
     application.quiet_log()
-    findings = pipeline.run(file.load())
+    settings = file.load()
+    findings = pipeline.run(settings, lambda: application.session(file, settings, "check"))
     report.findings(findings)
     # After the report: the exit code is for scripts, the findings for people.
     pipeline.refuse(findings)

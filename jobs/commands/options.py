@@ -83,7 +83,7 @@ class SettingsFile:
             return replace(
                 settings,
                 lakehouse=replace(
-                    settings.lakehouse, root=None, catalog=self.catalog, schema_prefix=self.schema_prefix or ""
+                    settings.lakehouse, root=None, catalog=self.catalog, schema_prefix=self.schema_prefix or "", store={}
                 ),
             )
         return (

@@ -25,18 +25,20 @@ from jobs.commands import application, interrupts, options
     type=click.IntRange(1, 3600),
     help="How long the shop is open.",
 )
+@click.option("--s3", "on_s3", is_flag=True, help="Keep the lakehouse in an emulated S3, which ends with the demo.")
 @options.debug
-def demo(directory: Path, mongodb_uri: str | None, seconds: int) -> None:
+def demo(directory: Path, mongodb_uri: str | None, seconds: int, on_s3: bool) -> None:
     """Watch a shop's changes go from MongoDB to gold tables.
 
     Starts an embedded MongoDB, plays a shop's life against it while the pipeline runs, and shows the tables, what
-    changed, how far behind each layer was, and how to query the result.
+    changed, how far behind each layer was, and how to query the result. With --s3 the tables lie below s3a://, as in production,
+    in an S3 emulator of this process.
     """
     from pipelines.demo import run as pipeline
 
     application.quiet_log()
     with interrupts.stopping() as stop:
-        pipeline.run(directory, mongodb_uri=mongodb_uri, seconds=seconds, stop=stop)
+        pipeline.run(directory, mongodb_uri=mongodb_uri, seconds=seconds, on_s3=on_s3, stop=stop)
 
 
 @click.command()

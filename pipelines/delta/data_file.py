@@ -6,7 +6,6 @@ import json
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +13,7 @@ import pyarrow.parquet as pq
 
 from cdc_core.tables import layout as tables
 from pipelines.delta import table_errors
+from pipelines.delta.table_files import TableFiles
 
 
 @dataclass(frozen=True)
@@ -35,24 +35,29 @@ class DataFile:
 class ParquetFile:
     """A Parquet file inside the table's folder that no commit names yet."""
 
-    path: Path
-    rows: int
+    files: TableFiles
+    name: str
+    size: int
     stats: str
 
     @staticmethod
-    def write(folder: Path, rows: pa.Table, *, statistics: Sequence[str], table: tables.TableRef) -> ParquetFile:
-        path = folder / f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
+    def write(files: TableFiles, rows: pa.Table, *, statistics: Sequence[str], table: tables.TableRef) -> ParquetFile:
+        name = f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
         repeated = [name for name in rows.column_names if name in _REPEATED]
+        draft = files.draft(name)
         try:
-            pq.write_table(rows, path, compression="snappy", use_dictionary=repeated)
+            pq.write_table(rows, draft, compression="snappy", use_dictionary=repeated)
+            size = draft.stat().st_size
+            with table_errors.translating(table):
+                files.put(name)
         except OSError as error:
             # No commit names it, and what is half written only fills the disk that may have been full.
-            path.unlink(missing_ok=True)
+            draft.unlink(missing_ok=True)
             raise table_errors.disk_error(error, table) from error
-        return ParquetFile(path, rows.num_rows, json.dumps(_statistics(rows, statistics)))
+        return ParquetFile(files, name, size, json.dumps(_statistics(rows, statistics)))
 
     def discard(self) -> None:
-        self.path.unlink(missing_ok=True)
+        self.files.remove(self.name)
 
 
 _REPEATED = ("batch", "kind", "op", "db", "collection", "source", "ts_ms")

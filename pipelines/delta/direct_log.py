@@ -1,8 +1,8 @@
 """Delta's own transaction, reached through the JVM: the only module that calls Delta's private classes.
 
-It is to be had on a local or shared file system with a classic Spark session. A commit is a compare-and-set on the version,
-without a Spark job where the rows are few. Everywhere else (object stores, catalogs, Spark Connect, another Delta) `of` gives
-None, and the same is done by public statements.
+It is to be had for path tables with a classic Spark session. A commit is a compare-and-set on the version, without a Spark job
+where the rows are few. Everywhere else (catalogs, Databricks, Spark Connect, another Delta) `of` gives None, and the same is
+done by public statements.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -23,7 +22,8 @@ from pyspark.sql import functions as F
 from cdc_core.tables import definition, deletion_vector
 from cdc_core.tables import layout as tables
 from pipelines import clock
-from pipelines.delta import data_file, local_log, table_errors, upsert
+from pipelines.delta import data_file, local_log, table_errors, table_files, upsert
+from pipelines.delta.table_files import TableFiles
 from pipelines.spark import jvm
 from pipelines.spark import session as sparks
 
@@ -44,18 +44,18 @@ class VersionTaken(Exception):
 class DirectLog:
     """Delta's own transaction log of one path table, by way of the JVM of a classic Spark session."""
 
-    def __init__(self, spark: SparkSession, folder: Path) -> None:
+    def __init__(self, spark: SparkSession, location: str, files: TableFiles) -> None:
         self._spark = spark
-        self._folder = folder
+        self.store = files
         self._jvm = spark._jvm
         package = self._jvm.org.apache.spark.sql.delta
-        self._log = package.DeltaLog.forTable(spark._jsparkSession, str(folder))
+        self._log = package.DeltaLog.forTable(spark._jsparkSession, location)
         self._write = getattr(package, "DeltaOperations$Write")
         self._action = package.actions.Action
         self._none = self._jvm.scala.Option.empty
         self._session = self._jvm.org.apache.spark.sql.classic.SparkSession
         self._fencing = _fencing_session(spark)._jsparkSession
-        self._vectors = DeletionVectors(spark, folder, self._log)
+        self._vectors = DeletionVectors(spark, files, self._log)
         # Delta's constructors change between its versions: one that is not there is to be known before the first commit.
         self._operation("{}")
 
@@ -150,7 +150,9 @@ class DirectLog:
         held = self._log.unsafeVolatileSnapshot()
         # Two looks at file names instead of a listing of the log; another process may have committed since Delta looked
         # last.
-        is_newest = held.version() == base and self._has_commit(base) and not self._has_commit(base + 1)
+        has_commit = self.store.has_commit
+        # Where nobody can tell, the commit itself does: it is refused where the version is taken.
+        is_newest = held.version() == base and has_commit(base) is not False and not has_commit(base + 1)
         transaction = self._begun(held if is_newest else self._newest())
         if transaction.readVersion() != base:
             raise VersionTaken
@@ -178,10 +180,6 @@ class DirectLog:
         self._session.setActiveSession(self._spark._jsparkSession)
         return self._log.startTransaction(self._none(), self._jvm.scala.Option.apply(snapshot))
 
-    def _has_commit(self, version: int) -> bool:
-        """Whether the commit's file is there; after the retention time it goes, with all that are older."""
-        return (self._folder / "_delta_log" / f"{version:020}.json").exists()
-
     def _newest(self) -> Any:
         """The newest version; the log's folder is listed for it, which is what a long log makes dear."""
         return self._log.update(False, self._none(), self._none())
@@ -199,9 +197,9 @@ class DirectLog:
             found.append({"txn": {"appId": definition.APP_ID, "version": txn_version, "lastUpdated": now_ms}})
         if file is not None:
             added = {
-                "path": file.path.name,
+                "path": file.name,
                 "partitionValues": {},
-                "size": file.path.stat().st_size,
+                "size": file.size,
                 "modificationTime": now_ms,
                 "dataChange": True,
                 "stats": file.stats,
@@ -223,9 +221,9 @@ class DirectLog:
 class DeletionVectors:
     """Deletion vectors of one table: the actions that take rows out of its files without writing the files anew."""
 
-    def __init__(self, spark: SparkSession, folder: Path, log: Any) -> None:
+    def __init__(self, spark: SparkSession, files: TableFiles, log: Any) -> None:
         self._spark = spark
-        self._folder = folder
+        self._files = files
         self._log = log
         self._jvm = spark._jvm
         self._action = self._jvm.org.apache.spark.sql.delta.actions.Action
@@ -326,7 +324,7 @@ class DeletionVectors:
         formats = getattr(getattr(package.deletionvectors, "RoaringBitmapArrayFormat$"), "MODULE$")
         data = bytes(bitmap.serializeAsByteArray(formats.Portable()))
         name = uuid.uuid4()
-        (self._folder / f"deletion_vector_{name}.bin").write_bytes(deletion_vector.file(data))
+        self._files.write(f"deletion_vector_{name}.bin", deletion_vector.file(data))
         encoded = getattr(getattr(package.actions, "DeletionVectorDescriptor$"), "MODULE$").encodeUUID(
             self._jvm.java.util.UUID.fromString(str(name)), ""
         )
@@ -370,12 +368,15 @@ class _NoDirectLog(Exception):
 
 def _reached(spark: SparkSession, table: tables.TableRef) -> DirectLog:
     folder = local_log.folder(table)
-    if folder is None:
-        raise _NoDirectLog("the tables lie where this process sees no files of theirs")
+    if table.path is None:
+        raise _NoDirectLog("a catalog holds the tables")
     if not sparks.is_classic(spark):
         raise _NoDirectLog("Spark runs in another process (Spark Connect)")
+    if folder is None and sparks.is_databricks():
+        raise _NoDirectLog("Databricks commits to its stores itself")
+    files = table_files.StoredFiles(spark, table.path) if folder is None else table_files.LocalFiles(folder)
     try:
-        return DirectLog(spark, folder)
+        return DirectLog(spark, table.path if folder is None else str(folder), files)
     except (AttributeError, TypeError, Py4JError) as error:  # what a class or a method raises that is not there
         if not isinstance(error, Py4JJavaError) and jvm.is_gone():
             raise

@@ -45,26 +45,37 @@ def check(spark: SparkSession, location: str) -> None:
     second must be refused. Proven once for a store and process.
     """
     scheme = stores.scheme(location)
-    place = (os.getpid(), f"{scheme}://{_authority(location)}")
+    place = (os.getpid(), _store_of(location))
     if scheme == "file" or place in _PROVEN or sparks.is_databricks():
         return
-    reason = _why_not(spark, scheme, location)
-    if reason is not None and spark.conf.get(spark_conf.SINGLE_DRIVER, "false") != "true":
-        raise errors.ConcurrentWritesUnsafe(
-            f"{place[1]}: {reason}, so that two drivers that commit at the same time would replace each other's commits. "
-            "Nothing was written. To go on: give this Spark the log store of mongo-medallion "
-            f"(spark.delta.logStore.{scheme}.impl={log_store.CONDITIONAL_PUT}), or, where one driver alone ever writes "
-            "this lakehouse, set lakehouse.single_driver: true"
-        )
+    prove(spark, location)
     # Only what passed is remembered: a store that was refused is asked again, because its settings may have changed.
     _PROVEN.add(place)
 
 
+def prove(spark: SparkSession, location: str) -> str:
+    """How commits to tables below `location` exclude each other, in a sentence; raises as `check`, and `StoreUnreachable`."""
+    scheme = stores.scheme(location)
+    if sparks.is_databricks():
+        return "Databricks commits to it"
+    found = _why_not(spark, scheme, location)
+    if found is None:
+        if sparks.is_classic(spark) and _log_store(spark, scheme) == log_store.CONDITIONAL_PUT:
+            return "it was written and listed, and refused the second of two commits of one version"
+        return "its log store lets one of two commits win; the store was not tried from here"
+    if spark.conf.get(spark_conf.SINGLE_DRIVER, "false") == "true":
+        return f"lakehouse.single_driver vouches for one driver ({found})"
+    raise errors.ConcurrentWritesUnsafe(
+        f"{_store_of(location)}: {found}, so that two drivers that commit at the same time would replace each other's commits. "
+        "Nothing was written. To go on: give this Spark the log store of mongo-medallion "
+        f"(spark.delta.logStore.{scheme}.impl={log_store.CONDITIONAL_PUT}), or, where one driver alone ever writes "
+        "this lakehouse, set lakehouse.single_driver: true"
+    )
+
+
 def _why_not(spark: SparkSession, scheme: str, location: str) -> str | None:
     """Why commits do not exclude each other there; None where they do."""
-    name = (
-        spark.conf.get(f"spark.delta.logStore.{scheme}.impl", "") or spark.conf.get("spark.delta.logStore.class", "") or ""
-    )
+    name = _log_store(spark, scheme)
     if not name and scheme in BY_RENAME:
         return None
     if name == "io.delta.storage.GCSLogStore" and scheme == "gs":
@@ -72,6 +83,12 @@ def _why_not(spark: SparkSession, scheme: str, location: str) -> str | None:
     if name not in EXCLUSIVE_STORES:
         return f"Delta's log store there ({name or 'the default one'}) has no compare-and-set"
     return _probed(spark, location) if name == log_store.CONDITIONAL_PUT and sparks.is_classic(spark) else None
+
+
+def _log_store(spark: SparkSession, scheme: str) -> str:
+    """The class that commits there; nothing for Delta's default."""
+    chosen = spark.conf.get(f"spark.delta.logStore.{scheme}.impl", "") or spark.conf.get("spark.delta.logStore.class", "")
+    return chosen or ""
 
 
 def _probed(spark: SparkSession, location: str) -> str | None:
@@ -94,17 +111,22 @@ def _probed(spark: SparkSession, location: str) -> str | None:
         lines.add(content)
         store.write(path, lines.iterator(), False, conf)
 
+    file_system = None
     try:
+        file_system = path.getFileSystem(conf)
         write("first")
-        return _refusal(lambda: write("second"))
+        refusal = _refusal(lambda: write("second"))
+        listed = [each.getPath().getName() for each in file_system.listStatus(path.getParent())]
+        return refusal if path.getName() in listed else "it does not list what was just written to it"
     except Py4JJavaError as error:
         raise errors.StoreUnreachable(
-            f"{location}: the store cannot be written ({error.java_exception.getClass().getSimpleName()}); look at the bucket's "
+            f"{location}: the store cannot be written, read and listed ({error.java_exception.getClass().getSimpleName()}); look at the bucket's "
             "name, the endpoint, the credentials and their rights"
         ) from error
     finally:
         with contextlib.suppress(Py4JJavaError):
-            path.getFileSystem(conf).delete(path, False)
+            if file_system is not None:
+                file_system.delete(path, False)
 
 
 def _refusal(write: Callable[[], None]) -> str | None:
@@ -119,6 +141,7 @@ def _refusal(write: Callable[[], None]) -> str | None:
     return "the store takes no notice of If-None-Match"
 
 
-def _authority(location: str) -> str:
+def _store_of(location: str) -> str:
+    """The scheme of a location and its bucket, container or host."""
     _, _, rest = location.partition("://")
-    return rest.partition("/")[0]
+    return f"{stores.scheme(location)}://{rest.partition('/')[0]}"

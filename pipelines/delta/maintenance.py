@@ -91,7 +91,7 @@ def delete_claimed(writer: Writer, where: str) -> int:
         count = int(writer.spark.sql(f"SELECT count(*) AS n FROM {writer.table} WHERE {where}").collect()[0].n)
     if count:
         to, extra = writer.last_said()
-        writer.merge(f"DELETE FROM {writer.table} WHERE {where}", to=to, extra=extra)
+        writer.remove(where, to=to, extra=extra)
     return count
 
 

@@ -23,18 +23,16 @@ PROPERTIES = {"delta.appendOnly": "true", "delta.enableDeletionVectors": "false"
 def append_rows(spark: SparkSession, table: tables.TableRef, rows: pa.Table) -> None:
     """Append a few rows, whoever else appends; a table of facts, in which order and repetition mean nothing.
 
-    On a local file system without a Spark job; elsewhere as Spark appends.
+    Without a Spark job where the direct log is to be had; elsewhere as Spark appends.
     """
+    exclusion.check(spark, table.path or delta.catalog_location(spark, table))
     direct = direct_log.of(spark, table)
     if direct is None:
-        exclusion.check(spark, table.path or delta.catalog_location(spark, table))
         with table_errors.translating(table):
             spark.createDataFrame(rows).coalesce(1).writeTo(str(table)).append()
         return
-    folder = local_log.folder(table)
-    assert folder is not None
     # Where this fails the file stays: a commit that got no answer may name it. VACUUM takes what none names.
-    _appended(direct, data_file.ParquetFile.write(folder, rows, statistics=(), table=table), table)
+    _appended(direct, data_file.ParquetFile.write(direct.store, rows, statistics=(), table=table), table)
 
 
 def _appended(direct: direct_log.DirectLog, file: data_file.ParquetFile, table: tables.TableRef) -> None:

@@ -3,31 +3,80 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from pyspark.errors import PySparkException
 
 from cdc_core.tables import layout as tables
 from pipelines.delta import local_log
+from pipelines.spark import failures
+from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
+log = logging.getLogger(__name__)
+
+
 @contextmanager
 def session_confs(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """The session's settings for the time of a block; what was there before comes back."""
-    before = {name: spark.conf.get(name, None) for name in settings}
-    for name, value in settings.items():
-        spark.conf.set(name, value)
-    try:
+    """The session's settings for the time of a block, which none of its results depends on; what was there before comes back.
+
+    A session that takes no settings, as on serverless compute, runs the block as it is.
+    """
+    with required_confs(spark, settings if takes_settings(spark) else {}):
         yield
-    finally:
-        for name, previous in before.items():
-            if previous is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, previous)
+
+
+@contextmanager
+def required_confs(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """As `session_confs`, where the block would do something else without them: raises where the session refuses one.
+
+    Threads that share a session of Spark Connect wait for each other here: each would take back what the other has set.
+    """
+    lock = (
+        contextlib.nullcontext() if not settings or sparks.is_classic(spark) else _locks.setdefault(spark, threading.RLock())
+    )
+    with lock:
+        before = {name: spark.conf.get(name, None) for name in settings}
+        for name, value in settings.items():
+            spark.conf.set(name, value)
+        try:
+            yield
+        finally:
+            for name, previous in before.items():
+                if previous is None:
+                    spark.conf.unset(name)
+                else:
+                    spark.conf.set(name, previous)
+
+
+WITHOUT_SETTINGS = "this session takes no settings of Delta, so that a MERGE is a write of the keys that it touches"
+
+_locks: WeakKeyDictionary[SparkSession, threading.RLock] = WeakKeyDictionary()
+_takes_settings: WeakKeyDictionary[SparkSession, bool] = WeakKeyDictionary()
+_computes: WeakKeyDictionary[SparkSession, bool] = WeakKeyDictionary()
+
+PROBE = {"spark.databricks.delta.write.txnVersion.autoReset.enabled": "true"}
+"""A setting of a fenced statement, which changes nothing by itself."""
+
+
+def takes_settings(spark: SparkSession) -> bool:
+    """Whether the session takes Delta's settings; asked once of each session."""
+    if spark not in _takes_settings:
+        try:
+            with required_confs(spark, PROBE):
+                _takes_settings[spark] = True
+        except PySparkException as error:
+            _takes_settings[spark] = False
+            log.info("%s (%s)", WITHOUT_SETTINGS, failures.condition(error))
+    return _takes_settings[spark]
 
 
 INTERPRETED = {
@@ -60,8 +109,21 @@ def held(df: DataFrame) -> Iterator[DataFrame]:
 
 
 def computed(df: DataFrame) -> DataFrame:
-    """The rows, computed once and held until they are released, so that a MERGE does not plan them again."""
-    return df.localCheckpoint()
+    """The rows, computed once and held until nobody refers to them, so that a MERGE does not plan them again.
+
+    Where the platform keeps no rows for a session, as on serverless compute, they are computed each time that they are read.
+    """
+    return df.localCheckpoint() if _can_compute(df.sparkSession) else df
+
+
+def _can_compute(spark: SparkSession) -> bool:
+    if spark not in _computes:
+        try:
+            is_kept = sparks.is_classic(spark) or spark.range(1).localCheckpoint() is not None
+            _computes[spark] = takes_settings(spark) and is_kept
+        except PySparkException:
+            _computes[spark] = False
+    return _computes[spark]
 
 
 def release(df: DataFrame) -> None:

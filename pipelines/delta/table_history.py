@@ -65,18 +65,21 @@ def since(spark: SparkSession, table: tables.TableRef, version: int) -> list[Com
 
 
 def _newest_first(spark: SparkSession, table: tables.TableRef) -> Iterator[Commit]:
-    """The whole history, of which no more is read than somebody asks for."""
+    """The whole history, of which little more is read than somebody asks for, however long it is."""
     folder = local_log.folder(table)
     if folder is not None and (folder / "_delta_log").is_dir():
         yield from local_log.commits(folder)
         return
-    oldest: int | None = None
     # Most who ask stop at the first few, and DESCRIBE HISTORY without a limit reads every commit of the log.
-    for limit in (1, 30, None):
-        for commit in commits(spark, table, limit=limit):
+    oldest: int | None = None
+    for limit in (30**power for power in itertools.count()):
+        listed = commits(spark, table, limit=limit)
+        for commit in listed:
             if oldest is None or commit.version < oldest:
                 oldest = commit.version
                 yield commit
+        if len(listed) < limit:
+            return
 
 
 def last_commit(spark: SparkSession, table: tables.TableRef) -> Commit | None:

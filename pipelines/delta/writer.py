@@ -18,13 +18,13 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from cdc_core import errors
+from cdc_core.sql import merge as sql_merge
 from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
 from pipelines.delta import (
     data_file,
     exclusion,
     fenced_commits,
-    local_log,
     owners,
     query_execution,
     table_errors,
@@ -35,6 +35,13 @@ from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+
+
+KEY = "__key"
+"""The column that rows of a MERGE are known by."""
+
+MANY_KEYS = 5_000
+"""Rows of so many keys are replaced by their keys, those of more by the range that holds these."""
 
 
 class Writer(fenced_commits.FencedCommits):
@@ -111,32 +118,69 @@ class Writer(fenced_commits.FencedCommits):
         cluster_by: Sequence[str] = (),
     ) -> int:
         """Replace the table's rows, columns, properties and clustering in one fenced commit; the new version."""
-        # Temporary views belong to the session, which threads may share.
-        view = f"replacing_{uuid.uuid4().hex[:12]}"
-        df.createOrReplaceTempView(view)
-        try:
-            return self.merge(
-                f"CREATE OR REPLACE TABLE {definition.ddl(self.table, '', properties, cluster_by)} AS SELECT * FROM {view}",
-                to=to,
-                extra=extra,
-            )
-        finally:
-            self.spark.catalog.dropTempView(view)
+        if not query_execution.takes_settings(self.spark):  # the properties stay those that the table was made with
+            return self.overwrite(df, to=to, extra=extra, overwrite_schema=True)
+        ddl = definition.ddl(self.table, "", properties, cluster_by)
+        self.refuse_unanswered()
+        return self._executed(
+            lambda view: f"CREATE OR REPLACE TABLE {ddl} AS SELECT * FROM {view}", df, lambda: (to, extra), {}
+        )
 
     def merge(
         self,
-        sql: str,
+        source: DataFrame,
+        statement: sql_merge.Merge,
         *,
         to: object,
         extra: Mapping[str, object] | None = None,
         confs: Mapping[str, str] | None = None,
     ) -> int:
-        """Run one MERGE statement as a fenced commit; the new version.
+        """Merge the rows of `source` as one fenced commit; the new version.
 
         Retried on Delta's conflicts, each time with ownership checked and the fence set anew: the statement must be a
-        function of its source and of the table as it is. Raises `CommitConflict` when the retries are used up.
+        function of its source and of the table as it is. Raises `CommitConflict` when the retries are used up. A session that
+        takes no settings runs no fenced MERGE: there the rows of its keys are replaced by what the MERGE would leave of them.
         """
         self.refuse_unanswered()
+        if query_execution.takes_settings(self.spark):
+            return self._executed(
+                lambda view: statement.render(str(self.table), view), source, lambda: (to, extra), confs or {}
+            )
+        return self._replaced(source, statement, lambda: (to, extra))
+
+    def remove(self, where: str, *, to: object, extra: Mapping[str, object] | None = None) -> int:
+        """Remove the rows that the SQL condition holds for, as one fenced commit; the new version."""
+        self.refuse_unanswered()
+        nothing = self._rows().limit(0)
+        return self._written(lambda: (nothing, F.expr(where)), lambda: (to, extra))
+
+    def _replaced(self, source: DataFrame, statement: sql_merge.Merge, said: fenced_commits.Said) -> int:
+        """The rows of the source's keys, replaced by what the statement leaves of them."""
+        keys = [row[0] for row in source.select(KEY).distinct().limit(MANY_KEYS + 1).collect()]
+        if not keys:
+            return self._marked(said)
+        key = F.col(KEY)
+        if len(keys) > MANY_KEYS:
+            bounds = source.agg(F.min(KEY), F.max(KEY)).collect()[0]
+            among = key.between(*bounds)
+        else:
+            among = key.isin(keys)
+        return self._written(lambda: (statement.outcome(self._rows().where(among), source), among), said)
+
+    def _written(self, made: Callable[[], tuple[DataFrame, Column]], said: fenced_commits.Said) -> int:
+        """Rows in place of those that a condition holds for: the options of a write carry the fence, without a setting."""
+
+        def act(options: dict[str, str]) -> None:
+            rows, among = made()
+            rows.writeTo(str(self.table)).options(**options).overwrite(among)
+
+        return self.through_spark(act, said)
+
+    def _executed(
+        self, sql: Callable[[str], str], source: DataFrame, said: fenced_commits.Said, confs: Mapping[str, str]
+    ) -> int:
+        """A statement over a view of the source, with the fence in the session's settings: SQL has no other place for it."""
+        view = f"source_{uuid.uuid4().hex[:12]}"
 
         def act(fence: dict[str, str]) -> None:
             settings = {
@@ -146,12 +190,16 @@ class Writer(fenced_commits.FencedCommits):
                 # one.
                 "spark.databricks.delta.write.txnVersion.autoReset.enabled": "true",
                 "spark.databricks.delta.commitInfo.userMetadata": fence["userMetadata"],
-                **(confs or {}),
+                **confs,
             }
-            with query_execution.session_confs(self.spark, settings):
-                self.spark.sql(sql).collect()
+            with query_execution.required_confs(self.spark, settings):
+                self.spark.sql(sql(view)).collect()
 
-        return self.through_spark(act, lambda: (to, extra))
+        source.createOrReplaceTempView(view)
+        try:
+            return self.through_spark(act, said)
+        finally:
+            self.spark.catalog.dropTempView(view)
 
     @property
     def is_direct(self) -> bool:
@@ -242,14 +290,14 @@ class Writer(fenced_commits.FencedCommits):
     ) -> int:
         """Append Arrow rows as one fenced commit; the new version.
 
-        `statistics` names the columns whose minimum and maximum are kept for skipping. On a local file system the
+        `statistics` names the columns whose minimum and maximum are kept for skipping. Where the direct log is to be had, the
         Parquet file is written here and committed through Delta's transaction; elsewhere Spark appends the rows.
         """
-        folder = local_log.folder(self.table)
-        if self.direct is None or folder is None:
+        if self.direct is None:
             return self.append(self.spark.createDataFrame(rows), to=to, extra=extra)
         self.refuse_unanswered()
-        file = data_file.ParquetFile.write(folder, rows, statistics=statistics, table=self.table)
+        files = self.direct.store
+        file = data_file.ParquetFile.write(files, rows, statistics=statistics, table=self.table)
         try:
             return self.through_log(functools.partial(self.direct.commit, file), lambda: (to, extra))
         except fenced_commits.REFUSED:
@@ -288,7 +336,10 @@ class Writer(fenced_commits.FencedCommits):
     def _marked(self, said: fenced_commits.Said) -> int:
         if self.direct is not None:
             return self.through_log(functools.partial(self.direct.commit, None), said)
-        return self._appended(self.spark.createDataFrame([], self.spark.table(str(self.table)).schema), said)
+        return self._appended(self.spark.createDataFrame([], self._rows().schema), said)
+
+    def _rows(self) -> DataFrame:
+        return self.spark.table(str(self.table))
 
     def _appended(self, df: DataFrame, said: fenced_commits.Said) -> int:
         return self.through_spark(lambda options: df.writeTo(str(self.table)).options(**options).append(), said)

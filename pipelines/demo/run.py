@@ -30,8 +30,9 @@ from pipelines import run as layers
 from pipelines.capture.progress import Progress
 from pipelines.delta import table_history
 from pipelines.delta import tables as delta
-from pipelines.demo import embedded_mongodb, quality, shop
+from pipelines.demo import embedded_mongodb, emulated_s3, quality, shop
 from pipelines.demo import tables as demo_report
+from pipelines.demo.emulated_s3 import EmulatedS3
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import server as mongodb_server
 from pipelines.page import page
@@ -45,18 +46,20 @@ from pipelines.verify import run as verify
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+BUCKET = "demo"
+
 SETTINGS = """\
 # The demo's settings, written by `medallion demo`. Try:  medallion status --config {directory}/shop.yml
 name: shop
 
 lakehouse:
-  root: {root}
+  {lakehouse}
 
 source:
   mongodb.connection.string: ${{env:MONGODB_URI}}
   collection.include.list: shop\\..*
   snapshot.mode: initial
-  commit.interval.ms: 2000
+  commit.interval.ms: {interval}
 
 silver:
   defaults:
@@ -68,7 +71,7 @@ silver:
 """
 
 
-def run(directory: Path, *, mongodb_uri: str | None, seconds: int, stop: threading.Event) -> None:
+def run(directory: Path, *, mongodb_uri: str | None, seconds: int, on_s3: bool = False, stop: threading.Event) -> None:
     """Plays, captures and shows; ends early and cleanly when `stop` is set.
 
     The settings are those of the file that it writes, with the server in the place of its reference.
@@ -78,7 +81,8 @@ def run(directory: Path, *, mongodb_uri: str | None, seconds: int, stop: threadi
     folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
-        stage = _opened(folder, mongodb_uri=mongodb_uri, screen=screen, stack=stack)
+        store = stack.enter_context(emulated_s3.running(BUCKET)) if on_s3 else None
+        stage = _opened(folder, mongodb_uri=mongodb_uri, store=store, screen=screen, stack=stack)
         played = _played(stage, seconds=seconds, stop=stop, screen=screen)
         if stop.is_set():
             screen.print("Stopped. Run it again, and it goes on from here.")
@@ -134,20 +138,30 @@ class DemoRun:
     published: int = 0
 
 
-def _opened(folder: Path, *, mongodb_uri: str | None, screen: Console, stack: contextlib.ExitStack) -> Stage:
+def _opened(
+    folder: Path,
+    *,
+    mongodb_uri: str | None,
+    store: EmulatedS3 | None,
+    screen: Console,
+    stack: contextlib.ExitStack,
+) -> Stage:
     """MongoDB and Spark, started side by side; the server ends with `stack`, Spark with the process."""
-    is_first = not (folder / "lakehouse").exists()
+    goes_on = store is None and (folder / "lakehouse").exists()
     screen.print(
         f"[bold]mongo-medallion demo[/]  in {demo_report.near(str(folder))}"
-        + ("" if is_first else "  [dim](goes on from last time)[/]")
+        + ("  [dim](goes on from last time)[/]" if goes_on else "")
+        + (f"  [dim](its tables in an S3 emulator at {store.url}, new each time)[/]" if store is not None else "")
     )
+    root = str(folder / "lakehouse") if store is None else f"s3a://{BUCKET}/lakehouse"
     with telling(screen) as tell:
         is_there = threading.Event()
         with ThreadPoolExecutor(2) as pool:
             server = pool.submit(_server, folder / "mongodb", mongodb_uri, stack)
             pool.submit(_tell_of_start, is_there, tell)
             try:
-                spark = sparks.session("medallion demo", conf=spark_conf.SHORT_RUN)
+                hadoop = {} if store is None else store.hadoop
+                spark = sparks.session("medallion demo", conf=spark_conf.SHORT_RUN, root=root, hadoop=hadoop)
                 uri = server.result()
             finally:
                 is_there.set()
@@ -157,11 +171,23 @@ def _opened(folder: Path, *, mongodb_uri: str | None, screen: Console, stack: co
         tell("Stocking the shop")
         shop.stock(client)
 
-    (folder / "shop.yml").write_text(
-        SETTINGS.format(directory=folder, root=json.dumps(str(folder / "lakehouse"))), encoding="utf-8"
-    )
+    # A commit on S3 takes seconds.
+    text = SETTINGS.format(directory=folder, lakehouse=_lakehouse(root, store), interval=10_000 if store else 2000)
+    (folder / "shop.yml").write_text(text, encoding="utf-8")
     settings = _connected(settings_file.load(folder / "shop.yml"), uri)
     return Stage(folder, settings, delta.layout(settings.lakehouse), spark, client)
+
+
+def _lakehouse(root: str, store: EmulatedS3 | None) -> str:
+    """The settings of the lakehouse, as lines of YAML."""
+    lines = [f"root: {json.dumps(root)}"]
+    if store is not None:
+        keys = {
+            "fs.s3a.access.key": "${env:AWS_ACCESS_KEY_ID}",
+            "fs.s3a.secret.key": "${env:AWS_SECRET_ACCESS_KEY}",
+        }
+        lines += ["store:", *(f"  {name}: {json.dumps(value)}" for name, value in {**store.store, **keys}.items())]
+    return "\n  ".join(lines)
 
 
 PLAIN_EVERY = 10.0

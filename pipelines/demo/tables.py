@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cdc_core.tables import layout as tables
-from pipelines.delta import table_history
+from pipelines.delta import local_log, table_history
 from pipelines.demo import shop
 
 if TYPE_CHECKING:
@@ -217,8 +217,12 @@ QUERIES: Mapping[str, Callable[[str], str]] = {
 
 
 def _show_how_to_query(stage: Stage, *, screen: Console) -> None:
-    root, orders = (near(path or "") for path in (stage.layout.root, stage.gold("orders").path))
-    screen.print(f"[bold]The tables[/] lie below {root}: bronze/shop, silver/shop/*, gold/shop/*. Ask them:")
+    lay = f"[bold]The tables[/] lie below {near(stage.layout.root or '')}: bronze/shop, silver/shop/*, gold/shop/*."
+    if local_log.folder(stage.bronze) is None:
+        screen.print(f"{lay} They end with the emulator; shop.yml has what a store of your own needs.")
+        return
+    screen.print(f"{lay} Ask them:")
+    orders = near(stage.gold("orders").path or "")
     for name, line in QUERIES.items():
         screen.print(f"\n[bold]{name}[/]")
         screen.out(f"{near(sys.executable)} -c {shlex.quote(line(orders))}", highlight=False)
@@ -227,4 +231,4 @@ def _show_how_to_query(stage: Stage, *, screen: Console) -> None:
 
 def near(path: str) -> str:
     """A path as one types it: relative where that is shorter."""
-    return min(os.path.relpath(path), path, key=len)
+    return path if "://" in path else min(os.path.relpath(path), path, key=len)

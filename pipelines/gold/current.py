@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import operator
 import re
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -22,6 +21,7 @@ from pyspark.sql.types import StructField, StructType
 from cdc_core.gold import spans
 from cdc_core.schema import names as column_names
 from cdc_core.silver import merge
+from cdc_core.sql import merge as sql_merge
 from cdc_core.sql.names import identifier, literal
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
@@ -204,13 +204,9 @@ class GoldTable:
         return rows.join(few, "__key", "left_semi").select(*upsert.ROW_LOCATION)
 
     def _merge(self, writer: Writer, changed: DataFrame, changes: _KeyChanges, wanted: StructType) -> None:
-        view = f"gold_{threading.get_ident()}"
-        changed.select(*self._columns(has_rescued="__rescued" in wanted.names), "__gone").createOrReplaceTempView(view)
-        try:
-            sql = _statement(str(writer.table), view, wanted.names, changes)
-            writer.merge(sql, to=self.work.silver.to, extra=self._extra(), confs=MERGE_CONFS)
-        finally:
-            self.spark.catalog.dropTempView(view)
+        source = changed.select(*self._columns(has_rescued="__rescued" in wanted.names), "__gone")
+        statement = _statement(wanted.names, changes)
+        writer.merge(source, statement, to=self.work.silver.to, extra=self._extra(), confs=MERGE_CONFS)
 
     def current(self) -> DataFrame:
         """The rows of silver that are current documents."""
@@ -318,7 +314,7 @@ def _has_order(column: StructField) -> bool:
     return isinstance(column.dataType, (T.StringType, T.NumericType, T.DateType, T.TimestampType))
 
 
-def _statement(target: str, source: str, columns: Sequence[str], changes: _KeyChanges) -> str:
+def _statement(columns: Sequence[str], changes: _KeyChanges) -> sql_merge.Merge:
     """The MERGE of the changed keys; literal bounds on the key let Delta skip files."""
     among = " OR ".join(f"t.`__key` BETWEEN {literal(low)} AND {literal(high)}" for low, high in changes.spans)
-    return merge.keyed(target, source, columns=columns, on=f"t.`__key` = s.`__key` AND ({among})")
+    return sql_merge.Merge("t.`__key` = s.`__key`", sql_merge.replacing(columns), pruning=among)

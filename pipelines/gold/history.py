@@ -31,6 +31,7 @@ from cdc_core.gold import versions
 from cdc_core.properties.source import FullUpdateType
 from cdc_core.silver import merge, reduce
 from cdc_core.silver import quarantine as unreadable
+from cdc_core.sql import merge as sql_merge
 from cdc_core.sql.names import identifier, literal
 from cdc_core.typed import plan as typed
 from pipelines.bronze import collections as registry
@@ -58,6 +59,8 @@ ENGINE_DDL = (
     "`__rescued` MAP<STRING, STRING>, `__incomplete` BOOLEAN, `__as_captured` BOOLEAN, "
     "`__key` STRING, `__sequence` STRING, `__until` STRING, `valid_from` TIMESTAMP, `valid_to` TIMESTAMP"
 )
+SAME_VERSION = "t.`__key` = s.`__key` AND t.`__sequence` = s.`__sequence`"
+
 RESERVED = frozenset({"__as_captured", "__until", "valid_from", "valid_to"})
 
 
@@ -232,12 +235,9 @@ class History:
         # A version without an event of this range was stored before, and only ends otherwise: its document stays as it is.
         ended = laid_out.where("offset IS NULL").select(*self._ends(), F.lit(False).alias("__is_new"))
         both = query_execution.computed(source.unionByName(ended, allowMissingColumns=True))
-        view = f"history_{threading.get_ident()}"
-        both.createOrReplaceTempView(view)
         try:
-            self.writer.merge(self._statement(view, names), to=reached.to, extra=reached.extra)
+            self.writer.merge(both, self._statement(names), to=reached.to, extra=reached.extra)
         finally:
-            self.spark.catalog.dropTempView(view)
             query_execution.release(both)
             query_execution.release(made)
 
@@ -295,20 +295,16 @@ class History:
             self.writer.overwrite(held.select(*cast), to=before.get("to"), extra=extra, overwrite_schema=True)
         return wanted.names
 
-    def _statement(self, view: str, names: Sequence[str]) -> str:
+    def _statement(self, names: Sequence[str]) -> sql_merge.Merge:
+        """A new version has all columns; one that is there gets its end."""
         ends = ["__until", *(["__deleted"] if self.mode.adds_deleted else []), "valid_to"]
-
-        def assigned(columns: Sequence[str]) -> str:
-            return ", ".join(f"t.{identifier(name)} = s.{identifier(name)}" for name in columns)
-
-        return (
-            f"MERGE INTO {self.writer.table} AS t USING {identifier(view)} AS s "
-            "ON t.`__key` = s.`__key` AND t.`__sequence` = s.`__sequence`\n"
-            f"WHEN MATCHED AND s.`__is_new` THEN UPDATE SET {assigned(names)}\n"
-            f"WHEN MATCHED THEN UPDATE SET {assigned(ends)}\n"
-            f"WHEN NOT MATCHED THEN INSERT ({', '.join(map(identifier, names))}) "
-            f"VALUES ({', '.join(f's.{identifier(name)}' for name in names)})"
+        whole, new = sql_merge.given(names), "s.`__is_new`"
+        clauses = (
+            sql_merge.Clause(whole, new),
+            sql_merge.Clause(sql_merge.given(ends)),
+            sql_merge.Clause(whole, is_matched=False),
         )
+        return sql_merge.Merge(SAME_VERSION, clauses)
 
     # --- sweeps
 
@@ -317,23 +313,23 @@ class History:
         if self.mode.keeps_row:
             self.writer.mark(to=reached.to, extra=reached.extra)
             return
-        at = literal(sweep.first)
+        at, stored = literal(sweep.first), self._stored()
         is_snapshot = sweep.cause is reduce.SweepCause.SNAPSHOT  # what changed after that was there
-        held = "`__until` IS NULL" if is_snapshot else f"(`__until` IS NULL OR `__until` > {at})"
-        marked = ", `__deleted` = true" if self.mode.adds_deleted and "__deleted" in self._stored().columns else ""
-        self.writer.merge(
-            f"UPDATE {self.writer.table} SET `__until` = {at}, `valid_to` = timestamp_seconds({int(sweep.first[:8], 16)}){marked} "
-            f"WHERE {held} AND `__sequence` < {at}{self._but_waiting(sweep.first) if is_snapshot else ''}",
-            to=reached.to,
-            extra=reached.extra,
-        )
+        is_open = "`__until` IS NULL" if is_snapshot else f"(`__until` IS NULL OR `__until` > {at})"
+        ended = stored.where(f"{is_open} AND `__sequence` < {at}").select("__key", "__sequence")
+        if is_snapshot:
+            ended = self._but_waiting(ended, sweep.first)
+        end = {"__until": at, "valid_to": f"timestamp_seconds({int(sweep.first[:8], 16)})"}
+        if self.mode.adds_deleted and "__deleted" in stored.columns:
+            end["__deleted"] = "true"
+        statement = sql_merge.Merge(SAME_VERSION, (sql_merge.Clause(end),))
+        self.writer.merge(ended, statement, to=reached.to, extra=reached.extra)
 
-    def _but_waiting(self, since: str) -> str:
-        """Leaves out, as SQL, documents that were there since: events of theirs are in quarantine, and will come again."""
+    def _but_waiting(self, rows: DataFrame, since: str) -> DataFrame:
+        """The rows without documents that were there since: events of theirs are in quarantine, and will come again."""
         table = self.layout.quarantine(self.namespace.db, self.namespace.collection)
         waiting = quarantine.waiting_keys(self.spark, table, since=since)
-        keys = [] if waiting is None else [row["__key"] for row in waiting.collect()]
-        return f" AND `__key` NOT IN ({', '.join(map(literal, keys))})" if keys else ""
+        return rows if waiting is None else rows.join(waiting, "__key", "left_anti")
 
 
 def _time(sequence: str) -> Column:

@@ -22,6 +22,7 @@ from pyspark.sql import functions as F
 from cdc_core import errors
 from cdc_core.models import sql_model
 from cdc_core.silver import merge
+from cdc_core.sql import merge as sql_merge
 from cdc_core.sql.names import identifier, literal
 from cdc_core.tables import layout as tables
 from pipelines.delta import query_execution, table_history
@@ -122,7 +123,12 @@ class ModelTable:
                 if work.kind == "nothing":
                     return "nothing", 0, None
             with queries.errors_of_rows(self.model):
-                if work.kind == "changed" and writer is not None and _fits(self.spark, table, whole):
+                if (
+                    work.kind == "changed"
+                    and writer is not None
+                    and query_execution.takes_settings(self.spark)
+                    and _fits(self.spark, table, whole)
+                ):
                     keys = self._affected(work)
                     if keys is not None:
                         return "changed", *self._merged(work, writer, keys)
@@ -173,7 +179,6 @@ class ModelTable:
     def _merged(self, work: ModelWork, writer: Writer, keys: DataFrame) -> tuple[int, int | None]:
         """Replace the rows of the keys that may have changed; how many keys, and the version."""
         affected = f"keys_{self.model.name}_{self.inputs.nonce}"
-        source = f"rows_{self.model.name}_{self.inputs.nonce}"
         keys.createOrReplaceTempView(affected)
         rows = query_execution.computed(queries.frame(self.spark, self.model, lambda ref: self._restricted(ref, affected)))
         try:
@@ -192,18 +197,13 @@ class ModelTable:
             extra = {**said, "model": self.model.digest}
             # A key of which the query gives no row any more: the MERGE needs a row to delete it by.
             gone = keys.alias("k").join(rows.alias("l"), same, "left_anti").withColumn("__gone", F.lit(True))
-            rows.withColumn("__gone", F.lit(False)).unionByName(gone, allowMissingColumns=True).createOrReplaceTempView(
-                source
-            )
-            version = writer.merge(
-                _statement(str(writer.table), source, rows.columns, self.model.unique_key), to=work.to, extra=extra
-            )
+            source = rows.withColumn("__gone", F.lit(False)).unionByName(gone, allowMissingColumns=True)
+            version = writer.merge(source, _statement(rows.columns, self.model.unique_key), to=work.to, extra=extra)
             return keys.count(), version
         finally:
             query_execution.release(rows)
             query_execution.release(keys)
-            for view in (affected, source):
-                self.spark.catalog.dropTempView(view)
+            self.spark.catalog.dropTempView(affected)
 
     def _restricted(self, ref: sql_model.Ref, affected: str) -> str:
         """What a reference reads for the affected keys: their rows where it has a key, otherwise the whole table."""
@@ -293,7 +293,7 @@ def _fits(spark: SparkSession, table: tables.TableRef, frame: DataFrame) -> bool
     return present.keys() == wanted.keys() and all(merge.is_same(present[name], wanted[name]) for name in wanted)
 
 
-def _statement(target: str, source: str, columns: Sequence[str], keys: Sequence[str]) -> str:
+def _statement(columns: Sequence[str], keys: Sequence[str]) -> sql_merge.Merge:
     """The MERGE of the keys that may have changed. Keys are compared by `<=>`, because a group may have the key NULL."""
     on = " AND ".join(f"t.{identifier(name)} <=> s.{identifier(name)}" for name in keys)
-    return merge.keyed(target, source, columns=columns, on=on)
+    return sql_merge.Merge(on, sql_merge.replacing(columns))

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cdc_core import errors
 from cdc_core.properties.source import FullUpdateType
@@ -15,7 +16,7 @@ from cdc_core.settings.parse import Settings
 from cdc_core.stream import filters
 from cdc_core.tables import layout as tables
 from pipelines.channels import kafka
-from pipelines.delta import local_log
+from pipelines.delta import exclusion, local_log
 from pipelines.delta import tables as delta
 from pipelines.mongodb import catalog, change_stream, snapshot_read
 from pipelines.mongodb import client as mongodb
@@ -23,6 +24,9 @@ from pipelines.mongodb import connection as source
 from pipelines.mongodb import failures as mongodb_failures
 from pipelines.mongodb import server as mongodb_server
 from pipelines.terminal import units
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 class Verdict(enum.Enum):
@@ -58,12 +62,14 @@ class CheckedSource:
 Question = Callable[[CheckedSource], Iterator[Finding]]
 
 
-def run(settings: Settings) -> tuple[Finding, ...]:
+def run(settings: Settings, session: Callable[[], SparkSession] | None = None) -> tuple[Finding, ...]:
     """All findings, in the order of a run. Raises `SettingsError` where a secret cannot be resolved.
+
+    `session` starts the Spark that a store is tried with; a folder is looked at without.
 
     A server that cannot be used ends the questions: the findings before it, and that one.
     """
-    findings = [*_settings(settings), *_lakehouse(settings), *_kafka(settings)]
+    findings = [*_settings(settings), *_lakehouse(settings, session), *_kafka(settings)]
     client = source.connection(settings.source).client()
     try:
         findings.append(_server(client))
@@ -90,11 +96,13 @@ def _settings(settings: Settings) -> Iterator[Finding]:
         yield Finding("settings", Verdict.WARNING, warning)
 
 
-def _lakehouse(settings: Settings) -> Iterator[Finding]:
+def _lakehouse(settings: Settings, session: Callable[[], SparkSession] | None) -> Iterator[Finding]:
     layout = delta.layout(settings.lakehouse)
-    folder = local_log.folder(layout.bronze(settings.name))
-    if folder is None:
-        yield Finding("lakehouse", Verdict.FINE, layout.bronze(settings.name).label)
+    bronze = layout.bronze(settings.name)
+    if local_log.folder(bronze) is None:
+        yield Finding("lakehouse", Verdict.FINE, bronze.label)
+        if bronze.path is not None and session is not None:
+            yield _store(bronze.path, session)
         return
     there = next(parent for parent in (Path(layout.root or ""), *Path(layout.root or "").parents) if parent.exists())
     if os.access(there, os.W_OK):
@@ -102,6 +110,14 @@ def _lakehouse(settings: Settings) -> Iterator[Finding]:
     else:
         mend = f"give this user the right to write in {there}, or choose another lakehouse.root"
         yield Finding("lakehouse", Verdict.WRONG, f"{there} cannot be written", mend, errors.DecisionNeeded())
+
+
+def _store(location: str, session: Callable[[], SparkSession]) -> Finding:
+    """Whether the store can be written and listed, and lets one of two drivers win that commit the same version."""
+    try:
+        return Finding("store", Verdict.FINE, exclusion.prove(session(), location))
+    except errors.MedallionError as error:
+        return _wrong("store", error)
 
 
 def _kafka(settings: Settings) -> Iterator[Finding]:

@@ -24,7 +24,7 @@ from pipelines import clock
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
 from pipelines.capture import metrics
-from pipelines.delta import direct_log, local_log, table_history
+from pipelines.delta import direct_log, local_log, query_execution, table_history
 from pipelines.delta import tables as delta
 from pipelines.mongodb import connection as source
 from pipelines.mongodb import server as mongodb_server
@@ -223,8 +223,13 @@ class _Reading:
             headroom_seconds=None if server.oplog_first is None else at - server.oplog_first,
             rate=self._captured_rate(position.batch),
             writer=self._writer(commit),
-            slow_commits=direct_log.why_not(self.spark, self.log),
+            slow_commits=self._why_slow(),
         )
+
+    def _why_slow(self) -> str | None:
+        why = direct_log.why_not(self.spark, self.log)
+        takes_settings = why is None or query_execution.takes_settings(self.spark)
+        return why if takes_settings else f"{why}; {query_execution.WITHOUT_SETTINGS}"
 
     def collections(self) -> tuple[Collection, ...]:
         payloads = bronze.gap_and_snapshot_heartbeats(self.spark, self.log)

@@ -63,13 +63,14 @@ def _placed(parsed: settings.Settings, path: Path) -> settings.Settings:
             problems.extend(errors.Problem(f"lakehouse.{name}", each.message, each.hint) for each in error.problems)
             return text
 
-    places: dict[str, Any] = {name: resolved(name, text) for name, text in dataclasses.asdict(parsed.lakehouse).items()}
+    own = parsed.lakehouse
+    places = {name: resolved(name, getattr(own, name)) for name in ("root", "catalog", "schema_prefix")}
     if problems:
         raise errors.SettingsError(problems)
     gold = dataclasses.replace(
         parsed.gold, models=_found(parsed.gold.models, path), expectations=_found(parsed.gold.expectations, path)
     )
-    return dataclasses.replace(parsed, lakehouse=settings.Lakehouse(**places), gold=gold)
+    return dataclasses.replace(parsed, lakehouse=dataclasses.replace(own, **places), gold=gold)
 
 
 def _found(folder: str | None, path: Path) -> str | None:

@@ -95,8 +95,8 @@ def _range(
         events = events.where(f"sequence IS NULL OR sequence >= {literal(reached.floor)}")
     with ExitStack() as resources:
         # A MERGE is planned as the session says: it may broadcast more then.
-        adaptive = {ADAPTIVE: collection.spark.conf.get(ADAPTIVE) or "true"}
         is_local = sparks.is_local(collection.spark)
+        adaptive = {ADAPTIVE: collection.spark.conf.get(ADAPTIVE) or "true"} if is_local else {}
         resources.enter_context(query_execution.session_confs(collection.spark, NOT_ADAPTIVE if is_local else {}))
         sought = resources.enter_context(_seeking_keys(collection, events, counts, is_late=is_late))
         batch = RowBatch(

@@ -6,7 +6,6 @@ newer than what the table holds, and otherwise a MERGE guarded by `__sequence`.
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -68,18 +67,15 @@ STEPS: tuple[Step, ...] = (deletes.remembered, table_rows, merged)
 
 
 def _merge(collection: SilverCollection, batch: RowBatch) -> None:
-    view = f"silver_{threading.get_ident()}"
     # Computed before the statement: a MERGE that is tried again, or reads its source twice, must find the same rows.
     rows = query_execution.computed(batch.rows)
-    rows.createOrReplaceTempView(view)
     try:
         if batch.has_incomplete and not collection.keeps_document and rows.where("`__incomplete`").isEmpty():
             batch = replace(batch, has_incomplete=False)  # which reads and writes much less of the table
-        sql = _statement(collection, view, batch).render()
+        statement = _statement(collection, batch).merge()
         confs = MERGE_CONFS | dict(batch.merge_confs)
-        collection.writer.merge(sql, to=batch.after.to, extra=batch.after.extra, confs=confs)
+        collection.writer.merge(rows, statement, to=batch.after.to, extra=batch.after.extra, confs=confs)
     finally:
-        collection.spark.catalog.dropTempView(view)
         query_execution.release(rows)
 
 
@@ -167,10 +163,8 @@ def _make_room(collection: SilverCollection, source: DataFrame, held: StructType
         collection.writer.alter(statement)
 
 
-def _statement(collection: SilverCollection, view: str, batch: RowBatch) -> merge.Statement:
+def _statement(collection: SilverCollection, batch: RowBatch) -> merge.Statement:
     return merge.Statement(
-        target=str(collection.writer.table),
-        source=view,
         columns=[name for name in batch.rows.columns if name not in _ENGINE],
         added=[each.name for each in collection.added(batch.plan.schema)],
         removes=batch.deletes is not None and collection.mode.removes_row,

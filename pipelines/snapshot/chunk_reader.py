@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from bson.timestamp import Timestamp
 
 from cdc_core import errors
@@ -18,9 +20,12 @@ from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as source
 from pipelines.mongodb import failures as mongodb_failures
 from pipelines.snapshot import chunks
+from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
 
 # 1, 2, 4 and 8 seconds between them: longer than an election takes.
 ATTEMPTS = 5
@@ -37,6 +42,8 @@ class ChunkReader:
     fetch_size: int = 0
     fields: events.FieldsOf | None = None
     stopped: threading.Event = field(default_factory=threading.Event)
+    on_driver: threading.Event = field(default_factory=threading.Event)
+    """Set where executors do not reach the source."""
 
     def size(self, client: mongodb.Client, collection: catalog.SourceCollection) -> catalog.CollectionSize:
         """About how large the collection is; what passes by itself is waited for."""
@@ -92,12 +99,7 @@ class ChunkReader:
             None if self.fields is None else self.fields(collection.db, collection.name),
         )
         for attempt in range(ATTEMPTS):
-            # One row, one task: an executor's Python reads the chunk, and its documents never pass through the JVM as rows.
-            reply = self.spark.range(1, numPartitions=1).mapInArrow(
-                functools.partial(chunks.read_on_executor, spec), chunks.REPLY
-            )
-            pieces = reply.toArrow()
-            meta = json.loads(pieces["meta"][-1].as_py())
+            pieces, meta = self._reply(spec)
             match meta["outcome"]:
                 case "read":
                     return chunks.chunk_rows(meta, pieces["rows"])
@@ -116,6 +118,25 @@ class ChunkReader:
                     self._wait_behind(error, attempt)
         raise _given_up()
 
+    def _reply(self, spec: chunks.ChunkSpec) -> tuple[pa.Table, dict[str, Any]]:
+        """What an executor read, and its outcome; read here where executors elsewhere do not reach the source and we do."""
+        read = functools.partial(chunks.read_on_executor, spec)
+        if not self.on_driver.is_set():
+            # One row, one task: an executor's Python reads the chunk, and its documents never pass through the JVM as rows.
+            reply = self.spark.range(1, numPartitions=1).mapInArrow(read, chunks.REPLY).toArrow()
+            meta = _meta(reply)
+            is_unreachable = meta["outcome"] == "error" and isinstance(chunks.error_of(meta), errors.SourceUnreachable)
+            if sparks.is_classic(self.spark) or not is_unreachable:
+                return reply, meta
+        reply = pa.Table.from_batches(read(iter(())))
+        meta = _meta(reply)
+        if meta["outcome"] == "read" and not self.on_driver.is_set():
+            log.warning(
+                "executors of this Spark do not reach MongoDB: snapshots are read here, in the threads of the capture"
+            )
+            self.on_driver.set()
+        return reply, meta
+
     def _wait_behind(self, error: errors.SourceUnreachable | mongodb_failures.ReadRefused, attempt: int) -> None:
         """Wait before the next attempt, longer each time: an election takes seconds, and so do locks and full pools.
 
@@ -125,6 +146,11 @@ class ChunkReader:
             raise error
         if self.stopped.wait(2.0**attempt):
             raise errors.SourceUnreachable(str(error)) from error
+
+
+def _meta(reply: pa.Table) -> dict[str, Any]:
+    meta: dict[str, Any] = json.loads(reply["meta"][-1].as_py())
+    return meta
 
 
 def _size_of(client: mongodb.Client, collection: catalog.SourceCollection) -> catalog.CollectionSize:

@@ -38,11 +38,18 @@ END_SECONDS = 2.0
 
 
 def launch(
-    name: str, *, master: str | None, conf: Mapping[str, str], store: stores.Store, profile: Mapping[str, str]
+    name: str,
+    *,
+    master: str | None,
+    conf: Mapping[str, str],
+    store: stores.Store,
+    hadoop: Mapping[str, str],
+    profile: Mapping[str, str],
 ) -> SparkSession:
     """A session on a JVM of its own, with Delta's jars and what `store` needs; its log is `log_file()`.
 
-    `profile` is over what every session of one machine has, and below what the user chose.
+    `profile` is over what every session of one machine has, and below what the user chose. `hadoop` may hold secrets: the
+    JVM gets it when it runs, and not on its command line, which every user of the machine sees.
     """
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkRuntimeError
@@ -80,7 +87,8 @@ def launch(
             except (PySparkRuntimeError, OSError) as error:
                 raise _why_not() from error
         with _interrupts_as_they_are():
-            context = SparkContext(conf=SparkConf(loadDefaults=False).setAll(list(settings.items())), gateway=gateway)
+            whole = SparkConf(loadDefaults=False).setAll(list({**hadoop, **settings}.items()))
+            context = SparkContext(conf=whole, gateway=gateway)
         _end_without_traceback(context)
         spark = SparkSession.builder.getOrCreate()
         delta_jars.remember(spark, packages, given)

@@ -37,6 +37,7 @@ def session(
     master: str | None = None,
     conf: Mapping[str, str] | None = None,
     root: str | None = None,
+    hadoop: Mapping[str, str] | None = None,
     profile: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """A session with Delta for the application `name` and a lakehouse below `root`.
@@ -44,7 +45,8 @@ def session(
     A session that is there already, or that the platform gives, is taken; `master` and what of `conf` belongs
     to the start of an application then have no effect. Otherwise one is built for `master` (all cores of this
     machine by default), with `profile`, such as `CAPTURE`, with what the store of `root` needs, `SPARK_CONF_DIR/spark-defaults.conf` where that variable is set,
-    and `conf`, each over what comes before it. Times are UTC in either case.
+    and `conf`, each over what comes before it. Times are UTC in either case. `hadoop` are settings of the root's file system, as
+    `spark.hadoop.…`; they may be secrets, and stand on no command line.
 
     Raises SettingsError where Spark is not installed or a given one lacks Delta, DecisionNeeded where Java is
     missing or too old, Temporary where Delta's jars could not be downloaded.
@@ -52,9 +54,9 @@ def session(
     wanted = dict(conf or {})
     store = stores.of(root)
     spark = _active() or (
-        _given(name, store)
+        _given(name, store, hadoop or {})
         if _is_given()
-        else jvm.launch(name, master=master, conf=wanted, store=store, profile=profile or {})
+        else jvm.launch(name, master=master, conf=wanted, store=store, hadoop=hadoop or {}, profile=profile or {})
     )
     _apply(spark, {**spark_conf.REQUIRED, **wanted})
     return spark
@@ -104,7 +106,7 @@ def sessions(spark: SparkSession) -> Callable[[], SparkSession]:
 
 def _carried(spark: SparkSession) -> dict[str, str]:
     """The settings that all sessions of an application share."""
-    found = {key: spark.conf.get(key, None) for key in (*spark_conf.REQUIRED, spark_conf.SINGLE_DRIVER)}
+    found = {key: _setting(spark, key) for key in (*spark_conf.REQUIRED, spark_conf.SINGLE_DRIVER)}
     return {key: value for key, value in found.items() if value is not None}
 
 
@@ -220,14 +222,21 @@ def _is_given() -> bool:
     )
 
 
-def _given(name: str, store: stores.Store) -> SparkSession:
+def _given(name: str, store: stores.Store, hadoop: Mapping[str, str]) -> SparkSession:
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.appName(name).getOrCreate()
     if is_classic(spark) and not is_databricks():
         _check_delta(spark)
         _add_log_store(spark, store)
+        configuration: Any = spark.sparkContext._jsc
+        for key, value in hadoop.items():
+            configuration.hadoopConfiguration().set(key.removeprefix("spark.hadoop."), value)
         spark.sparkContext.setLogLevel("ERROR")
+    elif hadoop:
+        log.warning(
+            "lakehouse.store has no effect on a Spark that runs elsewhere: its own settings say how it reaches its stores"
+        )
     if not is_databricks():
         _ship_packages(spark)
     return spark
@@ -285,16 +294,21 @@ def _check_delta(spark: SparkSession) -> None:
 
 def _apply(spark: SparkSession, conf: Mapping[str, str]) -> None:
     """Set what a running session lets one set; what it has already stays."""
+    from pyspark.errors import PySparkException
+
     for key, value in conf.items():
-        if spark.conf.get(key, None) == value:
+        if _setting(spark, key) == value:
             continue
-        if key == spark_conf.SINGLE_DRIVER or spark.conf.isModifiable(key):
-            # Serverless compute refuses settings that it decides on itself, as this project would.
-            with contextlib.suppress(_refused()) if key not in spark_conf.MUST_BE_ACCEPTED else contextlib.nullcontext():
+        # Serverless compute refuses settings that it decides on itself, as this project would.
+        with contextlib.suppress(PySparkException) if key not in spark_conf.MUST_BE_ACCEPTED else contextlib.nullcontext():
+            if key == spark_conf.SINGLE_DRIVER or spark.conf.isModifiable(key):
                 spark.conf.set(key, value)
 
 
-def _refused() -> type[Exception]:
+def _setting(spark: SparkSession, name: str) -> str | None:
+    """What the session says of a setting; None where it has none, or tells nothing about it."""
     from pyspark.errors import PySparkException
 
-    return PySparkException
+    with contextlib.suppress(PySparkException):
+        return spark.conf.get(name, None)
+    return None

@@ -13,6 +13,7 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 
 from cdc_core import errors
+from cdc_core.sql import merge
 from cdc_core.tables import layout as tables
 from pipelines.bronze import log as bronze
 from pipelines.channels import signals
@@ -57,10 +58,8 @@ def by_spark(writer: Writer, number: int) -> None:
 
 
 def by_merge(writer: Writer, number: int) -> None:
-    writer.merge(
-        f"MERGE INTO {writer.table} AS t USING (SELECT {number}L AS n) AS s ON t.n = s.n WHEN NOT MATCHED THEN INSERT *",
-        to=number,
-    )
+    inserting = merge.Merge("t.n = s.n", (merge.Clause(merge.given(["n"]), is_matched=False),))
+    writer.merge(writer.spark.createDataFrame(rows(number)), inserting, to=number)
 
 
 @pytest.mark.parametrize("kind", faults.IN_PROCESS)

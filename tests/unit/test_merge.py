@@ -50,7 +50,8 @@ def test_alterations(
 
 
 def statement(**named: object) -> str:
-    return merge.Statement("t", "s", ["_id", "__incomplete", "__known", "__sequence", "__batch"], **named).render()  # type: ignore[arg-type]
+    made = merge.Statement(["_id", "__incomplete", "__known", "__sequence", "__batch"], **named)  # type: ignore[arg-type]
+    return made.merge().render("t", "s")
 
 
 def test_rows_may_stand_beside_others_of_the_same_names_and_types() -> None:

@@ -40,6 +40,23 @@ def problems(**sections: Any) -> list[str]:
     return [str(problem) for problem in caught.value.problems]
 
 
+STORE = {"fs.s3a.endpoint": "https://s3.example.com", "fs.s3a.path.style.access": True, "fs.s3a.secret.key": "${env:KEY}"}
+
+
+def test_a_store_is_named_with_its_credentials_as_references() -> None:
+    """Hadoop's settings of the store are read; a credential that is spelled out is refused, and not repeated."""
+    loaded = parsed(lakehouse={"root": "s3a://b/lake", "store": STORE})
+    assert {name: str(each) for name, each in loaded.lakehouse.store.items()} == {
+        **STORE,
+        "fs.s3a.path.style.access": "true",
+    }
+    wrong = {"fs.s3a.secret.key": "hunter2", "fs.s3a.access.key": "AKIA", "fs.azure.account.key.a.dfs": "x", "spark.x": "y"}
+    with pytest.raises(errors.SettingsError) as refused:
+        parsed(lakehouse={"root": "s3a://b/lake", "store": wrong})
+    assert [each.path for each in refused.value.problems] == [f"lakehouse.store.{name}" for name in wrong]
+    assert "hunter2" not in str(refused.value) and "AKIA" not in str(refused.value)
+
+
 @pytest.mark.parametrize("file", REFUSED, ids=lambda file: file.stem)
 def test_refused_files(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All mistakes of a file are reported at once, each with its line, its key, and what was expected."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from cdc_core import errors
 from cdc_core.snapshot.state import State
 from pipelines.mongodb import catalog, snapshot_read
 from pipelines.mongodb import failures as mongodb_failures
-from pipelines.snapshot import chunk_reader, snapshot
+from pipelines.snapshot import chunk_reader, chunks, snapshot
 
 COLLECTION = catalog.SourceCollection("db", "a", None)
 
@@ -143,3 +144,31 @@ def test_a_snapshot_that_ends_while_it_waits_fails_no_collection(
     with pytest.raises(errors.SourceUnreachable):
         taking.reader.boundary(None, COLLECTION, lo=None, documents=1)  # type: ignore[arg-type]
     assert not taking.state.failed
+
+
+def test_what_executors_do_not_reach_is_read_here(taking: snapshot.Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Executors without a way to MongoDB, as on serverless compute: the driver reads, and asks them no more."""
+    asked: list[str] = []
+    error = {"outcome": "error", "class": "SourceUnreachable", "message": "no server answered"}
+    unreachable = pa.table({"meta": [json.dumps(error)], "rows": pa.array([None], pa.binary())})
+    frame = SimpleNamespace(toArrow=lambda: asked.append("an executor") or unreachable)  # type: ignore[func-returns-value]
+    spark: Any = SimpleNamespace(range=lambda *_, **__: SimpleNamespace(mapInArrow=lambda *_: frame))
+    meta = {"outcome": "read", "at": [1, 1], "bytes": 0, "lossy": 0, "cut": None}
+    monkeypatch.setattr(chunks, "_read_chunk", lambda _: iter([(meta, chunks._packed([], [], []))]))
+    reader = replace(taking.reader, spark=spark)
+    for _ in range(2):
+        assert reader.read(COLLECTION, snapshot_read.IdRange(), condition=None).at == (1, 1)
+    assert asked == ["an executor"]
+
+
+def test_a_source_that_nobody_reaches_is_told(taking: snapshot.Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the driver does not reach it either, it is the source that is away, and executors are asked again."""
+    error = {"outcome": "error", "class": "SourceUnreachable", "message": "no server answered"}
+    unreachable = pa.table({"meta": [json.dumps(error)], "rows": pa.array([None], pa.binary())})
+    frame = SimpleNamespace(toArrow=lambda: unreachable)
+    spark: Any = SimpleNamespace(range=lambda *_, **__: SimpleNamespace(mapInArrow=lambda *_: frame))
+    monkeypatch.setattr(chunks, "_read_chunk", lambda _: iter([(error, None)]))
+    reader = replace(taking.reader, spark=spark)
+    with pytest.raises(errors.SourceUnreachable):
+        reader.read(COLLECTION, snapshot_read.IdRange(), condition=None)
+    assert not reader.on_driver.is_set()

@@ -1,0 +1,108 @@
+"""A MERGE as data: one statement for a session that runs it, and the rows that it would leave for one that cannot.
+
+Its conditions and values are SQL over `t`, the table, and `s`, the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from cdc_core.sql.names import identifier
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+_CHOICE, _HELD, _GIVEN = "__choice", "__held", "__given"
+_STAYS, _NOTHING = -1, -2
+
+
+@dataclass(frozen=True)
+class Clause:
+    """What becomes of a row that is matched, or of one of the source that is not: its columns get `values`, or it goes (None)."""
+
+    values: Mapping[str, str] | None
+    when: str = ""
+    is_matched: bool = True
+
+    def render(self) -> str:
+        """`WHEN …`, as the statement has it."""
+        condition = f"WHEN {'' if self.is_matched else 'NOT '}MATCHED{f' AND {self.when}' if self.when else ''}"
+        if self.values is None:
+            return f"{condition} THEN DELETE"
+        if self.is_matched:
+            assigned = ", ".join(f"t.{identifier(name)} = {value}" for name, value in self.values.items())
+            return f"{condition} THEN UPDATE SET {assigned}"
+        return (
+            f"{condition} THEN INSERT ({', '.join(map(identifier, self.values))}) VALUES ({', '.join(self.values.values())})"
+        )
+
+
+def given(names: Iterable[str]) -> dict[str, str]:
+    """These columns with the source's values."""
+    return {name: f"s.{identifier(name)}" for name in names}
+
+
+def replacing(columns: Sequence[str]) -> tuple[Clause, ...]:
+    """The source's row in place of the table's, or none where it says `__gone`."""
+    return (
+        Clause(None, "s.`__gone`"),
+        Clause(given(columns)),
+        Clause(given(columns), "NOT s.`__gone`", is_matched=False),
+    )
+
+
+@dataclass(frozen=True)
+class Merge:
+    """The rows that are the same `on` a condition, and what becomes of them: the first clause that applies decides.
+
+    `pruning` is SQL over `t` that holds for all rows that match; it skips files.
+    """
+
+    on: str
+    clauses: Sequence[Clause]
+    pruning: str = ""
+
+    def render(self, target: str, source: str) -> str:
+        """The statement, over a table and a source by their names in SQL."""
+        condition = f"{self.on} AND ({self.pruning})" if self.pruning else self.on
+        clauses = "\n".join(clause.render() for clause in self.clauses)
+        return f"MERGE INTO {target} AS t USING {source} AS s ON {condition}\n{clauses}"
+
+    def outcome(self, held: DataFrame, source: DataFrame) -> DataFrame:
+        """The rows that the statement leaves of `held`, a part of a table that holds all rows that the source matches.
+
+        Fields of structs meet by name, as in the statement.
+        """
+        aligned = held.limit(0).unionByName(source, allowMissingColumns=True)
+        joined = (
+            held.withColumn(_HELD, F.lit(True))
+            .alias("t")
+            .join(aligned.withColumn(_GIVEN, F.lit(True)).alias("s"), F.expr(self.on), "full")
+        )
+        chosen = joined.withColumn(_CHOICE, self._choice())
+        gone = [number for number, clause in enumerate(self.clauses) if clause.values is None]
+        left = chosen.where(~F.col(_CHOICE).isin([_NOTHING, *gone]))
+        return left.select(*(self._value(name).alias(name) for name in held.columns))
+
+    def _choice(self) -> Column:
+        """The number of the clause that decides."""
+        is_held, is_given = f"coalesce(t.{_HELD}, false)", f"coalesce(s.{_GIVEN}, false)"
+        cases = [
+            f"WHEN {is_given} AND {'' if clause.is_matched else 'NOT '}{is_held}"
+            f"{f' AND ({clause.when})' if clause.when else ''} THEN {number}"
+            for number, clause in enumerate(self.clauses)
+        ]
+        return F.expr(f"CASE {' '.join(cases)} WHEN {is_held} THEN {_STAYS} ELSE {_NOTHING} END")
+
+    def _value(self, name: str) -> Column:
+        own = f"t.{identifier(name)}"
+        cases = [
+            f"WHEN {number} THEN {clause.values.get(name, own)}"
+            for number, clause in enumerate(self.clauses)
+            if clause.values is not None
+        ]
+        return F.expr(f"CASE {_CHOICE} {' '.join(cases)} ELSE {own} END")

@@ -1,0 +1,93 @@
+"""Where this process puts the files of a path table: into a folder that it sees, or into a store by way of the JVM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pipelines.spark import jvm
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class TableFiles(Protocol):
+    """The folder of one table."""
+
+    def draft(self, name: str) -> Path:
+        """Where a file is written before it is put into the table's folder."""
+
+    def put(self, name: str) -> None:
+        """The draft of this name, whole, in the table's folder."""
+
+    def write(self, name: str, content: bytes) -> None:
+        """A small file of this name in the table's folder."""
+
+    def remove(self, name: str) -> None:
+        """Take a file away again that no commit names."""
+
+    def has_commit(self, version: int) -> bool | None:
+        """Whether the log holds a commit as JSON; after the retention time it goes. None where to ask is dearer than to try."""
+
+
+@dataclass(frozen=True)
+class LocalFiles:
+    """A folder that this process sees."""
+
+    folder: Path
+
+    def draft(self, name: str) -> Path:
+        return self.folder / name
+
+    def put(self, name: str) -> None:
+        """It was written where it belongs."""
+
+    def write(self, name: str, content: bytes) -> None:
+        (self.folder / name).write_bytes(content)
+
+    def remove(self, name: str) -> None:
+        (self.folder / name).unlink(missing_ok=True)
+
+    def has_commit(self, version: int) -> bool | None:
+        return (self.folder / "_delta_log" / f"{version:020}.json").exists()
+
+
+@dataclass(frozen=True)
+class StoredFiles:
+    """A folder in a store that the JVM of a classic session reaches."""
+
+    spark: SparkSession
+    location: str
+
+    def draft(self, name: str) -> Path:
+        return jvm.scratch() / name
+
+    def put(self, name: str) -> None:
+        draft = self.draft(name)
+        try:
+            self._files().copyFromLocalFile(True, True, self._jvm.org.apache.hadoop.fs.Path(f"file:{draft}"), self._at(name))
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def write(self, name: str, content: bytes) -> None:
+        out = self._files().create(self._at(name), True)
+        out.write(bytearray(content))
+        out.close()  # what the store refuses, it refuses here
+
+    def remove(self, name: str) -> None:
+        self.draft(name).unlink(missing_ok=True)
+        self._files().delete(self._at(name), False)
+
+    def has_commit(self, version: int) -> bool | None:
+        return None
+
+    @property
+    def _jvm(self) -> Any:
+        return self.spark._jvm
+
+    def _at(self, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(f"{self.location.rstrip('/')}/{name}")
+
+    def _files(self) -> Any:
+        return self._at("").getFileSystem(self.spark._jsparkSession.sessionState().newHadoopConf())

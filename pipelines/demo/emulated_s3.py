@@ -1,0 +1,66 @@
+"""An S3 of this process' own on the loopback, in memory: for the demo, and for tests. It knows conditional requests."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cdc_core import errors
+
+KEYS = {"AWS_ACCESS_KEY_ID": "emulated", "AWS_SECRET_ACCESS_KEY": "emulated"}
+"""It takes any."""
+
+Application = Callable[[dict[str, Any], Any], Any]
+
+
+@dataclass(frozen=True)
+class EmulatedS3:
+    """Where it listens."""
+
+    url: str
+
+    @property
+    def store(self) -> Mapping[str, str]:
+        """What S3A must know of it, as `lakehouse.store` has it, but for the keys."""
+        return {
+            "fs.s3a.endpoint": self.url,
+            "fs.s3a.endpoint.region": "us-east-1",
+            "fs.s3a.path.style.access": "true",
+            "fs.s3a.connection.ssl.enabled": "false",
+        }
+
+    @property
+    def hadoop(self) -> Mapping[str, str]:
+        """The same as settings of Spark, with the keys."""
+        keys = {"fs.s3a.access.key": KEYS["AWS_ACCESS_KEY_ID"], "fs.s3a.secret.key": KEYS["AWS_SECRET_ACCESS_KEY"]}
+        return {f"spark.hadoop.{name}": value for name, value in {**self.store, **keys}.items()}
+
+
+@contextlib.contextmanager
+def running(bucket: str, around: Callable[[Application], Application] = lambda emulator: emulator) -> Iterator[EmulatedS3]:
+    """An emulated S3 with one bucket, until the block ends; `around` may look at its requests, and change them.
+
+    Raises `SettingsError` where the emulator is not installed.
+    """
+    try:
+        import boto3  # type: ignore[import-untyped]
+        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+        from werkzeug.serving import make_server
+    except ImportError:
+        raise errors.SettingsError("the S3 emulator is not installed here: pip install 'mongo-medallion[demo]'") from None
+
+    server = make_server("127.0.0.1", 0, around(DomainDispatcherApplication(create_backend_app)), threaded=True)
+    server.log = lambda *_: None  # type: ignore[method-assign]
+    found = EmulatedS3(f"http://127.0.0.1:{server.server_port}")
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        keys = {name.lower(): value for name, value in KEYS.items()}
+        boto3.client("s3", endpoint_url=found.url, region_name="us-east-1", **keys).create_bucket(Bucket=bucket)
+        yield found
+    finally:
+        server.shutdown()
+        thread.join()

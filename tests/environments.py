@@ -1,0 +1,67 @@
+"""Where the tables of a test lie, and what its session takes: the environments that one machine can stand for."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql.classic.dataframe import DataFrame
+from pyspark.sql.conf import RuntimeConfig
+
+from pipelines.delta import direct_log, local_log
+from pipelines.spark import session as sparks
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TAKEN = ("spark.sql.session.timeZone", "spark.sql.shuffle.partitions", "spark.sql.ansi.enabled")
+"""Of the settings that serverless compute takes, those that anything here might set."""
+
+
+class Environment(enum.Enum):
+    """`DISK` is seen by this process, which commits straight into Delta's log. In `STORE` it sees no file of the tables, and
+    reaches them by way of the JVM. In `STATEMENTS` all commits go through Spark, as in a catalog and over Spark Connect.
+    `REFUSING` is that with a session that takes no settings and keeps no rows, as serverless compute."""
+
+    DISK = "disk"
+    STORE = "store"
+    STATEMENTS = "statements"
+    REFUSING = "refusing"
+
+
+@contextlib.contextmanager
+def session(spark: SparkSession, environment: Environment) -> Iterator[SparkSession]:
+    """A session of its own in the environment, until the block ends."""
+    own = sparks.sessions(spark)()
+    with pytest.MonkeyPatch.context() as patch:
+        if environment is not Environment.DISK:
+            patch.setattr(local_log, "folder", lambda table: None)
+        if environment in (Environment.STATEMENTS, Environment.REFUSING):
+            patch.setattr(direct_log, "_reached", _unreachable)
+        if environment is Environment.REFUSING:
+            _refuse(patch)
+        yield own
+
+
+def _unreachable(*_: Any) -> NoReturn:
+    raise direct_log._NoDirectLog("this test has none")
+
+
+def _refuse(patch: pytest.MonkeyPatch) -> None:
+    accepted = RuntimeConfig.set
+
+    def set_(self: Any, key: str, value: Any) -> None:
+        if key not in TAKEN:
+            raise AnalysisException(f"Configuration {key} is not available.", errorClass="CONFIG_NOT_AVAILABLE")
+        accepted(self, key, value)
+
+    def refused(*_: Any, **__: Any) -> NoReturn:
+        raise AnalysisException("not supported on serverless compute", errorClass="NOT_SUPPORTED_WITH_SERVERLESS")
+
+    patch.setattr(RuntimeConfig, "set", set_)
+    for name in ("localCheckpoint", "checkpoint", "cache", "persist"):
+        patch.setattr(DataFrame, name, refused)

@@ -1,0 +1,127 @@
+"""The layers where this process sees no file of the tables, and where the session takes no settings either."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cdc_core import errors
+from cdc_core.sql import merge
+from cdc_core.tables import layout as tables
+from pipelines.delta import query_execution, table_history
+from pipelines.delta import tables as delta
+from pipelines.delta import writer as writers
+from pipelines.delta.writer import Writer
+from tests import environments, model
+from tests.environments import Environment
+from tests.spark import test_history, test_silver
+from tests.spark.test_silver import CASES
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LONG = (pytest.param(each, marks=pytest.mark.journey) for each in (Environment.STORE, Environment.STATEMENTS))
+AWAY = pytest.mark.parametrize("session", [*LONG, Environment.REFUSING], indirect=True, ids=lambda each: each.value)
+EVERYWHERE = pytest.mark.parametrize("session", list(Environment), indirect=True, ids=lambda each: each.value)
+
+
+@pytest.fixture
+def session(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[SparkSession]:
+    with environments.session(spark, request.param) as own:
+        yield own
+
+
+FEW = ("late_delete", "null_after", "sweep")
+"""Cases whose batches take every clause of a MERGE together."""
+
+
+@AWAY
+@pytest.mark.parametrize("names", [FEW, pytest.param([*CASES], marks=pytest.mark.journey)], ids=["few", "all"])
+def test_cases_of_silver_and_gold(session: SparkSession, lakehouse: Path, names: Sequence[str]) -> None:
+    """Cases of silver, batch by batch, are in both layers what the case says."""
+    hop = test_silver.Hop(session, test_silver.pipeline(lakehouse, {name: CASES[name].get("options", {}) for name in names}))
+    steps = max(len(CASES[name]["batches"]) for name in names)
+    for step in range(steps):
+        test_silver.with_cases(hop, step, names)
+        hop.silver()
+        if step >= steps - 2:
+            hop.gold()
+    for name in names:
+        case = CASES[name]
+        assert test_silver.expected(case, hop.rows(name)) == case["silver"], name
+        assert hop.documents(name) == case["gold"], name
+
+
+@EVERYWHERE
+def test_a_writer_replaces_rows_by_their_keys_or_by_their_range(
+    session: SparkSession, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A merge takes, changes, adds and leaves the same rows wherever it runs, and each is one commit with its position."""
+    table = tables.TableRef.at(str(lakehouse / "t"))
+    delta.create(session, table, columns="__key STRING, v INT, s STRUCT<a: INT, b: ARRAY<STRUCT<x: INT, y: INT>>>")
+    writer = Writer.claim(session, table)
+    held = "SELECT stack(4, 'a', 1, 'b', 2, 'c', 3, 'd', 4) AS (`__key`, v)"
+    inner = "named_struct('a', v, 'b', array(named_struct('x', v, 'y', 0))) AS s"
+    writer.append(session.sql(f"SELECT *, {inner} FROM ({held})"), to=0)
+    # Fields stand in another order than the table has them.
+    other = "named_struct('b', array(named_struct('y', 9, 'x', v)), 'a', v) AS s"
+    given = "SELECT stack(3, 'a', 10, false, 'b', 20, true, 'e', 50, false) AS (`__key`, v, `__gone`)"
+    statement = merge.Merge("t.`__key` = s.`__key`", merge.replacing(["__key", "v", "s"]))
+    wanted = [("a", 10, (10, [(10, 9)])), ("c", 3, (3, [(3, 0)])), ("d", 4, (4, [(4, 0)])), ("e", 50, (50, [(50, 9)]))]
+    for number, most in enumerate((5_000, 1), 1):
+        monkeypatch.setattr(writers, "MANY_KEYS", most)
+        version = writer.merge(session.sql(f"SELECT *, {other} FROM ({given})"), statement, to=number)
+        assert table_history.commits(session, table, limit=1)[0].version == version
+        found = table_history.position(session, table)
+        assert found is not None and found.metadata is not None and found.metadata["to"] == number
+        rows = session.table(str(table)).orderBy("__key").collect()
+        assert [
+            (row["__key"], row.v, (row.s.a, [tuple(each[n] for n in ("x", "y")) for each in row.s.b])) for row in rows
+        ] == wanted
+    writer.remove("v >= 10", to=3)
+    assert sorted(row.v for row in session.table(str(table)).collect()) == [3, 4]
+
+
+@EVERYWHERE
+def test_a_merge_of_who_was_replaced_changes_nothing(session: SparkSession, lakehouse: Path) -> None:
+    """A writer whose table was taken over merges nothing, in whichever way it commits."""
+    table = tables.TableRef.at(str(lakehouse / "t"))
+    delta.create(session, table, columns="__key STRING, v INT")
+    first = Writer.claim(session, table)
+    Writer.claim(session, table, take_over=True).append(session.sql("SELECT 'a' AS `__key`, 1 AS v"), to=1)
+    with pytest.raises(errors.OwnershipLost):
+        first.merge(
+            session.sql("SELECT 'a' AS `__key`, 2 AS v, false AS `__gone`"),
+            merge.Merge("t.`__key` = s.`__key`", merge.replacing(["__key", "v"])),
+            to=2,
+        )
+    assert [row.v for row in session.table(str(table)).collect()] == [1]
+
+
+@AWAY
+def test_histories(session: SparkSession, lakehouse: Path) -> None:
+    """Versions are closed, opened and swept as they are on a disk."""
+    modes = [mode for mode in model.MODES if mode.value in ("drop", "rewrite")]
+    hop = test_history.Hop(
+        session, lakehouse, {mode.value: {"delete.tombstone.handling.mode": mode.value} for mode in modes}
+    )
+    change = test_history.change
+    hop.bronze.append(
+        {mode.value: [change("c", 1, 10, "a"), change("u", 1, 20, "b"), change("c", 2, 15, "x")] for mode in modes}
+    )
+    hop.run()
+    hop.bronze.append({mode.value: [change("d", 1, 30), change("u", 2, 40, "y")] for mode in modes})
+    hop.run()
+    for mode in modes:
+        assert hop.at(mode.value, 12) == {1: "a"}
+        assert hop.at(mode.value, 25) == {1: "b", 2: "x"}
+        assert hop.at(mode.value, 45) == ({1: "b", 2: "y"} if mode.value == "drop" else {2: "y"})
+
+
+def test_a_session_that_takes_no_settings_is_known(spark: SparkSession) -> None:
+    with environments.session(spark, Environment.REFUSING) as refusing:
+        assert not query_execution.takes_settings(refusing)
+    assert query_execution.takes_settings(spark)

@@ -1,0 +1,48 @@
+"""How much of a long history is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cdc_core.tables import layout as tables
+from pipelines.delta import table_history
+from pipelines.delta.local_log import Commit
+
+TABLE = tables.TableRef("catalog.schema.t")
+SPARK: Any = None
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many commits each look at a history of 20,000 has read, of which version 19,900 is the last of ours."""
+    counts: list[int] = []
+
+    def commits(spark: Any, table: Any, *, limit: int) -> list[Commit]:
+        found = [Commit(n, 0, {"to": n} if n <= 19_900 else None) for n in range(19_999, max(-1, 19_999 - limit), -1)]
+        counts.append(len(found))
+        return found
+
+    monkeypatch.setattr(table_history, "commits", commits)
+    return counts
+
+
+def test_commits_of_others_are_read_and_no_more(read: list[int]) -> None:
+    """The last commit of ours is found behind a hundred of others without the 20,000 that came before it."""
+    found = table_history.last_commit(SPARK, TABLE)
+    assert found is not None and found.version == 19_900
+    assert sum(read) < 1000
+
+
+def test_what_came_since_a_version_is_read(read: list[int]) -> None:
+    """A writer that looks for what came after its own version reads so many commits and one."""
+    assert [commit.version for commit in table_history.since(SPARK, TABLE, 19_989)] == [*range(19_999, 19_989, -1)]
+    assert read == [1, 10]
+
+
+def test_a_history_without_any_of_ours_ends(read: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        table_history, "commits", lambda *_, limit: [Commit(n, 0, None) for n in range(99, max(-1, 99 - limit), -1)]
+    )
+    assert table_history.last_commit(SPARK, TABLE) is None
