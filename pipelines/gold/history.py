@@ -5,7 +5,8 @@ For each collection with `history: true`, from the bronze batch that its table i
     touched     the collection's events of a range, and the stored versions of their keys that end at the first of them or later
     laid out    each key's versions anew (`cdc_core.gold.versions`); updates that say only what changed are folded, each by itself
     typed       by a schema of its own, because versions in between have fields that silver never saw
-    merged      one MERGE: new versions, and the ends of those before them; its commit carries the position
+    written     new versions, and the ends of those before them: in place of the rows that they were read from, or by a MERGE
+                where only Delta can do that; the one commit carries the position
     swept       a drop, a rename or a snapshot's end closes what it found no longer there
 
 `valid_from` and `valid_to` are cluster times in whole seconds, so that one second is a consistent cut over all collections:
@@ -36,7 +37,7 @@ from cdc_core.sql.names import identifier, literal
 from cdc_core.typed import plan as typed
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze_log
-from pipelines.delta import query_execution, table_history
+from pipelines.delta import query_execution, table_history, upsert
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.operations import quarantine
@@ -45,7 +46,7 @@ from pipelines.silver import survey
 from pipelines.silver import tables as silver_tables
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, Row, SparkSession
 
     from cdc_core.settings.parse import CollectionSettings, Settings
     from cdc_core.tables import layout as tables
@@ -130,10 +131,13 @@ class History:
         ranges: Sequence[reduce.Range] = (span,)
         if own.events > self.options.max_batch_events:
             ranges = survey.bounded(self._events(span), span=span, limit=self.options.max_batch_events)
-        for range_ in ranges:
-            if stop.is_set():
-                return 0
-            reached = self._with_sweeps(range_, reached, reduce.within(due, range_))
+        silver_table = self.layout.silver(self.namespace.db, self.namespace.collection)
+        few = own.events <= survey.MAX_DRIVER_ROWS and query_execution.are_small(self.writer.table, silver_table)
+        with query_execution.session_confs(self.spark, query_execution.INTERPRETED if few else {}):
+            for range_ in ranges:
+                if stop.is_set():
+                    return 0
+                reached = self._with_sweeps(range_, reached, reduce.within(due, range_))
         return own.events
 
     def _with_sweeps(
@@ -161,57 +165,68 @@ class History:
             found = found.where(f"sequence >= {literal(reached.floor)}")
         if self.mode.keeps_row:
             found = found.where(f"op <> '{bronze.Op.DELETE.value}'")
-        low = found.agg(F.min("sequence")).first()[0]
-        if low is None:
+        bounds = (F.min("sequence").alias("low"), F.min("key").alias("first"), F.max("key").alias("last"))
+        seen = found.agg(*bounds, F.count("*").alias("events")).first()
+        if not seen.events:
             self.writer.mark(to=reached.to, extra=reached.extra)
             return
-        with ExitStack() as held:
+        with ExitStack() as stack:
             if self.folds:
-                found = self._with_awaited(found, range_, held)
-            # Computed once: two queries of `_merge` read it, and each would lay the versions out again.
-            laid_out = held.enter_context(query_execution.held(self._laid_out(found, low)))
-            self._merge(found, laid_out, range_.to, reached)
+                found = self._with_awaited(found, range_, stack)
+            stored = self._versions_of(found, seen)
+            if self.writer.can_upsert():  # by their places: a MERGE would look for them twice more
+                stored = stack.enter_context(query_execution.held(stored))
+            # Computed once: two queries of `_write` read it, and each would lay the versions out again.
+            laid_out = stack.enter_context(query_execution.held(self._laid_out(found, stored)))
+            self._write(found, stored, laid_out, range_.to, reached, few=seen.events <= survey.MAX_DRIVER_ROWS)
 
     def _stored(self) -> DataFrame:
         return self.spark.table(str(self.writer.table))
 
-    def _with_awaited(self, found: DataFrame, range_: reduce.Range, held: ExitStack) -> DataFrame:
+    def _with_awaited(self, found: DataFrame, range_: reduce.Range, stack: ExitStack) -> DataFrame:
         """The events and, for documents that come later than updates of theirs, those updates, to be folded once more."""
         unknown = self._stored().where("`__incomplete`").select(F.col("__key").alias("key"), F.col("__sequence").alias("at"))
         late = found.where("after IS NOT NULL").join(unknown, "key").where("sequence < at")
-        since = held.enter_context(query_execution.held(late.groupBy("key").agg(F.min("sequence").alias("since"))))
+        since = stack.enter_context(query_execution.held(late.groupBy("key").agg(F.min("sequence").alias("since"))))
         if since.isEmpty():
             return found
         earlier = self._events(reduce.Range(0, range_.after)).where(reduce.is_partial())
         return found.unionByName(earlier.join(F.broadcast(since), "key").where("sequence > since").select(*found.columns))
 
-    def _laid_out(self, found: DataFrame, low: str) -> DataFrame:
+    def _versions_of(self, found: DataFrame, seen: Row) -> DataFrame:
+        """The stored versions of the events' keys that end at the first event or later, whole, with their places."""
+        keys = found.select(F.col("key").alias("__key"))
+        few = F.broadcast(keys) if seen.events <= survey.MAX_BROADCAST_EVENTS else keys
+        ends_later = f"`__until` IS NULL OR `__until` >= {literal(seen.low)}"
+        rows = self._stored().select("*", *self.writer.places()).where(F.col("__key").between(seen.first, seen.last))
+        return rows.where(ends_later).join(few, "__key", "left_semi")
+
+    def _laid_out(self, found: DataFrame, stored: DataFrame) -> DataFrame:
         """Each key's versions that are new, or that end otherwise."""
         is_whole = F.col("after").isNotNull().alias("is_whole")
         whole = ("after", "before", "updateDescription")
         given = [F.col(name) if self.folds else F.lit(None).cast(found.schema[name].dataType).alias(name) for name in whole]
         events = found.select("key", "sequence", "offset", "op", is_whole, *given)
         grouped = events.groupBy(F.col("key").alias("__key")).agg(F.collect_list(F.struct(*versions.EVENT)).alias("events"))
-        touched = found.select(F.col("key").alias("__key"))
-        table = self._stored().join(touched, "__key", "left_semi")
-        # A version that ended before the first of these events cannot change: only later ones are cut anew by it.
-        held = table.where(f"`__until` IS NULL OR `__until` >= {literal(low)}").select(
+        known = stored.select(
             "__key",
             F.struct(
                 F.col("__sequence").alias("sequence"),
                 F.col("__until").alias("until"),
                 F.col("__incomplete").alias("is_incomplete"),
-                (F.col("__deleted") if "__deleted" in table.columns else F.lit(False)).alias("is_deleted"),
-                (F.col("__document") if "__document" in table.columns else F.lit(None).cast("string")).alias("document"),
+                (F.col("__deleted") if "__deleted" in stored.columns else F.lit(False)).alias("is_deleted"),
+                (F.col("__document") if "__document" in stored.columns else F.lit(None).cast("string")).alias("document"),
             ).alias("version"),
         )
-        stored = held.groupBy("__key").agg(F.collect_list("version").alias("stored"))
-        joined = grouped.join(stored, "__key", "left").select("__key", "events", "stored")
+        versions_by_key = known.groupBy("__key").agg(F.collect_list("version").alias("stored"))
+        joined = grouped.join(versions_by_key, "__key", "left").select("__key", "events", "stored")
         return joined.mapInArrow(versions.laid_out(self.folds), versions.LAID_OUT_DDL)
 
     # --- the table
 
-    def _merge(self, found: DataFrame, laid_out: DataFrame, number: int, reached: HistoryPosition) -> None:
+    def _write(
+        self, found: DataFrame, stored: DataFrame, laid_out: DataFrame, number: int, reached: HistoryPosition, *, few: bool
+    ) -> None:
         columns = reduce.needed(self.options.unwrap)
         envelope = found.select(*dict.fromkeys(("offset", "after", "updateDescription", *columns)))
         joined = (
@@ -231,15 +246,53 @@ class History:
         ops, name = self.layout.ops("schemas"), str(self.namespace)
         self.schema = schemas.keep(self.spark, ops, self.schema, evolution, collection=name, batch=number)
         source = self._typed(made, evolution.plan)
-        names = self._made_room(source.drop("__is_new").schema)
+        before = self._stored().schema
+        names = self._made_room(source.schema)
         # A version without an event of this range was stored before, and only ends otherwise: its document stays as it is.
-        ended = laid_out.where("offset IS NULL").select(*self._ends(), F.lit(False).alias("__is_new"))
-        both = query_execution.computed(source.unionByName(ended, allowMissingColumns=True))
+        ended = laid_out.where("offset IS NULL").select(*self._ends())
+        try:
+            # The rows of a table that was altered just now have other columns than were read, or lie elsewhere.
+            if self._stored().schema != before or not self._upserted(source, ended, stored, reached, few=few):
+                self._merge(source, ended, names, reached)
+        finally:
+            query_execution.release(made)
+
+    def _upserted(self, new: DataFrame, ended: DataFrame, stored: DataFrame, reached: HistoryPosition, *, few: bool) -> bool:
+        """Take the versions that come anew out of the table by their places, and put the new and the ended ones in.
+
+        False where only a MERGE can do it; then nothing was committed.
+        """
+        schema = self._stored().schema
+        if not self.writer.can_upsert() or not _are_alike(schema, new.schema):
+            return False
+        version, names = ["__key", "__sequence"], [F.col(identifier(name)) for name in schema.names]
+        ends = [name for name in ended.columns if name not in version]
+        kept = stored.drop(*ends, *upsert.ROW_LOCATION).join(ended, version)
+        again = new.select(*version).unionByName(ended.select(*version))
+        base = self.writer.version
+        try:
+            committed = self.writer.upsert(
+                new.select(*names).unionByName(kept.select(*names)),
+                touched=stored.join(again, version, "left_semi").select(*upsert.ROW_LOCATION),
+                to=reached.to,
+                extra=reached.extra,
+                unless=lambda: self.writer.version != base,
+                few=few,
+            )
+        except Exception:
+            # Others committed since the rows were read, and may have moved or changed them: a MERGE reads them as they are now.
+            if self.writer.version == base:
+                raise
+            return False
+        return committed is not None
+
+    def _merge(self, new: DataFrame, ended: DataFrame, names: Sequence[str], reached: HistoryPosition) -> None:
+        marked = new.withColumn("__is_new", F.lit(True)), ended.withColumn("__is_new", F.lit(False))
+        both = query_execution.computed(marked[0].unionByName(marked[1], allowMissingColumns=True))
         try:
             self.writer.merge(both, self._statement(names), to=reached.to, extra=reached.extra)
         finally:
             query_execution.release(both)
-            query_execution.release(made)
 
     def _ends(self) -> list[Column | str]:
         """The columns that say which version a row is and when it ended."""
@@ -266,7 +319,6 @@ class History:
             (F.lit(is_looked_up) & is_update).alias("__as_captured"),
             *([F.col("after").alias("__document")] if self.folds else []),
             *self._ends(),
-            F.lit(True).alias("__is_new"),
         )
 
     def _added(self) -> tuple[reduce.AddedColumn, ...]:
@@ -330,6 +382,11 @@ class History:
         table = self.layout.quarantine(self.namespace.db, self.namespace.collection)
         waiting = quarantine.waiting_keys(self.spark, table, since=since)
         return rows if waiting is None else rows.join(waiting, "__key", "left_anti")
+
+
+def _are_alike(stored: T.StructType, new: T.StructType) -> bool:
+    """Whether both have the same columns of the same types, nested fields in the same order: Spark unites those by their place."""
+    return {each.name: merge.ddl(each.dataType) for each in stored} == {each.name: merge.ddl(each.dataType) for each in new}
 
 
 def _time(sequence: str) -> Column:

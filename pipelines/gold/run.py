@@ -298,11 +298,9 @@ class _Gold:
         table = self.layout.history(work.namespace.db, work.namespace.collection)
         history.create(spark, table, properties=current.PROPERTIES | self.claims.table_properties())
         writer = self.claims.writer(spark, table)
-        few = query_execution.are_small(self._silver(work.namespace), table)
-        with query_execution.session_confs(spark, query_execution.INTERPRETED if few else {}):
-            kept = history.History(spark, self.settings, self.layout, work.namespace, writer)
-            events = kept.brought_up(work.at, work.silver, stop=self.stop)
-            maintenance.compact(writer)
+        kept = history.History(spark, self.settings, self.layout, work.namespace, writer)
+        events = kept.brought_up(work.at, work.silver, stop=self.stop)
+        maintenance.compact(writer)
         name = _history_of(work.namespace)
         return GoldTableResult(name, work.at.to, work.silver.to, events, False, writer.version, time.monotonic() - started)
 
