@@ -128,7 +128,7 @@ def test_every_error_has_advice() -> None:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=_named)
 def test_every_command_that_is_shown_exists(path: Path) -> None:
     """Documents show verbs and options that the command line takes."""
-    for line in re.findall(r"medallion ((?:[a-z-]+)(?: +(?:--?[a-z-]+|[^\s`#|]+))*)", path.read_text(encoding="utf-8")):
+    for line in re.findall(r"medallion ((?:[a-z-]+)(?: +(?:--?[a-z0-9-]+|[^\s`#|]+))*)", path.read_text(encoding="utf-8")):
         verb, *rest = line.split()
         if verb not in command_line.medallion.commands:
             assert not rest or not rest[0].startswith("--"), f"medallion {line}"
