@@ -19,7 +19,7 @@ demo:
 
 test:
 	@PYTHON="$(PYTHON)" .ci/environment test
-	@.venv/bin/python -m pytest -m "not journey" $(ARGS)
+	@.venv/bin/python -m pytest $(ARGS)
 
 lint:
 	@PYTHON="$(PYTHON)" .ci/environment test
@@ -29,7 +29,6 @@ lint:
 
 journeys:
 	@PYTHON="$(PYTHON)" .ci/environment test
-	@.venv/bin/python -m pytest -p tests.conftest --numprocesses=0 journeys $(ARGS)
 	@.venv/bin/python -m pytest -m journey --numprocesses=0 $(ARGS)
 
 bench:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench import ground
 from cdc_core.properties.source import CaptureMode
-from tests import agreement
+from tests.harness import agreement
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -27,8 +27,8 @@ from pipelines.demo.emulated_s3 import EmulatedS3
 from pipelines.gold import run as gold
 from pipelines.silver import run as silver
 from pipelines.spark import session as sparks
-from tests import environments, object_store
-from tests.environments import Environment
+from tests.harness import environments, object_store
+from tests.harness.environments import Environment
 
 MAX_REQUESTS = 60
 MAX_CPU = 1.5

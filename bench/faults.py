@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import ground
-from tests import torment
+from tests.harness import torment
 
 
 def main(argv: Sequence[str] | None = None) -> int:

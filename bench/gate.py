@@ -20,7 +20,7 @@ from pipelines.delta.writer import Writer
 from pipelines.gold import expectations, models
 from pipelines.gold.candidate import Audit, unjudged
 from pipelines.spark import session as sparks
-from tests import gold_shop
+from tests.harness import gold_shop
 
 MODEL = """\
 {{ config(materialized='incremental', unique_key='_id') }}

@@ -22,7 +22,7 @@ from rich.table import Table
 from cdc_core.settings import parse as settings
 from pipelines.demo import embedded_mongodb
 from pipelines.mongodb import client as mongodb
-from tests import kills, processes
+from tests.harness import kills, processes
 
 Row = tuple[object, ...]
 SIZES = {"400 B": 400, "1 KB": 1000, "3.6 KB": 3600, "20 KB": 20000}

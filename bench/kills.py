@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import ground
-from tests import kills
+from tests.harness import kills
 
 
 def main(argv: Sequence[str] | None = None) -> int:

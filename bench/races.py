@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from pipelines.spark import conf as spark_conf
 from pipelines.spark import session as sparks
-from tests import object_store, racing
+from tests.harness import object_store, racing
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import ground
-from tests import statements
+from tests.harness import statements
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,10 +15,9 @@ from pipelines.delta import query_execution, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta import writer as writers
 from pipelines.delta.writer import Writer
-from tests import environments, model
-from tests.environments import Environment
-from tests.spark import test_history, test_silver
-from tests.spark.test_silver import CASES
+from tests.harness import environments, history_tables, layers, model
+from tests.harness.environments import Environment
+from tests.harness.layers import CASES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,16 +41,16 @@ FEW = ("late_delete", "null_after", "sweep")
 @pytest.mark.parametrize("names", [FEW, pytest.param([*CASES], marks=pytest.mark.journey)], ids=["few", "all"])
 def test_cases_of_silver_and_gold(session: SparkSession, lakehouse: Path, names: Sequence[str]) -> None:
     """Cases of silver, batch by batch, are in both layers what the case says."""
-    hop = test_silver.Hop(session, test_silver.pipeline(lakehouse, {name: CASES[name].get("options", {}) for name in names}))
+    hop = layers.Hop(session, layers.pipeline(lakehouse, {name: CASES[name].get("options", {}) for name in names}))
     steps = max(len(CASES[name]["batches"]) for name in names)
     for step in range(steps):
-        test_silver.with_cases(hop, step, names)
+        layers.with_cases(hop, step, names)
         hop.silver()
         if step >= steps - 2:
             hop.gold()
     for name in names:
         case = CASES[name]
-        assert test_silver.expected(case, hop.rows(name)) == case["silver"], name
+        assert layers.expected(case, hop.rows(name)) == case["silver"], name
         assert hop.documents(name) == case["gold"], name
 
 
@@ -105,10 +104,10 @@ def test_a_merge_of_who_was_replaced_changes_nothing(session: SparkSession, lake
 def test_histories(session: SparkSession, lakehouse: Path) -> None:
     """Versions are closed, opened and swept as they are on a disk."""
     modes = [mode for mode in model.MODES if mode.value in ("drop", "rewrite")]
-    hop = test_history.Hop(
+    hop = history_tables.HistoryHop(
         session, lakehouse, {mode.value: {"delete.tombstone.handling.mode": mode.value} for mode in modes}
     )
-    change = test_history.change
+    change = history_tables.change
     hop.bronze.append(
         {mode.value: [change("c", 1, 10, "a"), change("u", 1, 20, "b"), change("c", 2, 15, "x")] for mode in modes}
     )

@@ -21,9 +21,9 @@ from pipelines.delta import direct_log, ops_tables
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.operations import rebuild
-from tests import bronze_rows, faults
-from tests.faults import Boundary, Fault, Kind
-from tests.spark.test_silver import Hop, pipeline
+from tests.harness import bronze_rows, faults
+from tests.harness.faults import Boundary, Fault, Kind
+from tests.harness.layers import Hop, pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

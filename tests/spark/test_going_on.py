@@ -17,7 +17,7 @@ from pipelines.silver import ranges
 from pipelines.silver import run as silver
 from pipelines.silver.collection import SilverCollection
 from pipelines.spark import parallel
-from tests.spark.test_silver import Hop, document, pipeline
+from tests.harness.layers import Hop, document, pipeline
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -96,6 +96,21 @@ def test_layers_import_downwards() -> None:
         assert ours <= LAYERS[module.package], module.name
 
 
+def test_tests_and_benchmarks_stand_on_the_harness_alone() -> None:
+    """None imports another test: what two of them need is in `tests/harness`."""
+    for path in [*(PROJECT / "tests").rglob("*.py"), *(PROJECT / "bench").rglob("*.py")]:
+        names = {name for name in Module(path, ast.parse(path.read_text())).imports() if name.startswith("tests.")}
+        assert all(name.startswith(("tests.harness", "tests.conftest")) for name in names), path
+
+
+def test_a_test_lies_where_what_it_tests_lies() -> None:
+    """`tests/unit/silver` is about `cdc_core/silver` and `pipelines/silver`; what is about no package lies above."""
+    packages = {path.name for package in PACKAGES for path in (PROJECT / package).iterdir() if path.is_dir()} | {*PACKAGES}
+    for kind in ("unit", "spark", "mongo"):
+        folders = {path.name for path in (PROJECT / "tests" / kind).iterdir() if path.is_dir() and list(path.glob("*.py"))}
+        assert folders <= packages, kind
+
+
 @pytest.mark.parametrize(
     ("packages", "only"),
     [

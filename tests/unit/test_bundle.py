@@ -97,7 +97,7 @@ def test_production_lies_where_only_its_own_principal_writes() -> None:
 def test_what_does_not_run_is_not_uploaded() -> None:
     """Tests, benchmarks and documents stay at home; settings, jobs and notebooks go along."""
     excluded = {pattern.partition("/")[0] for pattern in BUNDLE["sync"]["exclude"]}
-    assert {"tests", "journeys", "bench", "docs"} <= excluded
+    assert {"tests", "bench", "docs"} <= excluded
     assert not excluded & {"conf", "jobs", "notebooks", "cdc_core", "pipelines", "resources"}
 
 

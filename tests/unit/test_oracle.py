@@ -12,7 +12,7 @@ import pytest
 from bson import Binary, Code, Decimal128, Int64, ObjectId, Regex, Timestamp
 
 from cdc_core.extended_json import bson_to_json, keys
-from tests import oracle, workload
+from tests.harness import oracle, workload
 
 UTC = datetime.timezone.utc
 RESCUED = pa.map_(pa.string(), pa.string())

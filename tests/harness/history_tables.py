@@ -1,0 +1,59 @@
+"""History tables over a bronze that a test writes by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cdc_core.settings import parse as settings
+from pipelines.delta import tables as delta
+from pipelines.gold import run as gold
+from pipelines.silver import run as silver
+from pipelines.spark import session as sparks
+from tests.harness import bronze_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+ENGINE = ("__incomplete", "__as_captured", "__document", "__sequence", "__until", "__deleted", "valid_from", "valid_to")
+
+
+class HistoryHop:
+    """A lakehouse with a bronze that is written by hand, and the jobs after it."""
+
+    def __init__(self, spark: SparkSession, root: Path, collections: Mapping[str, Mapping[str, Any]]) -> None:
+        self.spark = spark
+        self.settings = settings.parse(
+            {
+                "name": "shop",
+                "lakehouse": {"root": str(root)},
+                "source": {"mongodb.connection.string": "${env:NOWHERE}"},
+                "silver": {
+                    "defaults": {"history": True},
+                    "collections": {f"{bronze_rows.DB}.{name}": dict(options) for name, options in collections.items()},
+                },
+            }
+        )
+        self.layout = delta.layout(self.settings.lakehouse)
+        self.bronze = bronze_rows.Log(spark, self.layout.bronze("shop"))
+
+    def run(self) -> gold.GoldResult:
+        silver.run(self.spark, self.settings, sessions=sparks.sessions(self.spark))
+        return gold.run(self.spark, self.settings, sessions=sparks.sessions(self.spark))
+
+    def table(self, collection: str) -> str:
+        return str(self.layout.history(bronze_rows.DB, collection))
+
+    def at(self, collection: str, second: int) -> dict[Any, Any]:
+        """What the documents were at a second: `_id` to `v`."""
+        rows = self.spark.sql(
+            f"SELECT _id, v FROM {self.table(collection)} WHERE valid_from <= timestamp_seconds({second}) "
+            f"AND (valid_to IS NULL OR valid_to > timestamp_seconds({second}))"
+        )
+        return {row["_id"]: row["v"] for row in rows.collect()}
+
+
+def change(op: str, key: int, at: int, v: Any = None) -> dict[str, Any]:
+    return {"op": op, "key": key, "at": at, **({} if op == "d" else {"after": {"_id": key, "v": v}})}

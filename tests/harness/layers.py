@@ -1,0 +1,164 @@
+"""Silver and gold over a bronze that a test writes by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from cdc_core.settings import parse as settings
+from cdc_core.tables import layout as tables
+from pipelines.bronze import collections as registry
+from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
+from pipelines.gold import run as gold
+from pipelines.silver import run as silver
+from pipelines.spark import session as sparks
+from tests.harness import bronze_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+CASES = {
+    path.stem: yaml.safe_load(path.read_text())
+    for path in sorted((Path(__file__).parents[1] / "cases" / "silver").glob("*.yml"))
+}
+
+
+STEPS = max(len(case["batches"]) for case in CASES.values())
+
+
+Row = dict[str, Any]
+
+
+def pipeline(
+    root: Path, collections: dict[str, Any] | None = None, *, name: str = "hand", **silver_defaults: Any
+) -> settings.Settings:
+    """Settings of a pipeline whose bronze a test writes by hand."""
+    return settings.parse(
+        {
+            "name": name,
+            "lakehouse": {"root": str(root)},
+            "source": {"mongodb.connection.string": "${env:NOWHERE}"},
+            "silver": {
+                "defaults": silver_defaults,
+                "collections": {f"{bronze_rows.DB}.{name}": value for name, value in (collections or {}).items()},
+            },
+        }
+    )
+
+
+class Hop:
+    """A lakehouse with a bronze that is written by hand, and the two jobs after it."""
+
+    def __init__(self, spark: SparkSession, chosen: settings.Settings, *, log: str | None = None) -> None:
+        self.spark = spark
+        self.settings = chosen
+        self.layout = delta.layout(chosen.lakehouse)
+        self.bronze = bronze_rows.Log(spark, self.layout.bronze(chosen.name), log)
+
+    def run(self) -> None:
+        """Silver, then gold."""
+        self.silver()
+        self.gold()
+
+    def silver(self) -> silver.SilverResult:
+        return silver.run(self.spark, self.settings, sessions=sparks.sessions(self.spark))
+
+    def gold(self) -> gold.GoldResult:
+        return gold.run(self.spark, self.settings, sessions=sparks.sessions(self.spark))
+
+    def silver_table(self, collection: str) -> tables.TableRef:
+        return self.layout.silver(bronze_rows.DB, collection)
+
+    def gold_table(self, collection: str) -> tables.TableRef:
+        return self.layout.gold(bronze_rows.DB, collection)
+
+    def rows(self, collection: str) -> list[Row]:
+        """Silver's rows by key: without nulls and what says nothing, sequences as the seconds they were made of."""
+        return [_silver_row(row) for row in self._read(self.silver_table(collection))]
+
+    def documents(self, collection: str) -> list[Row]:
+        """Gold's rows by key, without nulls."""
+        table = self.gold_table(collection)
+        return [plain(row) for row in self._read(table)] if delta.exists(self.spark, table) else []
+
+    def _read(self, table: tables.TableRef) -> list[Row]:
+        return [row.asDict(recursive=True) for row in self.spark.table(str(table)).orderBy("__key").collect()]
+
+
+def plain(value: Any) -> Any:
+    """A value without the nulls in it."""
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items() if item is not None}
+    return [plain(item) for item in value] if isinstance(value, list) else value
+
+
+def _silver_row(row: Row) -> Row:
+    found = plain(row)
+    del found["__batch"]
+    found["__sequence"] = bronze_rows.second(found["__sequence"])
+    if not found.pop("__incomplete"):
+        assert "__known" not in found or found["__deleted"]
+    else:
+        found["__incomplete"] = True
+    found.pop("__known", None)
+    if "__document" in found:
+        found["__document"] = True
+    return found
+
+
+def with_cases(hop: Hop, step: int, names: Iterable[str]) -> None:
+    """The events of cases at one step, each case a collection, as one batch."""
+    hop.bronze.append({name: (CASES[name]["batches"][step : step + 1] or [[]])[0] for name in names})
+
+
+def expected(case: dict[str, Any], rows: list[Row]) -> list[Row]:
+    """A case's rows, where it leaves the sequence open without it."""
+    is_open = [("__sequence" not in row) for row in case["silver"]]
+    return [
+        {name: value for name, value in row.items() if not (name == "__sequence" and free)}
+        for row, free in zip(rows, is_open, strict=True)
+    ]
+
+
+def document(key: int, at: int, op: str = "u", /, **fields: Any) -> Row:
+    return {"op": op, "key": key, "at": at, "after": {"_id": key, **fields}}
+
+
+class Killed(BaseException):
+    """What a test raises where a process would be killed."""
+
+
+def killing(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, after: bool, call: int = 1) -> None:
+    """The process dies right before or right after the named step, in its `call`-th call."""
+    real: Callable[..., Any] = getattr(owner, name)
+    calls = iter(range(1, 1_000_000))
+
+    def dying(*args: Any, **named: Any) -> Any:
+        if next(calls) != call:
+            return real(*args, **named)
+        if after:
+            real(*args, **named)
+        raise Killed
+
+    monkeypatch.setattr(owner, name, dying)
+
+
+def forget_claims(hop: Hop) -> None:
+    """A killed process leaves its claims behind; here its successor has the same process, so it takes them over."""
+    for known in registry.read(hop.spark, hop.settings).namespaces:
+        for table in (hop.layout.silver(known.db, known.collection), hop.layout.gold(known.db, known.collection)):
+            if delta.exists(hop.spark, table):
+                Writer.claim(hop.spark, table, take_over=True).release()
+
+
+def lose(spark: SparkSession, table: tables.TableRef, number: int = 0) -> str:
+    """Removes one of the files that the table's newest version names; which."""
+    files = sorted(delta.data_files(spark, table) or [], key=lambda file: (file.between("batch") or (0, 0), file.name))
+    (Path(table.path or "") / files[number].name).unlink()
+    return files[number].name

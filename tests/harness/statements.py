@@ -1,0 +1,279 @@
+"""Faults at any statement of the product, and what is left of the truth.
+
+A process runs capture, silver and gold in turn, each with an end, while a workload changes five collections. First it notes which
+statements each of them comes to; then each run has a fault at one of these, drawn so that a statement that runs once is as likely
+as one that runs a thousand times: an interrupt or an error of the interpreter, after which the next run goes on in the same
+process, and at last the end of Python, of the JVM, or of both. The run after a fault must succeed, and when the process has ended
+everything is caught up and judged as in `tests.harness.kills`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+from cdc_core.tables import claims
+from tests.harness import faults, kills, processes, torment, workload
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = tuple(
+    str(ROOT / name) + os.sep
+    for name in (
+        *(f"pipelines/{name}" for name in ("capture", "snapshot", "bronze", "silver", "gold", "delta", "mongodb", "schema")),
+        *(f"cdc_core/{name}" for name in ("bronze", "silver", "snapshot", "stream", "tables")),
+    )
+)
+"""What writes, or decides what is written: a fault while settings are read says nothing."""
+LEASE_MS = 2000
+OPERATIONS = 20
+"""Changed documents between two runs."""
+SUCCEEDED = 0
+STATEMENTS_VARIABLE = "MEDALLION_STATEMENTS"
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, order=True)
+class Statement:
+    """A line of a file that a run comes to, and whether its main thread does."""
+
+    file: str
+    line: int
+    is_main: bool
+
+    def __str__(self) -> str:
+        return f"{Path(self.file).relative_to(ROOT)}:{self.line}"
+
+
+class Failure(MemoryError):
+    """What the interpreter may raise at any statement, and no code of the product expects."""
+
+
+@contextlib.contextmanager
+def _traced(trace: Callable[[FrameType, str, Any], Any]) -> Iterator[None]:
+    threading.settrace(trace)
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(None)
+        threading.settrace(None)  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def recorded(statements: set[Statement]) -> Iterator[None]:
+    """Notes every statement of the product that the block comes to, in any thread that begins in it."""
+    ours: dict[str, bool] = {}
+
+    def is_ours(code: CodeType) -> bool:
+        name = code.co_filename
+        if name not in ours:
+            ours[name] = name.startswith(PACKAGES)
+        return ours[name]
+
+    def lines(frame: FrameType, event: str, _: Any) -> Any:
+        if event == "line":
+            is_main = threading.current_thread() is threading.main_thread()
+            statements.add(Statement(frame.f_code.co_filename, frame.f_lineno, is_main))
+        return lines
+
+    with _traced(lambda frame, event, _: lines if is_ours(frame.f_code) else None):
+        yield
+
+
+@contextlib.contextmanager
+def armed(statement: Statement, nth: int, act: Callable[[], None]) -> Iterator[None]:
+    """Does `act` before the statement runs for the nth time."""
+    seen = 0
+
+    def lines(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal seen
+        is_main = threading.current_thread() is threading.main_thread()
+        if event == "line" and frame.f_lineno == statement.line and is_main == statement.is_main:
+            seen += 1
+            if seen == nth:
+                act()
+        return lines
+
+    with _traced(lambda frame, event, _: lines if frame.f_code.co_filename == statement.file else None):
+        yield
+
+
+@dataclass
+class Striker:
+    """The process that is struck; one JSON object a line of what struck and what came of it."""
+
+    uri: str
+    database: str
+    settings: Path
+    told: Path
+    rng: random.Random
+    statements: dict[str, list[Statement]] = field(default_factory=dict)
+
+    def run(self, count: int, *, ends: bool) -> int:
+        for name in torment.LAYERS:
+            found: set[Statement] = set()
+            self._change()
+            with recorded(found):
+                code = self._run(name)
+            if code != SUCCEEDED:
+                return self._failed(name, code, "a run without a fault")
+            self.statements[name] = sorted(found)
+        for number in range(count):
+            is_last = ends and number == count - 1
+            name = self.rng.choice(torment.LAYERS)
+            statement = self.rng.choice(self.statements[name])
+            kind = self._kind(statement, is_last)
+            self._change()
+            struck = self._struck(name, statement, kind)
+            if not struck:
+                continue
+            if (code := self._clean(name)) != SUCCEEDED:
+                return self._failed(name, code, f"after {kind} at {statement} of {name}")
+        return 0
+
+    def _kind(self, statement: Statement, is_last: bool) -> str:
+        if is_last:
+            return self.rng.choice(("Python ends", "the JVM ends", "both end"))
+        return self.rng.choice(("KeyboardInterrupt", "MemoryError")) if statement.is_main else "MemoryError"
+
+    def _struck(self, name: str, statement: Statement, kind: str) -> bool:
+        struck = False
+
+        def act() -> None:
+            nonlocal struck
+            struck = True
+            self._tell({"layer": name, "kind": kind, "statement": str(statement), "nth": nth})
+            match kind:
+                case "KeyboardInterrupt":
+                    raise KeyboardInterrupt
+                case "MemoryError":
+                    raise Failure
+                case "Python ends":
+                    faults.strike(faults.Kind.EXIT)
+                case "the JVM ends":
+                    faults.strike(faults.Kind.JVM)
+                case "both end":
+                    faults.strike(faults.Kind.BOTH)
+
+        nth = self.rng.choice((1, 1, 1, 2, 3))
+        with armed(statement, nth, act):
+            code = self._run(name)
+        if struck:
+            self._tell({"code": code})
+        if struck and kind == "the JVM ends":
+            os._exit(0)  # what comes after needs another JVM: the parent's next process
+        return struck
+
+    def _clean(self, name: str) -> int:
+        """A run that is to succeed, but for the lease of one that did not end as it should."""
+        code = self._run(name)
+        if code == 75:
+            time.sleep(LEASE_MS / 1000)
+            code = self._run(name)
+        return code
+
+    def _run(self, name: str) -> int:
+        from jobs import command_line
+
+        try:
+            return command_line.main([name, "--config", str(self.settings), "--once", "--debug"])
+        except KeyboardInterrupt:
+            return 130
+
+    def _change(self) -> None:
+        plan = workload.Plan(operations=OPERATIONS, seed=self.rng.randrange(1 << 30), threads=2, database=self.database)
+        workload.run(self.uri, plan)
+
+    def _failed(self, name: str, code: int, what: str) -> int:
+        self._tell({"failed": f"{name} ended with {code} {what}"})
+        return 1
+
+    def _tell(self, said: dict[str, object]) -> None:
+        with self.told.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(said) + "\n")
+
+
+@dataclass
+class Outcome(torment.Outcome):
+    """What was left, and at which statements faults struck."""
+
+    statements: Counter[str] = field(default_factory=Counter)
+
+
+def run(pipeline: processes.Pipeline, *, count: int, seed: int = 1, a_process: int = 25, say: Say = print) -> Outcome:
+    """`count` faults, `a_process` of them in each process, everything judged after each."""
+    outcome, begun = Outcome(), time.monotonic()
+    pipeline.write_settings(silver="{defaults: {history: true}}")
+    assert pipeline.workload(operations=300, seed=seed).run() == 0
+    recording = pipeline.recorder()
+    told = pipeline.folder / "statements.jsonl"
+    with processes.all_killed(recording):
+        recording.start()
+        processes.until(lambda: "ready" in recording.said, seconds=60, what="the recorder", alive=[recording])
+        first = pipeline.command("run", "--once", log="first")
+        assert first.run(300) == 0, first.said[-3000:]
+        while sum(outcome.struck.values()) < count and not outcome.faults:
+            told.unlink(missing_ok=True)
+            seed += 1
+            size = min(a_process, count - sum(outcome.struck.values()))
+            where = [pipeline.uri, pipeline.database, str(pipeline.settings), str(told)]
+            process = processes.Command(
+                ["-m", "tests.harness.statements", *where, "--count", str(size), "--seed", str(seed)],
+                pipeline.folder / f"statements-{seed}.log",
+            )
+            process.run(1800)
+            _count(told, outcome)
+            time.sleep(1)
+            kills.caught_up(pipeline, times=1)
+            time.sleep(1)
+            kills.judge(pipeline, outcome)
+            outcome.unreadable = torment.unreadable(pipeline)
+            say(f"{sum(outcome.struck.values())} faults: {outcome.faults or 'all is there'}")
+    outcome.seconds = time.monotonic() - begun
+    return outcome
+
+
+def _count(told: Path, outcome: Outcome) -> None:
+    for line in told.read_text().splitlines() if told.exists() else []:
+        said = json.loads(line)
+        if "failed" in said:
+            outcome.bugs.append(said["failed"])
+        if "kind" in said:
+            outcome.struck[said["kind"]] += 1
+            outcome.statements[said["statement"]] += 1
+            outcome.kills[said["layer"]] += 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The process that is struck."""
+    parser = argparse.ArgumentParser(prog="python -m tests.harness.statements")
+    parser.add_argument("uri")
+    parser.add_argument("database")
+    parser.add_argument("settings", type=Path)
+    parser.add_argument("told", type=Path)
+    parser.add_argument("--count", type=int, default=25)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args(argv)
+    claims.LEASE_MS = LEASE_MS
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    rng = random.Random(arguments.seed)
+    striker = Striker(arguments.uri, arguments.database, arguments.settings, arguments.told, rng)
+    return striker.run(arguments.count, ends=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,113 @@
+"""A lakehouse on S3: MongoDB to gold through the commands, kills, and what a store without conditional requests leads to."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars
+import pytest
+
+from tests.harness import object_store, processes
+
+ROOT = "s3a://lake/house"
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[object_store.ObjectStore]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in object_store.KEYS.items():
+            patch.setenv(name, value)
+        with object_store.running("lake") as found:
+            yield found
+
+
+def _gold(store: object_store.ObjectStore, database: str) -> dict[int, int]:
+    frame = polars.read_delta(f"s3://lake/house/gold/{database}/orders", storage_options=store.readers)
+    return dict(zip(frame["_id"].to_list(), frame["v"].to_list(), strict=True))
+
+
+def _met(store: object_store.ObjectStore, requests: int, command: processes.Command) -> None:
+    """Waits until the command has asked the store for so many things."""
+    wanted = len(store.requests) + requests
+    processes.until(lambda: len(store.requests) >= wanted, seconds=300, what="requests", alive=[command])
+
+
+@pytest.mark.timeout(1500)
+def test_rounds_of_changes_and_a_kill_on_s3(
+    store: object_store.ObjectStore, tmp_path: Path, mongodb_uri: str, database: Any
+) -> None:
+    """Gold on S3 is what MongoDB holds, after several rounds, a second writer that is refused, and a kill of each layer."""
+    pipeline = processes.Pipeline(tmp_path, mongodb_uri, database.name).write_settings()
+    orders = database.orders
+    orders.insert_many([{"_id": number, "v": 0} for number in range(50)])
+    where = ("--root", ROOT, *store.options)
+    for number in range(1, 4):
+        for verb in ("capture", "silver", "gold"):
+            command = pipeline.command(verb, "--once", *where)
+            if number == 2:
+                with command.start():
+                    _met(store, 25, command)
+                    command.kill()
+            assert command.run(500) == 0, command.said[-3000:]
+        assert _gold(store, database.name) == {each["_id"]: each["v"] for each in orders.find()}
+        orders.update_many({"_id": {"$lt": 10 * number}}, {"$inc": {"v": 1}})
+        orders.delete_one({"_id": 40 + number})
+        orders.insert_one({"_id": 100 + number, "v": number})
+
+
+@pytest.mark.timeout(600)
+def test_a_store_without_conditional_requests_is_refused(
+    store: object_store.ObjectStore, tmp_path: Path, mongodb_uri: str, database: Any
+) -> None:
+    """Where the store takes no notice of If-None-Match, nothing is written, exit code 3, and the sentence says how to go on."""
+    pipeline = processes.Pipeline(tmp_path, mongodb_uri, database.name).write_settings()
+    database.orders.insert_one({"_id": 1})
+    store.ignores_conditions = True
+    try:
+        for verb in (("check",), ("capture", "--once")):
+            command = pipeline.command(*verb, "--root", "s3a://lake/other", *store.options)
+            assert command.run(400) == 3
+            assert "takes no notice of If-None-Match" in command.said and "single_driver" in command.said
+    finally:
+        store.ignores_conditions = False
+    assert not any(method == "PUT" and "_delta_log" in path for method, path in store.requests if "/other/" in path)
+
+
+@pytest.mark.timeout(600)
+def test_check_tries_the_store_that_the_settings_name(
+    store: object_store.ObjectStore, tmp_path: Path, mongodb_uri: str, database: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the store and its keys in the settings file, as references: fine, and the keys stand nowhere else; a bucket that is
+    not there ends with 75 and the question what is wrong with it."""
+    pipeline = processes.Pipeline(tmp_path, mongodb_uri, database.name).write_settings()
+    database.orders.insert_one({"_id": 1})
+    monkeypatch.setenv("LAKE_KEY", "AKIA-of-the-test")
+    monkeypatch.setenv("LAKE_SECRET", "secret-of-the-test")
+    keys = {"fs.s3a.access.key": "${env:LAKE_KEY}", "fs.s3a.secret.key": "${env:LAKE_SECRET}"}
+    text = pipeline.settings.read_text()
+    for root, code in (("s3a://lake/checked", 0), ("s3a://nowhere/checked", 75)):
+        lakehouse = json.dumps({"root": root, "store": {**store.emulated.store, **keys}})
+        pipeline.settings.write_text(text.replace(f"{{root: {pipeline.root}}}", lakehouse))
+        command = pipeline.command("check", log=f"check-{code}")
+        with command.start():
+            lines: set[str] = set()
+            while command.is_running:
+                lines |= _command_lines()
+                time.sleep(0.5)
+            assert command.wait(400) == code, command.said
+        assert "of-the-test" not in command.said and not any("of-the-test" in line for line in lines)
+        assert ("refused the second of two commits" if code == 0 else "look at the bucket's name") in command.said
+
+
+def _command_lines() -> set[str]:
+    """What every user of the machine sees of its processes."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            found.add(path.read_bytes().decode(errors="replace"))
+    return found

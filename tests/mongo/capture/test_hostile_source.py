@@ -1,0 +1,312 @@
+"""What a server sends or does that a driver does not expect: the stream and the snapshot go on, and say what they met."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import bson
+import pytest
+from bson.raw_bson import DEFAULT_RAW_BSON_OPTIONS, RawBSONDocument
+
+from cdc_core import errors
+from cdc_core.settings import parse
+from pipelines.demo import embedded_mongodb
+from pipelines.mongodb import catalog, change_stream, snapshot_read
+from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import connection as connections
+from pipelines.mongodb import server as mongodb_server
+from tests.harness.captured import Stream, snapshot_rows
+
+
+def settings(uri: str, **source: Any) -> parse.Settings:
+    given = {"mongodb.connection.string": uri, **source}
+    return parse.parse({"name": "shop", "lakehouse": {"root": "lake"}, "source": given})
+
+
+@contextlib.contextmanager
+def stream(mongo: Any, found: parse.Settings) -> Iterator[Stream]:
+    with contextlib.closing(Stream(found, mongo, mongodb_server.operation_time(mongo))) as opened:
+        yield opened
+
+
+def changes(opened: Stream, mongo: Any) -> list[dict[str, Any]]:
+    opened.read(mongodb_server.operation_time(mongo))
+    return [row for row in opened.table if row["kind"] == "change"]
+
+
+# --- names in another case ---
+
+
+def test_a_database_that_is_made_later_in_another_case(mongodb_uri: str, mongo: Any, database: Any) -> None:
+    """Lists are blind to case, also where the database does not exist yet, and where it is dropped and made anew."""
+    name = database.name
+    found = settings(mongodb_uri, **{"collection.include.list": f"{name.upper()}.ORDERS"})
+    with stream(mongo, found) as opened:
+        database.orders.insert_many([{"_id": number} for number in range(5)])
+        assert [row["key"] for row in changes(opened, mongo)] == list("01234")
+    with stream(mongo, found) as opened:
+        database.orders.insert_one({"_id": 5})
+        opened.read(mongodb_server.operation_time(mongo))
+        mongo.drop_database(name)
+        anew = mongo[name.replace("test", "Test")]
+        try:
+            anew.Orders.insert_one({"_id": 6})
+            landed = changes(opened, mongo)[-2:]
+            assert [(row["db"], row["collection"], row["key"]) for row in landed] == [
+                (name, "orders", "5"),
+                (anew.name, "Orders", "6"),
+            ]
+        finally:
+            mongo.drop_database(anew.name)
+
+
+# --- documents that the driver cannot read ---
+
+
+def document(*elements: bytes) -> bytes:
+    body = b"".join(elements)
+    return (len(body) + 5).to_bytes(4, "little") + body + b"\0"
+
+
+def text(content: bytes) -> bytes:
+    return (len(content) + 1).to_bytes(4, "little") + content + b"\0"
+
+
+ODD = {
+    "binary of subtype 2 with a wrong inner length": b"\x05a\0" + (4).to_bytes(4, "little") + b"\x02\xff\xff\0\0",
+    "text that is no UTF-8": b"\x02a\0" + text(b"\xff\xfe"),
+    "a name that is no UTF-8": b"\x10\xff\xfe\0\1\0\0\0",
+    "a code that is no UTF-8": b"\x0da\0" + text(b"\xff"),
+    "options of a regular expression that are no UTF-8": b"\x0ba\0x\0\xff\0",
+    "a reference to no collection": b"\x03a\0" + document(b"\x10$ref\0\1\0\0\0", b"\x10$id\0\1\0\0\0"),
+}
+BROKEN_IDS = [b"\x02_id\0" + text(content) for content in (b"\xff", b"\xfe", b"a\xff", b"a\xfe")]
+
+
+def test_documents_that_the_driver_refuses_land_with_their_bytes(mongodb_uri: str, mongo: Any, database: Any) -> None:
+    """BSON that mongod stores and pymongo does not read: each document is a row of its own, in streams and in snapshots."""
+    found = settings(mongodb_uri, **{"database.include.list": database.name})
+    begins = mongodb_server.operation_time(mongo)
+    ids = [b"\x10_id\0" + number.to_bytes(4, "little") for number in range(len(ODD))]
+    given = [document(each, odd) for each, odd in zip(ids, ODD.values(), strict=True)]
+    given += [document(each, b"\x10v\0\1\0\0\0") for each in BROKEN_IDS]
+    with stream(mongo, found) as opened:
+        for raw in given:
+            database.orders.insert_one(RawBSONDocument(raw))
+        query = document(
+            b"\x03q\0" + document(BROKEN_IDS[0]),
+            b"\x03u\0" + document(b"\x03$set\0" + document(ODD["text that is no UTF-8"])),
+        )
+        database.command({"update": "orders", "updates": [RawBSONDocument(query)]})
+        query = document(b"\x03q\0" + document(BROKEN_IDS[1]), b"\x10limit\0\1\0\0\0")
+        database.command({"delete": "orders", "deletes": [RawBSONDocument(query)]})
+        landed = changes(opened, mongo)
+    inserted = [row for row in landed if row["op"] == "c"]
+    assert len({row["key"] for row in inserted}) == len(inserted) == len(given)
+    assert [landed[-2]["op"], landed[-1]["op"], landed[-1]["key"]] == ["u", "d", inserted[len(ODD) + 1]["key"]]
+    for row, raw in zip(inserted, given, strict=True):
+        assert isinstance(json.loads(row["after"]), dict)
+        if row["payload"] is not None:
+            assert raw[4:-1] in base64.b64decode(json.loads(row["payload"])["bson"])
+    assert sum(row["payload"] is not None for row in inserted) == len(given) - 1
+    rows = snapshot_rows(found, mongo, after=begins)
+    assert sorted(row["key"] for row in rows) == sorted({row["key"] for row in inserted} - {landed[-1]["key"]})
+    assert sum(row["payload"] is not None for row in rows) == len(given) - 2
+
+
+def test_fields_that_are_left_out_are_in_no_original(mongodb_uri: str, mongo: Any, database: Any) -> None:
+    """Of a document with text that is not UTF-8 no bytes are kept where they would hold what the settings take out or rename."""
+    database.command({"create": "users", "changeStreamPreAndPostImages": {"enabled": True}})
+    lists = {"field.exclude.list": f"{database.name}.users.ssn", "field.renames": f"{database.name}.users.old:new"}
+    mode = {"capture.mode": "change_streams_update_full_with_pre_image"}
+    found = settings(mongodb_uri, **{"database.include.list": database.name, **lists, **mode})
+    broken = b"\x02note\0" + text(b"\xff\xfe") + b"\x02old\0" + text(b"o") + b"\x02ssn\0" + text(b"123-45-6789")
+    begins = mongodb_server.operation_time(mongo)
+    with stream(mongo, found) as opened:
+        for name in ("users", "others"):
+            database[name].insert_one(RawBSONDocument(document(b"\x10_id\0\1\0\0\0", broken)))
+            given = document(b"\x03q\0" + document(), b"\x03u\0" + document(b"\x03$set\0" + document(broken)))
+            database.command({"update": name, "updates": [RawBSONDocument(given)]})
+        database.users.update_one({"_id": 1}, {"$set": {"ssn": "987-65-4321"}})
+        landed = changes(opened, mongo)
+    landed += snapshot_rows(found, mongo, after=begins)
+    of_users = [row for row in landed if row["collection"] == "users"]
+    of_others = [row for row in landed if row["collection"] == "others"]
+    assert len(of_users) >= 3 and {row["payload"] for row in of_users} == {'{"bson":null}'}
+    assert not [row for row in of_users if "123-45" in str(row) or "987-65" in str(row) or '"old"' in str(row)]
+    assert all(b"123-45-6789" in base64.b64decode(json.loads(row["payload"])["bson"]) for row in of_others)
+
+
+def test_chunks_end_and_begin_at_any_id(mongo: Any, database: Any) -> None:
+    """Boundaries of chunks are bytes: an `_id` that cannot be decoded stands at one as well as any other."""
+    kinds = [b"\x0d_id\0" + text(b"code"), b"\x0e_id\0" + text(b"symbol"), b"\x05_id\0\4\0\0\0\2\xff\xff\0\0", b"\x7f_id\0"]
+    given = [document(each) for each in (*BROKEN_IDS, *kinds, b"\x12_id\0" + (2**40).to_bytes(8, "little"))]
+    for raw in given:
+        database.orders.insert_one(RawBSONDocument(raw))
+    collection, after = catalog.collections(mongo, [database.name])[0], mongodb_server.operation_time(mongo)
+    seen: list[bytes] = []
+    lo: bytes | None = None
+    while len(seen) <= len(given):
+        hi = snapshot_read.boundary(mongo, collection, lo=lo, documents=1)
+        for chunk in snapshot_read.read_chunk(mongo, collection, snapshot_read.IdRange(lo, hi), after=after):
+            seen += chunk.documents
+        if hi is None:
+            break
+        lo = snapshot_read.hi_as_lo(hi)
+    every = database.get_collection("orders", codec_options=DEFAULT_RAW_BSON_OPTIONS).find(sort=[("_id", 1)])
+    assert seen == [each.raw for each in every]
+    assert len(seen) == len(given)
+
+
+# --- events that are too large ---
+
+
+def test_an_event_whose_parts_are_too_large_together(mongodb_uri: str, mongo: Any, database: Any) -> None:
+    """`oversize: skip`: 9 MB of document and 9 MB of changed fields are no event that a server sends; it is noted, and the
+    stream goes on. Without it, what came before is read, then the error says what to set."""
+    given = {"database.include.list": database.name, "capture.mode": "change_streams_update_full"}
+    skips = {"cursor.oversize.handling.mode": "skip", "cursor.oversize.skip.threshold": 16_777_216}
+    with (
+        stream(mongo, settings(mongodb_uri, **given, **skips)) as opened,
+        stream(mongo, settings(mongodb_uri, **given)) as failing,
+    ):
+        database.orders.insert_one({"_id": 1})
+        database.orders.update_one({"_id": 1}, {"$set": {"pad": "x" * 9_000_000}})
+        database.orders.update_one({"_id": 1}, {"$unset": {"pad": 1}})
+        landed = changes(opened, mongo)
+        # The update's look-up finds the document without its pad: large is what looks it up while it is there.
+        assert len(landed) == 3
+        database.orders.insert_many([{"_id": 2}, {"_id": 3, "a": 1}])
+        database.orders.update_one({"_id": 3}, {"$set": {"pad": "x" * 9_000_000}})
+        database.orders.insert_one({"_id": 4})
+        landed = changes(opened, mongo)[3:]
+        assert [(row["op"], row["key"]) for row in landed] == [("c", "2"), ("c", "3"), ("c", "4")]
+        noted = [json.loads(row["payload"]) for row in opened.table if row["kind"] == "notification"]
+        assert [each["additional_data"]["key"] for each in noted] == ["3"]
+        with pytest.raises(errors.SourceUnsuitable, match="10334"):
+            failing.read(mongodb_server.operation_time(mongo))
+        before = [(row["op"], row["key"]) for row in failing.table if row["kind"] == "change"]
+        assert before == [("c", "1"), ("u", "1"), ("u", "1"), ("c", "2"), ("c", "3")]
+
+
+# --- an operator's hand ---
+
+
+def killed(database: Any, how: str) -> None:
+    """End what waits for events of this database, as an operator can."""
+    admin = database.client.admin
+    mine = {"command.getMore": {"$exists": True}, "ns": {"$regex": f"^{database.name}"}}
+    active = list(admin.aggregate([{"$currentOp": {"allUsers": True}}, {"$match": mine}]))
+    if how == "killOp":
+        for each in active:
+            admin.command({"killOp": 1, "op": each["opid"]})
+    elif how == "killCursors":
+        for each in active:
+            database.command({"killCursors": "$cmd.aggregate", "cursors": [each["command"]["getMore"]]})
+    else:
+        admin.command({how: []})
+
+
+@pytest.mark.parametrize("how", ["killOp", "killCursors", "killAllSessions"])
+def test_a_stream_goes_on_behind_an_operators_kill(mongodb_uri: str, database: Any, how: str) -> None:
+    """`killOp`, `killCursors` and `killAllSessions` on the waiting getMore are reasons to resume; no event is lost or doubled."""
+    found: list[Any] = []
+    failed: list[BaseException] = []
+    halt = threading.Event()
+    options = change_stream.StreamOptions(db=database.name, max_await_ms=1000)
+    with contextlib.closing(mongodb.client(mongodb_uri)) as client:
+        opened = change_stream.ChangeStream(client, options, change_stream.StreamStart(), initial_delay=0.01, stopped=halt)
+        opened.open()
+
+        def read() -> None:
+            try:
+                while "last" not in found:
+                    found.extend(bson.decode(raw)["documentKey"]["_id"] for raw in opened.next().events if b"insert" in raw)
+            except BaseException as error:
+                failed.append(error)
+
+        reading = threading.Thread(target=read)
+        reading.start()
+        for number in range(5):
+            database.orders.insert_one({"_id": number})
+            before, end = opened.reconnects, time.monotonic() + 30
+            while opened.reconnects == before and not failed and time.monotonic() < end:
+                killed(database, how)
+        with contextlib.suppress(Exception):  # its own session may have been killed
+            database.orders.find_one()
+        database.orders.insert_one({"_id": "last"})
+        reading.join(30)
+        opened.close()
+    assert not failed
+    assert found == [0, 1, 2, 3, 4, "last"]
+    assert opened.reconnects >= 5
+
+
+# --- a stage that spoils tokens ---
+
+
+def test_error_280_of_a_pipeline_is_no_lost_position(mongodb_uri: str, database: Any) -> None:
+    """Where a stage changes an event's `_id`, the server's error has the code of a lost position: it is not called so."""
+    stages = [{"$set": {"_id": "x"}}]
+    with contextlib.closing(mongodb.client(mongodb_uri)) as client:
+        opened = change_stream.ChangeStream(
+            client, change_stream.StreamOptions(db=database.name, stages=stages), change_stream.StreamStart()
+        )
+        opened.open()
+        database.orders.insert_one({"_id": 1})
+        with pytest.raises(errors.SettingsError, match="cursor.pipeline: its stages change _id"), contextlib.closing(opened):
+            while True:
+                opened.next()
+
+
+# --- one server of several, with credentials ---
+
+
+def test_a_read_preference_in_the_connection_string_keeps_the_credentials(
+    start_mongodb: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream is pinned to one server by a client of its own: user, password and the rest of the string go with it."""
+    server = start_mongodb(embedded_mongodb.Options(auth=True))
+    monkeypatch.setenv("PLAIN", server.uri)
+    monkeypatch.setenv("CHOSEN", f"{server.uri}&readPreference=secondaryPreferred&readPreferenceTags=dc:a,use:b")
+    for name in ("PLAIN", "CHOSEN"):
+        each = settings(f"${{env:{name}}}", **{"database.include.list": "shop"})
+        with contextlib.closing(connections.connection(each.source).client()) as client:
+            with stream(client, each) as opened:
+                client.shop.orders.insert_one({"a": 1})
+                assert changes(opened, client)
+            assert snapshot_rows(each, client, after=mongodb_server.operation_time(client))
+
+
+# --- what a user wrote into a collection's options ---
+
+
+def far(db: Any, name: str, **options: Any) -> None:
+    """A collection or view whose options hold a date that no `datetime` can hold, and text that is not UTF-8."""
+    date = bson.datetime_ms.DatetimeMS(8_640_000_000_000_000)
+    condition = bson.encode({"until": {"$lt": date}, "note": {"$ne": "QQ"}}).replace(b"QQ", b"\xff\xfe")
+    raw = RawBSONDocument(condition)
+    given = {"viewOn": "a", "pipeline": [{"$match": raw}]} if options.get("view") else {"validator": raw}
+    db.command({"create": name, **given})
+
+
+def test_a_validator_or_a_view_that_no_driver_reads(mongo: Any, database: Any) -> None:
+    """What is in a collection's options is none of ours: the list of the collections holds all of them."""
+    database.a.insert_one({"_id": 1})
+    far(database, "validated")
+    far(database, "viewed", view=True)
+    found = {each.name: each.kind for each in catalog.collections(mongo, [database.name])}
+    assert found == {"a": "collection", "validated": "collection", "viewed": "view"}
+
+
+def test_a_filter_over_a_collection_that_no_driver_reads(mongo: Any, database: Any) -> None:
+    """The server's answer quotes the filter: a date that no `datetime` can hold is no reason to refuse it."""
+    far(database, "validated")
+    condition = {"until": {"$lt": bson.datetime_ms.DatetimeMS(8_640_000_000_000_000)}}
+    assert snapshot_read.refusal_of_filter(mongo, f"{database.name}.validated", condition) is None

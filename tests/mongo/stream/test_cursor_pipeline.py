@@ -1,0 +1,105 @@
+"""What a user's `cursor.pipeline` decides about, and what it may not touch."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+
+from cdc_core import errors
+from cdc_core.settings import parse
+from pipelines.mongodb import server as mongodb_server
+from tests.harness.captured import Stream
+
+
+def settings(db: str, stages: list[Any], **source: Any) -> parse.Settings:
+    given = {"mongodb.connection.string": "mongodb://localhost", "database.include.list": db, **source}
+    document = {"name": "shop", "lakehouse": {"root": "lake"}, "source": {**given, "cursor.pipeline": json.dumps(stages)}}
+    return parse.parse(document)
+
+
+@contextlib.contextmanager
+def stream(mongo: Any, found: parse.Settings) -> Any:
+    opened = Stream(found, mongo, mongodb_server.operation_time(mongo))
+    with contextlib.closing(opened):
+        yield opened
+
+
+ONLY_DOCUMENTS = {"$match": {"operationType": {"$in": ["insert", "update", "replace", "delete"]}}}
+KEPT = {"operationType": 1, "clusterTime": 1, "ns": 1, "documentKey": 1, "fullDocument": 1}
+SIZE = {"$size": "$fullDocument.tags"}
+
+
+@pytest.mark.parametrize("order", ["internal_first", "user_first", "user_only"])
+@pytest.mark.parametrize(
+    "stages",
+    [
+        [ONLY_DOCUMENTS],
+        [{"$match": {"$expr": {"$gt": [SIZE, 0]}}}],
+        [ONLY_DOCUMENTS, {"$project": KEPT}],
+        [{"$project": {**KEPT, "tags": SIZE}}, {"$match": {"tags": {"$gt": 0}}}],
+        [{"$set": {"fullDocument.size": SIZE, "fullDocument.more": {"of": [SIZE]}}}, {"$unset": "to"}],
+        [{"$replaceWith": {"$mergeObjects": ["$$ROOT", {"fullDocument": {"n": SIZE}}]}}, ONLY_DOCUMENTS],
+        [{"$replaceRoot": {"newRoot": {"$cond": [{"$gt": [SIZE, 0]}, "$$ROOT", "$fullDocument"]}}}],
+        [{"$redact": {"$cond": [{"$eq": ["$isSecret", True]}, "$$PRUNE", "$$DESCEND"]}}, {"$project": {"to": 0}}],
+    ],
+    ids=lambda stages: "-".join(next(iter(stage)) for stage in stages),
+)
+def test_what_is_not_a_documents_event_passes_every_stage(mongo: Any, database: Any, stages: list[Any], order: str) -> None:
+    """Whatever a pipeline says of documents, a rename, a drop and the end of the database land whole."""
+    found = settings(database.name, stages, **{"cursor.pipeline.order": order})
+    with stream(mongo, found) as opened:
+        database.orders.insert_one({"_id": 1, "tags": ["a"]})
+        database.orders.rename("sold")
+        database.sold.drop()
+        mongo.drop_database(database.name)
+        opened.read(mongodb_server.operation_time(mongo))
+        rows = opened.table
+    assert [row["key"] for row in rows if row["kind"] == "change"] == ["1"]
+    changes = {
+        row["payload"]["operation"]: row
+        for row in ({**row, "payload": json.loads(row["payload"] or "{}")} for row in rows)
+        if row["kind"] == "schema_change"
+    }
+    assert {"rename", "drop", "dropDatabase"} <= set(changes)
+    assert changes["rename"]["collection"] == "orders"
+    assert changes["rename"]["payload"]["to"] == {"db": database.name, "collection": "sold"}
+    assert changes["drop"]["collection"] == "sold" and changes["drop"]["source"]["ts_ms"]
+
+
+def test_the_stages_still_do_what_they_say(mongo: Any, database: Any) -> None:
+    """Documents are matched, cut and changed as the settings ask."""
+    stages = [
+        {"$match": {"fullDocument.test": {"$ne": True}}},
+        {"$set": {"fullDocument.size": {"$size": {"$ifNull": ["$fullDocument.tags", []]}}}},
+        {"$project": {"fullDocument.secret": 0}},
+        {"$redact": {"$cond": [{"$eq": ["$isSecret", True]}, "$$PRUNE", "$$DESCEND"]}},
+    ]
+    with stream(mongo, settings(database.name, stages)) as opened:
+        database.orders.insert_many([{"_id": 1, "test": True}, {"_id": float("nan"), "tags": [1, 2], "secret": 5}])
+        database.orders.insert_one({"_id": 3, "part": {"isSecret": True, "n": 1}})
+        opened.read(mongodb_server.operation_time(mongo))
+        rows = opened.table
+    changes = [json.loads(row["after"]) for row in rows if row["kind"] == "change"]
+    assert [{name: value for name, value in each.items() if name != "_id"} for each in changes] == [
+        {"tags": [1, 2], "size": 2},
+        {"size": 0},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stage", "named"),
+    [
+        ({"$replaceWith": {"$cond": [True, "$fullDocument", "$$ROOT"]}}, "operationType, clusterTime, ns, documentKey"),
+        ({"$replaceWith": {"$setField": {"field": "clusterTime", "input": "$$ROOT", "value": 5}}}, "clusterTime"),
+        ({"$redact": {"$cond": [{"$ifNull": ["$coll", False]}, "$$PRUNE", "$$DESCEND"]}}, "ns"),
+    ],
+)
+def test_a_stage_that_spoils_events_is_named_at_the_first_one(mongo: Any, database: Any, stage: Any, named: str) -> None:
+    """What the settings do not show is refused at the first event, by the names of the fields; it is no lost position."""
+    with stream(mongo, settings(database.name, [stage])) as opened:
+        database.orders.insert_one({"_id": 1, "a": 1})
+        with pytest.raises(errors.SettingsError, match=f"take {named} away from an event .insert"):
+            opened.read(mongodb_server.operation_time(mongo))

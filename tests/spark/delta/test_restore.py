@@ -1,0 +1,126 @@
+"""RESTORE … TO TIMESTAMP, whose commit does not say the version: every table goes on from the one that it found."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cdc_core import errors
+from cdc_core.tables import layout as tables
+from pipelines.bronze import collections as registry
+from pipelines.bronze import log as bronze
+from pipelines.delta import table_history
+from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
+from pipelines.operations import repair
+from tests.harness.layers import Hop, lose, pipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ORDERS = "orders"
+
+
+def restore_to_time(spark: SparkSession, table: tables.TableRef, version: int) -> None:
+    """Restores the table to a time at which this version was the newest."""
+    log = Path(table.path or "") / "_delta_log"
+    now = (log / f"{table_history.version(spark, table):020}.json").stat().st_mtime
+    for number in range(table_history.version(spark, table) + 1):
+        at = now - (1000 if number <= version else 10) + number / 1000
+        os.utime(log / f"{number:020}.json", (at, at))
+    then = spark.sql(f"SELECT string(timestamp_seconds({now - 500:.0f}))").first()[0]
+    spark.sql(f"RESTORE TABLE {table} TO TIMESTAMP AS OF '{then}'").collect()
+
+
+@pytest.mark.journey
+def test_every_layer_goes_on_from_the_version_of_a_time(spark: SparkSession, tmp_path: Path) -> None:
+    """Silver applies again what came after, gold publishes it again, and bronze ends with the batch that it ended with then."""
+    hop = Hop(spark, pipeline(tmp_path))
+    silver, gold = hop.silver_table(ORDERS), hop.gold_table(ORDERS)
+    insert = [{"op": "c", "key": key, "at": 10 + key, "after": {"_id": key, "v": 1}} for key in (1, 2)]
+    hop.bronze.append({ORDERS: insert})
+    hop.run()
+    before = {table: table_history.version(spark, table) for table in (silver, gold, hop.layout.bronze("hand"))}
+    hop.bronze.append(
+        {ORDERS: [{"op": "u", "key": 1, "at": 20, "after": {"_id": 1, "v": 2}}, {"op": "d", "key": 2, "at": 21}]}
+    )
+    hop.run()
+    now = [{"_id": 1, "v": 2, "__key": "1"}]
+    assert hop.documents(ORDERS) == now
+
+    restore_to_time(spark, silver, before[silver])
+    assert registry.silver_position(spark, silver).to == 1
+    hop.run()
+    assert hop.documents(ORDERS) == now
+    assert [row["v"] for row in hop.rows(ORDERS)] == [2]
+
+    restore_to_time(spark, gold, before[gold])
+    assert len(hop.documents(ORDERS)) == 2
+    position = table_history.position(spark, gold)
+    assert position is not None and position.metadata is not None and position.metadata["to"] == 1
+    hop.run()
+    assert hop.documents(ORDERS) == now
+
+    restore_to_time(spark, hop.layout.bronze("hand"), before[hop.layout.bronze("hand")])
+    assert bronze.newest(spark, hop.layout.bronze("hand")).batch == 1
+    found = bronze.read_position(spark, hop.layout.bronze("hand"))
+    assert found is not None and found.batch == 1
+
+
+def test_where_the_log_goes_back_no_further_no_position_is_told(spark: SparkSession, tmp_path: Path) -> None:
+    """Then silver goes by its rows and gold is written anew: never by the position of before the restore."""
+    ref = tables.TableRef.at(str(tmp_path / "t"))
+    delta.create(spark, ref, columns="n BIGINT")
+    writer = Writer.claim(spark, ref)
+    for to in (1, 2):
+        writer.append(spark.sql(f"SELECT {to}L AS n"), to=to)
+    restore_to_time(spark, ref, writer.version - 1)
+    position = table_history.position(spark, ref)
+    assert position is not None and position.metadata is not None and position.metadata["to"] == 1
+    (Path(ref.path or "") / "_delta_log" / f"{writer.version:020}.json").rename(tmp_path / "gone.json")
+    assert table_history.position(spark, ref) is None
+
+
+@pytest.mark.parametrize("how", ("restored", "removed", "repaired"))
+def test_silver_applies_nothing_again_from_a_trimmed_bronze(spark: SparkSession, tmp_path: Path, how: str) -> None:
+    """It would lack what maintenance took away: a person asks for a snapshot, and it goes on with the sweep."""
+    hop = Hop(spark, pipeline(tmp_path))
+    silver = hop.silver_table(ORDERS)
+    for key in (1, 2, 3):
+        hop.bronze.append({ORDERS: [{"op": "c", "key": key, "at": 10 * key, "after": {"_id": key}}]})
+        hop.run()
+    version = next(each.version for each in table_history.commits(spark, silver) if (each.metadata or {}).get("to") == 1)
+    spark.sql(f"UPDATE {hop.bronze.table} SET ts_ms = batch")
+    spark.sql(f"DELETE FROM {hop.bronze.table} WHERE batch <= 2")
+    spark.sql(f"ALTER TABLE {hop.bronze.table} SET TBLPROPERTIES ('{bronze.TRIMMED}' = '3')")
+    hop.run()
+    if how == "restored":
+        spark.sql(f"RESTORE TABLE {silver} TO VERSION AS OF {version}").collect()
+    elif how == "removed":
+        shutil.rmtree(silver.path or "")
+    else:
+        lose(spark, silver)
+        (mended,) = repair.run(spark, hop.settings)
+        assert "execute-snapshot" in mended.next
+    for _ in range(2):
+        with pytest.raises(errors.DecisionNeeded, match="execute-snapshot"):
+            hop.silver()
+    read = [{"op": "r", "key": key, "at": 40, "after": {"_id": key}} for key in (1, 2, 3)]
+    hop.bronze.append({ORDERS: [*read, {"sweep": 40}]})
+    hop.run()
+    assert [row["_id"] for row in hop.documents(ORDERS)] == [1, 2, 3]
+
+
+def test_what_is_found_in_a_trimmed_bronze_is_applied(spark: SparkSession, tmp_path: Path) -> None:
+    """A collection that comes later has lost nothing, whatever was taken of others."""
+    hop = Hop(spark, pipeline(tmp_path))
+    hop.bronze.append({ORDERS: [{"op": "c", "key": 1, "at": 10, "after": {"_id": 1}}]})
+    hop.run()
+    spark.sql(f"ALTER TABLE {hop.bronze.table} SET TBLPROPERTIES ('{bronze.TRIMMED}' = '{2**60}')")
+    hop.bronze.append({"others": [{"op": "c", "key": 2, "at": 20, "after": {"_id": 2}}]})
+    hop.run()
+    assert len(hop.documents("others")) == len(hop.documents(ORDERS)) == 1

@@ -1,0 +1,209 @@
+"""Rows that are newer than everything stored take the short way into silver: deletion vectors and new files, one commit."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from py4j.protocol import Py4JError
+
+from cdc_core import errors
+from pipelines.delta import direct_log, maintenance
+from pipelines.delta.writer import Writer
+from pipelines.silver import evolve, survey
+from tests.harness import bronze_rows, processes
+from tests.harness.layers import Hop, pipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def doc(key: int, n: object, *, at: int, op: str = "u") -> dict[str, Any]:
+    return {"op": op, "key": key, "at": at, "after": {"_id": key, "n": n}}
+
+
+def gone(key: int, *, at: int) -> dict[str, Any]:
+    return {"op": "d", "key": key, "at": at}
+
+
+def changed(key: int, n: object, *, at: int) -> dict[str, Any]:
+    """An update that says what it changed, and no more."""
+    return {"op": "u", "key": key, "at": at, "update": {"n": n}}
+
+
+@pytest.fixture
+def hop(spark: SparkSession, tmp_path: Path) -> Hop:
+    """A table of five documents."""
+    found = Hop(spark, pipeline(tmp_path))
+    found.bronze.append({"t": [doc(key, 0, at=10 + key, op="c") for key in range(5)]})
+    found.silver()
+    return found
+
+
+def numbers(hop: Hop) -> dict[int, Any]:
+    return {row["_id"]: row.get("n") for row in hop.rows("t")}
+
+
+def operations(hop: Hop) -> list[str]:
+    """What each commit with rows was, the newest first."""
+    log = Path(hop.layout.root or "") / "silver" / bronze_rows.DB / "t" / "_delta_log"
+    found = []
+    for file in sorted(log.glob("*.json"), reverse=True):
+        actions = [json.loads(line) for line in file.read_text().splitlines()]
+        if any("add" in action for action in actions):
+            found += [action["commitInfo"]["operation"] for action in actions if "commitInfo" in action]
+    return found
+
+
+def test_newer_rows_replace_and_remove_by_deletion_vectors(hop: Hop) -> None:
+    """Twice over the same files: their deletion vectors grow. A late event goes the long way."""
+    hop.bronze.append(
+        {"t": [doc(0, 1, at=20), doc(1, 1, at=21), doc(1, 2, at=22), gone(2, at=23), doc(7, 1, at=24, op="c")]}
+    )
+    hop.silver()
+    assert numbers(hop) == {0: 1, 1: 2, 3: 0, 4: 0, 7: 1}
+    hop.bronze.append({"t": [doc(3, 1, at=30), doc(0, 3, at=31), gone(7, at=32), gone(99, at=33)]})
+    hop.silver()
+    assert numbers(hop) == {0: 3, 1: 2, 3: 1, 4: 0}
+    assert operations(hop) == ["WRITE", "WRITE", "WRITE"]
+    hop.bronze.append({"t": [doc(4, 9, at=5), doc(2, 9, at=6), doc(1, 5, at=40)]})
+    hop.silver()
+    assert numbers(hop) == {0: 3, 1: 5, 3: 1, 4: 0}
+    assert operations(hop)[0] == "MERGE"
+
+
+def test_what_is_older_than_a_sweep_is_late(spark: SparkSession, tmp_path: Path) -> None:
+    """A snapshot that found nothing marked the row as deleted; an event from before it does not bring it back."""
+    hop = Hop(spark, pipeline(tmp_path, **{"delete.tombstone.handling.mode": "rewrite"}))
+    hop.bronze.append({"t": [doc(1, 0, at=10, op="c")]})
+    hop.silver()
+    hop.bronze.append({"t": [{"sweep": 30}]})
+    hop.silver()
+    hop.bronze.append({"t": [doc(1, 1, at=20)]})
+    hop.silver()
+    assert [(row["_id"], row["__deleted"]) for row in hop.rows("t")] == [(1, True)]
+
+
+def test_a_commit_in_between_is_seen(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table is compacted while the rows are written: they are written again, onto what is there then."""
+    deleting, calls = direct_log.DeletionVectors.actions_of_few, []
+
+    def late(self: Any, *arguments: Any) -> Any:
+        found = deleting(self, *arguments)
+        if not calls:
+            maintenance.optimize(hop.spark, hop.silver_table("t"), metadata="{}")
+        calls.append(1)
+        return found
+
+    hop.bronze.append({"t": [doc(9, 9, at=19, op="c")]})
+    hop.silver()
+    monkeypatch.setattr(direct_log.DeletionVectors, "actions_of_few", late)
+    hop.bronze.append({"t": [doc(0, 1, at=20), gone(9, at=21)]})
+    hop.silver()
+    assert len(calls) == 2
+    assert numbers(hop) == {0: 1, 1: 0, 2: 0, 3: 0, 4: 0}
+
+
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The threads that looked for rows to take out; every batch counts as a large one, and is looked for early."""
+    deleting, found = direct_log.DeletionVectors.actions, []
+
+    def noted(self: Any, *arguments: Any) -> Any:
+        found.append(threading.current_thread().name.partition("_")[0])
+        return deleting(self, *arguments)
+
+    monkeypatch.setattr(direct_log.DeletionVectors, "actions", noted)
+    monkeypatch.setattr(survey, "MAX_DRIVER_ROWS", 0)
+    return found
+
+
+def test_rows_are_looked_for_beside_the_reading(hop: Hop, searches: list[str]) -> None:
+    """What was found then counts, and is looked for again when the table has a new version: a column came."""
+    hop.bronze.append({"t": [doc(0, 1, at=20), doc(0, 2, at=21), gone(1, at=22), doc(7, 1, at=23, op="c")]})
+    hop.silver()
+    assert numbers(hop) == {0: 2, 2: 0, 3: 0, 4: 0, 7: 1}
+    assert searches == ["medallion-seek"]
+    hop.bronze.append({"t": [{"op": "u", "key": 2, "at": 30, "after": {"_id": 2, "n": 5, "new": True}}]})
+    hop.silver()
+    assert numbers(hop) == {0: 2, 2: 5, 3: 0, 4: 0, 7: 1}
+    assert searches == ["medallion-seek", "medallion-seek", "medallion-upsert"]
+    assert operations(hop)[0] == "WRITE"
+
+
+def test_folded_rows_are_replaced_where_they_were_read(
+    spark: SparkSession, tmp_path: Path, searches: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their places come with the stored documents; they are looked for by key where the table was compacted since."""
+    hop = Hop(spark, pipeline(tmp_path, **{"keep.document": True}))
+    hop.bronze.append({"t": [doc(key, 0, at=10 + key, op="c") for key in range(5)]})
+    hop.silver()
+    hop.bronze.append({"t": [changed(1, 1, at=20), changed(1, 2, at=21), gone(2, at=22), doc(9, 9, at=23, op="c")]})
+    hop.silver()
+    assert numbers(hop) == {0: 0, 1: 2, 3: 0, 4: 0, 9: 9}
+    assert (searches, operations(hop)[0]) == (["medallion-seek"], "WRITE")
+    evolve_once, looks = evolve.evolve, itertools.count(1)
+
+    def compacted(*arguments: Any, **named: Any) -> Any:
+        found = evolve_once(*arguments, **named)
+        if next(looks) == 2:  # after the fold, beside which the rows are looked for
+            processes.until(lambda: len(searches) > 1, seconds=60, what="the search for rows")
+            maintenance.optimize(spark, hop.silver_table("t"), metadata="{}")
+        return found
+
+    monkeypatch.setattr(evolve, "evolve", compacted)
+    hop.bronze.append({"t": [changed(3, 5, at=30), changed(9, 8, at=31)]})
+    hop.silver()
+    assert numbers(hop) == {0: 0, 1: 2, 3: 5, 4: 0, 9: 8}
+    assert (searches[1:], operations(hop)[0]) == (["medallion-seek", "medallion-upsert"], "WRITE")
+
+
+def test_the_row_of_an_unreadable_event_stays(hop: Hop, searches: list[str]) -> None:
+    """Its key was looked for before it was known to be in quarantine: what was found does not count."""
+    hop.bronze.append({"t": [doc(0, 1, at=20), {"op": "u", "key": 3, "at": 21, "text": '{"_id": 3, "n": '}]})
+    hop.silver()
+    assert numbers(hop) == {0: 1, 1: 0, 2: 0, 3: 0, 4: 0}
+    assert searches == ["medallion-seek"]
+    assert operations(hop)[0] == "MERGE"
+
+
+def test_another_writer_is_not_overwritten(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table is claimed while the rows are written: the first writer stops and has changed nothing."""
+    deleting = direct_log.DeletionVectors.actions_of_few
+
+    def late(self: Any, *arguments: Any) -> Any:
+        found = deleting(self, *arguments)
+        Writer.claim(hop.spark, hop.silver_table("t"), take_over=True)
+        return found
+
+    monkeypatch.setattr(direct_log.DeletionVectors, "actions_of_few", late)
+    hop.bronze.append({"t": [doc(0, 1, at=20)]})
+    with pytest.raises(errors.OwnershipLost):
+        hop.silver()
+    assert numbers(hop) == dict.fromkeys(range(5), 0)
+
+
+def test_another_delta_gets_a_merge(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose classes have other methods."""
+
+    def missing(*_: Any) -> Any:
+        raise Py4JError("Method filterFiles([]) does not exist")
+
+    monkeypatch.setattr(direct_log.DeletionVectors, "actions_of_few", missing)
+    hop.bronze.append({"t": [doc(0, 1, at=20), gone(1, at=21)]})
+    hop.silver()
+    assert numbers(hop) == {0: 1, 2: 0, 3: 0, 4: 0}
+    assert operations(hop)[0] == "MERGE"
+
+
+def test_a_change_feed_gets_its_updates_from_merge(hop: Hop) -> None:
+    """A reader of the feed sees updates, not deletes and inserts."""
+    hop.spark.sql(f"ALTER TABLE {hop.silver_table('t')} SET TBLPROPERTIES (delta.enableChangeDataFeed = true)").collect()
+    hop.bronze.append({"t": [doc(0, 1, at=20)]})
+    hop.silver()
+    assert numbers(hop)[0] == 1
+    assert operations(hop)[0] == "MERGE"

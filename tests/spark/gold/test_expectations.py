@@ -1,0 +1,177 @@
+"""The gate: versions of gold tables that are judged before readers see them."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from rich.console import Console
+
+from cdc_core import errors
+from pipelines.delta import ops_tables
+from pipelines.delta import tables as delta
+from pipelines.demo import quality
+from pipelines.gold import expectations, models, publish
+from pipelines.gold import run as gold
+from pipelines.gold.candidate import Candidate
+from pipelines.silver import run as silver
+from tests.harness import bronze_rows, gold_shop
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cdc_core.settings.parse import Settings
+
+TOTALS = """\
+{{ config(materialized='incremental', unique_key='customer') }}
+SELECT customer, sum(amount) AS total FROM {{ ref('cases.orders', key='customer') }} GROUP BY customer
+"""
+SUITE = """\
+expectations:
+  - type: expect_column_values_to_be_between
+    kwargs: {column: total, min_value: 0}
+  - type: expect_column_sum_to_be_between
+    kwargs: {column: total, max_value: 1000}
+  - type: expect_column_values_to_be_between
+    kwargs: {column: total, max_value: 50}
+    severity: warning
+"""
+
+
+def results(spark: SparkSession, settings: Settings) -> list[dict[str, Any]]:
+    """What `ops/expectations` holds, oldest first."""
+    table = delta.layout(settings.lakehouse).ops("expectations")
+    return sorted(ops_tables.rows(spark, table, expectations.SCHEMA).to_pylist(), key=lambda row: row["at_ms"])
+
+
+def test_a_refused_version_of_a_model_leaves_the_last_good_one(spark: SparkSession, tmp_path: Path) -> None:
+    """Critical failures keep what readers have, warnings are noted and published; changed rows are judged for what is about rows."""
+    shop = gold_shop.made(spark, tmp_path, {"totals": TOTALS}, suites={"totals.yml": SUITE})
+    gate = expectations.Gate.of(shop.settings)
+    shop.change("orders", {"_id": 1, "customer": 1, "amount": 5}, {"_id": 2, "customer": 2, "amount": 60})
+    assert shop.run(audit=gate) == {"totals": "whole"}
+    assert [(row["judged"], row["is_met"], row["is_published"]) for row in results(spark, shop.settings)] == [
+        ("whole", True, True),
+        ("whole", True, True),
+        ("whole", False, True),
+    ]
+
+    shop.change("orders", {"_id": 3, "customer": 1, "amount": -9})
+    with pytest.raises(errors.GateFailed) as refused:
+        shop.run(audit=gate)
+    assert refused.value.exit_code == 3
+    assert str(refused.value).splitlines() == [
+        "totals: the new version is not published, the last good one stays; ops/expectations has the results",
+        "  expect_column_values_to_be_between of total: 1 of 1 changed rows do not meet it, for example with the keys 1",
+    ]
+    assert shop.rows("totals") == {(1, 5), (2, 60)}
+    failed = [row for row in results(spark, shop.settings) if row["severity"] == "critical" and not row["is_met"]]
+    assert [(row["columns"], row["unexpected"], row["rows"], row["examples"], row["is_published"]) for row in failed] == [
+        (["total"], 1, 1, ["1"], False)
+    ]
+
+    judged: dict[str, models.ModelVerdict] = {}
+    noted = len(results(spark, shop.settings))
+    with pytest.raises(errors.GateFailed):
+        shop.run(audit=gate, judged=judged)
+    assert [shop.run(audit=gate, judged=judged) for _ in range(2)] == [{"totals": "failed"}] * 2
+    assert len(results(spark, shop.settings)) == noted + 3, "the same rows were judged again"
+
+    shop.change("orders", {"_id": 3, "customer": 1, "amount": 1})
+
+    def killed(session: SparkSession, candidate: Candidate) -> Mapping[str, object]:
+        gate(session, candidate)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        shop.run(audit=killed)
+    assert shop.rows("totals") == {(1, 5), (2, 60)}
+    assert shop.run(audit=gate, judged=judged) == {"totals": "changed"}
+    assert shop.rows("totals") == {(1, 6), (2, 60)}
+    assert {row["judged"] for row in results(spark, shop.settings)[-3:]} == {"changed", "whole"}
+
+
+def test_a_refused_version_of_documents_hinders_no_other_table(spark: SparkSession, tmp_path: Path) -> None:
+    """The collection stays at its last good version until a later one meets its suite; uniqueness is judged over the whole table."""
+    suite = (
+        '{"table": "cases.things", "expectations": ['
+        '{"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "n"}},'
+        '{"type": "expect_column_values_to_be_unique", "kwargs": {"column": "n"}}]}'
+    )
+    settings = gold_shop.made(spark, tmp_path, {}, suites={"things.json": suite}).settings
+    settings = dataclasses.replace(settings, gold=dataclasses.replace(settings.gold, models=None))
+    layout = delta.layout(settings.lakehouse)
+    log = bronze_rows.Log(spark, layout.bronze(settings.name))
+
+    def rows(collection: str) -> set[tuple[Any, ...]]:
+        return {(row._id, row.n) for row in spark.table(str(layout.gold("cases", collection))).collect()}
+
+    def run(**changes: list[dict[str, Any]]) -> None:
+        log.append(changes)
+        silver.run(spark, settings)
+        publish.run(spark, settings)
+
+    def document(key: int, n: int | None, at: int) -> dict[str, Any]:
+        return {"op": "u", "key": key, "at": at, "after": {"_id": key, "n": n}}
+
+    run(things=[document(1, 1, 10), document(2, 2, 10)], others=[document(1, 1, 10)])
+    with pytest.raises(errors.GateFailed) as refused:
+        run(things=[document(3, 1, 11), document(4, None, 12)], others=[document(1, 5, 13)])
+    assert (
+        "expect_column_values_to_not_be_null of n: 1 of 2 changed rows do not meet it, for example with the keys 4"
+        in str(refused.value)
+    )
+    assert "expect_column_values_to_be_unique of n: 2 of 4 rows do not meet it" in str(refused.value)
+    assert (rows("things"), rows("others")) == ({(1, 1), (2, 2)}, {(1, 5)})
+    run(things=[document(3, 3, 14), document(4, 4, 15)])
+    assert rows("things") == {(1, 1), (2, 2), (3, 3), (4, 4)}
+    assert gold.run(spark, settings).changed == 0
+
+
+MISTAKES = {
+    "type": (
+        "expect_colum_values_to_be_unique",
+        "{column: total}",
+        "there is no expectation expect_colum_values_to_be_unique",
+    ),
+    "kwargs": ("expect_column_values_to_be_between", "{colum: total, min_value: 1}", "expectations[0].kwargs.colum: "),
+}
+
+
+def test_mistakes_in_suites_are_told_before_anything_is_done(spark: SparkSession, tmp_path: Path) -> None:
+    """Types and arguments that the library does not know, tables that cannot be; a column that is not there, when it is judged."""
+    for name, (type_, kwargs, told) in MISTAKES.items():
+        text = f"table: totals\nexpectations:\n  - {{type: {type_}, kwargs: {kwargs}}}\n"
+        shop = gold_shop.made(spark, tmp_path, {"totals": TOTALS}, suites={"a.yml": text})
+        with pytest.raises(errors.SettingsError) as refused:
+            expectations.Gate.of(shop.settings)
+        assert told in str(refused.value), name
+    text = "table: totls\nexpectations:\n  - {type: expect_table_row_count_to_equal, kwargs: {value: 1}}\n"
+    shop = gold_shop.made(spark, tmp_path, {"totals": TOTALS}, suites={"a.yml": text})
+    with pytest.raises(errors.SettingsError, match=r"there is no collection and no model totls \(did you mean totals\?\)"):
+        publish.checked(spark, shop.settings)
+    shop = gold_shop.made(
+        spark, tmp_path, {"totals": TOTALS}, suites={"a.yml": SUITE.replace("total,", "totl,") + "table: totals\n"}
+    )
+    shop.change("orders", {"_id": 1, "customer": 1, "amount": 5})
+    with pytest.raises(errors.SettingsError, match=r"totals has no column totl \(did you mean total\?\)"):
+        publish.run(spark, shop.settings, only_models=True)
+
+
+def test_the_demo_shows_a_gate_that_refuses(spark: SparkSession, tmp_path: Path) -> None:
+    """One of its models is published; the other one never becomes a table, and the demo says why."""
+    settings = gold_shop.made(spark, tmp_path, {}).settings
+    layout = delta.layout(settings.lakehouse)
+    settings = dataclasses.replace(settings, source=dataclasses.replace(settings.source, collection_include_list=()))
+    delta.create(spark, layout.gold("shop", "orders"), columns="customer STRING, total DECIMAL(18, 2)")
+    spark.sql(f"INSERT INTO {layout.gold('shop', 'orders')} VALUES ('a', 2.5), ('a', 1), ('b', 3)")
+    screen = Console(file=io.StringIO(), width=200)
+    quality.show(spark, settings, tmp_path / "demo", screen=screen)
+    shown = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert "free_orders: the new version is not published" in shown and "1 of 2 rows do not meet it" in shown
+    assert shown.index("3.50") < shown.index("3.00")
+    assert delta.exists(spark, layout.model("customer_totals")) and not delta.exists(spark, layout.model("free_orders"))

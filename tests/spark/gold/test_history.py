@@ -1,0 +1,173 @@
+"""History tables: at each second of the source, what the documents were then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from cdc_core import errors
+from cdc_core.properties.unwrap import DeleteMode
+from pipelines.delta.writer import Writer
+from tests.harness import histories, model, oracle
+from tests.harness.histories import History, Mode
+from tests.harness.history_tables import ENGINE, HistoryHop, change
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def test_what_a_delete_does_to_a_version(spark: SparkSession, lakehouse: Path) -> None:
+    """It closes it, or under `drop` leaves it open; the modes that rewrite mark it. A second run changes nothing."""
+    hop = HistoryHop(spark, lakehouse, {mode.value: {"delete.tombstone.handling.mode": mode.value} for mode in model.MODES})
+    events = [
+        change("c", 1, 10, "a"),
+        change("u", 1, 20, "b"),
+        change("d", 1, 30),
+        change("c", 1, 40, "c"),
+        change("c", 2, 15, "x"),
+    ]
+    names = [mode.value for mode in model.MODES]
+    hop.bronze.append(dict.fromkeys(names, events))
+    first = hop.run()
+    assert sum("(history)" in each.namespace for each in first.collections) == len(names)
+    for name in names:
+        is_drop = name == DeleteMode.DROP.value
+        assert [hop.at(name, second).get(1) for second in (9, 10, 19, 20, 29)] == [None, "a", "a", "b", "b"]
+        assert hop.at(name, 35) == ({1: "b", 2: "x"} if is_drop else {2: "x"})
+        assert hop.at(name, 99) == {1: "c", 2: "x"}
+        table = hop.spark.table(hop.table(name))
+        marked = table.where("`__deleted`").select("v").collect() if "__deleted" in table.columns else []
+        assert [row.v for row in marked] == (["b"] if name.startswith("rewrite") else [])
+    assert hop.run().collections == ()
+
+
+def test_an_update_that_comes_again_changes_nothing(spark: SparkSession, lakehouse: Path) -> None:
+    """A range that is repeated finds the version before its first event, which ends where that one begins."""
+    hop = HistoryHop(spark, lakehouse, {"things": {"keep.document": True}})
+    update = {"op": "u", "key": 1, "at": 20, "update": {"w": 2}}
+    hop.bronze.append({"things": [change("c", 1, 10, "a"), update]})
+    hop.run()
+    hop.bronze.append({"things": [update]})
+    hop.run()
+    assert (hop.at("things", 10), hop.at("things", 20)) == ({1: "a"}, {1: "a"})
+    assert hop.spark.table(hop.table("things")).where("`__incomplete`").isEmpty()
+
+
+@pytest.mark.journey
+def test_late_events_drops_and_wider_types(spark: SparkSession, lakehouse: Path) -> None:
+    """A version is put between others; a drop closes all, for good; a column that widens is rewritten, gold has plain types."""
+    hop = HistoryHop(spark, lakehouse, {"things": {}})
+    hop.bronze.append({"things": [change("c", 1, 10, 1), change("u", 1, 30, 3), change("c", 2, 12, 7)]})
+    hop.run()
+    hop.bronze.append({"things": [change("u", 1, 20, 2.5), change("d", 3, 25)]})
+    hop.run()
+    assert [hop.at("things", second)[1] for second in (10, 20, 30)] == [1.0, 2.5, 3.0]
+    hop.bronze.append({"things": [{"drop": 50}, change("r", 3, 22, 9), change("u", 2, 45, 8), change("c", 2, 60, 9)]})
+    hop.run()
+    assert hop.at("things", 23)[3] == 9 and 3 not in hop.at("things", 25)
+    assert (hop.at("things", 49), hop.at("things", 50), hop.at("things", 60)) == ({1: 3.0, 2: 8.0}, {}, {2: 9.0})
+    table = hop.spark.table(hop.table("things"))
+    assert dict(table.dtypes)["v"] == "double" and table.where("v IS NULL AND valid_from <> valid_to").isEmpty()
+    details = hop.spark.sql(f"DESCRIBE DETAIL {hop.table('things')}").first()
+    assert not {"columnMapping", "typeWidening"} & set(details.tableFeatures or ())
+
+
+@pytest.mark.journey
+def test_it_can_be_asked_for_later_and_taken_out_again(
+    spark: SparkSession, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins with bronze's first batch whenever it is asked for; a killed run is repeated; looked-up documents are labelled."""
+    hop = HistoryHop(spark, lakehouse, {"things": {"history": False}})
+    hop.bronze.append({"things": [change("c", 1, 10, "a")]})
+    hop.run()
+    later = HistoryHop(spark, lakehouse, {"things": {"max.batch.events": 2}})
+    later.bronze = hop.bronze
+    looked_up = {**change("u", 1, 20, "b"), "update": {"v": "b"}}
+    hop.bronze.append({"things": [looked_up, change("u", 1, 30, "c"), change("c", 2, 30, "x")]}, batches=3)
+
+    class Killed(BaseException):
+        pass
+
+    merge = Writer.merge
+
+    def killed(writer: Writer, sql: str, **named: Any) -> int:
+        version = merge(writer, sql, **named)
+        if "_history" in sql:
+            raise Killed
+        return version
+
+    with monkeypatch.context() as dying:
+        dying.setattr(Writer, "merge", killed)
+        with pytest.raises(Killed):
+            later.run()
+    later.run()
+    assert [later.at("things", second).get(1) for second in (10, 20, 30)] == ["a", "b", "c"]
+    captured = spark.table(later.table("things")).where("`__as_captured`").select("v").collect()
+    assert [row.v for row in captured] == ["b"]
+    hop.bronze.append({"things_history": [change("c", 1, 40, "y")]})
+    with pytest.raises(errors.DecisionNeeded, match="things_history"):
+        later.run()
+
+
+CASES = (
+    model.Case(Mode.DESCRIBED, DeleteMode.TOMBSTONE),
+    model.Case(Mode.DESCRIBED, DeleteMode.REWRITE, has_pre_images=True),
+    model.Case(Mode.WHOLE, DeleteMode.REWRITE_WITH_TOMBSTONE),
+)
+
+
+@pytest.mark.journey
+def test_any_histories(spark: SparkSession, lakehouse: Path) -> None:
+    """Each version of any document, in its second: updates that are folded one by one; whole documents and pre-images."""
+    drawn = histories.drawn(200, seed=5)
+    hop = HistoryHop(spark, lakehouse, {case.name: case.options for case in CASES})
+    landed = {case: model.landing(drawn, case) for case in CASES}
+    for batch in range(histories.BATCHES):
+        hop.bronze.append({case.name: landed[case][batch] for case in CASES})
+        hop.run()
+    for case in CASES:
+        table = spark.table(hop.table(case.name)).toArrow()
+        for step in range(max(len(history.versions) for history in drawn)):
+            assert faults(table, drawn, case, step) == [], case.name
+
+
+def faults(table: pa.Table, drawn: Sequence[History], case: model.Case, step: int) -> list[str]:
+    """What the versions that hold at a step of each history differ from what its document was."""
+    began = [int(second.timestamp()) for second in table["valid_from"].to_pylist()]
+    ended = [None if second is None else int(second.timestamp()) for second in table["valid_to"].to_pylist()]
+    numbers = [int(key) for key in table["__key"].to_pylist()]
+    at = [1 + number * model.SECONDS + step for number in numbers]
+    holds = [start <= now and (end is None or end > now) for start, end, now in zip(began, ended, at, strict=True)]
+    expected = {number: history.versions[step] for number, history in enumerate(drawn) if step < len(history.versions)}
+    known = {number for number in expected if is_known(drawn[number], case, step)}
+    held = chosen(table, (is_held and number in expected for is_held, number in zip(holds, numbers, strict=True)))
+    gone = [str(number) for number in known if expected[number] is None]
+    found = [f"{key} at {step}: there is a version of it" for key in held["__key"].to_pylist() if key in gone]
+    alive = {number for number in known if expected[number] is not None}
+    judged = chosen(held, (int(key) in alive for key in held["__key"].to_pylist()))
+    found += [f"{key} at {step}: incomplete" for key in judged.filter(judged["__incomplete"])["__key"].to_pylist()]
+    values = [oracle.read_bson(histories.raw(expected[number], number)) for number in sorted(alive)]
+    differences = oracle.differences(values, judged, added=[name for name in ENGINE if name in table.column_names])
+    return found + [f"at {step}: {each}: {drawn[int(each.split(':')[0])]}" for each in differences]
+
+
+def chosen(table: pa.Table, are_chosen: Iterable[bool]) -> pa.Table:
+    return table.filter(pa.array(are_chosen, pa.bool_()))
+
+
+def is_known(history: History, case: model.Case, step: int) -> bool:
+    """Whether the events tell what the document was at a step."""
+    if history.versions[step] is None:
+        return step > 0  # nobody heard of what was not there before the first event
+    if step > 0 and (case.mode is Mode.WHOLE or case.has_pre_images):
+        return True
+    begun = step
+    while begun > 0 and history.versions[begun - 1] is not None:
+        begun -= 1
+    return begun > 0 or (
+        history.snapshot is not None and history.snapshot <= step and history.versions[history.snapshot] is not None
+    )

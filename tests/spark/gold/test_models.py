@@ -1,0 +1,162 @@
+"""SQL models over gold, made from what changed in the tables that they refer to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cdc_core import errors
+from pipelines.delta import tables as delta
+from pipelines.gold import models
+from tests.harness import gold_shop
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.journey  # minutes on a slow machine
+
+TOTALS = """\
+{{ config(materialized='incremental', unique_key='customer') }}
+SELECT o.customer, c.city, sum(o.amount) AS total, count(*) AS orders
+FROM {{ ref('cases.orders', key='customer') }} AS o
+LEFT JOIN {{ ref('cases.customers', key='_id') }} AS c ON c._id = o.customer
+GROUP BY o.customer, c.city
+HAVING sum(o.amount) > 0
+"""
+BIG = "{{ config(materialized='view') }}\nSELECT * FROM {{ ref('totals') }} WHERE total > 10;\n"
+CITIES = "SELECT city, sum(total) AS total FROM {{ ref('big') }} GROUP BY city\n"
+DESCRIBED = """\
+version: 2
+models:
+  - name: totals
+    description: What each customer's orders cost.
+    columns:
+      - {name: total, description: The sum of the orders.}
+"""
+
+
+MakeShop = Callable[..., gold_shop.Shop]
+
+
+@pytest.fixture
+def shop(spark: SparkSession, tmp_path: Path) -> MakeShop:
+    return lambda **files: gold_shop.made(spark, tmp_path, files)
+
+
+def anew(made: gold_shop.Shop) -> set[tuple[Any, ...]]:
+    """What the whole query of `totals` gives over gold as it is."""
+    layout = delta.layout(made.settings.lakehouse)
+    text = TOTALS.partition("\n")[2]
+    for name in ("orders", "customers"):
+        key = {"orders": "customer", "customers": "_id"}[name]
+        text = text.replace(f"{{{{ ref('cases.{name}', key='{key}') }}}}", str(layout.gold("cases", name)))
+    return {tuple(row) for row in made.spark.sql(text).collect()}
+
+
+def test_models_follow_their_tables(shop: MakeShop) -> None:
+    """An incremental model takes in the keys that changed, as they were and as they are; others are made whole; none without a change."""
+    made = shop(totals=TOTALS, big=BIG, cities=CITIES)
+
+    def held() -> int:
+        """How many sets of rows are in memory, without those that Delta keeps of its logs."""
+        names = [rdd.name() or "" for rdd in made.spark.sparkContext._jsc.getPersistentRDDs().values()]
+        return sum("Delta" not in name for name in names)
+
+    before = held()
+    (made.folder / "models.yml").write_text(DESCRIBED)
+    assert [each.would.split()[0] for each in models.check(made.spark, made.settings)] == ["wait", "wait", "wait"]
+    assert set(made.run().values()) == {"waits"}
+
+    made.change("customers", {"_id": 1, "city": "Graz"}, {"_id": 2, "city": "Lyon"})
+    made.change("orders", *({"_id": n, "customer": n % 3, "amount": n} for n in range(12)))
+    assert made.run() == {"totals": "whole", "big": "view", "cities": "whole"}
+    assert made.rows("totals") == anew(made) == {(0, None, 18, 4), (1, "Graz", 22, 4), (2, "Lyon", 26, 4)}
+    assert made.rows("cities") == {(None, 18), ("Graz", 22), ("Lyon", 26)}
+    assert made.run() == {"totals": "nothing", "big": "view", "cities": "nothing"}
+    table = delta.layout(made.settings.lakehouse).model("totals")
+    said = {row.col_name: row.comment for row in made.spark.sql(f"DESCRIBE {table}").collect()}
+    assert said["total"] == "The sum of the orders." and not said["orders"]
+    detail = made.spark.sql(f"DESCRIBE DETAIL {table}").first()
+    assert detail is not None and detail.description == "What each customer's orders cost."
+
+    made.change("orders", {"_id": 5, "customer": 1, "amount": 5}, {"_id": 12, "customer": None, "amount": 3})
+    would = {each.name: each.would for each in models.check(made.spark, made.settings)}
+    assert "keys that changed" in would["totals"] and "whole" in would["cities"]
+    assert made.run() == {"totals": "changed", "big": "view", "cities": "whole"}
+    assert made.rows("totals") == anew(made)
+    made.change("orders", gone=(1, 4, 7, 10, 5))
+    made.change("customers", {"_id": 2, "city": "Bergen"})
+    assert made.run()["totals"] == "changed"
+    assert made.rows("totals") == anew(made) == {(None, None, 3, 1), (0, None, 18, 4), (2, "Bergen", 21, 3)}
+    assert held() <= before, "rows that were computed on the way stay in memory"
+
+
+def test_a_query_that_fails_or_repeats_its_key_changes_nothing(shop: MakeShop) -> None:
+    """The last good version stays, what refers to the model waits for it, other models are made; no value is told."""
+    made = shop(
+        each="{{ config(materialized='incremental', unique_key='c') }} "
+        "SELECT customer AS c, _id FROM {{ ref('cases.orders', key='customer') }}",
+        after="SELECT * FROM {{ ref('each') }}",
+        other="SELECT count(*) AS n FROM {{ ref('cases.orders') }}",
+        strays="{{ config(materialized='incremental', unique_key='n') }} "
+        "SELECT upper(note) AS n, count(*) AS c FROM {{ ref('cases.orders', key='note') }} GROUP BY 1",
+        casts="SELECT CAST(note AS INT) AS n FROM {{ ref('cases.orders') }}",
+    )
+    made.change("orders", {"_id": 1, "customer": 1, "note": "7"}, {"_id": 2, "customer": 2, "note": "8"})
+    assert set(made.run().values()) == {"whole"}
+    made.change("orders", {"_id": 3, "customer": 1, "note": "a secret"})
+    with pytest.raises(errors.DecisionNeeded) as refused:
+        made.run()
+    assert "each.sql: unique_key c is not unique: 1 keys" in str(refused.value)
+    assert "casts.sql: the query failed over the rows: CAST_INVALID_INPUT" in str(refused.value)
+    assert "strays.sql: unique_key n has values that are not in ref('cases.orders', key='note')" in str(refused.value)
+    assert "a secret" not in str(refused.value).lower()
+    assert made.rows("each") == made.rows("after") == {(1, 1), (2, 2)}
+    assert made.rows("strays") == {("7", 1), ("8", 1)}
+    assert made.rows("other") == {(3,)}
+
+
+WRONG = {
+    "typo": "SELEC 1",
+    "two": "SELECT 1 AS a\n; DROP TABLE x",
+    "drop": "DROP TABLE {{ ref('cases.orders') }}",
+    "column": "SELECT o._id,\n o.amout FROM {{ ref('cases.orders') }} AS o",
+    "count": "SELECT count(*), _id AS `an id` FROM {{ ref('cases.orders') }} GROUP BY _id",
+    "void": "SELECT NULL AS nothing FROM {{ ref('cases.orders') }}",
+    "key": "{{ config(materialized='incremental', unique_key='a') }} SELECT _id FROM {{ ref('cases.orders', key='customr') }}",
+}
+
+
+def test_what_is_wrong_with_a_query_is_said_with_its_place(shop: MakeShop) -> None:
+    """Mistakes of all files come at once, before anything is made; a statement that is no query does nothing."""
+    made = shop(**WRONG)
+    (made.folder / "folder.sql").mkdir()
+    (made.folder / "latin.sql").write_bytes("SELECT 'é'".encode("latin-1"))
+    with pytest.raises(errors.SettingsError) as unread:
+        models.check(made.spark, made.settings)
+    assert [str(each).rpartition("/")[2] for each in unread.value.problems] == [
+        "folder.sql: it cannot be read: Is a directory",
+        "latin.sql: not UTF-8 at byte 8",
+    ]
+    (made.folder / "folder.sql").rmdir()
+    (made.folder / "latin.sql").unlink()
+    made.change("orders", {"_id": 1, "customer": 1, "amount": 1})
+    with pytest.raises(errors.SettingsError) as refused:
+        models.check(made.spark, made.settings)
+    told = "\n".join(str(problem).removeprefix(f"{made.folder}/") for problem in refused.value.problems)
+    for wanted in (
+        "typo.sql:1: it is no query",
+        "two.sql:2: it is no query",
+        "drop.sql:1: it is no query",
+        "column.sql:2: ",
+        "count.sql: a table cannot have a column with the name count(1) (name it: … AS name",
+        "count.sql: a table cannot have a column with the name an id (",
+        "void.sql: the column nothing has the type void (cast it to another one)",
+        "key.sql: the model has no column a",
+        "key.sql: key: cases.orders has no column customr (did you mean customer?)",
+    ):
+        assert wanted in told, told
+    assert "`o`.`amout` cannot be resolved" in told and "`o`.`amount`" in told

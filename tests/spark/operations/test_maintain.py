@@ -1,0 +1,177 @@
+"""Maintenance of real tables: what is taken, what stays, and that no position is lost."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cdc_core import errors
+from cdc_core.tables import layout as tables
+from pipelines.bronze import collections as registry
+from pipelines.bronze import log as bronze
+from pipelines.delta import maintenance, ops_tables, table_history
+from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
+from pipelines.gold import cut
+from pipelines.gold import run as gold
+from pipelines.operations import maintain, rebuild
+from pipelines.silver import run as silver
+from pipelines.spark import session as sparks
+from pipelines.verify import run as verify
+from tests.harness import bronze_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.journey  # minutes on a slow machine
+
+DAY = 86_400
+
+
+def settings(root: Path, **sections: Any) -> Any:
+    from cdc_core.settings import parse
+
+    return parse.parse(
+        {
+            "name": "shop",
+            "lakehouse": {"root": str(root)},
+            "source": {"mongodb.connection.string": "mongodb://localhost"},
+            **sections,
+        }
+    )
+
+
+def applied(spark: SparkSession, chosen: Any) -> None:
+    for layer in (silver, gold):
+        layer.run(spark, chosen, sessions=sparks.sessions(spark))
+
+
+def positions(spark: SparkSession, chosen: Any) -> list[Any]:
+    layout = delta.layout(chosen.lakehouse)
+    found = [table_history.position(spark, table(bronze_rows.DB, "things")) for table in (layout.silver, layout.gold)]
+    return [(each.metadata["to"], each.metadata.get("generation")) for each in found if each and each.metadata]
+
+
+def rows(spark: SparkSession, table: Any) -> list[Any]:
+    return sorted(map(str, spark.table(str(table)).toArrow().to_pylist()))
+
+
+def test_tables_are_compacted_and_what_is_old_goes(spark: SparkSession, lakehouse: Path) -> None:
+    """Many files become few, old facts go, bronze is trimmed as far as all have applied it; rows and positions stay, and a
+    rebuild asks for a snapshot. A table whose writer is alive is left alone, with a word, or compacted beside him."""
+    chosen = settings(
+        lakehouse, maintenance={"bronze.retention.days": 1, "ops.retention.days": 1, "deletes.retention.days": 1}
+    )
+    layout = delta.layout(chosen.lakehouse)
+    log = bronze_rows.Log(spark, layout.bronze("shop"))
+    for number in range(2):
+        log.append(
+            {
+                "things": [
+                    {"op": "c", "key": f"k{number}", "at": 10 + number, "after": {"_id": f"k{number}", "n": number}},
+                    {"op": "d", "key": "gone", "at": 10 + number},
+                    {
+                        "op": "c",
+                        "key": "odd",
+                        "at": 10 + number,
+                        **([{"text": "{odd"}, {"after": {"_id": "odd", "n": 5}}][number]),
+                    },
+                ],
+                **({"others": [{"op": "c", "key": "odd", "at": 10, "text": "{odd"}]} if number else {}),
+            }
+        )
+        applied(spark, chosen)
+    _noted(spark, chosen, days_ago=(0, 30))
+    dismissed, waiting = (layout.quarantine(bronze_rows.DB, name) for name in ("things", "others"))
+    assert spark.table(str(dismissed)).count() == 2
+    silver_table, gold_table = layout.silver(bronze_rows.DB, "things"), layout.gold(bronze_rows.DB, "things")
+    before = (positions(spark, chosen), rows(spark, silver_table), rows(spark, gold_table))
+    held = Writer.claim(spark, gold_table)
+    found = {each.table: each for each in maintain.run(spark, chosen).tables}
+    assert "its writer is alive" in found[gold_table.label].left[0]
+    maintaining = maintain._Maintaining(spark, chosen, beside_writers=True, now_ms=int(time.time() * 1000))
+    (beside,) = [each for each in maintaining.tables(None) if each.ref == gold_table]
+    assert maintaining.maintained(beside).after.files == 1
+    held.release()
+    assert (positions(spark, chosen), rows(spark, silver_table), rows(spark, gold_table)) == before
+    assert found[silver_table.label].after.files == 1 < found[silver_table.label].before.files
+    left = spark.table(str(layout.bronze("shop")))
+    assert {row.batch for row in left.where("kind = 'change'").collect()} == {2}
+    assert bronze.newest(spark, layout.bronze("shop")).batch == 2
+    assert spark.table(str(layout.deletes(bronze_rows.DB, "things"))).count() == 0
+    assert [spark.table(str(layout.ops(name))).count() for name in ("verifications", "cuts")] == [1, 1]
+    assert [spark.table(str(table)).count() for table in (dismissed, waiting)] == [0, 1]
+    assert (Path(silver_table.label) / "_delta_log" / "_last_checkpoint").exists()
+    with pytest.raises(errors.DecisionNeeded, match="execute-snapshot"):
+        rebuild.run(spark, chosen, collection=f"{bronze_rows.DB}.things")
+    log.append({"things": [{"op": "c", "key": "new", "at": 50, "after": {"_id": "new", "n": 9}}]})
+    applied(spark, chosen)
+    assert [row["n"] for row in spark.table(str(gold_table)).orderBy("n").collect()] == [0, 1, 5, 9]
+    assert registry.silver_position(spark, silver_table).to == 3
+
+
+def test_a_log_is_not_cleaned_up_behind_a_compaction(spark: SparkSession, tmp_path: Path) -> None:
+    """What a compaction commits says no position: that of a collection without events for weeks stays in the log."""
+    chosen = settings(tmp_path)
+    layout = delta.layout(chosen.lakehouse)
+    log = bronze_rows.Log(spark, layout.bronze("shop"))
+    for number in range(2):
+        log.append({"things": [{"op": "c", "key": number, "at": 10 + number, "after": {"_id": number}}]})
+        applied(spark, chosen)
+    rebuild.run(spark, chosen, collection=f"{bronze_rows.DB}.things")
+    applied(spark, chosen)
+    log.append({"things": [{"op": "c", "key": 9, "at": 20, "after": {"_id": 9}}]})
+    applied(spark, chosen)
+    before = positions(spark, chosen)
+    maintain.run(spark, chosen)
+    for number, file in enumerate(sorted(tmp_path.rglob("_delta_log/0*"))):
+        os.utime(file, (time.time() - 40 * DAY + number,) * 2)
+    maintain.run(spark, chosen)
+    assert before == positions(spark, chosen)
+    assert [to for to, generation in before if generation] == [3, 3]
+
+
+def test_a_damaged_table_keeps_no_other_from_its_maintenance(spark: SparkSession, tmp_path: Path) -> None:
+    """Bronze is not trimmed, for which silver is asked; the others are compacted, and the error says what to do."""
+    chosen = settings(tmp_path, maintenance={"bronze.retention.days": 1})
+    layout = delta.layout(chosen.lakehouse)
+    log = bronze_rows.Log(spark, layout.bronze("shop"))
+    for number in range(2):
+        events = [{"op": "c", "key": number, "at": 10 + number, "after": {"_id": number}}]
+        log.append({"things": events, "others": events})
+        applied(spark, chosen)
+    for file in delta.data_files(spark, layout.silver(bronze_rows.DB, "others")) or []:
+        (tmp_path / "silver" / bronze_rows.DB / "others" / file.name).unlink()
+    with pytest.raises(errors.CollectionsFailed, match="medallion repair"):
+        maintain.run(spark, chosen)
+    assert delta.size(spark, layout.silver(bronze_rows.DB, "things")).files == 1
+
+
+def test_what_was_compacted_once_is_not_written_anew(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compaction costs what was written since the last one, and not what the table holds."""
+    monkeypatch.setattr(maintenance, "CUBE_BYTES", 1, raising=False)
+    log = bronze_rows.Log(spark, tables.TableRef.at(str(tmp_path / "log")))
+
+    def appended() -> set[str]:
+        for number in range(2):
+            log.append({"things": [{"op": "c", "key": number, "at": 10, "after": {"_id": number}}]})
+        maintenance.optimize(spark, log.table, metadata=None)
+        return {file.name for file in delta.data_files(spark, log.table) or []}
+
+    first, second = appended(), appended()
+    assert len(first) == 1 and first < second and len(second) == 2
+
+
+def _noted(spark: SparkSession, chosen: Any, *, days_ago: tuple[int, ...]) -> None:
+    now = int(time.time())
+    facts = [{"run": "x", "name": "shop", "at_ms": (now - days * DAY) * 1000} for days in days_ago]
+    table = delta.layout(chosen.lakehouse).ops("verifications")
+    ops_tables.note(spark, table, facts, verify.SCHEMA, properties=ops_tables.PROPERTIES)
+    cuts = [{"cut": "1-1", "made_ms": fact["at_ms"], "table": "things"} for fact in facts]
+    ops_tables.note(spark, delta.layout(chosen.lakehouse).ops("cuts"), cuts, cut.SCHEMA, properties=cut.PROPERTIES)

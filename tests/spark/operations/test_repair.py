@@ -1,0 +1,68 @@
+"""Tables whose log names data files that are not there: told in one line, and mended so that nothing is lost in silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cdc_core import errors
+from pipelines.bronze import log as bronze
+from pipelines.operations import repair
+from pipelines.spark import failures
+from tests.harness.layers import Hop, lose, pipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ORDERS = "orders"
+
+
+def test_silver_gold_and_facts_come_again(spark: SparkSession, tmp_path: Path) -> None:
+    """The error names the table and what to do; after the repair the next run brings every document back."""
+    hop = Hop(spark, pipeline(tmp_path))
+    hop.bronze.append({ORDERS: [{"op": "c", "key": key, "at": key, "after": {"_id": key, "v": 1}} for key in (1, 2, 3)]})
+    hop.run()
+    hop.bronze.append(
+        {ORDERS: [{"op": "u", "key": 1, "at": 11, "after": {"_id": 1, "v": 2}}, {"op": "d", "key": 2, "at": 12}]}
+    )
+    hop.run()
+    wanted = hop.documents(ORDERS)
+    lost = [hop.silver_table(ORDERS), hop.gold_table(ORDERS), hop.layout.ops("collections")]
+    names = [lose(spark, table) for table in lost]
+
+    with pytest.raises(Exception) as raised:
+        hop.rows(ORDERS)
+    told = failures.translated(raised.value)
+    assert isinstance(told, errors.FilesMissing)
+    assert str(tmp_path / "silver") in str(told) and names[0] in str(told) and "medallion repair" in str(told)
+
+    found = repair.run(spark, hop.settings, is_trial=True)
+    assert [(each.missing, each.version) for each in found] == [((name,), None) for name in (names[1], names[2], names[0])]
+    repair.run(spark, hop.settings)
+    assert repair.run(spark, hop.settings) == []
+    hop.run()
+    assert hop.documents(ORDERS) == wanted
+
+
+def test_bronze_goes_back_to_before_the_first_missing_batch(spark: SparkSession, tmp_path: Path) -> None:
+    """What came after is read from the source again, under numbers of batches that were never given."""
+    hop = Hop(spark, pipeline(tmp_path, name="none"))
+    settings = pipeline(tmp_path)
+    ref = hop.layout.bronze("hand")
+    log = bronze.Log.open(spark, ref)
+    for token in ("82", "83", "84"):
+        log.heartbeat({}, token=token, ts_ms=1)
+    log.close()
+    lose(spark, ref, 1)
+    [found] = repair.run(spark, settings)
+    assert (len(found.missing), found.taken_out) == (1, 2)
+    again = bronze.Log.open(spark, ref)
+    assert again.position == bronze.BronzePosition("82", 1, 0)
+    again.heartbeat({}, token="83", ts_ms=1)
+    again.close()
+    assert [(row.batch, row.resume_token) for row in spark.table(str(ref)).orderBy("offset").collect()] == [
+        (1, "82"),
+        (4, "83"),
+    ]

@@ -1,0 +1,35 @@
+"""Any history, cut into any batches, gives the table that a model in plain Python gives: thousands of them.
+
+`python -m tests.harness.model` draws more.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cdc_core.properties.unwrap import DeleteMode
+from tests.harness import histories, model
+from tests.harness.histories import Mode
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FEW = (
+    model.Case(Mode.LOOKED_UP, DeleteMode.REWRITE, has_pre_images=True),
+    model.Case(Mode.DESCRIBED, DeleteMode.TOMBSTONE),
+)
+
+
+def test_any_histories(spark: SparkSession, lakehouse: Path) -> None:
+    """Looked-up documents and partial updates, a thousand histories of each."""
+    assert model.faults(spark, lakehouse, histories.drawn(1000), cases=FEW, rebuilds=False) == []
+
+
+@pytest.mark.journey
+@pytest.mark.timeout(2400)
+def test_any_histories_in_every_mode_and_rebuilt(spark: SparkSession, lakehouse: Path) -> None:
+    """In each capture mode and each delete mode, and again after a rebuild of each table."""
+    assert model.faults(spark, lakehouse, histories.drawn(300, seed=1)) == []

@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from pipelines.spark import conf as spark_conf
+from pipelines.spark import session as sparks
+
+PROJECT = Path(__file__).parents[3]
+
+# Starts a session, writes and reads a Delta table, runs Python on an executor, says so, and stops.
+WORKS = f"""
+import sys
+sys.path.insert(0, {str(PROJECT)!r})
+from pipelines.spark import session as spark_sessions
+spark = spark_sessions.session("quiet", master="local[2]")
+spark.range(3).write.format("delta").save(sys.argv[1])
+
+def executed(batches):
+    from cdc_core.extended_json import keys
+    return batches
+
+rows = spark.read.format("delta").load(sys.argv[1])
+print(rows.mapInArrow(executed, "id BIGINT").count(), flush=True)
+spark_sessions.stop()
+"""
+WAITS = """
+import time
+from pipelines.spark import session as spark_sessions
+spark = spark_sessions.session("waits", master="local[1]")
+print(spark.sparkContext._gateway.proc.pid, flush=True)
+time.sleep(300)
+"""
+
+
+def python(program: str, *arguments: str, cwd: Path = PROJECT, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *arguments],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def is_running(pid: int) -> bool:
+    status = Path("/proc", str(pid), "status")
+    return status.exists() and "State:\tZ" not in status.read_text()
+
+
+def test_a_second_call_gives_the_same_session(spark: SparkSession) -> None:
+    """An application has one session, however often it asks."""
+    assert sparks.session("another name") is spark
+
+
+def test_a_thread_that_asks_first_gets_the_same_session(spark: SparkSession) -> None:
+    """A lazy session is asked for by whichever thread needs it, and Spark calls none of these active."""
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(sparks.session, "another name").result().sparkContext is spark.sparkContext
+
+
+def test_times_are_utc(spark: SparkSession) -> None:
+    """A timestamp is shown as UTC, whatever the machine's time zone."""
+    assert spark.sql("SELECT string(timestamp_millis(0))").collect()[0][0] == "1970-01-01 00:00:00"
+
+
+def test_a_sibling_session_has_settings_of_its_own(spark: SparkSession) -> None:
+    """What is set in a session of the factory is not set in its origin, and the meaning is the same."""
+    sibling = sparks.sessions(spark)()
+    sibling.conf.set("spark.sql.shuffle.partitions", "77")
+    assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
+    for key, value in spark_conf.REQUIRED.items():
+        assert sibling.conf.get(key) == value
+
+
+def test_executors_run_this_python(spark: SparkSession) -> None:
+    """Python on an executor is the Python of the driver, not the first on the PATH."""
+
+    def which(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import sys
+
+        list(batches)
+        yield pa.RecordBatch.from_pydict({"path": [sys.executable]})
+
+    assert spark.range(1).coalesce(1).mapInArrow(which, "path STRING").collect()[0][0] == sys.executable
+
+
+def test_nothing_but_our_own_words_reaches_the_screen(tmp_path: Path) -> None:
+    """From any folder, starting, using and stopping Spark writes nothing to stdout or stderr, and leaves nothing but its log in
+    the temporary folder."""
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    process = python(WORKS, str(tmp_path / "table"), cwd=tmp_path, TMPDIR=str(scratch))
+    out, err = process.communicate()
+    assert (out, err, process.returncode) == ("3\n", "", 0)
+    left = {path for path in scratch.rglob("*") if path.is_file() or not any(path.iterdir())}
+    assert left == {scratch / f"medallion-{os.getuid()}" / f"spark-{process.pid}.log"}
+
+
+AGAIN = """
+import os, signal, sys
+from cdc_core import errors
+from pipelines.spark import failures, jvm
+from pipelines.spark import session as spark_sessions
+spark = spark_sessions.session("first", master="local[1]")
+os.kill(spark.sparkContext._gateway.proc.pid, signal.SIGKILL)
+try:
+    spark.range(3).count()
+except Exception as error:
+    print(type(failures.translated(error)).__name__)
+    jvm.forget()
+print(spark_sessions.session("second", master="local[1]").range(3).count(), flush=True)
+"""
+
+OWN = """
+from pipelines.spark import conf as spark_conf
+from pipelines.spark import session as spark_sessions
+spark = spark_sessions.session("own", master="local[1]", profile=spark_conf.CAPTURE)
+print(spark.sparkContext.getConf().get("spark.driver.memory"), flush=True)
+"""
+
+
+def test_what_a_user_chose_is_over_what_a_command_would_choose(tmp_path: Path) -> None:
+    """Memory of spark-defaults.conf, and a collector of the environment: a JVM that is given two does not start."""
+    (tmp_path / "spark-defaults.conf").write_text("spark.driver.memory 700m\n")
+    process = python(OWN, TMPDIR=str(tmp_path), SPARK_CONF_DIR=str(tmp_path), JAVA_TOOL_OPTIONS="-XX:+UseG1GC")
+    assert process.communicate() == ("700m\n", "")
+
+
+def test_a_jvm_that_is_killed_is_told_and_another_one_can_be_started(tmp_path: Path) -> None:
+    """The kernel kills what takes the most memory: that is no bug, and the same process goes on with another session."""
+    process = python(AGAIN, TMPDIR=str(tmp_path))
+    out, _ = process.communicate()
+    assert out == "SparkLost\n3\n"
+
+
+def test_no_text_is_replaced_by_what_the_process_knows(spark: SparkSession) -> None:
+    """`${…}` in a statement is text."""
+    assert spark.sql("SELECT '${spark.app.name}'").first()[0] == "${spark.app.name}"
+
+
+def test_the_jvm_leaves_sigterm_to_its_owner_and_ends_with_it() -> None:
+    """SIGTERM to the whole group leaves the JVM to its owner, and it ends when its owner is killed."""
+    with python(WAITS) as process:
+        assert process.stdout is not None
+        jvm = int(process.stdout.readline())
+        os.kill(jvm, signal.SIGTERM)
+        time.sleep(1)
+        assert is_running(jvm)
+        process.kill()
+        deadline = time.monotonic() + 30
+        while is_running(jvm) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not is_running(jvm)
+
+
+@pytest.mark.parametrize(
+    ("version", "says"),
+    [
+        ("", "Spark needs Java 17, and there is none: "),
+        ("11.0.2", "Spark needs Java 17 or later, and this is Java 11: "),
+    ],
+)
+def test_a_machine_without_the_right_java_is_told_how_to_get_it(tmp_path: Path, version: str, says: str) -> None:
+    """Java that is missing or too old is one line that says how to get one."""
+    java = tmp_path / "bin" / "java"
+    if version:
+        java.parent.mkdir()
+        java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\nexit 1\n")
+        java.chmod(0o755)
+    program = """
+from cdc_core import errors
+from pipelines.spark import session as spark
+try:
+    spark.session("never")
+except errors.DecisionNeeded as error:
+    print(error)
+"""
+    process = python(program, JAVA_HOME=str(tmp_path))
+    out, err = process.communicate()
+    assert out.startswith(says) and "apt-get install openjdk-17" in out and out.count("\n") == 1
+    assert err == ""
+
+
+def submitted(job: Path, *options: str) -> list[str]:
+    """What a job writes to stdout under spark-submit, from its own folder."""
+    home = subprocess.run(
+        [sys.executable, "-m", "pyspark.find_spark_home"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    done = subprocess.run(
+        [f"{home}/bin/spark-submit", "--conf", "spark.ui.enabled=false", *options, str(job)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=job.parent,
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+    )
+    return done.stdout.splitlines()
+
+
+def test_spark_submit_without_delta_is_told_which_file_names_it(tmp_path: Path) -> None:
+    """A session that spark-submit gives without Delta is refused in one line."""
+    job = tmp_path / "job.py"
+    job.write_text(
+        f"import sys; sys.path.insert(0, {str(PROJECT)!r})\n"
+        "from cdc_core import errors\n"
+        "from pipelines.spark import session as spark\n"
+        "try:\n    spark.session('job')\nexcept errors.SettingsError as error:\n    print(error)\n"
+    )
+    assert submitted(job, "--master", "local[1]") == [
+        "this Spark has no Delta (jar missing): spark-submit --properties-file conf/spark-defaults.conf names what it needs"
+    ]
+
+
+@pytest.mark.journey
+def test_executors_elsewhere_get_a_plain_checkout(tmp_path: Path) -> None:
+    """Executors in processes of their own import the packages of a job that runs from a checkout."""
+    job = tmp_path / "job.py"
+    job.write_text(f"""
+import sys
+sys.path.insert(0, {str(PROJECT)!r})
+from pipelines.spark import session as spark_sessions
+
+def executed(batches):
+    import pyarrow
+    from cdc_core.extended_json import keys
+    list(batches)
+    yield pyarrow.RecordBatch.from_pydict({{"key": [keys.canonical(5.0)]}})
+
+spark = spark_sessions.session("job")
+print(spark.range(1).coalesce(1).mapInArrow(executed, "key STRING").collect()[0][0])
+""")
+    local = ("--conf", "spark.driver.bindAddress=127.0.0.1", "--conf", "spark.driver.host=127.0.0.1")
+    defaults = ("--properties-file", str(PROJECT / "conf" / "spark-defaults.conf"))
+    assert submitted(job, "--master", "local-cluster[1,1,1024]", *defaults, *local) == ["5"]
+
+
+@pytest.mark.journey
+def test_two_first_starts_share_one_download(tmp_path: Path) -> None:
+    """On a machine that has no Delta yet, two that start at the same time both start."""
+    folder = tmp_path / "ivy"
+    program = f"""
+from pipelines.spark import session as spark
+session = spark.session("first", master="local[1]", conf={{"spark.jars.ivy": {str(folder)!r}}})
+print(session.range(3).count())
+"""
+    starts = [python(program, XDG_CACHE_HOME=str(tmp_path / "cache")) for _ in range(2)]
+    assert [process.communicate() for process in starts] == [("3\n", "")] * 2
+
+
+def test_ctrl_c_stays_the_commands(spark: SparkSession) -> None:
+    """Starting Spark leaves the handler of Ctrl-C as it was."""
+    # A process that was started in the background ignores it, and goes on to.
+    assert signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_IGN)

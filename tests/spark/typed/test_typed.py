@@ -1,0 +1,258 @@
+"""Native typing against the exact path: the same schema, the same rows, the same rescued values, natively
+or not.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import random
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pyarrow as pa
+import pytest
+from pyspark.sql import functions as sf
+
+from cdc_core.properties import unwrap as unwrap_options
+from cdc_core.schema import document_schema
+from cdc_core.schema import names as column_names
+from cdc_core.schema.evolution import join
+from cdc_core.schema.pins import parse_pins
+from cdc_core.schema.shape import Shape
+from cdc_core.tables import layout as tables
+from cdc_core.typed import exact as reference
+from cdc_core.typed import plan as typed
+from pipelines.schema import log as schemas
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+CASES = pathlib.Path(__file__).parents[2] / "cases" / "types"
+DOCUMENTS = [json.loads(line) for line in (CASES / "documents.jsonl").read_text().splitlines()]
+OPTIONS = {
+    "flatten": unwrap_options.parse({"flatten.struct": "true"}),
+    "arrays_as_documents": unwrap_options.parse({"array.encoding": "document"}),
+}
+
+
+def frame(spark: SparkSession, texts: list[str | None], first: int = 0) -> DataFrame:
+    """The texts as bronze has them, with a sequence, in two partitions."""
+    marks = [f"{first + number:024x}" for number in range(len(texts))]
+    table = pa.table({"after": pa.array(texts, pa.string()), "sequence": pa.array(marks, pa.string())})
+    return spark.createDataFrame(table).repartition(2).persist()
+
+
+def plain(value: Any) -> Any:
+    """A value out of Arrow, so that equal means equal: NaN as text, maps as dicts, -0.0 apart from 0.0."""
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list) and value and isinstance(value[0], tuple):
+        return plain(dict(value))
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    return value
+
+
+def native(df: DataFrame, plan: typed.Plan) -> list[dict[str, Any]]:
+    """Documents as the plan types them, in order."""
+    columns = ("document", "rescued", "unreadable")
+    rows = typed.documents(df, plan=plan).orderBy("sequence").select(*columns).toArrow().to_pylist()
+    return [plain(row) for row in rows]
+
+
+def exact(texts: list[str | None], schema: document_schema.DocumentSchema) -> list[dict[str, Any]]:
+    """The same by the exact path."""
+    blank = {"document": None, "rescued": None, "unreadable": False}
+    rows = reference.rows(pa.array(texts), schema).to_pylist()
+    return [blank if row is None else plain(row) for row in rows]
+
+
+def check(
+    spark: SparkSession,
+    texts: list[str | None],
+    current: document_schema.DocumentSchema,
+    first: int = 0,
+    **named: Any,
+) -> schemas.Evolution:
+    """Evolves and types one batch, and holds both to the pure functions."""
+    df = frame(spark, texts, first)
+    evolution = schemas.evolve(df, current=current, **named)
+    shape = Shape()
+    for number, text in enumerate(texts):
+        mark = f"{first + number:024x}"
+        reference.seen(shape, text or "", mark, arrays_as_documents=evolution.schema.naming.arrays_as_documents)
+    expected, _ = join(current, shape, pins=named.get("pins"), naming=evolution.schema.naming)
+    assert types(evolution.schema.struct) == types(expected.struct)
+    for left, right in zip(native(df, evolution.plan), exact(texts, evolution.schema), strict=True):
+        assert left == right
+    df.unpersist()
+    return evolution
+
+
+def types(type_: document_schema.ColumnType) -> Any:
+    """A type without the order of its fields and the names of their columns."""
+    match type_:
+        case document_schema.Struct(fields):
+            return {item.name: types(item.type) for item in fields}
+        case document_schema.Array(element):
+            return [types(element)]
+        case document_schema.Map(value):
+            return ("map", types(value))
+        case _:
+            return type_
+
+
+@pytest.mark.parametrize("case", DOCUMENTS, ids=[case["case"] for case in DOCUMENTS])
+def test_cases(spark: SparkSession, case: dict[str, Any]) -> None:
+    """Each case's documents give natively what they give by the exact path."""
+    named = {
+        "pins": parse_pins(case.get("pins", {})),
+        "options": next((OPTIONS[name] for name in case.get("naming", {})), None),
+    }
+    texts: list[str | None] = [orjson.dumps(document).decode() for document in case["documents"]]
+    check(spark, texts, document_schema.EMPTY, **named)
+
+
+SCALARS: list[Any] = [
+    None, True, False, 0, 5, -2147483648, 2147483647, 1.5, -0.0, 0.1, 12345678.9, 1e22, 5e-324, 1e-7, 3.0, "", "x", "5",
+    "-0.0", '{"$oid":"x"}', "nul\x00", "tab\tnew\n\x1f", "é\U0001f600", "[1]", "{}", "NaN",
+    {"$numberLong": "5"}, {"$numberLong": "9007199254740993"}, {"$numberLong": "-9223372036854775808"},
+    {"$numberLong": "9223372036854775807"}, {"$numberDouble": "NaN"}, {"$numberDouble": "-Infinity"},
+    {"$numberDecimal": "1.50"}, {"$numberDecimal": "1E+3"}, {"$numberDecimal": "NaN"}, {"$oid": "64b7f0000000000000000001"},
+    {"$date": {"$numberLong": "-1"}}, {"$date": {"$numberLong": "253402300799999"}}, {"$date": {"$numberLong": "253402300800000"}},
+    {"$date": {"$numberLong": "-62135596800000"}}, {"$date": {"$numberLong": "-62135596800001"}},
+    {"$date": {"$numberLong": "9223372036854775807"}}, {"$timestamp": {"t": 4294967295, "i": 1}},
+    {"$binary": {"base64": "AQI=", "subType": "80"}}, {"$binary": {"base64": "", "subType": "00"}},
+    {"$binary": {"base64": "AAAAAAAAAAAAAAAAAAAAAA==", "subType": "04"}},
+    {"$regularExpression": {"pattern": "^a\"\\", "options": "i"}}, {"$symbol": "sy"}, {"$code": "f()"},
+    {"$code": "f()", "$scope": {"a": 1}}, {"$code": "f()", "$scope": {"a": 1e22, "b": {"$oid": "x"}}}, {"$minKey": 1},
+    {"$maxKey": 1}, {"$undefined": True}, {"$dbPointer": {"$ref": "a.b", "$id": {"$oid": "64b7f0000000000000000001"}}},
+    [], {}, [None], [[]], [{}], {"a": None}, {"a": []},
+    {"$ref": "c", "$id": {"$oid": "64b7f0000000000000000001"}, "$db": "d"}, {"$$oid": "x"}, {"$$$date": 5},
+]  # fmt: skip
+NAMES = ["a", "A", "b", "", "a.b", "$id", "x y", "é", "__key", "`", "${x}", "'\"\\", "_id"]
+
+
+def value(chance: random.Random, depth: int, few: list[Any]) -> Any:
+    """A value: mostly one of a few, sometimes anything, sometimes nested."""
+    draw = chance.random()
+    if depth and draw < 0.2:
+        return [value(chance, depth - 1, few) for _ in range(chance.randrange(4))]
+    if depth and draw < 0.4:
+        return {name: value(chance, depth - 1, few) for name in chance.sample(NAMES, chance.randrange(4))}
+    return chance.choice(few if draw < 0.9 else SCALARS)
+
+
+def history(seed: int, count: int) -> Iterator[str]:
+    """Documents of one collection; the higher the seed, the fewer kinds of value it has."""
+    chance = random.Random(seed)
+    few = chance.sample(SCALARS, max(1, 12 - seed))
+    for _ in range(count):
+        document = {name: value(chance, 3, few) for name in chance.sample(NAMES, chance.randrange(7))}
+        yield orjson.dumps(document).decode()
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(more, marks=pytest.mark.journey) for more in range(2, 6))])
+def test_any_documents(spark: SparkSession, seed: int) -> None:
+    """Documents of any shape, in batches, give natively what they give by the exact path."""
+    texts: list[str | None] = [*history(seed, 500)]
+    options = [None, OPTIONS["flatten"]][seed % 2]
+    schema, first = document_schema.EMPTY, 0
+    for size in (1, 40, 459):
+        schema = check(spark, texts[first : first + size], schema, first, options=options).schema
+        first += size
+
+
+def test_every_meeting(spark: SparkSession) -> None:
+    """Every value that follows any other in one path is in the column or rescued, natively as by the exact
+    path.
+    """
+    firsts = {f"f{number}": first for number, first in enumerate(SCALARS)}
+    schema = check(spark, [orjson.dumps(firsts).decode()], document_schema.EMPTY).schema
+    seconds = [orjson.dumps(dict.fromkeys(firsts, second)).decode() for second in SCALARS]
+    for start in range(0, len(seconds), 20):
+        check(spark, seconds[start : start + 20], schema, 1)
+
+
+@pytest.mark.parametrize("kind", ["doubles", "dates", "texts", "arrays"])
+def test_a_mix_where_arrays_are_typed_for_good(spark: SparkSession, kind: str) -> None:
+    """No value changes these columns, so that nobody looks into a mix of arrays and others: nothing of it is lost."""
+    values: dict[str, Any] = {"doubles": 1.5, "dates": {"$date": {"$numberLong": "1"}}, "texts": "x", "arrays": [2.5]}
+    firsts = {"one": [values[kind]], "two": [[values[kind]]]}
+    schema = check(spark, [orjson.dumps(firsts).decode()], document_schema.EMPTY).schema
+    seconds: list[Any] = ["text", {"b": 1}, [{"b": 1}, {"b": "x"}, {"c": [1, {"d": 2.5}]}], [[1, 2], [], [3]], firsts["two"]]
+    check(spark, [orjson.dumps(dict.fromkeys(firsts, second)).decode() for second in seconds], schema, 1)
+
+
+def test_documents_of_one_mark(spark: SparkSession) -> None:
+    """Rows of a snapshot's chunk share their sequence, and still each is a document of its own."""
+    texts = ['{"_id":1,"a":"x"}', '{"_id":2,"a":5}', '{"_id":3,"a":{"b":1}}']
+    df = frame(spark, texts).withColumn("sequence", sf.lit("0" * 24))
+    evolved = [schemas.evolve(rows).schema for rows in (df, df.orderBy("after"))]
+    first, second = (schema.struct.by_name["a"].type for schema in evolved)
+    assert first == second and first is not document_schema.Scalar.TEXT
+
+
+def test_what_cannot_be_read(spark: SparkSession) -> None:
+    """Corrupt text is unreadable; a repeated field keeps its last value and rescues the others; null stays
+    null.
+    """
+    texts = [
+        '{"_id":1,"a":1}', '{"_id":1', "", "[1]", "5", "null", "x", '{"_id":2,"a":1,"a":2}', '{"a":"\\ud800"}', None,
+        '{"_id":{"$oid":{}}}', '{"_id":1}x', '{"_id":1}{"_id":2}',
+    ]  # fmt: skip
+    evolution = schemas.evolve(frame(spark, texts))
+    rows = native(frame(spark, texts), evolution.plan)
+    assert [row["unreadable"] for row in rows[:7]] == [False, True, True, True, True, True, True]
+    assert rows[7]["document"]["a"] == 2 and rows[7]["rescued"] == {"a": "1"}
+    assert rows[9] == {"document": None, "rescued": None, "unreadable": False}
+    assert rows[11]["unreadable"]
+
+
+@pytest.mark.journey
+def test_deep_and_wide(spark: SparkSession) -> None:
+    """A hundred levels and five thousand fields are typed."""
+    deep: Any = {"end": 1.5}
+    for _ in range(99):
+        deep = {"d": deep}
+    wide = {f"f{number}": number for number in range(5000)}
+    check(spark, [orjson.dumps({"_id": 1, "deep": deep}).decode()], document_schema.EMPTY)
+    check(spark, [orjson.dumps({"_id": 1, **wide}).decode()], document_schema.EMPTY)
+    check(spark, [orjson.dumps({"_id": 1, "m": wide}).decode()], document_schema.EMPTY)
+
+
+def test_empty_batch(spark: SparkSession) -> None:
+    """A batch without documents changes nothing and types nothing."""
+    evolution = schemas.evolve(frame(spark, [None]))
+    assert evolution.schema.columns == () and evolution.changes == ()
+
+
+def test_the_record_of_a_schema(spark: SparkSession, tmp_path: pathlib.Path) -> None:
+    """The latest schema is read back as it was appended, with its evolution beside it."""
+    table = tables.TableRef.at(str(tmp_path / "ops" / "schemas"))
+    assert schemas.latest(spark, table) == {}
+    one = schemas.evolve(frame(spark, ['{"_id":1,"a":1}']))
+    schemas.append(spark, table, collection="shop.orders", version=1, batch=7, evolution=one)
+    two = schemas.evolve(frame(spark, ['{"_id":1,"a":2.5}'], 1), current=one.schema)
+    schemas.append(spark, table, collection="shop.orders", version=2, batch=9, evolution=two)
+    schemas.append(spark, table, collection="shop.o'ther", version=1, batch=9, evolution=one)
+    assert schemas.latest(spark, table) == {
+        "shop.orders": schemas.SchemaVersion(2, two.schema),
+        "shop.o'ther": schemas.SchemaVersion(1, one.schema),
+    }
+    kept = spark.table(str(table)).where("version = 2")
+    rows = kept.select("path", "change", "from", "to", "batch").collect()
+    assert [tuple(row) for row in rows] == [("a", "widened", "INT", "DOUBLE", 9)]
+
+
+def test_names_are_kept(spark: SparkSession) -> None:
+    """Columns keep their names when a name that would meet them comes later."""
+    first = schemas.evolve(frame(spark, ['{"_id":1,"b":{"c":1}}']), options=OPTIONS["flatten"])
+    assert first.schema.naming == column_names.Naming.of(OPTIONS["flatten"])
+    later = frame(spark, ['{"_id":2,"b_c":"x"}'], 1)
+    second = schemas.evolve(later, current=first.schema, options=OPTIONS["flatten"])
+    assert [column.name for column in second.schema.columns] == ["_id", "b_c", "b_c_2"]

@@ -1,0 +1,135 @@
+"""The metrics: Debezium's names, all of them or a word why not, and values that are worked out when somebody asks."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from cdc_core.snapshot import state as snapshot_state
+from pipelines.capture import metrics
+from pipelines.mongodb import server as mongodb_server
+from pipelines.snapshot.controls import SnapshotControls
+
+ROOT = Path(__file__).resolve().parents[3]
+ATTRIBUTES: dict[str, list[str]] = json.loads((ROOT / "tests" / "cases" / "metrics.json").read_text(encoding="utf-8"))
+
+
+def told(found: metrics.Metrics, *, now: float = 0) -> dict[tuple[str, ...], float]:
+    """Every sample by its context, its name without the prefix, and its own label."""
+    return {
+        (sample.labels.get("context", ""), sample.name.removeprefix(metrics.PREFIX), *_own(sample.labels)): sample.value
+        for family in found.families(now=now)
+        for sample in family.samples
+    }
+
+
+def _own(labels: dict[str, str]) -> list[str]:
+    return [value for name, value in labels.items() if name in ("table", "field")]
+
+
+def documented(context: str) -> dict[str, str]:
+    text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    section = text.partition(f"\n## {context.capitalize()}\n")[2].partition("\n## ")[0]
+    return dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE))
+
+
+@pytest.mark.parametrize("context", ["streaming", "snapshot"])
+def test_every_attribute_of_the_connector_is_told_or_left_out_with_a_reason(context: str) -> None:
+    """docs/metrics.md has each attribute once; those that it does not call left out are told, and no other."""
+    found = metrics.Metrics("shop")
+    found.streaming.committed({}, position=(5, 6), at=7)
+    shown = {family.name.removeprefix(metrics.PREFIX) for family in found.families(now=0)}
+    table = documented(context)
+    assert sorted(table) == sorted(ATTRIBUTES[context])
+    kept = {name for name, about in table.items() if not about.startswith("Left out")}
+    assert kept <= shown
+    labelled = {key[1] for key in told(found) if key[0] == context}
+    assert labelled <= kept
+
+
+def test_the_stream_counts_by_the_batch_and_the_commit() -> None:
+    """Batches and commits add up; lags are told as the last, the extremes and the usual."""
+    found = metrics.Metrics("shop")
+    assert told(found)["streaming", "MilliSecondsBehindSource"] == -1
+    found.streaming.polled(3, at=10)
+    found.streaming.polled(0, at=11)
+    for lag in range(1, 101):
+        found.streaming.committed({"c": 2, "u": 1, None: 1}, position=(100, 7), at=100 + lag)
+    values = told(found, now=201)
+    streaming = {name: value for (context, name, *rest), value in values.items() if context == "streaming" and not rest}
+    assert streaming["TotalNumberOfEventsSeen"] == 3
+    assert streaming["TotalNumberOfCreateEventsSeen"] == 200
+    assert streaming["TotalNumberOfUpdateEventsSeen"] == 100
+    assert streaming["TotalNumberOfDeleteEventsSeen"] == 0
+    assert (streaming["NumberOfEmptyPolls"], streaming["LastEmptyPollTime"]) == (1, 11_000)
+    assert streaming["MilliSecondsSinceLastEvent"] == 1000
+    assert streaming["MilliSecondsBehindSource"] == 100_000
+    assert streaming["MilliSecondsBehindSourceMinValue"] == 1000
+    assert streaming["MilliSecondsBehindSourceAverageValue"] == 50_500
+    assert streaming["MilliSecondsBehindSourceP50"] == pytest.approx(50_500)
+    assert 94_000 < streaming["MilliSecondsBehindSourceP95"] < 97_000
+    assert values["streaming", "SourceEventPosition", "sec"] == 100
+    assert values["streaming", "SourceEventPosition", "ord"] == 7
+
+
+def test_a_restart_of_the_capture_keeps_the_counts() -> None:
+    """Another stream goes on counting where the last one was."""
+
+    class Stream:
+        def __init__(self, reconnects: int) -> None:
+            self.reconnects, self.elections, self.is_open = reconnects, 1, False
+
+    found = metrics.Streaming()
+    for reconnects in (2, 3):
+        found.opened(Stream(reconnects))  # type: ignore[arg-type]
+    assert (found.disconnects, found.elections) == (5, 2)
+
+
+def test_a_snapshot_is_running_then_completed_or_aborted() -> None:
+    """One of the three at a time; an aborted one is completed by the start that goes on with it."""
+    controls = SnapshotControls()
+    taken = SimpleNamespace(state=snapshot_state.State("x", planned=("shop.a", "shop.b")), controls=controls)
+    found = metrics.Metrics("shop")
+
+    def states(now: float) -> tuple[float, ...]:
+        values = told(found, now=now)
+        return tuple(
+            values["snapshot", f"Snapshot{name}"] for name in ("Running", "Completed", "Aborted", "DurationInSeconds")
+        )
+
+    assert states(0) == (0, 0, 0, 0)
+    found.snapshot.begun(taken, at=10)  # type: ignore[arg-type]
+    assert states(15) == (1, 0, 0, 5)
+    for is_paused in (True, False):
+        controls.pause(is_paused)
+        assert told(found)["snapshot", "SnapshotPaused"] == is_paused
+    assert told(found)["snapshot", "SnapshotPausedDurationInSeconds"] > 0
+    taken.state = taken.state.advanced("shop.a", snapshot_state.CollectionState(chunks=2, documents=7, completed=True))
+    assert told(found)["snapshot", "RemainingTableCount"] == 1
+    assert told(found)["snapshot", "RowsScanned", "shop.a"] == 7
+    found.snapshot.ended(at=20)
+    assert states(90) == (0, 0, 1, 10)
+    found.snapshot.begun(taken, at=100)  # type: ignore[arg-type]
+    taken.state = taken.state.advanced("shop.b", snapshot_state.CollectionState(completed=True))
+    found.snapshot.ended(at=101)
+    assert states(200) == (0, 1, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("size", "retention", "hours"),
+    [
+        (100, 0, 6),  # full: the position is 6 hours from its end
+        (50, 0, 16),  # half full: as much again fits, 10 hours at this rate
+        (100, 48, 44),  # kept for 48 hours, and the position is 4 hours old
+        (120, 0, 6),
+    ],
+)
+def test_headroom(size: int, retention: int, hours: int) -> None:
+    """The time until a position falls off, from what the oplog holds, what still fits, and what is kept anyway."""
+    hour = 3600
+    oplog = mongodb_server.Oplog(mongodb_server.OplogWindow(0, 10 * hour), size, 100, retention * hour)
+    assert oplog.headroom_seconds(6 * hour) == hours * hour

@@ -1,0 +1,258 @@
+"""The command line: what a person reads, and what a scheduler learns from the exit code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import pytest
+
+from cdc_core import errors
+from jobs import command_line, log_lines
+from jobs.commands import application, inspection, interrupts
+from pipelines.spark import session as sparks
+
+ROOT = Path(__file__).resolve().parents[3]
+VERBS = (
+    "demo",
+    "check",
+    "capture",
+    "silver",
+    "gold",
+    "cut",
+    "models",
+    "run",
+    "status",
+    "verify",
+    "maintain",
+    "schema",
+    "signal",
+    "quarantine",
+    "rebuild",
+    "repair",
+    "unwrap",
+    "import-debezium",
+)
+
+
+@pytest.fixture
+def settings_file(tmp_path: Path) -> Path:
+    path = tmp_path / "shop.yml"
+    path.write_text("name: shop\n")
+    return path
+
+
+@pytest.fixture
+def raising(monkeypatch: pytest.MonkeyPatch, settings_file: Path):
+    """Runs `medallion check` with a pipeline that raises; the exit code."""
+
+    def run(error: BaseException, *arguments: str) -> int:
+        def raiser(**given: object) -> None:
+            raise error
+
+        monkeypatch.setattr(inspection.check, "callback", raiser)
+        return command_line.main(["check", "--config", str(settings_file), *arguments])
+
+    return run
+
+
+def test_help_lists_every_command_with_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--help` names each command once, whole, and shows examples and exit codes."""
+    assert command_line.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    listed = re.search(r"Commands:\n(.*?)\n\n", text, re.S)
+    assert listed is not None
+    assert tuple(re.findall(r"^  ([\w-]+) ", listed[1], re.M)) == VERBS
+    assert "..." not in listed[1]
+    assert "Examples:" in text and "Exit codes:" in text
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_option_is_explained(verb: str) -> None:
+    """No option of any command comes without a sentence of help."""
+    options = [p for p in command_line.medallion.commands[verb].params if isinstance(p, click.Option)]
+    assert options and all(option.help for option in options)
+    assert command_line.medallion.commands[verb].help
+
+
+@pytest.mark.parametrize("verb", ("capture", "silver", "gold", "run"))
+def test_every_writer_can_take_over(verb: str) -> None:
+    """Each command that writes tables has `--take-over` and `--once/--continuous`."""
+    names = {name for p in command_line.medallion.commands[verb].params for name in (*p.opts, *p.secondary_opts)}
+    assert {"--config", "--take-over", "--once", "--continuous", "--debug"} <= names
+
+
+def test_help_answers_at_once() -> None:
+    """`--help` imports neither Spark nor the driver nor Arrow."""
+    shown = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "jobs", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    imported = {line.rpartition("|")[2].strip() for line in shown.stderr.splitlines()}
+    assert "click" in imported
+    assert not imported & {"pyspark", "pymongo", "pyarrow", "rich", "yaml"}
+
+
+@pytest.mark.parametrize(
+    "arguments", (["captur"], ["capture"], ["capture", "--config", "missing.yml"], ["status", "--jsn"], [])
+)
+def test_wrong_arguments_end_with_two(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A misspelt command or option, or a missing file, is told on stderr and ends with 2."""
+    assert command_line.main(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.err and not shown.out
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    (
+        (errors.SettingsError("silver.default: unknown key"), 2),
+        (errors.AccessRefused("the server refused the password"), 3),
+        (errors.TableOwned("process 7 writes it"), 3),
+        (errors.LeaseHeld("a writer on host b holds it"), 75),
+        (errors.StorageExhausted("no space left"), 75),
+        (errors.MedallionError("something of ours"), 1),
+    ),
+)
+def test_each_error_ends_with_its_code(raising, error, code, capsys: pytest.CaptureFixture[str]) -> None:
+    """One clear message on stderr, no traceback, and the exit code of the error's class."""
+    assert raising(error) == code
+    shown = capsys.readouterr()
+    assert shown.err == f"medallion: {error}\n"
+    assert not shown.out
+
+
+def test_an_unexpected_exception_is_a_bug(raising, capsys: pytest.CaptureFixture[str]) -> None:
+    """What nobody foresaw is one line that says so, without the exception's text, which may hold a document."""
+    assert raising(KeyError("card 4111")) == 1
+    line = capsys.readouterr().err
+    assert line.startswith("medallion: this is a bug: KeyError at ")
+    assert line.count("\n") == 1 and "4111" not in line
+
+
+@pytest.mark.parametrize("verb", ("capture", "run"))
+def test_a_source_that_nobody_serves_is_told_before_spark_starts(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("Spark was started")
+
+    monkeypatch.setattr(sparks, "session", never)
+    uri = "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=50"
+    file = tmp_path / "shop.yml"
+    file.write_text(
+        f"name: shop\nlakehouse: {{root: {tmp_path}}}\n"
+        f"source: {{mongodb.connection.string: '{uri}', database.include.list: [shop]}}\n"
+    )
+    assert command_line.main([verb, "--once", "--config", str(file)]) == errors.SourceUnreachable.exit_code
+    assert "127.0.0.1:1" in capsys.readouterr().err
+
+
+def test_debug_shows_the_traceback(raising, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--debug` adds the traceback, and changes no exit code."""
+    assert raising(KeyError("x"), "--debug") == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_ctrl_c_before_the_start_is_told_in_one_line(raising, capsys: pytest.CaptureFixture[str]) -> None:
+    """An interrupt ends with 130 and a sentence, not with a traceback."""
+    assert raising(KeyboardInterrupt()) == 130
+    assert "\nmedallion: stopped at once" in capsys.readouterr().err
+
+
+def test_what_an_interrupt_leads_to_is_an_interrupt(raising, capsys: pytest.CaptureFixture[str]) -> None:
+    """Spark is let go of by then: that it does not answer any more is no news."""
+    error = ConnectionRefusedError()
+    error.__context__ = KeyboardInterrupt()
+    assert raising(error) == 130
+    assert "stopped at once" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    (
+        ["gold", "--as-of", "tomorrow"],
+        ["gold", "--as-of", "now", "--models"],
+        ["cut", "list", "--as-of", "10:1"],
+        ["cut", "show", "--as-of", "10:1", "--cut", "10-1"],
+        ["verify", "--as-of", "9999999999"],
+        ["verify", "--sample", "5", "--as-of", "10:1"],
+        ["verify", "--sample", "0"],
+        ["verify", "--max-docs-per-second", "nan"],
+        ["verify", "--layer", "iron"],
+    ),
+)
+def test_what_cannot_be_asked_is_refused_before_spark_starts(
+    arguments: list[str], settings_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Times, numbers and choices that are none, and options that exclude each other: exit code 2, and what to do."""
+    monkeypatch.setattr(application, "opened", lambda *_, **__: pytest.fail("Spark was started"))
+    assert command_line.main([*arguments, "--config", str(settings_file)]) == 2
+    assert capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", (signal.SIGTERM, signal.SIGINT))
+def test_a_signal_asks_to_stop_and_a_second_one_interrupts(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first signal sets the event that a pipeline watches, a second one lets go of Spark and interrupts at once."""
+    abandoned: list[int] = []
+    monkeypatch.setattr(interrupts, "abandon", lambda: abandoned.append(1))
+    before = signal.getsignal(number)
+    with interrupts.stopping() as stop:
+        os.kill(os.getpid(), number)
+        assert stop.wait(5)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+            time.sleep(5)
+    assert abandoned == [1]
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("file", ("bronze_capture.py", "silver_merge.py", "gold_current.py"))
+def test_a_job_runs_from_a_plain_checkout(file: str, tmp_path: Path) -> None:
+    """Each job finds its packages by its own place, and takes the arguments of its command."""
+    shown = subprocess.run(
+        [sys.executable, str(ROOT / "jobs" / file), "--help"],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert "--config" in shown.stdout and "--take-over" in shown.stdout
+
+
+def test_a_log_event_is_one_line_with_its_values() -> None:
+    """A log line holds time, level, module, event and pairs, and never a line break."""
+    record = logging.makeLogRecord(
+        {
+            "name": "pipelines.capture.service",
+            "levelname": "INFO",
+            "msg": "committed\nit",
+            "created": 0.25,
+            "msecs": 250,
+            "batch": 7,
+            "where": "a b",
+        }
+    )
+    assert log_lines.Line().format(record) == (
+        '1970-01-01T00:00:00.250Z info pipelines.capture.service committed\\nit batch=7 where="a b"'
+    )
+
+
+def test_what_writes_one_thing_is_not_interrupted_by_two_signals() -> None:
+    """Ctrl-C and SIGTERM wait for the end of such a block; the third one interrupts, and the handlers of before come back."""
+    before = signal.getsignal(signal.SIGTERM)
+    with interrupts.undisturbed():
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        done = True
+    assert done and signal.getsignal(signal.SIGTERM) is before
+    with pytest.raises(KeyboardInterrupt), interrupts.undisturbed():
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGINT)

@@ -1,0 +1,129 @@
+"""How a model's file is read, and in which order models are made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cdc_core import errors
+from cdc_core.expectations import suite
+from cdc_core.models import graph, sql_model
+from pipelines.demo import quality
+from pipelines.settings import file as settings_file
+
+
+def test_a_file_is_a_query_cut_at_its_references() -> None:
+    """Settings and comments go, references are found with their keys, lines stay."""
+    text = (
+        "{{ config(materialized='incremental',\n          unique_key=['a', 'b']) }}\n"
+        "SELECT * {# FROM {{ ref('no.table') }} #}\nFROM {{ ref('shop.orders', key=['x', 'y']) }} o JOIN {{ref(\"other\")}} p;\n"
+    )
+    found = sql_model.parse("daily", text, where="daily.sql")
+    assert (found.materialized, found.unique_key) == (sql_model.Materialized.INCREMENTAL, ("a", "b"))
+    assert found.refs == (sql_model.Ref("shop.orders", ("x", "y")), sql_model.Ref("other"))
+    assert found.query(lambda ref: f"<{ref.name}>") == "\n\nSELECT * \nFROM <shop.orders> o JOIN <other> p"
+    assert sql_model.parse("daily", text, where="elsewhere.sql").digest == found.digest
+    assert sql_model.parse("daily", text.replace("o JOIN", "o  JOIN"), where="daily.sql").digest != found.digest
+
+
+REFUSED = {
+    "SELECT {{ reff('a') }}": "m.sql:1: there is no reff(…) here (did you mean ref?)",
+    "SELECT * FROM ${ref('a')}": "m.sql:1: this cannot be read (known are {{ ref('…') }} and {{ config(…) }})",
+    "SELECT\n{% if x %} 1": "m.sql:2: this cannot be read (known are {{ ref('…') }} and {{ config(…) }})",
+    "SELECT {{ ref('a', 'b') }}": "m.sql:1: ref takes one name (ref('database.collection') or ref('model'))",
+    "SELECT {{ ref(name) }}": "m.sql:1: this cannot be read (known are {{ ref('…') }} and {{ config(…) }})",
+    "{{ config(materialised='view') }} SELECT 1": "m.sql:1: config has no materialised (did you mean materialized?)",
+    "{{ config(materialized='tabel') }} SELECT 1": (
+        "m.sql:1: materialized is one of table, view, incremental, found tabel (did you mean table?)"
+    ),
+    "{{ config(materialized='view') }}\n-- nothing\n": "m.sql: there is no query in it",
+    "{{ config(unique_key='a') }} SELECT 1 AS a": "m.sql: unique_key is for materialized='incremental' (leave it out, or say so in config)",
+    "{{ config(materialized='incremental') }} SELECT * FROM {{ ref('b.c', key='a') }}": (
+        "m.sql: an incremental model needs a unique_key (config(…, unique_key='column'))"
+    ),
+    "{{ config(materialized='incremental', unique_key='a') }} SELECT * FROM {{ ref('b.c') }}": (
+        "m.sql: an incremental model needs a table whose changes lead to its keys (ref('b.c', key='the column that holds a'))"
+    ),
+    "{{ config(materialized='incremental', unique_key='a') }} SELECT * FROM {{ ref('b.c', key=['a', 'b']) }}": (
+        "m.sql: ref('b.c') has 2 key columns, unique_key has 1 (they belong together, in their order)"
+    ),
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_mistakes_are_named_with_their_line(text: str) -> None:
+    """What is not understood is refused with the nearest right thing."""
+    with pytest.raises(errors.SettingsError) as refused:
+        sql_model.parse("m", text, where="m.sql")
+    assert str(refused.value) == REFUSED[text]
+
+
+def test_what_only_closes_a_tag_is_text() -> None:
+    """JSON ends with }}, as it may in dbt; another language's variables are Spark's to refuse."""
+    text = "SELECT from_json(note, '{\"a\":{\"b\":1}}') AS a, '%} #} ${x}' AS b FROM {{ ref('c.d') }}"
+    assert sql_model.parse("m", text, where="m.sql").query(lambda ref: ref.name) == text.replace("{{ ref('c.d') }}", "c.d")
+
+
+def models(**texts: str) -> list[sql_model.Model]:
+    return [sql_model.parse(name, text, where=f"{name}.sql") for name, text in texts.items()]
+
+
+def order(*found: sql_model.Model) -> list[str]:
+    known = ("shop.orders", "shop.customers")
+    return [each.name for each in graph.ordered(found, collections=known, is_captured=lambda name: name == "shop.new")]
+
+
+def test_models_come_after_what_they_refer_to() -> None:
+    """Otherwise by name; a collection that may still come is known."""
+    found = models(
+        c="SELECT * FROM {{ ref('b') }} JOIN {{ ref('shop.orders') }}",
+        b="SELECT * FROM {{ ref('d') }}",
+        a="SELECT 1",
+        d="SELECT * FROM {{ ref('shop.new') }}",
+    )
+    assert order(*found) == ["a", "d", "b", "c"]
+
+
+def test_circles_and_references_to_nothing_are_refused_by_name() -> None:
+    """All references to nothing at once; a circle in the direction of its references."""
+    with pytest.raises(errors.SettingsError) as refused:
+        order(*models(a="SELECT * FROM {{ ref('c') }}", b="SELECT * FROM {{ ref('a') }}", c="SELECT * FROM {{ ref('b') }}"))
+    assert str(refused.value) == "a.sql: the models refer to each other in a circle: a → c → b → a"
+    with pytest.raises(errors.SettingsError) as refused:
+        order(*models(a="SELECT * FROM {{ ref('a') }}"))
+    assert "in a circle: a → a" in str(refused.value)
+    with pytest.raises(errors.SettingsError) as refused:
+        order(*models(a="SELECT * FROM {{ ref('shop.ordres') }} JOIN {{ ref('totals') }}"))
+    assert str(refused.value).splitlines() == [
+        "a.sql: ref('shop.ordres') refers to nothing: there is no captured collection of this name (did you mean shop.orders?)",
+        "a.sql: ref('totals') refers to nothing: there is no model of this name (known are a, shop.customers, shop.orders)",
+    ]
+
+
+def test_descriptions_name_models_that_are_there() -> None:
+    """A YAML of dbt's form describes models and columns; other keys are refused."""
+    found = models(a="SELECT 1 AS n")
+    told = {"version": 2, "models": [{"name": "a", "description": "One.", "columns": [{"name": "n", "description": "It."}]}]}
+    (described,) = sql_model.described(found, told, where="m.yml")
+    assert (described.description, described.columns) == ("One.", (("n", "It."),))
+    wrong = {"models": [{"name": "b"}, {"name": "a", "tests": []}]}
+    with pytest.raises(errors.SettingsError) as refused:
+        sql_model.described(found, wrong, where="m.yml")
+    assert str(refused.value).splitlines() == [
+        "m.yml: models[0].name: there is no model b (known are a)",
+        "m.yml: models[1].tests: there is no such key (expectations lie in the folder gold.expectations)",
+    ]
+
+
+def test_the_example_models_and_suites_are_valid() -> None:
+    """Those in conf/ and those of the demo are read, refer to collections of the shop, and have suites of their own tables."""
+    root = Path(__file__).resolve().parents[3] / "conf"
+    files = {str(path.relative_to(root)): path.read_text() for path in (*root.rglob("*.sql"), *root.rglob("models/*.yml"))}
+    for texts in (files, quality.FILES):
+        found = [sql_model.parse(Path(name).stem, text, where=name) for name, text in texts.items() if name.endswith(".sql")]
+        graph.ordered(found, collections=("shop.orders",), is_captured=lambda name: False)
+    suites = [*root.glob("expectations/*.yml")]
+    assert {path.stem for path in suites} == {Path(name).stem for name in files if name.endswith(".sql")}
+    for path in suites:
+        assert suite.parse(settings_file.document(path), name=path.stem, where=path.name).expectations

@@ -1,0 +1,171 @@
+"""What the settings make of a connection: the driver's options, and who wins."""
+
+from __future__ import annotations
+
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from dns import resolver
+from pymongo import errors as driver
+
+from cdc_core import errors
+from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import connection as sources
+from pipelines.mongodb import failures as mongodb_failures
+from tests.harness.sources import source
+
+
+def options(**given: Any) -> dict[str, Any]:
+    """The driver's options; `__` stands for the dots of a property's name."""
+    return dict(sources.connection(source({name.replace("__", "."): value for name, value in given.items()})).options)
+
+
+def test_times() -> None:
+    """Each timeout has the connector's default, is the driver's option of its kind, and 0 leaves it out."""
+    assert options() == {"connectTimeoutMS": 10_000, "serverSelectionTimeoutMS": 30_000, "heartbeatFrequencyMS": 10_000}
+    given = options(
+        mongodb__connect__timeout__ms="0",
+        mongodb__server__selection__timeout__ms="5",
+        mongodb__socket__timeout__ms="7",
+        mongodb__heartbeat__frequency__ms="600",
+    )
+    assert given == {"serverSelectionTimeoutMS": 5, "socketTimeoutMS": 7, "heartbeatFrequencyMS": 600}
+
+
+def test_user_and_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are resolved for the driver alone; credentials in the connection string win."""
+    monkeypatch.setenv("PW", "hunter2")
+    given = {"mongodb__user": "joe", "mongodb__password": "${env:PW}", "mongodb__authsource": "shop"}
+    found = options(**given)
+    assert (found["username"], found["password"], found["authSource"]) == ("joe", "hunter2", "shop")
+    assert options(mongodb__user="joe")["authSource"] == "admin"
+    other = options(mongodb__connection__string="mongodb://ann:${env:PW}@host/", **given)
+    assert not {"username", "password", "authSource"} & set(other)
+    connection = sources.connection(source({"mongodb.user": "joe", "mongodb.password": "${env:PW}"}))
+    assert "hunter2" not in repr(connection)
+    assert pickle.loads(pickle.dumps(connection)) == connection
+
+
+def test_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`mongodb.ssl.*` are the driver's TLS options, when TLS is on; what the connection string says wins."""
+    monkeypatch.setenv("PW", "hunter2")
+    given = {
+        "mongodb__ssl__invalid__hostname__allowed": "true",
+        "mongodb__ssl__ca__file": "/ca.pem",
+        "mongodb__ssl__certificate__key__file": "/me.pem",
+        "mongodb__ssl__certificate__key__file__password": "${env:PW}",
+    }
+    tls = {
+        "tlsAllowInvalidHostnames": True,
+        "tlsCAFile": "/ca.pem",
+        "tlsCertificateKeyFile": "/me.pem",
+        "tlsCertificateKeyFilePassword": "hunter2",
+    }
+    assert not {name for name in options(**given) if name.startswith("tls")}
+    assert {**tls, "tls": True}.items() <= options(mongodb__ssl__enabled="true", **given).items()
+    found = options(mongodb__connection__string="mongodb://h/?tls=true&tlsCAFile=/other.pem", **given)
+    assert "tls" not in found and "tlsCAFile" not in found
+    assert found["tlsCertificateKeyFile"] == "/me.pem"
+
+
+def test_a_missing_right_is_told_without_the_command() -> None:
+    """Which command was refused is told by its name: a change stream's is longer than a screen."""
+    said = "not authorized on shop to execute command { aggregate: 1, pipeline: [ { $changeStream: {} } ], lsid: 1 }"
+    told = mongodb_failures.translated(driver.OperationFailure(said, 13), "opening the change stream")
+    assert "(error 13: not authorized on shop to execute command aggregate);" in str(told)
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        ("mongodb://joe:Sec/ret9@h:27017/", "percent-encoded"),
+        ("mongodb://joe:Se@cret9@h:27017/shop", "percent-encoded"),
+        ("mongodb://joe:Sec%ret9@h", "percent-encoded"),
+        ("mongodb://joe:Sec?ret9@h:27017/shop", "percent-encoded"),
+        ("mongodb://joe:Sec:ret9@h:port/", "percent-encoded"),
+        ("joe:Secret9@h", "must begin with mongodb://"),
+        ("mongodb://h:1/?journal=Secret9&wTimeoutMS=Secret9", "journal, wTimeoutMS"),
+    ],
+)
+def test_a_malformed_connection_string_is_told_without_its_parts(
+    uri: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No part of a password or of a value is in what is said, whichever sign it holds."""
+    told = caplog.text
+    try:
+        mongodb.client(uri).close()
+        told = caplog.text
+    except errors.SettingsError as error:
+        told = str(error)
+    assert said in told
+    assert not {word for word in ("Sec", "ret9", "cret9") if word in told}
+
+
+def test_options_that_the_driver_leaves_out_are_named_without_their_values(caplog: pytest.LogCaptureFixture) -> None:
+    """An unknown option, or one with an unfit value, is a line of the log."""
+    mongodb.client("mongodb://h:1/?readPreference=Secret9&unheardOf=Secret9").close()
+    assert "readPreference, unheardOf" in caplog.text and "Secret9" not in caplog.text
+
+
+@pytest.mark.parametrize("code", sorted(mongodb_failures.TRANSIENT))
+def test_what_the_server_interrupted_is_temporary(code: int) -> None:
+    """The codes of the change streams' specification, of what an operator ends, and of what passes by itself."""
+    told = mongodb_failures.translated(driver.OperationFailure("interrupted", code), "reading a chunk")
+    assert isinstance(told, errors.SourceUnreachable)
+    assert {6, 24, 43, 50, 89, 134, 150, 202, 237, 262, 365, 11601} <= mongodb_failures.TRANSIENT
+
+
+SRV = "mongodb+srv://joe:Sec%40cret9@db.cluster.example/shop"
+
+
+def looking_up(monkeypatch: pytest.MonkeyPatch, answer: Exception | None) -> None:
+    """Name servers that fail so, or know one host."""
+
+    def resolve(name: str, record: str, **_: Any) -> Any:
+        if answer is not None:
+            raise answer
+        if record == "TXT":
+            raise resolver.NoAnswer
+        return [SimpleNamespace(target=SimpleNamespace(to_text=lambda **_: "a.cluster.example"), port=27017)]
+
+    def found(name: str, record: str, **more: Any) -> Any:
+        hosts = resolve(name, record, **more)
+        return type("Answer", (list,), {"rrset": SimpleNamespace(ttl=60)})(hosts)
+
+    monkeypatch.setattr(resolver, "resolve", found)
+
+
+@pytest.mark.parametrize("answer", [resolver.LifetimeTimeout(timeout=1, errors=[]), resolver.NoNameservers(), OSError(101)])
+def test_a_name_server_that_fails_is_no_mistake_in_the_settings(monkeypatch: pytest.MonkeyPatch, answer: Exception) -> None:
+    """The capture tries again, as with any network that is gone."""
+    looking_up(monkeypatch, answer)
+    with pytest.raises(errors.SourceUnreachable, match="SRV record could not be looked up") as raised:
+        mongodb.client(SRV)
+    assert raised.value.exit_code == 75 and "cret9" not in str(raised.value)
+
+
+@pytest.mark.parametrize("answer", [resolver.NXDOMAIN(), resolver.NoAnswer()])
+def test_a_host_without_an_srv_record(monkeypatch: pytest.MonkeyPatch, answer: Exception) -> None:
+    """It is a mistake in the settings at a first start; once it had one, its name server is wrong."""
+    monkeypatch.setattr(mongodb, "_looked_up", set())
+    looking_up(monkeypatch, answer)
+    with pytest.raises(errors.SettingsError, match="SRV record, and no port"):
+        mongodb.client(SRV)
+    with pytest.raises(errors.SourceUnreachable):
+        mongodb.client(SRV, is_known=True)
+    looking_up(monkeypatch, None)
+    mongodb.client(SRV).close()
+    looking_up(monkeypatch, answer)
+    with pytest.raises(errors.SourceUnreachable):
+        mongodb.client(SRV)
+    with pytest.raises(errors.SettingsError):
+        mongodb.client(SRV.replace("db.", "other."))
+
+
+@pytest.mark.parametrize("wrong", ["mongodb+srv://h.cluster.example:27017/", "mongodb+srv://127.0.0.1/"])
+def test_an_srv_string_that_cannot_be_one(wrong: str) -> None:
+    """Nobody is asked for it."""
+    with pytest.raises(errors.SettingsError):
+        mongodb.client(wrong, is_known=True)

@@ -1,0 +1,123 @@
+"""The page: everything that status knows in one text that asks no network, and the dashboard beside it."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from cdc_core import errors
+from pipelines.capture import metrics
+from pipelines.operations import status
+from pipelines.page import audits, page
+from tests.harness.page_content import judged, seen
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_expectations_are_reported_by_table() -> None:
+    """What was refused comes first, and in it what was not met, each with its verdicts in the runs before."""
+    refused, other = audits.audited(judged())
+    assert (refused.table, refused.is_published, other.table, other.is_published) == ("shop.orders", False, "totals", True)
+    assert [(each.arguments, each.is_met, each.past) for each in refused.verdicts] == [
+        ("min_value: 0", False, (True, True, False)),
+        ("max_value: 50", True, (True, True, True)),
+    ]
+    assert other.verdicts[0].failure == "MetricError"
+
+
+def test_the_page_says_everything_and_asks_no_network() -> None:
+    """Numbers, plots and tables are in it, names are escaped, and nothing in it is fetched from anywhere."""
+    text = page.rendered(seen())
+    assert "<orders>" not in text and "shop.&lt;orders&gt;" in text
+    for said in (
+        "12,345", "MongoDB 6.0.5", "17 events, 2 min", "total INT → DOUBLE", "1.2 MB", "kept back, the last good version stays",
+        "7 of 900", "&lt;k1&gt;; k2", "min_value: 0", "could not be judged: MetricError", "2 not met", "shop.orders kept back",
+        "process 42 on host-a", "differs", "25 h",
+    ):  # fmt: skip
+        assert said in text, said
+    assert text.count("<svg") == 4
+    assert "prefers-color-scheme: dark" in text and 'name="viewport"' in text
+    assert "<script" not in text and "<link" not in text
+    assert not re.findall(r"""(?:src|href)=["'](?!#)|url\((?!#)|@import""", text)
+    assert set(re.findall(r"https?://[^\s\"'<>]+", text)) <= {
+        "http://www.w3.org/2000/svg",
+        "http://www.w3.org/1999/xlink",
+    }
+
+
+def test_a_pipeline_that_never_ran_has_a_page_too() -> None:
+    """Without bronze it says what begins it."""
+    source = status.ServerStatus(problem="no server answered in time")
+    text = page.rendered(page.PageContent(status.Status("shop", 0, source, None, ())))
+    assert "nothing yet" in text and "medallion run begins it" in text and "no server answered in time" in text
+
+
+def test_the_page_cannot_be_written() -> None:
+    """A folder that is not there is told in one line."""
+    with pytest.raises(errors.SettingsError, match=r"--html: .*page.html cannot be written"):
+        page.write(Path("/nowhere/at/all/page.html"), "")
+
+
+def test_the_port_shows_metrics_and_the_page() -> None:
+    """`/metrics` and `/` answer side by side; what the page meets is told without its message, and kept for a while."""
+    made: list[str] = []
+
+    def whole() -> str:
+        made.append("page")
+        if len(made) > 1:
+            raise ValueError("a document's text")
+        return "<p>a page</p>"
+
+    port = _free_port()
+    with metrics.serve(metrics.Metrics("shop"), port=port, address="127.0.0.1", page=whole):
+        assert metrics.scrape(port=port, address="127.0.0.1")["medallion_commits"] == 0
+        assert [_asked(port), _asked(port), len(made)] == ["<p>a page</p>", "<p>a page</p>", 1]
+    with (
+        metrics.serve(metrics.Metrics("shop"), port=port, address="127.0.0.1", page=whole),
+        pytest.raises(urllib.error.HTTPError) as refused,
+    ):
+        _asked(port)
+    assert (refused.value.code, refused.value.read()) == (500, b"the page could not be made: ValueError\n")
+    refused.value.close()
+
+
+def _asked(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def test_the_dashboard_asks_for_metrics_that_exist() -> None:
+    """Every metric that a panel of resources/grafana.json names is told by a capture, and documented."""
+    dashboard = json.loads((ROOT / "resources" / "grafana.json").read_text(encoding="utf-8"))
+    found = metrics.Metrics("shop", headroom_hours=1.0)
+    found.streaming.committed({}, position=(5, 6), at=7)
+    found.streaming.committed({}, position=(5, 7), at=8)
+    shown = {sample.name for family in found.families(now=9) for sample in family.samples}
+    shown |= {family.name for family in found.families(now=9)}
+    documents = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    named = {name for text in asked for name in re.findall(r"(?:debezium_metrics|medallion)_\w+", text)}
+    assert len(named) > 10
+    assert named <= shown
+    for name in named:
+        base = re.sub(r"(P50|P95|P99)$", "", name.removeprefix("debezium_metrics_"))
+        assert base in documents, name
+
+
+def test_drawing_plots_leaves_no_finder_behind() -> None:
+    """One without find_spec lets every later import warn, in whatever process drew a page."""
+    assert all(hasattr(each, "find_spec") for each in sys.meta_path)

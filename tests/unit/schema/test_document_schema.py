@@ -1,0 +1,402 @@
+"""Document schemas: what is seen, which type holds it, and what does not fit."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+import pathlib
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+from cdc_core import errors
+from cdc_core.schema import cast, document_schema, evolution, kinds, retype
+from cdc_core.schema import names as column_names
+from cdc_core.schema.document_schema import Array, Decimal, Map, Scalar
+from cdc_core.schema.kinds import Kind
+from cdc_core.schema.pins import parse_pins
+from cdc_core.schema.shape import Shape, observe
+
+CASES = pathlib.Path(__file__).parents[2] / "cases" / "types"
+DOCUMENTS = [json.loads(line) for line in (CASES / "documents.jsonl").read_text().splitlines()]
+
+
+def joined(documents: list[Any], **named: Any) -> document_schema.DocumentSchema:
+    """The schema after the documents, one after the other."""
+    schema = document_schema.EMPTY
+    for document in documents:
+        if named.get("naming") and named["naming"].arrays_as_documents:
+            document = kinds.arrays_as_documents(document)
+        schema, _ = evolution.join(schema, observe(document), **named)
+    return schema
+
+
+def together(documents: list[Any], **named: Any) -> document_schema.DocumentSchema:
+    """The schema after all documents at once."""
+    shape = Shape()
+    for number, document in enumerate(documents):
+        shape.see(document, f"{number:06}")
+    return evolution.join(document_schema.EMPTY, shape, **named)[0]
+
+
+@pytest.mark.parametrize("case", DOCUMENTS, ids=[case["case"] for case in DOCUMENTS])
+def test_documents_become_rows(case: dict[str, Any]) -> None:
+    """Each case's documents, one after the other, give its columns and its rows."""
+    named = {
+        "pins": parse_pins(case.get("pins", {})),
+        "naming": column_names.Naming(**case.get("naming", {})),
+    }
+    schema = joined(case["documents"], **named)
+    assert schema.table_ddl() == case["columns"]
+    for document, expected in zip(case["documents"], case["rows"], strict=True):
+        row, rescued = cast.row(document, schema)
+        assert rescued == expected.get("rescued", {})
+        columns = {name: value for name, value in expected.items() if name != "rescued"}
+        assert json.loads(json.dumps(row, default=str)) == dict.fromkeys(row) | columns
+
+
+ABSENT = (Kind.NULL, Kind.UNDEFINED)
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**31), 2**31 - 1),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=3),
+    st.sampled_from(
+        [
+            {"$numberLong": "5"},
+            {"$numberLong": "9007199254740993"},
+            {"$numberDouble": "NaN"},
+            {"$numberDecimal": "1.50"},
+            {"$oid": "64b7f0000000000000000001"},
+            {"$date": {"$numberLong": "-1"}},
+            {"$date": {"$numberLong": "99999999999999999"}},
+            {"$timestamp": {"t": 4294967295, "i": 1}},
+            {"$binary": {"base64": "AQI=", "subType": "80"}},
+            {"$regularExpression": {"pattern": "a", "options": "i"}},
+            {"$code": "f"},
+            {"$code": "f", "$scope": {"a": 1}},
+            {"$minKey": 1},
+            {"$undefined": True},
+            {"$dbPointer": {"$ref": "a.b", "$id": {"$oid": "64b7f0000000000000000001"}}},
+        ]
+    ),
+)
+NAMES = st.sampled_from(["a", "A", "b", "", "a.b", "$$oid", "$id", "x y"])
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(NAMES, inner, max_size=3)),
+    max_leaves=8,
+)
+DOCUMENT = st.dictionaries(NAMES, VALUES, max_size=5)
+HISTORY = st.lists(DOCUMENT, max_size=6)
+
+
+def same_type(one: document_schema.ColumnType, other: document_schema.ColumnType) -> bool:
+    """Whether two types are the same but for the order of fields and the suffixes that follow it."""
+    match (one, other):
+        case (document_schema.Struct(), document_schema.Struct()):
+            return one.by_name.keys() == other.by_name.keys() and all(
+                same_type(item.type, other.by_name[item.name].type) for item in one.fields
+            )
+        case (Array(left), Array(right)) | (Map(left), Map(right)):
+            return same_type(left, right)
+        case _:
+            return one == other
+
+
+@hypothesis.given(HISTORY)
+def test_batches_do_not_matter(history: list[Any]) -> None:
+    """The types are the same whether documents are joined one by one or all at once."""
+    assert same_type(joined(history).struct, together(history).struct)
+
+
+@hypothesis.given(HISTORY)
+def test_a_second_join_changes_nothing(history: list[Any]) -> None:
+    """Joining what a schema has already seen gives no change."""
+    schema = joined(history)
+    for document in history:
+        again, changes = evolution.join(schema, observe(document))
+        assert (again, changes) == (schema, ())
+
+
+@hypothesis.given(HISTORY, DOCUMENT)
+def test_everything_is_somewhere(history: list[Any], document: Any) -> None:
+    """Every value of any document is in its column or rescued, under any schema."""
+    schema = joined(history)
+    _, rescued = cast.cast(document, schema.struct)
+    assert not lost(document, schema.struct, rescued, None)
+
+
+def lost(value: Any, type_: document_schema.ColumnType, rescued: dict[str, str], path: str | None) -> list[str]:
+    """The paths of values that are neither in a column nor rescued."""
+    if path in rescued or kinds.kind(value) in ABSENT:
+        return []
+    result, _ = cast.cast(value, type_)
+    if result is None:
+        return [path or ""]
+    match type_:
+        case document_schema.Struct():
+            below = ((column_names.unescaped(key), item) for key, item in value.items())
+            paths: list[str] = []
+            for name, item in below:
+                here = name if path is None else f"{path}.{name}"
+                known = type_.by_name.get(name)
+                if known is not None:
+                    paths += lost(item, known.type, rescued, here)
+                elif here not in rescued and kinds.kind(item) not in ABSENT:
+                    paths.append(here)
+            return paths
+        case Array(element):
+            return [where for index, item in enumerate(value) for where in lost(item, element, rescued, f"{path}.{index}")]
+        case _:
+            return []
+
+
+@hypothesis.given(HISTORY)
+def test_json_round_trip(history: list[Any]) -> None:
+    """A schema is read back from its JSON as it was."""
+    schema = joined(history, naming=column_names.Naming(flatten=True))
+    assert document_schema.DocumentSchema.from_json(schema.to_json()) == schema
+    shape = observe(history)
+    assert Shape.from_json(json.loads(json.dumps(shape.to_json()))) == shape
+
+
+def test_dates_have_the_range_of_spark() -> None:
+    """The first and the last instant of Spark's TIMESTAMP fit, their neighbours are rescued."""
+    for milliseconds in (cast.MIN_DATE_MS, cast.MAX_DATE_MS):
+        value = {"$date": {"$numberLong": str(milliseconds)}}
+        held, rescued = cast.cast(value, Scalar.TIMESTAMP, path="d")
+        assert isinstance(held, datetime.datetime) and not rescued
+    for milliseconds in (cast.MIN_DATE_MS - 1, cast.MAX_DATE_MS + 1):
+        value = {"$date": {"$numberLong": str(milliseconds)}}
+        rescued = {"d": cast.ejson(value)}
+        assert cast.cast(value, Scalar.TIMESTAMP, path="d") == (None, rescued)
+
+
+def test_deep_documents_end_in_text() -> None:
+    """Below the greatest depth a document is the JSON text of what it holds."""
+    document: Any = 1
+    for _ in range(100):
+        document = {"a": document}
+    schema = joined([document])
+    type_, depth = schema.fields[0].type, 1
+    while isinstance(type_, document_schema.Struct):
+        type_, depth = type_.fields[0].type, depth + 1
+    assert (type_, depth) == (Scalar.TEXT, evolution.MAX_DEPTH)
+    row, rescued = cast.row(document, schema)
+    assert not rescued and row["a"]
+
+
+def test_a_document_of_many_fields_is_a_map() -> None:
+    """A nested document that shows more fields than the limit at first sight becomes a MAP of their common
+    type.
+    """
+    document = {"_id": 1, "m": {f"k{number}": number for number in range(evolution.MAX_FIELDS + 1)}}
+    assert joined([document]).fields[1].type == Map(Scalar.INT)
+    assert len(joined([{f"k{number}": number for number in range(5000)}]).columns) == 5000
+
+
+def test_fields_beyond_the_limit_are_rescued() -> None:
+    """A struct does not grow for ever: what has no place in it is rescued."""
+    first = {"_id": 1, "m": {f"k{number}": number for number in range(evolution.MAX_FIELDS)}}
+    schema = joined([first, {"_id": 1, "m": {"one more": 1}}])
+    assert cast.row({"_id": 1, "m": {"one more": 1}}, schema)[1] == {"m.one more": "1"}
+
+
+def test_changes_are_told() -> None:
+    """A join lists each new column and each widening, with the types before and after."""
+    schema = joined([{"_id": 1, "a": {"b": 1}, "c": [1]}])
+    new = {"_id": 2, "a": {"b": 2.5, "d": "x"}, "c": [{"$numberLong": "1"}], "e": [{"f": 1}]}
+    _, changes = evolution.join(schema, observe(new))
+    assert [(change.path, change.what.value, change.from_type, change.to_type) for change in changes] == [
+        ("a.b", "widened", "INT", "DOUBLE"),
+        ("a.d", "added", None, "STRING"),
+        ("c", "widened", "ARRAY<INT>", "ARRAY<BIGINT>"),
+        ("e", "added", None, "ARRAY<STRUCT<`f`: INT>>"),
+    ]
+
+
+def test_a_pin_widens_what_delta_can_widen() -> None:
+    """A later pin rules over a column that widens into it in place, and leaves any other as it is."""
+    schema = joined([{"_id": 1, "a": 1, "b": "x"}])
+    pins = parse_pins({"a": "decimal(12,2)", "b": "int"})
+    shape = observe({"_id": 2, "a": 2, "b": "y"})
+    widened, _ = evolution.join(schema, shape, pins=pins)
+    assert [item.type for item in widened.fields[1:]] == [Decimal(12, 2), Scalar.STRING]
+    assert cast.row({"a": 2.25}, widened)[0]["a"] == decimal.Decimal("2.25")
+
+
+def test_bad_pins_are_refused_together() -> None:
+    """Every pin that is no type is named, with what was expected."""
+    with pytest.raises(errors.SettingsError) as refused:
+        parse_pins({"a": "decimal(39,2)", "b": "varchar", "c": "map<int>"}, where="schema")
+    assert [problem.path for problem in refused.value.problems] == ["schema.a", "schema.b"]
+
+
+LATTICE = pathlib.Path(__file__).parents[3] / "docs" / "types.md"
+MEETINGS: dict[str, list[Any]] = {
+    "int32": [5, -2147483648],
+    "int64": [{"$numberLong": "5"}, {"$numberLong": "9007199254740993"}],
+    "double": [2.5, -0.0],
+    "NaN, ±∞": [{"$numberDouble": "NaN"}, {"$numberDouble": "-Infinity"}],
+    "decimal128": [{"$numberDecimal": "1.5"}, {"$numberDecimal": "1.005"}],
+    "text": [
+        "x",
+        {"$symbol": "s"},
+        {"$code": "f"},
+        {"$oid": "64b7f0000000000000000001"},
+        {"$minKey": 1},
+        {"$maxKey": 1},
+    ],
+    "bool": [True],
+    "date, timestamp": [
+        {"$date": {"$numberLong": "0"}},
+        {"$timestamp": {"t": 1, "i": 2}},
+        {"$date": {"$numberLong": "253402300800000"}},
+    ],
+    "binary": [{"$binary": {"base64": "AQI=", "subType": "04"}}],
+    "regex": [{"$regularExpression": {"pattern": "a", "options": ""}}],
+    "code with scope": [{"$code": "f", "$scope": {}}],
+    "dbPointer": [{"$dbPointer": {"$ref": "a", "$id": {"$oid": "64b7f0000000000000000001"}}}],
+    "document": [{"a": "x"}],
+    "`{}`": [{}],
+    "array": [["x"]],
+    "`[]`": [[]],
+}
+COLUMNS: dict[str, tuple[Any, str | None]] = {
+    "INT": (1, None),
+    "BIGINT": ({"$numberLong": "1"}, None),
+    "DOUBLE": (1.5, None),
+    "DECIMAL, pinned": (1, "decimal(18,2)"),
+    "STRING": ("x", None),
+    "STRING of anything": ("x", "string"),
+    "BOOLEAN": (True, None),
+    "TIMESTAMP": ({"$date": {"$numberLong": "0"}}, None),
+    "BINARY": ({"$binary": {"base64": "AQI=", "subType": "00"}}, None),
+    "STRUCT of a regex": ({"$regularExpression": {"pattern": "a", "options": "i"}}, None),
+    "STRUCT of code with scope": ({"$code": "f", "$scope": {}}, None),
+    "STRUCT of a dbPointer": (MEETINGS["dbPointer"][0], None),
+    "STRUCT": ({"a": "x"}, None),
+    "MAP, pinned": ({"a": "x"}, "map"),
+    "ARRAY": (["x"], None),
+}
+
+
+def met(first: Any, pin: str | None, value: Any) -> str:
+    """What becomes of the column's type and of a value that it meets."""
+    pins = parse_pins({"v": pin} if pin else {})
+    before = joined([{"v": first}], pins=pins)
+    after, _ = evolution.join(before, observe({"v": value}), pins=pins)
+    row, rescued = cast.row({"v": value}, after)
+    types = [document_schema.ddl(schema.fields[0].type) for schema in (before, after)]
+    if types[0] != types[1]:
+        return f"→ {types[1]}"
+    return "–" if rescued else "fits"
+
+
+def test_each_meeting_is_as_documented() -> None:
+    """Every cell of the table in docs/types.md is what happens."""
+    lines = [line for line in LATTICE.read_text().splitlines() if line.startswith("|")]
+    start = next(number for number, line in enumerate(lines) if line.startswith("| column"))
+    header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines[start:])
+    assert header[1:] == list(MEETINGS)
+    assert [cells[0] for cells in rows[: len(COLUMNS)]] == list(COLUMNS)
+    for cells, (first, pin) in zip(rows, COLUMNS.values()):
+        for cell, values in zip(cells[1:], MEETINGS.values(), strict=True):
+            results = {met(first, pin, value) for value in values}
+            assert results == set(cell.split(" or ")), (cells[0], cell, results)
+
+
+INT64, INEXACT = {"$numberLong": "5"}, {"$numberLong": "9007199254740993"}
+REGEX = {"$regularExpression": {"pattern": "^a", "options": ""}}
+RETYPED = (
+    ([{"a": INT64}, {"a": 1.5}], "`a` DOUBLE"),
+    ([{"a": INT64}, {"a": {"$numberDouble": "NaN"}}], "`a` DOUBLE"),
+    ([{"a": 1.5}, {"a": INEXACT}], "`a` STRING"),
+    ([{"a": 1}, {"a": "x"}], "`a` STRING"),
+    ([{"a": "x"}, {"a": 1}], "`a` STRING"),
+    ([{"a": INT64}, {"a": {"$numberDecimal": "1"}}], "`a` STRING"),
+    ([{"a": True}, {"a": 1}], "`a` STRING"),
+    ([{"a": {"b": 1}}, {"a": 1}], "`a` STRING"),
+    ([{"a": 1}, {"a": {"b": 1}}], "`a` STRING"),
+    ([{"a": [1]}, {"a": 1}], "`a` STRING"),
+    ([{"a": REGEX}, {"a": "x"}], "`a` STRING"),
+    ([{"a": [INT64]}, {"a": [1.5]}], "`a` ARRAY<DOUBLE>"),
+    ([{"a": [{"b": 1, "c": 1}]}, {"a": [{"b": "x"}]}], "`a` ARRAY<STRUCT<`b`: STRING, `c`: INT>>"),
+    ([{"a": {"b": {"c": 1}}}, {"a": {"b": {"c": "x"}}}], "`a` STRUCT<`b`: STRUCT<`c`: STRING>>"),
+    ([{"a": {"b": INT64, "c": 1}}, {"a": {"b": 0.5}}, {"a": 1}], "`a` STRING"),
+    ([{"a.b": 1, "a": {"b": 1}}, {"a.b": "x"}], "`a.b` STRING, `a` STRUCT<`b`: STRING>"),
+    ([{"a": {"x.y": 1}}, {"a": {"x.y": "s"}}], "`a` STRUCT<`x.y`: STRING>"),
+    ([{"a": {"$date": {"$numberLong": "0"}}}, {"a": {"$date": {"$numberLong": "-99999999999999"}}}], "`a` TIMESTAMP"),
+    ([{"a": 1}, {"a": []}, {"a": {}}], "`a` INT"),
+)
+
+
+def conflicts(schema: document_schema.DocumentSchema, documents: list[Any]) -> list[retype.Conflict]:
+    """What the rescued values of the documents say."""
+    entries = [entry for document in documents for entry in cast.row(document, schema)[1].items()]
+    return [each for path, text in entries for each in retype.conflicts(schema, path, text)]
+
+
+@pytest.mark.parametrize(("documents", "columns"), RETYPED, ids=lambda value: str(value)[:60])
+def test_columns_are_retyped_for_what_was_rescued(documents: list[Any], columns: str) -> None:
+    """Numbers join to DOUBLE where they are exact, all else to STRING; then only what has no other type is rescued."""
+    schema = joined(documents)
+    first, _ = retype.retyped(schema, conflicts(schema, documents))
+    after, _ = retype.retyped(first, conflicts(first, documents))
+    assert after.table_ddl() == columns
+    assert conflicts(after, documents) == []
+    assert evolution.join(after, observe(documents[0])) == (after, ())
+
+
+def test_a_number_that_no_double_holds_makes_text_of_the_column() -> None:
+    """BIGINT that met a double becomes DOUBLE; where that is not exact for a value, it then becomes STRING."""
+    documents = [{"a": INEXACT}, {"a": 1.5}]
+    schema = joined(documents)
+    first, changes = retype.retyped(schema, conflicts(schema, documents))
+    assert [(c.path, c.from_type, c.to_type) for c in changes] == [("a", "BIGINT", "DOUBLE")]
+    second, _ = retype.retyped(first, conflicts(first, documents))
+    assert [cast.row(document, second) for document in documents] == [
+        ({"a": '{"$numberLong":"9007199254740993"}'}, {}),
+        ({"a": "1.5"}, {}),
+    ]
+
+
+def test_retyping_leaves_pins_alone() -> None:
+    """What a pinned column rescued stays rescued: the settings rule."""
+    documents = [{"a": 1, "m": {"x": 1}}, {"a": "x", "m": {"y": "z"}}]
+    pins = parse_pins({"a": "int", "m": "map<int>"})
+    schema = joined(documents, pins=pins)
+    found = conflicts(schema, documents)
+    assert {each.steps for each in found} == {("a",), ("m", document_schema.VALUE)}
+    after, changes = retype.retyped(schema, found, pins=pins)
+    assert [change.path for change in changes] == ["m.*"]
+    assert after.table_ddl() == "`a` INT, `m` MAP<STRING, STRING>"
+
+
+def test_retyping_flattened_documents_takes_their_columns_together() -> None:
+    """A flattened document that met a scalar is one column again; the others keep their names and places."""
+    naming = column_names.Naming(flatten=True)
+    documents = [{"a": {"b": 1, "c": 1}, "d": 1}, {"a": "x"}]
+    schema = joined(documents, naming=naming)
+    assert schema.table_ddl() == "`a_b` INT, `a_c` INT, `d` INT"
+    after, changes = retype.retyped(schema, conflicts(schema, documents))
+    assert after.table_ddl() == "`d` INT, `a` STRING"
+    assert cast.row(documents[0], after) == ({"d": 1, "a": '{"b":1,"c":1}'}, {})
+    assert evolution.differences(schema, after) == changes
+
+
+def test_differences_name_each_field_once() -> None:
+    """Added, retyped and removed fields, at any depth; equal schemas have none."""
+    before, after = joined([{"a": {"b": 1, "x": 1}, "c": 1}]), joined([{"c": 1, "a": {"b": "s"}, "d": True}])
+    told = {(c.path, c.what.value, c.from_type, c.to_type) for c in evolution.differences(before, after)}
+    assert told == {
+        ("a.b", "retyped", "INT", "STRING"),
+        ("a.x", "removed", "INT", None),
+        ("d", "added", None, "BOOLEAN"),
+    }
+    assert evolution.differences(before, before) == ()

@@ -1,0 +1,239 @@
+"""A Debezium connector's JSON becomes a settings file that loads, without a secret in it, or every mistake is told."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_core import errors
+from cdc_core.properties import source as properties
+from cdc_core.properties import unwrap as unwrap_options
+from cdc_core.settings import connector as debezium_import
+from cdc_core.settings import parse as settings
+from jobs import command_line
+from pipelines.settings import connector as debezium_connector
+from pipelines.settings import file as settings_file
+
+CASES = Path(__file__).resolve().parents[2] / "cases" / "debezium_import"
+TAKEN = sorted((CASES / "taken").glob("*.json"))
+REFUSED = sorted((CASES / "refused").glob("*.json"))
+SMALLEST = {"topic.prefix": "shop", "mongodb.connection.string": "mongodb://host"}
+
+
+def imported(connector: Any) -> debezium_import.ConnectorImport:
+    """The connector's settings, which the strict parser takes."""
+    found = debezium_import.imported(connector, root="lake")
+    assert settings.parse(found.document)
+    return found
+
+
+def notes(**given: Any) -> dict[str, str]:
+    found = imported({**SMALLEST, **{name.replace("__", "."): value for name, value in given.items()}})
+    return {note.name: note.why for note in found.notes}
+
+
+def source_of(**given: Any) -> Any:
+    return imported({**SMALLEST, **{name.replace("__", "."): value for name, value in given.items()}}).document["source"]
+
+
+@pytest.mark.parametrize("file", TAKEN, ids=lambda file: file.stem)
+def test_connectors(file: Path) -> None:
+    """The settings file is the one beside the case, letter for letter, and the strict loader reads it."""
+    found = debezium_connector.read(file, root="./lakehouse")
+    assert found.text == file.with_suffix(".yml").read_text(encoding="utf-8")
+    assert "hunter2" not in found.text
+    assert settings_file.load(file.with_suffix(".yml")).lakehouse.root == "./lakehouse"
+
+
+@pytest.mark.parametrize("file", REFUSED, ids=lambda file: file.stem)
+def test_refused_connectors(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All mistakes come at once, each under the connector's name for the property, and the exit code is 2."""
+    assert command_line.main(["import-debezium", str(file)]) == 2
+    shown = capsys.readouterr()
+    assert shown.err == f"medallion: {file.with_suffix('.txt').read_text(encoding='utf-8')}"
+    assert not shown.out and "hunter2" not in shown.err
+
+
+@pytest.mark.parametrize("file", TAKEN, ids=lambda file: file.stem)
+def test_every_property_is_taken_or_named(file: Path) -> None:
+    """No property of a connector disappears: it is in the settings, or a line says why not."""
+    connector = json.loads(file.read_text(encoding="utf-8"))
+    found = imported(connector)
+    taken: Any = found.document
+    noted = {note.name for note in found.notes}
+    for name, value in connector.get("config", connector).items():
+        today = debezium_import.RENAMED.get(name, name).removeprefix("transforms.unwrap.")
+        is_named = name in noted or name.startswith("transforms.") and name.rpartition(".")[0] in noted
+        is_taken = today in taken["source"] or today in taken.get("silver", {}).get("defaults", {})
+        plain = ("topic.prefix", "mongodb.name", "transforms", "transforms.unwrap.type")
+        assert is_taken or is_named or name in plain or value == "", name
+
+
+@pytest.mark.parametrize(
+    ("given", "written", "variable"),
+    [
+        ("mongodb://joe:pw@host/", "mongodb://joe:${env:MONGODB_PASSWORD}@host/", "MONGODB_PASSWORD"),
+        ("mongodb+srv://joe:pw@host/?a=b", "mongodb+srv://joe:${env:MONGODB_PASSWORD}@host/?a=b", "MONGODB_PASSWORD"),
+        ("mongodb://joe:p@pw@host/", "mongodb://joe:${env:MONGODB_PASSWORD}@host/", "MONGODB_PASSWORD"),
+        ("mongodb://joe:pw/pw@host/", "mongodb://joe:${env:MONGODB_PASSWORD}@host/", "MONGODB_PASSWORD"),
+        ("mongodb://joe:pw:pw@h1,h2/db", "mongodb://joe:${env:MONGODB_PASSWORD}@h1,h2/db", "MONGODB_PASSWORD"),
+        ("mongodb://joe:${env:OURS}@host/", "mongodb://joe:${env:OURS}@host/", "OURS"),
+        ("mongodb://joe:${env:A}pw@host/", "mongodb://joe:${env:MONGODB_PASSWORD}@host/", "MONGODB_PASSWORD"),
+        ("mongodb://joe:${file:/a/b:pw}@host/", "mongodb://joe:${env:MONGODB_PASSWORD}@host/", "MONGODB_PASSWORD"),
+        ("mongodb://${file:/a:u}:${env:PASS}@host/", "mongodb://${env:MONGODB_USER}:${env:PASS}@host/", "MONGODB_USER"),
+        ("${file:/a/b:pw}", "${env:MONGODB_URI}", "MONGODB_URI"),
+        ("mongodb://${file:/a/b:pw}/", "${env:MONGODB_URI}", "MONGODB_URI"),
+        ("mongodb://h/?proxyPassword=pw&tls=true", "mongodb://h/?proxyPassword=${env:MONGODB_PROXY_PASSWORD}&tls=true", "MONGODB_PROXY_PASSWORD"),
+        (
+            "mongodb://h/?authMechanismProperties=AWS_SESSION_TOKEN:pw",
+            "mongodb://h/?authMechanismProperties=AWS_SESSION_TOKEN:${env:AWS_SESSION_TOKEN}",
+            "AWS_SESSION_TOKEN",
+        ),
+    ],
+)  # fmt: skip
+def test_secrets_in_the_connection_string(given: str, written: str, variable: str) -> None:
+    """Wherever a connection string holds a secret, a variable takes its place and is named; the secret is nowhere."""
+    found = imported({**SMALLEST, "mongodb.connection.string": given})
+    document: Any = found.document
+    assert document["source"]["mongodb.connection.string"] == written
+    assert variable in [each.name for each in found.variables]
+    assert "pw" not in repr(found)
+
+
+def test_user_and_password_of_their_own() -> None:
+    """`mongodb.password` becomes a variable, unless it is one; credentials in the connection string win over both."""
+    source = source_of(mongodb__user="joe", mongodb__password="hunter2")
+    assert (source["mongodb.user"], source["mongodb.password"]) == ("joe", "${env:MONGODB_PASSWORD}")
+    assert source_of(mongodb__user="joe", mongodb__password="${env:OURS}")["mongodb.password"] == "${env:OURS}"
+    assert source_of(mongodb__user="${secrets:a/b:user}")["mongodb.user"] == "${env:MONGODB_USER}"
+    given = {
+        **SMALLEST,
+        "mongodb.connection.string": "mongodb://a:x@h",
+        "mongodb.user": "joe",
+        "mongodb.password": "hunter2",
+    }
+    both: Any = imported(given).document
+    assert set(both["source"]) == {"mongodb.connection.string"}
+
+
+def test_hosts_of_older_versions() -> None:
+    """`mongodb.hosts` becomes a connection string, direct where the members are not to be discovered."""
+
+    def uri(hosts: str, **more: str) -> str:
+        given = {"mongodb.name": "shop", "mongodb.hosts": hosts, **{k.replace("__", "."): v for k, v in more.items()}}
+        document: Any = imported(given).document
+        return str(document["source"]["mongodb.connection.string"])
+
+    assert uri("rs0/a:27017, b") == "mongodb://a:27017,b/?replicaSet=rs0"
+    assert uri("a") == "mongodb://a/"
+    assert uri("rs0/a,b", mongodb__members__auto__discover="false") == "mongodb://a/?replicaSet=rs0&directConnection=true"
+
+
+@pytest.mark.parametrize(("older", "today"), debezium_import.RENAMED.items())
+def test_older_names(older: str, today: str) -> None:
+    """A name of an older version is translated and named; beside the name of today it gives way."""
+    value = {"errors.retry.delay.max.ms": "400", "errors.retry.delay.initial.ms": "400"}.get(today, "5")
+    value = "a.b.c" if today.endswith(".list") else value
+    key = {older.replace(".", "__"): value}
+    assert str(source_of(**key)[today]) == value
+    assert notes(**key)[older] == f"its name is {today} now"
+    both = {**key, today.replace(".", "__"): value}
+    assert notes(**both)[older] == f"{today} stands beside it, and wins"
+
+
+def test_options_of_kafkas_clients() -> None:
+    """They are taken as they stand, a password as a variable; those that only the Java client has are named."""
+    given = {
+        "signal__enabled__channels": "source,kafka",
+        "signal__kafka__bootstrap__servers": "broker:9092",
+        "signal__consumer__security__protocol": "SASL_SSL",
+        "signal__consumer__sasl__password": "hidden",
+        "signal__consumer__sasl__jaas__config": "org.apache… required password=hidden;",
+    }
+    assert source_of(**given)["signal.consumer.security.protocol"] == "SASL_SSL"
+    assert source_of(**given)["signal.consumer.sasl.password"] == "${env:KAFKA_SASL_PASSWORD}"
+    assert "sasl.username" in notes(**given)["signal.consumer.sasl.jaas.config"]
+    sink = source_of(notification__enabled__channels="sink", notification__sink__topic__name="told")
+    assert sink["producer.override.bootstrap.servers"] == "${env:KAFKA_BOOTSTRAP_SERVERS}"
+
+
+@pytest.mark.parametrize("name", [name for name in properties.FOREIGN if "*" not in name])
+def test_properties_without_a_meaning_here_are_named(name: str) -> None:
+    """Each property that means nothing here gets its word, and stops nothing."""
+    if name in (*debezium_import.OLDER, "transforms", "mongodb.hosts"):
+        return
+    value = "io.debezium.connector.mongodb.MongoDbConnector" if name == "connector.class" else "x"
+    assert notes(**{name.replace(".", "__"): value})[name] == properties.FOREIGN[name]
+
+
+@pytest.mark.parametrize("name", unwrap_options.NAMES)
+def test_options_of_the_transformation(name: str) -> None:
+    """Each option of ExtractNewDocumentState goes under `silver.defaults`, or is named with the reason."""
+    value = {"delete.tombstone.handling.mode": "drop", "delete.handling.mode": "drop", "array.encoding": "array"}.get(
+        name, "true"
+    )
+    value = "avro" if name == "field.name.adjustment.mode" else value
+    type_ = {"transforms.x.type": debezium_import.UNWRAP[0]}
+    found = imported({**SMALLEST, "transforms": "x", **type_, **({} if name == "type" else {f"transforms.x.{name}": value})})
+    silver: Any = found.document.get("silver", {"defaults": {}})
+    assert (name in silver["defaults"]) is (name not in unwrap_options.IGNORED)
+    assert (f"transforms.x.{name}" in [note.name for note in found.notes]) is (
+        name in unwrap_options.IGNORED and name != "type"
+    )
+
+
+@pytest.mark.parametrize("connector", ["x", [], None, 5, {"config": []}])
+def test_what_is_no_connector(connector: Any) -> None:
+    """Anything but an object of properties is refused in words."""
+    with pytest.raises(errors.SettingsError):
+        debezium_import.imported(connector, root="lake")
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The settings go to stdout or into a new file, words and variables to stderr; another file is never overwritten."""
+    connector = CASES / "taken" / "today.json"
+    expected = connector.with_suffix(".yml").read_text(encoding="utf-8")
+    assert command_line.main(["import-debezium", str(connector)]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == expected
+    assert "set MONGODB_PASSWORD: the password" in shown.err and "hunter2" not in shown.err
+    out = tmp_path / "shop.yml"
+    for _ in range(2):
+        assert command_line.main(["import-debezium", str(connector), "--out", str(out)]) == 0
+    assert out.read_text(encoding="utf-8") == expected
+    assert command_line.main(["import-debezium", str(connector), "--out", str(out), "--root", "other"]) == 2
+    assert "there is another file already" in capsys.readouterr().err
+    assert out.read_text(encoding="utf-8") == expected
+
+
+@pytest.mark.parametrize("text", ['{"a": hunter2}', "", "\ufeff[", '{"a":1'])
+def test_what_is_not_json(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file that is not JSON is refused with line and column, and nothing of it is shown."""
+    path = tmp_path / "connector.json"
+    path.write_text(text, encoding="utf-8")
+    assert command_line.main(["import-debezium", str(path)]) == 2
+    shown = capsys.readouterr().err
+    assert "not JSON" in shown and "hunter2" not in shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["yes", "09", "1e3", "0x10", "2020-01-01", "null", "~", "a: b", "# no", "1_000", "on", "é\u2028", "1:30", "<<", "="],
+)
+def test_texts_stay_texts(text: str) -> None:
+    """What YAML would take for something else is quoted, and loads as the text that it is."""
+    written = settings_file.rendered({"a": text, "b": True, "c": 5})
+    assert settings_file._document(written, "x") == {"a": text, "b": True, "c": 5}
+
+
+def test_the_example_of_the_documents() -> None:
+    """docs/settings.md shows a connector and exactly the file that it becomes."""
+    text = (CASES.parents[2] / "docs" / "settings.md").read_text(encoding="utf-8")
+    shown = re.search(r"```json connector.json\n(.*?)```.*?```yaml imported\n(.*?)```", text, re.DOTALL)
+    assert shown is not None
+    found = debezium_connector.settings_text(json.loads(shown[1]), root="./lakehouse", where="connector.json")
+    assert found.text == shown[2]

@@ -1,0 +1,311 @@
+"""A settings file: what is accepted, what is refused and with which words, and what is never shown."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_core import errors
+from cdc_core.properties import source as properties
+from cdc_core.properties import unwrap as unwrap_options
+from cdc_core.properties.source import CaptureMode, SnapshotMode, describe_foreign
+from cdc_core.properties.types import Reference
+from cdc_core.settings import parse as settings
+from pipelines.settings import file as settings_file
+
+ROOT = Path(__file__).resolve().parents[3]
+CASES = ROOT / "tests" / "cases" / "settings"
+REFUSED = sorted((CASES / "refused").glob("*.yml"))
+
+SMALLEST: dict[str, Any] = {
+    "name": "shop",
+    "lakehouse": {"root": "lake"},
+    "source": {"mongodb.connection.string": "mongodb://localhost"},
+}
+
+
+def parsed(**sections: Any) -> settings.Settings:
+    """The settings of the smallest document with these sections; `source` is added to its own."""
+    source = {**SMALLEST["source"], **sections.pop("source", {})}
+    return settings.parse({**SMALLEST, **sections, "source": source})
+
+
+def problems(**sections: Any) -> list[str]:
+    with pytest.raises(errors.SettingsError) as caught:
+        parsed(**sections)
+    return [str(problem) for problem in caught.value.problems]
+
+
+STORE = {"fs.s3a.endpoint": "https://s3.example.com", "fs.s3a.path.style.access": True, "fs.s3a.secret.key": "${env:KEY}"}
+
+
+def test_a_store_is_named_with_its_credentials_as_references() -> None:
+    """Hadoop's settings of the store are read; a credential that is spelled out is refused, and not repeated."""
+    loaded = parsed(lakehouse={"root": "s3a://b/lake", "store": STORE})
+    assert {name: str(each) for name, each in loaded.lakehouse.store.items()} == {
+        **STORE,
+        "fs.s3a.path.style.access": "true",
+    }
+    wrong = {"fs.s3a.secret.key": "hunter2", "fs.s3a.access.key": "AKIA", "fs.azure.account.key.a.dfs": "x", "spark.x": "y"}
+    with pytest.raises(errors.SettingsError) as refused:
+        parsed(lakehouse={"root": "s3a://b/lake", "store": wrong})
+    assert [each.path for each in refused.value.problems] == [f"lakehouse.store.{name}" for name in wrong]
+    assert "hunter2" not in str(refused.value) and "AKIA" not in str(refused.value)
+
+
+@pytest.mark.parametrize("file", REFUSED, ids=lambda file: file.stem)
+def test_refused_files(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All mistakes of a file are reported at once, each with its line, its key, and what was expected."""
+    monkeypatch.chdir(file.parent)
+    with pytest.raises(errors.SettingsError) as caught:
+        settings_file.load(file.name)
+    assert str(caught.value) == file.with_suffix(".txt").read_text().rstrip("\n")
+    assert caught.value.exit_code == 2
+    assert "hunter2" not in str(caught.value)
+
+
+def test_values_as_a_connector_holds_them() -> None:
+    """Texts stand for numbers and booleans, lists for commas, and only true and false are booleans."""
+    loaded = settings_file.load(CASES / "accepted" / "connector_strings.yml")
+    source = loaded.source
+    assert loaded.name == "no"
+    assert loaded.lakehouse == settings.Lakehouse(catalog="main", schema_prefix="shop_")
+    assert (source.max_batch_size, source.mongodb_ssl_enabled) == (2048, True)
+    assert source.capture_mode is CaptureMode.UPDATE_FULL
+    assert source.snapshot_mode is SnapshotMode.NO_DATA
+    assert source.collection_include_list == (r"shop\.a{1,2}", "shop.b")
+    assert loaded.warnings == (
+        "source.tombstones.on.delete has no effect: tables need no tombstones",
+        "silver.collections.mall.x: the filters of source do not capture it",
+    )
+
+
+def test_collections_override_defaults_key_by_key() -> None:
+    """A collection has the defaults but for the keys of its own; one that is not listed has them all."""
+    silver = settings_file.load(CASES / "accepted" / "connector_strings.yml").silver
+    own, defaults = silver.for_collection("shop.a"), silver.for_collection("shop.unlisted")
+    assert own.unwrap == dataclasses.replace(defaults.unwrap, flatten_struct=True)
+    assert [each.name for each in own.unwrap.add_fields] == ["__op", "__source_ts_ms"]
+    assert own.schema == {"total": "decimal(18,2)", "n": "bigint"}
+    assert (own.history, defaults.history) == (True, False)
+    assert (own.map_fields, silver.for_collection("mall.x").map_fields) == (("a.b", "c"), ())
+    assert silver.for_collection("mall.x").on_conflict is settings.OnConflict.RETYPE
+    assert silver.for_collection("mall.x").keep_document is False
+
+
+def test_pins_are_overridden_one_by_one() -> None:
+    """A collection's pins stand beside those of the defaults."""
+    silver = parsed(
+        silver={
+            "defaults": {"schema": {"a": "string", "b": "int"}},
+            "collections": {"shop.x": {"schema": {"b": "decimal(10,2)"}}},
+        }
+    ).silver
+    assert silver.for_collection("shop.x").schema == {"a": "string", "b": "decimal(10,2)"}
+
+
+def test_a_mistake_in_the_defaults_is_reported_once() -> None:
+    """Collections inherit the defaults, and not their mistakes."""
+    found = problems(
+        silver={
+            "defaults": {"history": "perhaps", "flatten.struct": "perhaps", "schema": {"a": "text"}},
+            "collections": {"shop.a": {}, "shop.b": {"history": True, "flatten.struct": True}},
+        }
+    )
+    assert [each.partition(":")[0] for each in found] == [
+        "silver.defaults.history",
+        "silver.defaults.schema.a",
+        "silver.defaults.flatten.struct",
+    ]
+
+
+def test_the_smallest_file_has_the_defaults() -> None:
+    """Everything but a name, a place and a connection has a default, those of the design among them."""
+    source = settings_file.load(CASES / "accepted" / "smallest.yml").source
+    assert source.mongodb_connection_string == Reference("${env:MONGODB_URI}")
+    assert source.capture_mode is CaptureMode.UPDATE_FULL
+    assert source.snapshot_mode is SnapshotMode.INITIAL
+    assert source.max_batch_size == 100_000
+    assert source.commit_max_bytes == 64 * 1024 * 1024
+    assert source.commit_interval_ms == 1_000
+    assert source.max_queue_size_in_bytes == 256 * 1024 * 1024
+    assert source.heartbeat_interval_ms == 60_000
+
+
+def test_the_example_is_accepted_without_a_warning() -> None:
+    """conf/shop.yml is a settings file."""
+    loaded = settings_file.load(ROOT / "conf" / "shop.yml")
+    assert (loaded.name, loaded.warnings) == ("shop", ())
+    assert loaded.lakehouse.layout().bronze("shop").path == "./lakehouse/bronze/shop"
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    """A file that is not there is an error of settings, and says so."""
+    with pytest.raises(errors.SettingsError, match="there is no such file"):
+        settings_file.load(tmp_path / "nothing.yml")
+
+
+def test_a_folder_and_a_binary_file(tmp_path: Path) -> None:
+    """What cannot be read as text is refused in one line."""
+    (tmp_path / "binary.yml").write_bytes(b"name: \xff\xfe")
+    for path, words in ((tmp_path, "it cannot be read"), (tmp_path / "binary.yml", "not UTF-8 at byte 6")):
+        with pytest.raises(errors.SettingsError, match=words):
+            settings_file.load(path)
+
+
+def test_a_catalog_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables in `lakehouse` are resolved when the file is read; the connection stays a reference."""
+    file = tmp_path / "shop.yml"
+    file.write_text(
+        "name: shop\nlakehouse: {catalog: '${env:CATALOG}', schema_prefix: '${env:TARGET}_'}\n"
+        "source: {mongodb.connection.string: '${env:CATALOG}'}\n"
+    )
+    monkeypatch.setenv("CATALOG", "main")
+    monkeypatch.setenv("TARGET", "dev")
+    loaded = settings_file.load(file)
+    assert loaded.lakehouse == settings.Lakehouse(catalog="main", schema_prefix="dev_")
+    assert str(loaded.source.mongodb_connection_string) == "${env:CATALOG}"
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "mongodb://joe:pw@host/",
+        "mongodb+srv://joe:pw@host/",
+        "mongodb://joe:p@ss@host/",
+        "mongodb://joe:p/ss@host/",
+        "mongodb://joe:${env:A}b@host/",
+        "mongodb://${env:USER}:pw@host/",
+        "mongodb://host/?tls=true&tlsCertificateKeyFilePassword=pw",
+        "mongodb://host/?authMechanismProperties=AWS_SESSION_TOKEN:pw",
+    ],
+)
+def test_a_literal_password_is_refused(uri: str) -> None:
+    """A password in a connection string is refused wherever it stands, and the message does not repeat it."""
+    (problem,) = problems(source={"mongodb.connection.string": uri})
+    assert "without a literal password" in problem
+    assert "${env:NAME}" in problem
+    assert "pw" not in problem
+    assert "ss@" not in problem
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "mongodb://host:27017,other:27018/?replicaSet=rs0",
+        "mongodb://joe@host/?authMechanism=MONGODB-X509",
+        "mongodb://host:27017/?appName=a@b:c",
+        "mongodb://joe:${env:A}@host/",
+        "mongodb://${env:A}:${secret:scope/key}@host:27017/",
+        "mongodb+srv://${env:HOST}/?tlsCertificateKeyFilePassword=${env:A}",
+        "${secret:scope/uri}",
+    ],
+)
+def test_connection_strings_without_a_password(uri: str) -> None:
+    """Hosts, options and references stand in a settings file as they are."""
+    assert str(parsed(source={"mongodb.connection.string": uri}).source.mongodb_connection_string) == uri
+
+
+def test_nothing_printed_is_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever prints, compares or copies settings sees references."""
+    monkeypatch.setenv("PW", "hunter2")
+    loaded = parsed(source={"mongodb.user": "joe", "mongodb.password": "${env:PW}"})
+    for text in (repr(loaded), str(loaded), f"{loaded}", pickle.dumps(loaded).decode("latin-1")):
+        assert "hunter2" not in text
+        assert "${env:PW}" in text
+
+
+@pytest.mark.parametrize("each", properties.PROPERTIES, ids=lambda each: each.name)
+def test_the_table_of_properties(each: properties.Property) -> None:
+    """Each property has one attribute, a sentence, and a default that its own type reads."""
+    assert hasattr(parsed().source, each.attribute)
+    assert each.doc.endswith(".")
+    assert each.type.expected
+    assert describe_foreign(each.name) is None
+    if each.default_text:
+        assert each.type.read(each.default_text) == each.default
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("value.converter.schemas.enable", "Kafka"),
+        ("topic.naming.strategy", "tables are named"),
+        ("transforms.unwrap.flatten.struct", "silver.defaults"),
+        ("mongodb.ssl.keystore.password", "PEM"),
+        ("internal.mongodb.allow.offset.invalidation", "internal"),
+        ("producer.linger.ms", "Kafka"),
+    ],
+)
+def test_properties_without_a_meaning_here(name: str, words: str) -> None:
+    """A connector's property that means nothing here is refused with the reason, which an import can show."""
+    assert words in (describe_foreign(name) or "")
+    (problem,) = problems(source={name: "x"})
+    assert words in problem
+
+
+@pytest.mark.parametrize("name", ["capture.mode", "topic.prefix", "no.such.thing"])
+def test_other_names_are_not_foreign(name: str) -> None:
+    """Our properties and unknown names are not taken for Kafka's."""
+    assert describe_foreign(name) is None
+
+
+def test_options_of_the_smt_in_the_wrong_place() -> None:
+    """An unwrap option under source is sent where it belongs."""
+    for name in unwrap_options.NAMES:
+        found = problems(source={name: "x"})
+        assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            {"database.include.list": "a", "database.exclude.list": "b"},
+            "does not stand beside database.include.list",
+        ),
+        ({"mongodb.password": "${env:PW}"}, "expected beside mongodb.password"),
+        ({"topic.prefix": "mall"}, "the pipeline's name is expected, shop"),
+        ({"collection.include.list": "orders"}, "database.collection is expected"),
+        ({"capture.scope": "database"}, "the name of a database is expected"),
+        ({"cursor.oversize.handling.mode": "skip"}, "a size is expected"),
+        ({"snapshot.mode": "custom"}, "an import path is expected"),
+        ({"notification.enabled.channels": "sink"}, "a topic is expected"),
+        ({"cursor.pipeline.order": "user_only"}, "expected beside cursor.pipeline.order"),
+        ({"cursor.pipeline": "[{'$match': 1}]"}, "not JSON"),
+        ({"cursor.pipeline": '[{"match": {}}]'}, "whose name starts with $"),
+        ({"snapshot.collection.filter.overrides": "shop.a"}, "shop.a has no filter"),
+        ({"snapshot.collection.filter.overrides.shop.a": "{}"}, "the collection is not listed"),
+        ({"field.exclude.list": "shop.orders"}, "database.collection.field is expected, found shop.orders"),
+        (
+            {"field.renames": "shop.orders.x"},
+            "database.collection.field:name is expected, found shop.orders.x",
+        ),
+        ({"skipped.operations": "x"}, "a comma-separated list of c, u, d, t, r, none is expected"),
+    ],
+)
+def test_settings_that_do_not_fit_together(given: dict[str, Any], words: str) -> None:
+    """Settings that contradict or need each other are refused together with the rest."""
+    assert any(words in problem for problem in problems(source=given)), problems(source=given)
+
+
+def test_warnings() -> None:
+    """What is allowed and unwise is said once, in words."""
+    warnings = parsed(
+        source={
+            "max.queue.size.in.bytes": 1024,
+            "heartbeat.interval.ms": 0,
+            "collection.include.list": r"shop\.[é-ü]",
+        },
+        silver={"defaults": {"route.by.field": "x"}},
+    ).warnings
+    assert [warning.partition(" ")[0].rstrip(":") for warning in warnings] == [
+        "source.collection.include.list",
+        "source.max.queue.size.in.bytes",
+        "source.heartbeat.interval.ms",
+        "silver.defaults.route.by.field",
+    ]

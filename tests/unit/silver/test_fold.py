@@ -1,0 +1,390 @@
+"""Partial updates: cases as data, and a model in plain Python that any history must agree with."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc_core.bronze import columns as bronze
+from cdc_core.extended_json import wrappers
+from cdc_core.silver import fold
+
+CASES = Path(__file__).resolve().parents[2] / "cases" / "fold"
+UPDATES = pa.list_(pa.struct([("sequence", pa.string()), ("updateDescription", bronze.UPDATE_DESCRIPTION)]))
+
+
+def cases() -> list[Any]:
+    return [
+        pytest.param(case, id=f"{path.stem}: {case['what']}")
+        for path in sorted(CASES.glob("*.json"))
+        for case in json.loads(path.read_text())
+    ]
+
+
+def text(value: object) -> str:
+    """Type-exact text in which the order of fields does not count."""
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
+
+
+def struct(description: Mapping[str, Any] | None, sequence: str) -> dict[str, Any]:
+    """One element of the `updates` column."""
+    if description is None:
+        return {"sequence": sequence, "updateDescription": None}
+    texts = {name: text(description[name]) for name in ("updatedFields", "disambiguatedPaths") if name in description}
+    nothing = {
+        "updatedFields": None,
+        "removedFields": None,
+        "truncatedArrays": None,
+        "disambiguatedPaths": None,
+    }
+    lists = {name: description[name] for name in ("removedFields", "truncatedArrays") if name in description}
+    return {"sequence": sequence, "updateDescription": nothing | texts | lists}
+
+
+def structs(descriptions: Sequence[Mapping[str, Any] | None]) -> list[dict[str, Any]]:
+    return [
+        struct(description, (description or {}).get("sequence", f"{number:024x}"))
+        for number, description in enumerate(descriptions)
+    ]
+
+
+def batch(rows: Sequence[tuple[str | None, list[dict[str, Any]] | None]], string: pa.DataType | None = None) -> Any:
+    keys = [str(number) for number in range(len(rows))]
+    bases, updates = [base for base, _ in rows], [of for _, of in rows]
+    columns = [pa.array(keys), pa.array(bases, string or pa.string()), pa.array(updates, UPDATES)]
+    return pa.RecordBatch.from_arrays(columns, names=["__key", "base", "updates"])
+
+
+def folded(rows: Sequence[tuple[str | None, list[dict[str, Any]] | None]]) -> list[tuple[Any, bool]]:
+    batches = list(fold.fold_batches(iter([batch(rows)])))
+    assert [key for of in batches for key in of.column("__key").to_pylist()] == [str(n) for n in range(len(rows))]
+    return [
+        (None if row["document"] is None else orjson.loads(row["document"]), row["incomplete"])
+        for of in batches
+        for row in of.to_pylist()
+    ]
+
+
+@pytest.mark.parametrize("case", cases())
+def test_cases(case: dict[str, Any]) -> None:
+    """The fold of the updates is the case's document, type for type, and the arguments stay as they are."""
+    updates = [fold.Update.from_bronze(each) for each in structs(case["updates"])]
+    before = copy.deepcopy((case["base"], updates))
+    result = fold.fold(case["base"], updates)
+    assert (text(result.document), result.incomplete) == (
+        text(case["document"]),
+        case.get("incomplete", False),
+    )
+    assert (case["base"], updates) == before
+
+
+@pytest.mark.parametrize("case", cases())
+def test_cases_in_arrow(case: dict[str, Any]) -> None:
+    """The Arrow function gives the same documents as the function over values."""
+    base = None if case["base"] is None else text(case["base"])
+    [(document, incomplete)] = folded([(base, structs(case["updates"]))])
+    assert (text(document), incomplete) == (text(case["document"]), case.get("incomplete", False))
+
+
+def test_what_could_not_be_decided_is_left_out() -> None:
+    """Paths that may name a field with a dot or a field of a document leave it as it is, and incomplete."""
+    update = fold.Update("1", {"a.b": 1, "c": 2, "d.e": 3}, ["a.b"])
+    assert fold.fold({"a.b": 0}, [update]) == ({"a.b": 0, "c": 2}, True)
+
+
+# What a server reports
+
+
+class Description:
+    """The update description of one step, made from its two documents as the server's diff is."""
+
+    def __init__(self, before: dict[str, Any], after: dict[str, Any], *, is_expanded: bool) -> None:
+        self.updated: dict[str, Any] = {}
+        self.removed: list[str] = []
+        self.truncated: list[dict[str, Any]] = []
+        self.named: dict[str, list[str | int]] | None = {} if is_expanded else None
+        self.paths: list[tuple[str | int, ...]] = []
+        self._document(before, after, ())
+
+    def struct(self, sequence: str) -> dict[str, Any]:
+        fields = {wrappers.escape_key(path): value for path, value in self.updated.items()}
+        named = None if self.named is None else text({wrappers.escape_key(p): v for p, v in self.named.items()})
+        description = {
+            "updatedFields": text(fields),
+            "removedFields": self.removed,
+            "truncatedArrays": self.truncated,
+            "disambiguatedPaths": named,
+        }
+        return {"sequence": sequence, "updateDescription": description}
+
+    def is_ambiguous(self) -> bool:
+        """Whether two fields have one path, which no description can tell apart."""
+        return len(self.paths) != len({".".join(map(str, path)) for path in self.paths})
+
+    def _path(self, parts: tuple[str | int, ...]) -> str:
+        path = ".".join(map(str, parts))
+        self.paths.append(parts)
+        is_unclear = any(isinstance(part, str) and ("." in part or part.isdigit()) for part in parts)
+        if self.named is not None and is_unclear:
+            self.named[path] = list(parts)
+        return path
+
+    def _value(self, before: Any, after: Any, parts: tuple[str | int, ...]) -> None:
+        if text(before) == text(after):
+            return
+        if is_document(before) and is_document(after) and before:
+            self._document(before, after, parts)
+        elif isinstance(before, list) and isinstance(after, list) and before:
+            self._array(before, after, parts)
+        else:
+            self.updated[self._path(parts)] = after
+
+    def _document(self, before: dict[str, Any], after: dict[str, Any], parts: tuple[str | int, ...]) -> None:
+        for name in before.keys() - after.keys():
+            self.removed.append(self._path((*parts, wrappers.unescape_key(name))))
+        for name, value in after.items():
+            inner = (*parts, wrappers.unescape_key(name))
+            if name in before:
+                self._value(before[name], value, inner)
+            else:
+                self.updated[self._path(inner)] = value
+
+    def _array(self, before: list[Any], after: list[Any], parts: tuple[str | int, ...]) -> None:
+        if len(after) < len(before):
+            self.truncated.append({"field": self._path(parts), "size": len(after)})
+        for index, value in enumerate(after):
+            if index < len(before):
+                self._value(before[index], value, (*parts, index))
+            else:
+                self.updated[self._path((*parts, index))] = value
+
+
+def is_document(value: object) -> bool:
+    return isinstance(value, dict) and not wrappers.is_wrapper(value)
+
+
+PLAIN_NAMES = st.sampled_from(["a", "b", "0", "1", "01", "", "$x", "$$oid", "$$date"])
+DOTTED_NAMES = PLAIN_NAMES | st.sampled_from(["a.b", "b.0", "a.$oid", "0.1", ".", "a.b.0"])
+SCALARS = st.sampled_from(
+    [
+        *(None, True, 5, -1, 5.0, -0.0, 1e22, "", "a.b", "\u20ac\0"),
+        *({"$numberLong": "5"}, {"$date": {"$numberLong": "0"}}, {"$oid": "0" * 24}),
+        {"$code": "f", "$scope": {"a": 1}},
+    ]
+)
+
+
+def documents(names: st.SearchStrategy[str]) -> st.SearchStrategy[dict[str, Any]]:
+    def containers(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+        return st.dictionaries(names, children, max_size=4) | st.lists(children, max_size=4)
+
+    return st.dictionaries(names, st.recursive(SCALARS, containers, max_leaves=10), max_size=5)
+
+
+def histories(names: st.SearchStrategy[str]) -> st.SearchStrategy[list[dict[str, Any]]]:
+    """States of one document, each close to the one before it."""
+
+    @st.composite
+    def states(draw: st.DrawFn) -> list[dict[str, Any]]:
+        history = [draw(documents(names))]
+        for _ in range(draw(st.integers(1, 6))):
+            state = copy.deepcopy(history[-1])
+            for _ in range(draw(st.integers(1, 3))):
+                change(draw, state, names)
+            history.append(state)
+        return history
+
+    return states()
+
+
+def change(draw: st.DrawFn, state: dict[str, Any], names: st.SearchStrategy[str]) -> None:
+    """One change in one of the document's containers."""
+    container = draw(st.sampled_from([state, *containers_of(state)]))
+    value = draw(SCALARS | documents(names) | st.lists(SCALARS | documents(names), max_size=3))
+    if isinstance(container, dict):
+        name = draw(st.sampled_from(sorted(container)) | names if container else names)
+        container.pop(name, None) if draw(st.booleans()) else container.update({name: value})
+    elif draw(st.booleans()) and container:
+        del container[draw(st.integers(0, len(container) - 1)) :]
+    else:
+        index = draw(st.integers(0, len(container)))
+        container[index : index + 1] = [value]
+
+
+def containers_of(value: Any) -> Iterator[Any]:
+    items: list[Any] = list(value.values()) if isinstance(value, dict) else value
+    for item in items:
+        if is_document(item) or isinstance(item, list):
+            yield item
+            yield from containers_of(item)
+
+
+def descriptions(history: Sequence[dict[str, Any]], *, is_expanded: bool = False) -> list[Description]:
+    return [Description(before, after, is_expanded=is_expanded) for before, after in zip(history, history[1:], strict=False)]
+
+
+def updates(described: Sequence[Description]) -> list[dict[str, Any]]:
+    return [each.struct(f"{number:024x}") for number, each in enumerate(described)]
+
+
+@given(histories(PLAIN_NAMES), st.data())
+def test_the_rest_of_a_history_leads_to_its_end_from_any_later_state(
+    history: list[dict[str, Any]], data: st.DataObject
+) -> None:
+    """The updates from any point on, arriving in any order, onto any later state, give the last state."""
+    start = data.draw(st.integers(0, len(history) - 1))
+    base = data.draw(st.integers(start, len(history) - 1))
+    rest = data.draw(st.permutations(updates(descriptions(history))[start:]))
+    result = fold.fold(history[base], [fold.Update.from_bronze(each) for each in rest])
+    assert (text(result.document), result.incomplete) == (text(history[-1]), False)
+    assert [(text(document), incomplete) for document, incomplete in folded([(text(history[base]), rest)])] == [
+        (text(history[-1]), False)
+    ]
+
+
+@given(histories(PLAIN_NAMES), st.data())
+def test_batches_are_cut_anywhere(history: list[dict[str, Any]], data: st.DataObject) -> None:
+    """Folding a history in two parts gives what folding it at once gives."""
+    of = [fold.Update.from_bronze(each) for each in updates(descriptions(history))]
+    cut = data.draw(st.integers(0, len(of)))
+    first = fold.fold(history[0], of[:cut])
+    assert text(fold.fold(first.document, of[cut:]).document) == text(fold.fold(history[0], of).document)
+
+
+@given(histories(DOTTED_NAMES))
+def test_named_paths_are_exact(history: list[dict[str, Any]]) -> None:
+    """With disambiguatedPaths, names with dots are as exact as any others, and nothing is incomplete."""
+    described = descriptions(history, is_expanded=True)
+    for before, after, each in zip(history, history[1:], described, strict=False):
+        if not each.is_ambiguous():
+            result = fold.fold(before, [fold.Update.from_bronze(each.struct("1"))])
+            assert (text(result.document), result.incomplete) == (text(after), False)
+
+
+@given(histories(DOTTED_NAMES))
+def test_names_with_dots_are_never_guessed(history: list[dict[str, Any]]) -> None:
+    """Without disambiguatedPaths a document is right or incomplete, but for new names that lead elsewhere."""
+    for before, after, each in zip(history, history[1:], descriptions(history), strict=False):
+        if not each.is_ambiguous() and not any(leads_elsewhere(before, parts) for parts in each.paths):
+            result = fold.fold(before, [fold.Update.from_bronze(each.struct("1"))])
+            assert result.incomplete or text(result.document) == text(after)
+
+
+def leads_elsewhere(document: Any, parts: tuple[str | int, ...]) -> bool:
+    """Whether the path, read without dots in names, leads into a container that is there."""
+    *way, _ = ".".join(map(str, parts)).split(".")
+    if all("." not in str(part) for part in parts):
+        return False
+    here = document
+    for step in way:
+        if isinstance(here, list):
+            here = here[int(step)] if step.isdigit() and int(step) < len(here) else None
+        else:
+            here = here.get(wrappers.escape_key(step)) if is_document(here) else None
+    return is_document(here) or isinstance(here, list)
+
+
+JSON_LIKE = st.recursive(SCALARS | st.text(max_size=3), lambda c: st.lists(c) | st.dictionaries(st.text(max_size=4), c))
+
+
+@given(
+    st.none() | st.dictionaries(st.text(max_size=3), JSON_LIKE) | histories(DOTTED_NAMES).map(lambda h: h[0]),
+    st.lists(
+        st.builds(
+            fold.Update,
+            st.text("01", max_size=2),
+            st.dictionaries(st.text(".ab01$", max_size=6), JSON_LIKE, max_size=3),
+            st.lists(st.text(".ab01$", max_size=6), max_size=3),
+            st.lists(st.tuples(st.text(".ab01$", max_size=6), st.integers(0, 3)), max_size=2),
+            st.none() | st.dictionaries(st.text(".ab01", max_size=4), st.lists(st.text("ab01", max_size=2), min_size=1)),
+        ),
+        max_size=4,
+    ),
+)
+def test_the_fold_never_raises(base: dict[str, Any] | None, of: list[fold.Update]) -> None:
+    """Any updates onto anything give a document, or none where there is nothing to know."""
+    result = fold.fold(base, of)
+    assert result.document is not None or (base is None and not of)
+    assert result.incomplete or base is not None
+
+
+# Arrow
+
+
+@pytest.mark.parametrize("broken", ["", "{", "[]", "5", '{"a": tru}', '{"a": 1}}'])
+def test_text_that_cannot_be_read_leaves_the_row_incomplete(broken: str) -> None:
+    """A stored document, updated fields or named paths that are not JSON documents stop nothing."""
+    good = {
+        "updatedFields": '{"b": 2}',
+        "removedFields": None,
+        "truncatedArrays": None,
+        "disambiguatedPaths": None,
+    }
+    rows: list[tuple[str | None, list[dict[str, Any]] | None]] = [
+        (broken, [{"sequence": "1", "updateDescription": good}]),
+        ('{"a":1}', [{"sequence": "1", "updateDescription": good | {"updatedFields": broken}}]),
+        ('{"a":1}', [{"sequence": "1", "updateDescription": good | {"disambiguatedPaths": broken}}]),
+        ('{"a":1}', [{"sequence": "1", "updateDescription": good}]),
+    ]
+    assert folded(rows) == [({"b": 2}, True), ({"a": 1}, True), ({"a": 1}, True), ({"a": 1, "b": 2}, False)]
+
+
+def test_slices_and_missing_lists() -> None:
+    """A slice of a batch, a null list and null descriptions are read at their own rows."""
+    one = structs([{"updatedFields": {"a": 1}}])
+    rows = [("{}", one), ("{}", None), (None, None), ("{}", []), ("{}", structs([None])), ('{"b":2}', one)]
+    whole = batch(rows)
+    expected = [
+        ({"a": 1}, False),
+        ({}, False),
+        (None, True),
+        ({}, False),
+        ({}, True),
+        ({"a": 1, "b": 2}, False),
+    ]
+    for start in range(len(rows)):
+        [of] = fold.fold_batches(iter([whole.slice(start, 2)]))
+        assert [
+            (None if row["document"] is None else json.loads(row["document"]), row["incomplete"]) for row in of.to_pylist()
+        ] == expected[start : start + 2]
+
+
+def test_large_results_are_cut_into_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No batch of results grows past the limit by more than a document, and no row is lost or moved."""
+    monkeypatch.setattr(fold, "OUTPUT_BYTES", 100)
+    rows: list[tuple[str | None, Any]] = [(text({"n": n, "x": "x" * 40}), []) for n in range(10)]
+    results = list(fold.fold_batches(iter([batch(rows)])))
+    assert len(results) > 3
+    assert [json.loads(document)["n"] for of in results for document in of.column("document").to_pylist()] == [*range(10)]
+
+
+def test_wide_strings_stay_wide() -> None:
+    """The result has the string type of the input, and batches without rows pass."""
+    [full] = fold.fold_batches(iter([batch([("{}", [])], pa.large_string())]))
+    [empty] = fold.fold_batches(iter([batch([])]))
+    assert full.schema.field("document").type == pa.large_string()
+    assert (empty.num_rows, empty.schema.names) == (0, ["__key", "document", "incomplete"])
+
+
+def test_deep_documents() -> None:
+    """A document deeper than the fast writer takes is written all the same."""
+    deep: Any = {"a": 1}
+    for _ in range(300):
+        deep = {"a": deep}
+    [(document, incomplete)] = folded([(json.dumps(deep), structs([{"updatedFields": {"b": "\u20ac"}}]))])
+    assert (document, incomplete) == (deep | {"b": "\u20ac"}, False)
+
+
+def test_twice_is_once() -> None:
+    """A result depends on its arguments alone: folding again gives the same, whatever changed on the way."""
+    of = [fold.Update("1", {"a": {"b": [1]}}), fold.Update("2", {"a.b.1": 2})]
+    assert fold.fold({}, of) == fold.fold({}, of) == ({"a": {"b": [1, 2]}}, False)

@@ -1,0 +1,126 @@
+"""Fields leave events or change their names, in documents and in update descriptions."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc_core.bronze import raw_event
+from cdc_core.properties import types as values
+from cdc_core.stream import fields as field_filters
+from cdc_core.stream.fields import Fields, Rename, UpdateDescription
+
+CASES = json.loads((Path(__file__).resolve().parents[2] / "cases" / "filters" / "fields.json").read_text(encoding="utf-8"))
+
+
+def update_of(text: dict[str, Any]) -> UpdateDescription:
+    return UpdateDescription(
+        updated=text.get("updated", {}),
+        removed=tuple(text.get("removed", ())),
+        truncated=tuple((each["field"], each["size"]) for each in text.get("truncated", ())),
+        disambiguated=text.get("disambiguated"),
+    )
+
+
+def fields_of(case: dict[str, Any]) -> Fields:
+    filter_ = field_filters.read(case.get("exclude", ()), case.get("rename", ()))
+    return filter_.of(*case.get("in", "shop.orders").split(".", 1)) or Fields()
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case["about"]) for case in CASES])
+def test_cases(case: dict[str, Any]) -> None:
+    """Documents and updates come out as the case says, in its order, and the originals are left alone."""
+    original = copy.deepcopy(case)
+    fields = fields_of(case)
+    if "document" in case:
+        found, taken = field_filters.document(case["document"], fields=fields)
+        assert json.dumps(found) == json.dumps(case["gives"])
+        assert list(taken) == case.get("taken", [])
+    if "update" in case:
+        changed, _ = field_filters.update(update_of(case["update"]), fields=fields)
+        assert changed == update_of(case["gives_update"])
+        assert list(changed.updated) == list(case["gives_update"].get("updated", {}))
+    assert case == original
+
+
+@pytest.mark.parametrize("entry", ["", "shop", "shop.orders", "shop.orders.", "shop..x", ".orders.x"])
+def test_entries_that_are_none(entry: str) -> None:
+    """An entry without a field, or with an empty step, is refused."""
+    with pytest.raises(values.InvalidValue):
+        field_filters.read([entry], [])
+    with pytest.raises(values.InvalidValue):
+        field_filters.read([], [f"{entry}:name"])
+
+
+@pytest.mark.parametrize("entry", ["shop.orders.x", "shop.orders.x:", "shop.orders.x:a.b"])
+def test_renames_without_a_name(entry: str) -> None:
+    """A rename without a new name is refused."""
+    with pytest.raises(values.InvalidValue):
+        field_filters.read([], [entry])
+
+
+def test_collections_without_entries() -> None:
+    """A collection that no entry means is told apart, so that its events can stay bytes."""
+    assert field_filters.read(["shop.orders.x"], []).of("shop", "items") is None
+
+
+NAMES = st.sampled_from(["a", "b", "c", "0"])
+LEAVES = st.none() | st.integers(0, 3)
+NODES = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=12,
+)
+DOCUMENTS = st.dictionaries(NAMES, NODES, max_size=4)
+PATHS = st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=3).map(tuple)
+
+
+def _holds(node: Any, path: tuple[str, ...]) -> bool:
+    if isinstance(node, list):
+        return any(_holds(element, path) for element in node)
+    if not isinstance(node, dict) or path[0] not in node:
+        return False
+    return len(path) == 1 or _holds(node[path[0]], path[1:])
+
+
+@given(DOCUMENTS, st.lists(PATHS, max_size=3).map(tuple))
+def test_what_is_excluded_is_gone(document: dict[str, Any], paths: tuple[tuple[str, ...], ...]) -> None:
+    """After an exclusion no path of it leads anywhere, and doing it again changes nothing."""
+    fields = Fields(excluded=paths)
+    found, _ = field_filters.document(document, fields=fields)
+    assert not any(_holds(found, path) for path in paths)
+    assert field_filters.document(found, fields=fields)[0] == found
+
+
+@given(DOCUMENTS, PATHS)
+def test_a_rename_to_a_new_name_can_be_undone(document: dict[str, Any], path: tuple[str, ...]) -> None:
+    """Renaming to a name that is nowhere, and back, gives the same fields and values."""
+    there, taken = field_filters.document(document, fields=Fields(renamed=(Rename(path, "new"),)))
+    assert taken == ()
+    assert not _holds(there, path)
+    back, _ = field_filters.document(there, fields=Fields(renamed=(Rename((*path[:-1], "new"), path[-1]),)))
+    assert back == document
+
+
+@given(DOCUMENTS, st.lists(PATHS, min_size=1, max_size=3).map(tuple))
+def test_updates_agree_with_documents(document: dict[str, Any], paths: tuple[tuple[str, ...], ...]) -> None:
+    """Setting a field in an update leaves what it would leave in the document."""
+    fields = Fields(excluded=paths)
+    whole, _ = field_filters.document(document, fields=fields)
+    changed, _ = field_filters.update(UpdateDescription(updated=document), fields=fields)
+    assert changed.updated == whole
+
+
+def test_a_rename_onto_a_taken_name_is_told() -> None:
+    """The document stays as it was, and the name is given back, for the log."""
+    fields = field_filters.read((), ("shop.orders.name:title",)).of("shop", "orders")
+    assert fields is not None
+    taken: set[str] = set()
+    assert raw_event.filtered(b'{"name":1,"title":2}', fields=fields, taken=taken) == b'{"name":1,"title":2}'
+    assert taken == {"title"}

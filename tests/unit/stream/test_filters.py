@@ -1,0 +1,244 @@
+"""Which namespaces are captured, what the server is asked, and when a stream counts as another one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc_core.properties import types as values
+from cdc_core.properties.source import CaptureScope
+from cdc_core.stream import cursor_pipeline, filters, patterns
+from tests.harness.sources import source
+
+CASES = Path(__file__).resolve().parents[2] / "cases" / "filters"
+
+
+def cases(name: str) -> list[Any]:
+    return [pytest.param(case, id=case["about"]) for case in json.loads((CASES / name).read_text())]
+
+
+def namespaces(case: dict[str, Any], side: str) -> list[tuple[str, str]]:
+    return [(db, collection) for db, _, collection in (name.partition(".") for name in case[side])]
+
+
+@pytest.mark.parametrize("case", cases("namespaces.json"))
+def test_lists(case: dict[str, Any]) -> None:
+    """Include and exclude lists mean what Debezium's do."""
+    filter_ = filters.of(source(case["source"]))
+    assert [ns for ns in namespaces(case, "in") if not filter_.includes(*ns)] == []
+    assert [ns for ns in namespaces(case, "out") if filter_.includes(*ns)] == []
+    assert len(filter_.left_to_client()) == case.get("left_to_client", 0)
+
+
+@pytest.mark.parametrize("case", cases("scopes.json"))
+def test_scopes(case: dict[str, Any]) -> None:
+    """A stream is no wider than the lists and no narrower than they allow."""
+    assert str(filters.stream_scope(source(case["source"]), databases=case.get("databases", ()))) == case["scope"]
+
+
+@pytest.mark.parametrize("text", ["(", "a)", "[a", "*a", "a{2,1}", "(?<name>a)", r"\p{L}", "[a--b]"])
+def test_unreadable_patterns_are_refused(text: str) -> None:
+    """What Python cannot read as a regular expression, or warns about, never becomes a filter."""
+    with pytest.raises(values.InvalidValue):
+        patterns.regex(text)
+
+
+@given(st.text(st.characters(blacklist_categories=("Cs", "Cc")), min_size=1))
+def test_a_literal_matches_itself(name: str) -> None:
+    """In literal mode every name matches itself, and the server can be asked for it."""
+    pattern = patterns.literal(name)
+    assert pattern.matches(name)
+    assert pattern.literal == name
+    assert pattern.server_text is not None
+    assert patterns.regex(pattern.text) == pattern
+
+
+@given(st.text("ab.,|()[]{}\\^$*+?12-Q E", max_size=12), st.sampled_from(",|"))
+def test_splitting_loses_nothing(text: str, separator: str) -> None:
+    """The parts of a list, joined again, are the list."""
+    assert separator.join(values.split_top_level(text, separator)) == text
+
+
+@given(st.text("ab.|()[]\\^$*+?", max_size=10), st.text("ab.", min_size=3, max_size=6))
+def test_databases_of_an_entry_cover_it(entry: str, name: str) -> None:
+    """Where an entry is taken apart into databases, exactly the names that it matches are matched."""
+    try:
+        pattern = patterns.regex(entry)
+    except values.InvalidValue:
+        return
+    pairs = pattern.by_database()
+    db, dot, collection = name.partition(".")
+    if pairs is None or not (db and dot and collection):
+        return
+    taken_apart = any(db.lower() == pinned.lower() and rest.matches(collection) for pinned, rest in pairs)
+    assert taken_apart == pattern.matches(name)
+
+
+def test_everything_needs_no_stage() -> None:
+    """A pipeline without lists asks the server for everything."""
+    assert filters.server_stages(filters.Filter()) == []
+
+
+def test_skipped_operations_leave_the_other_events() -> None:
+    """Skipping operations on documents never hides drops, renames or invalidates."""
+    stages = filters.pipeline(source({"skipped.operations": "c,u"}))
+    assert stages == [{"$match": {"operationType": {"$nin": ["insert", "replace", "update"]}}}]
+
+
+def test_none_skips_nothing() -> None:
+    """`none`, `t` and `r` hide no event of a stream."""
+    assert filters.operations(source({"skipped.operations": "none,t,r"})) == filters.OPERATIONS
+
+
+def test_long_lists_stay_below_the_servers_limit() -> None:
+    """Thousands of collections become several regular expressions, each one that the server compiles."""
+    names = [f"shop.collection_with_a_long_name_{number}" for number in range(3000)]
+    text = json.dumps(filters.pipeline(source({"collection.include.list": names})))
+    condition = json.loads(text)[0]["$match"]["$or"][1]
+    regexes = [each["ns.coll"]["$regex"] for each in condition["$or"]]
+    assert len(regexes) > 1
+    assert max(map(len, regexes)) < 32_764
+
+
+def test_stages_of_the_settings_stand_where_asked() -> None:
+    """`cursor.pipeline` comes after, before or instead of the filters, splitting always last."""
+    given_ = {
+        "database.include.list": "shop",
+        "cursor.pipeline": '[{"$match": {"fullDocument.total": {"$gt": {"$numberLong": "5"}}}}]',
+        "cursor.oversize.handling.mode": "split",
+    }
+    shapes = {
+        order: [next(iter(stage)) for stage in filters.pipeline(source({**given_, "cursor.pipeline.order": order}))]
+        for order in ("internal_first", "user_first", "user_only")
+    }
+    assert shapes == {
+        "internal_first": ["$match", "$match", "$changeStreamSplitLargeEvent"],
+        "user_first": ["$match", "$match", "$changeStreamSplitLargeEvent"],
+        "user_only": ["$match", "$changeStreamSplitLargeEvent"],
+    }
+    first, second, _ = filters.pipeline(source({**given_, "cursor.pipeline.order": "user_first"}))
+    assert "fullDocument.total" in first["$match"]["$or"][1]
+    assert "$or" in second["$match"]
+
+
+def test_images() -> None:
+    """The capture mode decides which documents an update brings."""
+    asked = {
+        mode: (
+            filters.full_document(source({"capture.mode": mode})),
+            filters.full_document_before_change(source({"capture.mode": mode})),
+        )
+        for mode in ("change_streams", "change_streams_update_full", "change_streams_with_pre_image")
+    }
+    assert asked == {
+        "change_streams": (None, None),
+        "change_streams_update_full": ("updateLookup", None),
+        "change_streams_with_pre_image": (None, "whenAvailable"),
+    }
+    assert filters.full_document(source({"capture.mode.full.update.type": "post_image"})) == "whenAvailable"
+
+
+BASE = {"collection.include.list": "shop.a, shop.b"}
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        {"collection.include.list": "shop\\.b,SHOP.a"},
+        {"collection.include.list": ["shop.a", "shop.b", "shop.a"]},
+        {**BASE, "snapshot.mode": "never", "max.batch.size": 5, "mongodb.user": "joe"},
+        {**BASE, "field.exclude.list": "shop.a.x"},
+        {**BASE, "cursor.oversize.skip.threshold": 5},
+    ],
+)
+def test_the_same_stream_has_the_same_fingerprint(same: dict[str, Any]) -> None:
+    """Spelling, order and what has nothing to do with the stream do not make it another one."""
+    assert filters.fingerprint(source(same)) == filters.fingerprint(source(BASE))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"collection.include.list": "shop.a"},
+        {"collection.include.list": "shop.a,shop.b,mall.c"},
+        {**BASE, "capture.mode": "change_streams"},
+        {**BASE, "capture.mode": "change_streams_update_full_with_pre_image"},
+        {**BASE, "capture.mode.full.update.type": "post_image"},
+        {**BASE, "capture.scope": "deployment"},
+        {**BASE, "cursor.pipeline": '[{"$project": {"fullDocument.x": 0}}]'},
+        {**BASE, "skipped.operations": "d"},
+        {**BASE, "signal.data.collection": "shop.signals"},
+        {**BASE, "cursor.oversize.handling.mode": "split"},
+        {**BASE, "cursor.oversize.handling.mode": "skip", "cursor.oversize.skip.threshold": 5},
+    ],
+)
+def test_another_stream_has_another_fingerprint(other: dict[str, Any]) -> None:
+    """Whatever decides which events a stream carries changes its fingerprint."""
+    assert filters.fingerprint(source(other)) != filters.fingerprint(source(BASE))
+
+
+def test_named_collections() -> None:
+    """The collections that the list names outright are known, so that a missing one can be reported."""
+    filter_ = filters.of(source({"collection.include.list": "shop.orders, shop\\.tmp_.*, mall[.]a\\.b"}))
+    assert filter_.named() == (("shop", "orders"), ("mall", "a.b"))
+
+
+def test_snapshots_read_captured_collections_only() -> None:
+    """`snapshot.include.collection.list` narrows what is captured and never widens it."""
+    filter_ = filters.of(source({"database.include.list": "shop", "snapshot.include.collection.list": "shop.a,mall.b"}))
+    assert filter_.is_snapshotted("shop", "a")
+    assert not filter_.is_snapshotted("shop", "b")
+    assert not filter_.is_snapshotted("mall", "b")
+
+
+def test_the_collection_of_signals() -> None:
+    """The collection of signals is read, and captured only if the lists let it in."""
+    filter_ = filters.of(source({"database.include.list": "shop", "signal.data.collection": "ops.signals"}))
+    assert filter_.is_signals("ops", "signals")
+    assert not filter_.includes("ops", "signals")
+
+
+def test_scopes_print_as_names() -> None:
+    """A scope shows as the deployment, a database or a collection."""
+    assert [
+        str(filters.Scope(CaptureScope.DEPLOYMENT)),
+        str(filters.Scope(CaptureScope.COLLECTION, "a", "b.c")),
+    ] == [
+        "deployment",
+        "a.b.c",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stages", "named"),
+    [
+        ([{"$unset": ["documentKey"]}], ["documentKey"]),
+        ([{"$unset": "ns.coll"}], ["ns"]),
+        ([{"$project": {"clusterTime": 0, "_id": 0}}], ["_id", "clusterTime"]),
+        ([{"$project": {"fullDocument": 1, "ns": 1}}], ["operationType", "clusterTime", "documentKey"]),
+        ([{"$project": {"_id": 1}}], ["operationType", "clusterTime", "ns", "documentKey"]),
+        ([{"$set": {"operationType": "x", "ns": {"db": "y"}}}], ["operationType", "ns"]),
+        ([{"$addFields": {"_id": "$documentKey._id"}}], ["_id"]),
+        ([{"$replaceRoot": {"newRoot": "$fullDocument"}}], ["_id", "operationType", "clusterTime", "ns", "documentKey"]),
+        ([{"$replaceWith": {"$mergeObjects": ["$$ROOT", {"clusterTime": 1}]}}], ["clusterTime"]),
+        ([{"$match": {"ns.coll": "a"}}, {"$unset": "updateDescription"}], []),
+        ([{"$project": {"fullDocument.secret": 0}}], []),
+        ([{"$set": {"tag": 1, "documentKey": "$documentKey"}}], []),
+        ([{"$replaceWith": {"$mergeObjects": ["$$ROOT", {"tag": 1}]}}], []),
+    ],
+)
+def test_stages_that_spoil_events_are_named(stages: list[dict[str, Any]], named: list[str]) -> None:
+    """A stage that is seen to take away or change what an event needs is refused by the field's name."""
+    found = cursor_pipeline.problems(stages)
+    assert [problem.split(" takes ")[1].split(" ")[0] for problem in found] == named
+
+
+def test_stages_that_a_change_stream_does_not_take_are_refused() -> None:
+    """`$lookup`, and splitting, which has a setting of its own; a stream of partial updates needs their description."""
+    assert len(cursor_pipeline.problems([{"$lookup": {}}, {"$changeStreamSplitLargeEvent": {}}])) == 2
+    assert len(cursor_pipeline.problems([{"$unset": "updateDescription"}], needs_description=True)) == 1
