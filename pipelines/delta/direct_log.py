@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+DELTA = "org.apache.spark.sql.delta"
+CONVERTERS = "scala.jdk.javaapi.CollectionConverters"
+
 MANY_TOUCHED = 500
 """Rows of more files are marked as deleted by a job."""
 
@@ -47,13 +50,13 @@ class DirectLog:
     def __init__(self, spark: SparkSession, location: str, files: TableFiles) -> None:
         self._spark = spark
         self.store = files
-        self._jvm = spark._jvm
-        package = self._jvm.org.apache.spark.sql.delta
-        self._log = package.DeltaLog.forTable(spark._jsparkSession, location)
-        self._write = getattr(package, "DeltaOperations$Write")
-        self._action = package.actions.Action
-        self._none = self._jvm.scala.Option.empty
-        self._session = self._jvm.org.apache.spark.sql.classic.SparkSession
+        self._log = jvm.java_class(spark, f"{DELTA}.DeltaLog").forTable(spark._jsparkSession, location)
+        self._write = jvm.java_class(spark, f"{DELTA}.DeltaOperations$Write")
+        self._action = jvm.java_class(spark, f"{DELTA}.actions.Action")
+        self._save_mode = jvm.java_class(spark, "org.apache.spark.sql.SaveMode").Append
+        self._option = jvm.java_class(spark, "scala.Option")
+        self._none = self._option.empty
+        self._session = jvm.java_class(spark, "org.apache.spark.sql.classic.SparkSession")
         self._fencing = _fencing_session(spark)._jsparkSession
         self._vectors = DeletionVectors(spark, files, self._log)
         # Delta's constructors change between its versions: one that is not there is to be known before the first commit.
@@ -81,7 +84,7 @@ class DirectLog:
         The rows are looked for in a thread beside the one that writes: neither fills two cores all the time.
         """
         transaction = self._able(base)
-        actions = self._jvm.java.util.ArrayList()
+        actions = jvm.java_class(self._spark, "java.util.ArrayList")()
         try:
             with ThreadPoolExecutor(1, thread_name_prefix="medallion-upsert") as pool:
                 deleting = None if sought is None or sought.version != base else sought.actions
@@ -93,25 +96,25 @@ class DirectLog:
                 deleted = () if deleting is None else (deleting.result(),)
                 # The fence is an action of the same commit: neither it nor the rows can be in the log without the other.
                 for found in (self._actions(None, base + 1), *deleted, written):
-                    actions.addAll(self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(found))
+                    actions.addAll(jvm.java_class(self._spark, CONVERTERS).asJava(found))
         except table_errors.SPARK_ERRORS as error:
             raise self._translated(error, base) from error
         except (Py4JError, TypeError) as error:  # another Delta has other methods
             raise upsert.NeedsMerge from error
         if unless is not None and unless():
             raise upsert.NotCommitted  # VACUUM takes the files
-        return self._committed(transaction, _seq(self._jvm, actions), base=base, metadata=metadata)
+        return self._committed(transaction, _seq(self._spark, actions), base=base, metadata=metadata)
 
     def take_out(self, files: Sequence[data_file.DataFile], *, base: int, metadata: str) -> int:
         """Take files out of the version `base`, as version `base` + 1, or raise `VersionTaken` and change nothing."""
         now_ms = clock.now_ms()
-        actions = self._jvm.java.util.ArrayList()
-        actions.addAll(self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(self._actions(None, base + 1)))
+        actions = jvm.java_class(self._spark, "java.util.ArrayList")()
+        actions.addAll(jvm.java_class(self._spark, CONVERTERS).asJava(self._actions(None, base + 1)))
         for file in files:
             # An append-only table lets no rows go, but a file that is not there has none.
             removed = {"path": file.name, "deletionTimestamp": now_ms, "dataChange": False, "deletionVector": file.vector}
             actions.add(self._action.fromJson(json.dumps({"remove": removed})))
-        return self._committed(self._at(base), _seq(self._jvm, actions), base=base, metadata=metadata)
+        return self._committed(self._at(base), _seq(self._spark, actions), base=base, metadata=metadata)
 
     def live(self) -> DataFrame:
         """The files of the newest version, one a row, as the log has them."""
@@ -178,17 +181,16 @@ class DirectLog:
         """A transaction on a version."""
         # Delta asks the thread for its session: a thread that ran no statement yet has none.
         self._session.setActiveSession(self._spark._jsparkSession)
-        return self._log.startTransaction(self._none(), self._jvm.scala.Option.apply(snapshot))
+        return self._log.startTransaction(self._none(), self._option.apply(snapshot))
 
     def _newest(self) -> Any:
         """The newest version; the log's folder is listed for it, which is what a long log makes dear."""
         return self._log.update(False, self._none(), self._none())
 
     def _operation(self, metadata: str | None) -> Any:
-        mode = self._jvm.org.apache.spark.sql.SaveMode.Append
         none = self._none
-        said = none() if metadata is None else self._jvm.scala.Option.apply(metadata)
-        return self._write(mode, none(), none(), said, none(), none(), none(), none(), none())
+        said = none() if metadata is None else self._option.apply(metadata)
+        return self._write(self._save_mode, none(), none(), said, none(), none(), none(), none(), none())
 
     def _actions(self, file: data_file.ParquetFile | None, txn_version: int | None) -> Any:
         now_ms = clock.now_ms()
@@ -205,10 +207,10 @@ class DirectLog:
                 "stats": file.stats,
             }
             found.append({"add": added})
-        actions = self._jvm.java.util.ArrayList()
+        actions = jvm.java_class(self._spark, "java.util.ArrayList")()
         for action in found:
             actions.add(self._action.fromJson(json.dumps(action)))
-        return _seq(self._jvm, actions)
+        return _seq(self._spark, actions)
 
     def _translated(self, error: Exception, base: int) -> Exception:
         # Not by the error's text: whether somebody came first is what the log says.
@@ -225,13 +227,19 @@ class DeletionVectors:
         self._spark = spark
         self._files = files
         self._log = log
-        self._jvm = spark._jvm
-        self._action = self._jvm.org.apache.spark.sql.delta.actions.Action
-        self._session = self._jvm.org.apache.spark.sql.classic.SparkSession
+        self._action = jvm.java_class(spark, f"{DELTA}.actions.Action")
+        self._session = jvm.java_class(spark, "org.apache.spark.sql.classic.SparkSession")
+
+    def _delta(self, name: str) -> Any:
+        return jvm.java_class(self._spark, f"{DELTA}.{name}")
+
+    def _delta_object(self, name: str) -> Any:
+        """A Scala object, whose methods are those of its one instance."""
+        return getattr(self._delta(f"{name}$"), "MODULE$")
 
     def are_enabled(self, known: Any) -> bool:
         """Whether a version of the table has deletion vectors and no change feed, whose readers want updates."""
-        properties = self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(known.metadata().configuration())
+        properties = jvm.java_class(self._spark, CONVERTERS).asJava(known.metadata().configuration())
         return (
             properties.get(definition.DELETION_VECTORS) == "true" and properties.get("delta.enableChangeDataFeed") != "true"
         )
@@ -240,18 +248,20 @@ class DeletionVectors:
         """Actions that take the touched rows out, as Delta's own DELETE finds and writes them."""
         self._session.setActiveSession(self._spark._jsparkSession)
         found = self._placed(table, touched)
-        package = self._jvm.org.apache.spark.sql.delta
-        some, (file, row) = self._jvm.scala.Option.apply, (F.col(name)._jc for name in upsert.ROW_LOCATION)
+        some, (file, row) = (
+            jvm.java_class(self._spark, "scala.Option").apply,
+            (F.col(name)._jc for name in upsert.ROW_LOCATION),
+        )
         session, files = self._spark._jsparkSession, transaction.filterFiles()
-        helper = package.commands.DMLWithDeletionVectorsHelper
-        always = self._jvm.org.apache.spark.sql.catalyst.expressions.Literal.TrueLiteral()
-        vectors = getattr(getattr(package.commands, "DeletionVectorBitmapGenerator$"), "MODULE$")
+        helper = self._delta("commands.DMLWithDeletionVectorsHelper")
+        always = jvm.java_class(self._spark, "org.apache.spark.sql.catalyst.expressions.Literal").TrueLiteral()
+        vectors = self._delta_object("commands.DeletionVectorBitmapGenerator")
         stored = vectors.buildRowIndexSetsForFilesMatchingCondition(
             session, transaction, True, found._jdf, files, always, some(file), some(row)
         )
         by_name = helper.generateCandidateFileMap(self._log.dataPath(), files)
         marked = helper.findFilesWithMatchingRows(transaction, by_name, stored)
-        prefix = package.stats.StatsCollectionUtils.getDataSkippingStringPrefixLength(session, transaction.metadata())
+        prefix = self._delta("stats.StatsCollectionUtils").getDataSkippingStringPrefixLength(session, transaction.metadata())
         return helper.processUnmodifiedData(session, marked, transaction.snapshot(), prefix)._1()
 
     def _placed(self, table: tables.TableRef, touched: DataFrame) -> DataFrame:
@@ -272,11 +282,11 @@ class DeletionVectors:
         files = self._named(transaction, list(by_file))
         if len(files) < len(by_file) or any("stats" not in file for file in files):  # somebody else wrote them
             return self.actions(transaction, table, touched)
-        actions = self._jvm.java.util.ArrayList()
+        actions = jvm.java_class(self._spark, "java.util.ArrayList")()
         for file in files:
             for action in self._without(file, by_file[file["path"]]):
                 actions.add(self._action.fromJson(json.dumps(action)))
-        return _seq(self._jvm, actions)
+        return _seq(self._spark, actions)
 
     def _named(self, transaction: Any, names: Sequence[str]) -> list[dict[str, Any]]:
         """The `add` actions of the files of these names, as the log has them."""
@@ -294,9 +304,7 @@ class DeletionVectors:
         same = {name: file[name] for name in ("path", "partitionValues", "size", "deletionVector") if name in file}
         now_ms = clock.now_ms()
         removed = {"remove": {**same, "deletionTimestamp": now_ms, "dataChange": True, "extendedFileMetadata": True}}
-        bitmap = self._jvm.org.apache.spark.sql.delta.deletionvectors.RoaringBitmapArray.readFrom(
-            deletion_vector.serialized(rows)
-        )
+        bitmap = self._delta("deletionvectors.RoaringBitmapArray").readFrom(deletion_vector.serialized(rows))
         if "deletionVector" in file:
             # A file has one deletion vector: the new one holds the rows of the old one, too.
             bitmap.merge(self._held_vector(file))
@@ -312,21 +320,19 @@ class DeletionVectors:
 
     def _held_vector(self, file: Mapping[str, Any]) -> Any:
         """The rows that are deleted from a file already."""
-        package = self._jvm.org.apache.spark.sql.delta
         held = self._action.fromJson(json.dumps({"add": file})).deletionVector()
-        store = getattr(getattr(package.storage.dv, "DeletionVectorStore$"), "MODULE$")
-        stored = package.deletionvectors.StoredBitmap.create(held, self._log.dataPath())
+        store = self._delta_object("storage.dv.DeletionVectorStore")
+        stored = self._delta("deletionvectors.StoredBitmap").create(held, self._log.dataPath())
         return stored.load(store.createInstance(self._log.newDeltaHadoopConf()))
 
     def _vector(self, bitmap: Any, count: int) -> dict[str, Any]:
         """A bitmap as a deletion vector in a file of its own, which VACUUM takes where no commit comes to name it."""
-        package = self._jvm.org.apache.spark.sql.delta
-        formats = getattr(getattr(package.deletionvectors, "RoaringBitmapArrayFormat$"), "MODULE$")
+        formats = self._delta_object("deletionvectors.RoaringBitmapArrayFormat")
         data = bytes(bitmap.serializeAsByteArray(formats.Portable()))
         name = uuid.uuid4()
         self._files.write(f"deletion_vector_{name}.bin", deletion_vector.file(data))
-        encoded = getattr(getattr(package.actions, "DeletionVectorDescriptor$"), "MODULE$").encodeUUID(
-            self._jvm.java.util.UUID.fromString(str(name)), ""
+        encoded = self._delta_object("actions.DeletionVectorDescriptor").encodeUUID(
+            jvm.java_class(self._spark, "java.util.UUID").fromString(str(name)), ""
         )
         return {
             "storageType": "u",
@@ -337,9 +343,9 @@ class DeletionVectors:
         }
 
 
-def _seq(jvm: Any, actions: Any) -> Any:
+def _seq(spark: SparkSession, actions: Any) -> Any:
     """A Java list as the immutable sequence that Delta's Scala methods take."""
-    return jvm.scala.jdk.javaapi.CollectionConverters.asScala(actions).toSeq()
+    return jvm.java_class(spark, CONVERTERS).asScala(actions).toSeq()
 
 
 def of(spark: SparkSession, table: tables.TableRef) -> DirectLog | None:

@@ -10,13 +10,13 @@ import contextlib
 import os
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cdc_core import errors
 from pipelines.delta import log_store
 from pipelines.spark import conf as spark_conf
+from pipelines.spark import jvm, stores
 from pipelines.spark import session as sparks
-from pipelines.spark import stores
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -95,19 +95,18 @@ def _probed(spark: SparkSession, location: str) -> str | None:
     """Why the store is not trusted after an object was written to it twice; None where it refused the second one."""
     from py4j.protocol import Py4JJavaError
 
-    jvm: Any = spark._jvm
     conf = spark._jsparkSession.sessionState().newHadoopConf()
     # Beside the table's folder: what lies in it would make Delta take the folder for a table.
-    path = jvm.org.apache.hadoop.fs.Path(
+    path = jvm.java_class(spark, "org.apache.hadoop.fs.Path")(
         f"{location.rstrip('/').rpartition('/')[0]}/_medallion_probe/{uuid.uuid4().hex}.json"
     )
     try:
-        store = jvm.io.mongomedallion.storage.ConditionalPutLogStore(conf)
+        store = jvm.java_class(spark, log_store.CONDITIONAL_PUT)(conf)
     except TypeError:
         return f"the class {log_store.CONDITIONAL_PUT} is not there (add the jar {log_store.JAR.name} to spark.jars)"
 
     def write(content: str) -> None:
-        lines = jvm.java.util.ArrayList()
+        lines = jvm.java_class(spark, "java.util.ArrayList")()
         lines.add(content)
         store.write(path, lines.iterator(), False, conf)
 

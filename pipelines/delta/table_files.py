@@ -66,7 +66,7 @@ class StoredFiles:
     def put(self, name: str) -> None:
         draft = self.draft(name)
         try:
-            self._files().copyFromLocalFile(True, True, self._jvm.org.apache.hadoop.fs.Path(f"file:{draft}"), self._at(name))
+            self._files().copyFromLocalFile(True, True, self._path(f"file:{draft}"), self._at(name))
         finally:
             draft.unlink(missing_ok=True)
 
@@ -82,12 +82,11 @@ class StoredFiles:
     def has_commit(self, version: int) -> bool | None:
         return None
 
-    @property
-    def _jvm(self) -> Any:
-        return self.spark._jvm
+    def _path(self, path: str) -> Any:
+        return jvm.java_class(self.spark, "org.apache.hadoop.fs.Path")(path)
 
     def _at(self, name: str) -> Any:
-        return self._jvm.org.apache.hadoop.fs.Path(f"{self.location.rstrip('/')}/{name}")
+        return self._path(f"{self.location.rstrip('/')}/{name}")
 
     def _files(self) -> Any:
         return self._at("").getFileSystem(self.spark._jsparkSession.sessionState().newHadoopConf())

@@ -20,7 +20,7 @@ from cdc_core import errors
 from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
 from pipelines.delta import data_file, direct_log, exclusion, local_log, table_errors
-from pipelines.spark import failures
+from pipelines.spark import failures, jvm
 from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def remove(spark: SparkSession, shadow: tables.Layout) -> None:
                 parent.rmdir()
         return
     with contextlib.suppress(AttributeError):
-        path = spark._jvm.org.apache.hadoop.fs.Path(shadow.root)
+        path = jvm.java_class(spark, "org.apache.hadoop.fs.Path")(shadow.root)
         path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()).delete(path, True)
 
 

@@ -205,6 +205,15 @@ def _ignoring_sigterm(first: Callable[[], None]) -> Callable[[], None]:
     return prepare
 
 
+def java_class(spark: SparkSession, name: str) -> Any:
+    """A class of the session's JVM by its full name, one lookup: `jvm.org.apache…` asks for a class at each of its dots.
+
+    Each such question looks through all of Spark's jars in vain, which takes milliseconds. Where there is no such class, what
+    comes back raises `TypeError` when it is called.
+    """
+    return getattr(spark._jvm, name)
+
+
 def scratch() -> Path:
     """A folder of this user's for what lives as long as a process; what gone ones left is removed."""
     folder = Path(tempfile.gettempdir(), f"medallion-{os.getuid()}")
