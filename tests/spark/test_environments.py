@@ -22,8 +22,8 @@ from tests.harness.layers import CASES
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LONG = (pytest.param(each, marks=pytest.mark.journey) for each in (Environment.STORE, Environment.STATEMENTS))
-AWAY = pytest.mark.parametrize("session", [*LONG, Environment.REFUSING], indirect=True, ids=lambda each: each.value)
+ELSEWHERE = [each for each in Environment if each is not Environment.DISK]
+AWAY = pytest.mark.parametrize("session", ELSEWHERE, indirect=True, ids=lambda each: each.value)
 EVERYWHERE = pytest.mark.parametrize("session", list(Environment), indirect=True, ids=lambda each: each.value)
 
 
@@ -37,8 +37,9 @@ FEW = ("late_delete", "null_after", "sweep")
 """Cases whose batches take every clause of a MERGE together."""
 
 
+@pytest.mark.journey
 @AWAY
-@pytest.mark.parametrize("names", [FEW, pytest.param([*CASES], marks=pytest.mark.journey)], ids=["few", "all"])
+@pytest.mark.parametrize("names", [FEW, [*CASES]], ids=["few", "all"])
 def test_cases_of_silver_and_gold(session: SparkSession, lakehouse: Path, names: Sequence[str]) -> None:
     """Cases of silver, batch by batch, are in both layers what the case says."""
     hop = layers.Hop(session, layers.pipeline(lakehouse, {name: CASES[name].get("options", {}) for name in names}))
@@ -100,6 +101,7 @@ def test_a_merge_of_who_was_replaced_changes_nothing(session: SparkSession, lake
     assert [row.v for row in session.table(str(table)).collect()] == [1]
 
 
+@pytest.mark.journey
 @AWAY
 def test_histories(session: SparkSession, lakehouse: Path) -> None:
     """Versions are closed, opened and swept as they are on a disk."""

@@ -164,38 +164,39 @@ def test_bronze_numbers_no_batch_twice(spark: SparkSession, tmp_path: Path) -> N
 LAYERS = (f"silver/{bronze_rows.DB}", f"gold/{bronze_rows.DB}/{ORDERS}'", "_history")
 
 
-@pytest.mark.parametrize("boundary", PLACES[1:])
-def test_every_layer_goes_on_from_every_border(spark: SparkSession, tmp_path: Path, boundary: Boundary) -> None:
+def test_every_layer_goes_on_from_every_border(spark: SparkSession, tmp_path: Path) -> None:
     """An interrupt at a border of the first commit with rows to each kind of table: run again in the same process, silver,
     gold and history end as if nothing had been."""
     hop = Hop(spark, pipeline(tmp_path, history=True))
     hop.bronze.append({ORDERS: [{"op": "c", "key": 1, "at": 1, "after": {"_id": 1, "v": 1}}]})
     hop.run()
-    hop.bronze.append(
-        {ORDERS: [{"op": "c", "key": 2, "at": 11, "after": {"_id": 2, "v": 2}}, {"op": "d", "key": 1, "at": 12}]}
-    )
-    for layer in ("silver/", "gold/", "_history"):
-        with faults.injected(Fault(boundary, Kind.INTERRUPT, layer, nth=2)) as injection, contextlib.suppress(*SEEN):
-            hop.run()
-        assert injection.has_struck
-    hop.run()
-    assert [row["_id"] for row in hop.documents(ORDERS)] == [2]
-    versions = spark.table(str(hop.layout.history(bronze_rows.DB, ORDERS))).orderBy("_id").collect()
-    assert [(row["_id"], row["v"], row["valid_to"] is None) for row in versions] == [(1, 1, False), (2, 2, True)]
+    for old, boundary in enumerate(PLACES[1:], 1):
+        new, at = old + 1, 10 * old
+        created = {"op": "c", "key": new, "at": at, "after": {"_id": new, "v": new}}
+        hop.bronze.append({ORDERS: [created, {"op": "d", "key": old, "at": at + 1}]})
+        for layer in ("silver/", "gold/", "_history"):
+            with faults.injected(Fault(boundary, Kind.INTERRUPT, layer, nth=2)) as injection, contextlib.suppress(*SEEN):
+                hop.run()
+            assert injection.has_struck, (boundary, layer)
+        hop.run()
+        assert [row["_id"] for row in hop.documents(ORDERS)] == [new]
+        versions = spark.table(str(hop.layout.history(bronze_rows.DB, ORDERS))).orderBy("_id").collect()
+        ended = [(row["_id"], row["v"], row["valid_to"] is None) for row in versions]
+        assert ended == [(key, key, key == new) for key in range(1, new + 1)]
 
 
-@pytest.mark.parametrize("boundary", PLACES[1:])
-def test_a_rebuild_that_got_no_answer(spark: SparkSession, tmp_path: Path, boundary: Boundary) -> None:
+def test_a_rebuild_that_got_no_answer(spark: SparkSession, tmp_path: Path) -> None:
     """The table holds the old rows or the new ones, all of them readable, and is rebuilt by the next attempt."""
     hop = Hop(spark, pipeline(tmp_path))
     hop.bronze.append({ORDERS: [{"op": "c", "key": 1, "at": 1, "after": {"_id": 1}}]})
     hop.run()
     table = f"silver/{bronze_rows.DB}/{ORDERS}"
     name = f"{bronze_rows.DB}.{ORDERS}"
-    with faults.injected(Fault(boundary, Kind.INTERRUPT, table, nth=2)) as injection, pytest.raises(KeyboardInterrupt):
-        rebuild.run(spark, hop.settings, collection=name)
-    assert injection.has_struck
-    assert [row["_id"] for row in hop.rows(ORDERS)] == [1]
+    for boundary in PLACES[1:]:
+        with faults.injected(Fault(boundary, Kind.INTERRUPT, table, nth=2)) as injection, pytest.raises(KeyboardInterrupt):
+            rebuild.run(spark, hop.settings, collection=name)
+        assert injection.has_struck, boundary
+        assert [row["_id"] for row in hop.rows(ORDERS)] == [1], boundary
     rebuild.run(spark, hop.settings, collection=name)
     hop.run()
     assert [row["_id"] for row in hop.documents(ORDERS)] == [1]
