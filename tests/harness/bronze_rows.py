@@ -78,7 +78,8 @@ class Log:
             first = sequence(event["sweep"], is_snapshot=True)
             namespace = f"{DB}.{collection}"
             state = {"chunks": 1, "documents": 1, "completed": True, "first": first, "sweep": True}
-            payload = {"snapshot": {"id": "s", "planned": [namespace], "collections": {namespace: state}}}
+            plan = {"id": f"s-{collection}", "type": "incremental", "planned": [namespace]}
+            payload = {"snapshot": {**plan, "collections": {namespace: state}}}
             return common | {"kind": "heartbeat", "payload": text(payload)}
         if "drop" in event:
             place = {"db": DB, "collection": collection, "sequence": sequence(event["drop"])}
