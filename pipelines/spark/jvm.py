@@ -177,13 +177,26 @@ def _interrupts_as_they_are() -> Iterator[None]:
 
 
 def _end_without_traceback(context: Any) -> None:
-    """Log what PySpark's accumulator server would print: a traceback for each connection that the end of the JVM breaks."""
+    """Log at DEBUG what PySpark and Py4J would print: a traceback for each connection that the end of the JVM breaks.
+
+    Py4J writes its own to the root logger, also from the thread that tells the JVM of each object that is no longer used,
+    which may be at work while the process ends. Whoever waits for an answer gets the error as an exception all the same.
+    """
 
     def ignore(request: object, address: object) -> None:
         log.debug("a connection of accumulators broke", exc_info=True)
 
     with contextlib.suppress(AttributeError):
         context._accumulatorServer.handle_error = ignore
+    logging.getLogger().addFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a record of the root logger is more than Py4J's word that a connection broke."""
+    if record.msg != "Exception while sending command.":
+        return True
+    log.debug("a connection to the JVM broke", exc_info=record.exc_info)
+    return False
 
 
 class _Launch(dict[str, Any]):

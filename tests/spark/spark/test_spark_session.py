@@ -146,6 +146,28 @@ def test_a_jvm_that_is_killed_is_told_and_another_one_can_be_started(tmp_path: P
     assert out == "SparkLost\n3\n"
 
 
+BROKEN = """
+import contextlib, signal, threading, time
+from pipelines.spark import session as spark_sessions
+spark = spark_sessions.session("broken", master="local[1]")
+clock = spark._jvm.java.lang.System
+def ask():
+    with contextlib.suppress(Exception):
+        clock.currentTimeMillis()
+jvm = spark.sparkContext._gateway.proc
+jvm.send_signal(signal.SIGSTOP)  # so that the question lies unread when the JVM ends, and the connection is reset
+asking = threading.Thread(target=ask)
+asking.start()
+time.sleep(1)
+jvm.kill()
+asking.join()
+"""
+
+
+def test_a_connection_that_breaks_prints_nothing(tmp_path: Path) -> None:
+    assert python(BROKEN, TMPDIR=str(tmp_path)).communicate() == ("", "")
+
+
 def test_no_text_is_replaced_by_what_the_process_knows(spark: SparkSession) -> None:
     """`${…}` in a statement is text."""
     assert spark.sql("SELECT '${spark.app.name}'").first()[0] == "${spark.app.name}"
