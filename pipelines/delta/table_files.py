@@ -64,9 +64,13 @@ class StoredFiles:
         return jvm.scratch() / name
 
     def put(self, name: str) -> None:
-        draft = self.draft(name)
+        draft, files = self.draft(name), self._files()
+        source = self._path(f"file:{draft}")
+        # By a stream, as Spark writes its own files. `copyFromLocalFile` on S3A takes another client of the SDK, which fails
+        # at stores that answer its `Expect: 100-continue` twice.
+        copy = jvm.java_class(self.spark, "org.apache.hadoop.fs.FileUtil").copy
         try:
-            self._files().copyFromLocalFile(True, True, self._path(f"file:{draft}"), self._at(name))
+            copy(source.getFileSystem(files.getConf()), source, files, self._at(name), False, True, files.getConf())
         finally:
             draft.unlink(missing_ok=True)
 
