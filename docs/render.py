@@ -19,7 +19,7 @@ if __name__ == "__main__":
 from cdc_core import errors
 from cdc_core.properties import source as known
 from cdc_core.properties.source import PROPERTIES, Property
-from cdc_core.settings import connector as debezium_import
+from cdc_core.settings import debezium_import
 
 CONNECTOR = FOLDER.parent / "tests" / "cases" / "connector_properties.json"
 """The connector's properties by where they are known from, each with the test that shows what it does here."""

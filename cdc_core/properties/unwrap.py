@@ -1,5 +1,7 @@
 """The options of `ExtractNewDocumentState` as one value: Debezium's names and strings in, enums and tuples out.
 
+What to touch for a new one is listed in CONTRIBUTING.md.
+
 Every option of the SMT is here under its own name, the ones of older versions too:
 
     delete.tombstone.handling.mode    wins where it is given; otherwise `drop.tombstones` and `delete.handling.mode`
@@ -183,7 +185,7 @@ IGNORED: Mapping[str, str] = {
     "drop.fields.keep.schema.compatible": "only the SMT for relational databases reads it",
 }
 
-_BOOLEANS = ("negate", "replace.null.with.default", "drop.fields.from.key", "drop.fields.keep.schema.compatible")
+_IGNORED_BOOLEANS = ("negate", "replace.null.with.default", "drop.fields.from.key", "drop.fields.keep.schema.compatible")
 
 _MISSING = object()
 _Choice = TypeVar("_Choice", bound=enum.Enum)
@@ -214,7 +216,7 @@ def _options(reader: _Reader) -> UnwrapOptions:
     headers_prefix = reader.text("add.headers.prefix", "__")
     older_fields = [AddedField("source", name, f"__{name}") for name in reader.items("add.source.fields")]
     older_header = [AddedField("", "op", "__op")] if reader.boolean("operation.header", False) else []
-    for name in _BOOLEANS:
+    for name in _IGNORED_BOOLEANS:
         reader.boolean(name, False)
     return UnwrapOptions(
         array_encoding=reader.choice("array.encoding", tuple(ArrayEncoding), ArrayEncoding.ARRAY),

@@ -1,6 +1,6 @@
 """`ExtractNewDocumentState`: change events in, documents as rows out.
 
-    for row in unwrap.records(events, options=unwrap_options.parse({"flatten.struct": "true"})):
+    for row in rows.records(events, options=unwrap_options.parse({"flatten.struct": "true"})):
         ...
 
 An event is any form that `change_event` reads; what comes of it is a `Row`, `Unchanged` or `DROPPED`. Two steps, each
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from cdc_core.extended_json import dialects as debezium_json
 from cdc_core.extended_json.dialects import Parsed
 from cdc_core.properties.unwrap import UnwrapOptions
-from cdc_core.unwrap import added_fields, change_event, patches, record_fields
+from cdc_core.unwrap import added_fields, change_event, legacy_patches, record_fields
 from cdc_core.unwrap.change_event import ChangeEvent, Json
 
 DELETED = "__deleted"
@@ -91,8 +91,8 @@ def _tombstone(change: ChangeEvent, options: UnwrapOptions) -> Extracted | Dropp
     return Extracted("", _key(change, _identity(change), options), None, headers, is_delete=True)
 
 
-def _identity(change: ChangeEvent) -> Parsed | patches.NoId:
-    """The `_id`: as a legacy event's `filter` has it, else as the key has it; `_NO_ID` where neither is there."""
+def _identity(change: ChangeEvent) -> Parsed | legacy_patches.NoId:
+    """The `_id`: as a legacy event's `filter` has it, else as the key has it; `legacy_patches.NO_ID` where neither is there."""
     criteria = (change.envelope or {}).get("filter")
     if criteria is not None:
         selected = _parsed_document(criteria)
@@ -101,22 +101,22 @@ def _identity(change: ChangeEvent) -> Parsed | patches.NoId:
     return _key_id(change.key)
 
 
-def _key_id(key: Json) -> Parsed | patches.NoId:
+def _key_id(key: Json) -> Parsed | legacy_patches.NoId:
     if not (isinstance(key, dict) and "id" in key):
-        return patches.NO_ID
+        return legacy_patches.NO_ID
     try:
         return _parsed(key["id"])
     except ValueError:
         return key["id"]
 
 
-def _key(change: ChangeEvent, identity: Parsed | patches.NoId, options: UnwrapOptions) -> Parsed:
+def _key(change: ChangeEvent, identity: Parsed | legacy_patches.NoId, options: UnwrapOptions) -> Parsed:
     """The key with its `id` typed; one of another shape as it is; none for a value that came alone."""
     own = _key_id(change.key)
-    if own is patches.NO_ID and change.key is not None:
+    if own is legacy_patches.NO_ID and change.key is not None:
         return _parsed(json.dumps(change.key))
-    found = identity if own is patches.NO_ID else own
-    return None if found is patches.NO_ID else {"id": record_fields.record_value(found, ("id",), options, {})}
+    found = identity if own is legacy_patches.NO_ID else own
+    return None if found is legacy_patches.NO_ID else {"id": record_fields.record_value(found, ("id",), options, {})}
 
 
 def _parsed(value: Json) -> Parsed:
@@ -131,7 +131,7 @@ def _parsed_document(value: Json) -> record_fields.Document:
     return document
 
 
-def _state(change: ChangeEvent, identity: Parsed | patches.NoId) -> record_fields.Document | None:
+def _state(change: ChangeEvent, identity: Parsed | legacy_patches.NoId) -> record_fields.Document | None:
     """What the event says of the document, whole or partial; None for a delete."""
     envelope = change.envelope or {}
     if envelope.get("after") is not None:
@@ -140,7 +140,7 @@ def _state(change: ChangeEvent, identity: Parsed | patches.NoId) -> record_field
         updated = change.part("updateDescription").get("updatedFields")
         return _partial({} if updated is None else _parsed_document(updated), _removed(change), identity)
     if envelope.get("patch") is not None:
-        return patches.patched(_parsed_document(envelope["patch"]), identity)
+        return legacy_patches.patched(_parsed_document(envelope["patch"]), identity)
     return None
 
 
@@ -150,11 +150,11 @@ def _removed(change: ChangeEvent) -> list[str]:
 
 
 def _partial(
-    updated: record_fields.Document, removed: Iterable[str], identity: Parsed | patches.NoId
+    updated: record_fields.Document, removed: Iterable[str], identity: Parsed | legacy_patches.NoId
 ) -> record_fields.Document:
     """The fields that an update names, under their dotted paths, removed ones null; `_id` last."""
     nulls = {debezium_json.escaped(path): None for path in removed}
-    return patches.identified({**updated, **_without(nulls, updated)}, identity)
+    return legacy_patches.identified({**updated, **_without(nulls, updated)}, identity)
 
 
 def _without(fields: Mapping[str, Parsed], others: Mapping[str, Parsed]) -> record_fields.Document:
@@ -177,7 +177,7 @@ def _with_null(document: record_fields.Document, path: Sequence[str]) -> record_
 def _fields(
     change: ChangeEvent,
     state: record_fields.Document | None,
-    identity: Parsed | patches.NoId,
+    identity: Parsed | legacy_patches.NoId,
     options: UnwrapOptions,
     displaced: dict[str, str],
 ) -> Iterator[record_fields.RecordField]:
@@ -189,7 +189,7 @@ def _fields(
     yield from record_fields.document_fields(document, options, displaced, flat=options.flatten_struct)
     if mode.adds_deleted:
         yield record_fields.engine_field(DELETED, state is None, options)
-        if options.rewrite_with_id and "_id" not in document and identity is not patches.NO_ID:
+        if options.rewrite_with_id and "_id" not in document and identity is not legacy_patches.NO_ID:
             yield from record_fields.document_fields({"_id": identity}, options, displaced, flat=options.flatten_struct)
     for added in options.add_fields:
         yield from added_fields.added_field(change, added, options, displaced)

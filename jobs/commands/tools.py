@@ -80,7 +80,7 @@ def import_debezium(connector: Path, out: Path | None, root: str) -> None:
     are translated, passwords become variables of the environment, and each property that is left out is named with the
     reason, in the file and on stderr.
     """
-    from pipelines.settings import connector as debezium_connector
+    from pipelines.settings import debezium_import as debezium_connector
     from pipelines.settings import file as settings_file
 
     found = debezium_connector.read(connector, root=root)

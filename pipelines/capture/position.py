@@ -1,4 +1,7 @@
-"""What a resume token says of a place in the stream, and the error of a place that the oplog no longer holds."""
+"""What a resume token says of a place in the stream, and the error of a place that the oplog no longer holds.
+
+Where a restart goes on is read from bronze (`pipelines.bronze.log`) and given to the stream in `stream_opener`.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from cdc_core.sql import arrow
 from cdc_core.tables import layout as tables
-from pipelines.delta import data_file, direct_log, exclusion, local_log, table_errors
+from pipelines.delta import data_file, direct_log, local_log, store_exclusion, table_errors
 from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def append_rows(spark: SparkSession, table: tables.TableRef, rows: pa.Table) -> 
 
     Without a Spark job where the direct log is to be had; elsewhere as Spark appends.
     """
-    exclusion.check(spark, table.path or delta.catalog_location(spark, table))
+    store_exclusion.check(spark, table.path or delta.catalog_location(spark, table))
     direct = direct_log.of(spark, table)
     if direct is None:
         with table_errors.translating(table):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from cdc_core import errors
 from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
-from pipelines.delta import data_file, direct_log, exclusion, local_log, table_errors
+from pipelines.delta import data_file, direct_log, local_log, store_exclusion, table_errors
 from pipelines.spark import failures, jvm
 from pipelines.spark import session as sparks
 
@@ -71,7 +71,7 @@ def create(
     """
     sql = f"CREATE TABLE IF NOT EXISTS {definition.ddl(table, f' ({columns})', properties or {}, cluster_by)}"
     if table.path is not None:
-        exclusion.check(spark, table.path)
+        store_exclusion.check(spark, table.path)
     with _creating:
         for attempt in table_errors.commit_attempts(table):
             if exists(spark, table):

@@ -23,10 +23,10 @@ from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
 from pipelines.delta import (
     data_file,
-    exclusion,
     fenced_commits,
     owners,
     query_execution,
+    store_exclusion,
     table_errors,
     table_history,
     upsert,
@@ -61,7 +61,7 @@ class Writer(fenced_commits.FencedCommits):
         over, `TableNotOurs`; with `take_over` neither of the first two. A refused writer has committed nothing.
         """
         delta.check_ours(spark, table)
-        exclusion.check(spark, table.path or delta.catalog_location(spark, table))
+        store_exclusion.check(spark, table.path or delta.catalog_location(spark, table))
         for _ in table_errors.commit_attempts(table):
             # Read first: whatever is committed after it makes the claim's commit fail.
             base = table_history.version(spark, table)

@@ -28,7 +28,7 @@ from cdc_core.tables import layout as tables
 from pipelines.delta import query_execution, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
-from pipelines.gold import changes, queries
+from pipelines.gold import model_changes, queries
 from pipelines.gold.candidate import Audit, Candidate
 from pipelines.gold.model_inputs import ModelInputs
 from pipelines.spark import failures
@@ -225,7 +225,9 @@ class ModelTable:
                     continue
                 source = self.inputs.table(ref.name)
                 assert source is not None
-                keys = changes.changed_keys(self.spark, source.table, held[ref.name]["version"], source.version, ref.key)
+                keys = model_changes.changed_keys(
+                    self.spark, source.table, held[ref.name]["version"], source.version, ref.key
+                )
                 named = keys.toDF(*self.model.unique_key)
                 found = named if found is None else found.unionByName(named)
             assert found is not None

@@ -16,7 +16,7 @@ from cdc_core.settings.parse import Settings
 from cdc_core.stream import filters
 from cdc_core.tables import layout as tables
 from pipelines.channels import kafka
-from pipelines.delta import exclusion, local_log
+from pipelines.delta import local_log, store_exclusion
 from pipelines.delta import tables as delta
 from pipelines.mongodb import catalog, change_stream, snapshot_read
 from pipelines.mongodb import client as mongodb
@@ -115,7 +115,7 @@ def _lakehouse(settings: Settings, session: Callable[[], SparkSession] | None) -
 def _store(location: str, session: Callable[[], SparkSession]) -> Finding:
     """Whether the store can be written and listed, and lets one of two drivers win that commit the same version."""
     try:
-        return Finding("store", Verdict.FINE, exclusion.prove(session(), location))
+        return Finding("store", Verdict.FINE, store_exclusion.prove(session(), location))
     except errors.MedallionError as error:
         return _wrong("store", error)
 

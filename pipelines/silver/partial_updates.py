@@ -1,5 +1,7 @@
 """Partial updates: updates whose documents were not read, folded onto the documents that the table holds.
 
+How one update changes a document is decided in `cdc_core.silver.fold`.
+
 A collection that keeps whole documents (`keep.document`) reads those of a batch's keys back, lets each update change them,
 and writes them whole. A document that is not known stays incomplete, and the updates that it waits for are read from bronze
 once more when it comes.

@@ -1,8 +1,8 @@
 """The step `reduced`: one row a key out of a batch's events, in one of three ways.
 
-reduced     the last document or delete of each key; partial updates mark its row as incomplete
-            or, where whole documents are kept, are folded onto what the table holds
-at_once     the same for very many whole documents, which are typed before they were looked at
+_latest     the last document or delete of each key; partial updates mark its row as incomplete
+_folded     where whole documents are kept: partial updates are folded onto what the table holds
+at_once     very many whole documents, which are typed before they were looked at
 """
 
 from __future__ import annotations

@@ -234,7 +234,7 @@ class _Silver:
         """What each collection has in the span, each from its own position on, and the sweeps of all."""
         starts = {namespace: self.positions.start(namespace) for namespace in self.positions.known}
         ahead = {namespace: start for namespace, start in starts.items() if start > span.after}
-        return survey.surveyed(self.spark, self.bronze, span, behind=ahead)
+        return survey.surveyed(self.spark, self.bronze, span, starts=ahead)
 
     # --- doing it
 

@@ -64,21 +64,21 @@ def surveyed(
     span: reduce.Range,
     *,
     only: registry.Namespace | None = None,
-    behind: Mapping[registry.Namespace, int] = {},
+    starts: Mapping[registry.Namespace, int] = {},
 ) -> tuple[dict[registry.Namespace, EventCounts], tuple[reduce.Sweep, ...]]:
     """What a span of batches holds of each collection, or of one, and the sweeps that it calls for, in its order.
 
-    Of the collections of `behind` the events after a batch are counted. One query, however many collections there are, and none
+    Of the collections of `starts` the events after that batch are counted. One query, however many collections there are, and none
     for a few rows in files that this process sees.
     """
     # A Spark query costs more than the reading of a small span, and a service surveys many.
     few = bronze_log.few_rows(bronze_table, span, SURVEYED, limit=MAX_DRIVER_ROWS)
     if few is not None:
-        return _surveyed_here(few.to_pylist(), only, behind)
+        return _surveyed_here(few.to_pylist(), only, starts)
     own = "true" if only is None else only.predicate
-    if behind:
+    if starts:
         # A collection that failed, or that runs ahead, has a position of its own within the span: its own events start there.
-        start = " ".join(f"WHEN {namespace.predicate} THEN {to}" for namespace, to in behind.items())
+        start = " ".join(f"WHEN {namespace.predicate} THEN {to}" for namespace, to in starts.items())
         own = f"({own}) AND batch > CASE {start} ELSE {span.after} END"
     rows = bronze_log.rows(spark, bronze_table, span).where(f"({DOCUMENT_EVENTS} AND {own}) OR {_CALLS_FOR_SWEEP}")
     is_event = F.expr(DOCUMENT_EVENTS)
@@ -98,7 +98,7 @@ SURVEYED = ("offset", "kind", "batch", "db", "collection", "sequence", "key", "o
 
 
 def _surveyed_here(
-    rows: Sequence[Mapping[str, Any]], only: registry.Namespace | None, behind: Mapping[registry.Namespace, int]
+    rows: Sequence[Mapping[str, Any]], only: registry.Namespace | None, starts: Mapping[registry.Namespace, int]
 ) -> tuple[dict[registry.Namespace, EventCounts], tuple[reduce.Sweep, ...]]:
     """What `surveyed` says, of rows that this process has read."""
     by_namespace: dict[registry.Namespace, list[Mapping[str, Any]]] = {}
@@ -106,7 +106,7 @@ def _surveyed_here(
     for row in rows:
         if row["kind"] in reduce.KINDS:
             namespace = registry.Namespace(row["db"], row["collection"])
-            if only in (None, namespace) and row["batch"] > behind.get(namespace, 0):
+            if only in (None, namespace) and row["batch"] > starts.get(namespace, 0):
                 by_namespace.setdefault(namespace, []).append(row)
         elif _calls_for_sweep(row):
             sweep_rows.append(bronze_log.SweepRow(*(row[name] for name in bronze_log.SweepRow._fields)))

@@ -46,7 +46,7 @@ def table_rows(collection: SilverCollection, batch: RowBatch) -> RowBatch:
 def merged(collection: SilverCollection, batch: RowBatch) -> RowBatch:
     """Step: the rows are in the table, in one commit with the position `after`.
 
-    Raises `delta.Unwanted` where `unless` is true, or could only be known after the commit; then nothing was committed.
+    Raises `upsert.NotCommitted` where `unless` is true, or could only be known after the commit; then nothing was committed.
     """
     if collection.is_empty():
         # Of documents that are deleted again within the first range the table gets no row; `remembered` has noted their

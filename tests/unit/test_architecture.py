@@ -245,7 +245,7 @@ def test_the_core_imports_in_one_direction() -> None:
         ),
         ("cdc_core/typed", (("exact", "lessons"), ("readers",), ("decoding",), ("plan",))),
         ("cdc_core/extended_json", (("wrappers", "raw_bson"), ("dialects", "bson_to_json", "json_to_bson"), ("keys",))),
-        ("cdc_core/settings", (("section_reader",), ("source_section",), ("parse",), ("connector",))),
+        ("cdc_core/settings", (("section_reader",), ("source_section",), ("parse",), ("debezium_import",))),
     ],
 )
 def test_a_step_imports_only_earlier_steps(package: str, steps: tuple[tuple[str, ...], ...]) -> None:

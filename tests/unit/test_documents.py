@@ -11,7 +11,7 @@ import pytest
 from cdc_core import errors
 from cdc_core.properties import source as properties
 from cdc_core.properties.source import PROPERTIES
-from cdc_core.settings import connector as debezium_import
+from cdc_core.settings import debezium_import
 from cdc_core.settings import parse as settings
 from docs import render
 from jobs import command_line

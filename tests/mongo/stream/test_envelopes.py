@@ -28,7 +28,7 @@ from bson.timestamp import Timestamp
 from cdc_core.bronze import source_block
 from cdc_core.extended_json import dialects as debezium_json
 from cdc_core.extended_json.dialects import Dialect
-from cdc_core.settings import connector as debezium_import
+from cdc_core.settings import debezium_import
 from cdc_core.settings import parse as settings
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import server as mongodb_server

@@ -11,7 +11,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from cdc_core import errors
-from pipelines.delta import exclusion, log_store
+from pipelines.delta import log_store, store_exclusion
 
 
 def _store(spark: SparkSession, name: str) -> Any:
@@ -68,5 +68,5 @@ def test_an_overwritten_file_drops_the_checksum_of_the_one_before(spark: SparkSe
 def test_a_store_without_a_compare_and_set_is_refused(spark: SparkSession) -> None:
     """Delta's default log store for S3 serves one driver: nothing is written there unless the settings vouch for one."""
     with pytest.raises(errors.ConcurrentWritesUnsafe, match="single_driver"):
-        exclusion.check(spark, "s3a://nowhere/lake/bronze/shop")
-    exclusion.check(spark, "abfss://container@account.dfs.core.windows.net/lake")
+        store_exclusion.check(spark, "s3a://nowhere/lake/bronze/shop")
+    store_exclusion.check(spark, "abfss://container@account.dfs.core.windows.net/lake")

@@ -245,6 +245,17 @@ def test_a_log_event_is_one_line_with_its_values() -> None:
     )
 
 
+def test_a_library_that_raises_its_own_level_is_not_heard() -> None:
+    """Great Expectations gives a logger of its own a level when it is imported."""
+    said = (
+        "import logging; from jobs import log_lines; log_lines.configure();"
+        "talker = logging.getLogger('great_expectations.data_context.types.base'); talker.setLevel(logging.INFO);"
+        "talker.info('of a library'); logging.getLogger('pipelines.gold.run').info('of ours')"
+    )
+    shown = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, cwd=ROOT)
+    assert shown.stderr.count("\n") == 1 and shown.stderr.endswith("of ours\n")
+
+
 def test_what_writes_one_thing_is_not_interrupted_by_two_signals() -> None:
     """Ctrl-C and SIGTERM wait for the end of such a block; the third one interrupts, and the handlers of before come back."""
     before = signal.getsignal(signal.SIGTERM)

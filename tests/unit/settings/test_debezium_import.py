@@ -12,10 +12,10 @@ import pytest
 from cdc_core import errors
 from cdc_core.properties import source as properties
 from cdc_core.properties import unwrap as unwrap_options
-from cdc_core.settings import connector as debezium_import
+from cdc_core.settings import debezium_import
 from cdc_core.settings import parse as settings
 from jobs import command_line
-from pipelines.settings import connector as debezium_connector
+from pipelines.settings import debezium_import as debezium_connector
 from pipelines.settings import file as settings_file
 
 CASES = Path(__file__).resolve().parents[2] / "cases" / "debezium_import"

@@ -8,7 +8,7 @@ from pathlib import Path
 import orjson
 
 from cdc_core import errors
-from cdc_core.settings import connector as debezium_import
+from cdc_core.settings import debezium_import
 from pipelines.settings import file as settings_file
 
 

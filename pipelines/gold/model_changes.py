@@ -1,4 +1,7 @@
-"""What changed in a Delta table between two of its versions, without a change data feed."""
+"""What changed in a Delta table between two of its versions, without a change data feed: for models.
+
+Whether a gold table of documents is written whole is decided in `current.GoldWork`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a partial update's patch or description says as fields of a record."""
+"""A partial update as fields of a record: the `patch` of events of the oplog's times, and its check.
+
+What `updateDescription` says, `$unset` included, becomes fields in `new_document_state`.
+"""
 
 from __future__ import annotations
 
