@@ -32,7 +32,7 @@ from pipelines.gold.candidate import Audit, Candidate, unjudged
 from pipelines.silver import survey
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, Row, SparkSession
 
 PROPERTIES = {
     "delta.enableTypeWidening": "false",
@@ -124,10 +124,19 @@ class GoldTable:
         candidate = Candidate(str(self.work.namespace), table, whole, changed, keys=("__key",), live=live or {})
         self.said[:] = [self.audit(self.spark, candidate)]
 
+    @functools.cached_property
+    def _counts(self) -> Row:
+        """How many current documents there are, `n`, and how many with `rescued` values: of one version of silver, counted once."""
+        return self.current().agg(F.count("*").alias("n"), F.count("__rescued").alias("rescued")).first()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether silver holds no current document."""
+        return not self._counts.n
+
     def rewritten(self, writer: Writer) -> int:
         """Replace the table by the current documents; their number."""
-        current = self.current()
-        seen = current.agg(F.count("*").alias("n"), F.count("__rescued").alias("rescued")).first()
+        current, seen = self.current(), self._counts
         present = self.spark.table(str(writer.table)).schema
         # The column comes with the first rescued value, and stays when there is none any more: readers may name it.
         has_rescued = seen.rescued > 0 or "__rescued" in present.names

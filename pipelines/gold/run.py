@@ -338,7 +338,7 @@ class _Gold:
         started = time.monotonic()
         table = current.GoldTable(spark, work, self._silver(work.namespace), self._deletes(work.namespace), few, self.audit)
         if self._table(work.namespace) not in self.claims and not delta.exists(spark, self._table(work.namespace)):
-            if table.current().isEmpty():
+            if table.is_empty:
                 return None
             table.judge(self._table(work.namespace))
             wanted = table.wanted(False)

@@ -77,6 +77,7 @@ def evolve(
     mark: str | None = None,
     also: Mapping[str, str] | None = None,
     reserved: frozenset[str] = frozenset(),
+    events: int = 0,
 ) -> Evolution:
     """The schema after the batch `df`, its changes, and the plan for `typed.documents` over the same rows
     (or fewer).
@@ -85,16 +86,16 @@ def evolve(
     the events do (`sequence`, `__sequence` or `offset` by default): where one path shows values of several kinds, the
     first one gives the column its type, so that the result depends on the documents and the current schema alone, and is
     the same for any partitioning and any cut into batches. `also` are conditions over `df`, as SQL by name, whose rows are
-    counted on the way. `reserved` are names that no field's column may take, beside the engine's.
+    counted on the way. `reserved` are names that no field's column may take, beside the engine's. `events` is how many rows there
+    are, where that is known: of few the first documents are all of them, and are not searched for.
     """
     naming = column_names.Naming.of(options or unwrap_options.UnwrapOptions())
     naming = replace(naming, reserved=naming.reserved | reserved)
     order = mark or next((name for name in _MARKS if name in df.columns), None)
     known, begun = current, typed.Sight()
     if not current.fields:
-        begun = _seen(
-            _beginning(df, column, order), column, order, typed.Plan(replace(current, naming=naming)), everything=True
-        )
+        first = df if 0 < events <= BEGINNING else _beginning(df, column, order)
+        begun = _seen(first, column, order, typed.Plan(replace(current, naming=naming)), everything=True)
         known, _ = _joined(current, begun, pins, naming)
     found = _seen(df, column, order, typed.Plan(known, pins or {}), also=also or {})
     # Nothing that the first documents gave a type is changed by what is not looked into: all of it comes later.

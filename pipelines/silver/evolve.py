@@ -51,9 +51,8 @@ def evolved(collection: SilverCollection, batch: RowBatch) -> RowBatch:
     """The batch's events that can be read, with the plan that types them; the others are in quarantine."""
     counted = COUNTED | ({"updates": _COUNTED_IN_UPDATES} if collection.keeps_document else {})
     # Not recorded yet: documents that go to quarantine must leave no column behind.
-    evolution = evolve(
-        collection, looked_at(collection, batch.rows, batch.counts), batch.number, also=counted, records=False
-    )
+    texts, events = looked_at(collection, batch.rows, batch.counts), batch.counts.events
+    evolution = evolve(collection, texts, batch.number, also=counted, records=False, events=events)
     suspects = evolution.refused + evolution.also["suspect"] + evolution.also.get("updates", 0)
     parted = quarantine.parted(
         collection.spark,
@@ -65,13 +64,20 @@ def evolved(collection: SilverCollection, batch: RowBatch) -> RowBatch:
     if parted is None:
         record(collection, evolution, batch.number)
         return replace(batch, plan=evolution.plan, partial=evolution.also["partial"])
-    evolution = evolve(collection, looked_at(collection, parted, batch.counts), batch.number, also=counted)
+    texts = looked_at(collection, parted, batch.counts)
+    evolution = evolve(collection, texts, batch.number, also=counted, events=events)
     # The search for keys took those of the events in quarantine for replaced, too; their rows stay.
     return replace(batch, rows=parted, plan=evolution.plan, partial=evolution.also["partial"], sought=None)
 
 
 def evolve(
-    collection: SilverCollection, texts: DataFrame, number: int, *, also: Mapping[str, str] = {}, records: bool = True
+    collection: SilverCollection,
+    texts: DataFrame,
+    number: int,
+    *,
+    also: Mapping[str, str] = {},
+    records: bool = True,
+    events: int = 0,
 ) -> schemas.Evolution:
     """What documents do to the collection's schema; recorded by default, else the caller has to."""
     evolution = schemas.evolve(
@@ -82,6 +88,7 @@ def evolve(
         mark="sequence",
         also=also,
         reserved=collection.reserved,
+        events=events,
     )
     if records:
         record(collection, evolution, number)

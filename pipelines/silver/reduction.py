@@ -66,7 +66,9 @@ def _folded(collection: SilverCollection, batch: RowBatch, whole: DataFrame) -> 
         lost = events.select("after", "sequence", F.lit(False).alias("__incomplete"))
         texts = lost.unionByName(texts)
     # Once more: a field that an update set is in no document that the step `evolved` saw.
-    evolution = evolve.evolve(collection, texts, batch.number, also={"incomplete": "`__incomplete`"})
+    evolution = evolve.evolve(
+        collection, texts, batch.number, also={"incomplete": "`__incomplete`"}, events=batch.counts.events
+    )
     return replace(
         batch,
         rows=rows,
