@@ -63,8 +63,8 @@ class Statement:
         # `__known` is how far the row's document reaches, where `__sequence` has seen more than that.
         holds_older = "s.`__guard` > coalesce(t.`__known`, t.`__sequence`)"
         yield sql_merge.Clause(self._document(), f"{'' if only_documents else is_document}{holds_older}")
-        # A row takes the first clause that holds. The marks below are for rows that have a newer document than the source's
-        # and an older last event.
+        # A row takes the first clause that holds. Those below are for rows whose document is newer than the source's, while the
+        # source knows of a later event: only the marks change.
         known = {"__known": "coalesce(t.`__known`, t.`__sequence`)"}
         if self.marks_deleted:
             deleted_columns = {"__deleted": "true", "__incomplete": "false", **known}

@@ -8,9 +8,10 @@ A reduced row:
 
     __key STRING, __action STRING (`Action`)
     __sequence STRING   the last event that the row knows of
-    __guard STRING      the event whose document it holds; only rows that hold an older one take the document
-    __known STRING      the same where the row holds less than `__sequence` says, because it is incomplete or was deleted
-                        without a pre-image: a document from in between may still come; empty: none is known
+    __guard STRING      the sequence of the event whose document it holds; only rows that hold an older document take it
+    __known STRING      that sequence once more where later events were seen without their document (the row is incomplete,
+                        or was deleted without a pre-image), for a document from in between may still come; empty: there is
+                        no document; null: the document is that of `__sequence`
     __incomplete, __deleted BOOLEAN
     after STRING        the document as type-exact Extended JSON, null where the action needs none
     and the bronze columns of `needed`

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 HELD: WeakValueDictionary[str, object] = WeakValueDictionary()
-"""The writers of this process that were not released, by their identity: the others hold nothing any more."""
+"""The writers of this process that still hold their claim, by their identity."""
 
 
 def is_held(spark: SparkSession, table: tables.TableRef) -> bool:

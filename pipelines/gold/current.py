@@ -1,7 +1,7 @@
 """One collection's current documents as a gold table: what silver changed since the table's position, and the commit of it.
 
-v is the newest version of silver that holds what silver's position says, so that OPTIMIZE and VACUUM of silver take nothing away.
-The whole table is rewritten from silver@v at its first load, when a column's type changed (gold has plain types), and when silver
+Silver is read at one version: the newest whose rows are those of silver's position, so that OPTIMIZE and VACUUM of silver take
+nothing away. The whole table is rewritten from it at its first load, when a column's type changed (gold has plain types), and when silver
 went back behind gold or was rebuilt. A new column is added before the MERGE, and only where it is missing.
 """
 

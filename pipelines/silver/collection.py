@@ -69,7 +69,7 @@ class SilverCollection:
         return survey.events(self.spark, self.bronze, self.namespace, span)
 
     def is_empty(self) -> bool:
-        """Whether the table never held a row: then its first rows are appended, there is nothing to merge with."""
+        """Whether the table was never written: then its first rows are appended, there is nothing to merge with."""
         # `is_new` alone does not say it: a table that a repair set back to batch 0 has rows, and its commits say so.
         return self.is_new and self.writer.metadata.get("to") is None
 

@@ -28,7 +28,7 @@ def last_deletes(collection: SilverCollection, events: DataFrame, counts: survey
     """The last delete of each key, from bronze's narrow columns; None where deletes do nothing, or there is none."""
     if not counts.deletes or collection.mode.keeps_row:
         return None
-    # Whether something came after a delete does not matter: what is later than it is compared with it and passes.
+    # Whether something came after a delete does not matter: later events of its key are newer than it, and pass.
     deletes = events.where(f"op = '{bronze.Op.DELETE.value}'").groupBy(F.col("key").alias("__key"))
     return Deletes(deletes.agg(F.max("sequence").alias("__sequence")), counts.deletes)
 

@@ -46,7 +46,7 @@ def apply(collection: SilverCollection, work: survey.CollectionWork, *, stop: th
     ranges = _ranges(collection, work)
     needless, due = sweeps.split(collection, work)
     for sweep in needless:
-        # There is nothing to delete, and the position still has to hold the sweep: its floor counts for what comes late.
+        # There is nothing to delete, and the position still has to hold the sweep: events from before it are refused by its floor.
         reached = sweeps.after(collection, sweep, reached)
     for range_ in ranges:
         if stop.is_set():

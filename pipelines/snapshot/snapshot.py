@@ -278,7 +278,7 @@ class Snapshot:
             )
             return pa.concat_tables([rows, heartbeat])
 
-        # Rows and progress in one commit: killed between the two, a restart would read the chunk twice, or not at all.
+        # Rows and progress are one commit. Were they two, a kill between them would have the chunk read twice, or not at all.
         self.log.append(numbered)
         # Behind the commit: an append that fails leaves the state where bronze is, and the chunk is read again.
         self.state = state
