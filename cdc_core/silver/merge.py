@@ -151,6 +151,45 @@ def alterations(current: T.StructType, wanted: T.StructType) -> Alteration:
     return Alteration(adding, tuple(f"ALTER COLUMN {change}" for change in widened), tuple(impossible))
 
 
+def with_added(current: T.StructType, wanted: T.StructType) -> T.StructType:
+    """The columns of `current` with what `alterations` would add to them, in the places where it would."""
+    names = list(current.names)
+    fields = {each.name: each for each in current.fields}
+    previous: str | None = None
+    for field in wanted.fields:
+        if field.name in fields:
+            held = fields[field.name]
+            fields[field.name] = T.StructField(
+                held.name, _grown(held.dataType, field.dataType), held.nullable, held.metadata
+            )
+        else:
+            names.insert(0 if previous is None else names.index(previous) + 1, field.name)
+            fields[field.name] = T.StructField(field.name, field.dataType)
+        previous = field.name
+    return T.StructType([fields[name] for name in names])
+
+
+def _grown(current: T.DataType, wanted: T.DataType) -> T.DataType:
+    """A column's type with the fields of structs that it lacks."""
+    match current, wanted:
+        case T.StructType(), T.StructType():
+            types = {each.name: each.dataType for each in wanted}
+            held = [
+                T.StructField(
+                    each.name, _grown(each.dataType, types.get(each.name, each.dataType)), each.nullable, each.metadata
+                )
+                for each in current
+            ]
+            new = [T.StructField(each.name, each.dataType) for each in wanted if each.name not in current.names]
+            return T.StructType([*held, *new])
+        case T.ArrayType(), T.ArrayType():
+            return T.ArrayType(_grown(current.elementType, wanted.elementType), current.containsNull)
+        case T.MapType(), T.MapType():
+            return T.MapType(current.keyType, _grown(current.valueType, wanted.valueType), current.valueContainsNull)
+        case _:
+            return current
+
+
 def _compare(
     current: T.DataType, wanted: T.DataType, path: str, added: list[str], widened: list[str], impossible: list[str]
 ) -> None:

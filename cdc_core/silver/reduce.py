@@ -339,11 +339,16 @@ def needed(options: unwrap_options.UnwrapOptions) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class AddedColumn:
-    """A column of `add.fields` or `add.headers`: its name, Spark type and value over bronze columns."""
+    """A column of `add.fields` or `add.headers`: its name, Spark type and value over bronze columns.
+
+    `path` is where bronze has that very value: a column, or a field of one; empty for one that is always null, None for one that is
+    made of what bronze has.
+    """
 
     name: str
     type: str
     value: Column
+    path: tuple[str, ...] | None = None
 
 
 def added(options: unwrap_options.UnwrapOptions, *, documents: Iterable[str] = ()) -> tuple[AddedColumn, ...]:
@@ -367,12 +372,13 @@ def _added(field: unwrap_options.AddedField) -> AddedColumn:
     struct = _STRUCTS.get(field.struct)
     if struct is not None and struct.get_field_index(field.field) >= 0:
         type_ = arrow.spark_type(struct.field(field.field).type)
-        return _rendered(field.name, type_, F.col(f"{field.struct}.{field.field}"))
+        return _rendered(field.name, type_, (field.struct, field.field))
     if field.field in _BARE:
-        return _rendered(field.name, arrow.spark_type(bronze.SCHEMA.field(field.field).type), F.col(field.field))
-    return AddedColumn(field.name, "STRING", F.lit(None).cast("string"))
+        return _rendered(field.name, arrow.spark_type(bronze.SCHEMA.field(field.field).type), (field.field,))
+    return AddedColumn(field.name, "STRING", F.lit(None).cast("string"), ())
 
 
-def _rendered(name: str, type_: str, value: Column) -> AddedColumn:
+def _rendered(name: str, type_: str, path: tuple[str, ...]) -> AddedColumn:
+    value = F.col(".".join(path))
     is_struct = type_.startswith(("STRUCT", "ARRAY<STRUCT"))
-    return AddedColumn(name, "STRING", F.to_json(value)) if is_struct else AddedColumn(name, type_, value)
+    return AddedColumn(name, "STRING", F.to_json(value)) if is_struct else AddedColumn(name, type_, value, path)

@@ -128,9 +128,9 @@ class Sight:
 
     @staticmethod
     def of_row(row: Any) -> Sight:
-        """The inverse of `to_batch`."""
-        shape = Shape.from_json(json.loads(row.shape))
-        return Sight(shape, row.first, row.first_mark, row.low, row.refused, tuple(row.also))
+        """The inverse of `to_batch`, of a row by names."""
+        shape = Shape.from_json(json.loads(row["shape"]))
+        return Sight(shape, row["first"], row["first_mark"], row["low"], row["refused"], tuple(row["also"]))
 
 
 def looked_at(plan: Plan, *, everything: bool = False) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -6,6 +6,7 @@ import json
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pyarrow as pa
@@ -70,13 +71,50 @@ def _statistics(rows: pa.Table, columns: Sequence[str]) -> dict[str, Any]:
     low, high, nulls = {}, {}, {}
     for name in columns:
         column = rows.column(name)
-        bounds = pc.min_max(column).as_py()
         nulls[name] = column.null_count
-        if bounds["min"] is not None and not _is_long(bounds):
-            low[name], high[name] = bounds["min"], bounds["max"]
-    return {"numRecords": rows.num_rows, "minValues": low, "maxValues": high, "nullCount": nulls}
+        if not _has_bounds(column.type):
+            continue
+        # As numbers: a BSON date may lie beyond Python's.
+        is_time = pa.types.is_timestamp(column.type)
+        bounds = pc.min_max(column.cast(pa.int64()) if is_time else column).as_py()
+        if bounds["min"] is not None:
+            low[name] = _time(bounds["min"]) if is_time else _bound(bounds["min"], is_upper=False)
+            high[name] = _time(bounds["max"] + 999) if is_time else _bound(bounds["max"], is_upper=True)
+    return {
+        "numRecords": rows.num_rows,
+        "minValues": {name: bound for name, bound in low.items() if bound is not None},
+        "maxValues": {name: bound for name, bound in high.items() if bound is not None},
+        "nullCount": nulls,
+    }
 
 
-def _is_long(bounds: Mapping[str, Any]) -> bool:
-    """Delta cuts string statistics at 32 characters; longer ones are left out, which only skips less."""
-    return any(isinstance(bound, str) and len(bound) > 32 for bound in bounds.values())
+def _has_bounds(type_: pa.DataType) -> bool:
+    """Whether the log can hold the least and the greatest value of a type to the letter; without them a file is read once too often."""
+    return pa.types.is_string(type_) or pa.types.is_integer(type_) or pa.types.is_timestamp(type_)
+
+
+PREFIX = 32
+"""Delta cuts the bounds of strings at so many characters."""
+
+_LAST = "\U0010ffff"
+
+
+def _bound(value: Any, *, is_upper: bool) -> Any:
+    """A value as Delta's statistics write it; None for one that they cannot hold."""
+    if isinstance(value, str):
+        if len(value) <= PREFIX:
+            return value
+        # What is cut off must not make the greatest value smaller than it is.
+        return value[:PREFIX] if not is_upper else None if value[PREFIX] == _LAST else value[:PREFIX] + _LAST
+    return value
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+def _time(micros: int) -> str | None:
+    """Microseconds since 1970 as a time of whole milliseconds, not after it."""
+    try:
+        return (_EPOCH + timedelta(milliseconds=micros // 1000)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except OverflowError:
+        return None

@@ -16,13 +16,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+import pyarrow as pa
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import functions as F
 
 from cdc_core.tables import definition, deletion_vector
 from cdc_core.tables import layout as tables
 from pipelines import clock
-from pipelines.delta import data_file, local_log, table_errors, table_files, upsert
+from pipelines.delta import data_file, live_files, local_log, table_errors, table_files, upsert
 from pipelines.delta.table_files import TableFiles
 from pipelines.spark import jvm
 from pipelines.spark import session as sparks
@@ -104,6 +105,49 @@ class DirectLog:
         if unless is not None and unless():
             raise upsert.NotCommitted  # VACUUM takes the files
         return self._committed(transaction, _seq(self._spark, actions), base=base, metadata=metadata)
+
+    def replace(
+        self,
+        file: data_file.ParquetFile | None,
+        keys: Sequence[str],
+        live: live_files.LiveFiles,
+        *,
+        base: int,
+        metadata: str,
+    ) -> int:
+        """Delete the rows of the keys by deletion vectors and add the file, as version `base` + 1, without a Spark job.
+
+        Raises `VersionTaken`, or `NeedsMerge` where the rows cannot be found without one; then nothing is changed.
+        """
+        transaction = self._able(base)
+        if not live.at(base):
+            raise upsert.NeedsMerge
+        try:
+            placed = live.places(upsert.KEY, keys)
+        except (OSError, pa.ArrowException, live_files.NotReadable) as error:
+            raise upsert.NeedsMerge from error
+        if any("stats" not in held for held, _ in placed):
+            raise upsert.NeedsMerge
+        actions = jvm.java_class(self._spark, "java.util.ArrayList")()
+        actions.addAll(jvm.java_class(self._spark, CONVERTERS).asJava(self._actions(file, base + 1)))
+        try:
+            for held, rows in placed:
+                for action in self._vectors.without(held, rows):
+                    actions.add(self._action.fromJson(json.dumps(action)))
+        except table_errors.SPARK_ERRORS as error:
+            raise self._translated(error, base) from error
+        return self._committed(transaction, _seq(self._spark, actions), base=base, metadata=metadata)
+
+    def define(self, schema_json: str, *, base: int, metadata: str) -> int:
+        """Give the table these columns, as version `base` + 1, or raise `VersionTaken` and change nothing."""
+        transaction = self._at(base)
+        try:
+            held = json.loads(transaction.metadata().json())
+            held["metaData"]["schemaString"] = schema_json
+            transaction.updateMetadata(self._action.fromJson(json.dumps(held)), False)
+        except table_errors.SPARK_ERRORS as error:
+            raise self._translated(error, base) from error
+        return self._committed(transaction, self._actions(None, base + 1), base=base, metadata=metadata)
 
     def take_out(self, files: Sequence[data_file.DataFile], *, base: int, metadata: str) -> int:
         """Take files out of the version `base`, as version `base` + 1, or raise `VersionTaken` and change nothing."""
@@ -284,7 +328,7 @@ class DeletionVectors:
             return self.actions(transaction, table, touched)
         actions = jvm.java_class(self._spark, "java.util.ArrayList")()
         for file in files:
-            for action in self._without(file, by_file[file["path"]]):
+            for action in self.without(file, by_file[file["path"]]):
                 actions.add(self._action.fromJson(json.dumps(action)))
         return _seq(self._spark, actions)
 
@@ -299,7 +343,7 @@ class DeletionVectors:
         rows = files.where(F.col("path").isin(names)).selectExpr("to_json(struct(*)) AS action").toArrow()
         return [json.loads(text) for text in rows["action"].to_pylist()]
 
-    def _without(self, file: Mapping[str, Any], rows: Sequence[int]) -> list[dict[str, Any]]:
+    def without(self, file: Mapping[str, Any], rows: Sequence[int]) -> list[dict[str, Any]]:
         """The actions that take rows out of a file."""
         same = {name: file[name] for name in ("path", "partitionValues", "size", "deletionVector") if name in file}
         now_ms = clock.now_ms()
@@ -310,6 +354,8 @@ class DeletionVectors:
             bitmap.merge(self._held_vector(file))
         # Counted after the merge: the rows of the old vector count, too, and none of them twice.
         count, stats = bitmap.cardinality(), json.loads(file["stats"])
+        if count == (file.get("deletionVector") or {}).get("cardinality"):
+            return []  # all of them were deleted already
         # No row is left: the file goes, and gets no vector of all its rows.
         if stats["numRecords"] == count:
             return [removed]

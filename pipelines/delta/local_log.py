@@ -85,6 +85,12 @@ def exists(folder: Path) -> bool:
     return log.is_dir() and any(log.glob("[0-9]*.json"))
 
 
+def newest_version(folder: Path) -> int | None:
+    """The newest version that the log holds as JSON."""
+    name = next(iter(_commits(folder)), None)
+    return None if name is None else int(name[:20])
+
+
 def commits(folder: Path) -> Iterator[Commit]:
     """The commits that the log holds as JSON, newest first."""
     for name in _commits(folder):
@@ -240,6 +246,8 @@ def appended(folder: Path, is_before: Callable[[Commit], bool]) -> list[Appended
         actions = [json.loads(line) for line in lines if line]
         info: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
         commit = _commit(name, info, lambda: None)
+        if commit.version == 0 and not any("add" in action for action in actions):
+            return found  # the table was made, and held nothing before
         # A compaction brings no rows, whoever made it and whatever it says.
         if info.get("operation") != "OPTIMIZE" and (commit.metadata is None or info.get("operation") != "WRITE"):
             return None

@@ -20,10 +20,10 @@ PROPERTIES = {"delta.appendOnly": "true", "delta.enableDeletionVectors": "false"
 """Properties of a table that only ever grows by a few rows."""
 
 
-def append_rows(spark: SparkSession, table: tables.TableRef, rows: pa.Table) -> None:
+def append_rows(spark: SparkSession, table: tables.TableRef, rows: pa.Table, *, statistics: Sequence[str] = ()) -> None:
     """Append a few rows, whoever else appends; a table of facts, in which order and repetition mean nothing.
 
-    Without a Spark job where the direct log is to be had; elsewhere as Spark appends.
+    `statistics` as in `Writer.append_arrow`. Without a Spark job where the direct log is to be had; elsewhere as Spark appends.
     """
     store_exclusion.check(spark, table.path or delta.catalog_location(spark, table))
     direct = direct_log.of(spark, table)
@@ -32,7 +32,7 @@ def append_rows(spark: SparkSession, table: tables.TableRef, rows: pa.Table) -> 
             spark.createDataFrame(rows).coalesce(1).writeTo(str(table)).append()
         return
     # Where this fails the file stays: a commit that got no answer may name it. VACUUM takes what none names.
-    _appended(direct, data_file.ParquetFile.write(direct.store, rows, statistics=(), table=table), table)
+    _appended(direct, data_file.ParquetFile.write(direct.store, rows, statistics=statistics, table=table), table)
 
 
 def _appended(direct: direct_log.DirectLog, file: data_file.ParquetFile, table: tables.TableRef) -> None:

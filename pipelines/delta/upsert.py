@@ -11,6 +11,9 @@ from pyspark.sql import functions as F
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
+KEY = "__key"
+"""The column that rows are replaced by."""
+
 ROW_LOCATION = ("__file", "__row")
 """Columns that say where a version of a table holds a row."""
 

@@ -24,6 +24,8 @@ from cdc_core.tables import layout as tables
 from pipelines.delta import (
     data_file,
     fenced_commits,
+    live_files,
+    local_log,
     owners,
     query_execution,
     store_exclusion,
@@ -35,10 +37,8 @@ from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
-
-KEY = "__key"
-"""The column that rows of a MERGE are known by."""
 
 MANY_KEYS = 5_000
 """Rows of so many keys are replaced by their keys, those of more by the range that holds these."""
@@ -156,12 +156,12 @@ class Writer(fenced_commits.FencedCommits):
 
     def _replaced(self, source: DataFrame, statement: sql_merge.Merge, said: fenced_commits.Said) -> int:
         """The rows of the source's keys, replaced by what the statement leaves of them."""
-        keys = [row[0] for row in source.select(KEY).distinct().limit(MANY_KEYS + 1).collect()]
+        keys = [row[0] for row in source.select(upsert.KEY).distinct().limit(MANY_KEYS + 1).collect()]
         if not keys:
             return self._marked(said)
-        key = F.col(KEY)
+        key = F.col(upsert.KEY)
         if len(keys) > MANY_KEYS:
-            bounds = source.agg(F.min(KEY), F.max(KEY)).collect()[0]
+            bounds = source.agg(F.min(upsert.KEY), F.max(upsert.KEY)).collect()[0]
             among = key.between(*bounds)
         else:
             among = key.isin(keys)
@@ -200,6 +200,12 @@ class Writer(fenced_commits.FencedCommits):
             return self.through_spark(act, said)
         finally:
             self.spark.catalog.dropTempView(view)
+
+    @functools.cached_property
+    def live(self) -> live_files.LiveFiles | None:
+        """The table's files as this process sees them; None where it sees none."""
+        folder = local_log.folder(self.table)
+        return None if folder is None else live_files.LiveFiles(folder)
 
     @property
     def is_direct(self) -> bool:
@@ -272,6 +278,36 @@ class Writer(fenced_commits.FencedCommits):
         except upsert.NeedsMerge:  # nothing was committed
             return None
 
+    def replace_arrow(
+        self,
+        rows: pa.Table,
+        *,
+        keys: Sequence[str],
+        to: object,
+        extra: Mapping[str, object] | None = None,
+        statistics: Sequence[str] = (),
+    ) -> int | None:
+        """Take the rows of the keys out of the table and put these few Arrow rows in, as one fenced commit; the new version.
+
+        As `upsert`, without a Spark job, a plan or a listing: the keys are looked for by this process. `rows` have the table's
+        columns and types (`live_files.conformed`). None where only Spark can do it; then nothing was committed.
+        """
+        if self.direct is None or self.live is None:
+            return None
+        self.refuse_unanswered()
+        file = None
+        if rows.num_rows:
+            file = data_file.ParquetFile.write(self.direct.store, rows, statistics=statistics, table=self.table)
+        try:
+            return self.through_log(functools.partial(self.direct.replace, file, keys, self.live), lambda: (to, extra))
+        except (upsert.NeedsMerge, *fenced_commits.REFUSED) as error:
+            # Raised after the answer, or before the commit was tried: nothing names the file.
+            if file is not None:
+                file.discard()
+            if isinstance(error, upsert.NeedsMerge):
+                return None
+            raise
+
     def alter(self, change: str) -> None:
         """Run `ALTER TABLE … change` on the table after ownership was checked; the next commit is fenced on top of it."""
         self.check_ownership()
@@ -279,6 +315,15 @@ class Writer(fenced_commits.FencedCommits):
         with query_execution.session_confs(self.spark, confs), table_errors.translating(self.table):
             self.spark.sql(f"ALTER TABLE {self.table} {change}").collect()
         self.check_ownership()  # a claim may have come just before it, and an ALTER is fenced by nothing
+
+    def define(self, schema: StructType) -> None:
+        """Give the table these columns, of which it lacks some, as one fenced commit that says what the last one said.
+
+        What `alter` does with ADD COLUMNS, without a statement; only where `is_direct`.
+        """
+        assert self.direct is not None
+        self.refuse_unanswered()
+        self.through_log(functools.partial(self.direct.define, schema.json()), self.last_said)
 
     def append_arrow(
         self,

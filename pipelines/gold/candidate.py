@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,11 +30,26 @@ class Candidate:
     live: Mapping[str, object] = field(default_factory=dict)
 
 
-Audit = Callable[["SparkSession", Candidate], Mapping[str, object]]
-"""Judges a candidate before it is published, and returns what the commit is to hold of the result. Raises `GateFailed` to keep the last
-good version."""
+class Audit(Protocol):
+    """Judges a candidate before it is published, and returns what the commit is to hold of the result.
+
+    Raises `GateFailed` to keep the last good version.
+    """
+
+    def __call__(self, spark: SparkSession, candidate: Candidate) -> Mapping[str, object]: ...
+
+    def judges(self, name: str) -> bool:
+        """Whether anything is expected of the candidates of this name."""
 
 
-def unjudged(spark: SparkSession, candidate: Candidate) -> Mapping[str, object]:
+class Unjudged:
     """The audit of tables without expectations."""
-    return {}
+
+    def __call__(self, spark: SparkSession, candidate: Candidate) -> Mapping[str, object]:
+        return {}
+
+    def judges(self, name: str) -> bool:
+        return False
+
+
+unjudged = Unjudged()

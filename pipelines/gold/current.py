@@ -144,7 +144,7 @@ class GoldTable:
         if not self.said:
             self.judge(writer.table)
         self._settle_statistics(writer, present, self.wanted(has_rescued))
-        writer.overwrite(current.select(*columns), to=self.work.silver.to, extra=self._extra(), overwrite_schema=True)
+        writer.overwrite(current.select(*columns), to=self.work.silver.to, extra=self.extra(), overwrite_schema=True)
         return seen.n
 
     def _settle_statistics(self, writer: Writer, present: StructType, wanted: StructType) -> None:
@@ -178,12 +178,12 @@ class GoldTable:
             columns = self._columns(has_rescued="__rescued" in wanted.names)
             self.judge(writer.table, changed.where("NOT `__gone`").select(*columns), writer.metadata)
         else:
-            self.said[:] = [{name: writer.metadata[name] for name in ("suite", "expectations") if name in writer.metadata}]
+            self.said[:] = [judgement(writer)]
         for statement in alteration.added:
             writer.alter(statement)
         if not changes.count:
             # The position moves all the same: the next run would look through the same batches once more.
-            writer.mark(to=self.work.silver.to, extra=self._extra())
+            writer.mark(to=self.work.silver.to, extra=self.extra())
         elif not self._upserted(writer, changed, changes, wanted):
             self._merge(writer, changed, changes, wanted)
         return changes.count
@@ -197,7 +197,7 @@ class GoldTable:
             rows,
             touched=self._held(writer, changed, changes),
             to=self.work.silver.to,
-            extra=self._extra(),
+            extra=self.extra(),
             confs=MERGE_CONFS,
             few=changes.count <= survey.MAX_DRIVER_ROWS,
         )
@@ -215,7 +215,7 @@ class GoldTable:
     def _merge(self, writer: Writer, changed: DataFrame, changes: _KeyChanges, wanted: StructType) -> None:
         source = changed.select(*self._columns(has_rescued="__rescued" in wanted.names), "__gone")
         statement = _statement(wanted.names, changes)
-        writer.merge(source, statement, to=self.work.silver.to, extra=self._extra(), confs=MERGE_CONFS)
+        writer.merge(source, statement, to=self.work.silver.to, extra=self.extra(), confs=MERGE_CONFS)
 
     def current(self) -> DataFrame:
         """The rows of silver that are current documents."""
@@ -227,7 +227,8 @@ class GoldTable:
         rows = self._rows.select(*self._columns(has_rescued=has_rescued))
         return StructType([StructField(each.name, each.dataType) for each in rows.schema])
 
-    def _extra(self) -> dict[str, object]:
+    def extra(self) -> dict[str, object]:
+        """What the publishing commit says beside its position."""
         return {
             **(self.said[-1] if self.said else {}),
             "silver": self.work.silver.version,
@@ -298,6 +299,11 @@ class GoldTable:
         if 1 < row.n <= FEW_KEYS:
             return _changes(changed.select("__key").toArrow()["__key"].to_pylist(), row.rescued > 0)
         return _KeyChanges(row.n, ((row.low, row.high),) if row.n else (), row.rescued > 0)
+
+
+def judgement(writer: Writer) -> dict[str, object]:
+    """What the table's last commit said of its audit, for one that changes no row."""
+    return {name: writer.metadata[name] for name in ("suite", "expectations") if name in writer.metadata}
 
 
 def _changes(keys: Sequence[str], has_rescued: bool) -> _KeyChanges:

@@ -125,6 +125,10 @@ class Gate:
         """The gate that the settings' folder makes."""
         return Gate(settings, {each.table: each for each in read(settings)})
 
+    def judges(self, name: str) -> bool:
+        """Whether a suite is about the table of this name."""
+        return name in self.suites
+
     def __call__(self, spark: SparkSession, candidate: Candidate) -> Mapping[str, object]:
         """Judge a candidate and note the results; what its commit is to say.
 

@@ -34,6 +34,7 @@ from pipelines.delta import maintenance, query_execution, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold import current, history
+from pipelines.gold import few as by_process
 from pipelines.gold.candidate import Audit, unjudged
 from pipelines.news import News
 from pipelines.spark import parallel
@@ -198,6 +199,7 @@ class _Gold:
     refused: dict[registry.Namespace, _Refusal] = field(default_factory=dict)
     switched: set[registry.Namespace] = field(default_factory=set)
     failures: parallel.Failures = field(default_factory=parallel.Failures)
+    sources: dict[registry.Namespace, by_process.Sources | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.layout = delta.layout(self.settings.lakehouse)
@@ -336,21 +338,31 @@ class _Gold:
 
     def _published(self, spark: SparkSession, work: current.GoldWork, few: bool) -> GoldTableResult | None:
         started = time.monotonic()
+        place = self._table(work.namespace)
         table = current.GoldTable(spark, work, self._silver(work.namespace), self._deletes(work.namespace), few, self.audit)
-        if self._table(work.namespace) not in self.claims and not delta.exists(spark, self._table(work.namespace)):
-            if table.is_empty:
+        sources = self._sources(table)
+        first = None
+        if place not in self.claims and not delta.exists(spark, place):
+            first = None if sources is None else by_process.first_load(table, sources)
+            if not first.rows.num_rows if first is not None else table.is_empty:
                 return None
-            table.judge(self._table(work.namespace))
-            wanted = table.wanted(False)
+            table.judge(place)
+            wanted = table.wanted(False) if first is None else first.columns
             columns = ", ".join(f"{identifier(each.name)} {merge.ddl(each.dataType)}" for each in wanted)
             properties = (
                 current.PROPERTIES
                 | self.claims.table_properties()
                 | {current.STATISTICS: current.statistics_columns(wanted)}
             )
-            delta.create(spark, self._table(work.namespace), columns=columns, properties=properties)
-        writer = self.claims.writer(spark, self._table(work.namespace))
-        changed = table.rewritten(writer) if work.is_rewrite else table.merged(writer)
+            delta.create(spark, place, columns=columns, properties=properties)
+        writer = self.claims.writer(spark, place)
+        changed = None
+        if first is not None:
+            changed = by_process.loaded(first, table, writer)
+        elif sources is not None and not work.is_rewrite:
+            changed = by_process.merged(table, sources, writer)
+        if changed is None:
+            changed = table.rewritten(writer) if work.is_rewrite else table.merged(writer)
         maintenance.compact(writer)
         return GoldTableResult(
             str(work.namespace),
@@ -361,6 +373,15 @@ class _Gold:
             writer.version,
             time.monotonic() - started,
         )
+
+    def _sources(self, table: current.GoldTable) -> by_process.Sources | None:
+        """The tables from which this process can publish a few changes; None where it must not, or cannot."""
+        namespace = table.work.namespace
+        if self.audit.judges(str(namespace)):
+            return None
+        if namespace not in self.sources:
+            self.sources[namespace] = by_process.Sources.of(table.silver, table.deletes)
+        return self.sources[namespace]
 
     def _silver(self, namespace: registry.Namespace) -> tables.TableRef:
         return self.layout.silver(namespace.db, namespace.collection)

@@ -11,9 +11,10 @@ import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
+import xxhash
 from pyspark.sql import functions as F
 
 from cdc_core.properties import unwrap as unwrap_options
@@ -89,20 +90,73 @@ def evolve(
     counted on the way. `reserved` are names that no field's column may take, beside the engine's. `events` is how many rows there
     are, where that is known: of few the first documents are all of them, and are not searched for.
     """
-    naming = column_names.Naming.of(options or unwrap_options.UnwrapOptions())
-    naming = replace(naming, reserved=naming.reserved | reserved)
     order = mark or next((name for name in _MARKS if name in df.columns), None)
+    few = 0 < events <= BEGINNING
+
+    def look(plan: typed.Plan, also: Mapping[str, str], *, everything: bool) -> typed.Sight:
+        rows = df if few or not everything else _beginning(df, column, order)
+        return _seen(rows, column, order, plan, also=also, everything=everything)
+
+    evolution = _evolution(look, current, options or unwrap_options.UnwrapOptions(), pins, also or {}, reserved)
+    return evolution if order else replace(evolution, seen_at=None)
+
+
+def evolve_here(
+    texts: pa.Array,
+    places: pa.Array,
+    *,
+    current: DocumentSchema,
+    options: unwrap_options.UnwrapOptions,
+    pins: Pins,
+    reserved: frozenset[str] = frozenset(),
+) -> Evolution:
+    """As `evolve`, of at most `BEGINNING` documents that this process has; `places` are theirs in the order."""
+    # As `_marks` makes them in SQL: a schema must not depend on who looked at the documents.
+    digests = (f"{_digest(text):X}" for text in texts.to_pylist())
+    marks = pa.array([f"{place}/{digest}" for place, digest in zip(places.to_pylist(), digests)], pa.string())
+    batch = pa.RecordBatch.from_arrays([texts, marks, places], names=["text", "mark", "place"])
+
+    def look(plan: typed.Plan, also: Mapping[str, str], *, everything: bool) -> typed.Sight:
+        (found,) = typed.looked_at(plan, everything=everything)(iter([batch]))
+        return typed.Sight.of_row(found.to_pylist()[0])
+
+    return _evolution(look, current, options, pins, {}, reserved)
+
+
+_SEED = 42
+
+
+def _digest(text: str | None) -> int:
+    """Spark's `xxhash64`, as a number without a sign; of a null it is the seed."""
+    return _SEED if text is None else xxhash.xxh64_intdigest(text.encode(), seed=_SEED)
+
+
+class _Look(Protocol):
+    """Looks at documents by a plan, at all of the first ones where `everything` is set; counts the conditions `also`."""
+
+    def __call__(self, plan: typed.Plan, also: Mapping[str, str], *, everything: bool) -> typed.Sight: ...
+
+
+def _evolution(
+    look: _Look,
+    current: DocumentSchema,
+    options: unwrap_options.UnwrapOptions,
+    pins: Pins | None,
+    also: Mapping[str, str],
+    reserved: frozenset[str],
+) -> Evolution:
+    naming = column_names.Naming.of(options)
+    naming = replace(naming, reserved=naming.reserved | reserved)
     known, begun = current, typed.Sight()
     if not current.fields:
-        first = df if 0 < events <= BEGINNING else _beginning(df, column, order)
-        begun = _seen(first, column, order, typed.Plan(replace(current, naming=naming)), everything=True)
+        begun = look(typed.Plan(replace(current, naming=naming)), {}, everything=True)
         known, _ = _joined(current, begun, pins, naming)
-    found = _seen(df, column, order, typed.Plan(known, pins or {}), also=also or {})
+    found = look(typed.Plan(known, pins or {}), also, everything=False)
     # Nothing that the first documents gave a type is changed by what is not looked into: all of it comes later.
     both = found.with_other(replace(begun, refused=0, also=()))
     schema, changes = _joined(current, both, pins, naming)
-    counted = dict(zip(also or {}, itertools.chain(found.also, itertools.repeat(0))))
-    return Evolution(schema, changes, typed.Plan(schema, pins or {}), found.refused, found.low if order else None, counted)
+    counted = dict(zip(also, itertools.chain(found.also, itertools.repeat(0))))
+    return Evolution(schema, changes, typed.Plan(schema, pins or {}), found.refused, found.low, counted)
 
 
 def begun(

@@ -13,6 +13,7 @@ from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.schema import document_schema
 from cdc_core.silver import reduce
 from cdc_core.tables import layout as tables
+from cdc_core.typed.decoding import Decoder
 from pipelines.bronze import collections as registry
 from pipelines.delta.writer import Writer
 from pipelines.schema import log as schemas
@@ -41,6 +42,8 @@ class SilverCollection:
     """Columns of bronze beside the document that a row is made of."""
     reserved: frozenset[str] = frozenset()
     """Columns of the table that `add.fields` made, now or once: no field of a document gets their names."""
+    decoder: Decoder | None = None
+    """What types the documents of batches that this process applies itself (`pipelines.silver.few`)."""
 
     def __post_init__(self) -> None:
         self.columns = reduce.needed(self.options.unwrap)

@@ -7,9 +7,11 @@ where rows are compared, in `cdc_core.silver.merge`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from pyspark.sql import functions as F
 
 from cdc_core.bronze import columns as bronze
@@ -22,6 +24,10 @@ from pipelines.silver.collection import SilverCollection
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+FACTS = ("__key", "__sequence", "__batch")
+"""The columns of the remembered deletes."""
 
 
 def last_deletes(collection: SilverCollection, events: DataFrame, counts: survey.EventCounts) -> Deletes | None:
@@ -57,6 +63,14 @@ def remembered(collection: SilverCollection, batch: RowBatch) -> RowBatch:
     return batch
 
 
+def remember_rows(collection: SilverCollection, last_deletes: Mapping[str, str], number: int) -> None:
+    """Append deletes, given as keys with the sequence of the last one each, before their rows go."""
+    silver_tables.create_deletes(collection.spark, collection.deletes)
+    columns = [pa.array(last_deletes.keys(), pa.string()), pa.array(last_deletes.values(), pa.string())]
+    facts = pa.table([*columns, pa.array([number] * len(last_deletes), pa.int64())], names=FACTS)
+    ops_tables.append_rows(collection.spark, collection.deletes, facts, statistics=FACTS)
+
+
 def remember(collection: SilverCollection, deletes: Deletes, number: int) -> None:
     """Append the deletes, before the MERGE, so that a crash in between forgets none."""
     silver_tables.create_deletes(collection.spark, collection.deletes)
@@ -65,4 +79,4 @@ def remember(collection: SilverCollection, deletes: Deletes, number: int) -> Non
     if deletes.events > survey.MAX_DRIVER_ROWS:
         facts.writeTo(str(collection.deletes)).append()
     else:
-        ops_tables.append_rows(collection.spark, collection.deletes, facts.toArrow())
+        ops_tables.append_rows(collection.spark, collection.deletes, facts.toArrow(), statistics=FACTS)

@@ -1,6 +1,7 @@
 """The way of a collection's work into its table: range by range, each with the sweeps that it calls for.
 
-A range is one batch, which goes through `STEPS`; its last step is the commit that moves the position.
+A range is one batch, which goes through `STEPS`; its last step is the commit that moves the position. Where it is small and plain
+(`pipelines.silver.few`), this process does all of that itself.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from cdc_core.typed import plan as typed
 from pipelines.bronze import collections as registry
 from pipelines.delta import query_execution, upsert
 from pipelines.silver import batch as batches
-from pipelines.silver import deletes, evolve, reduction, survey, sweeps, write
+from pipelines.silver import deletes, evolve, few, reduction, survey, sweeps, write
 from pipelines.silver.batch import RowBatch, Step
 from pipelines.silver.collection import SilverCollection
 from pipelines.spark import session as sparks
@@ -89,6 +90,8 @@ def _range(
     # After a repair the position is 0, and the rows are there: what is applied again then comes late. What is older than a
     # sweep is late, too: the row that it would be compared with may be gone.
     is_late = not collection.is_empty() and (reached.high is None or counts.low <= max(reached.high, reached.swept))
+    if not is_late and counts.low >= reached.floor and few.applied(collection, range_, counts, after):
+        return after
     events = _wanted(collection, collection.events(range_), counts)
     if counts.low < reached.floor:
         # One without a place in the order goes on: it belongs to quarantine.

@@ -51,8 +51,17 @@ def test_the_last_commits_are_read_from_their_files(log: bronze.Log) -> None:
     check(log, 5, 6, of_files=True)
 
 
-def test_the_first_batches_are_asked_of_delta(log: bronze.Log) -> None:
-    """Nothing says that there was none before them."""
+def test_the_first_batches_are_read_from_their_files(log: bronze.Log) -> None:
+    """The log's first commit says that there was none before them."""
+    check(log, 0, 6, of_files=True)
+
+
+def test_the_first_batches_are_asked_of_delta_where_the_log_has_lost_its_beginning(
+    spark: SparkSession, log: bronze.Log
+) -> None:
+    """Nothing says then that there was none before them."""
+    assert maintenance.checkpoint(spark, log.table)
+    Path(log.table.path, "_delta_log", f"{0:020}.json").unlink()
     check(log, 0, 6, of_files=False)
 
 

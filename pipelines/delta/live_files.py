@@ -1,0 +1,327 @@
+"""The data files of a Delta table on a file system that this process sees: which are live in a version, and what rows they hold.
+
+For a table that changes with every second: a version is read from the commits since the last one that was, and neither Spark
+nor Delta is asked. Source: Delta's protocol, "Action Reconciliation", "Deletion Vectors", "Schema Serialization Format".
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql.types import StructType
+
+from cdc_core.tables import deletion_vector
+from pipelines.delta import local_log
+
+MANY_ROWS = 2_000_000
+"""Keys are looked for in files of at most so many rows; among more, executors find them sooner."""
+
+READS = frozenset(
+    {"columnMapping", "deletionVectors", "typeWidening", "typeWidening-preview", "v2Checkpoint", "vacuumProtocolCheck"}
+)
+"""The reader features that may be supported: column mapping that is off, and of `v2Checkpoint` the classic form."""
+
+
+class NotReadable(Exception):
+    """The table, or this version of it, uses what is not read here."""
+
+
+@dataclass
+class LiveFiles:
+    """The files of one table, at `version`: `add` actions by file and deletion vector, and the table's own definition."""
+
+    folder: Path
+    version: int = -1
+    configuration: dict[str, str] = field(default_factory=dict)
+    schema: pa.Schema = field(default_factory=lambda: pa.schema([]))
+    schema_json: str = '{"type": "struct", "fields": []}'
+    _files: dict[tuple[object, ...], dict[str, Any]] = field(default_factory=dict)
+    _is_readable: bool = True
+
+    def at(self, version: int) -> bool:
+        """Go to a version; whether it can be read here. Where not, the next one is tried anew."""
+        if version == self.version:
+            return self._is_readable
+        try:
+            if not 0 <= self.version < version or not self._follow(version):
+                self._begin(version)
+        except (OSError, ValueError, pa.ArrowException, NotReadable):
+            self.version, self._is_readable = -1, False
+        return self._is_readable
+
+    def files(self) -> list[dict[str, Any]]:
+        """The `add` actions of the live files."""
+        return list(self._files.values())
+
+    # --- rows
+
+    def places(self, column: str, values: Sequence[str]) -> list[tuple[dict[str, Any], list[int]]]:
+        """The files that hold one of these values, each with the numbers of the rows; those that are deleted already among them.
+
+        Raises `NotReadable` where too many rows would have to be looked through.
+        """
+        wanted = sorted(set(values))
+        files = [each for each in self.files() if _may_hold(each, column, wanted)]
+        if sum(_count(each) for each in files) > MANY_ROWS:
+            raise NotReadable
+        held = pa.array(wanted, pa.string())
+        found = []
+        for each in files:
+            is_wanted = pc.is_in(self._read(each, [column])[column], value_set=held)
+            rows = pc.indices_nonzero(is_wanted).to_pylist()
+            if rows:
+                found.append((each, rows))
+        return found
+
+    def rows_above(self, column: str, bound: int, *, columns: Sequence[str], limit: int) -> pa.Table:
+        """The rows whose `column`, a BIGINT, is greater than `bound`, as the table's schema types them.
+
+        Raises `NotReadable` where the files that may hold some have more than `limit` rows.
+        """
+        schema = pa.schema([self.schema.field(name) for name in columns])
+        files = [each for each in self.files() if _stats(each).get("maxValues", {}).get(column, bound + 1) > bound]
+        if sum(_count(each) for each in files) > limit:
+            raise NotReadable
+        found = [self._rows_above(each, column, bound, schema) for each in files]
+        return pa.concat_tables(found) if found else schema.empty_table()
+
+    def _rows_above(self, file: Mapping[str, Any], column: str, bound: int, schema: pa.Schema) -> pa.Table:
+        table = self._read(file, list(dict.fromkeys([*schema.names, column])))
+        is_wanted = pc.fill_null(pc.greater(table[column], bound), False)
+        vector = file.get("deletionVector")
+        if vector:
+            flags = is_wanted.to_numpy(zero_copy_only=False).copy()
+            flags[list(deletion_vector.rows(self._vector(vector)))] = False
+            is_wanted = pa.array(flags)
+        return conformed(table.filter(is_wanted), schema)
+
+    def _vector(self, vector: Mapping[str, Any]) -> bytes:
+        if vector["storageType"] == "i":
+            return deletion_vector.inline(vector["pathOrInlineDv"], vector["sizeInBytes"])
+        if vector["storageType"] != "u":
+            raise NotReadable
+        path = self.folder / deletion_vector.relative_path(vector["pathOrInlineDv"])
+        with open(path, "rb") as file:
+            file.seek(vector.get("offset") or 0)
+            return deletion_vector.framed(file.read(vector["sizeInBytes"] + 8))
+
+    def _read(self, file: Mapping[str, Any], columns: list[str]) -> pa.Table:
+        with pq.ParquetFile(local_log.data_path(self.folder, file["path"])) as parquet:
+            # A file that is older than a column has none of it.
+            return parquet.read([name for name in columns if name in parquet.schema_arrow.names])
+
+    # --- the log
+
+    def _follow(self, version: int) -> bool:
+        """Apply the commits after `self.version`; whether all of them were there."""
+        try:
+            for number in range(self.version + 1, version + 1):
+                for action in _actions(self.folder, number):
+                    self._apply(action)
+                self.version = number
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _begin(self, version: int) -> None:
+        """The version from the newest checkpoint up to it."""
+        self._files.clear()
+        self.version, self._is_readable = -1, True
+        checkpoints = sorted((self.folder / "_delta_log").glob("*.checkpoint.parquet"))
+        fitting = [each for each in checkpoints if _CHECKPOINT.fullmatch(each.name) and int(each.name[:20]) <= version]
+        if fitting:
+            for action in _checkpointed(fitting[-1]):
+                self._apply(action)
+            self.version = int(fitting[-1].name[:20])
+        if not self._follow(version):
+            raise NotReadable
+
+    def _apply(self, action: Mapping[str, Any]) -> None:
+        if added := action.get("add"):
+            self._files[_identity(added)] = added
+        elif removed := action.get("remove"):
+            self._files.pop(_identity(removed), None)
+        elif metadata := action.get("metaData"):
+            self._define(metadata)
+        elif protocol := action.get("protocol"):
+            if not READS.issuperset(protocol.get("readerFeatures") or ()) or protocol["minReaderVersion"] == 2:
+                raise NotReadable
+        elif action.get("sidecar"):
+            raise NotReadable
+
+    def _define(self, metadata: Mapping[str, Any]) -> None:
+        self.configuration = dict(metadata.get("configuration") or {})
+        if metadata.get("partitionColumns") or self.configuration.get("delta.columnMapping.mode", "none") != "none":
+            raise NotReadable
+        self.schema_json = metadata["schemaString"]
+        self.schema = arrow_schema(json.loads(self.schema_json))
+
+    def spark_schema(self) -> StructType:
+        """The table's columns as Spark has them, with their metadata."""
+        return StructType.fromJson(json.loads(self.schema_json))
+
+    def is_unchecked(self) -> bool:
+        """Whether the table asks nothing of a row that is written, beside its type."""
+        return not any(name.startswith("delta.constraints.") for name in self.configuration) and all(
+            each.nullable and not each.metadata for each in self.schema
+        )
+
+
+_CHECKPOINT = re.compile(r"[0-9]{20}\.checkpoint\.parquet")
+
+
+def _actions(folder: Path, version: int) -> Iterator[dict[str, Any]]:
+    text = (folder / "_delta_log" / f"{version:020}.json").read_text("utf-8")
+    return (json.loads(line) for line in text.split("\n") if line)
+
+
+def _checkpointed(path: Path) -> Iterator[dict[str, Any]]:
+    """The actions of a checkpoint, as a commit would have them."""
+    with pq.ParquetFile(path) as held:
+        # Neither says what is live: fences and tombstones are most of a long log's checkpoint.
+        names = [name for name in held.schema_arrow.names if name not in ("txn", "remove")]
+        for row in held.read(names).to_pylist():
+            for name, action in row.items():
+                if action is not None:
+                    yield {name: {key: _plain(key, value) for key, value in action.items() if _is_said(key, value)}}
+
+
+def _is_said(key: str, value: Any) -> bool:
+    return value is not None and not key.endswith("_parsed")
+
+
+_MAPS = ("partitionValues", "tags", "configuration")
+
+
+def _plain(key: str, value: Any) -> Any:
+    """A value as JSON has it: Parquet's maps are lists of pairs, and its structs hold nulls."""
+    if key in _MAPS:
+        return dict(value)
+    return {name: each for name, each in value.items() if each is not None} if isinstance(value, dict) else value
+
+
+def _identity(file: Mapping[str, Any]) -> tuple[object, ...]:
+    """What Delta knows a file by: its name and its deletion vector."""
+    vector = file.get("deletionVector") or {}
+    return file["path"], vector.get("storageType"), vector.get("pathOrInlineDv"), vector.get("offset")
+
+
+def _stats(file: Mapping[str, Any]) -> dict[str, Any]:
+    return json.loads(file.get("stats") or "{}")
+
+
+def _count(file: Mapping[str, Any]) -> int:
+    """How many rows a file has, deleted ones too."""
+    return int(_stats(file).get("numRecords", MANY_ROWS + 1))
+
+
+def _may_hold(file: Mapping[str, Any], column: str, values: Sequence[str]) -> bool:
+    """Whether a file's bounds leave room for one of the sorted values."""
+    stats = _stats(file)
+    low, high = (stats.get(each, {}).get(column) for each in ("minValues", "maxValues"))
+    if low is None or high is None:
+        return True
+    at = bisect.bisect_left(values, low)
+    return at < len(values) and bool(values[at] <= high)
+
+
+# --- schemas
+
+_TYPES = {
+    "string": pa.string(),
+    "integer": pa.int32(),
+    "long": pa.int64(),
+    "double": pa.float64(),
+    "boolean": pa.bool_(),
+    "binary": pa.binary(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "date": pa.date32(),
+}
+_DECIMAL = re.compile(r"decimal\(([0-9]+),\s*([0-9]+)\)")
+
+
+def arrow_schema(struct: Mapping[str, Any]) -> pa.Schema:
+    """A table's columns in Arrow; those of which Delta demands something (an expression, an identity) have metadata.
+
+    Raises `NotReadable` for a type that no table of ours has.
+    """
+    demands = {"delta.generationExpression", "delta.invariants", "delta.identity.start", "CURRENT_DEFAULT"}
+    return pa.schema(
+        [
+            pa.field(
+                each["name"],
+                _arrow(each["type"]),
+                nullable=each["nullable"],
+                metadata={"demanded": "true"} if demands & (each.get("metadata") or {}).keys() else None,
+            )
+            for each in struct["fields"]
+        ]
+    )
+
+
+def _arrow(type_: Any) -> pa.DataType:
+    if isinstance(type_, str):
+        if decimal := _DECIMAL.fullmatch(type_):
+            return pa.decimal128(*map(int, decimal.groups()))
+        if type_ not in _TYPES:
+            raise NotReadable
+        return _TYPES[type_]
+    if type_["type"] == "struct":
+        return pa.struct([pa.field(each["name"], _arrow(each["type"])) for each in type_["fields"]])
+    if type_["type"] == "array":
+        return pa.list_(_arrow(type_["elementType"]))
+    if type_["type"] == "map":
+        return pa.map_(_arrow(type_["keyType"]), _arrow(type_["valueType"]))
+    raise NotReadable
+
+
+def conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """A table's columns in the order and with the types of a schema, null where it has none of them.
+
+    Raises `NotReadable` where a value has no place there.
+    """
+    try:
+        columns = [
+            _conformed(table[each.name].combine_chunks(), each.type)
+            if each.name in table.column_names
+            else pa.nulls(len(table), each.type)
+            for each in schema
+        ]
+    except pa.ArrowException as error:
+        raise NotReadable from error
+    return pa.table(columns, schema=schema)
+
+
+def _conformed(values: pa.Array, type_: pa.DataType) -> pa.Array:
+    if values.type.equals(type_):
+        return values
+    if pa.types.is_struct(type_) and pa.types.is_struct(values.type):
+        names = {each.name for each in values.type}
+        if not names <= {each.name for each in type_}:
+            raise NotReadable
+        # Not `flatten`, which hides what lies below a null: the validity stays that of the struct.
+        columns = [
+            _conformed(values.field(each.name), each.type) if each.name in names else pa.nulls(len(values), each.type)
+            for each in type_
+        ]
+        return pa.StructArray.from_arrays(columns, fields=list(type_), mask=values.is_null())
+    if pa.types.is_list(type_) and pa.types.is_list(values.type):
+        # Values that a slice leaves out are left out of its offsets, too.
+        plain = pa.concat_arrays([values])
+        return pa.ListArray.from_arrays(
+            plain.offsets, _conformed(plain.values, type_.value_type), type=type_, mask=plain.is_null()
+        )
+    if pa.types.is_map(type_) and pa.types.is_map(values.type):
+        plain = pa.concat_arrays([values])
+        items = _conformed(plain.items, type_.item_type)
+        return pa.MapArray.from_arrays(plain.offsets, plain.keys, items, type=type_, mask=plain.is_null())
+    return values.cast(type_)

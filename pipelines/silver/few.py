@@ -1,0 +1,219 @@
+"""A batch of few events, applied by this process: nothing is planned, listed or compiled for it.
+
+What `ranges.STEPS` do, for a batch in which most of them have nothing to decide: whole documents that can be read, newer than
+anything in the table, and deletes that take rows away. Any other batch goes through the steps.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from cdc_core.bronze import columns as bronze
+from cdc_core.schema import document_schema
+from cdc_core.silver import merge, reduce
+from cdc_core.typed.decoding import Decoder
+from pipelines.bronze import log as bronze_log
+from pipelines.delta import live_files
+from pipelines.delta import tables as delta
+from pipelines.schema import log as schemas
+from pipelines.silver import deletes, evolve, survey
+from pipelines.silver import tables as silver_tables
+from pipelines.silver.collection import SilverCollection
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from pipelines.bronze import collections as registry
+
+MAX_EVENTS = 2_000
+"""Of more events Spark types the documents on all cores."""
+
+STATISTICS = ("__key", "__sequence", "__batch")
+"""The columns by which silver's files are skipped, as its table says it, too."""
+
+_READ = ("kind", "db", "collection", "key", "sequence", "offset", "op", "after")
+
+
+def applied(
+    collection: SilverCollection, range_: reduce.Range, counts: survey.EventCounts, after: registry.SilverPosition
+) -> bool:
+    """Whether the range is in the table, with the position `after`; where not, nothing was committed.
+
+    Only for events that are newer than what the table has seen.
+    """
+    if not _is_plain(collection, counts):
+        return False
+    events = _events(collection, range_)
+    if events is None or events.num_rows != counts.events or not _is_whole(events):
+        return False
+    if collection.mode.keeps_row:  # then a delete does nothing
+        events = events.filter(pc.not_equal(events["op"], bronze.Op.DELETE.value))
+    evolution, typed = _typed(collection, events)
+    if typed is None:
+        return False
+    winners, keys, last_deletes = _reduced(events)
+    schema = collection.schema.schema if evolution is None else evolution.schema
+    rows = _columns(collection, schema, events.take(winners), typed.take(winners), range_.to)
+    columns = _table_columns(collection, rows)
+    if columns is None:
+        return False
+    if evolution is not None:
+        evolve.record(collection, evolution, range_.to)  # before the table holds it
+    if last_deletes and collection.mode.removes_row:
+        deletes.remember_rows(collection, last_deletes, range_.to)
+    return _committed(collection, rows, columns, keys, after)
+
+
+def _committed(
+    collection: SilverCollection,
+    rows: pa.Table,
+    columns: StructType,
+    keys: Sequence[str],
+    after: registry.SilverPosition,
+) -> bool:
+    writer, live = collection.writer, collection.writer.live
+    assert live is not None
+    if columns != live.spark_schema():
+        writer.define(columns)
+    try:
+        if not live.at(writer.version):
+            return False
+        conformed = live_files.conformed(rows, live.schema)
+    except live_files.NotReadable:
+        return False
+    return writer.replace_arrow(conformed, keys=keys, to=after.to, extra=after.extra, statistics=STATISTICS) is not None
+
+
+def _is_plain(collection: SilverCollection, counts: survey.EventCounts) -> bool:
+    """Whether the batch can be one that nothing has to be decided for."""
+    return (
+        counts.events <= MAX_EVENTS
+        and not collection.shows_deleted(counts)
+        and collection.writer.direct is not None
+        and collection.writer.live is not None
+        # An event in quarantine holds those of its document that come after it.
+        and not delta.exists(collection.spark, collection.quarantine)
+        and all(each.path is not None for each in collection.added(collection.schema.schema))
+    )
+
+
+def _events(collection: SilverCollection, range_: reduce.Range) -> pa.Table | None:
+    """The collection's events of the range, in their order; None where this process cannot read them."""
+    columns = list(dict.fromkeys((*_READ, *collection.columns, *_bare(collection))))
+    rows = bronze_log.few_rows(collection.bronze, range_, columns, limit=survey.MAX_DRIVER_ROWS)
+    if rows is None:
+        return None
+    namespace = collection.namespace
+    is_own = pc.and_(pc.equal(rows["db"], namespace.db), pc.equal(rows["collection"], namespace.collection))
+    is_event = pc.is_in(rows["kind"], value_set=pa.array(reduce.KINDS))
+    return rows.filter(pc.and_(is_own, is_event)).sort_by([("sequence", "ascending"), ("offset", "ascending")])
+
+
+def _bare(collection: SilverCollection) -> list[str]:
+    """The bronze columns that `add.fields` asks for."""
+    return [each.path[0] for each in collection.added(collection.schema.schema) if each.path]
+
+
+def _is_whole(events: pa.Table) -> bool:
+    """Whether each event is a delete or has its whole document, and nothing that would send it to quarantine."""
+    for key, sequence, op, after in zip(*(events[name].to_pylist() for name in ("key", "sequence", "op", "after"))):
+        if key is None or sequence is None or not _SEQUENCE.fullmatch(sequence) or op not in _OPS:
+            return False
+        if op != bronze.Op.DELETE.value and not (after is not None and after.startswith("{") and after.endswith("}")):
+            return False
+    return True
+
+
+_SEQUENCE = re.compile("[0-9a-f]{24}")
+_OPS = frozenset(each.value for each in (bronze.Op.CREATE, bronze.Op.UPDATE, bronze.Op.DELETE, bronze.Op.READ))
+
+
+def _reduced(events: pa.Table) -> tuple[list[int], list[str], dict[str, str]]:
+    """Of events in their order: the last one of each key that is a document, all keys, and each key's last delete."""
+    last: dict[str, int] = {}
+    last_deletes: dict[str, str] = {}
+    keys, ops, sequences = (events[name].to_pylist() for name in ("key", "op", "sequence"))
+    for number, (key, op, sequence) in enumerate(zip(keys, ops, sequences)):
+        last[key] = number
+        if op == bronze.Op.DELETE.value:
+            last_deletes[key] = sequence
+    winners = sorted(number for number in last.values() if ops[number] != bronze.Op.DELETE.value)
+    return winners, list(last), last_deletes
+
+
+def _typed(collection: SilverCollection, events: pa.Table) -> tuple[schemas.Evolution | None, pa.StructArray | None]:
+    """The documents typed, and what they do to the schema; no documents where some cannot be read, or nobody can tell here."""
+    texts, evolution = events["after"].combine_chunks(), None
+    typed = _decoder(collection, collection.schema.schema).typed(texts)
+    if pc.any(typed.refused).as_py():
+        return None, None
+    if pc.any(typed.new).as_py():
+        current = collection.schema.schema
+        if not current.fields and len(texts) > schemas.BEGINNING:
+            return None, None
+        evolution = schemas.evolve_here(
+            texts,
+            events["sequence"].combine_chunks(),
+            current=current,
+            options=collection.options.unwrap,
+            pins=silver_tables.pins(collection.options),
+            reserved=collection.reserved,
+        )
+        if evolution.changes:
+            typed = _decoder(collection, evolution.schema).typed(texts)
+    rows = typed.with_doubts()
+    return evolution, None if pc.any(rows.field("unreadable")).as_py() else rows
+
+
+def _decoder(collection: SilverCollection, schema: document_schema.DocumentSchema) -> Decoder:
+    """The decoder of a schema, with what it learned in the batches before."""
+    if collection.decoder is None or collection.decoder.schema != schema:
+        collection.decoder = Decoder(schema, silver_tables.pins(collection.options))
+    return collection.decoder
+
+
+def _columns(
+    collection: SilverCollection,
+    schema: document_schema.DocumentSchema,
+    events: pa.Table,
+    typed: pa.StructArray,
+    number: int,
+) -> pa.Table:
+    """The rows with the columns that `write.table_rows` gives them, in its order."""
+    count, document = events.num_rows, typed.field("document")
+    columns: dict[str, pa.Array | pa.ChunkedArray] = {each.name: document.field(at) for at, each in enumerate(document.type)}
+    columns |= {added.name: _value(events, added.path or ()) for added in collection.added(schema)}
+    no = pa.array([False] * count, pa.bool_())
+    columns |= {"__deleted": no} if collection.mode.adds_deleted else {}
+    columns |= {"__incomplete": no, "__known": pa.nulls(count, pa.string()), "__rescued": typed.field("rescued")}
+    columns |= {"__document": events["after"]} if collection.keeps_document else {}
+    columns |= {"__key": events["key"], "__sequence": events["sequence"], "__batch": pa.array([number] * count, pa.int64())}
+    return pa.table(columns)
+
+
+def _value(events: pa.Table, path: Sequence[str]) -> pa.Array | pa.ChunkedArray:
+    if not path:
+        return pa.nulls(events.num_rows, pa.string())
+    column = events[path[0]]
+    return pc.struct_field(column, path[1:]) if len(path) > 1 else column
+
+
+def _table_columns(collection: SilverCollection, rows: pa.Table) -> StructType | None:
+    """The table's columns with those that it lacks; None where one has to change, or Delta asks more of a row than its type."""
+    live = collection.writer.live
+    assert live is not None
+    if not live.at(collection.writer.version) or not live.is_unchecked():
+        return None
+    held, wanted = live.spark_schema(), from_arrow_schema(rows.schema)
+    if "__deleted" in held.names and "__deleted" not in wanted.names:
+        return None  # a setting that was taken back: its column says that no document is deleted
+    change = merge.alterations(held, wanted)
+    if change.widened or change.impossible:
+        return None
+    return merge.with_added(held, wanted) if change.added else held

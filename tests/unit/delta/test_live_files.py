@@ -1,0 +1,177 @@
+"""A table's files as this process reads them, beside what Delta says of the same table (`tests/spark/delta/test_replace.py`)."""
+
+from __future__ import annotations
+
+import json
+import random
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cdc_core.tables import deletion_vector
+from pipelines.delta import live_files
+from pipelines.delta.live_files import LiveFiles, NotReadable
+
+SCHEMA = {
+    "type": "struct",
+    "fields": [
+        {"name": "__key", "type": "string", "nullable": True, "metadata": {}},
+        {"name": "__batch", "type": "long", "nullable": True, "metadata": {}},
+        {"name": "n", "type": "long", "nullable": True, "metadata": {"delta.typeChanges": []}},
+    ],
+}
+
+
+class Table:
+    """A table that is written by hand."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.version = folder, -1
+        (folder / "_delta_log").mkdir()
+        self.commit({"metaData": {"schemaString": json.dumps(SCHEMA), "partitionColumns": [], "configuration": {}}})
+
+    def commit(self, *actions: dict[str, Any]) -> int:
+        self.version += 1
+        text = "\n".join(map(json.dumps, actions)) + "\n"
+        (self.folder / "_delta_log" / f"{self.version:020}.json").write_text(text)
+        return self.version
+
+    def file(self, keys: list[str], batch: int, **more: Any) -> dict[str, Any]:
+        name = f"part-{uuid.uuid4()}.parquet"
+        numbers = pa.array(range(len(keys)), pa.int32())  # a file from before `n` was widened
+        pq.write_table(pa.table({"__key": keys, "__batch": [batch] * len(keys), "n": numbers}), self.folder / name)
+        stats = {"numRecords": len(keys), "minValues": {"__key": min(keys), "__batch": batch}}
+        stats["maxValues"] = {"__key": max(keys), "__batch": batch}
+        return {"path": name, "stats": json.dumps(stats), **more}
+
+    def without(self, file: dict[str, Any], rows: list[int]) -> dict[str, Any]:
+        name, vector = uuid.uuid4(), deletion_vector.serialized(rows)
+        (self.folder / f"deletion_vector_{name}.bin").write_bytes(deletion_vector.file(vector))
+        said = {"storageType": "u", "pathOrInlineDv": z85(name.bytes), "offset": 1, "sizeInBytes": len(vector)}
+        return {**file, "deletionVector": {**said, "cardinality": len(rows)}}
+
+
+def z85(data: bytes) -> str:
+    """By ZeroMQ's RFC 32, not by the module's table of signs."""
+    signs = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+    found = []
+    for at in range(0, len(data), 4):
+        value = int.from_bytes(data[at : at + 4], "big")
+        found += [signs[value // 85**power % 85] for power in (4, 3, 2, 1, 0)]
+    return "".join(found)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    return Table(tmp_path)
+
+
+def test_rows_are_those_of_the_version_without_deleted_ones(table: Table) -> None:
+    first, second = table.file(["a", "b", "c"], 1), table.file(["d", "e"], 2)
+    begun = table.commit({"add": first}, {"add": second})
+    cut = table.without(first, [0, 2])
+    # The vector's file is added before the one without it is removed: they have one name.
+    ended = table.commit({"add": cut}, {"remove": {"path": first["path"]}}, {"remove": {"path": second["path"]}})
+    live = LiveFiles(table.folder)
+    for version, keys in ((begun, ["a", "b", "c", "d", "e"]), (ended, ["b"]), (begun, ["a", "b", "c", "d", "e"])):
+        assert live.at(version)
+        rows = live.rows_above("__batch", 0, columns=["__key", "n"], limit=100)
+        assert sorted(rows["__key"].to_pylist()) == keys
+        assert rows.schema.field("n").type == pa.int64()
+
+
+def test_places_are_found_and_files_without_them_not_opened(table: Table) -> None:
+    first, second = table.file(["a", "b", "c"], 1), table.file(["x", "y"], 2)
+    version = table.commit({"add": first}, {"add": second})
+    (table.folder / second["path"]).unlink()
+    live = LiveFiles(table.folder)
+    assert live.at(version)
+    assert live.places("__key", ["c", "missing", "a"]) == [(first, [0, 2])]
+    with pytest.raises(FileNotFoundError):
+        live.places("__key", ["x"])
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        {"metaData": {"schemaString": json.dumps(SCHEMA), "partitionColumns": ["n"]}},
+        {"metaData": {"schemaString": json.dumps(SCHEMA), "configuration": {"delta.columnMapping.mode": "name"}}},
+        {"metaData": {"schemaString": '{"type": "struct", "fields": [{"name": "v", "type": "variant", "nullable": true}]}'}},
+        {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": ["somethingNew"]}},
+        {"sidecar": {"path": "x.parquet"}},
+    ],
+    ids=["partitions", "column mapping", "type", "feature", "sidecar"],
+)
+def test_what_is_not_understood_is_refused(table: Table, action: dict[str, Any]) -> None:
+    """And again, once the table is as it was."""
+    live = LiveFiles(table.folder)
+    assert live.at(0)
+    assert not live.at(table.commit(action))
+    assert live.at(0)
+
+
+def test_a_hole_in_the_log_is_refused(table: Table) -> None:
+    table.commit({"add": table.file(["a"], 1)})
+    newest = table.commit({"add": table.file(["b"], 2)})
+    (table.folder / "_delta_log" / f"{1:020}.json").unlink()
+    assert not LiveFiles(table.folder).at(newest)
+
+
+def test_constraints_are_for_delta_to_check(table: Table) -> None:
+    live = LiveFiles(table.folder)
+    assert live.at(0) and live.is_unchecked()
+    said = {"schemaString": json.dumps(SCHEMA), "configuration": {"delta.constraints.positive": "n > 0"}}
+    assert live.at(table.commit({"metaData": said})) and not live.is_unchecked()
+    fields = [{**each, "nullable": each["name"] != "n"} for each in SCHEMA["fields"]]  # type: ignore[attr-defined]
+    text = json.dumps({"type": "struct", "fields": fields})
+    assert live.at(table.commit({"metaData": {"schemaString": text}})) and not live.is_unchecked()
+
+
+def test_many_rows_are_left_to_executors(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    live = LiveFiles(table.folder)
+    assert live.at(table.commit({"add": table.file(["a", "b", "c"], 7)}))
+    with pytest.raises(NotReadable):
+        live.rows_above("__batch", 6, columns=["__key"], limit=2)
+    assert not live.rows_above("__batch", 7, columns=["__key"], limit=2).num_rows
+    monkeypatch.setattr(live_files, "MANY_ROWS", 2)
+    with pytest.raises(NotReadable):
+        live.places("__key", ["b"])
+
+
+def test_structs_take_the_order_and_the_types_of_the_table() -> None:
+    """Also below lists and maps, of slices, and where a struct is null."""
+    inner = pa.struct([("b", pa.int32()), ("a", pa.string())])
+    wanted = pa.struct([("a", pa.string()), ("new", pa.bool_()), ("b", pa.int64())])
+    values = [None, {"b": 1, "a": "x"}, {"b": None, "a": None}]
+    held = pa.table(
+        {
+            "s": pa.array([values[1], *values], inner),
+            "l": pa.array([[values[1]], values, None, []], pa.list_(inner)),
+            "m": pa.array([[], [("k", values[1])], None, [("k", None)]], pa.map_(pa.string(), inner)),
+        }
+    ).slice(1)
+    schema = pa.schema([("m", pa.map_(pa.string(), wanted)), ("l", pa.list_(wanted)), ("s", wanted), ("none", pa.int32())])
+    whole: list[Any] = [each and {"a": each["a"], "new": None, "b": each["b"]} for each in values]
+    assert live_files.conformed(held, schema).to_pydict() == {
+        "m": [[("k", whole[1])], None, [("k", None)]],
+        "l": [whole, None, []],
+        "s": whole,
+        "none": [None] * 3,
+    }
+
+
+def test_a_field_without_a_place_is_refused() -> None:
+    held = pa.table({"s": pa.array([{"lost": 1}])})
+    with pytest.raises(NotReadable):
+        live_files.conformed(held, pa.schema([("s", pa.struct([("a", pa.int64())]))]))
+
+
+def test_vectors_are_read_as_they_are_written() -> None:
+    draws = random.Random(3)
+    for size in (0, 1, 4096, 4097, 60_000):
+        rows = {draws.randrange(2**18) for _ in range(size)}
+        assert deletion_vector.rows(deletion_vector.serialized(rows)) == rows
