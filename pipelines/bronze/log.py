@@ -52,6 +52,9 @@ COMPACT_EVERY = 400
 MANY_FILES = 32
 """More files than these Spark would list by a job."""
 
+MANY_BYTES = 64 * 2**20
+"""Rows of more bytes are read by executors: a document may have 16 MB, and a service reads several collections at a time."""
+
 _GLOB = re.compile(r"[\\{}\[\]*?]")
 """What Spark takes for a pattern in the path of a file."""
 
@@ -318,11 +321,14 @@ class SweepRow(NamedTuple):
 
 
 def few_rows(table: tables.TableRef, span: reduce.Range, columns: Sequence[str], *, limit: int) -> pa.Table | None:
-    """Columns of the rows of a span, in no order, read by this process; None where they are more than `limit`, or where it does not
-    see all their files."""
+    """Columns of the rows of a span, in no order, read by this process; None where they are more than `limit`, or of more than
+    `MANY_BYTES`, or where it does not see all their files."""
     found = _span_files(table, span, {})
     if not found or sum(file.stats.get("numRecords", limit + 1) for file in found) > limit:
         return None
+    with contextlib.suppress(OSError, pa.ArrowException):  # which `_read` meets, too
+        if sum(local_log.columns_bytes(file.path, columns) for file in found) > MANY_BYTES:
+            return None
     return _read([file.path for file in found], list(columns), where=None)
 
 

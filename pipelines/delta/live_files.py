@@ -25,6 +25,9 @@ from pipelines.delta import local_log
 MANY_ROWS = 2_000_000
 """Keys are looked for in files of at most so many rows; among more, executors find them sooner."""
 
+MANY_BYTES = 64 * 2**20
+"""Rows are read here from files of at most so many bytes: a document may have 16 MB."""
+
 READS = frozenset(
     {"columnMapping", "deletionVectors", "typeWidening", "typeWidening-preview", "v2Checkpoint", "vacuumProtocolCheck"}
 )
@@ -85,11 +88,15 @@ class LiveFiles:
     def rows_above(self, column: str, bound: int, *, columns: Sequence[str], limit: int) -> pa.Table:
         """The rows whose `column`, a BIGINT, is greater than `bound`, as the table's schema types them.
 
-        Raises `NotReadable` where the files that may hold some have more than `limit` rows.
+        Raises `NotReadable` where the files that may hold some have more than `limit` rows, or `MANY_BYTES`.
         """
         schema = pa.schema([self.schema.field(name) for name in columns])
         files = [each for each in self.files() if _stats(each).get("maxValues", {}).get(column, bound + 1) > bound]
         if sum(_count(each) for each in files) > limit:
+            raise NotReadable
+        names = {*columns, column}
+        paths = [local_log.data_path(self.folder, each["path"]) for each in files]
+        if sum(local_log.columns_bytes(path, names) for path in paths) > MANY_BYTES:
             raise NotReadable
         found = [self._rows_above(each, column, bound, schema) for each in files]
         return pa.concat_tables(found) if found else schema.empty_table()

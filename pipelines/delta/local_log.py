@@ -12,7 +12,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -229,6 +229,14 @@ def aligned(table: pa.Table, schema: pa.Schema) -> pa.Table:
         for field in schema
     ]
     return pa.table(columns, schema=schema)
+
+
+def columns_bytes(path: Path, columns: Collection[str]) -> int:
+    """How many bytes these columns of a Parquet file take when they are read, as its footer says."""
+    with pq.ParquetFile(path) as parquet:
+        groups = [parquet.metadata.row_group(number) for number in range(parquet.metadata.num_row_groups)]
+    chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
+    return sum(each.total_uncompressed_size for each in chunks if each.path_in_schema.partition(".")[0] in columns)
 
 
 def appended(folder: Path, is_before: Callable[[Commit], bool]) -> list[Appended] | None:

@@ -33,11 +33,15 @@ def second(text: str) -> int:
 
 @dataclass
 class Log:
-    """A bronze table that tests append batches to; with a name, `log`, in its history."""
+    """A bronze table that tests append batches to; with a name, `log`, in its history.
+
+    Its commits say their batch, as the capture's do; without `tells` they say nothing, as those of somebody else.
+    """
 
     spark: SparkSession
     table: tables.TableRef
     log: str | None = None
+    tells: bool = True
     batch: int = 0
     offset: int = 0
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -67,8 +71,8 @@ class Log:
         if remember:
             self.rows += found
         frame = self.spark.createDataFrame(pa.Table.from_pylist(found, schema=bronze.SCHEMA)).coalesce(1)
-        said = {"writer": "by hand", "batch": self.batch, "log": self.log} if self.log else {}
-        metadata = {"userMetadata": orjson.dumps(said).decode()} if said else {}
+        said = {"writer": "by hand", "batch": self.batch, **({"log": self.log} if self.log else {})}
+        metadata = {"userMetadata": orjson.dumps(said).decode()} if self.tells else {}
         frame.write.format("delta").options(**metadata).mode("append").saveAsTable(str(self.table))
 
     def _row(self, collection: str, event: Mapping[str, Any]) -> dict[str, Any]:

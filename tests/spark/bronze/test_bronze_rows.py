@@ -71,6 +71,15 @@ def test_many_files_are_asked_of_delta(log: bronze.Log, monkeypatch: pytest.Monk
     check(log, 3, 6, of_files=True)
 
 
+def test_large_documents_are_read_by_executors(
+    spark: SparkSession, log: bronze.Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = bronze.few_rows(log.table, reduce.Range(0, 6), ["batch", "after"], limit=6)
+    assert found is not None and found.num_rows == 6
+    monkeypatch.setattr(bronze, "MANY_BYTES", 10)
+    assert bronze.few_rows(log.table, reduce.Range(0, 6), ["batch", "after"], limit=6) is None
+
+
 def test_files_of_other_values_are_left_out(log: bronze.Log) -> None:
     """What Delta's statistics say of a file counts as it does for Delta; a column without any says nothing."""
     span = reduce.Range(1, 6)

@@ -14,12 +14,18 @@ from py4j.protocol import Py4JError
 from cdc_core import errors
 from pipelines.delta import direct_log, maintenance
 from pipelines.delta.writer import Writer
-from pipelines.silver import evolve, survey
+from pipelines.silver import evolve, few, survey
 from tests.harness import bronze_rows, processes
 from tests.harness.layers import Hop, pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+@pytest.fixture(autouse=True)
+def by_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few changes, too, go the way of many."""
+    monkeypatch.setattr(few, "MAX_EVENTS", -1)
 
 
 def doc(key: int, n: object, *, at: int, op: str = "u") -> dict[str, Any]:

@@ -137,6 +137,9 @@ def test_many_rows_are_left_to_executors(table: Table, monkeypatch: pytest.Monke
     with pytest.raises(NotReadable):
         live.rows_above("__batch", 6, columns=["__key"], limit=2)
     assert not live.rows_above("__batch", 7, columns=["__key"], limit=2).num_rows
+    with monkeypatch.context() as patch, pytest.raises(NotReadable):
+        patch.setattr(live_files, "MANY_BYTES", 10)
+        live.rows_above("__batch", 6, columns=["__key"], limit=3)
     monkeypatch.setattr(live_files, "MANY_ROWS", 2)
     with pytest.raises(NotReadable):
         live.places("__key", ["b"])

@@ -1,0 +1,206 @@
+"""What this process applies and publishes itself is what Spark would: any changes, in any small batches, both ways."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pipelines.delta import live_files, maintenance
+from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
+from pipelines.gold import few as published
+from pipelines.silver import few
+from tests.harness import bronze_rows
+from tests.harness.layers import Hop, Killed, killing, pipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BATCHES = 7
+
+VALUES: list[Any] = [
+    None, True, 5, -(2**31), 2**53 + 1, 1.5, 1e300, "", "é\U0001f600", "${env:HOME}", "x" * 40, [], {}, [1, "a"], [{"p": 1}, {"p": "x"}],
+    {"$numberLong": "9223372036854775807"}, {"$numberDouble": "NaN"}, {"$numberDecimal": "1.50"}, {"$oid": "64b7f0000000000000000001"},
+    {"$date": {"$numberLong": "-62135596800001"}}, {"$date": {"$numberLong": "253402300800000"}}, {"$date": {"$numberLong": "1700000000123"}},
+    {"$binary": {"base64": "AQI=", "subType": "80"}}, {"$regularExpression": {"pattern": "^a", "options": "i"}}, {"$minKey": 1},
+    {"b": {"c": [1.5]}, "d": None},
+]  # fmt: skip
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "everything": {"keep.document": True, "add.fields": "op,source.ts_ms,ts_ms,nothing.there", "add.headers": "op"},
+    "flat": {"flatten.struct": True, "array.encoding": "document"},
+    "kept": {"delete.tombstone.handling.mode": "tombstone"},
+    "marked": {"delete.tombstone.handling.mode": "rewrite"},
+}
+
+
+def changes(draws: random.Random) -> Iterator[list[dict[str, Any]]]:
+    """Batches of events in their order: documents of any shape, whose fields come, go and change their types, and deletes."""
+    at = 10
+    kinds = {name: draws.sample(VALUES, 2) for name in "abcdefg"}
+    for batch in range(BATCHES):
+        events = []
+        # The first batch is a snapshot's: all of its rows have one place in the order.
+        for _ in range(draws.randrange(1, 12)):
+            at += 1
+            key, op = draws.randrange(9), draws.choice("ccuuud")
+            fields = draws.sample("abcdefg", draws.randrange(3 + batch // 3))
+            after = {"_id": key, **{name: draws.choice(kinds[name]) for name in fields}}
+            if batch == 0:
+                events.append({"op": "r", "key": len(events), "at": 10, "after": {**after, "_id": len(events)}})
+            else:
+                events.append({"op": op, "key": key, "at": at, **({} if op == "d" else {"after": after})})
+        yield events
+
+
+def content(hop: Hop, kind: str) -> tuple[dict[str, str], list[str]]:
+    """Types and rows of one of a collection's tables; none where there is no such table."""
+    table = getattr(hop.layout, kind)(bronze_rows.DB, "t")
+    if not delta.exists(hop.spark, table):
+        return {}, []
+    rows = hop.spark.table(str(table))
+    return {each.name: each.dataType.simpleString() for each in rows.schema}, sorted(map(_row, rows.toArrow().to_pylist()))
+
+
+def _row(row: dict[str, Any]) -> str:
+    """A row as text; maps, which Arrow gives as pairs, have no order."""
+    return json.dumps({**row, "__rescued": sorted(row.get("__rescued") or ())}, sort_keys=True, default=str)
+
+
+@pytest.fixture
+def by_process(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How many batches this process applied and published."""
+    counts = {"silver": 0, "gold": 0}
+
+    def counting(layer: str, act: Callable[..., Any]) -> Callable[..., Any]:
+        def acted(*given: Any, **named: Any) -> Any:
+            result = act(*given, **named)
+            counts[layer] += result not in (False, None)
+            return result
+
+        return acted
+
+    monkeypatch.setattr(few, "applied", counting("silver", few.applied))
+    for name in ("loaded", "merged"):
+        monkeypatch.setattr(published, name, counting("gold", getattr(published, name)))
+    return counts
+
+
+@pytest.mark.parametrize(
+    "name", ["everything", "marked", *(pytest.param(name, marks=pytest.mark.journey) for name in ("plain", "flat", "kept"))]
+)
+def test_both_ways_give_the_same(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_process: dict[str, int], name: str
+) -> None:
+    """Rows, types, remembered deletes and schemas, after each few batches; far dates are compared as Arrow has them."""
+    ways = [Hop(spark, pipeline(tmp_path / way, **SETTINGS[name])) for way in ("few", "steps")]
+    for number, events in enumerate(changes(random.Random(name))):
+        for hop in ways:
+            hop.bronze.append({"t": events})
+            with monkeypatch.context() as patch:
+                if hop is ways[1]:
+                    patch.setattr(few, "MAX_EVENTS", -1)
+                    patch.setattr(published.Sources, "of", lambda *tables: None)
+                hop.run()
+        if number % 3 == 2 or number == BATCHES - 1:
+            for kind in ("silver", "gold", "deletes"):
+                (types, rows), (expected_types, expected) = (content(hop, kind) for hop in ways)
+                assert types == expected_types, (kind, number)
+                assert [pair for pair in zip(rows, expected, strict=True) if pair[0] != pair[1]] == [], (kind, number)
+    schemas = [
+        spark.table(str(hop.layout.ops("schemas"))).orderBy("version", "path").drop("batch").toArrow().to_pylist()
+        for hop in ways
+    ]
+    assert schemas[0] == schemas[1]
+    # Types that are widened, and deletes whose rows stay, are for Spark.
+    assert by_process["silver"] >= (3 if name == "marked" else 6)
+    assert by_process["gold"] >= 3
+
+
+@pytest.fixture
+def hop(spark: SparkSession, tmp_path: Path) -> Hop:
+    found = Hop(spark, pipeline(tmp_path))
+    found.bronze.append({"t": [{"op": "c", "key": key, "at": 10 + key, "after": {"_id": key, "n": 0}} for key in range(4)]})
+    found.run()
+    return found
+
+
+STATEMENTS = [
+    (Writer, "define"),
+    (Writer, "replace_arrow"),
+    (live_files.LiveFiles, "places"),
+]
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(("owner", "name"), STATEMENTS, ids=[name for _, name in STATEMENTS])
+@pytest.mark.parametrize("layer", ["silver", "gold"])
+def test_killed_at_any_step_it_goes_on(
+    hop: Hop, monkeypatch: pytest.MonkeyPatch, layer: str, owner: Any, name: str, after: bool
+) -> None:
+    """Columns that were added and rows that were not; deletes that were remembered; a data file that no commit names."""
+    new = {"op": "u", "key": 1, "at": 20, "after": {"_id": 1, "n": 1, "new": "x"}}
+    hop.bronze.append({"t": [new, {"op": "d", "key": 2, "at": 21}, {"op": "c", "key": 7, "at": 22, "after": {"_id": 7}}]})
+    if layer == "gold":
+        hop.silver()
+    with monkeypatch.context() as patch:
+        killing(patch, owner, name, after=after)
+        with pytest.raises(Killed):
+            getattr(hop, layer)()
+    hop.run()
+    expected = [{"_id": 0, "n": 0}, {"_id": 1, "n": 1, "new": "x"}, {"_id": 3, "n": 0}, {"_id": 7}]
+    assert [{name: row[name] for name in row if name != "__key"} for row in hop.documents("t")] == expected
+
+
+@pytest.mark.parametrize("layer", ["silver", "gold"])
+def test_a_commit_in_between_is_seen(hop: Hop, monkeypatch: pytest.MonkeyPatch, layer: str) -> None:
+    """The table is compacted between the look for the keys and the commit: they are looked for again in what is there then."""
+    places, calls = live_files.LiveFiles.places, []
+    table = hop.silver_table("t") if layer == "silver" else hop.gold_table("t")
+
+    def late(self: live_files.LiveFiles, *arguments: Any) -> Any:
+        found = places(self, *arguments)
+        if layer in self.folder.parts:
+            if not calls:
+                maintenance.optimize(hop.spark, table, metadata="{}")
+            calls.append([len(rows) for _, rows in found])
+        return found
+
+    for key in (0, 3):  # a compaction needs more than one file
+        hop.bronze.append({"t": [{"op": "u", "key": key, "at": 15 + key, "after": {"_id": key, "n": 1}}]})
+        hop.run()
+    monkeypatch.setattr(live_files.LiveFiles, "places", late)
+    hop.bronze.append({"t": [{"op": "u", "key": 1, "at": 20, "after": {"_id": 1, "n": 2}}, {"op": "d", "key": 2, "at": 21}]})
+    hop.run()
+    assert calls == [[2], [2]]
+    assert [(row["_id"], row["n"]) for row in hop.documents("t")] == [(0, 1), (1, 2), (3, 1)]
+
+
+def test_a_check_of_the_users_is_for_delta_to_make(hop: Hop, by_process: dict[str, int]) -> None:
+    hop.spark.sql(f"ALTER TABLE {hop.silver_table('t')} ADD CONSTRAINT small CHECK (n < 100)").collect()
+    before = dict(by_process)
+    hop.bronze.append({"t": [{"op": "u", "key": 1, "at": 20, "after": {"_id": 1, "n": 5}}]})
+    hop.run()
+    assert by_process["silver"] == before["silver"]
+    assert [row["n"] for row in hop.documents("t")] == [0, 5, 0, 0]
+
+
+def test_statistics_of_gold_let_delta_skip_files(hop: Hop) -> None:
+    """The least and the greatest value of a file hold all of its rows, also of long texts and far dates."""
+    texts = ["a" * 40, "z" * 32 + "\U0010ffff" * 3, "m"]
+    for number, (text, date) in enumerate(zip(texts, ("1", "253402300799999", "-30000000000000"))):
+        after = {"_id": number, "text": text, "date": {"$date": {"$numberLong": date}}, "n": number}
+        hop.bronze.append({"t": [{"op": "u", "key": number, "at": 30 + number, "after": after}]})
+        hop.run()
+    table = hop.spark.table(str(hop.gold_table("t")))
+    for number, text in enumerate(texts):
+        assert [row._id for row in table.where(table.text == text).select("_id").collect()] == [number]
+        same = table.where(table._id == number).select("date").toArrow()["date"][0]
+        assert table.where(f"date = timestamp_micros({same.value})").count() == 1
+    assert table.where("n = 0").count() == 2
