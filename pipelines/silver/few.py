@@ -59,7 +59,8 @@ def applied(
         return False
     winners, keys, last_deletes = _reduced(events)
     schema = collection.schema.schema if evolution is None else evolution.schema
-    rows = _columns(collection, schema, events.take(winners), typed.take(winners), range_.to)
+    places = pa.array(winners, pa.int64())  # a list of none would have no type
+    rows = _columns(collection, schema, events.take(places), typed.take(places), range_.to)
     columns = _table_columns(collection, rows)
     if columns is None:
         return False

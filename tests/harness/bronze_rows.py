@@ -71,7 +71,8 @@ class Log:
         if remember:
             self.rows += found
         frame = self.spark.createDataFrame(pa.Table.from_pylist(found, schema=bronze.SCHEMA)).coalesce(1)
-        said = {"writer": "by hand", "batch": self.batch, **({"log": self.log} if self.log else {})}
+        log = {"log": self.log} if self.log else {}
+        said = {"writer": "by hand", "released": True, "batch": self.batch, **log}
         metadata = {"userMetadata": orjson.dumps(said).decode()} if self.tells else {}
         frame.write.format("delta").options(**metadata).mode("append").saveAsTable(str(self.table))
 
