@@ -4,7 +4,7 @@
 
 A writer inserts at a steady rate, into the collections by turns; a reader outside Spark (delta-rs) asks the tables for what is new
 and compares it with the times of the inserts. Bronze is the capture alone; gold is `medallion run`: capture, silver and gold in one
-application.
+application. It begins when a document of each collection was there and a second one followed: what the start takes is told beside it.
 """
 
 from __future__ import annotations
@@ -77,12 +77,15 @@ def measured(spark: Any, uri: str, *, seconds: float, rate: float, collections: 
             trials = [Trial(Path(layout.gold(db, name).path or ""), "_id") for name in names]
             work = functools.partial(layers.run, spark, settings, once=False, stop=stop)
         client = mongodb.client(uri)
-        for name in names:
-            client[db][name].insert_one({"_id": -1})
         running = threading.Thread(target=work)
-        running.start()
-        _until(lambda: all(trial.newest() is not None for trial in trials), 240)
-        time.sleep(5)
+        began = time.monotonic()
+        for probe in (-2, -1):
+            for name in names:
+                client[db][name].insert_one({"_id": probe})
+            if probe == -2:
+                running.start()
+            _until(lambda: all(trial.newest() == probe for trial in trials), 240)
+        print(f"{collections} collections in {into} after {time.monotonic() - began:.1f} s", flush=True)
         writer = threading.Thread(target=_write, args=(client[db], names, trials, seconds, rate))
         writer.start()
         while writer.is_alive() or any(len(trial.seen) < len(trial.inserted) for trial in trials):

@@ -164,7 +164,7 @@ def with_added(current: T.StructType, wanted: T.StructType) -> T.StructType:
             )
         else:
             names.insert(0 if previous is None else names.index(previous) + 1, field.name)
-            fields[field.name] = T.StructField(field.name, field.dataType)
+            fields[field.name] = T.StructField(field.name, _unmarked(field.dataType))
         previous = field.name
     return T.StructType([fields[name] for name in names])
 
@@ -180,7 +180,7 @@ def _grown(current: T.DataType, wanted: T.DataType) -> T.DataType:
                 )
                 for each in current
             ]
-            new = [T.StructField(each.name, each.dataType) for each in wanted if each.name not in current.names]
+            new = [T.StructField(each.name, _unmarked(each.dataType)) for each in wanted if each.name not in current.names]
             return T.StructType([*held, *new])
         case T.ArrayType(), T.ArrayType():
             return T.ArrayType(_grown(current.elementType, wanted.elementType), current.containsNull)
@@ -188,6 +188,19 @@ def _grown(current: T.DataType, wanted: T.DataType) -> T.DataType:
             return T.MapType(current.keyType, _grown(current.valueType, wanted.valueType), current.valueContainsNull)
         case _:
             return current
+
+
+def _unmarked(type_: T.DataType) -> T.DataType:
+    """A type without its fields' metadata: Delta notes there how a column was widened, and another table must not say that."""
+    match type_:
+        case T.StructType():
+            return T.StructType([T.StructField(each.name, _unmarked(each.dataType)) for each in type_])
+        case T.ArrayType():
+            return T.ArrayType(_unmarked(type_.elementType))
+        case T.MapType():
+            return T.MapType(_unmarked(type_.keyType), _unmarked(type_.valueType))
+        case _:
+            return type_
 
 
 def _compare(

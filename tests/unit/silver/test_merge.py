@@ -88,3 +88,16 @@ def test_every_clause_is_guarded() -> None:
     assert len(matched) == 4
     assert all("> t.`__sequence`" in line or "> coalesce(t.`__known`" in line for line in matched)
     assert "WHEN NOT MATCHED AND s.`__action` <> 'remove' THEN INSERT" in text
+
+
+def test_added_columns_stand_where_the_statements_would_put_them() -> None:
+    current = struct(a=INT, n=struct(x=INT), l=T.ArrayType(struct(x=INT)))
+    wanted = struct(z=TEXT, a=LONG, b=TEXT, n=struct(y=TEXT, x=INT), l=T.ArrayType(struct(x=INT, y=INT)))
+    grown = struct(z=TEXT, a=INT, b=TEXT, n=struct(x=INT, y=TEXT), l=T.ArrayType(struct(x=INT, y=INT)))
+    assert merge.with_added(current, wanted) == grown
+
+
+def test_an_added_column_does_not_say_how_another_tables_was_widened() -> None:
+    widened = T.StructType([T.StructField("x", LONG, metadata={"delta.typeChanges": []})])
+    for type_ in (widened, T.ArrayType(widened), T.MapType(TEXT, widened)):
+        assert "typeChanges" not in merge.with_added(struct(a=struct(b=INT)), struct(a=struct(c=type_), n=type_)).json()
