@@ -84,7 +84,7 @@ def measured(spark: Any, uri: str, *, seconds: float, rate: float, collections: 
                 client[db][name].insert_one({"_id": probe})
             if probe == -2:
                 running.start()
-            _until(lambda: all(trial.newest() == probe for trial in trials), 240)
+            _until(functools.partial(_holds, trials, probe), 240)
         print(f"{collections} collections in {into} after {time.monotonic() - began:.1f} s", flush=True)
         writer = threading.Thread(target=_write, args=(client[db], names, trials, seconds, rate))
         writer.start()
@@ -107,6 +107,10 @@ def _write(database: Any, names: Sequence[str], trials: Sequence[Trial], seconds
         database[names[turn]].insert_one({"_id": len(trial.inserted) - 1, "at": number})
         number += 1
         time.sleep(max(0.0, began + number / rate - time.time()))
+
+
+def _holds(trials: Sequence[Trial], number: int) -> bool:
+    return all(trial.newest() == number for trial in trials)
 
 
 def _until(predicate: Callable[[], bool], seconds: float) -> None:
