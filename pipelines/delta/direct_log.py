@@ -138,6 +138,30 @@ class DirectLog:
             raise self._translated(error, base) from error
         return self._committed(transaction, _seq(self._spark, actions), base=base, metadata=metadata)
 
+    def put_together(
+        self,
+        file: data_file.ParquetFile | None,
+        parts: Sequence[Mapping[str, Any]],
+        live: live_files.LiveFiles,
+        *,
+        base: int,
+        metadata: str,
+    ) -> int:
+        """Put the file, which has all their rows, in the place of its parts, as version `base` + 1.
+
+        Raises `VersionTaken`, or `NeedsMerge` where others have changed one of the parts; then nothing is changed.
+        """
+        transaction = self._at(base)
+        if not live.at(base) or not live.holds(parts):
+            raise upsert.NeedsMerge
+        actions = jvm.java_class(self._spark, "java.util.ArrayList")()
+        actions.addAll(jvm.java_class(self._spark, CONVERTERS).asJava(self._actions(file, base + 1, is_change=False)))
+        for part in parts:
+            removed = {name: part[name] for name in ("path", "partitionValues", "size", "deletionVector") if name in part}
+            said = {"deletionTimestamp": clock.now_ms(), "dataChange": False, "extendedFileMetadata": True}
+            actions.add(self._action.fromJson(json.dumps({"remove": removed | said})))
+        return self._committed(transaction, _seq(self._spark, actions), base=base, metadata=metadata)
+
     def define(self, schema_json: str, *, base: int, metadata: str) -> int:
         """Give the table these columns, as version `base` + 1, or raise `VersionTaken` and change nothing."""
         transaction = self._at(base)
@@ -236,7 +260,7 @@ class DirectLog:
         said = none() if metadata is None else self._option.apply(metadata)
         return self._write(self._save_mode, none(), none(), said, none(), none(), none(), none(), none())
 
-    def _actions(self, file: data_file.ParquetFile | None, txn_version: int | None) -> Any:
+    def _actions(self, file: data_file.ParquetFile | None, txn_version: int | None, *, is_change: bool = True) -> Any:
         now_ms = clock.now_ms()
         found: list[dict[str, Any]] = []
         if txn_version is not None:
@@ -247,7 +271,7 @@ class DirectLog:
                 "partitionValues": {},
                 "size": file.size,
                 "modificationTime": now_ms,
-                "dataChange": True,
+                "dataChange": is_change,
                 "stats": file.stats,
             }
             found.append({"add": added})

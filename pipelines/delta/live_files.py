@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,29 @@ class LiveFiles:
         """The `add` actions of the live files."""
         return list(self._files.values())
 
+    def holds(self, files: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether all of these are live, with the same deleted rows."""
+        return all(_identity(each) in self._files for each in files)
+
+    def by_size(self, *, rows: int, size_bytes: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """The files with the fewest rows, as many as have so many rows and bytes together, and the others."""
+        files = sorted(self.files(), key=_count)
+        for number, each in enumerate(files):
+            rows, size_bytes = rows - _count(each), size_bytes - each["size"]
+            if rows < 0 or size_bytes < 0:
+                return files[:number], files[number:]
+        return files, []
+
     # --- rows
+
+    def rows(self, files: Sequence[Mapping[str, Any]]) -> pa.Table:
+        """All rows of these files but the deleted ones, as the table's schema types them.
+
+        Raises `NotReadable` where they are of more than `MANY_BYTES`.
+        """
+        self._refuse_large(files, set(self.schema.names))
+        found = [conformed(self._present(each, self._read(each, self.schema.names)), self.schema) for each in files]
+        return pa.concat_tables(found) if found else self.schema.empty_table()
 
     def places(self, column: str, values: Sequence[str]) -> list[tuple[dict[str, Any], list[int]]]:
         """The files that hold one of these values, each with the numbers of the rows; those that are deleted already among them.
@@ -94,22 +116,28 @@ class LiveFiles:
         files = [each for each in self.files() if _stats(each).get("maxValues", {}).get(column, bound + 1) > bound]
         if sum(_count(each) for each in files) > limit:
             raise NotReadable
-        names = {*columns, column}
-        paths = [local_log.data_path(self.folder, each["path"]) for each in files]
-        if sum(local_log.columns_bytes(path, names) for path in paths) > MANY_BYTES:
-            raise NotReadable
+        self._refuse_large(files, {*columns, column})
         found = [self._rows_above(each, column, bound, schema) for each in files]
         return pa.concat_tables(found) if found else schema.empty_table()
 
+    def _refuse_large(self, files: Sequence[Mapping[str, Any]], columns: Collection[str]) -> None:
+        paths = [local_log.data_path(self.folder, each["path"]) for each in files]
+        if sum(local_log.columns_bytes(path, columns) for path in paths) > MANY_BYTES:
+            raise NotReadable
+
     def _rows_above(self, file: Mapping[str, Any], column: str, bound: int, schema: pa.Schema) -> pa.Table:
-        table = self._read(file, list(dict.fromkeys([*schema.names, column])))
-        is_wanted = pc.fill_null(pc.greater(table[column], bound), False)
+        table = self._present(file, self._read(file, list(dict.fromkeys([*schema.names, column]))))
+        return conformed(table.filter(pc.fill_null(pc.greater(table[column], bound), False)), schema)
+
+    def _present(self, file: Mapping[str, Any], table: pa.Table) -> pa.Table:
+        """The rows of a file that are not deleted."""
         vector = file.get("deletionVector")
-        if vector:
-            flags = is_wanted.to_numpy(zero_copy_only=False).copy()
-            flags[list(deletion_vector.rows(self._vector(vector)))] = False
-            is_wanted = pa.array(flags)
-        return conformed(table.filter(is_wanted), schema)
+        if not vector:
+            return table
+        is_present = [True] * len(table)
+        for row in deletion_vector.rows(self._vector(vector)):
+            is_present[row] = False
+        return table.filter(pa.array(is_present, pa.bool_()))
 
     def _vector(self, vector: Mapping[str, Any]) -> bytes:
         if vector["storageType"] == "i":
@@ -122,7 +150,9 @@ class LiveFiles:
             return deletion_vector.framed(file.read(vector["sizeInBytes"] + 8))
 
     def _read(self, file: Mapping[str, Any], columns: list[str]) -> pa.Table:
-        with pq.ParquetFile(local_log.data_path(self.folder, file["path"])) as parquet:
+        path = local_log.data_path(self.folder, file["path"])
+        # Spark's own form of a timestamp, by default, which in nanoseconds would end in 2262.
+        with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as parquet:
             # A file that is older than a column has none of it.
             return parquet.read([name for name in columns if name in parquet.schema_arrow.names])
 
@@ -220,6 +250,11 @@ def _identity(file: Mapping[str, Any]) -> tuple[object, ...]:
     """What Delta knows a file by: its name and its deletion vector."""
     vector = file.get("deletionVector") or {}
     return file["path"], vector.get("storageType"), vector.get("pathOrInlineDv"), vector.get("offset")
+
+
+def share_deleted(file: Mapping[str, Any]) -> float:
+    """How much of a file's rows is deleted, from 0 to 1."""
+    return float((file.get("deletionVector") or {}).get("cardinality", 0) / max(1, _count(file)))
 
 
 def _stats(file: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,16 +10,19 @@ from py4j.protocol import Py4JError
 from cdc_core import errors
 from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
-from pipelines.delta import direct_log, local_log, query_execution, table_errors, table_history
+from pipelines.delta import direct_log, live_files, local_log, query_execution, table_errors, table_history
 from pipelines.delta.writer import Writer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+MUCH_DELETED = 0.3
+"""A file of which so much is deleted is written anew."""
+
 COMPACTION = {
     "spark.databricks.delta.optimize.minFileSize": str(16 * 1024 * 1024),
     "spark.databricks.delta.optimize.maxFileSize": str(128 * 1024 * 1024),
-    "spark.databricks.delta.optimize.maxDeletedRowsRatio": "0.3",
+    "spark.databricks.delta.optimize.maxDeletedRowsRatio": str(MUCH_DELETED),
 }
 """What a writer's own compaction takes: small files, and those of which a third is deleted: what it rewrites follows what was written."""
 
@@ -34,6 +37,11 @@ LARGE_FILE = 64 * 1024 * 1024
 
 MANY_FILES = 24
 """So many files beyond those that the table's size explains, a writer compacts."""
+
+FEW_ROWS = 10_000
+FEW_BYTES = 16 * 1024 * 1024
+"""So much of its smallest files a writer puts together itself. It is little, so that whoever reads what is new in the table has not
+to read much that is not."""
 
 
 def optimize(spark: SparkSession, table: tables.TableRef, *, metadata: str | None, purges: bool = False) -> None:
@@ -117,13 +125,31 @@ def compact(writer: Writer) -> None:
     surplus = _surplus_files(writer.table)
     if surplus < writer.surplus_files + MANY_FILES:
         return
+    if not _put_together(writer):
+        _optimize(writer)
+    # What is left now cannot be put together any further: the next compaction is for what comes on top of it.
+    writer.surplus_files = _surplus_files(writer.table)
+
+
+def _put_together(writer: Writer) -> bool:
+    """Put the smallest files together in this process; False where a compaction by Spark is due."""
+    live = writer.live
+    if live is None or not live.at(writer.version):
+        return False
+    parts, others = live.by_size(rows=FEW_ROWS, size_bytes=FEW_BYTES)
+    # Of what a service puts together itself files of a middling size are left.
+    are_many = len([each for each in others if each["size"] < LARGE_FILE // 4]) >= MANY_FILES
+    if are_many or any(live_files.share_deleted(each) > MUCH_DELETED for each in others):
+        return False
+    return len(parts) > 1 and writer.put_together(parts) is not None
+
+
+def _optimize(writer: Writer) -> None:
     writer.check_ownership()
     # Without metadata: it says nothing of who owns the table, or where it stands.
     with query_execution.session_confs(writer.spark, COMPACTION), contextlib.suppress(errors.CommitConflict):
         optimize(writer.spark, writer.table, metadata=None)
     writer.check_ownership()  # which goes on to the version that this made
-    # What is left now cannot be put together any further: the next compaction is for what comes on top of it.
-    writer.surplus_files = _surplus_files(writer.table)
 
 
 def _surplus_files(table: tables.TableRef) -> int:

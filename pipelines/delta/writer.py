@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql import functions as F
@@ -298,8 +298,40 @@ class Writer(fenced_commits.FencedCommits):
         file = None
         if rows.num_rows:
             file = data_file.ParquetFile.write(self.direct.store, rows, statistics=statistics, table=self.table)
+        return self._through_log_or_none(
+            functools.partial(self.direct.replace, file, keys, self.live), lambda: (to, extra), file
+        )
+
+    def put_together(self, parts: Sequence[Mapping[str, Any]]) -> int | None:
+        """Write the rows of these live files, which are few, as one file; the new version.
+
+        A fenced commit that says what the last one said, without a Spark job. None where only Spark can do it.
+        """
+        live = self.live
+        if self.direct is None or live is None or live.configuration.get("delta.enableRowTracking") == "true":
+            return None
+        listed = live.configuration.get("delta.dataSkippingStatsColumns")
+        if listed is None:
+            return None
+        self.refuse_unanswered()
         try:
-            return self.through_log(functools.partial(self.direct.replace, file, keys, self.live), lambda: (to, extra))
+            held = live.rows(parts)
+        except (OSError, pa.ArrowException, live_files.NotReadable):
+            return None
+        names = [each.strip("`") for each in listed.split(",")]
+        statistics = [name for name in names if name in held.column_names]
+        file = None
+        if held.num_rows:
+            file = data_file.ParquetFile.write(self.direct.store, held, statistics=statistics, table=self.table)
+        commit = functools.partial(self.direct.put_together, file, parts, live)
+        return self._through_log_or_none(commit, self.last_said, file)
+
+    def _through_log_or_none(
+        self, commit: Callable[..., int], said: fenced_commits.Said, file: data_file.ParquetFile | None
+    ) -> int | None:
+        """The version of a commit that names the file; None where it `NeedsMerge`."""
+        try:
+            return self.through_log(commit, said)
         except (upsert.NeedsMerge, *fenced_commits.REFUSED) as error:
             # Raised after the answer, or before the commit was tried: nothing names the file.
             if file is not None:

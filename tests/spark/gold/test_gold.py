@@ -258,6 +258,7 @@ def test_what_is_marked_and_small_is_compacted(
 ) -> None:
     """Where there came to be many files, silver and gold put their own together, and the positions stay."""
     monkeypatch.setattr(maintenance, "MANY_FILES", 2)
+    monkeypatch.setattr(maintenance, "FEW_ROWS", 0)
     shop = Shop(spark, lakehouse)
     for v in range(3):
         shop.change(*(put(key, v, op="u") for key in range(v, 5)))

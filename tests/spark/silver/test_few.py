@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pipelines.delta import live_files, maintenance
+from pipelines.delta import live_files, maintenance, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold import few as published
@@ -134,6 +134,7 @@ def hop(spark: SparkSession, tmp_path: Path) -> Hop:
 STATEMENTS = [
     (Writer, "define"),
     (Writer, "replace_arrow"),
+    (Writer, "put_together"),
     (live_files.LiveFiles, "places"),
 ]
 
@@ -145,6 +146,7 @@ def test_killed_at_any_step_it_goes_on(
     hop: Hop, monkeypatch: pytest.MonkeyPatch, layer: str, owner: Any, name: str, after: bool
 ) -> None:
     """Columns that were added and rows that were not; deletes that were remembered; a data file that no commit names."""
+    monkeypatch.setattr(maintenance, "MANY_FILES", 1)
     new = {"op": "u", "key": 1, "at": 20, "after": {"_id": 1, "n": 1, "new": "x"}}
     hop.bronze.append({"t": [new, {"op": "d", "key": 2, "at": 21}, {"op": "c", "key": 7, "at": 22, "after": {"_id": 7}}]})
     if layer == "gold":
@@ -156,6 +158,45 @@ def test_killed_at_any_step_it_goes_on(
     hop.run()
     expected = [{"_id": 0, "n": 0}, {"_id": 1, "n": 1, "new": "x"}, {"_id": 3, "n": 0}, {"_id": 7}]
     assert [{name: row[name] for name in row if name != "__key"} for row in hop.documents("t")] == expected
+
+
+def test_small_files_are_put_together(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silver's and gold's, with what is marked as deleted in them left out; the rows stay, and the positions."""
+    monkeypatch.setattr(maintenance, "MANY_FILES", 4)
+    for number in range(6):
+        values = {"n": number, "at": {"$date": {"$numberLong": "253402300799999"}}, "deep": {f"d{number}": [number]}}
+        update = {"op": "u", "key": number % 4, "at": 20 + number, "after": {"_id": number % 4, **values}}
+        hop.bronze.append({"t": [update, {"op": "d", "key": 3, "at": 40 + number}][: 1 + (number == 5)]})
+        hop.run()
+    for table in (hop.silver_table("t"), hop.gold_table("t")):
+        live = live_files.LiveFiles(Path(table.path or ""))
+        assert live.at(table_history.version(hop.spark, table)) and len(live.files()) < 4
+        commits = table_history.commits(hop.spark, table)
+        assert all(commit.metadata is not None for commit in commits[:-1])  # none of a compaction by Spark
+    assert [(row["_id"], row["n"]) for row in hop.documents("t")] == [(0, 4), (1, 5), (2, 2)]
+    assert hop.documents("t")[1]["deep"]["d5"] == [5]
+    before = [table_history.version(hop.spark, table) for table in (hop.silver_table("t"), hop.gold_table("t"))]
+    hop.run()
+    assert [table_history.version(hop.spark, table) for table in (hop.silver_table("t"), hop.gold_table("t"))] == before
+
+
+def test_files_that_others_changed_are_not_put_together(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that somebody deletes meanwhile do not come back."""
+    monkeypatch.setattr(maintenance, "MANY_FILES", 2)
+    rows, calls = live_files.LiveFiles.rows, []
+
+    def late(self: live_files.LiveFiles, *arguments: Any) -> Any:
+        found = rows(self, *arguments)
+        if "gold" in self.folder.parts and not calls:
+            calls.append(len(found))
+            hop.spark.sql(f"DELETE FROM {hop.gold_table('t')} WHERE _id = 0").collect()
+        return found
+
+    monkeypatch.setattr(live_files.LiveFiles, "rows", late)
+    for number in range(4):
+        hop.bronze.append({"t": [{"op": "u", "key": 1, "at": 20 + number, "after": {"_id": 1, "n": number}}]})
+        hop.run()
+    assert calls and [row["_id"] for row in hop.documents("t")] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("layer", ["silver", "gold"])

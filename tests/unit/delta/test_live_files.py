@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import random
 import uuid
@@ -143,6 +144,30 @@ def test_many_rows_are_left_to_executors(table: Table, monkeypatch: pytest.Monke
     monkeypatch.setattr(live_files, "MANY_ROWS", 2)
     with pytest.raises(NotReadable):
         live.places("__key", ["b"])
+
+
+def test_the_smallest_files_are_chosen_and_read_without_their_deleted_rows(table: Table) -> None:
+    one, two, three = (table.file(keys, 1, size=10) for keys in (["a", "b"], ["c"], ["d", "e", "f"]))
+    cut = table.without(one, [1])
+    live = LiveFiles(table.folder)
+    assert live.at(table.commit({"add": cut}, {"add": two}, {"add": three}))
+    assert live.by_size(rows=3, size_bytes=100) == ([two, cut], [three])
+    assert live.by_size(rows=9, size_bytes=15) == ([two], [cut, three])
+    assert live.rows([two, cut])["__key"].to_pylist() == ["c", "a"]
+    assert live.holds([two, cut]) and not live.holds([one])
+    assert live_files.share_deleted(cut) == 0.5
+
+
+def test_timestamps_in_the_form_of_old_spark_are_those_of_any_year(table: Table) -> None:
+    far = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.timezone.utc)
+    fields = [*SCHEMA["fields"], {"name": "at", "type": "timestamp", "nullable": True, "metadata": {}}]  # type: ignore[misc]
+    file = table.file(["a"], 1)
+    rows = pa.table({"__key": ["a"], "at": pa.array([far], pa.timestamp("us", tz="UTC"))})
+    pq.write_table(rows, table.folder / file["path"], use_deprecated_int96_timestamps=True)
+    text = json.dumps({"type": "struct", "fields": fields})
+    live = LiveFiles(table.folder)
+    assert live.at(table.commit({"metaData": {"schemaString": text}}, {"add": file}))
+    assert live.rows([file])["at"].to_pylist() == [far]
 
 
 def test_structs_take_the_order_and_the_types_of_the_table() -> None:
