@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,12 @@ if TYPE_CHECKING:
 PROPERTIES = {"delta.appendOnly": "true", "delta.enableDeletionVectors": "false"}
 """Properties of a table that only ever grows by a few rows."""
 
+_SELDOM = {"delta.checkpointInterval": "50"}
+"""A checkpoint is a Spark job, for which whoever appends has to wait; by itself Delta makes one every ten commits."""
+
+_APPENDING: defaultdict[tables.TableRef, threading.Lock] = defaultdict(threading.Lock)
+"""Threads of one process append one after the other: where they meet, all but one would have to wait and try again."""
+
 
 def append_rows(spark: SparkSession, table: tables.TableRef, rows: pa.Table, *, statistics: Sequence[str] = ()) -> None:
     """Append a few rows, whoever else appends; a table of facts, in which order and repetition mean nothing.
@@ -32,7 +40,9 @@ def append_rows(spark: SparkSession, table: tables.TableRef, rows: pa.Table, *, 
             spark.createDataFrame(rows).coalesce(1).writeTo(str(table)).append()
         return
     # Where this fails the file stays: a commit that got no answer may name it. VACUUM takes what none names.
-    _appended(direct, data_file.ParquetFile.write(direct.store, rows, statistics=statistics, table=table), table)
+    file = data_file.ParquetFile.write(direct.store, rows, statistics=statistics, table=table)
+    with _APPENDING[table]:
+        _appended(direct, file, table)
 
 
 def _appended(direct: direct_log.DirectLog, file: data_file.ParquetFile, table: tables.TableRef) -> None:
@@ -59,7 +69,7 @@ def note(
     properties: Mapping[str, str] | None = None,
 ) -> None:
     """Append a few facts to a table of them, which is made where there is none."""
-    delta.create(spark, table, columns=arrow.columns_ddl(schema), properties=properties)
+    delta.create(spark, table, columns=arrow.columns_ddl(schema), properties=_SELDOM | dict(properties or {}))
     append_rows(spark, table, pa.Table.from_pylist([dict(row) for row in rows], schema=schema))
 
 

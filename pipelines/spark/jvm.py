@@ -62,16 +62,17 @@ def launch(
     chosen = {**store.conf, **spark_conf.defaults(), **conf}
     packages = (*store.packages, *filter(None, chosen.pop("spark.jars.packages", "").split(",")))
     given = [jar for jar in chosen.pop("spark.jars", "").split(",") if jar]
+    chosen["spark.master"] = master or chosen.get("spark.master", "local[*]")
     with delta_jars.settings(packages, store.excludes) as resolved:
         settings = {
             **spark_conf.LOCAL,
+            **_file_system(chosen["spark.master"]),
             **spark_conf.REQUIRED,
             **profile,
             "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir(), "medallion-no-warehouse")),
             **resolved,
             "spark.jars": ",".join([str(log_store.JAR), *given, *filter(None, [resolved.get("spark.jars")])]),
             **chosen,
-            "spark.master": master or chosen.get("spark.master", "local[*]"),
             "spark.app.name": name,
         }
         # Spark and its JVM leave nothing behind: what they write lies in a folder that goes with this process.
@@ -87,12 +88,21 @@ def launch(
             except (PySparkRuntimeError, OSError) as error:
                 raise _why_not() from error
         with _interrupts_as_they_are():
-            whole = SparkConf(loadDefaults=False).setAll(list({**hadoop, **settings}.items()))
+            # Not the jars: the JVM was given these, and has added those of the packages to them.
+            rest = {name: value for name, value in settings.items() if name != "spark.jars"}
+            whole = SparkConf(loadDefaults=False).setAll(list({**hadoop, **rest}.items()))
             context = SparkContext(conf=whole, gateway=gateway)
         _end_without_traceback(context)
         spark = SparkSession.builder.getOrCreate()
         delta_jars.remember(spark, packages, given)
     return spark
+
+
+def _file_system(master: str) -> dict[str, str]:
+    """The local file system for a JVM without executors elsewhere: theirs would have to have its jar before anything else."""
+    if not re.fullmatch(r"local(\[.*\])?", master):
+        return {}
+    return {**log_store.FILE_SYSTEM, "spark.driver.extraClassPath": str(log_store.FILES_JAR)}
 
 
 def _folder() -> Path:

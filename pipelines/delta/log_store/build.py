@@ -1,6 +1,6 @@
-"""Build the jar of the log stores: `python -m pipelines.delta.log_store.build`. Needs a JDK of version 17 or later.
+"""Build the jars of the log stores and of the local file system: `python -m pipelines.delta.log_store.build`. Needs a JDK of version 17 or later.
 
-The same sources give the same classes and the same jar, byte by byte: a test builds it anew and compares.
+The same sources give the same classes and the same jars, byte by byte: a test builds them anew and compares.
 """
 
 from __future__ import annotations
@@ -15,26 +15,31 @@ from pathlib import Path
 
 from pipelines.delta import log_store
 
-SOURCES = sorted(log_store.JAR.parent.glob("*.java"))
+_FOLDER = log_store.JAR.parent
+SOURCES = {
+    log_store.JAR: sorted(_FOLDER.glob("*LogStore.java")),
+    log_store.FILES_JAR: sorted(_FOLDER.glob("InProcess*.java")),
+}
+"""What each jar is built from."""
 EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
-def digest() -> str:
-    """The digest of the sources, which the jar's manifest carries."""
-    return hashlib.sha256(b"".join(source.read_bytes() for source in SOURCES)).hexdigest()
+def digest(jar: Path) -> str:
+    """The digest of a jar's sources, which its manifest carries."""
+    return hashlib.sha256(b"".join(source.read_bytes() for source in SOURCES[jar])).hexdigest()
 
 
-def classes(jars: Sequence[Path]) -> dict[str, bytes]:
-    """The classes of the sources, by their path in the jar, compiled against Hadoop's and Delta's jars."""
+def classes(jar: Path, needed: Sequence[Path]) -> dict[str, bytes]:
+    """The classes of a jar's sources, by their path in it, compiled against the jars of Hadoop and Delta."""
     with tempfile.TemporaryDirectory() as folder:
-        command = ["javac", "--release", "17", "-proc:none", "-g:none", "-cp", ":".join(map(str, jars)), "-d", folder]
-        subprocess.run([*command, *map(str, SOURCES)], check=True)
+        command = ["javac", "--release", "17", "-proc:none", "-g:none", "-cp", ":".join(map(str, needed)), "-d", folder]
+        subprocess.run([*command, *map(str, SOURCES[jar])], check=True)
         return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(Path(folder).rglob("*.class"))}
 
 
 def write(jar: Path, compiled: dict[str, bytes]) -> None:
     """Write the jar: a manifest with the sources' digest, and the classes."""
-    manifest = f"Manifest-Version: 1.0\r\nSource-SHA-256: {digest()[:48]}\r\n\r\n"
+    manifest = f"Manifest-Version: 1.0\r\nSource-SHA-256: {digest(jar)[:48]}\r\n\r\n"
     with zipfile.ZipFile(jar, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in {"META-INF/MANIFEST.MF": manifest.encode(), **compiled}.items():
             archive.writestr(zipfile.ZipInfo(name, EPOCH), content, zipfile.ZIP_DEFLATED)
@@ -50,7 +55,8 @@ def main() -> None:
     delta = [Path(jar) for jar in delta_jars.resolved_jars() if "delta-storage" in jar]
     if not delta:
         sys.exit("start a session once, so that Delta's jars are on this machine: medallion demo")
-    write(log_store.JAR, classes([*hadoop, *delta]))
+    for jar in SOURCES:
+        write(jar, classes(jar, [*hadoop, *delta]))
 
 
 if __name__ == "__main__":

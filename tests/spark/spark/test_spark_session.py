@@ -13,7 +13,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from pipelines.delta import log_store
 from pipelines.spark import conf as spark_conf
+from pipelines.spark import delta_jars, jvm
 from pipelines.spark import session as sparks
 
 PROJECT = Path(__file__).parents[3]
@@ -71,6 +73,31 @@ def test_a_thread_that_asks_first_gets_the_same_session(spark: SparkSession) -> 
         assert pool.submit(sparks.session, "another name").result().sparkContext is spark.sparkContext
 
 
+def test_the_next_session_finds_deltas_jars(spark: SparkSession) -> None:
+    """Resolving the packages again would take each start a second or two."""
+    assert any("delta-storage" in jar for jar in delta_jars.resolved_jars())
+
+
+def test_files_are_made_and_renamed_without_other_processes(spark: SparkSession, tmp_path: Path) -> None:
+    """With the permissions that Hadoop gives them; a link is told from its file."""
+    hadoop, configuration = spark._jvm.org.apache.hadoop.fs, spark.sparkContext._jsc.hadoopConfiguration()
+    files = hadoop.FileSystem.getLocal(configuration)
+    context = hadoop.FileContext.getLocalFSFileContext(configuration)
+    assert files.getClass().getName() == log_store.FILE_SYSTEM["spark.hadoop.fs.file.impl"]
+    made, renamed, linked = (tmp_path / name for name in ("a b%20é", "renamed", "link"))
+    files.create(hadoop.Path(f"{made}"), True).close()
+    files.setPermission(hadoop.Path(f"{made}"), hadoop.permission.FsPermission("640"))
+    assert made.stat().st_mode & 0o777 == 0o640
+    options = spark.sparkContext._gateway.new_array(jvm.java_class(spark, "org.apache.hadoop.fs.Options$Rename"), 0)
+    context.rename(hadoop.Path(f"{made}"), hadoop.Path(f"{renamed}"), options)
+    linked.symlink_to(renamed)
+    assert renamed.exists() and not made.exists()
+    assert files.getFileLinkStatus(hadoop.Path(f"{linked}")).isSymlink()
+    assert not files.getFileLinkStatus(hadoop.Path(f"{renamed}")).isSymlink()
+    with pytest.raises(Exception, match="FileNotFoundException"):
+        files.getFileLinkStatus(hadoop.Path(f"{made}"))
+
+
 def test_times_are_utc(spark: SparkSession) -> None:
     """A timestamp is shown as UTC, whatever the machine's time zone."""
     assert spark.sql("SELECT string(timestamp_millis(0))").collect()[0][0] == "1970-01-01 00:00:00"
@@ -125,7 +152,9 @@ print(spark_sessions.session("second", master="local[1]").range(3).count(), flus
 """
 
 OWN = """
+from pipelines.delta import log_store
 from pipelines.spark import conf as spark_conf
+from pipelines.spark import delta_jars, jvm
 from pipelines.spark import session as spark_sessions
 spark = spark_sessions.session("own", master="local[1]", profile=spark_conf.CAPTURE)
 print(spark.sparkContext.getConf().get("spark.driver.memory"), flush=True)

@@ -7,22 +7,28 @@ import zipfile
 from pathlib import Path
 
 import pyspark
+import pytest
 
 from pipelines.delta import log_store
 from pipelines.delta.log_store import build
 from pipelines.spark import delta_jars
 
 
-def test_the_jar_was_built_from_the_source_beside_it() -> None:
+@pytest.mark.parametrize("jar", build.SOURCES, ids=lambda jar: jar.stem)
+def test_a_jar_was_built_from_the_sources_beside_it(jar: Path) -> None:
     """The manifest carries the digest of the sources; with a JDK the classes are compiled again, and are the same."""
-    with zipfile.ZipFile(log_store.JAR) as jar:
-        held = {name: jar.read(name) for name in jar.namelist()}
-    assert f"Source-SHA-256: {build.digest()[:48]}".encode() in held.pop("META-INF/MANIFEST.MF")
+    with zipfile.ZipFile(jar) as archive:
+        held = {name: archive.read(name) for name in archive.namelist()}
+    assert f"Source-SHA-256: {build.digest(jar)[:48]}".encode() in held.pop("META-INF/MANIFEST.MF")
     delta = [Path(each) for each in delta_jars.resolved_jars() if "delta-storage" in each]
     if shutil.which("javac") and delta:
         hadoop = Path(pyspark.__file__).parent.joinpath("jars").glob("hadoop-client-api-*.jar")
-        assert build.classes([*hadoop, *delta]) == held
-    assert {Path(name).stem for name in held} == {
-        log_store.LOCAL.rpartition(".")[2],
-        log_store.CONDITIONAL_PUT.rpartition(".")[2],
+        assert build.classes(jar, [*hadoop, *delta]) == held
+    assert {Path(name).stem.partition("$")[0] for name in held} == {source.stem for source in build.SOURCES[jar]}
+
+
+def test_the_classes_that_settings_name_are_in_the_jars() -> None:
+    named = {log_store.LOCAL, log_store.CONDITIONAL_PUT, *log_store.FILE_SYSTEM.values()}
+    assert {each.rpartition(".")[2] for each in named} == {
+        source.stem for sources in build.SOURCES.values() for source in sources
     }
