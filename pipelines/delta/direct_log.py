@@ -164,6 +164,8 @@ class DirectLog:
 
     def define(self, schema_json: str, *, base: int, metadata: str) -> int:
         """Give the table these columns, as version `base` + 1, or raise `VersionTaken` and change nothing."""
+        # Of a version that changes columns the checksum does not name the files: Delta would look for all of them by a job at the next.
+        self._fencing = _fencing_session(self._spark, names_files=False)._jsparkSession
         transaction = self._at(base)
         try:
             held = json.loads(transaction.metadata().json())
@@ -468,17 +470,20 @@ def _log_once(line: str) -> None:
         log.info(line)
 
 
-_FENCING: WeakKeyDictionary[Any, SparkSession] = WeakKeyDictionary()
+_FENCING: WeakKeyDictionary[Any, dict[bool, SparkSession]] = WeakKeyDictionary()
 
 
-def _fencing_session(spark: SparkSession) -> SparkSession:
+def _fencing_session(spark: SparkSession, *, names_files: bool = True) -> SparkSession:
     """The application's session for fenced commits, in which Delta tries none of them again on a newer version.
 
-    A setting is a whole session's: set and taken back around each commit, it would be gone where another thread's ends.
+    Without `names_files` the checksum of a version does not name the table's files. A setting is a whole session's: set and taken
+    back around each commit, it would be gone where another thread's ends.
     """
     context = spark.sparkContext
-    if context not in _FENCING:
+    sessions = _FENCING.setdefault(context, {})
+    if names_files not in sessions:
         session = sparks.sessions(spark)()
         session.conf.set("spark.databricks.delta.maxCommitAttempts", "0")
-        _FENCING[context] = session
-    return _FENCING[context]
+        session.conf.set("spark.databricks.delta.allFilesInCrc.enabled", str(names_files).lower())
+        sessions[names_files] = session
+    return sessions[names_files]
