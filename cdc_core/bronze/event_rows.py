@@ -10,7 +10,7 @@ MongoDB "Change Events" (operation types, lsid, txnNumber, wallTime).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, SupportsInt
 
@@ -128,11 +128,13 @@ class Rows:
         tracker: transactions.Tracker | None = None,
         ts_ms: int = 0,
         is_signal_collection: Callable[[str, str], bool] | None = None,
+        skipped: Collection[str] = (),
     ) -> Mapping[str, Any] | None:
         """Add one change-stream document as it came from the server; the event where it is a control event.
 
         `includes` decides on documents' namespaces where the server could not decide by itself; `fields` tells what is
-        taken out or renamed in a collection's documents; `tracker` counts transactions, whose BEGIN and END become rows.
+        taken out or renamed in a collection's documents; `tracker` counts transactions, whose BEGIN and END become rows; events of
+        `skipped` operation types get no row.
         Control events are what is not about a document, and inserts into the collection that `is_signal_collection` names: the
         capture has to act on them.
         """
@@ -157,7 +159,7 @@ class Rows:
             and is_signal_collection(namespace["db"], namespace["coll"])
         )
         is_control = is_signal and SKIPPED not in event
-        if includes is not None and not includes(namespace["db"], namespace["coll"]):
+        if operation in skipped or (includes is not None and not includes(namespace["db"], namespace["coll"])):
             # A signal of a collection that is not captured gets no row, and is acted on all the same.
             self.filtered += not is_control
             return event if is_control else None

@@ -151,7 +151,9 @@ def server_stages(filter_: Filter, *, operations: Collection[str] = OPERATIONS) 
     conditions: list[dict[str, Any]] = []
     skipped = sorted(OPERATIONS - set(operations))
     if skipped:
-        conditions.append({"operationType": {"$nin": skipped}})
+        taken: dict[str, Any] = {"operationType": {"$nin": skipped}}
+        # A signal is an insert, and is to come whatever is skipped.
+        conditions.append(taken if filter_.signals is None else {"$or": [taken, _namespace(filter_.signals, "ns")]})
     captured = _captured(filter_, "ns")
     if captured is not None:
         renamed = _captured(filter_, "to") or {}
@@ -257,8 +259,13 @@ def _captured(filter_: Filter, field: str) -> dict[str, Any] | None:
     # The collection of signals has to come through whether it is captured or not.
     if filter_.signals is None:
         return _all(conditions)
-    db, _, collection = filter_.signals.partition(".")
-    return {"$or": [_all(conditions), {f"{field}.db": db, f"{field}.coll": collection}]}
+    return {"$or": [_all(conditions), _namespace(filter_.signals, field)]}
+
+
+def _namespace(name: str, field: str) -> dict[str, Any]:
+    """The condition that `field` is this `database.collection`."""
+    db, _, collection = name.partition(".")
+    return {f"{field}.db": db, f"{field}.coll": collection}
 
 
 def _database_conditions(names: NameFilter, field: str) -> list[dict[str, Any]]:

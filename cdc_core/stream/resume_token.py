@@ -10,6 +10,7 @@ Sources: MongoDB's `resume_token.h` (order of the fields) and `key_string.h` (en
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ SNAPSHOT_INDEX = "ffffffff"
 
 _token = re.compile(r"82([0-9A-Fa-f]{8})([0-9A-Fa-f]{8})([0-9A-Fa-f]{2,})").fullmatch
 _FIRST_OF_ITS_TIME = frozenset({"2B022C010029", "2B042C010029"})
+_VERSION = slice(18, 22)
 _LARGEST_INDEX = 0xFFFFFFFE
 _ZERO = 0x29
 _ONE_BYTE = 0x2B
@@ -126,6 +128,26 @@ def without_fragment(data: str) -> str:
         if data[-length - 2 : -length] == "00" and _fragment(data[-length:]):
             return data[:-length] + "04"
     return data
+
+
+def compare(this: str, other: str) -> int:
+    """-1, 0 or 1: whether one token's place is before, at or after another's. Fragments of one event stand at one place.
+
+    Tokens of one format sort as texts. A server writes another format after an upgrade, and MongoDB 6.0 also where large events are
+    split: such two are compared by their cluster time, and by the operation inside it.
+    """
+    one, two = without_fragment(this), without_fragment(other)
+    if one[: _VERSION.start] == two[: _VERSION.start] and one[_VERSION] != two[_VERSION]:
+        with contextlib.suppress(ValueError):
+            place, place_of_other = _place(one), _place(two)
+            return (place > place_of_other) - (place < place_of_other)
+    return (one > two) - (one < two)
+
+
+def _place(data: str) -> tuple[bool, int]:
+    """A token's place inside its cluster time: a high-water mark is before every event."""
+    index, _at = _index(data)
+    return _has_identifier(data), index
 
 
 def _has_identifier(data: str) -> bool:

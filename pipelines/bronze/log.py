@@ -168,7 +168,9 @@ class Log:
         """Renew the lease by an empty commit, where nothing else is committed for long; `complete` as the field of this name."""
         said = {} if complete is None else {"complete": complete}
         with self._lock:
-            self.writer.mark(to=self._token, extra={**self._numbers(self.numbered), **said})
+            # The stream of the rows that are there, which the next start compares with its own.
+            stream = {name: self.writer.metadata[name] for name in ("stream",) if name in self.writer.metadata}
+            self.writer.mark(to=self._token, extra={**stream, **self._numbers(self.numbered), **said})
 
     @property
     def _token(self) -> str | None:

@@ -49,9 +49,10 @@ class Committer:
         """Hand the last rows over, and wait until everything is committed."""
         if len(rows):
             self._put(rows)
-        # The mark that no more rows come; the thread takes it after all rows, because the queue keeps the order.
-        self._put(None)
-        self.threads.join(threads.COMMITTER)
+        # The mark that no more rows come; the thread takes it after all rows, because the queue keeps the order. Where another thread
+        # has failed meanwhile it may not be there, and this one would be waited for in vain: `abandon` ends it.
+        if self._put(None):
+            self.threads.join(threads.COMMITTER)
 
     def abandon(self) -> None:
         """End the thread of a run that failed, which has not handed over the mark that no more rows come."""
@@ -72,8 +73,8 @@ class Committer:
         """Whether all rows that were handed over are in bronze."""
         return self._committed == self._submitted
 
-    def _put(self, rows: events.Rows | None) -> None:
-        """Wait for the committer's turn; a failure of any thread ends the wait."""
+    def _put(self, rows: events.Rows | None) -> bool:
+        """Wait for the committer's turn; whether it has come: a failure of any thread ends the wait."""
         while self.threads.failure is None:
             try:
                 self._queue.put(rows, timeout=threads.IDLE_WAIT)
@@ -81,7 +82,8 @@ class Committer:
                 self.reporter.show()
             else:
                 self._submitted += 1
-                return
+                return True
+        return False
 
     # --- the thread
 

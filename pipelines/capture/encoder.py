@@ -40,6 +40,7 @@ class Encoder:
             # The clock is read once an event only where transactions have rows of their own.
             ts_ms=clock.now_ms() if self.tracker is not None else 0,
             is_signal_collection=self.selection.is_signal_collection,
+            skipped=self.selection.skipped,
         )
 
     def end_transaction(self, token: str) -> None:

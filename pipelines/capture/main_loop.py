@@ -95,7 +95,7 @@ class MainLoop:
                 # An empty batch says how far the stream is: a transaction whose time is over has ended there.
                 if not batch.events:
                     encoder.end_transaction(batch.token)
-                read = StreamPosition(max(read.token, batch.token), is_drained=not batch.events)
+                read = StreamPosition(max(read.token, batch.token), is_drained=batch.is_drained)
             # The interval of a commit begins with its first row, and not with the commit before it.
             first_at = time.monotonic() if len(encoder.rows) == 0 else first_at
             # After the batch: a signal of a channel has no place of its own in the stream, and gets the one that was

@@ -33,11 +33,8 @@ def token_of(log: bronze.Log) -> str:
 
 
 def is_at_or_before(raw: bytes, token: str) -> bool:
-    """Whether the token's place is not before this event: tokens sort in stream order.
-
-    The fragments of one large event stand at one place.
-    """
-    return resume_token.without_fragment(change_stream.event_token(raw)) <= resume_token.without_fragment(token)
+    """Whether the token's place is not before this event."""
+    return resume_token.compare(change_stream.event_token(raw), token) <= 0
 
 
 def lost(position: bronze.BronzePosition | None, error: mongodb_failures.HistoryLost | None) -> errors.PositionLost:

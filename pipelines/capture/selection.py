@@ -19,12 +19,14 @@ OfCollection = Callable[[str, str], bool]
 class Selection:
     """The settings' filters as the encoder applies them.
 
-    `includes` is None where the server lets nothing else through: then nothing is looked at twice.
+    `includes` is None where the server lets nothing else through: then nothing is looked at twice. `skipped` are operation types that
+    come for the collection of signals alone, and get no row.
     """
 
     includes: OfCollection | None
     is_signal_collection: OfCollection | None
     fields: events.FieldsOf | None
+    skipped: frozenset[str] = frozenset()
 
     @staticmethod
     def of(source: Source, chosen: filters.Filter) -> Selection:
@@ -37,4 +39,5 @@ class Selection:
             is_signal_collection=chosen.is_signals if reads_signals else None,
             # Patterns are matched once a collection, and not once an event.
             fields=functools.lru_cache(maxsize=10_000)(listed.of) if listed.entries else None,
+            skipped=filters.OPERATIONS - filters.operations(source) if reads_signals else frozenset(),
         )

@@ -21,6 +21,7 @@ from pipelines.mongodb import server as mongodb_server
 from pipelines.snapshot import chunk_reader, snapshot
 from pipelines.snapshot import queue as snapshots
 from pipelines.snapshot.controls import SnapshotControls
+from pipelines.spark import jvm
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,7 +82,7 @@ class SnapshotStart:
             reader=reader,
             collections=collections,
             state=state,
-            threads=_threads(spark, source.snapshot_max_threads),
+            threads=_threads(spark, source.snapshot_max_threads, source.commit_max_bytes),
             filters={} if is_incremental else source.snapshot_collection_filter_overrides,
             stopped=self.halt,
             report=self._report,
@@ -96,11 +97,16 @@ class SnapshotStart:
         self.counts.snapshot = progress
 
 
-def _threads(spark: SparkSession, configured: int | None) -> int:
-    """`snapshot.max.threads`, or as many chunks at a time as Spark has cores."""
+CHUNK_COPIES = 4
+"""A chunk is up to twice `commit.max.bytes`, and the JVM has it about twice while it hands it over."""
+
+
+def _threads(spark: SparkSession, configured: int | None, chunk_bytes: int) -> int:
+    """`snapshot.max.threads`, or as many chunks at a time as Spark has cores, and as fit into the memory of the driver."""
     if configured:
         return configured
     try:
-        return max(1, spark.sparkContext.defaultParallelism)
+        heap = jvm.java_class(spark, "java.lang.Runtime").getRuntime().maxMemory()
+        return max(1, min(spark.sparkContext.defaultParallelism, heap // (CHUNK_COPIES * chunk_bytes)))
     except Exception:  # Spark Connect has no context to ask
         return 2

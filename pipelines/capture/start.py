@@ -56,7 +56,10 @@ class Start:
         # After a lost position a snapshot that was half read is worth nothing: its chunks lie before the gap.
         unfinished = _unfinished(states) if has_position else None
         decision = snapshot_mode.decided(
-            self.deployment.source, has_position=has_position, is_unfinished=unfinished is not None, custom=self.custom
+            self.deployment.source,
+            has_position=has_position,
+            is_unfinished=unfinished is not None and self._goes_on(unfinished),
+            custom=self.custom,
         )
         gaps = Gaps(self.spark, self.deployment, self.log)
         if has_position and not decision.takes:
@@ -83,6 +86,12 @@ class Start:
         found = snapshot_state.states(bronze.snapshot_heartbeats(self.spark, self.log.table))
         by_signal = (snapshot_state.SnapshotKind.INCREMENTAL, snapshot_state.SnapshotKind.BLOCKING)
         return tuple(state if state.kind in by_signal else state.retried() for state in found)
+
+    def _goes_on(self, unfinished: snapshot_state.State) -> bool:
+        """Whether a snapshot keeps a mode that takes one at each start from a new one: not for collections that are left out."""
+        if self.deployment.source.snapshot_mode not in (SnapshotMode.ALWAYS, SnapshotMode.CUSTOM):
+            return True
+        return any(self.deployment.filter.includes(*name.split(".", 1)) for name in unfinished.missing)
 
     def _new_snapshot(self) -> snapshot_state.State:
         """A snapshot of every captured collection that `snapshot.include.collection.list` lets in."""

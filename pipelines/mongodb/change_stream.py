@@ -7,7 +7,9 @@ driver's own change stream decides (which errors are resumable, where to resume)
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -20,6 +22,8 @@ from pymongo import errors as driver
 from cdc_core.stream import resume_token, split_events
 from pipelines.mongodb import failures as mongodb_failures
 from pipelines.mongodb import stream_cursor
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -44,11 +48,15 @@ class StreamStart:
 
 
 class EventBatch(NamedTuple):
-    """One reply: raw events in stream order, and the token up to which they are whole: never one inside a split event."""
+    """One reply: raw events in stream order, and the token up to which they are whole: never one inside a split event.
+
+    `is_drained` says that the server had no further event: without it, none of the reply's was new.
+    """
 
     events: list[bytes]
     token: str
     bytes: int
+    is_drained: bool
 
 
 LONGEST_AWAIT_MS = 1_000
@@ -57,8 +65,32 @@ LONGEST_AWAIT_MS = 1_000
 _VERSION = slice(18, 22)
 """Where a token has the version of its format."""
 
+OUTAGE_SECONDS = 5.0
+TELL_AGAIN_SECONDS = 60.0
+
 CAREFUL_BYTES = 64 * 1024 * 1024
 """So much is read one event at a time behind a failure at an event: more than one answer of the server holds."""
+
+
+@dataclass
+class Outage:
+    """Since when the server does not answer, and when that was last logged; in seconds."""
+
+    since: float = field(default_factory=time.monotonic)
+    told_at: float | None = None
+
+    @property
+    def is_told(self) -> bool:
+        return self.told_at is not None
+
+    def is_due(self) -> bool:
+        """Whether to log it now: not of an election, which is over in seconds."""
+        now = time.monotonic()
+        due_at = self.since + OUTAGE_SECONDS if self.told_at is None else self.told_at + TELL_AGAIN_SECONDS
+        if now < due_at:
+            return False
+        self.told_at = now
+        return True
 
 
 @dataclass
@@ -74,15 +106,14 @@ class Replay:
     def unseen(self, events: list[bytes]) -> list[bytes]:
         """The events from the first on that is past the token."""
         for number, event in enumerate(events):
-            token = event_token(event)
-            if self.is_past(token):
+            compared = resume_token.compare(event_token(event), self.behind)
+            if compared > 0:
                 return events[number:]
-            self.has_met = self.has_met or not self.is_past(token, backwards=True)
+            self.has_met = self.has_met or compared == 0
         return []
 
-    def is_past(self, token: str, *, backwards: bool = False) -> bool:
-        this, behind = resume_token.without_fragment(token), resume_token.without_fragment(self.behind)
-        return this < behind if backwards else this > behind
+    def is_past(self, token: str) -> bool:
+        return resume_token.compare(token, self.behind) > 0
 
 
 @dataclass
@@ -117,6 +148,7 @@ class ChangeStream:
         self._election: Any = None
         self.elections = 0
         self.attempts = 0
+        self._outage = Outage()
 
     @property
     def is_open(self) -> bool:
@@ -155,18 +187,26 @@ class ChangeStream:
                 if not self._cursor.is_open:
                     self.open()
                 batch = self._more()
-                self.attempts = 0
+                if self._outage.is_told:
+                    log.warning("the source answers again, after %d attempts", self.attempts)
+                self.attempts, self._outage = 0, Outage()
                 return batch
             except driver.PyMongoError as error:
                 self._cursor.forget()
                 self.attempts += 1
                 if mongodb_failures.is_resumable(error) and not self._is_last():
                     self.reconnects += 1
+                    self._tell_of_outage(error)
                     self.stopped.wait(self.delay())
                 elif self._has_failed_at_an_event(error):
                     self._careful = CAREFUL_BYTES
                 else:
                     raise mongodb_failures.stream_error(error) from error
+
+    def _tell_of_outage(self, error: Exception) -> None:
+        """Log it where it lasts, and now and then: attempts without an end look like a quiet source."""
+        if self._outage.is_due():
+            log.warning("the source does not answer (%s): %d attempts, and no end", type(error).__name__, self.attempts)
 
     def delay(self) -> float:
         """The seconds to wait after so many attempts: doubled with each, up to the longest wait."""
@@ -217,7 +257,7 @@ class ChangeStream:
         if not self._cursor.is_open and not events:
             # Raised as the driver would, so that `next` opens another cursor behind the position, and counts the attempt.
             raise driver.CursorNotFound("the server closed the change stream", mongodb_failures.CURSOR_NOT_FOUND)
-        return EventBatch(unseen, self.token or "", size)
+        return EventBatch(unseen, self.token or "", size, is_drained=not events)
 
     def _unseen(self, events: list[bytes]) -> list[bytes]:
         """The events without those up to the token that the stream was opened behind by its time."""
@@ -245,13 +285,25 @@ class ChangeStream:
         self._replay = None
 
     def holds(self, token: str) -> bool:
-        """Whether the oplog has this event, for a stream of the same scope without further stages.
+        """Whether the oplog has this event, for a stream of the same scope without further stages, or of the whole deployment.
 
-        A server of another version may write its token otherwise: then an event of its cluster time has to do.
+        The stream that read it may have had a wider scope: one database that does not exist yet is waited for everywhere. A server
+        of another version may write its token otherwise: then an event of its cluster time has to do.
         """
+        server: Any = self._cursor.server()
+        if self.options.db is None:
+            return self._is_in(server, token)
+        database = server[self.options.db]
+        if self._is_in(database if self.options.collection is None else database[self.options.collection], token):
+            return True
+        try:
+            return self._is_in(server, token)
+        except driver.OperationFailure:  # a user who may read one database
+            return False
+
+    def _is_in(self, target: Any, token: str) -> bool:
+        """Whether a stream over the target has this event."""
         at, wanted = resume_token.position(token), resume_token.without_fragment(token)
-        target: Any = self._cursor.server() if self.options.db is None else self._cursor.server()[self.options.db]
-        target = target if self.options.collection is None else target[self.options.collection]
         bare = target.watch(
             [{"$project": {"_id": 1}}],
             start_at_operation_time=Timestamp(at.seconds, at.increment),

@@ -43,7 +43,6 @@ def changed_keys(
     Raises `HistoryLost`, or `NamespaceGone`.
     """
     at = resume_token.position(behind)
-    last = resume_token.without_fragment(behind)
     stages: list[Mapping[str, Any]] = [
         {"$match": {"$or": [{"ns.coll": name}, {"operationType": {"$in": ["dropDatabase", "invalidate"]}}]}},
         {"$project": {"operationType": 1, "documentKey": 1, "clusterTime": 1}},
@@ -61,7 +60,7 @@ def changed_keys(
             if not batch.events and time.monotonic() > deadline:
                 raise errors.SourceUnreachable(f"{db}.{name}: the change stream does not reach the time of the read")
             for event in map(RawBSONDocument, batch.events):
-                if resume_token.without_fragment(event["_id"]["_data"]) <= last or event["clusterTime"] > until:
+                if resume_token.compare(event["_id"]["_data"], behind) <= 0 or event["clusterTime"] > until:
                     continue
                 if "documentKey" not in event:
                     raise NamespaceGone

@@ -14,8 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pymongo
 from bson import json_util
+from bson.raw_bson import DEFAULT_RAW_BSON_OPTIONS
 from bson.timestamp import Timestamp
+from pymongo.read_concern import ReadConcern
 
 from cdc_core import errors
 from cdc_core.bronze import raw_event
@@ -99,7 +102,7 @@ def encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
     originals: list[bytes | None] = []
     size = sent = lossy = 0
     repaired = repair.keys_of(spec.condition)
-    missing = dict.fromkeys(repaired or ())
+    missing = dict.fromkeys(filter(repair.can_ask, repaired or ()))
     at: Timestamp | None = None
     cut: bytes | None = None
     # A cursor of a snapshot read dies with its time; a chunk that ends early is committed, and read on at another time.
@@ -113,9 +116,8 @@ def encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
         condition=_condition(spec),
     ):
         at = chunk.at
-        # Never before the first document, or a chunk could end where it began; and a repair is one read: what it misses is
-        # deleted.
-        if repaired is None and size and chunk.documents and (size > spec.max_bytes or time.monotonic() > until):
+        # Never before the first document, or a chunk could end where it began.
+        if size and chunk.documents and (size > spec.max_bytes or time.monotonic() > until):
             cut = snapshot_read.id_as_hi(chunk.documents[0])
             break
         for raw in chunk.documents:
@@ -134,6 +136,9 @@ def encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
                 yield None, _packed(found_keys, texts, originals)
                 found_keys, texts, originals, sent = [], [], [], size
     assert at is not None
+    if missing and (cut is not None or spec.bounds.lo is not None):
+        # Others of the repair's documents are in another chunk: what is missing from this one may be there.
+        missing = {} if cut is not None else _without_existing(client, spec, missing)
     # Keys of a repair that the source does not hold: a row without a document is their delete.
     found_keys += missing
     texts += [None] * len(missing)
@@ -146,6 +151,17 @@ def encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
         "cut": None if cut is None else cut.hex(),
     }
     yield meta, _packed(found_keys, texts, originals)
+
+
+def _without_existing(client: pymongo.MongoClient[Any], spec: ChunkSpec, keys_: Mapping[str, None]) -> dict[str, None]:
+    """The keys of which the source holds no document."""
+    collection = client[spec.collection.db].get_collection(
+        spec.collection.name, codec_options=DEFAULT_RAW_BSON_OPTIONS, read_concern=ReadConcern("majority")
+    )
+    with mongodb_failures.translating_read(f"looking for documents of {spec.collection.namespace}"):
+        held = list(collection.find(repair.condition(keys_), {"_id": True}, hint={"_id": 1}))
+    existing = {keys.canonical_raw(each.raw) for each in held}
+    return {key: None for key in keys_ if key not in existing}
 
 
 def _condition(spec: ChunkSpec) -> Mapping[str, Any] | None:

@@ -31,15 +31,17 @@ from tests.harness.captures import (
 )
 
 
+@pytest.mark.parametrize("skipped", ["t", "c"])
 def test_a_document_of_the_signal_collection_asks_for_a_snapshot(
-    spark: Any, mongodb_uri: str, database: Any, lakehouse: Path
+    spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, skipped: str
 ) -> None:
-    """A filtered one, beside the stream; the signal is a row of its own and its collection gets no table."""
+    """A filtered one, beside the stream; the signal is a row of its own and its collection gets no table. Also where inserts are skipped."""
     database.orders.insert_many([{"_id": number, "state": "new" if number % 2 else "old"} for number in range(10)])
     more = {
         "collection.include.list": f"{database.name}.orders",
         "signal.data.collection": f"{database.name}.signals",
         "notification.enabled.channels": "log, table",
+        "skipped.operations": skipped,
     }
     found = pipeline(mongodb_uri, lakehouse, database.name, **QUICK, **more)
     condition = {"data-collection": f"{database.name}.orders", "filter": '{"state": "new"}'}

@@ -136,6 +136,16 @@ def test_the_position_never_goes_back(log: bronze.Log) -> None:
     assert bronze.read_position(log.spark, log.table) == log.position
 
 
+def test_a_renewal_says_which_stream_the_rows_are_of(spark: SparkSession, log: bronze.Log) -> None:
+    """The next start compares it with its own: other lists are told by it."""
+    log.extra = {"stream": "those lists"}
+    beat(log, 1)
+    log.renew(complete="82")
+    log.renew()
+    last = table_history.last_commit(spark, log.table)
+    assert last is not None and last.metadata is not None and last.metadata["stream"] == "those lists"
+
+
 def restored(spark: SparkSession, log: bronze.Log, *, batches: int) -> None:
     """Takes back the last batches."""
     version = table_history.version(spark, log.table)

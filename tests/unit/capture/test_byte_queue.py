@@ -9,7 +9,7 @@ from pipelines.mongodb import change_stream
 
 
 def batch(size: int) -> change_stream.EventBatch:
-    return change_stream.EventBatch([], "82", size)
+    return change_stream.EventBatch([], "82", size, is_drained=True)
 
 
 def test_it_holds_no_more_bytes_than_it_may() -> None:

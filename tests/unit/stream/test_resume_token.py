@@ -79,6 +79,28 @@ def test_what_is_no_token_is_refused(data: str) -> None:
     assert resume_token.without_fragment(data) == data
 
 
+_uuid = "5A1004" + "AB" * 16
+
+
+def _event(version: int, seconds: int, index: int, fragment: str = "") -> str:
+    numbers = (version, 128, index) if version else (version, index)
+    return f"82{seconds:08X}{1:08X}{''.join(map(_number, numbers))}{'6E' if version > 1 else ''}{_uuid}461E5F6964002B020000{fragment}04"
+
+
+@given(st.integers(0, 3), st.integers(0, 3), st.integers(0, 300), st.integers(0, 300), *[st.sampled_from([0, 1, 2])] * 2)
+def test_places_compare_in_any_two_formats(
+    time: int, other_time: int, index: int, other_index: int, version: int, other_version: int
+) -> None:
+    """A server writes another format after an upgrade, and where large events are split."""
+    one, other = _event(version, time, index), _event(other_version, other_time, other_index)
+    expected = (time, index), (other_time, other_index)
+    assert resume_token.compare(one, other) == (expected[0] > expected[1]) - (expected[0] < expected[1])
+    mark = f"82{time:08X}{1:08X}2B0{other_version * 2}{'29' if other_version else ''}296E04" if other_version else one
+    assert resume_token.compare(mark, one) <= 0
+    assert resume_token.compare(_event(version, time, index, "2B02"), one) == 0
+    assert resume_token.compare(resume_token.behind(one), other) == (1 if other_time <= time else -1)
+
+
 def test_the_instant_behind_an_event_comes_after_all_of_its_time() -> None:
     """Behind an event it is the next increment; a high-water mark, and what is no token, come back as they are."""
     events = [case["data"] for case in CASES if resume_token._has_identifier(case["data"])]

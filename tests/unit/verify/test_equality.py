@@ -150,3 +150,26 @@ def test_a_repair_travels_as_a_condition() -> None:
     assert repair.keys_of('{"state": "new"}') is None and repair.keys_of(None) is None
     assert repair.keys_of('{"$comment": "not a medallion repair []"}') is None
     assert [str(each) for each in repair.condition(keys[:3])["_id"]["$in"]] == ["5", "x", "65f0c0ffee0123456789abcd"]
+
+
+def test_a_repair_asks_for_the_very_bytes_or_not_at_all() -> None:
+    """What Python, or a driver, makes of a value finds no document, and its row would be deleted."""
+    repeated = b"\x03_id\0" + bson({"a": 1}, {"a": 2})
+    keys = [
+        '{"a":1,"a":2}',
+        '{"$dbPointer":{"$ref":"x","$id":{"$oid":"64b7f0000000000000000001"}}}',
+        '{"$bytes":{"base64":"AwAAAP//AA==","type":2}}',
+        '{"$minKey":1}',
+        '{"b":{"$undefined":true}}',
+    ]
+    assert all(map(repair.can_ask, keys))
+    raw = repair.condition(keys)["_id"].raw
+    assert repeated[5:] in raw and b"\x02" + b"2\0" + b"\x03\0\0\0\xff\xff\0" in raw
+    assert not any(map(repair.can_ask, ['{"$undefined":true}', '{"$size":1}', "planted", "", '"\\ud800"', "05"]))
+
+
+def bson(*fields: dict[str, int]) -> bytes:
+    body = b"".join(
+        b"\x10" + name.encode() + b"\0" + value.to_bytes(4, "little") for each in fields for name, value in each.items()
+    )
+    return (len(body) + 5).to_bytes(4, "little") + body + b"\0"

@@ -1,0 +1,55 @@
+"""The end of a run whose committer has still something to do."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from pipelines.capture import byte_queue, threads
+from pipelines.capture.committer import Committer
+
+
+class Nothing:
+    """Takes whatever is called or read."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+
+class Rows:
+    def __len__(self) -> int:
+        return 1
+
+
+def test_an_end_does_not_wait_for_a_mark_that_was_not_put(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread fails while a commit is under way, and the last rows wait behind it."""
+    running = threads.Threads(byte_queue.ByteQueue(10))
+    nothing: Any = Nothing()
+    committer = Committer(nothing, running, nothing, nothing, nothing, None)
+    begun, let = threading.Event(), threading.Event()
+
+    def commit(rows: object) -> None:
+        begun.set()
+        let.wait(20)
+
+    monkeypatch.setattr(committer, "_commit", commit)
+    running.start(threads.COMMITTER, committer.run)
+    first: Any = Rows()
+    committer.submit(first)
+    assert begun.wait(5)
+
+    def fail() -> None:
+        raise RuntimeError("a snapshot's read")
+
+    running.start(threads.SNAPSHOT, fail)
+    running.join(threads.SNAPSHOT)
+    ending = threading.Thread(target=committer.finish, args=(first,), daemon=True)
+    ending.start()
+    ending.join(5)
+    assert not ending.is_alive()
+    let.set()
+    committer.abandon()
+    running.join(threads.COMMITTER)
+    assert not running.is_alive(threads.COMMITTER)

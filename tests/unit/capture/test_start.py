@@ -1,0 +1,32 @@
+"""Which snapshot a start goes on with."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cdc_core.properties.source import SnapshotMode
+from cdc_core.snapshot import state as snapshot_state
+from pipelines.capture.start import Start
+
+
+@pytest.mark.parametrize(
+    ("mode", "left_out", "goes_on"),
+    [
+        (SnapshotMode.ALWAYS, (), True),
+        (SnapshotMode.ALWAYS, ("b",), False),  # nobody reads it any more, and each start takes a snapshot
+        (SnapshotMode.INITIAL, ("b",), True),  # it goes on when it is let in again
+    ],
+)
+def test_what_is_left_out_keeps_no_start_from_a_new_snapshot(
+    mode: SnapshotMode, left_out: tuple[str, ...], goes_on: bool
+) -> None:
+    unfinished = snapshot_state.State("1", ("shop.a", "shop.b")).advanced(
+        "shop.a", snapshot_state.CollectionState(completed=True)
+    )
+    filter_ = SimpleNamespace(includes=lambda db, name: name not in left_out)
+    deployment: Any = SimpleNamespace(source=SimpleNamespace(snapshot_mode=mode), filter=filter_)
+    nothing: Any = None
+    assert Start(nothing, deployment, nothing, "", None, False)._goes_on(unfinished) is goes_on
