@@ -155,3 +155,20 @@ def test_an_event_that_the_users_stages_hide_meanwhile_is_no_lost_position(datab
     database.x.update_one({"_id": 1}, {"$set": {"s": "closed"}})
     database.x.insert_one({"_id": 2, "s": "open"})
     assert [name for _, name in read(opened(tokens[-1]), 1)] == ["2"]
+
+
+def test_an_event_of_a_wider_scope_is_held(mongo: Any, database: Any) -> None:
+    """A database that did not exist was waited for everywhere; now the stream is of that database alone, and its position is another's."""
+    name = f"{database.name}_other"
+    everywhere = change_stream.ChangeStream(mongo, change_stream.StreamOptions(max_await_ms=50), change_stream.StreamStart())
+    everywhere.open()
+    mongo[name].things.insert_one({"_id": Int64(2**40)})
+    ((token, _),) = read(everywhere, 1)
+    mongo.drop_database(name)
+    database.things.insert_one({"_id": 1})
+    narrow = stream(mongo, database.name, None)
+    narrow.open()
+    assert narrow.holds(token)
+    seconds = resume_token.position(token).seconds
+    assert not narrow.holds(token.replace(f"82{seconds:08X}", f"82{seconds - 1:08X}", 1))
+    narrow.close()

@@ -1,0 +1,50 @@
+"""What comes again, and is left out, where a stream is opened at the cluster time of an event that it has had."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import bson
+import pytest
+
+from pipelines.mongodb import change_stream
+
+
+def token(version: int, index: int) -> str:
+    number = f"2B{index << 1:02X}" if index else "29"
+    return f"826B0137A500000001{f'2B{version << 1:02X}'}2C0100{number}{'6E' if version == 2 else ''}5A1004{'AB' * 16}461E5F6964002B020004"
+
+
+def event(version: int, index: int) -> bytes:
+    return bson.encode({"_id": {"_data": token(version, index)}, "operationType": "insert"})
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 2), (1, 2), (2, 1)])
+def test_the_rest_of_a_transaction_comes_in_whatever_format(before: int, after: int) -> None:
+    """Nothing that was had comes again, and nothing that was not is left out."""
+    replay = change_stream.Replay(token(before, 1))
+    every = [event(after, index) for index in range(4)]
+    assert replay.unseen(every) == every[2:] and replay.has_met
+    assert change_stream.Replay(token(before, 3)).unseen(every) == []
+
+
+def test_a_reply_without_news_is_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of the transaction may be in the server's next reply."""
+    nothing: Any = None
+    start = change_stream.StreamStart(token(2, 3))
+    stream = change_stream.ChangeStream(nothing, change_stream.StreamOptions(), start, stopped=threading.Event())
+
+    class Cursor:
+        is_open = True
+        replies = [[event(2, 0), event(2, 1)], [event(2, 4)], []]
+
+        def more(self, **_: Any) -> tuple[int, list[bytes], dict[str, Any]]:
+            events = self.replies.pop(0)
+            return sum(map(len, events)), events, {}
+
+    monkeypatch.setattr(stream, "_cursor", Cursor())
+    monkeypatch.setattr(stream, "_count_election", lambda: None)
+    stream._replay = change_stream.Replay(token(2, 3), has_met=True)
+    found = [stream._more() for _ in range(3)]
+    assert [(len(each.events), each.is_drained) for each in found] == [(0, False), (1, False), (0, True)]
