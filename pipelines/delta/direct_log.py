@@ -111,16 +111,18 @@ class DirectLog:
         file: data_file.ParquetFile | None,
         keys: Sequence[str],
         live: live_files.LiveFiles,
+        schema: pa.Schema,
         *,
         base: int,
         metadata: str,
     ) -> int:
         """Delete the rows of the keys by deletion vectors and add the file, as version `base` + 1, without a Spark job.
 
-        Raises `VersionTaken`, or `NeedsMerge` where the rows cannot be found without one; then nothing is changed.
+        Raises `VersionTaken`, or `NeedsMerge` where the rows cannot be found without one, or where others made the table one that
+        checks its rows or has another `schema` than the file; then nothing is changed.
         """
         transaction = self._able(base)
-        if not live.at(base):
+        if not live.at(base) or not live.is_unchecked() or live.schema != schema:
             raise upsert.NeedsMerge
         try:
             placed = live.places(upsert.KEY, keys)
@@ -162,13 +164,18 @@ class DirectLog:
             actions.add(self._action.fromJson(json.dumps({"remove": removed | said})))
         return self._committed(transaction, _seq(self._spark, actions), base=base, metadata=metadata)
 
-    def define(self, schema_json: str, *, base: int, metadata: str) -> int:
-        """Give the table these columns, as version `base` + 1, or raise `VersionTaken` and change nothing."""
+    def define(self, schema_json: str, before: str, *, base: int, metadata: str) -> int:
+        """Give the table these columns, as version `base` + 1, or raise `VersionTaken` and change nothing.
+
+        Raises `NeedsMerge` where they are no longer those of `before`: what others did to them would be undone.
+        """
         # Of a version that changes columns the checksum does not name the files: Delta would look for all of them by a job at the next.
         self._fencing = _fencing_session(self._spark, names_files=False)._jsparkSession
         transaction = self._at(base)
         try:
             held = json.loads(transaction.metadata().json())
+            if held["metaData"]["schemaString"] != before:
+                raise upsert.NeedsMerge
             held["metaData"]["schemaString"] = schema_json
             transaction.updateMetadata(self._action.fromJson(json.dumps(held)), False)
         except table_errors.SPARK_ERRORS as error:

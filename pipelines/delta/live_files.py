@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql.types import StructType
 
-from cdc_core.tables import deletion_vector
+from cdc_core.tables import definition, deletion_vector
 from pipelines.delta import local_log
 
 MANY_ROWS = 2_000_000
@@ -49,14 +49,18 @@ class LiveFiles:
     schema_json: str = '{"type": "struct", "fields": []}'
     _files: dict[tuple[object, ...], dict[str, Any]] = field(default_factory=dict)
     _is_readable: bool = True
+    _commit: tuple[int, int] | None = None
 
     def at(self, version: int) -> bool:
         """Go to a version; whether it can be read here. Where not, the next one is tried anew."""
-        if version == self.version:
-            return self._is_readable
         try:
-            if not 0 <= self.version < version or not self._follow(version):
+            # A table that was removed and made again, or brought back from a backup, has the same numbers over again.
+            is_same = self.version >= 0 and self._commit == _stamp(self.folder, self.version)
+            if is_same and version == self.version:
+                return self._is_readable
+            if not is_same or version < self.version or not self._follow(version):
                 self._begin(version)
+            self._commit = _stamp(self.folder, self.version)
         except (OSError, ValueError, pa.ArrowException, NotReadable):
             self.version, self._is_readable = -1, False
         return self._is_readable
@@ -94,10 +98,10 @@ class LiveFiles:
 
         Raises `NotReadable` where too many rows would have to be looked through.
         """
+        if self.is_many(column, values):
+            raise NotReadable
         wanted = sorted(set(values))
         files = [each for each in self.files() if _may_hold(each, column, wanted)]
-        if sum(_count(each) for each in files) > MANY_ROWS:
-            raise NotReadable
         held = pa.array(wanted, pa.string())
         found = []
         for each in files:
@@ -206,6 +210,16 @@ class LiveFiles:
         """The table's columns as Spark has them, with their metadata."""
         return StructType.fromJson(json.loads(self.schema_json))
 
+    def has_vectors(self) -> bool:
+        """Whether rows may be marked as deleted: with deletion vectors, and without a change feed, whose readers want updates."""
+        feed = self.configuration.get("delta.enableChangeDataFeed")
+        return self.configuration.get(definition.DELETION_VECTORS) == "true" and feed != "true"
+
+    def is_many(self, column: str, values: Sequence[str]) -> bool:
+        """Whether `places` would have to look through too many rows for these values."""
+        wanted = sorted(set(values))
+        return sum(_count(each) for each in self.files() if _may_hold(each, column, wanted)) > MANY_ROWS
+
     def is_unchecked(self) -> bool:
         """Whether the table asks nothing of a row that is written, beside its type."""
         return not any(name.startswith("delta.constraints.") for name in self.configuration) and all(
@@ -214,6 +228,15 @@ class LiveFiles:
 
 
 _CHECKPOINT = re.compile(r"[0-9]{20}\.checkpoint\.parquet")
+
+
+def _stamp(folder: Path, version: int) -> tuple[int, int] | None:
+    """What tells a version's commit from another one of the same number; None where the log has none."""
+    try:
+        found = (folder / "_delta_log" / f"{version:020}.json").stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _actions(folder: Path, version: int) -> Iterator[dict[str, Any]]:

@@ -299,7 +299,7 @@ class Writer(fenced_commits.FencedCommits):
         if rows.num_rows:
             file = data_file.ParquetFile.write(self.direct.store, rows, statistics=statistics, table=self.table)
         return self._through_log_or_none(
-            functools.partial(self.direct.replace, file, keys, self.live), lambda: (to, extra), file
+            functools.partial(self.direct.replace, file, keys, self.live, rows.schema), lambda: (to, extra), file
         )
 
     def put_together(self, parts: Sequence[Mapping[str, Any]]) -> int | None:
@@ -348,14 +348,17 @@ class Writer(fenced_commits.FencedCommits):
             self.spark.sql(f"ALTER TABLE {self.table} {change}").collect()
         self.check_ownership()  # a claim may have come just before it, and an ALTER is fenced by nothing
 
-    def define(self, schema: StructType) -> None:
-        """Give the table these columns, of which it lacks some, as one fenced commit that says what the last one said.
+    def define(self, schema: StructType) -> bool:
+        """Give the table these columns, of which those that `live` has lacks some, as one fenced commit that says what the last one
+        said; whether that was done.
 
-        What `alter` does with ADD COLUMNS, without a statement; only where `is_direct`.
+        What `alter` does with ADD COLUMNS, without a statement, and not where others have changed the columns meanwhile.
         """
-        assert self.direct is not None
+        if self.direct is None or self.live is None:
+            return False
         self.refuse_unanswered()
-        self.through_log(functools.partial(self.direct.define, schema.json()), self.last_said)
+        commit = functools.partial(self.direct.define, schema.json(), self.live.schema_json)
+        return self._through_log_or_none(commit, self.last_said, None) is not None
 
     def append_arrow(
         self,

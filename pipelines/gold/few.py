@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructField, StructType
 
 from cdc_core.silver import merge
-from pipelines.delta import live_files, local_log
+from pipelines.delta import live_files, local_log, upsert
 from pipelines.delta import tables as delta
 from pipelines.delta.live_files import LiveFiles, NotReadable
 from pipelines.gold import current
@@ -49,15 +49,15 @@ def merged(table: current.GoldTable, sources: Sources, writer: Writer) -> int | 
         return None
     try:
         changes = _changes(table, sources)
-        if changes is None or not live.at(writer.version) or not live.is_unchecked():
+        if changes is None or not live.at(writer.version) or not live.is_unchecked() or not live.has_vectors():
+            return None
+        if live.is_many(upsert.KEY, changes.keys):
             return None
         columns = _columns(changes.current, sources.silver, live)
         if columns is None:
             return None
-        if columns != live.spark_schema():
-            writer.define(columns)
-            if not live.at(writer.version):
-                return None
+        if columns != live.spark_schema() and not (writer.define(columns) and live.at(writer.version)):
+            return None
         rows = live_files.conformed(changes.current, live.schema)
     except (OSError, pa.ArrowException, NotReadable):
         return None

@@ -12,6 +12,7 @@ from bson.int64 import Int64
 from bson.raw_bson import DEFAULT_RAW_BSON_OPTIONS, RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo import errors as driver
+from pymongo.read_concern import ReadConcern
 from pymongo.read_preferences import ReadPreference
 
 from cdc_core.extended_json import raw_bson
@@ -154,6 +155,17 @@ def read_chunk(
                 codec_options=DEFAULT_RAW_BSON_OPTIONS,
                 read_preference=preference,
             )
+
+
+def existing_ids(
+    connection: pymongo.MongoClient[Any], collection: catalog.SourceCollection, condition: Mapping[str, Any]
+) -> list[bytes]:
+    """Of the documents that a condition matches now, raw documents of their `_id` alone."""
+    held = connection[collection.db].get_collection(
+        collection.name, codec_options=DEFAULT_RAW_BSON_OPTIONS, read_concern=ReadConcern("majority")
+    )
+    with mongodb_failures.translating_read(f"looking for documents of {collection.namespace}"):
+        return [each.raw for each in held.find(condition, {"_id": True}, hint={"_id": 1})]
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
@@ -117,12 +118,15 @@ def evolve_here(
     batch = pa.RecordBatch.from_arrays([texts, marks, places], names=["text", "mark", "place"])
 
     def look(plan: typed.Plan, also: Mapping[str, str], *, everything: bool) -> typed.Sight:
-        (found,) = typed.looked_at(plan, everything=everything)(iter([batch]))
+        # Collections of one schema share their plan's decoder, which learns, and is for one thread at a time.
+        with _LOOKING:
+            (found,) = typed.looked_at(plan, everything=everything)(iter([batch]))
         return typed.Sight.of_row(found.to_pylist()[0])
 
     return _evolution(look, current, options, pins, {}, reserved)
 
 
+_LOOKING = threading.Lock()
 _SEED = 42
 
 

@@ -19,7 +19,7 @@ from cdc_core.schema import document_schema
 from cdc_core.silver import merge, reduce
 from cdc_core.typed.decoding import Decoder
 from pipelines.bronze import log as bronze_log
-from pipelines.delta import live_files
+from pipelines.delta import live_files, upsert
 from pipelines.delta import tables as delta
 from pipelines.schema import log as schemas
 from pipelines.silver import deletes, evolve, survey
@@ -62,7 +62,7 @@ def applied(
     places = pa.array(winners, pa.int64())  # a list of none would have no type
     rows = _columns(collection, schema, events.take(places), typed.take(places), range_.to)
     columns = _table_columns(collection, rows)
-    if columns is None:
+    if columns is None or collection.writer.live is None or collection.writer.live.is_many(upsert.KEY, keys):
         return False
     if evolution is not None:
         evolve.record(collection, evolution, range_.to)  # before the table holds it
@@ -80,8 +80,8 @@ def _committed(
 ) -> bool:
     writer, live = collection.writer, collection.writer.live
     assert live is not None
-    if columns != live.spark_schema():
-        writer.define(columns)
+    if columns != live.spark_schema() and not writer.define(columns):
+        return False
     try:
         if not live.at(writer.version):
             return False
@@ -209,7 +209,7 @@ def _table_columns(collection: SilverCollection, rows: pa.Table) -> StructType |
     """The table's columns with those that it lacks; None where one has to change, or Delta asks more of a row than its type."""
     live = collection.writer.live
     assert live is not None
-    if not live.at(collection.writer.version) or not live.is_unchecked():
+    if not live.at(collection.writer.version) or not live.is_unchecked() or not live.has_vectors():
         return None
     held, wanted = live.spark_schema(), from_arrow_schema(rows.schema)
     if "__deleted" in held.names and "__deleted" not in wanted.names:

@@ -14,11 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pymongo
 from bson import json_util
-from bson.raw_bson import DEFAULT_RAW_BSON_OPTIONS
 from bson.timestamp import Timestamp
-from pymongo.read_concern import ReadConcern
 
 from cdc_core import errors
 from cdc_core.bronze import raw_event
@@ -138,7 +135,9 @@ def encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
     assert at is not None
     if missing and (cut is not None or spec.bounds.lo is not None):
         # Others of the repair's documents are in another chunk: what is missing from this one may be there.
-        missing = {} if cut is not None else _without_existing(client, spec, missing)
+        held = () if cut is not None else snapshot_read.existing_ids(client, spec.collection, repair.condition(missing))
+        existing = {keys.canonical_raw(raw) for raw in held}
+        missing = {} if cut is not None else {key: None for key in missing if key not in existing}
     # Keys of a repair that the source does not hold: a row without a document is their delete.
     found_keys += missing
     texts += [None] * len(missing)
@@ -151,17 +150,6 @@ def encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
         "cut": None if cut is None else cut.hex(),
     }
     yield meta, _packed(found_keys, texts, originals)
-
-
-def _without_existing(client: pymongo.MongoClient[Any], spec: ChunkSpec, keys_: Mapping[str, None]) -> dict[str, None]:
-    """The keys of which the source holds no document."""
-    collection = client[spec.collection.db].get_collection(
-        spec.collection.name, codec_options=DEFAULT_RAW_BSON_OPTIONS, read_concern=ReadConcern("majority")
-    )
-    with mongodb_failures.translating_read(f"looking for documents of {spec.collection.namespace}"):
-        held = list(collection.find(repair.condition(keys_), {"_id": True}, hint={"_id": 1}))
-    existing = {keys.canonical_raw(each.raw) for each in held}
-    return {key: None for key in keys_ if key not in existing}
 
 
 def _condition(spec: ChunkSpec) -> Mapping[str, Any] | None:

@@ -223,6 +223,32 @@ def test_a_commit_in_between_is_seen(hop: Hop, monkeypatch: pytest.MonkeyPatch, 
     assert [(row["_id"], row["n"]) for row in hop.documents("t")] == [(0, 1), (1, 2), (3, 1)]
 
 
+@pytest.mark.parametrize(
+    ("change", "keeps"),
+    [
+        ("ADD COLUMNS (note STRING)", "note"),
+        ("ALTER COLUMN n COMMENT 'how many'", "how many"),
+        ("ADD CONSTRAINT small CHECK (n < 100)", "small"),
+    ],
+)
+def test_what_others_changed_meanwhile_is_neither_undone_nor_passed_by(hop: Hop, change: str, keeps: str) -> None:
+    """Also behind a service's last commit, where the writer has not seen it."""
+    table = hop.gold_table("t")
+    writer = Writer.claim(hop.spark, table)
+    live = writer.live
+    assert live is not None and live.at(writer.version)
+    columns = live.spark_schema().add("new", "string")
+    rows = live.rows_above("n", -1, columns=live.schema.names, limit=100).slice(0, 1)
+    hop.spark.sql(f"ALTER TABLE {table} {change}").collect()
+    if "CONSTRAINT" not in change:
+        assert not writer.define(columns)
+    if "COLUMNS" in change or "CONSTRAINT" in change:
+        assert writer.replace_arrow(rows, keys=rows["__key"].to_pylist(), to=writer.metadata["to"]) is None
+    described = hop.spark.sql(f"DESCRIBE TABLE EXTENDED {table}").collect()
+    assert any(keeps in str(row) for row in described) and not any(row.col_name == "new" for row in described)
+    writer.release()
+
+
 def test_a_check_of_the_users_is_for_delta_to_make(hop: Hop, by_process: dict[str, int]) -> None:
     hop.spark.sql(f"ALTER TABLE {hop.silver_table('t')} ADD CONSTRAINT small CHECK (n < 100)").collect()
     before = dict(by_process)

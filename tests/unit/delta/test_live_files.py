@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import random
+import shutil
 import uuid
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,21 @@ def test_a_hole_in_the_log_is_refused(table: Table) -> None:
     newest = table.commit({"add": table.file(["b"], 2)})
     (table.folder / "_delta_log" / f"{1:020}.json").unlink()
     assert not LiveFiles(table.folder).at(newest)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_table_that_was_made_again_is_another(table: Table, more: int) -> None:
+    """Its versions have the numbers of the old one's."""
+    live = LiveFiles(table.folder)
+    newest = table.commit({"add": table.file(["a"], 1)})
+    assert live.at(newest)
+    shutil.rmtree(table.folder)
+    table.folder.mkdir()
+    again = Table(table.folder)
+    for key in "bc"[: 1 + more]:
+        newest = again.commit({"add": again.file([key], 2)})
+    assert live.at(newest)
+    assert live.rows_above("__batch", 0, columns=["__key"], limit=10)["__key"].to_pylist() == [*"bc"[: 1 + more]]
 
 
 def test_constraints_are_for_delta_to_check(table: Table) -> None:
