@@ -93,7 +93,7 @@ def by_process(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    "name", ["everything", "marked", *(pytest.param(name, marks=pytest.mark.journey) for name in ("plain", "flat", "kept"))]
+    "name", ["everything", *(pytest.param(name, marks=pytest.mark.journey) for name in ("plain", "flat", "kept", "marked"))]
 )
 def test_both_ways_give_the_same(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_process: dict[str, int], name: str
