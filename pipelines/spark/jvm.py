@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 ROOT = Path(__file__).resolve().parents[2]
 
 JAVA_NEEDED = 17
+_CLASS_PATH = "spark.driver.extraClassPath"
 END_SECONDS = 2.0
 """How long a JVM whose connections broke may take to end."""
 
@@ -63,10 +64,14 @@ def launch(
     packages = (*store.packages, *filter(None, chosen.pop("spark.jars.packages", "").split(",")))
     given = [jar for jar in chosen.pop("spark.jars", "").split(",") if jar]
     chosen["spark.master"] = master or chosen.get("spark.master", "local[*]")
+    # Executors elsewhere would have to have the jar of our local file system before anything else.
+    is_alone = re.fullmatch(r"local(\[.*\])?", chosen["spark.master"]) is not None and os.pathsep not in str(
+        log_store.FILES_JAR
+    )
     with delta_jars.settings(packages, store.excludes) as resolved:
         settings = {
             **spark_conf.LOCAL,
-            **_file_system(chosen["spark.master"]),
+            **(log_store.FILE_SYSTEM if is_alone else {}),
             **spark_conf.REQUIRED,
             **profile,
             "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir(), "medallion-no-warehouse")),
@@ -75,6 +80,9 @@ def launch(
             **chosen,
             "spark.app.name": name,
         }
+        if is_alone:
+            paths = [str(log_store.FILES_JAR), *filter(None, [chosen.get(_CLASS_PATH)])]
+            settings[_CLASS_PATH] = os.pathsep.join(paths)
         # Spark and its JVM leave nothing behind: what they write lies in a folder that goes with this process.
         _folder().mkdir(exist_ok=True)
         settings = {"spark.local.dir": str(_folder()), **settings}
@@ -96,13 +104,6 @@ def launch(
         spark = SparkSession.builder.getOrCreate()
         delta_jars.remember(spark, packages, given)
     return spark
-
-
-def _file_system(master: str) -> dict[str, str]:
-    """The local file system for a JVM without executors elsewhere: theirs would have to have its jar before anything else."""
-    if not re.fullmatch(r"local(\[.*\])?", master):
-        return {}
-    return {**log_store.FILE_SYSTEM, "spark.driver.extraClassPath": str(log_store.FILES_JAR)}
 
 
 def _folder() -> Path:

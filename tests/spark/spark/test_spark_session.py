@@ -162,8 +162,10 @@ print(spark.sparkContext.getConf().get("spark.driver.memory"), flush=True)
 
 
 def test_what_a_user_chose_is_over_what_a_command_would_choose(tmp_path: Path) -> None:
-    """Memory of spark-defaults.conf, and a collector of the environment: a JVM that is given two does not start."""
-    (tmp_path / "spark-defaults.conf").write_text("spark.driver.memory 700m\n")
+    """Memory and a class path of spark-defaults.conf, and a collector of the environment: a JVM that is given two does not start."""
+    (tmp_path / "spark-defaults.conf").write_text(
+        "spark.driver.memory 700m\nspark.driver.extraClassPath /nowhere/mine.jar\n"
+    )
     process = python(OWN, TMPDIR=str(tmp_path), SPARK_CONF_DIR=str(tmp_path), JAVA_TOOL_OPTIONS="-XX:+UseG1GC")
     assert process.communicate() == ("700m\n", "")
 
