@@ -105,8 +105,14 @@ def snapshot_rows(
             for row in _collection_rows(settings, each, after=after, kind=kind, is_last=each == read[-1])
         ]
     finally:
-        source.worker_client(source.connection(settings.source)).close()
-        source._worker_client.cache_clear()
+        close_worker_clients(source.connection(settings.source))
+
+
+def close_worker_clients(*connections: source.Connection) -> None:
+    """What an executor's process keeps to its end was this process' in a test, which goes on."""
+    for connection in connections:
+        source.worker_client(connection).close()
+    source._worker_client.cache_clear()
 
 
 def _collection_rows(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from bson.raw_bson import RawBSONDocument
@@ -12,6 +12,17 @@ from cdc_core.snapshot import repair
 from pipelines.mongodb import catalog, connection, snapshot_read
 from pipelines.mongodb import server as mongodb_server
 from pipelines.snapshot import chunks
+from tests.harness import captured
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True)
+def workers(mongodb_uri: str) -> Iterator[None]:
+    """Chunks are read here, by the client of an executor's process."""
+    yield
+    captured.close_worker_clients(connection.Connection(mongodb_uri))
 
 
 def read(
