@@ -131,21 +131,30 @@ def test_a_creator_that_was_killed_before_its_commit_leaves_no_table(spark: Spar
 
 
 def test_a_creator_that_was_taken_for_killed_makes_the_table(spark: SparkSession, tmp_path: Path) -> None:
-    """Another process removes what a slow one has begun: it begins again."""
-    made = tables.TableRef.at(str(tmp_path / "begun"))
-    cleared = threading.Event()
+    """Another process removes what a slow one has begun: it begins again.
+
+    The rival has a moment to do so, and tries with one table after the other until it was in time.
+    """
+    cleared, is_over = threading.Event(), threading.Event()
+    folders = [tmp_path / "begun0"]
 
     def clear() -> None:
-        while not cleared.is_set():
-            if (tmp_path / "begun" / "_delta_log").is_dir():
-                delta._remove_abandoned(made)
-                if not (tmp_path / "begun").exists():
+        while not (cleared.is_set() or is_over.is_set()):
+            folder = folders[-1]
+            if (folder / "_delta_log").is_dir():
+                delta._remove_abandoned(tables.TableRef.at(str(folder)))
+                if not folder.exists():
                     cleared.set()
 
     rival = threading.Thread(target=clear, daemon=True)
     rival.start()
     try:
-        delta.create(spark, made, columns="n BIGINT")
-        assert cleared.is_set() and delta.exists(spark, made)
+        while not cleared.is_set() and len(folders) < 30:
+            made = tables.TableRef.at(str(folders[-1]))
+            delta.create(spark, made, columns="n BIGINT")
+            assert delta.exists(spark, made)
+            folders.append(tmp_path / f"begun{len(folders)}")
+        assert cleared.is_set()
     finally:
-        cleared.set()
+        is_over.set()
+        rival.join()
