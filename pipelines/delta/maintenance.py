@@ -84,15 +84,6 @@ def checkpoint(spark: SparkSession, table: tables.TableRef) -> bool:
         return False
 
 
-def optimize_claimed(writer: Writer, *, purges: bool = False) -> None:
-    """Compact a claimed table; the commits say what the last one said. Raises `CommitConflict` where others came first."""
-    writer.check_ownership()
-    # A compaction is a commit of its own: without the last one's words the position would be hidden behind it.
-    metadata = writer.user_metadata(*writer.last_said())
-    optimize(writer.spark, writer.table, metadata=metadata, purges=purges)
-    writer.check_ownership()
-
-
 def delete_claimed(writer: Writer, where: str) -> int:
     """Remove the rows as one fenced commit that says what the last one said; how many."""
     with table_errors.translating(writer.table):

@@ -7,9 +7,9 @@ For each table, bronze first:
     compacted   OPTIMIZE by the table's clustering, files without the rows that deletion vectors hide
     vacuumed    files that no version within the table's retention names
 
-A table that somebody writes is claimed as by any writer, and its commits say what the last one said. Where its writer is
-alive, it is left as it is but for what is safe beside it: VACUUM and the checkpoint, which commit nothing. With
-`beside_writers` it is compacted too: a commit without metadata, after which the writer's position still is the last one.
+A table whose writer is alive is left as it is but for what is safe beside it: VACUUM and the checkpoint, which commit nothing.
+With `beside_writers` it is compacted too: a commit without metadata, after which the writer's position still is the last one.
+Bronze alone is claimed, as by any writer, where events of it go.
 
 Exactly once: nothing here moves a position, and what is taken away was applied everywhere before. Killed at any moment, run
 it again.
@@ -18,6 +18,7 @@ it again.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import threading
 import time
@@ -163,6 +164,11 @@ class _Maintaining:
         self.layout = delta.layout(self.settings.lakehouse)
         self.bronze = self.layout.bronze(self.settings.name)
 
+    @functools.cached_property
+    def _log(self) -> str | None:
+        """Whose batches this bronze counts; None where it is not there, or has no name."""
+        return bronze.newest(self.spark, self.bronze).log if delta.exists(self.spark, self.bronze) else None
+
     # --- which tables
 
     def tables(self, collection: str | None) -> list[_Table]:
@@ -210,32 +216,13 @@ class _Maintaining:
         return TableResult(table.ref.label, table.kind, before, after, tuple(words.done), tuple(words.left))
 
     def _claimed(self, table: _Table, words: _Words) -> None:
-        """A table with one writer at a time. Bronze is claimed, because old events go. Others are compacted without a claim, which
-        would end a layer that comes to an idle table just then; a compaction's commit says no position."""
-        if table.kind is not TableKind.BRONZE:
-            is_free = self.beside_writers or not owners.is_held(self.spark, table.ref)
-            self._compacted(table, words) if is_free else words.left.append(HELD)
-            return
-        try:
-            writer = Writer.claim(self.spark, table.ref, kept=("batch", "log"))
-        except (errors.TableOwned, errors.LeaseHeld):
-            self._beside(table, words)
-            return
-        try:
+        """A table with one writer at a time, compacted without a claim: it would end a writer that comes to an idle table just
+        then, and a compaction's commit says no position. What goes from bronze does so under one."""
+        if table.kind is TableKind.BRONZE:
             # First what goes, then the compaction: rows that go are not rewritten before.
-            self._trim(writer, words)
-            if self._is_due(table):
-                maintenance.optimize_claimed(writer, purges=self._has_vectors(table))
-        except errors.CommitConflict as error:
-            words.left.append(f"not compacted: {error}")
-        finally:
-            writer.release()
-
-    def _beside(self, table: _Table, words: _Words) -> None:
-        if not self.beside_writers:
-            words.left.append(HELD)
-            return
-        self._compacted(table, words)
+            self._trim(table.ref, words)
+        is_free = self.beside_writers or not owners.is_held(self.spark, table.ref)
+        self._compacted(table, words) if is_free else words.left.append(HELD)
 
     def _is_due(self, table: _Table) -> bool:
         """Whether there is anything to compact: several files, or rows that are hidden in one."""
@@ -316,10 +303,13 @@ class _Maintaining:
 
     def _position(self, table: TableRef) -> int:
         commit = table_history.position(self.spark, table) if delta.exists(self.spark, table) else None
-        to = (commit.metadata or {}).get("to") if commit is not None else None
-        return to if isinstance(to, int) else 0
+        said = (commit.metadata or {}) if commit is not None else {}
+        # The batches of another bronze say nothing of what was applied of this one.
+        is_of_other = None not in (said.get("log"), self._log) and said["log"] != self._log
+        to = said.get("to")
+        return to if isinstance(to, int) and not is_of_other else 0
 
-    def _trim(self, writer: Writer, words: _Words) -> None:
+    def _trim(self, table: TableRef, words: _Words) -> None:
         """Old events of bronze that every layer has applied; a rebuild then needs a snapshot, and says so."""
         days = self.settings.maintenance.bronze_retention_days
         if days is None:
@@ -330,13 +320,24 @@ class _Maintaining:
         if not chosen:
             return
         where = f"kind IN ('change', 'snapshot') AND ts_ms < {before} AND ({chosen})"
-        # Looked for first: the properties are set only where something goes, and each of them is a commit.
-        if not self.spark.sql(f"SELECT 1 FROM {writer.table} WHERE {where} LIMIT 1").collect():
+        # Looked for first: the claim would refuse a capture that starts meanwhile, and each property is a commit.
+        if not self.spark.sql(f"SELECT 1 FROM {table} WHERE {where} LIMIT 1").collect():
             return
-        # Said before anything goes: a rebuild must never take what is left for all that there was.
-        writer.alter(f"SET TBLPROPERTIES ({names.literal(bronze.TRIMMED)} = '{before}', 'delta.appendOnly' = 'false')")
-        count = maintenance.delete_claimed(writer, where)
-        writer.alter("SET TBLPROPERTIES ('delta.appendOnly' = 'true')")
+        try:
+            writer = Writer.claim(self.spark, table, kept=("batch", "log"))
+        except (errors.TableOwned, errors.LeaseHeld):
+            words.left.append(f"events older than {days} days stay: its writer is alive")
+            return
+        try:
+            # Said before anything goes: a rebuild must never take what is left for all that there was.
+            writer.alter(f"SET TBLPROPERTIES ({names.literal(bronze.TRIMMED)} = '{before}', 'delta.appendOnly' = 'false')")
+            count = maintenance.delete_claimed(writer, where)
+            writer.alter("SET TBLPROPERTIES ('delta.appendOnly' = 'true')")
+        except errors.CommitConflict as error:
+            words.left.append(f"events older than {days} days stay: {error}")
+            return
+        finally:
+            writer.release()
         _note_removed(words, count, f"events older than {days} days")
         words.left.append("a rebuild of silver now needs a snapshot of the collection first")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,6 +113,45 @@ def test_tables_are_compacted_and_what_is_old_goes(spark: SparkSession, lakehous
     applied(spark, chosen)
     assert [row["n"] for row in spark.table(str(gold_table)).orderBy("n").collect()] == [0, 1, 5, 9]
     assert registry.silver_position(spark, silver_table).to == 3
+
+
+def test_a_capture_that_comes_during_a_compaction_is_not_refused(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = settings(tmp_path)
+    log = bronze_rows.Log(spark, delta.layout(chosen.lakehouse).bronze("shop"))
+    for number in range(2):
+        log.append({"things": [{"op": "c", "key": number, "at": 10 + number, "after": {"_id": number}}]})
+    optimized, came = maintenance.optimize, []
+
+    def optimize(session: SparkSession, table: tables.TableRef, **options: Any) -> None:
+        if table == log.table:
+            writer = Writer.claim(session, table)
+            came.append(writer)
+            writer.release()
+        optimized(session, table, **options)
+
+    monkeypatch.setattr(maintenance, "optimize", optimize)
+    (found,) = [each for each in maintain.run(spark, chosen).tables if each.kind is maintain.TableKind.BRONZE]
+    assert came and found.after.files == 1
+
+
+def test_nothing_goes_from_a_bronze_that_no_layer_has_read(spark: SparkSession, tmp_path: Path) -> None:
+    """Silver counts the batches of the bronze before it, and has more of them."""
+    chosen = settings(tmp_path, maintenance={"bronze.retention.days": 1, "deletes.retention.days": 1})
+    table = delta.layout(chosen.lakehouse).bronze("shop")
+    first = bronze_rows.Log(spark, table, log="first")
+    for number in range(4):
+        kept = {"op": "c", "key": f"k{number}", "at": 10 + number, "after": {"_id": f"k{number}"}}
+        first.append({"things": [kept, {"op": "d", "key": number, "at": 10 + number}]})
+    applied(spark, chosen)
+    shutil.rmtree(tmp_path / "bronze")
+    second = bronze_rows.Log(spark, table, log="second")
+    for number in range(2):
+        second.append({"things": [{"op": "c", "key": number, "at": 20 + number, "after": {"_id": number}}]})
+    maintain.run(spark, chosen)
+    assert spark.table(str(table)).where("kind = 'change'").count() == 2
+    assert spark.table(str(delta.layout(chosen.lakehouse).deletes(bronze_rows.DB, "things"))).count() == 4
 
 
 def test_a_log_is_not_cleaned_up_behind_a_compaction(spark: SparkSession, tmp_path: Path) -> None:
