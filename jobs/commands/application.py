@@ -64,7 +64,12 @@ def session(file: options.SettingsFile, settings: Settings, verb: str) -> SparkS
         conf[spark_conf.SINGLE_DRIVER] = "true"
     store = {f"spark.hadoop.{name}": secrets.resolve(each) for name, each in settings.lakehouse.store.items()}
     return sparks.session(
-        f"medallion {verb} {settings.name}", conf=conf, root=settings.lakehouse.root, hadoop=store, profile=profile
+        f"medallion {verb} {settings.name}",
+        conf=conf,
+        root=settings.lakehouse.root,
+        hadoop=store,
+        profile=profile,
+        catalog=settings.lakehouse.catalog,
     )
 
 

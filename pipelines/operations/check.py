@@ -100,6 +100,9 @@ def _lakehouse(settings: Settings, session: Callable[[], SparkSession] | None) -
     layout = delta.layout(settings.lakehouse)
     bronze = layout.bronze(settings.name)
     if local_log.folder(bronze) is None:
+        if bronze.path is None and session is not None:
+            yield _catalog(bronze.label, session)
+            return
         yield Finding("lakehouse", Verdict.FINE, bronze.label)
         if bronze.path is not None and session is not None:
             yield _store(bronze.path, session)
@@ -110,6 +113,15 @@ def _lakehouse(settings: Settings, session: Callable[[], SparkSession] | None) -
     else:
         mend = f"give this user the right to write in {there}, or choose another lakehouse.root"
         yield Finding("lakehouse", Verdict.WRONG, f"{there} cannot be written", mend, errors.DecisionNeeded())
+
+
+def _catalog(table: str, session: Callable[[], SparkSession]) -> Finding:
+    """Whether Spark has the catalog, and keeps it when it ends."""
+    try:
+        session()
+        return Finding("lakehouse", Verdict.FINE, table)
+    except errors.MedallionError as error:
+        return _wrong("lakehouse", error)
 
 
 def _store(location: str, session: Callable[[], SparkSession]) -> Finding:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from cdc_core import errors
+
 EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 
@@ -49,10 +51,13 @@ LOCAL: Mapping[str, str] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.memory": "2g",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1",
     "spark.driver.extraJavaOptions": f"-Xss4m -XX:-UsePerfData {_COLLECTOR} {_COMPILER}",
 }
+
+LOOPBACK: Mapping[str, str] = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+"""Where the driver listens for executors of its own machine; those of a cluster have to reach it."""
+
+_CONFIDENTIAL = re.compile(r"(?i)secret|password|token|access[.]?key")  # Spark's own `spark.redaction.regex`
 
 # For a run of a minute or two: half the CPU time at the start (13 s, not 26, to the second commit), slower after.
 # The one compiler alone would get a cache of 48 MB, which a few wide tables fill: the JVM then crawls, and may end.
@@ -71,6 +76,31 @@ CAPTURE: Mapping[str, str] = {
         "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=128m"
     ),
 }
+
+
+def is_confidential(name: str) -> bool:
+    """Whether a setting may be a secret, which must not stand on a command line: what Spark hides, and all of file systems."""
+    return name.startswith("spark.hadoop.") or _CONFIDENTIAL.search(name) is not None
+
+
+def check_catalog(catalog: str | None, settings: Mapping[str, str]) -> None:
+    """Raise `SettingsError` where a Spark with these settings does not have the catalog, or forgets it when it ends."""
+    if catalog is None:
+        return
+    if catalog != "spark_catalog" and f"spark.sql.catalog.{catalog}" not in settings:
+        raise errors.SettingsError(
+            f"lakehouse.catalog: this Spark knows no catalog {catalog}; --conf spark.sql.catalog.{catalog}=… (the catalog's class), "
+            "or the same in SPARK_CONF_DIR/spark-defaults.conf, names it"
+        )
+    if (
+        catalog == "spark_catalog"
+        and settings.get("spark.sql.catalogImplementation") == "in-memory"
+        and settings.get("spark.sql.catalog.spark_catalog") == CATALOG
+    ):
+        raise errors.SettingsError(
+            "lakehouse.catalog: spark_catalog has no metastore here and would forget its tables; --conf "
+            "spark.sql.catalogImplementation=hive with spark.sql.warehouse.dir gives it one, lakehouse.root needs none"
+        )
 
 
 def defaults() -> dict[str, str]:

@@ -28,6 +28,9 @@ def settings(packages: Sequence[str], excludes: Sequence[str]) -> Iterator[dict[
         jars = _jars_of_last_time(packages)
         wanted = {"spark.jars.packages": ",".join([_delta_package(), *packages])}
         wanted["spark.jars.excludes"] = ",".join([*BROUGHT_BY_SPARK, *excludes])
+        if not os.access(Path.home(), os.W_OK):
+            # Ivy's own place is the home that the user database names, which many a service has none of.
+            wanted["spark.jars.ivy"] = str(_remembered_jars(()).with_name("ivy"))
         yield {"spark.jars": ",".join(jars)} if jars else wanted
 
 
@@ -56,9 +59,9 @@ def downloaded_megabytes() -> float | None:
     """How much of Delta's jars a first start has fetched so far; None where they are there already."""
     if _jars_of_last_time(()):
         return None
-    cache = next((folder for folder in Path.home().glob(".ivy2*/cache")), None)
-    found = (file for file in cache.rglob("*.jar*") if file.is_file()) if cache is not None else ()
     with contextlib.suppress(OSError):
+        cache = next((folder for folder in Path.home().glob(".ivy2*/cache")), None)
+        found = (file for file in cache.rglob("*.jar*") if file.is_file()) if cache is not None else ()
         return sum(file.stat().st_size for file in found) / 1e6
     return None
 
@@ -82,11 +85,12 @@ def _alone(lock: Path) -> Iterator[None]:
 
 
 def _jars_of_last_time(packages: Sequence[str]) -> list[str]:
-    remembered = _remembered_jars(packages)
-    if not remembered.exists():
+    try:
+        lines = _remembered_jars(packages).read_text().splitlines()
+        jars = [jar for jar in lines if packages or Path(jar).name.startswith(NEEDED_JARS)]
+        return jars if all(Path(jar).exists() for jar in jars) else []
+    except OSError:  # none are remembered, or they lie where this user may not look
         return []
-    jars = [jar for jar in remembered.read_text().splitlines() if packages or Path(jar).name.startswith(NEEDED_JARS)]
-    return jars if all(Path(jar).exists() for jar in jars) else []
 
 
 def _remembered_jars(packages: Sequence[str]) -> Path:

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -46,11 +47,13 @@ def launch(
     store: stores.Store,
     hadoop: Mapping[str, str],
     profile: Mapping[str, str],
+    catalog: str | None,
 ) -> SparkSession:
     """A session on a JVM of its own, with Delta's jars and what `store` needs; its log is `log_file()`.
 
     `profile` is over what every session of one machine has, and below what the user chose. `hadoop` may hold secrets: the
-    JVM gets it when it runs, and not on its command line, which every user of the machine sees.
+    JVM gets it when it runs, and not on its command line, which every user of the machine sees; so it is with what a user chose
+    that may be one. Raises `SettingsError` where the settings do not give `catalog`.
     """
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkRuntimeError
@@ -71,6 +74,7 @@ def launch(
     with delta_jars.settings(packages, store.excludes) as resolved:
         settings = {
             **spark_conf.LOCAL,
+            **(spark_conf.LOOPBACK if chosen["spark.master"].startswith("local") else {}),
             **(log_store.FILE_SYSTEM if is_alone else {}),
             **spark_conf.REQUIRED,
             **profile,
@@ -83,13 +87,15 @@ def launch(
         if is_alone:
             paths = [str(log_store.FILES_JAR), *filter(None, [chosen.get(_CLASS_PATH)])]
             settings[_CLASS_PATH] = os.pathsep.join(paths)
+        spark_conf.check_catalog(catalog, settings)
         # Spark and its JVM leave nothing behind: what they write lies in a folder that goes with this process.
         _folder().mkdir(exist_ok=True)
         settings = {"spark.local.dir": str(_folder()), **settings}
         java = f"-Djava.io.tmpdir={_folder()} {spark_conf.startable(settings['spark.driver.extraJavaOptions'])}"
         settings["spark.driver.extraJavaOptions"] = java
         atexit.register(_end, os.getpid())
-        launch_conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+        hidden = set(filter(spark_conf.is_confidential, settings)) - set(log_store.FILE_SYSTEM)
+        launch_conf = SparkConf(loadDefaults=False).setAll([each for each in settings.items() if each[0] not in hidden])
         with log_file().open("wb") as said:
             try:
                 gateway = launch_gateway(launch_conf, _Launch(stdout=said, stderr=said))
@@ -242,6 +248,14 @@ def scratch() -> Path:
     """A folder of this user's for what lives as long as a process; what gone ones left is removed."""
     folder = Path(tempfile.gettempdir(), f"medallion-{os.getuid()}")
     folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    # In a folder of somebody else, packages and libraries of ours could be exchanged, and documents read.
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise errors.DecisionNeeded(
+            f"{folder} is not a folder of this user: remove it, or set TMPDIR to a folder of your own"
+        )
+    if found.st_mode & 0o077:
+        folder.chmod(0o700)
     for old in folder.glob("*-*.*"):
         number = old.stem.rpartition("-")[2]
         if number.isdigit() and not Path("/proc", number).exists():

@@ -39,6 +39,7 @@ def session(
     root: str | None = None,
     hadoop: Mapping[str, str] | None = None,
     profile: Mapping[str, str] | None = None,
+    catalog: str | None = None,
 ) -> SparkSession:
     """A session with Delta for the application `name` and a lakehouse below `root`.
 
@@ -48,7 +49,7 @@ def session(
     and `conf`, each over what comes before it. Times are UTC in either case. `hadoop` are settings of the root's file system, as
     `spark.hadoop.…`; they may be secrets, and stand on no command line.
 
-    Raises SettingsError where Spark is not installed or a given one lacks Delta, DecisionNeeded where Java is
+    Raises SettingsError where Spark is not installed, a given one lacks Delta, or one that is built would not have `catalog`, DecisionNeeded where Java is
     missing or too old, Temporary where Delta's jars could not be downloaded.
     """
     wanted = dict(conf or {})
@@ -56,7 +57,9 @@ def session(
     spark = _active() or (
         _given(name, store, hadoop or {})
         if _is_given()
-        else jvm.launch(name, master=master, conf=wanted, store=store, hadoop=hadoop or {}, profile=profile or {})
+        else jvm.launch(
+            name, master=master, conf=wanted, store=store, hadoop=hadoop or {}, profile=profile or {}, catalog=catalog
+        )
     )
     _apply(spark, {**spark_conf.REQUIRED, **wanted})
     return spark

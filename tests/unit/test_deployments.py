@@ -72,7 +72,7 @@ def _containers(node: Any) -> Iterator[dict[str, Any]]:
 def test_the_manifest_has_one_writer_a_table_and_commands_that_exist(tmp_path: Path) -> None:
     """One capture, runs of silver and gold that do not overlap, no root, no literal secret."""
     text = (FOLDER / "kubernetes.yml").read_text()
-    capture, tables = yaml.safe_load_all(text)
+    conf, capture, tables = yaml.safe_load_all(text)
     assert capture["kind"] == "StatefulSet" and capture["spec"]["replicas"] == 1
     assert tables["kind"] == "CronJob" and tables["spec"]["concurrencyPolicy"] == "Forbid"
     containers = [*_containers(capture), *_containers(tables)]
@@ -81,10 +81,35 @@ def test_the_manifest_has_one_writer_a_table_and_commands_that_exist(tmp_path: P
     } == {"capture", "silver", "gold"}
     for each in containers:
         assert _understood(each["args"], tmp_path)["config"].exists()
+        assert Path(each["args"][each["args"].index("--config") + 1]).name in conf["data"]
         assert "limits" in each["resources"] and each["envFrom"] == [{"secretRef": {"name": "medallion"}}]
     for pod in (capture["spec"]["template"], tables["spec"]["jobTemplate"]["spec"]["template"]):
         assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
     assert not re.search(r"mongodb(\+srv)?://[^…']*@", text)
+
+
+def test_the_manifests_probes_ask_a_port_that_its_settings_open(tmp_path: Path) -> None:
+    """Or the capture is killed every three minutes; and the image holds the jars of the store that they name."""
+    conf, capture, _ = yaml.safe_load_all((FOLDER / "kubernetes.yml").read_text())
+    path = tmp_path / "shop.yml"
+    path.write_text(conf["data"]["shop.yml"])
+    settings = file.load(path)
+    (container,) = capture["spec"]["template"]["spec"]["containers"]
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    for probe in ("startupProbe", "livenessProbe"):
+        assert ports[container[probe]["httpGet"]["port"]] == settings.source.metrics_port
+    scheme = str(settings.lakehouse.root).partition("://")[0]
+    assert f"root='{scheme}://" in (FOLDER / "Dockerfile").read_text()
+
+
+def test_a_unit_that_sees_no_home_has_a_place_for_jars() -> None:
+    """The first start downloads Delta's."""
+    unit = configparser.ConfigParser(interpolation=None, strict=False)
+    unit.optionxform = str  # type: ignore[method-assign,assignment]
+    unit.read(FOLDER / "medallion-capture@.service")
+    service = unit["Service"]
+    assert service["ProtectHome"] == "true"
+    assert service["Environment"] == f"XDG_CACHE_HOME=/var/cache/{service['CacheDirectory']}"
 
 
 def test_the_settings_of_the_scale_document_are_valid(tmp_path: Path) -> None:
