@@ -10,7 +10,7 @@ import contextlib
 import os
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cdc_core import errors
 from pipelines.delta import log_store
@@ -87,8 +87,9 @@ def _why_not(spark: SparkSession, scheme: str, location: str) -> str | None:
 
 def _log_store(spark: SparkSession, scheme: str) -> str:
     """The class that commits there; nothing for Delta's default."""
-    chosen = spark.conf.get(f"spark.delta.logStore.{scheme}.impl", "") or spark.conf.get("spark.delta.logStore.class", "")
-    return chosen or ""
+    # Delta asks the application's settings; a session copied them when it was made, before ours were added.
+    conf: Any = spark.sparkContext.getConf() if sparks.is_classic(spark) else spark.conf
+    return conf.get(stores.log_store_of(scheme), "") or conf.get(stores.LOG_STORE_OF_ALL, "") or ""
 
 
 def _probed(spark: SparkSession, location: str) -> str | None:

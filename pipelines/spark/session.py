@@ -53,6 +53,8 @@ def session(
     """
     wanted = dict(conf or {})
     store = stores.of(root)
+    if stores.LOG_STORE_OF_ALL in {**spark_conf.defaults(), **wanted}:
+        store = store.without_log_stores()
     spark = _active() or (
         _given(name, store, hadoop or {})
         if _is_given()
@@ -244,12 +246,13 @@ def _given(name: str, store: stores.Store, hadoop: Mapping[str, str]) -> SparkSe
 
 def _add_log_store(spark: SparkSession, store: stores.Store) -> None:
     """Give a driver that was started by somebody else our log stores, before Delta opens a table; what it names itself stays."""
-    wanted = {name: value for name, value in store.conf.items() if name.startswith("spark.delta.logStore.")}
     context: Any = spark.sparkContext
+    if context._jsc.sc().conf().contains(stores.LOG_STORE_OF_ALL):
+        return
     loader = context._jvm.java.lang.Thread.currentThread().getContextClassLoader()
     with contextlib.suppress(Exception):  # another Spark may load classes in another way: then its own log store stays
         loader.addURL(context._jvm.java.net.URL(log_store.JAR.resolve().as_uri()))
-        for name, value in wanted.items():
+        for name, value in store.log_stores().items():
             context._jvm.java.lang.Class.forName(value, False, loader)
             if not context._jsc.sc().conf().contains(name):
                 context._jsc.sc().conf().set(name, value)
