@@ -97,6 +97,12 @@ def condition(error: BaseException) -> str:
     return ""
 
 
+def parameter(error: BaseException, name: str) -> str | None:
+    """What Spark's message says of this name; None where it has none."""
+    said = (_asked(error, "getMessageParameters") or {}).get(name)
+    return None if said is None else str(said)
+
+
 def _chain(error: BaseException) -> Iterator[Any]:
     """The error, the Java exception that it stands for, and that one's causes."""
     yield error

@@ -46,6 +46,11 @@ class ObjectStore:
         """What delta-rs and Polars must know of it."""
         return {**KEYS, "AWS_ENDPOINT_URL": self.emulated.url, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}
 
+    def put(self, name: str) -> None:
+        """An empty object of this name in the bucket `lake`; one that ends with a slash keeps a place for a folder."""
+        request = urllib.request.Request(f"{self.emulated.url}/lake/{name}", method="PUT", data=b"")
+        urllib.request.urlopen(request, timeout=30).close()
+
     def around(self, emulator: Application) -> Application:
         """The emulator, whose requests are noted."""
 

@@ -61,6 +61,18 @@ def test_rounds_of_changes_and_a_kill_on_s3(
 
 
 @pytest.mark.timeout(600)
+def test_a_kill_before_the_first_commit_leaves_a_table_to_be_made(
+    store: object_store.ObjectStore, tmp_path: Path, mongodb_uri: str, database: Any
+) -> None:
+    """Delta keeps a place for the log's folder before its first commit: where nothing came after it, the next start goes on."""
+    pipeline = processes.Pipeline(tmp_path, mongodb_uri, database.name).write_settings()
+    database.orders.insert_one({"_id": 1})
+    store.put(f"killed/bronze/{pipeline.name}/_delta_log/")
+    command = pipeline.command("capture", "--once", "--root", "s3a://lake/killed", *store.options)
+    assert command.run(400) == 0, command.said[-3000:]
+
+
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("fault", "reason"),
     (
