@@ -7,12 +7,14 @@ local one is built (`jvm`).
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import subprocess
 import threading
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from cdc_core import errors
@@ -100,6 +102,8 @@ def sessions(spark: SparkSession) -> Callable[[], SparkSession]:
         new = spark.newSession() if is_classic(spark) else _connect_session()
         if new is None:
             return spark
+        if not (is_classic(spark) or is_databricks()):
+            _ship_packages(new)  # over Spark Connect they belong to the session that they were given to
         _apply(new, _carried(spark))
         return new
 
@@ -262,15 +266,21 @@ def _ship_packages(spark: SparkSession) -> None:
     """Gives the executors the packages of a plain checkout; those of an installed wheel they have."""
     if jvm.is_installed():
         return
+    if is_classic(spark):
+        spark.sparkContext.addPyFile(str(_packages()))
+    else:
+        spark.addArtifacts(str(_packages()), pyfile=True)
+
+
+@functools.cache
+def _packages() -> Path:
+    """An archive of the checkout's packages, written once: sessions may be made by threads side by side."""
     archive = jvm.scratch() / f"packages-{os.getpid()}.zip"
     with zipfile.ZipFile(archive, "w") as packages:
         for package in ("cdc_core", "pipelines"):
             for file in sorted((jvm.ROOT / package).rglob("*.py")):
                 packages.write(file, file.relative_to(jvm.ROOT))
-    if is_classic(spark):
-        spark.sparkContext.addPyFile(str(archive))
-    else:
-        spark.addArtifacts(str(archive), pyfile=True)
+    return archive
 
 
 def is_local(spark: SparkSession) -> bool:
