@@ -55,7 +55,11 @@ STORES: Mapping[str, Store] = {
         ("software.amazon.awssdk:bundle", "org.wildfly.openssl:wildfly-openssl", "org.slf4j:slf4j-api"),
         {
             log_store_of("s3a"): log_store.CONDITIONAL_PUT,
+            # In memory, so that nothing stays on a disk after a kill; a file that is written takes up to three blocks of the direct
+            # memory, which is as large as the heap, and 32 cores write 32 files.
             "spark.hadoop.fs.s3a.fast.upload.buffer": "bytebuffer",
+            "spark.hadoop.fs.s3a.multipart.size": "8M",
+            "spark.hadoop.fs.s3a.fast.upload.active.blocks": "2",
         },
     ),
     "abfss": Store((f"org.apache.hadoop:hadoop-azure:{HADOOP}",)),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from pipelines.spark import conf as spark_conf
 from pipelines.spark import jvm, stores
 from pipelines.spark import session as sparks
 
@@ -33,3 +35,13 @@ def test_a_log_store_for_all_schemes_stands_alone(launched: list[Any], conf: dic
     sparks.session("shop", conf=conf, root="s3a://lake/house")
     assert set(launched[0].log_stores()) == named
     assert launched[0].packages == stores.of("s3a://lake/house").packages
+
+
+@pytest.mark.parametrize("settings", (spark_conf.LOCAL, spark_conf.CAPTURE), ids=("silver", "capture"))
+def test_what_is_uploaded_fits_into_memory(settings: Mapping[str, str]) -> None:
+    """A task of each of 32 cores writes a file: the blocks on their way and the one being filled, in as much direct memory as heap."""
+    conf = stores.of("s3a://lake/house").conf
+    block = int(conf.get("spark.hadoop.fs.s3a.multipart.size", "64M").removesuffix("M"))
+    blocks = int(conf.get("spark.hadoop.fs.s3a.fast.upload.active.blocks", "4")) + 1
+    assert 5 <= block, "S3 takes no smaller part"
+    assert 32 * blocks * block <= 1024 * int(settings["spark.driver.memory"].removesuffix("g"))
