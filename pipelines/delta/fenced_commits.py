@@ -81,9 +81,7 @@ class FencedCommits:
     def refuse_unanswered(self) -> None:
         """Raise `CommitUnknown` after a commit that got no answer: what would follow on it is not known."""
         if self._unanswered is not None:
-            raise errors.CommitUnknown(
-                f"{self.table.label}: whether the last commit is in the table is not known; start again, the table tells it"
-            )
+            raise self._unknown()
 
     def through_spark(self, act: Callable[[dict[str, str]], None], said: Said) -> int:
         """A statement of Spark, which gets the options of the fence, as a fenced commit; the new version."""
@@ -135,16 +133,16 @@ class FencedCommits:
             self._unanswered = None
             raise
         except (*table_errors.SPARK_ERRORS, direct_log.VersionTaken):
-            self._unanswered = None
             # The error is an answer: nothing of this commit is on its way any more, and the log says whether it got there.
-            landed = self._landed(said)
+            landed = self._looked_up(said)
             if landed is None:
+                self._unanswered = None
                 raise
             return self._committed(landed, said)
         if new is None:
             # A statement does not tell its version, and Delta skips one whose fence it has seen as quietly as it commits
             # another.
-            new = self._landed(said)
+            new = self._looked_up(said)
         if new is None:
             raise self._lost()
         return self._committed(new, said)
@@ -161,6 +159,18 @@ class FencedCommits:
         found = table_history.since(self.spark, self.table, self.version)
         # Equal as a whole, and each has an identifier of its own (`user_metadata`): no other commit says the same.
         return next((commit.version for commit in found if commit.metadata == said), None)
+
+    def _looked_up(self, said: Mapping[str, Any]) -> int | None:
+        """`_landed`, or `CommitUnknown` where the log cannot be read, as in an outage of its store that took the answer, too."""
+        try:
+            return self._landed(said)
+        except (errors.MedallionError, OSError, *table_errors.SPARK_ERRORS) as error:
+            raise self._unknown() from error
+
+    def _unknown(self) -> errors.CommitUnknown:
+        return errors.CommitUnknown(
+            f"{self.table.label}: whether the last commit is in the table is not known; start again, the table tells it"
+        )
 
     def _committed(self, new_version: int, metadata: Mapping[str, Any]) -> int:
         self.version = new_version

@@ -10,12 +10,12 @@ import contextlib
 import os
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cdc_core import errors
-from pipelines.delta import log_store
+from pipelines.delta import log_store, table_errors
 from pipelines.spark import conf as spark_conf
-from pipelines.spark import jvm, stores
+from pipelines.spark import failures, jvm, stores
 from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
@@ -34,6 +34,14 @@ EXCLUSIVE_STORES = frozenset(
     }
 )
 """Log stores whose commits are a compare-and-set by themselves."""
+
+_UNABLE = (
+    "AWSBadRequestException",  # 400
+    "AWSUnsupportedFeatureException",  # 501
+    "IllegalArgumentException",  # an option that the file system does not know
+    "UnsupportedOperationException",
+)
+_NO_FILE_SYSTEM = ("ClassNotFoundException", "NoClassDefFoundError", "UnsupportedFileSystemException")
 
 _PROVEN: set[tuple[int, str]] = set()
 
@@ -87,14 +95,13 @@ def _why_not(spark: SparkSession, scheme: str, location: str) -> str | None:
 
 def _log_store(spark: SparkSession, scheme: str) -> str:
     """The class that commits there; nothing for Delta's default."""
-    chosen = spark.conf.get(f"spark.delta.logStore.{scheme}.impl", "") or spark.conf.get("spark.delta.logStore.class", "")
-    return chosen or ""
+    # Delta asks the application's settings; a session copied them when it was made, before ours were added.
+    conf: Any = spark.sparkContext.getConf() if sparks.is_classic(spark) else spark.conf
+    return conf.get(stores.log_store_of(scheme), "") or conf.get(stores.LOG_STORE_OF_ALL, "") or ""
 
 
 def _probed(spark: SparkSession, location: str) -> str | None:
     """Why the store is not trusted after an object was written to it twice; None where it refused the second one."""
-    from py4j.protocol import Py4JJavaError
-
     conf = spark._jsparkSession.sessionState().newHadoopConf()
     # Beside the table's folder: what lies in it would make Delta take the folder for a table.
     path = jvm.java_class(spark, "org.apache.hadoop.fs.Path")(
@@ -105,39 +112,53 @@ def _probed(spark: SparkSession, location: str) -> str | None:
     except TypeError:
         return f"the class {log_store.CONDITIONAL_PUT} is not there (add the jar {log_store.JAR.name} to spark.jars)"
 
-    def write(content: str) -> None:
+    def write(content: str, overwrite: bool) -> None:
         lines = jvm.java_class(spark, "java.util.ArrayList")()
         lines.add(content)
-        store.write(path, lines.iterator(), False, conf)
+        store.write(path, lines.iterator(), overwrite, conf)
 
     file_system = None
     try:
         file_system = path.getFileSystem(conf)
-        write("first")
-        refusal = _refusal(lambda: write("second"))
+        refusal = _refusal(write)
         listed = [each.getPath().getName() for each in file_system.listStatus(path.getParent())]
         return refusal if path.getName() in listed else "it does not list what was just written to it"
-    except Py4JJavaError as error:
+    except table_errors.SPARK_ERRORS as error:
+        if failures.is_caused_by(error, _NO_FILE_SYSTEM):
+            raise errors.DecisionNeeded(_needs_package(location)) from error
         raise errors.StoreUnreachable(
-            f"{location}: the store cannot be written, read and listed ({error.java_exception.getClass().getSimpleName()}); look at the bucket's "
+            f"{location}: the store cannot be written, read and listed ({failures.class_name(error)}); look at the bucket's "
             "name, the endpoint, the credentials and their rights"
         ) from error
     finally:
-        with contextlib.suppress(Py4JJavaError):
+        with contextlib.suppress(*table_errors.SPARK_ERRORS):
             if file_system is not None:
                 file_system.delete(path, False)
 
 
-def _refusal(write: Callable[[], None]) -> str | None:
-    from py4j.protocol import Py4JJavaError
-
+def _refusal(write: Callable[[str, bool], None]) -> str | None:
     try:
-        write()
-    except Py4JJavaError as error:
-        if error.java_exception.getClass().getSimpleName() == "FileAlreadyExistsException":
+        write("first", False)
+    except table_errors.SPARK_ERRORS as error:
+        if not failures.is_caused_by(error, _UNABLE):
+            raise
+        write("first", True)  # where the condition is not what is wrong, this is refused as well
+        return "it takes no conditional PUT (the store has to know If-None-Match, and S3A is able to from Hadoop 3.4.2 on)"
+    try:
+        write("second", False)
+    except table_errors.SPARK_ERRORS as error:
+        if failures.is_caused_by(error, ("FileAlreadyExistsException",)):
             return None
         raise
     return "the store takes no notice of If-None-Match"
+
+
+def _needs_package(location: str) -> str:
+    """That this Spark has no file system for such locations, and where one comes from."""
+    scheme = stores.scheme(location)
+    packages = stores.STORES.get(scheme, stores.Store()).packages
+    package = f"--packages {packages[0]}, of its own Hadoop's version" if packages else "the package that has it"
+    return f"{location}: this Spark has no file system for {scheme}://; start it with {package}"
 
 
 def _store_of(location: str) -> str:

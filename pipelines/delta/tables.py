@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from cdc_core import errors
 from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
-from pipelines.delta import data_file, direct_log, local_log, store_exclusion, table_errors
+from pipelines.delta import abandoned, data_file, direct_log, local_log, store_exclusion, table_errors
 from pipelines.spark import failures, jvm
 from pipelines.spark import session as sparks
 
@@ -67,11 +67,13 @@ def create(
 ) -> None:
     """Make the table where there is none. Safe to repeat.
 
-    Raises `TableNotOurs` where a table lies that this project did not make.
+    Raises `TableNotOurs` where a table lies that this project did not make, `DecisionNeeded` where something else keeps its
+    folder.
     """
     sql = f"CREATE TABLE IF NOT EXISTS {definition.ddl(table, f' ({columns})', properties or {}, cluster_by)}"
     if table.path is not None:
         store_exclusion.check(spark, table.path)
+    location = table.path
     with _creating:
         for attempt in table_errors.commit_attempts(table):
             if exists(spark, table):
@@ -87,13 +89,16 @@ def create(
             except table_errors.SPARK_ERRORS as error:
                 # Another process has made the folder, and not its first commit yet: it is on its way, or was killed there.
                 is_being_made = failures.condition(error).startswith("DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION")
-                # Another process may have taken this one, which was slow, for killed (`_remove_abandoned`).
+                # Another process may have taken this one, which was slow, for killed (`abandoned.clear`).
                 is_cleared = failures.is_path_gone(error) and attempt < ABANDONED_AFTER_ATTEMPTS
                 if not (table_errors.is_conflict(error) or is_being_made or is_cleared):
                     raise table_errors.translated(error, table) from error
+                location = location or failures.parameter(error, "tableLocation")
             time.sleep(0.2 * (attempt + 1))
-            if attempt >= ABANDONED_AFTER_ATTEMPTS and not exists(spark, table):
-                _remove_abandoned(table)
+            if attempt < ABANDONED_AFTER_ATTEMPTS or exists(spark, table):
+                continue
+            if not abandoned.clear(spark, table, location) and attempt + 1 == table_errors.COMMIT_ATTEMPTS:
+                raise abandoned.left(table, location)
 
 
 _creating = threading.Lock()
@@ -102,19 +107,6 @@ _creating = threading.Lock()
 
 ABANDONED_AFTER_ATTEMPTS = 3
 """So many attempts another process is given to make the table that it began, before it counts as killed."""
-
-
-def _remove_abandoned(table: tables.TableRef) -> None:
-    """What a process that was killed while it made the table left in its log: hidden files, and no commit."""
-    folder = local_log.folder(table)
-    if folder is None:
-        return
-    log = folder / "_delta_log"
-    for left in log.glob(".*"):
-        left.unlink(missing_ok=True)
-    for empty in (*log.glob("*"), log, folder):
-        with contextlib.suppress(OSError):
-            empty.rmdir()
 
 
 def remove(spark: SparkSession, shadow: tables.Layout) -> None:

@@ -333,12 +333,19 @@ class Writer(fenced_commits.FencedCommits):
         try:
             return self.through_log(commit, said)
         except (upsert.NeedsMerge, *fenced_commits.REFUSED) as error:
-            # Raised after the answer, or before the commit was tried: nothing names the file.
             if file is not None:
-                file.discard()
+                self._discard(file, error)
             if isinstance(error, upsert.NeedsMerge):
                 return None
             raise
+
+    def _discard(self, file: data_file.ParquetFile, error: Exception) -> None:
+        """Remove the file of a commit that was refused, and is not in the log.
+
+        A store may carry out later what it gave no answer to in time: where no other commit came first, its file is for VACUUM.
+        """
+        if local_log.folder(self.table) is not None or not isinstance(error, table_errors.SPARK_ERRORS):
+            file.discard()
 
     def alter(self, change: str) -> None:
         """Run `ALTER TABLE … change` on the table after ownership was checked; the next commit is fenced on top of it."""
@@ -380,9 +387,8 @@ class Writer(fenced_commits.FencedCommits):
         file = data_file.ParquetFile.write(files, rows, statistics=statistics, table=self.table)
         try:
             return self.through_log(functools.partial(self.direct.commit, file), lambda: (to, extra))
-        except fenced_commits.REFUSED:
-            # Raised after the answer, and after the log was looked through: no commit names the file.
-            file.discard()
+        except fenced_commits.REFUSED as error:
+            self._discard(file, error)
             raise
 
     def take_out(self, files: Sequence[data_file.DataFile], *, to: object, extra: Mapping[str, object] | None = None) -> int:

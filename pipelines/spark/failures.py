@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -66,7 +66,19 @@ def is_path_gone(error: BaseException) -> bool:
     """Whether a statement met a file or a folder that somebody else removed just then."""
     if condition(error) == "DELTA_CANNOT_CREATE_LOG_PATH":
         return True
-    return any(_asked(_asked(each, "getClass"), "getSimpleName") in _GONE for each in _chain(error))
+    return is_caused_by(error, _GONE)
+
+
+def is_caused_by(error: BaseException, names: Collection[str]) -> bool:
+    """Whether the exception, or one of Java's that caused it, has one of these class names."""
+    return class_name(error) in names or any(
+        _asked(_asked(each, "getClass"), "getSimpleName") in names for each in _chain(error)
+    )
+
+
+def class_name(error: BaseException) -> str:
+    """The Java exception's class; PySpark has a few of the same name itself."""
+    return str(_asked(_asked(getattr(error, "java_exception", None), "getClass"), "getSimpleName") or type(error).__name__)
 
 
 def _files_missing(file: str) -> errors.FilesMissing:
@@ -83,6 +95,12 @@ def condition(error: BaseException) -> str:
         if found is not None and (said := _asked(found, "getCondition", "getErrorClass")):
             return str(said)
     return ""
+
+
+def parameter(error: BaseException, name: str) -> str | None:
+    """What Spark's message says of this name; None where it has none."""
+    said = (_asked(error, "getMessageParameters") or {}).get(name)
+    return None if said is None else str(said)
 
 
 def _chain(error: BaseException) -> Iterator[Any]:

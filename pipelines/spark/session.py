@@ -7,12 +7,14 @@ local one is built (`jvm`).
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import subprocess
 import threading
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from cdc_core import errors
@@ -54,6 +56,8 @@ def session(
     """
     wanted = dict(conf or {})
     store = stores.of(root)
+    if stores.LOG_STORE_OF_ALL in {**spark_conf.defaults(), **wanted}:
+        store = store.without_log_stores()
     spark = _active() or (
         _given(name, store, hadoop or {})
         if _is_given()
@@ -101,6 +105,8 @@ def sessions(spark: SparkSession) -> Callable[[], SparkSession]:
         new = spark.newSession() if is_classic(spark) else _connect_session()
         if new is None:
             return spark
+        if not (is_classic(spark) or is_databricks()):
+            _ship_packages(new)  # over Spark Connect they belong to the session that they were given to
         _apply(new, _carried(spark))
         return new
 
@@ -247,12 +253,13 @@ def _given(name: str, store: stores.Store, hadoop: Mapping[str, str]) -> SparkSe
 
 def _add_log_store(spark: SparkSession, store: stores.Store) -> None:
     """Give a driver that was started by somebody else our log stores, before Delta opens a table; what it names itself stays."""
-    wanted = {name: value for name, value in store.conf.items() if name.startswith("spark.delta.logStore.")}
     context: Any = spark.sparkContext
+    if context._jsc.sc().conf().contains(stores.LOG_STORE_OF_ALL):
+        return
     loader = context._jvm.java.lang.Thread.currentThread().getContextClassLoader()
     with contextlib.suppress(Exception):  # another Spark may load classes in another way: then its own log store stays
         loader.addURL(context._jvm.java.net.URL(log_store.JAR.resolve().as_uri()))
-        for name, value in wanted.items():
+        for name, value in store.log_stores().items():
             context._jvm.java.lang.Class.forName(value, False, loader)
             if not context._jsc.sc().conf().contains(name):
                 context._jsc.sc().conf().set(name, value)
@@ -262,15 +269,21 @@ def _ship_packages(spark: SparkSession) -> None:
     """Gives the executors the packages of a plain checkout; those of an installed wheel they have."""
     if jvm.is_installed():
         return
+    if is_classic(spark):
+        spark.sparkContext.addPyFile(str(_packages()))
+    else:
+        spark.addArtifacts(str(_packages()), pyfile=True)
+
+
+@functools.cache
+def _packages() -> Path:
+    """An archive of the checkout's packages, written once: sessions may be made by threads side by side."""
     archive = jvm.scratch() / f"packages-{os.getpid()}.zip"
     with zipfile.ZipFile(archive, "w") as packages:
         for package in ("cdc_core", "pipelines"):
             for file in sorted((jvm.ROOT / package).rglob("*.py")):
                 packages.write(file, file.relative_to(jvm.ROOT))
-    if is_classic(spark):
-        spark.sparkContext.addPyFile(str(archive))
-    else:
-        spark.addArtifacts(str(archive), pyfile=True)
+    return archive
 
 
 def is_local(spark: SparkSession) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pipelines.delta import log_store
 
@@ -29,16 +29,37 @@ class Store:
     excludes: tuple[str, ...] = ()
     conf: Mapping[str, str] = field(default_factory=dict)
 
+    def log_stores(self) -> dict[str, str]:
+        """Those of the settings that name log stores."""
+        return {name: value for name, value in self.conf.items() if name.startswith("spark.delta.logStore.")}
 
-LOCAL = Store(conf={"spark.delta.logStore.file.impl": log_store.LOCAL})
+    def without_log_stores(self) -> Store:
+        """The same where `LOG_STORE_OF_ALL` is set."""
+        return replace(self, conf={name: value for name, value in self.conf.items() if name not in self.log_stores()})
+
+
+LOG_STORE_OF_ALL = "spark.delta.logStore.class"
+"""Names one log store for every scheme; beside it Delta refuses one that is named for a scheme."""
+
+
+def log_store_of(scheme: str) -> str:
+    """The setting that names the log store of a scheme."""
+    return f"spark.delta.logStore.{scheme}.impl"
+
+
+LOCAL = Store(conf={log_store_of("file"): log_store.LOCAL})
 
 STORES: Mapping[str, Store] = {
     "s3a": Store(
         _S3A,
         ("software.amazon.awssdk:bundle", "org.wildfly.openssl:wildfly-openssl", "org.slf4j:slf4j-api"),
         {
-            "spark.delta.logStore.s3a.impl": log_store.CONDITIONAL_PUT,
+            log_store_of("s3a"): log_store.CONDITIONAL_PUT,
+            # In memory, so that nothing stays on a disk after a kill; a file that is written takes up to three blocks of the direct
+            # memory, which is as large as the heap, and 32 cores write 32 files.
             "spark.hadoop.fs.s3a.fast.upload.buffer": "bytebuffer",
+            "spark.hadoop.fs.s3a.multipart.size": "8M",
+            "spark.hadoop.fs.s3a.fast.upload.active.blocks": "2",
         },
     ),
     "abfss": Store((f"org.apache.hadoop:hadoop-azure:{HADOOP}",)),
@@ -46,7 +67,7 @@ STORES: Mapping[str, Store] = {
         ("com.google.cloud.bigdataoss:gcs-connector:hadoop3-2.2.26",),
         conf={
             "spark.hadoop.fs.gs.impl": "com.google.cloud.hadoop.fs.gcs.GoogleHadoopFileSystem",
-            "spark.delta.logStore.gs.impl": "io.delta.storage.GCSLogStore",
+            log_store_of("gs"): "io.delta.storage.GCSLogStore",
         },
     ),
 }

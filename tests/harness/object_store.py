@@ -1,4 +1,4 @@
-"""An S3 of the test's own on the loopback; it can be made to take no notice of conditional requests.
+"""An S3 of the test's own on the loopback; it can be made to take no notice of conditional requests, or to refuse them.
 
 `python -m tests.harness.object_store lake` runs one in a process of its own, tells its URL, and answers ``GET /requests`` with the
 number of requests so far.
@@ -27,6 +27,8 @@ class ObjectStore:
 
     requests: list[tuple[str, str]] = field(default_factory=list)
     ignores_conditions: bool = False
+    answers_conditions: str | None = None
+    """The status that it answers a conditional request with instead of carrying it out."""
     emulated: EmulatedS3 = EmulatedS3("")
 
     @property
@@ -44,6 +46,11 @@ class ObjectStore:
         """What delta-rs and Polars must know of it."""
         return {**KEYS, "AWS_ENDPOINT_URL": self.emulated.url, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}
 
+    def put(self, name: str) -> None:
+        """An empty object of this name in the bucket `lake`; one that ends with a slash keeps a place for a folder."""
+        request = urllib.request.Request(f"{self.emulated.url}/lake/{name}", method="PUT", data=b"")
+        urllib.request.urlopen(request, timeout=30).close()
+
     def around(self, emulator: Application) -> Application:
         """The emulator, whose requests are noted."""
 
@@ -54,6 +61,9 @@ class ObjectStore:
             self.requests.append((environ["REQUEST_METHOD"], environ["PATH_INFO"]))
             if self.ignores_conditions:
                 environ.pop("HTTP_IF_NONE_MATCH", None)
+            if self.answers_conditions is not None and "HTTP_IF_NONE_MATCH" in environ:
+                start(self.answers_conditions, [("Content-Type", "application/xml")])
+                return [b"<Error><Code>NotImplemented</Code><Message>If-None-Match</Message></Error>"]
             return emulator(environ, start)
 
         return application

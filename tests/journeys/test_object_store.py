@@ -61,20 +61,45 @@ def test_rounds_of_changes_and_a_kill_on_s3(
 
 
 @pytest.mark.timeout(600)
-def test_a_store_without_conditional_requests_is_refused(
+def test_a_kill_before_the_first_commit_leaves_a_table_to_be_made(
     store: object_store.ObjectStore, tmp_path: Path, mongodb_uri: str, database: Any
 ) -> None:
-    """Where the store takes no notice of If-None-Match, nothing is written, exit code 3, and the sentence says how to go on."""
+    """Delta keeps a place for the log's folder before its first commit: where nothing came after it, the next start goes on."""
     pipeline = processes.Pipeline(tmp_path, mongodb_uri, database.name).write_settings()
     database.orders.insert_one({"_id": 1})
-    store.ignores_conditions = True
-    try:
-        for verb in (("check",), ("capture", "--once")):
-            command = pipeline.command(*verb, "--root", "s3a://lake/other", *store.options)
-            assert command.run(400) == 3
-            assert "takes no notice of If-None-Match" in command.said and "single_driver" in command.said
-    finally:
-        store.ignores_conditions = False
+    store.put(f"killed/bronze/{pipeline.name}/_delta_log/")
+    command = pipeline.command("capture", "--once", "--root", "s3a://lake/killed", *store.options)
+    assert command.run(400) == 0, command.said[-3000:]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    (
+        ({"ignores_conditions": True}, "takes no notice of If-None-Match"),
+        ({"answers_conditions": "501 Not Implemented"}, "takes no conditional PUT"),
+        ({"answers_conditions": "400 Bad Request"}, "takes no conditional PUT"),
+    ),
+)
+def test_a_store_without_conditional_requests_is_refused(
+    store: object_store.ObjectStore,
+    tmp_path: Path,
+    mongodb_uri: str,
+    database: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: dict[str, Any],
+    reason: str,
+) -> None:
+    """Where the store takes no notice of If-None-Match, or does not know it, nothing is written, exit code 3, and the sentence
+    says how to go on."""
+    pipeline = processes.Pipeline(tmp_path, mongodb_uri, database.name).write_settings()
+    database.orders.insert_one({"_id": 1})
+    for name, value in fault.items():
+        monkeypatch.setattr(store, name, value)
+    for verb in (("check",), ("capture", "--once")):
+        command = pipeline.command(*verb, "--root", "s3a://lake/other", *store.options)
+        assert command.run(400) == 3, command.said
+        assert reason in command.said and "single_driver" in command.said
     assert not any(method == "PUT" and "_delta_log" in path for method, path in store.requests if "/other/" in path)
 
 

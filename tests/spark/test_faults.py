@@ -11,13 +11,14 @@ from unittest import mock
 import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JNetworkError
+from pyspark.errors import AnalysisException
 
 from cdc_core import errors
 from cdc_core.sql import merge
 from cdc_core.tables import layout as tables
 from pipelines.bronze import log as bronze
 from pipelines.channels import signals
-from pipelines.delta import direct_log, ops_tables
+from pipelines.delta import direct_log, ops_tables, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.operations import rebuild
@@ -105,6 +106,27 @@ def test_a_file_that_no_commit_names_is_removed(spark: SparkSession, table: tabl
     with pytest.raises(errors.OwnershipLost):
         old.append_arrow(rows(1), to=1)
     assert not list(Path(table.path or "").glob("*.parquet"))
+
+
+def test_a_file_stays_whose_commit_cannot_be_looked_up(spark: SparkSession, table: tables.TableRef) -> None:
+    """A store takes the commit, and then answers nothing for a while: the log names the file."""
+    writer = Writer.claim(spark, table)
+    committed = direct_log.DirectLog._committed
+    unreachable = mock.Mock(side_effect=AnalysisException("the store does not answer"))
+
+    def then_fails(self: Any, *given: Any, base: int, metadata: str) -> int:
+        committed(self, *given, base=base, metadata=metadata)
+        return int(unreachable())
+
+    with (
+        mock.patch.object(direct_log.DirectLog, "_committed", then_fails),
+        mock.patch.object(table_history, "since", unreachable),
+        pytest.raises(errors.CommitUnknown),
+    ):
+        writer.append_arrow(rows(7), to=7)
+    with pytest.raises(errors.CommitUnknown):
+        by_arrow(writer, 8)
+    assert numbers(spark, table) == [7]
 
 
 def test_an_error_after_the_commit_is_no_reason_to_commit_twice(spark: SparkSession, table: tables.TableRef) -> None:

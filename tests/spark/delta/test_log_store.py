@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from pyspark.sql import SparkSession
 
 from cdc_core import errors
 from pipelines.delta import log_store, store_exclusion
+from pipelines.spark import session as sparks
+from pipelines.spark import stores
 
 
 def _store(spark: SparkSession, name: str) -> Any:
@@ -70,3 +73,45 @@ def test_a_store_without_a_compare_and_set_is_refused(spark: SparkSession) -> No
     with pytest.raises(errors.ConcurrentWritesUnsafe, match="single_driver"):
         store_exclusion.check(spark, "s3a://nowhere/lake/bronze/shop")
     store_exclusion.check(spark, "abfss://container@account.dfs.core.windows.net/lake")
+
+
+@pytest.fixture
+def application(spark: SparkSession) -> Iterator[Any]:
+    """The settings of the application, which are put back after the test."""
+    context: Any = spark.sparkContext._jsc
+    conf = context.sc().conf()
+    names = (stores.log_store_of("file"), stores.log_store_of("s3a"), stores.LOG_STORE_OF_ALL)
+    held = {name: conf.get(name, "") for name in names}
+    yield conf
+    for name, value in held.items():
+        conf.set(name, value) if value else conf.remove(name)
+
+
+def test_a_log_store_that_is_added_to_a_driver_counts(spark: SparkSession, application: Any) -> None:
+    """The session was there before: what is found is what Delta finds, the settings of the application."""
+    assert spark.conf.get("spark.sql.extensions")
+    sparks._add_log_store(spark, stores.of("s3a://x"))
+    assert store_exclusion._log_store(spark, "s3a") == log_store.CONDITIONAL_PUT
+
+
+def test_no_log_store_is_added_beside_one_for_all(spark: SparkSession, application: Any) -> None:
+    """Delta refuses the two."""
+    application.set(stores.LOG_STORE_OF_ALL, "io.delta.storage.S3SingleDriverLogStore")
+    sparks._add_log_store(spark, stores.of("s3a://x"))
+    assert not application.contains(stores.log_store_of("s3a"))
+    assert store_exclusion._log_store(spark, "s3a") == "io.delta.storage.S3SingleDriverLogStore"
+
+
+def test_a_file_system_that_knows_no_condition_is_refused(spark: SparkSession, application: Any, tmp_path: Path) -> None:
+    """As an S3A before Hadoop 3.4.2: that is no outage, which would pass."""
+    application.set(stores.log_store_of("file"), log_store.CONDITIONAL_PUT)
+    with pytest.raises(errors.ConcurrentWritesUnsafe, match=r"no conditional PUT.*single_driver"):
+        store_exclusion.prove(spark, f"file:{tmp_path}/lake/t")
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_a_spark_without_the_file_system_is_told_the_package(spark: SparkSession, application: Any) -> None:
+    """No credentials help there."""
+    application.set(stores.log_store_of("s3a"), log_store.CONDITIONAL_PUT)
+    with pytest.raises(errors.DecisionNeeded, match="--packages org.apache.hadoop:hadoop-aws:"):
+        store_exclusion.prove(spark, "s3a://nowhere/lake/t")

@@ -12,7 +12,7 @@ import pytest
 
 from cdc_core import errors
 from cdc_core.tables import layout as tables
-from pipelines.delta import direct_log, ops_tables, table_history
+from pipelines.delta import abandoned, direct_log, ops_tables, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 
@@ -142,7 +142,7 @@ def test_a_creator_that_was_taken_for_killed_makes_the_table(spark: SparkSession
         while not (cleared.is_set() or is_over.is_set()):
             folder = folders[-1]
             if (folder / "_delta_log").is_dir():
-                delta._remove_abandoned(tables.TableRef.at(str(folder)))
+                abandoned.clear(spark, tables.TableRef.at(str(folder)), str(folder))
                 if not folder.exists():
                     cleared.set()
 

@@ -11,7 +11,7 @@ from pyspark.errors import AnalysisException
 from cdc_core import errors
 from cdc_core.tables import claims
 from cdc_core.tables.layout import TableRef
-from pipelines.delta import direct_log, ops_tables, table_errors, table_history, upsert
+from pipelines.delta import direct_log, fenced_commits, ops_tables, table_errors, table_history, upsert
 from pipelines.delta.fenced_commits import FencedCommits
 from pipelines.delta.local_log import Commit
 
@@ -105,6 +105,30 @@ def test_an_error_after_the_commit_is_its_answer(writer: FencedCommits, log: lis
 
     assert writer.through_log(then_fails, said) == 1
     assert len(log) == 2
+
+
+@pytest.mark.parametrize("through", ("through_log", "through_spark"))
+@pytest.mark.parametrize(
+    "look_up", (AnalysisException("the store does not answer"), errors.StorageExhausted("full"), OSError())
+)
+def test_a_commit_that_cannot_be_looked_up_is_unknown(
+    writer: FencedCommits, log: list[Commit], monkeypatch: pytest.MonkeyPatch, look_up: Exception, through: str
+) -> None:
+    """The store took the commit, and neither its answer nor the log's came back: it is not known to be in no log."""
+
+    def unreadable(*_: object) -> Any:
+        raise look_up
+
+    def then_fails(*_: object, **__: object) -> int:
+        log.append(Commit(1, 0, {}))
+        monkeypatch.setattr(table_history, "since", unreadable)
+        raise AnalysisException("the store does not answer")
+
+    with pytest.raises(errors.CommitUnknown) as unknown:
+        getattr(writer, through)(then_fails, said)
+    assert not isinstance(unknown.value, fenced_commits.REFUSED)
+    with pytest.raises(errors.CommitUnknown):
+        writer.refuse_unanswered()
 
 
 def test_a_commit_without_answer_lets_no_other_follow(writer: FencedCommits) -> None:
