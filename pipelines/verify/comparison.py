@@ -152,7 +152,10 @@ class CollectionComparison:
             shared = replace(reading, documents_per_second=pace / min(threads, len(ranges)) if pace else None)
             read = documents.digests(self.spark, shared, ranges)
         with query_execution.held(read) as seen:
-            counted = seen.agg(F.count("*").alias("n"), F.max(F.struct("seconds", "increment")).alias("last")).first()
+            last = F.max(F.struct("seconds", "increment")).alias("last")
+            counted = seen.agg(F.count("*").alias("n"), last, F.max("error").alias("error")).first()
+            if counted.error is not None:
+                raise documents.error_of(counted.error)
             self.last = max(self.last, tuple(counted.last) if counted.last else self.begun)
             reached = self.progress.past(self.last, until=time.monotonic() + self.context.patience)
             self.version = reached.held.version

@@ -209,10 +209,8 @@ class _VerifyRun:
         comparison = self._comparison(namespace)
         try:
             found = comparison.sampled(self.options.sample) if self.options.sample else comparison.whole()
-        except mongodb_failures.CollectionChanged:
-            raise errors.Temporary(
-                f"verifying {namespace}: it was dropped, renamed or made anew while it was read; try again"
-            ) from None
+        except (mongodb_failures.CollectionChanged, mongodb_failures.ReadRefused, mongodb_failures.SnapshotExpired) as error:
+            raise documents.failure(str(namespace), error) from error
         # What no document can have as its key, no capture can read again.
         wrong = [each.key for each in found.differences if each.kind.is_wrong and keys.is_key(each.key)]
         if self.options.repair and wrong:
