@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
 from cdc_core.tables.layout import Layer
@@ -75,14 +76,15 @@ class CollectionVerification:
 
 @dataclass(frozen=True)
 class Verification:
-    """The result of one run."""
+    """The result of one run; `failures` are the collections that could not be compared, each with its error."""
 
     name: str
     layer: Layer
     collections: tuple[CollectionVerification, ...]
     seconds: float
+    failures: Mapping[str, Exception] = field(default_factory=dict)
 
     @property
     def is_equal(self) -> bool:
-        """Whether all collections are."""
-        return all(each.is_equal for each in self.collections)
+        """Whether all collections are, and could be compared."""
+        return not self.failures and all(each.is_equal for each in self.collections)

@@ -101,9 +101,9 @@ def run(
 ) -> Verification:
     """Compare the collections, and append the results to `ops/verifications`.
 
-    A collection that cannot be compared is named, and its error raised when the others were. Raises `SettingsError`,
-    `DecisionNeeded` where the pipeline never ran, and the errors of the source. A difference raises nothing here: `refuse` turns
-    it into an error.
+    A collection that cannot be compared is among the result's `failures`. Raises `SettingsError`, `DecisionNeeded` where the
+    pipeline never ran, and the errors of a source that cannot be asked for its collections. Nothing else raises here: `refuse`
+    turns differences and failures into an error.
     """
     began, id_ = time.monotonic(), f"{clock.now_ms():x}"
     connection = source.connection(settings.source)
@@ -116,32 +116,48 @@ def run(
                 each = run_.compared(namespace)
                 run_.note(each, run=id_)
                 found.append(each)
-            except errors.SourceUnreachable:  # the others would wait for it in vain
-                raise
             except Exception as error:  # a collection that is dropped meanwhile, say
                 failures.note(str(namespace), error)
-    failures.raised()
-    return Verification(settings.name, options.layer, tuple(found), time.monotonic() - began)
+                if isinstance(error, errors.SourceUnreachable):  # the others would wait for it in vain
+                    break
+    return Verification(settings.name, options.layer, tuple(found), time.monotonic() - began, failures.found)
 
 
 def refuse(result: Verification) -> None:
-    """Raise `DecisionNeeded` where a table is not what the source holds, `Temporary` where that could not be told of some rows."""
+    """Raise what most wants to be seen: the errors of collections that could not be compared, `DecisionNeeded` where a table is not
+    what the source holds, `Temporary` where that could not be told of some rows."""
+    refusal = _refusal(result)
+    if not result.failures:
+        if refusal is not None:
+            raise refusal
+        return
+    error = errors.together(result.failures)
+    if refusal is None:
+        raise error
+    code = errors.code(errors.worst([refusal, error]))
+    raise errors.CollectionsFailed(f"{refusal}\n{errors.message_of(error)}", code) from error
+
+
+def _refusal(result: Verification) -> errors.MedallionError | None:
+    """What is wrong with the collections that were compared."""
     wrong = [each.collection for each in result.collections if not each.is_equal]
     if wrong:
-        raise errors.DecisionNeeded(
+        return errors.DecisionNeeded(
             f"{', '.join(wrong[:5])}{f' and {len(wrong) - 5} more' if len(wrong) > 5 else ''}: {result.layer.value} is not what "
             "the source holds; medallion verify --repair reads what differs again"
         )
     if waiting := sum(each.waiting for each in result.collections):
-        raise errors.Temporary(
+        return errors.Temporary(
             f"{waiting:,} documents could not be judged: their last change is not in {result.layer.value} yet. Start the pipeline, or "
             "let it catch up, and verify again"
         )
+    return None
 
 
 def to_json(result: Verification) -> str:
     """The result as one JSON object, with the names of the dataclasses' fields."""
-    found = dataclasses.asdict(result)
+    told = {name: errors.message_of(error) for name, error in result.failures.items()}
+    found = dataclasses.asdict(replace(result, failures={})) | {"failures": told}
     for shown, each in zip(found["collections"], result.collections, strict=True):
         shown["is_equal"] = each.is_equal
     return json.dumps({**found, "is_equal": result.is_equal}, indent=2)

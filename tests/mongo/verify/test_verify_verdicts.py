@@ -23,5 +23,5 @@ def test_a_time_that_the_server_does_not_hold_is_a_decision(
     found = pipeline(mongodb_uri, lakehouse, database.name)
     play(spark, found)
     with pytest.raises(errors.DecisionNeeded, match="leave --as-of out"):
-        verify.run(spark, found, verify.VerifyOptions(as_of="1000000000"))
+        verify.refuse(verify.run(spark, found, verify.VerifyOptions(as_of="1000000000")))
     assert only(verify.run(spark, found, verify.VerifyOptions())).is_equal

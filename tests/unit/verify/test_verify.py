@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,24 +35,24 @@ class Run:
     def compared(self, namespace: Namespace) -> CollectionVerification:
         if namespace.collection == "a":
             raise self.error
-        return result(str(namespace))
+        return result(str(namespace), different=1)
 
     def note(self, found: CollectionVerification, *, run: str) -> None:
         self.noted.append(found.collection)
 
 
 @pytest.mark.parametrize(
-    ("error", "noted"),
+    ("error", "noted", "code"),
     [
-        (errors.Temporary("shop.a was dropped while it was read"), ["shop.b"]),
-        (RuntimeError("of Spark"), ["shop.b"]),
-        (errors.SourceUnreachable("no server"), []),
+        (errors.Temporary("shop.a was dropped while it was read"), ["shop.b"], 3),
+        (RuntimeError("of Spark"), ["shop.b"], 1),
+        (errors.SourceUnreachable("no server"), [], 75),
     ],
 )
 def test_a_collection_that_cannot_be_compared_hinders_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, noted: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, noted: list[str], code: int
 ) -> None:
-    """Its error is raised when the others were compared; where the source is gone, none of them could be."""
+    """What differs in the others is shown and refused with its error; where the source is gone, none of them could be compared."""
     run = Run(error)
     for name in ("server_info", "check_suitable"):
         monkeypatch.setattr(verify.mongodb_server, name, lambda *_: None)
@@ -67,9 +68,15 @@ def test_a_collection_that_cannot_be_compared_hinders_no_other(
             "source": {"mongodb.connection.string": "mongodb://127.0.0.1"},
         }
     )
-    with pytest.raises(type(error), match=str(error)):
-        verify.run(SPARK, chosen, verify.VerifyOptions())
-    assert run.noted == noted
+    found = verify.run(SPARK, chosen, verify.VerifyOptions())
+    assert run.noted == [each.collection for each in found.collections] == noted
+    assert json.loads(verify.to_json(found))["failures"] == {"shop.a": errors.message_of(error)}
+    assert not found.is_equal
+    with pytest.raises(errors.MedallionError if noted else type(error)) as raised:
+        verify.refuse(found)
+    assert errors.code(raised.value) == code
+    assert errors.message_of(error) in str(raised.value)
+    assert ("shop.b" in str(raised.value)) == bool(noted)
 
 
 def test_rows_that_wait_are_no_success() -> None:
