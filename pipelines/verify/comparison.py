@@ -32,7 +32,7 @@ from pipelines.mongodb import connection as source
 from pipelines.mongodb import server as mongodb_server
 from pipelines.operations import quarantine
 from pipelines.schema import log as schemas
-from pipelines.verify import documents, table_progress, table_rows
+from pipelines.verify import documents, table_progress
 from pipelines.verify.result import CollectionVerification, KeyDifference, KeyVerdict
 
 if TYPE_CHECKING:
@@ -101,9 +101,7 @@ class CollectionComparison:
 
     def _schema(self) -> schemas.SchemaVersion:
         name = str(self.namespace)
-        silver = registry.silver_position(
-            self.spark, self.context.layout.silver(self.namespace.db, self.namespace.collection)
-        )
+        silver = registry.silver_position(self.spark, self.progress.silver)
         ops = self.context.layout.ops("schemas")
         return schemas.latest(self.spark, ops, generations={name: silver.generation}).get(name, schemas.SchemaVersion())
 
@@ -172,7 +170,7 @@ class CollectionComparison:
 
     def sampled(self, documents_wanted: int) -> CollectionVerification:
         """So many documents of the source, and so many rows of the table."""
-        held = table_rows.newest(self.spark, self.progress.table, self.progress.options)
+        held = self.progress.newest()
         chosen = {} if self.collection is None else dict.fromkeys(self._chosen_ids(documents_wanted))
         wanted = {**chosen, **dict.fromkeys(held.sampled(documents_wanted))}
         verdicts = self._settled(tuple(wanted))
@@ -282,7 +280,7 @@ class CollectionComparison:
         return options.unwrap.delete_tombstone_handling_mode.keeps_row or is_dropped or skips
 
     def _incomplete(self, keys: Iterable[str]) -> set[str]:
-        table = self.context.layout.silver(*self._names)
+        table = self.progress.silver
         if not delta.exists(self.spark, table):
             return set()
         named = self.spark.createDataFrame(pa.table({"__key": pa.array(list(keys), pa.string())}))

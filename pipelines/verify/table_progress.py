@@ -89,10 +89,19 @@ class TableProgressReader:
     is_stopped: Callable[[], bool] = field(default=lambda: False)
 
     @property
+    def silver(self) -> tables.TableRef:
+        """The collection's silver table."""
+        return self.layout.silver(self.namespace.db, self.namespace.collection)
+
+    @property
     def table(self) -> tables.TableRef:
         """The table that is compared."""
-        find = self.layout.silver if self.layer is Layer.SILVER else self.layout.gold
-        return find(self.namespace.db, self.namespace.collection)
+        is_silver = self.layer is Layer.SILVER
+        return self.silver if is_silver else self.layout.gold(self.namespace.db, self.namespace.collection)
+
+    def newest(self) -> table_rows.TableVersion:
+        """The table as it is now."""
+        return table_rows.newest(self.spark, self.table, self.options, silver=self.silver)
 
     def captures(self) -> bool:
         """Whether a capture writes bronze now."""
@@ -100,8 +109,7 @@ class TableProgressReader:
 
     def applies(self) -> bool:
         """Whether somebody writes the table now. A running pipeline claims a table when there is something to write."""
-        layers = {self.layout.silver(self.namespace.db, self.namespace.collection), self.table}
-        return all(owners.is_held(self.spark, each) for each in layers)
+        return all(owners.is_held(self.spark, each) for each in {self.silver, self.table})
 
     def past(self, at: documents.Time, *, until: float) -> TableProgress:
         """How far the table is when it is past the time, or when waiting is of no use or too long.
@@ -128,8 +136,7 @@ class TableProgressReader:
                 time.sleep(PAUSE)
                 continue
             # The position was read first: what the version holds beyond it counts as not applied, and is looked at again.
-            held = table_rows.newest(self.spark, self.table, self.options)
-            return TableProgress(held, to, position.batch, unseen)
+            return TableProgress(self.newest(), to, position.batch, unseen)
 
     def _has_time(self, until: float) -> bool:
         return time.monotonic() < until and not self.is_stopped()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cdc_core import errors
+from cdc_core.settings import parse
+from cdc_core.settings.parse import Settings
+from cdc_core.tables.layout import Layer
+from pipelines.delta import tables as delta
 from pipelines.verify import run as verify
 from tests.harness.captures import pipeline
 from tests.harness.verifications import only, play
@@ -25,3 +30,29 @@ def test_a_time_that_the_server_does_not_hold_is_a_decision(
     with pytest.raises(errors.DecisionNeeded, match="leave --as-of out"):
         verify.refuse(verify.run(spark, found, verify.VerifyOptions(as_of="1000000000")))
     assert only(verify.run(spark, found, verify.VerifyOptions())).is_equal
+
+
+def test_columns_that_settings_made_are_nothing_of_a_document(
+    spark: Any, mongodb_uri: str, database: Any, lakehouse: Path
+) -> None:
+    """Not those of `add.fields` of an earlier run, and not one that a document's column gave another name."""
+    database.orders.insert_many([{"_id": n, "op": n} for n in range(3)])
+    found = pipeline(mongodb_uri, lakehouse, database.name)
+    before = with_silver(found, {"add.fields": "op,ts_ms", "add.fields.prefix": ""})
+    play(spark, before)
+    after = with_silver(found, {})
+    for settings in (before, after):
+        database.orders.update_one({"_id": 1}, {"$inc": {"op": 1}})
+        play(spark, settings)
+        for layer in Layer:
+            result = only(verify.run(spark, settings, verify.VerifyOptions(layer=layer)))
+            assert (result.is_equal, result.equal) == (True, 3), result.differences
+    assert "op_2" in spark.table(str(delta.layout(found.lakehouse).gold(database.name, "orders"))).columns
+
+
+def with_silver(found: Settings, options: dict[str, Any]) -> Settings:
+    """The pipeline with other options of silver."""
+    return replace(found, silver=parse.parse({**BARE, "silver": {"defaults": options}}).silver)
+
+
+BARE = {"name": "shop", "lakehouse": {"root": "unused"}, "source": {"mongodb.connection.string": "mongodb://unused"}}
