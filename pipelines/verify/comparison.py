@@ -8,31 +8,25 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 from pyspark.sql import functions as F
 
-from cdc_core.properties.source import Operation
-from cdc_core.settings.parse import OnGone, Settings
-from cdc_core.snapshot import state as snapshot_state
+from cdc_core.settings.parse import Settings
 from cdc_core.stream import fields as field_filters
 from cdc_core.tables import layout as tables
 from cdc_core.tables.layout import Layer
 from cdc_core.verify import equality
 from pipelines.bronze import collections as registry
-from pipelines.bronze import log as bronze
 from pipelines.delta import query_execution
-from pipelines.delta import tables as delta
 from pipelines.mongodb import catalog, document_keys
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as source
 from pipelines.mongodb import server as mongodb_server
-from pipelines.operations import quarantine
 from pipelines.schema import log as schemas
-from pipelines.verify import documents, table_progress
+from pipelines.verify import documents, explanations, table_progress
 from pipelines.verify.result import CollectionVerification, KeyDifference, KeyVerdict
 
 if TYPE_CHECKING:
@@ -40,8 +34,14 @@ if TYPE_CHECKING:
 
 PATIENCE_SECONDS = 60.0
 """How long one look waits for the table to be past its time, and how long documents that change are looked at again."""
-MOST_SUSPECTS = 20_000
-"""So many keys are looked at closely: each is read again by the driver. The rest is counted as `unsettled`."""
+MOST_WRONG = 20_000
+"""Of a table with so many wrong keys no more are looked at: the rest is counted as `unsettled`, as is what is beyond the next two."""
+MOST_SUSPECTS = 1_000_000
+"""So many keys that differ at first sight are looked at closely."""
+LOOK_SECONDS = 900.0
+"""For so long further keys are looked at closely: layers may be so far behind that each look waits for them."""
+SLICE = 2_000
+"""So many keys are looked at closely at once: their documents are held by the driver."""
 READ_TIMES = 3
 """How often a collection is read whole where a column was widened while it was read."""
 
@@ -65,12 +65,22 @@ class VerifyContext:
 
 @dataclass(frozen=True)
 class _FullRead:
-    """A collection read whole: how many documents there are, how many rows are equal, the keys of the others as far as they are
-    looked at, and how many more differ."""
+    """A collection read whole: how many documents there are, how many rows are equal, how many are kept without a document, the
+    keys of the others as far as they are listed, and how many more differ."""
 
     documents: int
     equal: int
+    kept: int
     suspects: tuple[str, ...]
+    unsettled: int
+
+
+@dataclass(frozen=True)
+class _Settled:
+    """The verdicts on keys that were looked at closely, how many of them are equal documents, and how many keys were not looked at."""
+
+    verdicts: list[KeyDifference]
+    equal: int
     unsettled: int
 
 
@@ -90,6 +100,7 @@ class CollectionComparison:
 
     def __post_init__(self) -> None:
         self.spark = self.context.spark
+        self.known = explanations.Explanations(self.context.settings, self.progress, has_source=self.collection is not None)
         self.gone: set[str] = set()
         # Reads that come later are later than everything that bronze holds by now, unless --as-of names a time.
         now = mongodb_server.operation_time(self.context.client)
@@ -134,10 +145,12 @@ class CollectionComparison:
             first = self._first_sight(schema)
             if not first.unsettled or attempt == READ_TIMES - 1 or self._schema() == schema:
                 break  # a column that was widened meanwhile makes every row another
-        verdicts = self._settled(first.suspects)
+        settled = self._settled(first.suspects)
         # What was in the source at first sight and is judged equal counts; what is gone from both does not.
-        equal = first.equal + sum(each.kind is KeyVerdict.EQUAL and each.key not in self.gone for each in verdicts)
-        return self._result(first.documents, equal, verdicts, unsettled=first.unsettled)
+        equal = first.equal + settled.equal
+        unsettled = first.unsettled + settled.unsettled
+        result = self._result(first.documents, equal, settled.verdicts, unsettled=unsettled)
+        return replace(result, kept=result.kept + first.kept)
 
     def _first_sight(self, schema: schemas.SchemaVersion) -> _FullRead:
         threads = _threads(self.spark)
@@ -163,19 +176,25 @@ class CollectionComparison:
             both = seen.select("key", "digest").join(rows, "key", "full")
             is_equal = (F.col("rows") == 1) & (F.col("digest") == F.col("held"))
             suspects = both.where(~F.coalesce(is_equal, F.lit(False)))
-            with query_execution.held(suspects.select("key", F.col("digest").isNotNull().alias("is_document"))) as others:
-                differing = others.agg(F.count("*").alias("n"), F.count_if("is_document").alias("documents")).first()
-                keys = [row.key for row in others.select("key").limit(MOST_SUSPECTS).collect()]
-        return _FullRead(counted.n, counted.n - differing.documents, tuple(keys), differing.n - len(keys))
+            is_document = F.col("digest").isNotNull()
+            # Of these there may be as many as the source ever deleted, and nobody looks for their documents.
+            is_kept = ~is_document & (F.col("rows") == 1) & F.lit(self.known.keeps_rows())
+            described = suspects.select("key", is_document.alias("is_document"), is_kept.alias("is_kept"))
+            with query_execution.held(described) as others:
+                counts = [F.count("*").alias("n"), *(F.count_if(name).alias(name) for name in ("is_document", "is_kept"))]
+                differing = others.agg(*counts).first()
+                keys = [row.key for row in others.where("NOT is_kept").select("key").limit(MOST_SUSPECTS).collect()]
+        unlisted = differing.n - differing.is_kept - len(keys)
+        return _FullRead(counted.n, counted.n - differing.is_document, differing.is_kept, tuple(keys), unlisted)
 
     def sampled(self, documents_wanted: int) -> CollectionVerification:
         """So many documents of the source, and so many rows of the table."""
         held = self.progress.newest()
         chosen = {} if self.collection is None else dict.fromkeys(self._chosen_ids(documents_wanted))
         wanted = {**chosen, **dict.fromkeys(held.sampled(documents_wanted))}
-        verdicts = self._settled(tuple(wanted))
-        equal = sum(each.kind is KeyVerdict.EQUAL and each.key not in self.gone for each in verdicts)
-        return replace(self._result(len(wanted) - len(self.gone), equal, verdicts), is_sample=True)
+        settled = self._settled(tuple(wanted))
+        read, equal = len(wanted) - len(self.gone), settled.equal
+        return replace(self._result(read, equal, settled.verdicts, unsettled=settled.unsettled), is_sample=True)
 
     def _chosen_ids(self, wanted: int) -> list[str]:
         assert self.collection is not None
@@ -184,22 +203,42 @@ class CollectionComparison:
 
     # --- looking closely
 
-    def _settled(self, keys: Sequence[str]) -> list[KeyDifference]:
-        """The verdict on each key. Keys that wait or change are read again until patience ends."""
+    def _settled(self, keys: Sequence[str]) -> _Settled:
+        """The verdict on each key, slice by slice. Keys that wait or change are read again until patience ends."""
         self.gone.clear()
-        until = time.monotonic() + self.context.patience
         settled: list[KeyDifference] = []
-        waiting: Sequence[str] = keys
-        while waiting:
-            looked = self._looked(waiting, until=until)
-            settled += (each for each in looked if each.kind not in (KeyVerdict.WAITING, KeyVerdict.CHANGING))
-            moving = [each for each in looked if each.kind in (KeyVerdict.WAITING, KeyVerdict.CHANGING)]
-            can_settle = any(each.kind is KeyVerdict.CHANGING for each in moving) or self.progress.captures()
-            if not moving or not can_settle or time.monotonic() >= until or self.context.stop.is_set():
-                settled += moving
-                break
-            waiting = [each.key for each in moving]
-        return self._explained(settled)
+        waiting: list[KeyDifference] = []
+        wrong = done = 0
+        end = time.monotonic() + LOOK_SECONDS
+        until = time.monotonic() + self.context.patience
+        while done < len(keys) and wrong < MOST_WRONG and time.monotonic() < end and not self.context.stop.is_set():
+            some = keys[done : done + SLICE]
+            done += len(some)
+            until = time.monotonic() + self.context.patience
+            found, moving = self._parted(some, until=until)
+            settled += found
+            waiting += moving
+            wrong += sum(each.kind.is_wrong for each in found)
+        while waiting and self._can_settle(waiting, until=until):
+            again, waiting = [each.key for each in waiting], []
+            for start in range(0, len(again), SLICE):
+                found, moving = self._parted(again[start : start + SLICE], until=until)
+                settled += found
+                waiting += moving
+        # What is gone from both sides is no document.
+        equal = sum(each.kind is KeyVerdict.EQUAL and each.key not in self.gone for each in settled)
+        return _Settled([*settled, *waiting], equal, len(keys) - done)
+
+    def _parted(self, keys: Sequence[str], *, until: float) -> tuple[list[KeyDifference], list[KeyDifference]]:
+        """The verdicts of one look, explained, and those that another look may change."""
+        looked = self._looked(keys, until=until)
+        moving = [each for each in looked if each.kind.is_moving]
+        return self.known.explained([each for each in looked if not each.kind.is_moving]), moving
+
+    def _can_settle(self, waiting: Sequence[KeyDifference], *, until: float) -> bool:
+        """Whether another look may say more, and there is time for it."""
+        is_over = time.monotonic() >= until or self.context.stop.is_set()
+        return not is_over and (any(each.kind is KeyVerdict.CHANGING for each in waiting) or self.progress.captures())
 
     def _looked(self, keys: Sequence[str], *, until: float) -> list[KeyDifference]:
         schema = self._schema()
@@ -248,62 +287,13 @@ class CollectionComparison:
             return KeyDifference(key, KeyVerdict.EXTRA)
         return KeyDifference(key, KeyVerdict.DIFFERENT, found)
 
-    # --- what is known of differences
-
-    def _explained(self, found: Sequence[KeyDifference]) -> list[KeyDifference]:
-        """The same differences, of which some are what the settings ask for, or what silver knows of itself."""
-        wrong = [each.key for each in found if each.kind.is_wrong]
-        if not wrong:
-            return list(found)
-        incomplete, held = self._incomplete(wrong), self._quarantined()
-        # Only where something is wrong: each of these is a look at bronze or silver.
-        is_kept, is_unread = self._keeps_rows(), self._is_being_read()
-        explained = []
-        for each in found:
-            kind = each.kind
-            if kind is KeyVerdict.EXTRA and is_kept:
-                kind = KeyVerdict.KEPT
-            elif kind.is_wrong and each.key in held:
-                kind = KeyVerdict.QUARANTINED
-            elif kind.is_wrong and each.key in incomplete:
-                kind = KeyVerdict.INCOMPLETE
-            elif kind is KeyVerdict.MISSING and is_unread:
-                kind = KeyVerdict.WAITING
-            explained.append(replace(each, kind=kind))
-        return explained
-
-    def _keeps_rows(self) -> bool:
-        """Whether the settings keep the row of a document that is gone."""
-        options = self.progress.options
-        is_dropped = self.collection is None and OnGone.KEEP in (options.on_drop, options.on_rename)
-        skips = Operation.DELETE in self.context.settings.source.skipped_operations
-        return options.unwrap.delete_tombstone_handling_mode.keeps_row or is_dropped or skips
-
-    def _incomplete(self, keys: Iterable[str]) -> set[str]:
-        table = self.progress.silver
-        if not delta.exists(self.spark, table):
-            return set()
-        named = self.spark.createDataFrame(pa.table({"__key": pa.array(list(keys), pa.string())}))
-        marked = self.spark.table(str(table)).where("coalesce(`__incomplete`, false)").select("__key")
-        return {row["__key"] for row in marked.join(F.broadcast(named), "__key", "left_semi").collect()}
-
-    def _quarantined(self) -> set[str]:
-        events = quarantine.listed(self.spark, self.context.layout.quarantine(*self._names))
-        return {each.key for each in events if each.key is not None}
-
-    def _is_being_read(self) -> bool:
-        """Whether the collection's snapshot is not at its end."""
-        name = str(self.namespace)
-        states = snapshot_state.states(bronze.snapshot_heartbeats(self.spark, self.context.bronze))
-        return any(name in state.missing and name not in state.conditions for state in states)
-
     # --- the result
 
     def repaired(self, before: CollectionVerification, keys: Sequence[str]) -> CollectionVerification:
         """The result after a repair of these keys: each of them looked at once more."""
         now = mongodb_server.operation_time(self.context.client)
         self.begun = (now.time, now.inc)
-        verdicts = self._settled(keys)
+        verdicts = self._settled(keys).verdicts
         again = {each.key for each in verdicts}
         left = [each for each in before.differences if each.key not in again]
         mended = [each for each in verdicts if each.kind is KeyVerdict.EQUAL]

@@ -31,7 +31,12 @@ class KeyVerdict(str, Enum):
     @property
     def is_wrong(self) -> bool:
         """Whether the table does not hold what the source holds."""
-        return self not in (KeyVerdict.EQUAL, KeyVerdict.WAITING, KeyVerdict.CHANGING, KeyVerdict.KEPT)
+        return self not in (KeyVerdict.EQUAL, KeyVerdict.KEPT) and not self.is_moving
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether another look may say something else."""
+        return self in (KeyVerdict.WAITING, KeyVerdict.CHANGING)
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,12 @@ class CollectionVerification:
     @property
     def is_equal(self) -> bool:
         """Whether the table holds what the source holds, of all documents whose last change it can have."""
-        return not (self.missing or self.extra or self.different or self.incomplete or self.quarantined or self.unsettled)
+        return not (self.is_wrong or self.unsettled)
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the table is known not to hold what the source holds."""
+        return bool(self.missing or self.extra or self.different or self.incomplete or self.quarantined)
 
 
 @dataclass(frozen=True)

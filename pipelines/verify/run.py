@@ -140,7 +140,7 @@ def refuse(result: Verification) -> None:
 
 def _refusal(result: Verification) -> errors.MedallionError | None:
     """What is wrong with the collections that were compared."""
-    wrong = [each.collection for each in result.collections if not each.is_equal]
+    wrong = [each.collection for each in result.collections if each.is_wrong]
     if wrong:
         return errors.DecisionNeeded(
             f"{', '.join(wrong[:5])}{f' and {len(wrong) - 5} more' if len(wrong) > 5 else ''}: {result.layer.value} is not what "
@@ -150,6 +150,11 @@ def _refusal(result: Verification) -> errors.MedallionError | None:
         return errors.Temporary(
             f"{waiting:,} documents could not be judged: their last change is not in {result.layer.value} yet. Start the pipeline, or "
             "let it catch up, and verify again"
+        )
+    if unsettled := sum(each.unsettled for each in result.collections):
+        return errors.Temporary(
+            f"{unsettled:,} documents differ at first sight and were not looked at closely, there was no time for so many. Let "
+            "the pipeline catch up, and verify again"
         )
     return None
 

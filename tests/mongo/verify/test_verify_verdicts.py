@@ -13,9 +13,10 @@ from cdc_core.settings import parse
 from cdc_core.settings.parse import Settings
 from cdc_core.tables.layout import Layer
 from pipelines.delta import tables as delta
+from pipelines.verify import comparison
 from pipelines.verify import run as verify
 from tests.harness.captures import pipeline
-from tests.harness.verifications import only, play
+from tests.harness.verifications import kinds, only, play
 
 pytestmark = pytest.mark.journey  # minutes on a slow machine
 
@@ -48,6 +49,40 @@ def test_columns_that_settings_made_are_nothing_of_a_document(
             result = only(verify.run(spark, settings, verify.VerifyOptions(layer=layer)))
             assert (result.is_equal, result.equal) == (True, 3), result.differences
     assert "op_2" in spark.table(str(delta.layout(found.lakehouse).gold(database.name, "orders"))).columns
+
+
+def test_however_many_differ_at_first_sight_those_that_are_wrong_are_named(
+    spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What changed before the close look is equal, and rows that the settings keep hide no difference."""
+    monkeypatch.setattr(comparison, "MOST_WRONG", 5)
+    monkeypatch.setattr(comparison, "SLICE", 3)
+    database.orders.insert_many([{"_id": n, "n": n} for n in range(30)])
+    found = with_silver(pipeline(mongodb_uri, lakehouse, database.name), {"delete.tombstone.handling.mode": "drop"})
+    play(spark, found)
+    database.orders.update_many({"_id": {"$lt": 10}}, {"$inc": {"n": 1}})
+    settled = comparison.CollectionComparison._settled
+
+    def behind_a_run(self: Any, keys: Any) -> Any:
+        play(spark, found)
+        return settled(self, keys)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(comparison.CollectionComparison, "_settled", behind_a_run)
+        result = only(verify.run(spark, found, verify.VerifyOptions()))
+    assert (result.is_equal, result.equal) == (True, 30), result.differences
+    database.orders.delete_many({"_id": {"$lt": 10}})
+    play(spark, found)
+    gold = delta.layout(found.lakehouse).gold(database.name, "orders")
+    spark.sql(f"UPDATE {gold} SET n = -1 WHERE _id = 20")
+    differing = only(verify.run(spark, found, verify.VerifyOptions()))
+    assert (kinds(differing), differing.kept, differing.unsettled) == ({"different": ["20"]}, 10, 0)
+    spark.sql(f"UPDATE {gold} SET n = -1 WHERE _id >= 10")
+    many = only(verify.run(spark, found, verify.VerifyOptions()))
+    assert (many.different, many.unsettled, many.is_wrong) == (6, 14, True)
+    monkeypatch.setattr(comparison, "LOOK_SECONDS", 0.0)
+    with pytest.raises(errors.Temporary, match="20 documents differ at first sight"):
+        verify.refuse(verify.run(spark, found, verify.VerifyOptions()))
 
 
 def with_silver(found: Settings, options: dict[str, Any]) -> Settings:
