@@ -30,6 +30,7 @@ from cdc_core.gold import cut
 from cdc_core.properties import types as values
 from cdc_core.settings.parse import Settings
 from cdc_core.snapshot import repair as keys
+from cdc_core.stream import filters
 from cdc_core.tables.layout import Layer
 from pipelines import clock
 from pipelines.bronze import collections as registry
@@ -211,9 +212,11 @@ class _VerifyRun:
         return _VerifyRun(context, options, {each.namespace: each for each in source.captured(settings.source, client)})
 
     def chosen(self) -> list[registry.Namespace]:
-        """The collections that are captured, or that silver knows; only the one of the options where they name one."""
+        """The collections that are captured, and those that were and are gone; only the one of the options where they name one."""
         names = {registry.Namespace(each.db, each.name) for each in self.sources.values()}
-        known = sorted(names | set(registry.read(self.context.spark, self.context.settings).namespaces), key=str)
+        noted = registry.read(self.context.spark, self.context.settings).namespaces
+        captured = filters.of(self.context.settings.source)
+        known = sorted(names | {each for each in noted if captured.includes(each.db, each.collection)}, key=str)
         wanted = self.options.collection
         if wanted is None:
             return known

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from cdc_core import errors
 from cdc_core.settings import parse
 from cdc_core.settings.parse import Settings
 from cdc_core.tables.layout import Layer
+from pipelines.bronze.collections import Namespace
+from pipelines.delta import owners
 from pipelines.delta import tables as delta
-from pipelines.verify import comparison
+from pipelines.verify import comparison, repair
 from pipelines.verify import run as verify
-from tests.harness.captures import pipeline
+from tests.harness.captures import QUICK, Running, pipeline, table, until
 from tests.harness.verifications import kinds, only, play
 
 pytestmark = pytest.mark.journey  # minutes on a slow machine
@@ -83,6 +86,35 @@ def test_however_many_differ_at_first_sight_those_that_are_wrong_are_named(
     monkeypatch.setattr(comparison, "LOOK_SECONDS", 0.0)
     with pytest.raises(errors.Temporary, match="20 documents differ at first sight"):
         verify.refuse(verify.run(spark, found, verify.VerifyOptions()))
+
+
+def test_a_collection_that_is_not_captured_any_more_is_not_compared(
+    spark: Any, mongodb_uri: str, database: Any, lakehouse: Path
+) -> None:
+    """Its rows stay in the tables, and nobody brings them up to date."""
+    database.orders.insert_one({"_id": 1})
+    database.people.insert_one({"_id": 1})
+    play(spark, pipeline(mongodb_uri, lakehouse, database.name))
+    found = pipeline(mongodb_uri, lakehouse, database.name, **{"collection.include.list": f"{database.name}.orders"})
+    database.people.update_one({"_id": 1}, {"$set": {"n": 1}})
+    (result,) = verify.run(spark, found, verify.VerifyOptions()).collections
+    assert (result.collection, result.is_equal) == (f"{database.name}.orders", True)
+    with pytest.raises(errors.SettingsError, match="no captured collection"):
+        verify.run(spark, found, verify.VerifyOptions(collection=f"{database.name}.people"))
+
+
+def test_a_repair_does_not_wait_for_what_the_capture_does_not_read(
+    spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collection that there is not any more: the capture says so, and nothing comes."""
+    monkeypatch.setattr(repair, "SIGNAL_SECONDS", 30.0)
+    database.orders.insert_one({"_id": 1})
+    found = pipeline(mongodb_uri, lakehouse, database.name, **QUICK)
+    play(spark, found)
+    gone = Namespace(database.name, "gone")
+    with Running(spark, found):
+        until(lambda: owners.is_held(spark, table(found)))
+        repair.through_bronze(spark, found, gone, ["1"], layer=Layer.GOLD, stop=threading.Event())
 
 
 def with_silver(found: Settings, options: dict[str, Any]) -> Settings:
