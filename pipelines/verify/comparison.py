@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from bson import json_util
 from pyspark.sql import functions as F
 
 from cdc_core.settings.parse import Settings
@@ -128,9 +129,14 @@ class CollectionComparison:
             schema=schema.schema.to_json(),
             is_exact=at is not None,
             fields=listed.of(*self._names) if listed.entries else None,
-            condition=given.snapshot_collection_filter_overrides.get(str(self.namespace)) if is_whole else None,
+            condition=self._filter if is_whole else None,
             documents_per_second=self.context.documents_per_second,
         )
+
+    @property
+    def _filter(self) -> str | None:
+        """What the snapshot lets through: other documents come to bronze with their first change only."""
+        return self.context.settings.source.snapshot_collection_filter_overrides.get(str(self.namespace))
 
     @property
     def _names(self) -> tuple[str, str]:
@@ -198,7 +204,8 @@ class CollectionComparison:
 
     def _chosen_ids(self, wanted: int) -> list[str]:
         assert self.collection is not None
-        found = document_keys.sampled_ids(self.context.client, self.collection, documents=wanted)
+        condition = None if self._filter is None else json_util.loads(self._filter)
+        found = document_keys.sampled_ids(self.context.client, self.collection, documents=wanted, condition=condition)
         return [documents.key_of(raw) for raw in found]
 
     # --- looking closely

@@ -117,6 +117,24 @@ def test_a_repair_does_not_wait_for_what_the_capture_does_not_read(
         repair.through_bronze(spark, found, gone, ["1"], layer=Layer.GOLD, stop=threading.Event())
 
 
+def test_a_sample_holds_what_the_snapshot_lets_through(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
+    """A repair brings nothing into bronze that the snapshot's filter keeps out; what changed has come, whatever it is."""
+    name = f"{database.name}.orders"
+    filters = {
+        "snapshot.collection.filter.overrides": name,
+        f"snapshot.collection.filter.overrides.{name}": '{"n": {"$gte": 5}}',
+    }
+    database.orders.insert_many([{"_id": n, "n": n} for n in range(10)])
+    found = pipeline(mongodb_uri, lakehouse, database.name, **filters)
+    play(spark, found)
+    database.orders.update_one({"_id": 0}, {"$set": {"m": 1}})
+    play(spark, found)
+    before = spark.table(str(table(found))).count()
+    result = only(verify.run(spark, found, verify.VerifyOptions(sample=50, repair=True)))
+    assert (result.is_equal, result.equal) == (True, 6), result.differences
+    assert spark.table(str(table(found))).count() == before
+
+
 def with_silver(found: Settings, options: dict[str, Any]) -> Settings:
     """The pipeline with other options of silver."""
     return replace(found, silver=parse.parse({**BARE, "silver": {"defaults": options}}).silver)
