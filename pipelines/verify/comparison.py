@@ -111,11 +111,13 @@ class CollectionComparison:
 
     # --- what is read
 
-    def _schema(self) -> schemas.SchemaVersion:
+    def _schema(self, *, at: int | None = None) -> schemas.SchemaVersion:
+        """The schema by which the table is written, at the batch `at` or now: gold may be behind silver, whose the schemas are."""
         name = str(self.namespace)
         silver = registry.silver_position(self.spark, self.progress.silver)
-        ops = self.context.layout.ops("schemas")
-        return schemas.latest(self.spark, ops, generations={name: silver.generation}).get(name, schemas.SchemaVersion())
+        ops, to = self.context.layout.ops("schemas"), self.progress.position() if at is None else at
+        found = schemas.latest(self.spark, ops, generations={name: silver.generation}, until=to or None)
+        return found.get(name, schemas.SchemaVersion())
 
     def _reading(self, schema: schemas.SchemaVersion, *, is_whole: bool) -> documents.Reading:
         assert self.collection is not None
@@ -149,7 +151,7 @@ class CollectionComparison:
         for attempt in range(READ_TIMES):
             schema = self._schema()
             first = self._first_sight(schema)
-            if not first.unsettled or attempt == READ_TIMES - 1 or self._schema() == schema:
+            if len(first.suspects) <= SLICE or attempt == READ_TIMES - 1 or self._schema() == schema:
                 break  # a column that was widened meanwhile makes every row another
         settled = self._settled(first.suspects)
         # What was in the source at first sight and is judged equal counts; what is gone from both does not.
@@ -248,19 +250,26 @@ class CollectionComparison:
         return not is_over and (any(each.kind is KeyVerdict.CHANGING for each in waiting) or self.progress.captures())
 
     def _looked(self, keys: Sequence[str], *, until: float) -> list[KeyDifference]:
-        schema = self._schema()
         if self.collection is None:
             now = mongodb_server.operation_time(self.context.client)
             seen = documents.nothing((now.time, now.inc), keys)
         else:
-            seen = documents.by_keys(self.context.client, self._reading(schema, is_whole=False), keys)
+            seen = documents.by_keys(self.context.client, self._reading(self._schema(), is_whole=False), keys)
         first, last = min(each.at for each in seen.values()), max(each.at for each in seen.values())
         self.last = max(self.last, last)
         reached = self.progress.past(last, until=until)
         self.version = reached.held.version
+        schema = self._schema(at=reached.to)
         rows = reached.held.some(keys, schema.schema)
         moved = self.progress.moved(reached, keys, since=first, first=self.first_batch)
-        return [self._judged(key, seen[key], rows.get(key, []), reached, moved.get(key), schema) for key in keys]
+        found = [self._judged(key, seen[key], rows.get(key, []), reached, moved.get(key), schema) for key in keys]
+        if self._schema() == schema:
+            return found
+        # The table may be of a later batch than its position said, with other columns.
+        return [
+            replace(each, kind=KeyVerdict.CHANGING, paths=()) if each.kind is KeyVerdict.DIFFERENT else each
+            for each in found
+        ]
 
     def _judged(
         self,

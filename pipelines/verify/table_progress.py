@@ -126,7 +126,7 @@ class TableProgressReader:
                 time.sleep(PAUSE)
                 continue
             unseen = frozenset() if is_past else self._unseen(position.token, at)
-            to = self._position()
+            to = self.position()
             # Beside a running capture silver and gold may only be about to claim the table: they do so when there is something to write.
             if self._is_unapplied(to, position.batch):
                 end = until if self.applies() else min(began + START_SECONDS, until) if is_captured else 0.0
@@ -141,7 +141,8 @@ class TableProgressReader:
     def _has_time(self, until: float) -> bool:
         return time.monotonic() < until and not self.is_stopped()
 
-    def _position(self) -> int:
+    def position(self) -> int:
+        """The batch up to which the table is at least applied."""
         if not delta.exists(self.spark, self.table):
             return 0
         commit = table_history.position(self.spark, self.table)

@@ -16,9 +16,11 @@ from cdc_core.tables.layout import Layer
 from pipelines.bronze.collections import Namespace
 from pipelines.delta import owners
 from pipelines.delta import tables as delta
+from pipelines.silver import run as silver
+from pipelines.spark import session as sparks
 from pipelines.verify import comparison, repair
 from pipelines.verify import run as verify
-from tests.harness.captures import QUICK, Running, pipeline, table, until
+from tests.harness.captures import QUICK, Running, once, pipeline, table, until
 from tests.harness.verifications import kinds, only, play
 
 pytestmark = pytest.mark.journey  # minutes on a slow machine
@@ -133,6 +135,19 @@ def test_a_sample_holds_what_the_snapshot_lets_through(spark: Any, mongodb_uri: 
     result = only(verify.run(spark, found, verify.VerifyOptions(sample=50, repair=True)))
     assert (result.is_equal, result.equal) == (True, 6), result.differences
     assert spark.table(str(table(found))).count() == before
+
+
+def test_gold_is_judged_by_the_columns_that_it_has(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
+    """A column that silver has widened, and gold not yet, makes no other row differ."""
+    database.orders.insert_many([{"_id": n, "n": n} for n in range(3)])
+    found = pipeline(mongodb_uri, lakehouse, database.name)
+    play(spark, found)
+    database.orders.insert_one({"_id": 3, "n": 1.5})
+    once(spark, found)
+    silver.run(spark, found, once=True, sessions=sparks.sessions(spark))
+    result = only(verify.run(spark, found, verify.VerifyOptions()))
+    assert (kinds(result), result.equal) == ({"waiting": ["3"]}, 3)
+    assert only(verify.run(spark, found, verify.VerifyOptions(layer=Layer.SILVER))).equal == 4
 
 
 def with_silver(found: Settings, options: dict[str, Any]) -> Settings:
