@@ -300,7 +300,7 @@ class CollectionComparison:
         if len(rows) > 1:
             return KeyDifference(key, KeyVerdict.DIFFERENT, (equality.Difference("", f"{len(rows)} rows"),))
         if seen.text is None:
-            return KeyDifference(key, KeyVerdict.EXTRA)
+            return KeyDifference(key, KeyVerdict.WAITING if reached.awaits_sweep else KeyVerdict.EXTRA)
         return KeyDifference(key, KeyVerdict.DIFFERENT, found)
 
     # --- the result

@@ -43,7 +43,7 @@ class Explanations:
                 kind = KeyVerdict.QUARANTINED
             elif kind.is_wrong and each.key in incomplete:
                 kind = KeyVerdict.INCOMPLETE
-            elif kind is KeyVerdict.MISSING and is_unread:
+            elif kind.is_wrong and is_unread:
                 kind = KeyVerdict.WAITING
             explained.append(replace(each, kind=kind))
         return explained
@@ -69,7 +69,7 @@ class Explanations:
         return {each.key for each in events if each.key is not None}
 
     def _is_being_read(self) -> bool:
-        """Whether the collection's snapshot is not at its end."""
+        """Whether a snapshot of the whole collection is not at its end: what it has not read yet may be older in the table."""
         name = str(self.progress.namespace)
         states = snapshot_state.states(bronze.snapshot_heartbeats(self.progress.spark, self.progress.bronze))
         return any(name in state.missing and name not in state.conditions for state in states)

@@ -17,6 +17,7 @@ from bson.timestamp import Timestamp
 from pyspark.sql import functions as F
 
 from cdc_core import errors
+from cdc_core.silver import reduce
 from cdc_core.sql import names
 from cdc_core.stream import resume_token
 from cdc_core.tables import layout as tables
@@ -28,6 +29,7 @@ from pipelines.delta import tables as delta
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import document_keys
 from pipelines.mongodb import failures as mongodb_failures
+from pipelines.silver import survey
 from pipelines.verify import documents, table_rows
 
 if TYPE_CHECKING:
@@ -59,12 +61,17 @@ def position_of(spark: SparkSession, table: tables.TableRef) -> bronze.BronzePos
 
 @dataclass(frozen=True)
 class TableProgress:
-    """A version of the table, up to which batch it is at least applied, and up to which batch bronze was looked at."""
+    """A version of the table, up to which batch it is at least applied, and up to which batch bronze was looked at.
+
+    `awaits_sweep` says whether rows are still to be removed there: those of a collection that was dropped or renamed, or was
+    read again to its end.
+    """
 
     held: table_rows.TableVersion
     to: int
     batch: int
     unseen: frozenset[str]
+    awaits_sweep: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,7 +135,8 @@ class TableProgressReader:
             unseen = frozenset() if is_past else self._unseen(position.token, at)
             to = self.position()
             # Beside a running capture silver and gold may only be about to claim the table: they do so when there is something to write.
-            if self._is_unapplied(to, position.batch):
+            is_unapplied, awaits_sweep = self._unapplied(to, position.batch)
+            if is_unapplied:
                 end = until if self.applies() else min(began + START_SECONDS, until) if is_captured else 0.0
             else:
                 end = until if unseen and is_captured else 0.0
@@ -136,7 +144,7 @@ class TableProgressReader:
                 time.sleep(PAUSE)
                 continue
             # The position was read first: what the version holds beyond it counts as not applied, and is looked at again.
-            return TableProgress(self.newest(), to, position.batch, unseen)
+            return TableProgress(self.newest(), to, position.batch, unseen, awaits_sweep)
 
     def _has_time(self, until: float) -> bool:
         return time.monotonic() < until and not self.is_stopped()
@@ -184,10 +192,14 @@ class TableProgressReader:
             f"AND {self.namespace.predicate}"
         )
 
-    def _is_unapplied(self, to: int, batch: int) -> bool:
+    def _unapplied(self, to: int, batch: int) -> tuple[bool, bool]:
+        """Whether the table lacks anything of bronze's batches up to `batch`, and whether that is a sweep of its rows."""
         if to >= batch:
-            return False
-        return bool(self.spark.sql(f"{self._events(to)} AND batch <= {batch} LIMIT 1").collect())
+            return False, False
+        counts, found = survey.surveyed(self.spark, self.bronze, reduce.Range(to, batch), only=self.namespace)
+        own = (sweep for sweep in found if sweep.db_collection == str(self.namespace))
+        is_sweep = bool(survey.sweeps_to_apply(own, self.options))
+        return is_sweep or self.namespace in counts, is_sweep
 
     def moved(
         self, progress: TableProgress, keys: Collection[str], *, since: documents.Time, first: int

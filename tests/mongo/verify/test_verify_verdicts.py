@@ -150,6 +150,23 @@ def test_gold_is_judged_by_the_columns_that_it_has(spark: Any, mongodb_uri: str,
     assert only(verify.run(spark, found, verify.VerifyOptions(layer=Layer.SILVER))).equal == 4
 
 
+def test_rows_of_a_drop_that_silver_has_not_applied_wait(
+    spark: Any, mongodb_uri: str, database: Any, lakehouse: Path
+) -> None:
+    """They go with the next run of silver, and are no difference until then."""
+    database.orders.insert_many([{"_id": n} for n in range(3)])
+    found = pipeline(mongodb_uri, lakehouse, database.name)
+    play(spark, found)
+    database.orders.drop()
+    once(spark, found)
+    behind = verify.run(spark, found, verify.VerifyOptions())
+    assert kinds(only(behind)) == {"waiting": ["0", "1", "2"]}
+    with pytest.raises(errors.Temporary, match="3 documents"):
+        verify.refuse(behind)
+    play(spark, found)
+    assert verify.run(spark, found, verify.VerifyOptions()).is_equal
+
+
 def with_silver(found: Settings, options: dict[str, Any]) -> Settings:
     """The pipeline with other options of silver."""
     return replace(found, silver=parse.parse({**BARE, "silver": {"defaults": options}}).silver)
