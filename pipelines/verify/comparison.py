@@ -254,7 +254,8 @@ class CollectionComparison:
             now = mongodb_server.operation_time(self.context.client)
             seen = documents.nothing((now.time, now.inc), keys)
         else:
-            seen = documents.by_keys(self.context.client, self._reading(self._schema(), is_whole=False), keys)
+            reading = self._reading(self._schema(), is_whole=False)
+            seen = documents.by_keys(self.context.client, reading, keys, wait=self.context.stop.wait)
         first, last = min(each.at for each in seen.values()), max(each.at for each in seen.values())
         self.last = max(self.last, last)
         reached = self.progress.past(last, until=until)

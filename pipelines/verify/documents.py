@@ -104,15 +104,15 @@ class Reading:
 class _Pace:
     """Waits so that no more than so many documents a second are read."""
 
-    def __init__(self, documents_per_second: float | None) -> None:
-        self._rate = documents_per_second
+    def __init__(self, documents_per_second: float | None, wait: Callable[[float], object] = time.sleep) -> None:
+        self._rate, self._wait = documents_per_second, wait
         self._began = time.monotonic()
         self._documents = 0
 
     def after(self, documents: int) -> None:
         self._documents += documents
         if self._rate:
-            time.sleep(max(0.0, self._documents / self._rate - (time.monotonic() - self._began)))
+            self._wait(max(0.0, self._documents / self._rate - (time.monotonic() - self._began)))
 
 
 def ranges(client: mongodb.Client, reading: Reading, *, threads: int) -> list[snapshot_read.IdRange]:
@@ -249,10 +249,12 @@ class SourceDocument:
     at: Time
 
 
-def by_keys(client: mongodb.Client, reading: Reading, wanted: Sequence[str]) -> dict[str, SourceDocument]:
-    """What the source holds under each key, some hundred keys at a time."""
+def by_keys(
+    client: mongodb.Client, reading: Reading, wanted: Sequence[str], *, wait: Callable[[float], object] = time.sleep
+) -> dict[str, SourceDocument]:
+    """What the source holds under each key, some hundred keys at a time; `wait` keeps the pace."""
     found: dict[str, SourceDocument] = {}
-    pace = _Pace(reading.documents_per_second)
+    pace = _Pace(reading.documents_per_second, wait)
     for start in range(0, len(wanted), BY_KEY):
         some = wanted[start : start + BY_KEY]
         found |= _some_by_keys(client, reading, some)

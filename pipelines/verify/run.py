@@ -42,6 +42,7 @@ from pipelines.mongodb import connection as source
 from pipelines.mongodb import failures as mongodb_failures
 from pipelines.mongodb import server as mongodb_server
 from pipelines.spark import parallel
+from pipelines.spark import session as sparks
 from pipelines.verify import documents, repair, table_progress
 from pipelines.verify.comparison import PATIENCE_SECONDS, CollectionComparison, VerifyContext
 from pipelines.verify.result import CollectionVerification, Verification
@@ -102,25 +103,36 @@ def run(
 ) -> Verification:
     """Compare the collections, and append the results to `ops/verifications`.
 
-    A collection that cannot be compared is among the result's `failures`. Raises `SettingsError`, `DecisionNeeded` where the
+    A collection that cannot be compared, or was not when `stop` was set, is among the result's `failures`. Raises `SettingsError`, `DecisionNeeded` where the
     pipeline never ran, and the errors of a source that cannot be asked for its collections. Nothing else raises here: `refuse`
     turns differences and failures into an error.
     """
-    began, id_ = time.monotonic(), f"{clock.now_ms():x}"
+    began, id_, stop = time.monotonic(), f"{clock.now_ms():x}", stop or threading.Event()
     connection = source.connection(settings.source)
     with contextlib.closing(connection.client()) as client:
         mongodb_server.check_suitable(mongodb_server.server_info(client))
-        run_ = _VerifyRun.begin(spark, settings, options, connection, client, stop or threading.Event())
+        run_ = _VerifyRun.begin(spark, settings, options, connection, client, stop)
+        chosen = run_.chosen()
         found, failures = [], parallel.Failures()
-        for namespace in run_.chosen():
-            try:
-                each = run_.compared(namespace)
-                run_.note(each, run=id_)
-                found.append(each)
-            except Exception as error:  # a collection that is dropped meanwhile, say
-                failures.note(str(namespace), error)
-                if isinstance(error, errors.SourceUnreachable):  # the others would wait for it in vain
-                    break
+        with sparks.cancelling(spark, stop):
+            for namespace in chosen:
+                try:
+                    each = run_.compared(namespace)
+                    if stop.is_set():
+                        break
+                    run_.note(each, run=id_)
+                    found.append(each)
+                except Exception as error:  # a collection that is dropped meanwhile, say
+                    if stop.is_set():
+                        break
+                    failures.note(str(namespace), error)
+                    if isinstance(error, errors.SourceUnreachable):  # the others would wait for it in vain
+                        break
+    if stop.is_set():
+        left = {*map(str, chosen)} - {each.collection for each in found} - {*failures.found}
+        failures.found.update(
+            (name, errors.Temporary(f"verifying {name}: stopped; start it again")) for name in sorted(left)
+        )
     return Verification(settings.name, options.layer, tuple(found), time.monotonic() - began, failures.found)
 
 
