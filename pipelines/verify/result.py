@@ -79,6 +79,11 @@ class CollectionVerification:
         return not (self.is_wrong or self.unsettled)
 
     @property
+    def is_judged(self) -> bool:
+        """Whether every document could be judged that has come to rest."""
+        return not (self.waiting or self.unsettled)
+
+    @property
     def is_wrong(self) -> bool:
         """Whether the table is known not to hold what the source holds."""
         return bool(self.missing or self.extra or self.different or self.incomplete or self.quarantined)
@@ -98,3 +103,8 @@ class Verification:
     def is_equal(self) -> bool:
         """Whether all collections are, and could be compared."""
         return not self.failures and all(each.is_equal for each in self.collections)
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether all collections could be."""
+        return not self.failures and all(each.is_judged for each in self.collections)

@@ -177,8 +177,8 @@ def to_json(result: Verification) -> str:
     told = {name: errors.message_of(error) for name, error in result.failures.items()}
     found = dataclasses.asdict(replace(result, failures={})) | {"failures": told}
     for shown, each in zip(found["collections"], result.collections, strict=True):
-        shown["is_equal"] = each.is_equal
-    return json.dumps({**found, "is_equal": result.is_equal}, indent=2)
+        shown |= {"is_equal": each.is_equal, "is_judged": each.is_judged}
+    return json.dumps({**found, "is_equal": result.is_equal, "is_judged": result.is_judged}, indent=2)
 
 
 def as_of(text: str) -> documents.Time | None:

@@ -112,3 +112,11 @@ def test_rows_that_wait_are_no_success() -> None:
     with pytest.raises(errors.DecisionNeeded, match=r"shop\.b"):
         verify.refuse(Verification("shop", verify.Layer.GOLD, (waiting, different), 0.0))
     verify.refuse(Verification("shop", verify.Layer.GOLD, (result("shop.a", changing=1),), 0.0))
+
+
+def test_what_could_not_be_judged_is_told_apart_from_equal() -> None:
+    """Whoever reads the JSON alone sees that nobody has looked at some rows."""
+    found = Verification("shop", verify.Layer.GOLD, (result("shop.a", waiting=2), result("shop.b")), 0.0)
+    told = json.loads(verify.to_json(found))
+    assert [each["is_judged"] for each in told["collections"]] == [False, True]
+    assert (told["is_judged"], told["is_equal"]) == (False, True)
