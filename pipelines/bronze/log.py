@@ -444,6 +444,11 @@ def handled_signals(spark: SparkSession, table: tables.TableRef) -> set[str]:
     return {str(payload["row"]) for payload in payloads if payload.get("row") is not None}
 
 
+def handled_signal_ids(spark: SparkSession, table: tables.TableRef) -> set[str]:
+    """The identifiers of all signals in bronze, also of those that were refused."""
+    return {json.loads(row["payload"] or "{}").get("id") or "" for row in _payload_rows(spark, table, bronze.RowKind.SIGNAL)}
+
+
 def open_transaction(spark: SparkSession, table: tables.TableRef) -> transactions.OpenTransaction | None:
     """The transaction whose BEGIN is in bronze and whose END is not, with its events counted."""
     newest = spark.sql(

@@ -17,11 +17,16 @@ from pipelines.mongodb import failures as mongodb_failures
 
 
 def sampled_ids(
-    connection: pymongo.MongoClient[Any], collection: catalog.SourceCollection, *, documents: int
+    connection: pymongo.MongoClient[Any],
+    collection: catalog.SourceCollection,
+    *,
+    documents: int,
+    condition: Mapping[str, Any] | None = None,
 ) -> list[bytes]:
-    """So many documents of a collection, by chance: raw, with nothing but their `_id`."""
-    stages = [{"$sample": {"size": documents}}, {"$project": {"_id": 1}}]
-    with mongodb_failures.translating(f"choosing documents of {collection.namespace}"):
+    """So many documents of a collection, or of those that a condition lets through, by chance: raw, with nothing but their `_id`."""
+    matched: list[Mapping[str, Any]] = [{"$match": condition}] if condition else []
+    stages = [*matched, {"$sample": {"size": documents}}, {"$project": {"_id": 1}}]
+    with mongodb_failures.translating_read(f"choosing documents of {collection.namespace}"):
         found = connection[collection.db][collection.name].with_options(DEFAULT_RAW_BSON_OPTIONS).aggregate(stages)
         # A set: $sample may give a document more than once.
         return list({bytes(each.raw) for each in found})

@@ -130,8 +130,9 @@ def rendered(seen: PageContent) -> str:
     environment.filters |= {"time": _time, "number": _number, "bytes": _bytes, "behind": _behind}
     template = environment.from_string(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
     latest: dict[str, Mapping[str, Any]] = {}
-    for each in reversed(seen.verifications):
-        latest[each["collection"]] = each
+    # Of the newest of each layer the one that most wants to be seen.
+    for each in sorted(_newest(seen.verifications), key=lambda each: _STATES.index(_state(each)), reverse=True):
+        latest[each["collection"]] = {"at_ms": each["at_ms"], "state": _state(each), "style": _STYLES[_state(each)]}
     return template.render(
         status=seen.status,
         cards=_cards(seen),
@@ -188,12 +189,16 @@ class _PageReader:
         return tuple(sorted(found, key=lambda each: (each.at or 0, each.batch), reverse=True))
 
     def verifications(self) -> tuple[Mapping[str, Any], ...]:
-        """The newest runs of verify."""
+        """The newest runs of verify, and the newest of each collection and layer."""
         table = self._layout.ops("verifications")
         if not delta.exists(self.spark, table):
             return ()
-        rows = self.spark.table(str(table)).where(F.col("name") == self.settings.name).orderBy("at_ms", ascending=False)
-        return tuple(row.asDict() for row in rows.drop("differences").limit(10 * SHOWN).collect())
+        rows = self.spark.table(str(table)).where(F.col("name") == self.settings.name).drop("differences")
+        newest = (
+            rows.groupBy("collection", "layer").agg(F.max_by(F.struct(*rows.columns), "at_ms").alias("row")).select("row.*")
+        )
+        found = rows.orderBy("at_ms", ascending=False).limit(SHOWN).union(newest).distinct()
+        return tuple(row.asDict() for row in found.orderBy("at_ms", ascending=False).collect())
 
     def tables(self) -> tuple[TableSummary, ...]:
         """Bronze, and the tables of each collection."""
@@ -240,8 +245,10 @@ def _cards(seen: PageContent) -> Sequence[Card]:
     behind = [layer.lag_seconds for each in seen.status.collections for layer in (each.gold,) if layer is not None]
     quarantined = sum(each.quarantined for each in seen.status.collections)
     rescued = sum(each.silver.rescued for each in seen.status.collections if each.silver)
-    wrong = {each["collection"] for each in _newest(seen.verifications) if not each["is_equal"]}
-    verified = "never" if not seen.verifications else "differs" if wrong else "equal"
+    verified = [(_STATES.index(_state(each)), each["collection"]) for each in _newest(seen.verifications)]
+    worst = min(verified)[0] if verified else None
+    state = "never" if worst is None else _STATES[worst]
+    named = sorted({name for found, name in verified if found == worst and state != "equal"})
     return [
         Card("events in bronze", _number(bronze.events), f"batch {_number(bronze.batch)}"),
         Card("bronze behind", _length(lag), "the source", "" if lag is None else "look" if lag > 120 else "fine"),
@@ -255,7 +262,7 @@ def _cards(seen: PageContent) -> Sequence[Card]:
         Card("rescued", _number(rescued), "rows with values beside their columns", "look" if rescued else "fine"),
         Card("quarantined", _number(quarantined), "events", "wrong" if quarantined else "fine"),
         _audited(seen.audits),
-        Card("verified", verified, ", ".join(sorted(wrong)[:2]), "wrong" if wrong else "fine" if seen.verifications else ""),
+        Card("verified", state, ", ".join(named[:2]), _STYLES.get(state, "")),
     ]
 
 
@@ -265,6 +272,18 @@ def _audited(found: Sequence[audits.TableAudit]) -> Card:
     value = "none yet" if not found else f"{unmet} not met" if unmet else "all met"
     mood = "wrong" if refused else "look" if unmet else "fine" if found else ""
     return Card("expectations", value, f"{', '.join(refused[:2])} kept back" if refused else "", mood)
+
+
+_STYLES = {"differs": "wrong", "not judged": "look", "equal": "fine"}
+_STATES = tuple(_STYLES)
+_WRONG = ("missing", "extra", "different", "incomplete", "quarantined")
+
+
+def _state(found: Mapping[str, Any]) -> str:
+    """What a run of verify says of a collection; nothing is equal of which a document could not be judged."""
+    if any(found[name] for name in _WRONG):
+        return "differs"
+    return "not judged" if found["waiting"] or found["unsettled"] else "equal"
 
 
 def _newest(found: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

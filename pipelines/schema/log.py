@@ -247,19 +247,23 @@ class SchemaVersion:
 
 
 def latest(
-    spark: SparkSession, table: tables.TableRef, *, generations: Mapping[str, str] | None = None
+    spark: SparkSession,
+    table: tables.TableRef,
+    *,
+    generations: Mapping[str, str] | None = None,
+    until: int | None = None,
 ) -> dict[str, SchemaVersion]:
-    """The schema that each collection has now; `generations` are those of the silver tables that a rebuild made."""
-    return of_generations(newest(spark, table), generations or {})
+    """The schema that each collection has now, or had at a batch; `generations` are those of the silver tables that a rebuild made."""
+    return of_generations(newest(spark, table, until=until), generations or {})
 
 
-def newest(spark: SparkSession, table: tables.TableRef) -> list[tuple[str, SchemaVersion]]:
-    """The newest schema of each collection, and of each generation of its table."""
+def newest(spark: SparkSession, table: tables.TableRef, *, until: int | None = None) -> list[tuple[str, SchemaVersion]]:
+    """The newest schema of each collection, and of each generation of its table; `until` is the last batch that counts."""
     if not delta.exists(spark, table):
         return []
     last: dict[tuple[str, str], tuple[int, str]] = {}
     for row in ops_tables.rows(spark, table, SCHEMA).to_pylist():
-        if row["schema"] is not None:
+        if row["schema"] is not None and (until is None or row["batch"] <= until):
             of = (row["collection"], row["generation"] or "")
             last[of] = max(last.get(of, (0, "")), (row["version"], row["schema"]))
     return [

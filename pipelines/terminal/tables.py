@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from cdc_core import errors
 from pipelines.terminal import units
 
 if TYPE_CHECKING:
@@ -225,6 +226,8 @@ def verified(found: Verification) -> None:
             screen.print(Text(line))
         if len(each.differences) > SHOWN_DIFFERENCES:
             screen.print(f"… and {len(each.differences) - SHOWN_DIFFERENCES:,} more of {each.collection}: --json names them")
+    for name, error in found.failures.items():
+        screen.print(Text(f"{name}: not compared: {errors.message_of(error)}"))
 
 
 VERDICTS_BESIDE = ("incomplete", "quarantined", "kept", "waiting", "changing", "unsettled", "repaired")

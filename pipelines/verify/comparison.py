@@ -8,31 +8,26 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
+from bson import json_util
 from pyspark.sql import functions as F
 
-from cdc_core.properties.source import Operation
-from cdc_core.settings.parse import OnGone, Settings
-from cdc_core.snapshot import state as snapshot_state
+from cdc_core.settings.parse import Settings
 from cdc_core.stream import fields as field_filters
 from cdc_core.tables import layout as tables
 from cdc_core.tables.layout import Layer
 from cdc_core.verify import equality
 from pipelines.bronze import collections as registry
-from pipelines.bronze import log as bronze
 from pipelines.delta import query_execution
-from pipelines.delta import tables as delta
 from pipelines.mongodb import catalog, document_keys
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as source
 from pipelines.mongodb import server as mongodb_server
-from pipelines.operations import quarantine
 from pipelines.schema import log as schemas
-from pipelines.verify import documents, table_progress, table_rows
+from pipelines.verify import documents, explanations, table_progress
 from pipelines.verify.result import CollectionVerification, KeyDifference, KeyVerdict
 
 if TYPE_CHECKING:
@@ -40,8 +35,14 @@ if TYPE_CHECKING:
 
 PATIENCE_SECONDS = 60.0
 """How long one look waits for the table to be past its time, and how long documents that change are looked at again."""
-MOST_SUSPECTS = 20_000
-"""So many keys are looked at closely: each is read again by the driver. The rest is counted as `unsettled`."""
+MOST_WRONG = 20_000
+"""Of a table with so many wrong keys no more are looked at: the rest is counted as `unsettled`, as is what is beyond the next two."""
+MOST_SUSPECTS = 1_000_000
+"""So many keys that differ at first sight are looked at closely."""
+LOOK_SECONDS = 900.0
+"""For so long further keys are looked at closely: layers may be so far behind that each look waits for them."""
+SLICE = 2_000
+"""So many keys are looked at closely at once: their documents are held by the driver."""
 READ_TIMES = 3
 """How often a collection is read whole where a column was widened while it was read."""
 
@@ -65,12 +66,22 @@ class VerifyContext:
 
 @dataclass(frozen=True)
 class _FullRead:
-    """A collection read whole: how many documents there are, how many rows are equal, the keys of the others as far as they are
-    looked at, and how many more differ."""
+    """A collection read whole: how many documents there are, how many rows are equal, how many are kept without a document, the
+    keys of the others as far as they are listed, and how many more differ."""
 
     documents: int
     equal: int
+    kept: int
     suspects: tuple[str, ...]
+    unsettled: int
+
+
+@dataclass(frozen=True)
+class _Settled:
+    """The verdicts on keys that were looked at closely, how many of them are equal documents, and how many keys were not looked at."""
+
+    verdicts: list[KeyDifference]
+    equal: int
     unsettled: int
 
 
@@ -90,6 +101,7 @@ class CollectionComparison:
 
     def __post_init__(self) -> None:
         self.spark = self.context.spark
+        self.known = explanations.Explanations(self.context.settings, self.progress, has_source=self.collection is not None)
         self.gone: set[str] = set()
         # Reads that come later are later than everything that bronze holds by now, unless --as-of names a time.
         now = mongodb_server.operation_time(self.context.client)
@@ -99,13 +111,13 @@ class CollectionComparison:
 
     # --- what is read
 
-    def _schema(self) -> schemas.SchemaVersion:
+    def _schema(self, *, at: int | None = None) -> schemas.SchemaVersion:
+        """The schema by which the table is written, at the batch `at` or now: gold may be behind silver, whose the schemas are."""
         name = str(self.namespace)
-        silver = registry.silver_position(
-            self.spark, self.context.layout.silver(self.namespace.db, self.namespace.collection)
-        )
-        ops = self.context.layout.ops("schemas")
-        return schemas.latest(self.spark, ops, generations={name: silver.generation}).get(name, schemas.SchemaVersion())
+        silver = registry.silver_position(self.spark, self.progress.silver)
+        ops, to = self.context.layout.ops("schemas"), self.progress.position() if at is None else at
+        found = schemas.latest(self.spark, ops, generations={name: silver.generation}, until=to or None)
+        return found.get(name, schemas.SchemaVersion())
 
     def _reading(self, schema: schemas.SchemaVersion, *, is_whole: bool) -> documents.Reading:
         assert self.collection is not None
@@ -119,9 +131,14 @@ class CollectionComparison:
             schema=schema.schema.to_json(),
             is_exact=at is not None,
             fields=listed.of(*self._names) if listed.entries else None,
-            condition=given.snapshot_collection_filter_overrides.get(str(self.namespace)) if is_whole else None,
+            condition=self._filter if is_whole else None,
             documents_per_second=self.context.documents_per_second,
         )
+
+    @property
+    def _filter(self) -> str | None:
+        """What the snapshot lets through: other documents come to bronze with their first change only."""
+        return self.context.settings.source.snapshot_collection_filter_overrides.get(str(self.namespace))
 
     @property
     def _names(self) -> tuple[str, str]:
@@ -134,12 +151,14 @@ class CollectionComparison:
         for attempt in range(READ_TIMES):
             schema = self._schema()
             first = self._first_sight(schema)
-            if not first.unsettled or attempt == READ_TIMES - 1 or self._schema() == schema:
+            if len(first.suspects) <= SLICE or attempt == READ_TIMES - 1 or self._schema() == schema:
                 break  # a column that was widened meanwhile makes every row another
-        verdicts = self._settled(first.suspects)
+        settled = self._settled(first.suspects)
         # What was in the source at first sight and is judged equal counts; what is gone from both does not.
-        equal = first.equal + sum(each.kind is KeyVerdict.EQUAL and each.key not in self.gone for each in verdicts)
-        return self._result(first.documents, equal, verdicts, unsettled=first.unsettled)
+        equal = first.equal + settled.equal
+        unsettled = first.unsettled + settled.unsettled
+        result = self._result(first.documents, equal, settled.verdicts, unsettled=unsettled)
+        return replace(result, kept=result.kept + first.kept)
 
     def _first_sight(self, schema: schemas.SchemaVersion) -> _FullRead:
         threads = _threads(self.spark)
@@ -152,7 +171,10 @@ class CollectionComparison:
             shared = replace(reading, documents_per_second=pace / min(threads, len(ranges)) if pace else None)
             read = documents.digests(self.spark, shared, ranges)
         with query_execution.held(read) as seen:
-            counted = seen.agg(F.count("*").alias("n"), F.max(F.struct("seconds", "increment")).alias("last")).first()
+            last = F.max(F.struct("seconds", "increment")).alias("last")
+            counted = seen.agg(F.count("*").alias("n"), last, F.max("error").alias("error")).first()
+            if counted.error is not None:
+                raise documents.error_of(counted.error)
             self.last = max(self.last, tuple(counted.last) if counted.last else self.begun)
             reached = self.progress.past(self.last, until=time.monotonic() + self.context.patience)
             self.version = reached.held.version
@@ -162,58 +184,93 @@ class CollectionComparison:
             both = seen.select("key", "digest").join(rows, "key", "full")
             is_equal = (F.col("rows") == 1) & (F.col("digest") == F.col("held"))
             suspects = both.where(~F.coalesce(is_equal, F.lit(False)))
-            with query_execution.held(suspects.select("key", F.col("digest").isNotNull().alias("is_document"))) as others:
-                differing = others.agg(F.count("*").alias("n"), F.count_if("is_document").alias("documents")).first()
-                keys = [row.key for row in others.select("key").limit(MOST_SUSPECTS).collect()]
-        return _FullRead(counted.n, counted.n - differing.documents, tuple(keys), differing.n - len(keys))
+            is_document = F.col("digest").isNotNull()
+            # Of these there may be as many as the source ever deleted, and nobody looks for their documents.
+            is_kept = ~is_document & (F.col("rows") == 1) & F.lit(self.known.keeps_rows())
+            described = suspects.select("key", is_document.alias("is_document"), is_kept.alias("is_kept"))
+            with query_execution.held(described) as others:
+                counts = [F.count("*").alias("n"), *(F.count_if(name).alias(name) for name in ("is_document", "is_kept"))]
+                differing = others.agg(*counts).first()
+                keys = [row.key for row in others.where("NOT is_kept").select("key").limit(MOST_SUSPECTS).collect()]
+        unlisted = differing.n - differing.is_kept - len(keys)
+        return _FullRead(counted.n, counted.n - differing.is_document, differing.is_kept, tuple(keys), unlisted)
 
     def sampled(self, documents_wanted: int) -> CollectionVerification:
         """So many documents of the source, and so many rows of the table."""
-        held = table_rows.newest(self.spark, self.progress.table, self.progress.options)
+        held = self.progress.newest()
         chosen = {} if self.collection is None else dict.fromkeys(self._chosen_ids(documents_wanted))
         wanted = {**chosen, **dict.fromkeys(held.sampled(documents_wanted))}
-        verdicts = self._settled(tuple(wanted))
-        equal = sum(each.kind is KeyVerdict.EQUAL and each.key not in self.gone for each in verdicts)
-        return replace(self._result(len(wanted) - len(self.gone), equal, verdicts), is_sample=True)
+        settled = self._settled(tuple(wanted))
+        read, equal = len(wanted) - len(self.gone), settled.equal
+        return replace(self._result(read, equal, settled.verdicts, unsettled=settled.unsettled), is_sample=True)
 
     def _chosen_ids(self, wanted: int) -> list[str]:
         assert self.collection is not None
-        found = document_keys.sampled_ids(self.context.client, self.collection, documents=wanted)
+        condition = None if self._filter is None else json_util.loads(self._filter)
+        found = document_keys.sampled_ids(self.context.client, self.collection, documents=wanted, condition=condition)
         return [documents.key_of(raw) for raw in found]
 
     # --- looking closely
 
-    def _settled(self, keys: Sequence[str]) -> list[KeyDifference]:
-        """The verdict on each key. Keys that wait or change are read again until patience ends."""
+    def _settled(self, keys: Sequence[str]) -> _Settled:
+        """The verdict on each key, slice by slice. Keys that wait or change are read again until patience ends."""
         self.gone.clear()
-        until = time.monotonic() + self.context.patience
         settled: list[KeyDifference] = []
-        waiting: Sequence[str] = keys
-        while waiting:
-            looked = self._looked(waiting, until=until)
-            settled += (each for each in looked if each.kind not in (KeyVerdict.WAITING, KeyVerdict.CHANGING))
-            moving = [each for each in looked if each.kind in (KeyVerdict.WAITING, KeyVerdict.CHANGING)]
-            can_settle = any(each.kind is KeyVerdict.CHANGING for each in moving) or self.progress.captures()
-            if not moving or not can_settle or time.monotonic() >= until or self.context.stop.is_set():
-                settled += moving
-                break
-            waiting = [each.key for each in moving]
-        return self._explained(settled)
+        waiting: list[KeyDifference] = []
+        wrong = done = 0
+        end = time.monotonic() + LOOK_SECONDS
+        until = time.monotonic() + self.context.patience
+        while done < len(keys) and wrong < MOST_WRONG and time.monotonic() < end and not self.context.stop.is_set():
+            some = keys[done : done + SLICE]
+            done += len(some)
+            until = time.monotonic() + self.context.patience
+            found, moving = self._parted(some, until=until)
+            settled += found
+            waiting += moving
+            wrong += sum(each.kind.is_wrong for each in found)
+        while waiting and self._can_settle(waiting, until=until):
+            again, waiting = [each.key for each in waiting], []
+            for start in range(0, len(again), SLICE):
+                found, moving = self._parted(again[start : start + SLICE], until=until)
+                settled += found
+                waiting += moving
+        # What is gone from both sides is no document.
+        equal = sum(each.kind is KeyVerdict.EQUAL and each.key not in self.gone for each in settled)
+        return _Settled([*settled, *waiting], equal, len(keys) - done)
+
+    def _parted(self, keys: Sequence[str], *, until: float) -> tuple[list[KeyDifference], list[KeyDifference]]:
+        """The verdicts of one look, explained, and those that another look may change."""
+        looked = self._looked(keys, until=until)
+        moving = [each for each in looked if each.kind.is_moving]
+        return self.known.explained([each for each in looked if not each.kind.is_moving]), moving
+
+    def _can_settle(self, waiting: Sequence[KeyDifference], *, until: float) -> bool:
+        """Whether another look may say more, and there is time for it."""
+        is_over = time.monotonic() >= until or self.context.stop.is_set()
+        return not is_over and (any(each.kind is KeyVerdict.CHANGING for each in waiting) or self.progress.captures())
 
     def _looked(self, keys: Sequence[str], *, until: float) -> list[KeyDifference]:
-        schema = self._schema()
         if self.collection is None:
             now = mongodb_server.operation_time(self.context.client)
             seen = documents.nothing((now.time, now.inc), keys)
         else:
-            seen = documents.by_keys(self.context.client, self._reading(schema, is_whole=False), keys)
+            reading = self._reading(self._schema(), is_whole=False)
+            seen = documents.by_keys(self.context.client, reading, keys, wait=self.context.stop.wait)
         first, last = min(each.at for each in seen.values()), max(each.at for each in seen.values())
         self.last = max(self.last, last)
         reached = self.progress.past(last, until=until)
         self.version = reached.held.version
+        schema = self._schema(at=reached.to)
         rows = reached.held.some(keys, schema.schema)
         moved = self.progress.moved(reached, keys, since=first, first=self.first_batch)
-        return [self._judged(key, seen[key], rows.get(key, []), reached, moved.get(key), schema) for key in keys]
+        found = [self._judged(key, seen[key], rows.get(key, []), reached, moved.get(key), schema) for key in keys]
+        if self._schema() == schema:
+            return found
+        # The table may be of a later batch than its position said, with other columns.
+        return [
+            replace(each, kind=KeyVerdict.CHANGING, paths=()) if each.kind is KeyVerdict.DIFFERENT else each
+            for each in found
+        ]
 
     def _judged(
         self,
@@ -244,57 +301,8 @@ class CollectionComparison:
         if len(rows) > 1:
             return KeyDifference(key, KeyVerdict.DIFFERENT, (equality.Difference("", f"{len(rows)} rows"),))
         if seen.text is None:
-            return KeyDifference(key, KeyVerdict.EXTRA)
+            return KeyDifference(key, KeyVerdict.WAITING if reached.awaits_sweep else KeyVerdict.EXTRA)
         return KeyDifference(key, KeyVerdict.DIFFERENT, found)
-
-    # --- what is known of differences
-
-    def _explained(self, found: Sequence[KeyDifference]) -> list[KeyDifference]:
-        """The same differences, of which some are what the settings ask for, or what silver knows of itself."""
-        wrong = [each.key for each in found if each.kind.is_wrong]
-        if not wrong:
-            return list(found)
-        incomplete, held = self._incomplete(wrong), self._quarantined()
-        # Only where something is wrong: each of these is a look at bronze or silver.
-        is_kept, is_unread = self._keeps_rows(), self._is_being_read()
-        explained = []
-        for each in found:
-            kind = each.kind
-            if kind is KeyVerdict.EXTRA and is_kept:
-                kind = KeyVerdict.KEPT
-            elif kind.is_wrong and each.key in held:
-                kind = KeyVerdict.QUARANTINED
-            elif kind.is_wrong and each.key in incomplete:
-                kind = KeyVerdict.INCOMPLETE
-            elif kind is KeyVerdict.MISSING and is_unread:
-                kind = KeyVerdict.WAITING
-            explained.append(replace(each, kind=kind))
-        return explained
-
-    def _keeps_rows(self) -> bool:
-        """Whether the settings keep the row of a document that is gone."""
-        options = self.progress.options
-        is_dropped = self.collection is None and OnGone.KEEP in (options.on_drop, options.on_rename)
-        skips = Operation.DELETE in self.context.settings.source.skipped_operations
-        return options.unwrap.delete_tombstone_handling_mode.keeps_row or is_dropped or skips
-
-    def _incomplete(self, keys: Iterable[str]) -> set[str]:
-        table = self.context.layout.silver(*self._names)
-        if not delta.exists(self.spark, table):
-            return set()
-        named = self.spark.createDataFrame(pa.table({"__key": pa.array(list(keys), pa.string())}))
-        marked = self.spark.table(str(table)).where("coalesce(`__incomplete`, false)").select("__key")
-        return {row["__key"] for row in marked.join(F.broadcast(named), "__key", "left_semi").collect()}
-
-    def _quarantined(self) -> set[str]:
-        events = quarantine.listed(self.spark, self.context.layout.quarantine(*self._names))
-        return {each.key for each in events if each.key is not None}
-
-    def _is_being_read(self) -> bool:
-        """Whether the collection's snapshot is not at its end."""
-        name = str(self.namespace)
-        states = snapshot_state.states(bronze.snapshot_heartbeats(self.spark, self.context.bronze))
-        return any(name in state.missing and name not in state.conditions for state in states)
 
     # --- the result
 
@@ -302,7 +310,7 @@ class CollectionComparison:
         """The result after a repair of these keys: each of them looked at once more."""
         now = mongodb_server.operation_time(self.context.client)
         self.begun = (now.time, now.inc)
-        verdicts = self._settled(keys)
+        verdicts = self._settled(keys).verdicts
         again = {each.key for each in verdicts}
         left = [each for each in before.differences if each.key not in again]
         mended = [each for each in verdicts if each.kind is KeyVerdict.EQUAL]

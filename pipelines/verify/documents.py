@@ -7,12 +7,15 @@ they were read. Those few that are looked at closely are read by their keys, on 
 from __future__ import annotations
 
 import functools
+import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
+from bson import json_util
 from bson.timestamp import Timestamp
 
 from cdc_core import errors
@@ -27,12 +30,21 @@ from pipelines.mongodb import catalog, snapshot_read
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as source
 from pipelines.mongodb import failures as mongodb_failures
+from pipelines.snapshot import chunks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-READ = pa.schema([("key", pa.string()), ("digest", pa.int64()), ("seconds", pa.int64()), ("increment", pa.int64())])
-READ_DDL = "key STRING, digest BIGINT, seconds BIGINT, increment BIGINT"
+READ = pa.schema(
+    [
+        ("key", pa.string()),
+        ("digest", pa.int64()),
+        ("seconds", pa.int64()),
+        ("increment", pa.int64()),
+        ("error", pa.string()),
+    ]
+)
+READ_DDL = "key STRING, digest BIGINT, seconds BIGINT, increment BIGINT, error STRING"
 
 RANGE_BYTES = 32 * 1024 * 1024
 RANGE_DOCUMENTS = 25_000
@@ -40,10 +52,13 @@ RANGE_SECONDS = 60
 """A range is read in about that time at most, well inside the server's 300 seconds for a snapshot read."""
 FETCH = 1000
 ATTEMPTS = 4
+PAUSE = 1.0
+"""Before the second attempt, and twice as long before each further one: an election takes seconds."""
 BY_KEY = 500
 """So many documents are read by their keys at once."""
 
 Time = tuple[int, int]
+Outcome = TypeVar("Outcome")
 
 
 @dataclass(frozen=True)
@@ -89,15 +104,15 @@ class Reading:
 class _Pace:
     """Waits so that no more than so many documents a second are read."""
 
-    def __init__(self, documents_per_second: float | None) -> None:
-        self._rate = documents_per_second
+    def __init__(self, documents_per_second: float | None, wait: Callable[[float], object] = time.sleep) -> None:
+        self._rate, self._wait = documents_per_second, wait
         self._began = time.monotonic()
         self._documents = 0
 
     def after(self, documents: int) -> None:
         self._documents += documents
         if self._rate:
-            time.sleep(max(0.0, self._documents / self._rate - (time.monotonic() - self._began)))
+            self._wait(max(0.0, self._documents / self._rate - (time.monotonic() - self._began)))
 
 
 def ranges(client: mongodb.Client, reading: Reading, *, threads: int) -> list[snapshot_read.IdRange]:
@@ -120,45 +135,90 @@ def ranges(client: mongodb.Client, reading: Reading, *, threads: int) -> list[sn
 
 
 def digests(spark: SparkSession, reading: Reading, found: Sequence[snapshot_read.IdRange]) -> DataFrame:
-    """Every document of the ranges as a row of `READ`, each range read by one task at a time of its own."""
-    read = functools.partial(_read_ranges, reading, tuple(found))
+    """Every document of the ranges as a row of `READ`, each range read by one task at a time of its own.
+
+    A range that cannot be read is a row with nothing but its `error`: see `error_of`.
+    """
+    read = functools.partial(_read_ranges, reading, tuple(found), uuid.uuid4().hex)
     return spark.range(len(found), numPartitions=len(found)).mapInArrow(read, READ_DDL)
 
 
+def error_of(text: str) -> errors.MedallionError:
+    """What an executor could not do, as it stands in the column `error`."""
+    return chunks.error_of(json.loads(text))
+
+
+_failed: dict[str, str] = {}
+"""On an executor: why the last read failed. Its other ranges need not wait for the same, each as long."""
+
+
 def _read_ranges(
-    reading: Reading, found: Sequence[snapshot_read.IdRange], batches: Iterator[pa.RecordBatch]
+    reading: Reading, found: Sequence[snapshot_read.IdRange], read: str, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     schema = reading.kept_schema
-    client = source.worker_client(reading.connection)
     pace = _Pace(reading.documents_per_second)
     for batch in batches:
         for number in batch.column(0).to_pylist():
-            yield _read_range(client, reading, found[number], schema, pace)
+            if read not in _failed:
+                try:
+                    client = source.worker_client(reading.connection)
+                    yield _read_range(client, reading, found[number], schema, pace)
+                    continue
+                # Outcomes are data: an exception of an executor would come as Spark's, with its text and without its class.
+                except Exception as error:
+                    told = failure(reading.collection.namespace, error)
+                    _failed.clear()
+                    _failed[read] = json.dumps({"class": type(told).__name__, "message": str(told)})
+            yield pa.RecordBatch.from_pylist([{"error": _failed[read]}], schema=READ)
 
 
 def _read_range(
     client: mongodb.Client, reading: Reading, bounds: snapshot_read.IdRange, schema: DocumentSchema, pace: _Pace
 ) -> pa.RecordBatch:
-    from bson import json_util
-
     condition = None if reading.condition is None else json_util.loads(reading.condition)
-    for attempt in range(ATTEMPTS):
+
+    def read() -> pa.RecordBatch:
         # Empty for each attempt: it reads the whole range again, at a later time.
         found: dict[str, list[Any]] = {name: [] for name in READ.names}
+        for chunk in reading.chunk(client, bounds, condition):
+            for raw in chunk.documents:
+                found["key"].append(keys.canonical_raw(raw))
+                found["digest"].append(_digest(reading.text(raw), schema))
+                found["seconds"].append(chunk.at.time)
+                found["increment"].append(chunk.at.inc)
+                found["error"].append(None)
+            pace.after(len(chunk.documents))
+        return pa.RecordBatch.from_pydict(found, schema=READ)
+
+    return _tried(reading, read)
+
+
+def _tried(reading: Reading, read: Callable[[], Outcome]) -> Outcome:
+    """What a read returns, again behind a pause where it was interrupted."""
+    for attempt in range(ATTEMPTS):
         try:
-            for chunk in reading.chunk(client, bounds, condition):
-                for raw in chunk.documents:
-                    found["key"].append(keys.canonical_raw(raw))
-                    found["digest"].append(_digest(reading.text(raw), schema))
-                    found["seconds"].append(chunk.at.time)
-                    found["increment"].append(chunk.at.inc)
-                pace.after(len(chunk.documents))
-            return pa.RecordBatch.from_pydict(found, schema=READ)
-        except mongodb_failures.SnapshotExpired:
+            return read()
+        except (mongodb_failures.SnapshotExpired, errors.SourceUnreachable) as error:
+            is_expired = isinstance(error, mongodb_failures.SnapshotExpired)
             # A time that the user gave cannot be replaced by a later one.
-            if reading.is_exact or attempt == ATTEMPTS - 1:
-                raise expired(reading) from None
+            if attempt == ATTEMPTS - 1 or (is_expired and reading.is_exact):
+                raise (expired(reading) if is_expired else error) from None
+        time.sleep(PAUSE * 2.0**attempt)
     raise AssertionError("attempts end with a return or an error")
+
+
+def failure(name: str, error: Exception) -> errors.MedallionError:
+    """What ended the comparison of a collection, as one of our errors; nothing of another's text, it may quote a document."""
+    match error:
+        case errors.MedallionError():
+            return error
+        case mongodb_failures.CollectionChanged():
+            return errors.Temporary(f"verifying {name}: it was dropped, renamed or made anew while it was read; try again")
+        case mongodb_failures.SnapshotExpired():
+            return errors.Temporary(f"verifying {name}: the server gave up a read; try again")
+        case mongodb_failures.ReadRefused():
+            return errors.DecisionNeeded(f"verifying {name}: {error}")
+    return errors.MedallionError(f"verifying {name}: this is a bug: {type(error).__name__}")
 
 
 def expired(reading: Reading) -> errors.MedallionError:
@@ -189,10 +249,12 @@ class SourceDocument:
     at: Time
 
 
-def by_keys(client: mongodb.Client, reading: Reading, wanted: Sequence[str]) -> dict[str, SourceDocument]:
-    """What the source holds under each key, some hundred keys at a time."""
+def by_keys(
+    client: mongodb.Client, reading: Reading, wanted: Sequence[str], *, wait: Callable[[float], object] = time.sleep
+) -> dict[str, SourceDocument]:
+    """What the source holds under each key, some hundred keys at a time; `wait` keeps the pace."""
     found: dict[str, SourceDocument] = {}
-    pace = _Pace(reading.documents_per_second)
+    pace = _Pace(reading.documents_per_second, wait)
     for start in range(0, len(wanted), BY_KEY):
         some = wanted[start : start + BY_KEY]
         found |= _some_by_keys(client, reading, some)
@@ -202,18 +264,17 @@ def by_keys(client: mongodb.Client, reading: Reading, wanted: Sequence[str]) -> 
 
 def _some_by_keys(client: mongodb.Client, reading: Reading, wanted: Sequence[str]) -> dict[str, SourceDocument]:
     named = [key for key in wanted if repair.is_key(key)]
-    for _ in range(ATTEMPTS):
+
+    def read() -> dict[str, SourceDocument]:
         found: dict[str, SourceDocument] = {}
         at: Time | None = None
-        try:
-            for chunk in reading.chunk(client, snapshot_read.IdRange(), repair.condition(named)):
-                at = (chunk.at.time, chunk.at.inc)
-                found |= {keys.canonical_raw(raw): SourceDocument(reading.text(raw), at) for raw in chunk.documents}
-        except mongodb_failures.SnapshotExpired:
-            continue
+        for chunk in reading.chunk(client, snapshot_read.IdRange(), repair.condition(named)):
+            at = (chunk.at.time, chunk.at.inc)
+            found |= {keys.canonical_raw(raw): SourceDocument(reading.text(raw), at) for raw in chunk.documents}
         assert at is not None
         return {key: found.get(key, SourceDocument(None, at)) for key in wanted}
-    raise expired(reading)
+
+    return _tried(reading, read)
 
 
 def sequence(at: Time) -> str:

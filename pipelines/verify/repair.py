@@ -7,6 +7,7 @@ meanwhile wins. A pipeline that runs takes it up; where no capture runs, one run
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import uuid
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cdc_core.settings.parse import Settings
+
+log = logging.getLogger(__name__)
 
 KEYS = 1000
 """So many documents are named by one signal: a capture writes them to bronze in one commit."""
@@ -58,8 +61,7 @@ def through_bronze(
         )
     # All signals are sent before any is waited for: the capture takes them up one after the other.
     ids = [_send(spark, settings, namespace, keys[start : start + KEYS]) for start in range(0, len(keys), KEYS)]
-    log = delta.layout(settings.lakehouse).bronze(settings.name)
-    if owners.is_held(spark, log):
+    if owners.is_held(spark, delta.layout(settings.lakehouse).bronze(settings.name)):
         # Its silver and gold claim their tables when there is something to write: to run them here could end them.
         _wait(spark, settings, ids, stop=stop)
         return
@@ -79,16 +81,23 @@ def _send(spark: SparkSession, settings: Settings, namespace: registry.Namespace
 
 
 def _wait(spark: SparkSession, settings: Settings, ids: Sequence[str], *, stop: threading.Event) -> None:
-    """Wait until the running capture has read the keys of these signals again."""
-    log = delta.layout(settings.lakehouse).bronze(settings.name)
+    """Wait until the running capture has read the keys of these signals again, or has said that there is nothing to read."""
+    table = delta.layout(settings.lakehouse).bronze(settings.name)
     end = time.monotonic() + SIGNAL_SECONDS
     while not stop.wait(PAUSE):
-        states = snapshot_state.states(bronze.snapshot_heartbeats(spark, log))
-        if set(ids) <= {state.signal for state in states if state.is_done}:
+        # Read first: a signal's row is committed with the plan that it leads to.
+        handled = bronze.handled_signal_ids(spark, table)
+        states = snapshot_state.states(bronze.snapshot_heartbeats(spark, table))
+        unplanned = handled.intersection(ids) - {state.signal for state in states}
+        if set(ids) <= unplanned | {state.signal for state in states if state.is_done}:
+            if unplanned:
+                log.warning(
+                    "%s: the capture reads nothing again for %s; its log says why", table.label, ", ".join(unplanned)
+                )
             return
         if time.monotonic() > end:
             raise errors.Temporary(
-                f"{log.label}: the capture did not read again what differs in {SIGNAL_SECONDS:.0f} s; the signals "
+                f"{table.label}: the capture did not read again what differs in {SIGNAL_SECONDS:.0f} s; the signals "
                 f"{', '.join(ids[:3])} wait for it. Is it paused, or behind?"
             )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
 from cdc_core.tables.layout import Layer
@@ -30,7 +31,12 @@ class KeyVerdict(str, Enum):
     @property
     def is_wrong(self) -> bool:
         """Whether the table does not hold what the source holds."""
-        return self not in (KeyVerdict.EQUAL, KeyVerdict.WAITING, KeyVerdict.CHANGING, KeyVerdict.KEPT)
+        return self not in (KeyVerdict.EQUAL, KeyVerdict.KEPT) and not self.is_moving
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether another look may say something else."""
+        return self in (KeyVerdict.WAITING, KeyVerdict.CHANGING)
 
 
 @dataclass(frozen=True)
@@ -70,19 +76,35 @@ class CollectionVerification:
     @property
     def is_equal(self) -> bool:
         """Whether the table holds what the source holds, of all documents whose last change it can have."""
-        return not (self.missing or self.extra or self.different or self.incomplete or self.quarantined or self.unsettled)
+        return not (self.is_wrong or self.unsettled)
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether every document could be judged that has come to rest."""
+        return not (self.waiting or self.unsettled)
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the table is known not to hold what the source holds."""
+        return bool(self.missing or self.extra or self.different or self.incomplete or self.quarantined)
 
 
 @dataclass(frozen=True)
 class Verification:
-    """The result of one run."""
+    """The result of one run; `failures` are the collections that could not be compared, each with its error."""
 
     name: str
     layer: Layer
     collections: tuple[CollectionVerification, ...]
     seconds: float
+    failures: Mapping[str, Exception] = field(default_factory=dict)
 
     @property
     def is_equal(self) -> bool:
-        """Whether all collections are."""
-        return all(each.is_equal for each in self.collections)
+        """Whether all collections are, and could be compared."""
+        return not self.failures and all(each.is_equal for each in self.collections)
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether all collections could be."""
+        return not self.failures and all(each.is_judged for each in self.collections)

@@ -30,6 +30,7 @@ from cdc_core.gold import cut
 from cdc_core.properties import types as values
 from cdc_core.settings.parse import Settings
 from cdc_core.snapshot import repair as keys
+from cdc_core.stream import filters
 from cdc_core.tables.layout import Layer
 from pipelines import clock
 from pipelines.bronze import collections as registry
@@ -41,6 +42,7 @@ from pipelines.mongodb import connection as source
 from pipelines.mongodb import failures as mongodb_failures
 from pipelines.mongodb import server as mongodb_server
 from pipelines.spark import parallel
+from pipelines.spark import session as sparks
 from pipelines.verify import documents, repair, table_progress
 from pipelines.verify.comparison import PATIENCE_SECONDS, CollectionComparison, VerifyContext
 from pipelines.verify.result import CollectionVerification, Verification
@@ -101,50 +103,82 @@ def run(
 ) -> Verification:
     """Compare the collections, and append the results to `ops/verifications`.
 
-    A collection that cannot be compared is named, and its error raised when the others were. Raises `SettingsError`,
-    `DecisionNeeded` where the pipeline never ran, and the errors of the source. A difference raises nothing here: `refuse` turns
-    it into an error.
+    A collection that cannot be compared, or was not when `stop` was set, is among the result's `failures`. Raises `SettingsError`, `DecisionNeeded` where the
+    pipeline never ran, and the errors of a source that cannot be asked for its collections. Nothing else raises here: `refuse`
+    turns differences and failures into an error.
     """
-    began, id_ = time.monotonic(), f"{clock.now_ms():x}"
+    began, id_, stop = time.monotonic(), f"{clock.now_ms():x}", stop or threading.Event()
     connection = source.connection(settings.source)
     with contextlib.closing(connection.client()) as client:
         mongodb_server.check_suitable(mongodb_server.server_info(client))
-        run_ = _VerifyRun.begin(spark, settings, options, connection, client, stop or threading.Event())
+        run_ = _VerifyRun.begin(spark, settings, options, connection, client, stop)
+        chosen = run_.chosen()
         found, failures = [], parallel.Failures()
-        for namespace in run_.chosen():
-            try:
-                each = run_.compared(namespace)
-                run_.note(each, run=id_)
-                found.append(each)
-            except errors.SourceUnreachable:  # the others would wait for it in vain
-                raise
-            except Exception as error:  # a collection that is dropped meanwhile, say
-                failures.note(str(namespace), error)
-    failures.raised()
-    return Verification(settings.name, options.layer, tuple(found), time.monotonic() - began)
+        with sparks.cancelling(spark, stop):
+            for namespace in chosen:
+                try:
+                    each = run_.compared(namespace)
+                    if stop.is_set():
+                        break
+                    run_.note(each, run=id_)
+                    found.append(each)
+                except Exception as error:  # a collection that is dropped meanwhile, say
+                    if stop.is_set():
+                        break
+                    failures.note(str(namespace), error)
+                    if isinstance(error, errors.SourceUnreachable):  # the others would wait for it in vain
+                        break
+    if stop.is_set():
+        left = {*map(str, chosen)} - {each.collection for each in found} - {*failures.found}
+        failures.found.update(
+            (name, errors.Temporary(f"verifying {name}: stopped; start it again")) for name in sorted(left)
+        )
+    return Verification(settings.name, options.layer, tuple(found), time.monotonic() - began, failures.found)
 
 
 def refuse(result: Verification) -> None:
-    """Raise `DecisionNeeded` where a table is not what the source holds, `Temporary` where that could not be told of some rows."""
-    wrong = [each.collection for each in result.collections if not each.is_equal]
+    """Raise what most wants to be seen: the errors of collections that could not be compared, `DecisionNeeded` where a table is not
+    what the source holds, `Temporary` where that could not be told of some rows."""
+    refusal = _refusal(result)
+    if not result.failures:
+        if refusal is not None:
+            raise refusal
+        return
+    error = errors.together(result.failures)
+    if refusal is None:
+        raise error
+    code = errors.code(errors.worst([refusal, error]))
+    raise errors.CollectionsFailed(f"{refusal}\n{errors.message_of(error)}", code) from error
+
+
+def _refusal(result: Verification) -> errors.MedallionError | None:
+    """What is wrong with the collections that were compared."""
+    wrong = [each.collection for each in result.collections if each.is_wrong]
     if wrong:
-        raise errors.DecisionNeeded(
+        return errors.DecisionNeeded(
             f"{', '.join(wrong[:5])}{f' and {len(wrong) - 5} more' if len(wrong) > 5 else ''}: {result.layer.value} is not what "
             "the source holds; medallion verify --repair reads what differs again"
         )
     if waiting := sum(each.waiting for each in result.collections):
-        raise errors.Temporary(
+        return errors.Temporary(
             f"{waiting:,} documents could not be judged: their last change is not in {result.layer.value} yet. Start the pipeline, or "
             "let it catch up, and verify again"
         )
+    if unsettled := sum(each.unsettled for each in result.collections):
+        return errors.Temporary(
+            f"{unsettled:,} documents differ at first sight and were not looked at closely, there was no time for so many. Let "
+            "the pipeline catch up, and verify again"
+        )
+    return None
 
 
 def to_json(result: Verification) -> str:
     """The result as one JSON object, with the names of the dataclasses' fields."""
-    found = dataclasses.asdict(result)
+    told = {name: errors.message_of(error) for name, error in result.failures.items()}
+    found = dataclasses.asdict(replace(result, failures={})) | {"failures": told}
     for shown, each in zip(found["collections"], result.collections, strict=True):
-        shown["is_equal"] = each.is_equal
-    return json.dumps({**found, "is_equal": result.is_equal}, indent=2)
+        shown |= {"is_equal": each.is_equal, "is_judged": each.is_judged}
+    return json.dumps({**found, "is_equal": result.is_equal, "is_judged": result.is_judged}, indent=2)
 
 
 def as_of(text: str) -> documents.Time | None:
@@ -190,9 +224,11 @@ class _VerifyRun:
         return _VerifyRun(context, options, {each.namespace: each for each in source.captured(settings.source, client)})
 
     def chosen(self) -> list[registry.Namespace]:
-        """The collections that are captured, or that silver knows; only the one of the options where they name one."""
+        """The collections that are captured, and those that were and are gone; only the one of the options where they name one."""
         names = {registry.Namespace(each.db, each.name) for each in self.sources.values()}
-        known = sorted(names | set(registry.read(self.context.spark, self.context.settings).namespaces), key=str)
+        noted = registry.read(self.context.spark, self.context.settings).namespaces
+        captured = filters.of(self.context.settings.source)
+        known = sorted(names | {each for each in noted if captured.includes(each.db, each.collection)}, key=str)
         wanted = self.options.collection
         if wanted is None:
             return known
@@ -209,10 +245,8 @@ class _VerifyRun:
         comparison = self._comparison(namespace)
         try:
             found = comparison.sampled(self.options.sample) if self.options.sample else comparison.whole()
-        except mongodb_failures.CollectionChanged:
-            raise errors.Temporary(
-                f"verifying {namespace}: it was dropped, renamed or made anew while it was read; try again"
-            ) from None
+        except (mongodb_failures.CollectionChanged, mongodb_failures.ReadRefused, mongodb_failures.SnapshotExpired) as error:
+            raise documents.failure(str(namespace), error) from error
         # What no document can have as its key, no capture can read again.
         wrong = [each.key for each in found.differences if each.kind.is_wrong and keys.is_key(each.key)]
         if self.options.repair and wrong:

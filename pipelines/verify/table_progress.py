@@ -17,6 +17,7 @@ from bson.timestamp import Timestamp
 from pyspark.sql import functions as F
 
 from cdc_core import errors
+from cdc_core.silver import reduce
 from cdc_core.sql import names
 from cdc_core.stream import resume_token
 from cdc_core.tables import layout as tables
@@ -28,6 +29,7 @@ from pipelines.delta import tables as delta
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import document_keys
 from pipelines.mongodb import failures as mongodb_failures
+from pipelines.silver import survey
 from pipelines.verify import documents, table_rows
 
 if TYPE_CHECKING:
@@ -59,12 +61,17 @@ def position_of(spark: SparkSession, table: tables.TableRef) -> bronze.BronzePos
 
 @dataclass(frozen=True)
 class TableProgress:
-    """A version of the table, up to which batch it is at least applied, and up to which batch bronze was looked at."""
+    """A version of the table, up to which batch it is at least applied, and up to which batch bronze was looked at.
+
+    `awaits_sweep` says whether rows are still to be removed there: those of a collection that was dropped or renamed, or was
+    read again to its end.
+    """
 
     held: table_rows.TableVersion
     to: int
     batch: int
     unseen: frozenset[str]
+    awaits_sweep: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,10 +96,19 @@ class TableProgressReader:
     is_stopped: Callable[[], bool] = field(default=lambda: False)
 
     @property
+    def silver(self) -> tables.TableRef:
+        """The collection's silver table."""
+        return self.layout.silver(self.namespace.db, self.namespace.collection)
+
+    @property
     def table(self) -> tables.TableRef:
         """The table that is compared."""
-        find = self.layout.silver if self.layer is Layer.SILVER else self.layout.gold
-        return find(self.namespace.db, self.namespace.collection)
+        is_silver = self.layer is Layer.SILVER
+        return self.silver if is_silver else self.layout.gold(self.namespace.db, self.namespace.collection)
+
+    def newest(self) -> table_rows.TableVersion:
+        """The table as it is now."""
+        return table_rows.newest(self.spark, self.table, self.options, silver=self.silver)
 
     def captures(self) -> bool:
         """Whether a capture writes bronze now."""
@@ -100,8 +116,7 @@ class TableProgressReader:
 
     def applies(self) -> bool:
         """Whether somebody writes the table now. A running pipeline claims a table when there is something to write."""
-        layers = {self.layout.silver(self.namespace.db, self.namespace.collection), self.table}
-        return all(owners.is_held(self.spark, each) for each in layers)
+        return all(owners.is_held(self.spark, each) for each in {self.silver, self.table})
 
     def past(self, at: documents.Time, *, until: float) -> TableProgress:
         """How far the table is when it is past the time, or when waiting is of no use or too long.
@@ -118,9 +133,10 @@ class TableProgressReader:
                 time.sleep(PAUSE)
                 continue
             unseen = frozenset() if is_past else self._unseen(position.token, at)
-            to = self._position()
+            to = self.position()
             # Beside a running capture silver and gold may only be about to claim the table: they do so when there is something to write.
-            if self._is_unapplied(to, position.batch):
+            is_unapplied, awaits_sweep = self._unapplied(to, position.batch)
+            if is_unapplied:
                 end = until if self.applies() else min(began + START_SECONDS, until) if is_captured else 0.0
             else:
                 end = until if unseen and is_captured else 0.0
@@ -128,13 +144,13 @@ class TableProgressReader:
                 time.sleep(PAUSE)
                 continue
             # The position was read first: what the version holds beyond it counts as not applied, and is looked at again.
-            held = table_rows.newest(self.spark, self.table, self.options)
-            return TableProgress(held, to, position.batch, unseen)
+            return TableProgress(self.newest(), to, position.batch, unseen, awaits_sweep)
 
     def _has_time(self, until: float) -> bool:
         return time.monotonic() < until and not self.is_stopped()
 
-    def _position(self) -> int:
+    def position(self) -> int:
+        """The batch up to which the table is at least applied."""
         if not delta.exists(self.spark, self.table):
             return 0
         commit = table_history.position(self.spark, self.table)
@@ -176,10 +192,14 @@ class TableProgressReader:
             f"AND {self.namespace.predicate}"
         )
 
-    def _is_unapplied(self, to: int, batch: int) -> bool:
+    def _unapplied(self, to: int, batch: int) -> tuple[bool, bool]:
+        """Whether the table lacks anything of bronze's batches up to `batch`, and whether that is a sweep of its rows."""
         if to >= batch:
-            return False
-        return bool(self.spark.sql(f"{self._events(to)} AND batch <= {batch} LIMIT 1").collect())
+            return False, False
+        counts, found = survey.surveyed(self.spark, self.bronze, reduce.Range(to, batch), only=self.namespace)
+        own = (sweep for sweep in found if sweep.db_collection == str(self.namespace))
+        is_sweep = bool(survey.sweeps_to_apply(own, self.options))
+        return is_sweep or self.namespace in counts, is_sweep
 
     def moved(
         self, progress: TableProgress, keys: Collection[str], *, since: documents.Time, first: int

@@ -16,6 +16,7 @@ from cdc_core.silver import merge, reduce
 from cdc_core.sql import names
 from cdc_core.tables import layout as tables
 from cdc_core.verify import equality
+from pipelines.bronze import collections as registry
 from pipelines.delta import table_history
 from pipelines.delta import tables as delta
 
@@ -30,12 +31,14 @@ HELD_DDL = "key STRING, digest BIGINT"
 
 @dataclass(frozen=True)
 class TableVersion:
-    """One version of a table; `version` is None where there is no table yet."""
+    """One version of a table; `version` is None where there is no table yet, `added` are the columns of silver that `add.fields` and
+    `add.headers` ever made."""
 
     spark: SparkSession
     table: tables.TableRef
     version: int | None
     options: CollectionSettings
+    added: tuple[str, ...] = ()
 
     def current(self) -> DataFrame | None:
         """Its rows that are documents: not those that are marked deleted, or whose document was never known."""
@@ -79,16 +82,17 @@ class TableVersion:
 
     def _chosen(self, rows: DataFrame, schema: DocumentSchema) -> DataFrame:
         """The columns that are compared; deep ones that no document has come along."""
-        hidden = _hidden(self.options) - {"__key", "__rescued"}
+        hidden = self._hidden(schema) - {"__key", "__rescued"}
         return rows.select(*(F.col(names.identifier(name)) for name in rows.columns if name not in hidden))
+
+    def _hidden(self, schema: DocumentSchema) -> set[str]:
+        """The columns that hold nothing of a document: the engine's, and those of `add.fields`, also of earlier settings."""
+        documents = {name for name, _ in schema.table()}
+        asked = {each.name for each in reduce.added(self.options.unwrap, documents=documents)}
+        return {*column_names.ENGINE, *((asked | set(self.added)) - documents)}
 
     def _part(self, schema: DocumentSchema) -> _Parts:
         return _Parts(frozenset(name for name, _ in schema.table()))
-
-
-def _hidden(options: CollectionSettings) -> set[str]:
-    """The columns that hold nothing of a document: the engine's, and those of `add.fields`."""
-    return {*column_names.ENGINE, *(each.name for each in reduce.added(options.unwrap))}
 
 
 @dataclass(frozen=True)
@@ -154,6 +158,11 @@ def _mapped(value: Any, type_: pa.DataType) -> Any:
     return value
 
 
-def newest(spark: SparkSession, table: tables.TableRef, options: CollectionSettings) -> TableVersion:
-    """The table as it is now."""
-    return TableVersion(spark, table, table_history.version(spark, table) if delta.exists(spark, table) else None, options)
+def newest(
+    spark: SparkSession, table: tables.TableRef, options: CollectionSettings, *, silver: tables.TableRef
+) -> TableVersion:
+    """The table as it is now; `silver` is that of its collection, which names the columns that settings made."""
+    if not delta.exists(spark, table):
+        return TableVersion(spark, table, None, options)
+    version = table_history.version(spark, table)
+    return TableVersion(spark, table, version, options, registry.silver_position(spark, silver).added)

@@ -15,25 +15,15 @@ from bson import Decimal128, Int64, ObjectId
 from cdc_core import errors
 from cdc_core.tables.layout import Layer
 from pipelines import run as layers
-from pipelines.capture import service as capture
 from pipelines.delta import table_errors
 from pipelines.delta import tables as delta
-from pipelines.gold import run as gold
-from pipelines.silver import run as silver
-from pipelines.spark import session as sparks
 from pipelines.verify import run as verify
-from pipelines.verify.result import CollectionVerification, Verification
 from tests.harness.captures import pipeline, until
+from tests.harness.verifications import kinds, only, play
 
 pytestmark = pytest.mark.journey  # minutes on a slow machine
 
 PER_KIND = 5
-
-
-def play(spark: Any, found: Any) -> None:
-    """One run of each layer."""
-    for layer in (capture, silver, gold):
-        layer.run(spark, found, once=True, sessions=sparks.sessions(spark))
 
 
 def document(number: int) -> dict[str, Any]:
@@ -49,19 +39,6 @@ def document(number: int) -> dict[str, Any]:
         "odd": "text" if number % 10 == 3 else number,
         "late": [] if number < 50 else [number],
     }
-
-
-def kinds(found: CollectionVerification) -> dict[str, list[str]]:
-    """The keys of each kind of difference."""
-    told: dict[str, list[str]] = {}
-    for each in found.differences:
-        told.setdefault(each.kind.value, []).append(each.key)
-    return told
-
-
-def only(result: Verification, name: str = "orders") -> CollectionVerification:
-    (found,) = [each for each in result.collections if each.collection.endswith(f".{name}")]
-    return found
 
 
 CHANGED: dict[str, tuple[int, str]] = {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,37 +24,30 @@ def result(name: str, **counts: Any) -> CollectionVerification:
 
 
 class Run:
-    """A run over two collections, of which the first raises."""
+    """A run over two collections, of which the first raises, or is stopped in its midst."""
 
-    def __init__(self, error: Exception) -> None:
-        self.error = error
+    def __init__(self, error: Exception | None = None, stop: threading.Event | None = None) -> None:
+        self.error, self.stop = error, stop
+        self.compared_: list[str] = []
         self.noted: list[str] = []
 
     def chosen(self) -> list[Namespace]:
         return [Namespace("shop", "a"), Namespace("shop", "b")]
 
     def compared(self, namespace: Namespace) -> CollectionVerification:
-        if namespace.collection == "a":
+        self.compared_.append(str(namespace))
+        if self.stop is not None:
+            self.stop.set()
+        if namespace.collection == "a" and self.error is not None:
             raise self.error
-        return result(str(namespace))
+        return result(str(namespace), different=1)
 
     def note(self, found: CollectionVerification, *, run: str) -> None:
         self.noted.append(found.collection)
 
 
-@pytest.mark.parametrize(
-    ("error", "noted"),
-    [
-        (errors.Temporary("shop.a was dropped while it was read"), ["shop.b"]),
-        (RuntimeError("of Spark"), ["shop.b"]),
-        (errors.SourceUnreachable("no server"), []),
-    ],
-)
-def test_a_collection_that_cannot_be_compared_hinders_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, noted: list[str]
-) -> None:
-    """Its error is raised when the others were compared; where the source is gone, none of them could be."""
-    run = Run(error)
+def verified(run: Run, root: Path, monkeypatch: pytest.MonkeyPatch, stop: threading.Event | None = None) -> Verification:
+    """The result of a run."""
     for name in ("server_info", "check_suitable"):
         monkeypatch.setattr(verify.mongodb_server, name, lambda *_: None)
     client = contextlib.nullcontext()
@@ -63,13 +58,50 @@ def test_a_collection_that_cannot_be_compared_hinders_no_other(
     chosen = settings.parse(
         {
             "name": "shop",
-            "lakehouse": {"root": str(tmp_path)},
+            "lakehouse": {"root": str(root)},
             "source": {"mongodb.connection.string": "mongodb://127.0.0.1"},
         }
     )
-    with pytest.raises(type(error), match=str(error)):
-        verify.run(SPARK, chosen, verify.VerifyOptions())
-    assert run.noted == noted
+    return verify.run(SPARK, chosen, verify.VerifyOptions(), stop=stop)
+
+
+@pytest.mark.parametrize(
+    ("error", "noted", "code"),
+    [
+        (errors.Temporary("shop.a was dropped while it was read"), ["shop.b"], 3),
+        (RuntimeError("of Spark"), ["shop.b"], 1),
+        (errors.SourceUnreachable("no server"), [], 75),
+    ],
+)
+def test_a_collection_that_cannot_be_compared_hinders_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, noted: list[str], code: int
+) -> None:
+    """What differs in the others is shown and refused with its error; where the source is gone, none of them could be compared."""
+    run = Run(error)
+    found = verified(run, tmp_path, monkeypatch)
+    assert run.noted == [each.collection for each in found.collections] == noted
+    assert json.loads(verify.to_json(found))["failures"] == {"shop.a": errors.message_of(error)}
+    assert not found.is_equal
+    with pytest.raises(errors.MedallionError if noted else type(error)) as raised:
+        verify.refuse(found)
+    assert errors.code(raised.value) == code
+    assert errors.message_of(error) in str(raised.value)
+    assert ("shop.b" in str(raised.value)) == bool(noted)
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("a job that was cancelled")])
+def test_a_stop_ends_it_and_notes_nothing_of_what_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    """No further collection is begun, and trying again compares all of them."""
+    stop = threading.Event()
+    run = Run(error, stop)
+    found = verified(run, tmp_path, monkeypatch, stop)
+    assert (run.compared_, run.noted, found.collections) == (["shop.a"], [], ())
+    assert list(found.failures) == ["shop.a", "shop.b"]
+    with pytest.raises(errors.MedallionError, match="stopped") as raised:
+        verify.refuse(found)
+    assert errors.code(raised.value) == 75
 
 
 def test_rows_that_wait_are_no_success() -> None:
@@ -80,3 +112,11 @@ def test_rows_that_wait_are_no_success() -> None:
     with pytest.raises(errors.DecisionNeeded, match=r"shop\.b"):
         verify.refuse(Verification("shop", verify.Layer.GOLD, (waiting, different), 0.0))
     verify.refuse(Verification("shop", verify.Layer.GOLD, (result("shop.a", changing=1),), 0.0))
+
+
+def test_what_could_not_be_judged_is_told_apart_from_equal() -> None:
+    """Whoever reads the JSON alone sees that nobody has looked at some rows."""
+    found = Verification("shop", verify.Layer.GOLD, (result("shop.a", waiting=2), result("shop.b")), 0.0)
+    told = json.loads(verify.to_json(found))
+    assert [each["is_judged"] for each in told["collections"]] == [False, True]
+    assert (told["is_judged"], told["is_equal"]) == (False, True)

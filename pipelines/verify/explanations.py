@@ -1,0 +1,75 @@
+"""What the settings, silver and bronze say of differences: some are asked for, some are known, some are on their way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+from cdc_core.properties.source import Operation
+from cdc_core.settings.parse import OnGone, Settings
+from cdc_core.snapshot import state as snapshot_state
+from pipelines.bronze import log as bronze
+from pipelines.delta import tables as delta
+from pipelines.operations import quarantine
+from pipelines.verify import table_progress
+from pipelines.verify.result import KeyDifference, KeyVerdict
+
+
+@dataclass(frozen=True)
+class Explanations:
+    """What is known of one collection's differences; `has_source` says whether the source has the collection."""
+
+    settings: Settings
+    progress: table_progress.TableProgressReader
+    has_source: bool
+
+    def explained(self, found: Sequence[KeyDifference]) -> list[KeyDifference]:
+        """The same differences, of which some are what the settings ask for, or what silver knows of itself."""
+        wrong = [each.key for each in found if each.kind.is_wrong]
+        if not wrong:
+            return list(found)
+        incomplete, held = self._incomplete(wrong), self._quarantined()
+        # Only where something is wrong: each of these is a look at bronze or silver.
+        is_kept, is_unread = self.keeps_rows(), self._is_being_read()
+        explained = []
+        for each in found:
+            kind = each.kind
+            if kind is KeyVerdict.EXTRA and is_kept:
+                kind = KeyVerdict.KEPT
+            elif kind.is_wrong and each.key in held:
+                kind = KeyVerdict.QUARANTINED
+            elif kind.is_wrong and each.key in incomplete:
+                kind = KeyVerdict.INCOMPLETE
+            elif kind.is_wrong and is_unread:
+                kind = KeyVerdict.WAITING
+            explained.append(replace(each, kind=kind))
+        return explained
+
+    def keeps_rows(self) -> bool:
+        """Whether the settings keep the row of a document that is gone."""
+        options = self.progress.options
+        is_dropped = not self.has_source and OnGone.KEEP in (options.on_drop, options.on_rename)
+        skips = Operation.DELETE in self.settings.source.skipped_operations
+        return options.unwrap.delete_tombstone_handling_mode.keeps_row or is_dropped or skips
+
+    def _incomplete(self, keys: Iterable[str]) -> set[str]:
+        table = self.progress.silver
+        if not delta.exists(self.progress.spark, table):
+            return set()
+        named = self.progress.spark.createDataFrame(pa.table({"__key": pa.array(list(keys), pa.string())}))
+        marked = self.progress.spark.table(str(table)).where("coalesce(`__incomplete`, false)").select("__key")
+        return {row["__key"] for row in marked.join(F.broadcast(named), "__key", "left_semi").collect()}
+
+    def _quarantined(self) -> set[str]:
+        namespace = self.progress.namespace
+        events = quarantine.listed(self.progress.spark, self.progress.layout.quarantine(namespace.db, namespace.collection))
+        return {each.key for each in events if each.key is not None}
+
+    def _is_being_read(self) -> bool:
+        """Whether a snapshot of the whole collection is not at its end: what it has not read yet may be older in the table."""
+        name = str(self.progress.namespace)
+        states = snapshot_state.states(bronze.snapshot_heartbeats(self.progress.spark, self.progress.bronze))
+        return any(name in state.missing and name not in state.conditions for state in states)

@@ -1,0 +1,30 @@
+"""Runs of a pipeline that is verified, and what a verification says of one collection."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipelines.capture import service as capture
+from pipelines.gold import run as gold
+from pipelines.silver import run as silver
+from pipelines.spark import session as sparks
+from pipelines.verify.result import CollectionVerification, Verification
+
+
+def play(spark: Any, found: Any) -> None:
+    """One run of each layer."""
+    for layer in (capture, silver, gold):
+        layer.run(spark, found, once=True, sessions=sparks.sessions(spark))
+
+
+def kinds(found: CollectionVerification) -> dict[str, list[str]]:
+    """The keys of each kind of difference."""
+    told: dict[str, list[str]] = {}
+    for each in found.differences:
+        told.setdefault(each.kind.value, []).append(each.key)
+    return told
+
+
+def only(result: Verification, name: str = "orders") -> CollectionVerification:
+    (found,) = [each for each in result.collections if each.collection.endswith(f".{name}")]
+    return found

@@ -1,0 +1,175 @@
+"""Verify against a real server: what is no difference of the tables, and how a comparison that is impossible ends."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_core import errors
+from cdc_core.settings import parse
+from cdc_core.settings.parse import Settings
+from cdc_core.tables.layout import Layer
+from pipelines.bronze.collections import Namespace
+from pipelines.delta import owners
+from pipelines.delta import tables as delta
+from pipelines.silver import run as silver
+from pipelines.spark import session as sparks
+from pipelines.verify import comparison, repair
+from pipelines.verify import run as verify
+from tests.harness.captures import QUICK, Running, once, pipeline, table, until
+from tests.harness.verifications import kinds, only, play
+
+pytestmark = pytest.mark.journey  # minutes on a slow machine
+
+
+def test_a_time_that_the_server_does_not_hold_is_a_decision(
+    spark: Any, mongodb_uri: str, database: Any, lakehouse: Path
+) -> None:
+    """The executors that read at it say so as themselves: it is no bug."""
+    database.orders.insert_one({"_id": 1})
+    found = pipeline(mongodb_uri, lakehouse, database.name)
+    play(spark, found)
+    with pytest.raises(errors.DecisionNeeded, match="leave --as-of out"):
+        verify.refuse(verify.run(spark, found, verify.VerifyOptions(as_of="1000000000")))
+    assert only(verify.run(spark, found, verify.VerifyOptions())).is_equal
+
+
+def test_columns_that_settings_made_are_nothing_of_a_document(
+    spark: Any, mongodb_uri: str, database: Any, lakehouse: Path
+) -> None:
+    """Not those of `add.fields` of an earlier run, and not one that a document's column gave another name."""
+    database.orders.insert_many([{"_id": n, "op": n} for n in range(3)])
+    found = pipeline(mongodb_uri, lakehouse, database.name)
+    before = with_silver(found, {"add.fields": "op,ts_ms", "add.fields.prefix": ""})
+    play(spark, before)
+    after = with_silver(found, {})
+    for settings in (before, after):
+        database.orders.update_one({"_id": 1}, {"$inc": {"op": 1}})
+        play(spark, settings)
+        for layer in Layer:
+            result = only(verify.run(spark, settings, verify.VerifyOptions(layer=layer)))
+            assert (result.is_equal, result.equal) == (True, 3), result.differences
+    assert "op_2" in spark.table(str(delta.layout(found.lakehouse).gold(database.name, "orders"))).columns
+
+
+def test_however_many_differ_at_first_sight_those_that_are_wrong_are_named(
+    spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What changed before the close look is equal, and rows that the settings keep hide no difference."""
+    monkeypatch.setattr(comparison, "MOST_WRONG", 5)
+    monkeypatch.setattr(comparison, "SLICE", 3)
+    database.orders.insert_many([{"_id": n, "n": n} for n in range(30)])
+    found = with_silver(pipeline(mongodb_uri, lakehouse, database.name), {"delete.tombstone.handling.mode": "drop"})
+    play(spark, found)
+    database.orders.update_many({"_id": {"$lt": 10}}, {"$inc": {"n": 1}})
+    settled = comparison.CollectionComparison._settled
+
+    def behind_a_run(self: Any, keys: Any) -> Any:
+        play(spark, found)
+        return settled(self, keys)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(comparison.CollectionComparison, "_settled", behind_a_run)
+        result = only(verify.run(spark, found, verify.VerifyOptions()))
+    assert (result.is_equal, result.equal) == (True, 30), result.differences
+    database.orders.delete_many({"_id": {"$lt": 10}})
+    play(spark, found)
+    gold = delta.layout(found.lakehouse).gold(database.name, "orders")
+    spark.sql(f"UPDATE {gold} SET n = -1 WHERE _id = 20")
+    differing = only(verify.run(spark, found, verify.VerifyOptions()))
+    assert (kinds(differing), differing.kept, differing.unsettled) == ({"different": ["20"]}, 10, 0)
+    spark.sql(f"UPDATE {gold} SET n = -1 WHERE _id >= 10")
+    many = only(verify.run(spark, found, verify.VerifyOptions()))
+    assert (many.different, many.unsettled, many.is_wrong) == (6, 14, True)
+    monkeypatch.setattr(comparison, "LOOK_SECONDS", 0.0)
+    with pytest.raises(errors.Temporary, match="20 documents differ at first sight"):
+        verify.refuse(verify.run(spark, found, verify.VerifyOptions()))
+
+
+def test_a_collection_that_is_not_captured_any_more_is_not_compared(
+    spark: Any, mongodb_uri: str, database: Any, lakehouse: Path
+) -> None:
+    """Its rows stay in the tables, and nobody brings them up to date."""
+    database.orders.insert_one({"_id": 1})
+    database.people.insert_one({"_id": 1})
+    play(spark, pipeline(mongodb_uri, lakehouse, database.name))
+    found = pipeline(mongodb_uri, lakehouse, database.name, **{"collection.include.list": f"{database.name}.orders"})
+    database.people.update_one({"_id": 1}, {"$set": {"n": 1}})
+    (result,) = verify.run(spark, found, verify.VerifyOptions()).collections
+    assert (result.collection, result.is_equal) == (f"{database.name}.orders", True)
+    with pytest.raises(errors.SettingsError, match="no captured collection"):
+        verify.run(spark, found, verify.VerifyOptions(collection=f"{database.name}.people"))
+
+
+def test_a_repair_does_not_wait_for_what_the_capture_does_not_read(
+    spark: Any, mongodb_uri: str, database: Any, lakehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collection that there is not any more: the capture says so, and nothing comes."""
+    monkeypatch.setattr(repair, "SIGNAL_SECONDS", 30.0)
+    database.orders.insert_one({"_id": 1})
+    found = pipeline(mongodb_uri, lakehouse, database.name, **QUICK)
+    play(spark, found)
+    gone = Namespace(database.name, "gone")
+    with Running(spark, found):
+        until(lambda: owners.is_held(spark, table(found)))
+        repair.through_bronze(spark, found, gone, ["1"], layer=Layer.GOLD, stop=threading.Event())
+
+
+def test_a_sample_holds_what_the_snapshot_lets_through(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
+    """A repair brings nothing into bronze that the snapshot's filter keeps out; what changed has come, whatever it is."""
+    name = f"{database.name}.orders"
+    filters = {
+        "snapshot.collection.filter.overrides": name,
+        f"snapshot.collection.filter.overrides.{name}": '{"n": {"$gte": 5}}',
+    }
+    database.orders.insert_many([{"_id": n, "n": n} for n in range(10)])
+    found = pipeline(mongodb_uri, lakehouse, database.name, **filters)
+    play(spark, found)
+    database.orders.update_one({"_id": 0}, {"$set": {"m": 1}})
+    play(spark, found)
+    before = spark.table(str(table(found))).count()
+    result = only(verify.run(spark, found, verify.VerifyOptions(sample=50, repair=True)))
+    assert (result.is_equal, result.equal) == (True, 6), result.differences
+    assert spark.table(str(table(found))).count() == before
+
+
+def test_gold_is_judged_by_the_columns_that_it_has(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
+    """A column that silver has widened, and gold not yet, makes no other row differ."""
+    database.orders.insert_many([{"_id": n, "n": n} for n in range(3)])
+    found = pipeline(mongodb_uri, lakehouse, database.name)
+    play(spark, found)
+    database.orders.insert_one({"_id": 3, "n": 1.5})
+    once(spark, found)
+    silver.run(spark, found, once=True, sessions=sparks.sessions(spark))
+    result = only(verify.run(spark, found, verify.VerifyOptions()))
+    assert (kinds(result), result.equal) == ({"waiting": ["3"]}, 3)
+    assert only(verify.run(spark, found, verify.VerifyOptions(layer=Layer.SILVER))).equal == 4
+
+
+def test_rows_of_a_drop_that_silver_has_not_applied_wait(
+    spark: Any, mongodb_uri: str, database: Any, lakehouse: Path
+) -> None:
+    """They go with the next run of silver, and are no difference until then."""
+    database.orders.insert_many([{"_id": n} for n in range(3)])
+    found = pipeline(mongodb_uri, lakehouse, database.name)
+    play(spark, found)
+    database.orders.drop()
+    once(spark, found)
+    behind = verify.run(spark, found, verify.VerifyOptions())
+    assert kinds(only(behind)) == {"waiting": ["0", "1", "2"]}
+    with pytest.raises(errors.Temporary, match="3 documents"):
+        verify.refuse(behind)
+    play(spark, found)
+    assert verify.run(spark, found, verify.VerifyOptions()).is_equal
+
+
+def with_silver(found: Settings, options: dict[str, Any]) -> Settings:
+    """The pipeline with other options of silver."""
+    return replace(found, silver=parse.parse({**BARE, "silver": {"defaults": options}}).silver)
+
+
+BARE = {"name": "shop", "lakehouse": {"root": "unused"}, "source": {"mongodb.connection.string": "mongodb://unused"}}

@@ -1,0 +1,26 @@
+"""Which runs of verify the page reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pipelines.delta import ops_tables
+from pipelines.delta import tables as delta
+from pipelines.page import page
+from pipelines.verify import run as verify
+from tests.harness.captures import pipeline
+
+
+def test_the_newest_run_of_each_collection_and_layer_is_read(spark: Any, lakehouse: Path) -> None:
+    """However many runs of other collections came since."""
+    settings = pipeline("mongodb://127.0.0.1", lakehouse, "shop")
+    row = dict.fromkeys(verify.SCHEMA.names) | {"name": settings.name, "is_equal": True}
+    runs = [("shop.orders", "silver"), ("shop.orders", "gold"), *[("shop.people", "gold")] * (10 * page.SHOWN)]
+    rows = [row | {"collection": name, "layer": layer, "at_ms": n} for n, (name, layer) in enumerate(runs)]
+    table = delta.layout(settings.lakehouse).ops("verifications")
+    ops_tables.note(spark, table, rows, verify.SCHEMA, properties=ops_tables.PROPERTIES)
+    unused: Any = None
+    found = page._PageReader(spark, settings, unused).verifications()
+    assert len(found) == page.SHOWN + 2
+    assert [(each["collection"], each["layer"]) for each in found[-2:]] == runs[1::-1]
