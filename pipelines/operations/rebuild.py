@@ -322,7 +322,7 @@ class _Rebuild:
             if self.stop.is_set():
                 raise errors.Temporary(f"{self.writer.table.label}: stopped before the swap; the table is as it was")
             counts = survey.counted(self._events(range_)).get(self.namespace, survey.EventCounts())
-            due = tuple(s for s in sweeps if range_.after < s.batch <= range_.to and s.first > reached.swept)
+            due = tuple(s for s in sweeps if s.batch <= range_.to and s.is_due(after=range_.after, swept=reached.swept))
             work = survey.CollectionWork(self.namespace, reached, range_.to, counts, due)
             # Its own event, never set: a range ends whole, and the stop is seen to between two of them.
             reached = ranges.apply(shadow, work, stop=threading.Event())

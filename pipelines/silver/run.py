@@ -298,5 +298,5 @@ def _due_sweeps(
     return tuple(
         sweep
         for sweep in sweeps
-        if sweep.db_collection == str(namespace) and sweep.batch > position.to and sweep.first > position.swept
+        if sweep.db_collection == str(namespace) and sweep.is_due(after=position.to, swept=position.swept)
     )

@@ -123,6 +123,15 @@ def test_a_drop_that_overtook_a_snapshots_rows(hop: Hop) -> None:
     assert [row["_id"] for row in hop.documents("late")] == [3]
 
 
+def test_a_drop_that_the_stream_comes_to_after_a_snapshots_end(hop: Hop) -> None:
+    """A snapshot that was read in between has swept already; a drop from before it still ends what came late from before it."""
+    hop.bronze.append({"late": [{"op": "r", "key": 2, "at": 100, "after": {"_id": 2}}, {"sweep": 100}]})
+    hop.silver()
+    hop.bronze.append({"late": [{"op": "c", "key": 1, "at": 80, "after": {"_id": 1}}, {"drop": 90}]})
+    hop.run()
+    assert [row["_id"] for row in hop.documents("late")] == [2]
+
+
 KILLS = [
     (silver.registry, "note", False),
     (silver.registry, "note", True),

@@ -44,6 +44,15 @@ def test_sweeps() -> None:
     )
 
 
+@pytest.mark.parametrize(("cause", "is_due"), [("snapshot", False), ("drop", True), ("rename", True)])
+def test_what_is_due_behind_a_newer_sweep(cause: str, is_due: bool) -> None:
+    """A snapshot's end that heartbeats repeat is done; a drop that the stream comes to late is not, until its batch is."""
+    sweep = reduce.Sweep("a", 7, "0a", reduce.SweepCause(cause))
+    assert sweep.is_due(after=6, swept="0f") is is_due
+    assert not sweep.is_due(after=7, swept="")
+    assert sweep.is_due(after=6, swept="")
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"snapshot": 5}', '{"snapshot": {"collections": [1]}}'])
 def test_other_heartbeats_sweep_nothing(text: str) -> None:
     """A payload that is not about a snapshot, or cannot be read, counts for nothing."""
