@@ -43,6 +43,9 @@ LAID_OUT_DDL = arrow.columns_ddl(_SCHEMA)
 """The rows of `laid_out`."""
 
 
+_ROWS_AT_A_TIME = 256
+
+
 @dataclass(frozen=True)
 class DocumentEvent:
     """An event of one document: a whole document, a delete, or an update that says what changed.
@@ -80,49 +83,43 @@ class Version:
     offset: int | None = None
 
 
-def changed(stored: Sequence[Version], events: Sequence[DocumentEvent], *, folds: bool) -> list[Version]:
+def changed(stored: Sequence[Version], events: Sequence[DocumentEvent], *, folds: bool) -> Iterator[Version]:
     """The versions that the events make, and the stored ones that end otherwise now, in order.
 
     `stored` are the key's versions that end at the first of the events or later, with their documents where `folds` is true:
     where it is not, updates that only say what changed are passed over.
     """
     before = {version.sequence: version for version in stored}
+    # Only what changed goes into the MERGE: a key with a long history does not write all of it again.
+    return (each for each in _all(before, events, folds=folds) if each != before.get(each.sequence))
+
+
+def _all(before: Mapping[str, Version], events: Sequence[DocumentEvent], *, folds: bool) -> Iterator[Version]:
+    """The key's versions, those `before` by their sequences among them, one at a time: each may hold a whole document."""
     new = {
         event.sequence: event for event in sorted(events, key=lambda event: event.offset) if folds or not event.is_partial
     }
     # An end may stand where no version begins: at a delete, or at a sweep, of which there is no row.
-    ends = {version.until: version.is_deleted for version in stored if version.until is not None}
-    found: list[Version] = []
+    ends = {version.until: version.is_deleted for version in before.values() if version.until is not None}
     current: Version | None = None
-
-    def end(at: str, *, is_deleted: bool) -> None:
-        nonlocal current
-        if current is not None:
-            found.append(replace(current, until=at, is_deleted=is_deleted))
-        current = None
-
     for sequence in sorted({*before, *new, *ends}):
         event, version = new.get(sequence), before.get(sequence)
-        # Of a document that was never seen the delete is kept, too: a version from before it may still come.
-        if event is not None and event.op is bronze.Op.DELETE:
-            if current is None:
-                found.append(Version(sequence, sequence, is_deleted=True, offset=event.offset))
-            end(sequence, is_deleted=True)
-        elif event is not None:
-            made = _made(event, current)
-            end(sequence, is_deleted=False)
-            current = made
-        elif version is None:
-            end(sequence, is_deleted=ends[sequence])
-        else:
-            end(sequence, is_deleted=False)
-            current = replace(version, until=None, is_deleted=False)
-            if version.until == sequence:
-                end(sequence, is_deleted=version.is_deleted)
+        is_delete = event is not None and event.op is bronze.Op.DELETE
+        following = _made(event, current) if event is not None and not is_delete else None
+        if event is None and version is not None:
+            following = replace(version, until=None, is_deleted=False)
+        if current is not None:
+            is_end = event is None and version is None
+            yield replace(current, until=sequence, is_deleted=is_delete or (is_end and ends[sequence]))
+        elif event is not None and is_delete:
+            # Of a document that was never seen the delete is kept, too: a version from before it may still come.
+            yield Version(sequence, sequence, is_deleted=True, offset=event.offset)
+        current = following
+        if event is None and version is not None and version.until == sequence:
+            yield version
+            current = None
     if current is not None:
-        found.append(current)
-    # Only what changed goes into the MERGE: a key with a long history does not write all of it again.
-    return [each for each in found if each != before.get(each.sequence)]
+        yield current
 
 
 def _made(event: DocumentEvent, current: Version | None) -> Version:
@@ -142,15 +139,28 @@ def laid_out(folds: bool) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Re
     """`changed` for `mapInArrow`: rows `__key, events, stored` (arrays of `EVENT`, and of the fields of `Version`) to rows of `LAID_OUT_DDL`."""
 
     def lay_out(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows: list[dict[str, Any]] = []
+        size = 0
         for batch in batches:
-            rows: list[dict[str, Any]] = []
-            for row in batch.to_pylist():
+            for row in _one_by_one(batch):
                 events = [_event(each) for each in row["events"]]
                 stored = [Version(**each) for each in row["stored"] or ()]
-                rows += ({"__key": row["__key"], **vars(each)} for each in changed(stored, events, folds=folds))
-            yield from pa.Table.from_pylist(rows, schema=_SCHEMA).to_batches()
+                for each in changed(stored, events, folds=folds):
+                    rows.append({"__key": row["__key"], **vars(each)})
+                    size += len(each.document or "")
+                    # A document that changes all the time has a version an event, each as large as the document.
+                    if size >= fold.OUTPUT_BYTES:
+                        yield from pa.Table.from_pylist(rows, schema=_SCHEMA).to_batches()
+                        rows, size = [], 0
+        yield from pa.Table.from_pylist(rows, schema=_SCHEMA).to_batches()
 
     return lay_out
+
+
+def _one_by_one(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    """The batch's rows, some at a time as Python's values, of which a document with its events makes many."""
+    for start in range(0, batch.num_rows, _ROWS_AT_A_TIME):
+        yield from batch.slice(start, _ROWS_AT_A_TIME).to_pylist()
 
 
 def _event(row: Mapping[str, Any]) -> DocumentEvent:

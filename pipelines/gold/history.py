@@ -232,7 +232,7 @@ class History:
         joined = (
             laid_out.where("offset IS NOT NULL")
             .join(envelope, "offset")
-            .withColumn("is_folded", F.col("document").isNotNull())
+            .withColumn("is_folded", F.col("after").isNull())
         )
         made = query_execution.computed(joined.withColumn("after", F.coalesce("document", "after")).drop("document"))
         evolution = schemas.evolve(

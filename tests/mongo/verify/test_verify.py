@@ -127,15 +127,19 @@ def test_nothing_is_reported_while_the_source_is_written_to(
     database.orders.insert_many([document(number) for number in range(400)])
     quick = {"commit.interval.ms": 300, "signal.poll.interval.ms": 200}
     found = pipeline(mongodb_uri, lakehouse, database.name, **quick)
-    stop, written = threading.Event(), threading.Event()
-    with Aside(lambda: layers.run(spark, found, once=False, stop=stop)), Aside(lambda: write(database.orders, written)):
+    stop, written, paused = threading.Event(), threading.Event(), threading.Event()
+    writer = Aside(lambda: write(database.orders, written, paused))
+    with Aside(lambda: layers.run(spark, found, once=False, stop=stop)), writer:
         try:
             until(lambda: delta.exists(spark, delta.layout(found.lakehouse).gold(database.name, "orders")), seconds=240)
             first = only(verify.run(spark, found, verify.VerifyOptions()))
             assert first.is_equal, first.differences
             assert first.equal + first.waiting + first.changing >= 200
             table = delta.layout(found.lakehouse).gold(database.name, "orders")
+            # A statement of seconds does not get between commits of tenths of a second.
+            paused.set()
             until(lambda: is_planted(spark, f"UPDATE {table} SET text = 'planted' WHERE _id IN (390, 391)"))
+            paused.clear()
             mended = only(verify.run(spark, found, verify.VerifyOptions(repair=True, sample=400)))
             assert (mended.is_equal, mended.repaired) == (True, 2), mended
         finally:
@@ -153,10 +157,12 @@ def is_planted(spark: Any, sql: str) -> bool:
     return True
 
 
-def write(orders: Any, stop: threading.Event) -> None:
-    """Some writes to the first 380 documents, one after the other; the last ones are left alone."""
+def write(orders: Any, stop: threading.Event, paused: threading.Event) -> None:
+    """Some writes to the first 380 documents, one after the other, but while `paused`; the last ones are left alone."""
     number = 0
     while not stop.wait(0.01):
+        if paused.is_set():
+            continue
         number += 1
         match number % 4:
             case 0:

@@ -5,6 +5,7 @@ from typing import Any
 
 import hypothesis
 import orjson
+import pyarrow as pa
 import pytest
 from hypothesis import strategies as st
 
@@ -147,3 +148,29 @@ def test_what_is_there_already_changes_nothing(op: bronze.Op) -> None:
     held = list(kept.versions.values())
     again = versions.changed(held, [whole(1, "a", op), delete(2)], folds=True)
     assert [Version(**{**vars(each), "offset": None}) for each in again] in ([], held)
+
+
+def test_a_document_that_changes_all_the_time_is_laid_out_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version an event, each with the whole document, does not become one batch; the parts are what the whole was."""
+    events = [
+        {
+            "sequence": f"{at:04}",
+            "offset": at,
+            "op": "c" if at == 1 else "u",
+            "is_whole": at == 1,
+            "after": '{"_id":1,"pad":"%s"}' % ("x" * 1000) if at == 1 else None,
+            "before": None,
+            "updateDescription": {"updatedFields": f'{{"n":{at}}}', "removedFields": None},
+        }
+        for at in range(1, 101)
+    ]
+    for event in events:
+        if event["updateDescription"] is not None:
+            event["updateDescription"] |= {"truncatedArrays": None, "disambiguatedPaths": None}
+    batch = pa.RecordBatch.from_pylist([{"__key": "1", "events": events, "stored": None}])
+    whole_ = list(versions.laid_out(True)(iter([batch])))
+    monkeypatch.setattr(fold, "OUTPUT_BYTES", 10_000)
+    parts = list(versions.laid_out(True)(iter([batch])))
+    assert len(parts) >= 10 and max(part.nbytes for part in parts) < 20_000
+    assert pa.Table.from_batches(parts).to_pylist() == pa.Table.from_batches(whole_).to_pylist()
+    assert sum(part.num_rows for part in parts) == 100
