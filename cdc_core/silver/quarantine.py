@@ -158,9 +158,15 @@ def _placed(events: DataFrame, waiting: DataFrame) -> DataFrame:
     event, document = Window.partitionBy(*IDENTITY), Window.partitionBy("key")
     so_far = document.orderBy("sequence", "offset").rowsBetween(Window.unboundedPreceding, Window.currentRow)
     both = fresh.select(*columns).unionByName(old.select(*columns))
-    came = both.withColumns({"_is_again": F.max("_is_old").over(event), "_has_come": ~F.min("_is_old").over(event)}).where(
-        "NOT (_is_old AND _has_come)"
-    )
+    is_readable = F.col("_reason").isNull() & ~F.col("_is_old")
+    of_the_event = {
+        "_is_again": F.max("_is_old").over(event),
+        "_has_come": ~F.min("_is_old").over(event),
+        "_mended": F.max(F.when(is_readable, F.col("offset"))).over(event),
+    }
+    # A rebuild finds an event and its replay in one range: what could not be read holds nothing back any more.
+    is_mended = "coalesce(_reason IS NOT NULL AND offset < _mended, false)"
+    came = both.withColumns(of_the_event).where(f"NOT (_is_old AND _has_come) AND NOT {is_mended}")
     sequence, is_whole = F.col("sequence"), F.col("_reason").isNull() & ~reduce.is_partial()
     judged = came.withColumns(
         {
@@ -197,15 +203,7 @@ def _given(placed: DataFrame) -> DataFrame:
     A mark is an update of which nothing is known, just before that event.
     """
     is_mark = F.coalesce(F.col("_first") == F.col("sequence"), F.lit(False))
-    blank = {
-        "op": F.lit(bronze.Op.UPDATE.value),
-        "sequence": _just_before(F.col("sequence")),
-        **dict.fromkeys(("before", "after", "updateDescription"), F.lit(None)),
-    }
-    columns = [
-        F.when(is_mark, blank[name]).otherwise(_readable(name)).alias(name) if name in blank else F.col(name)
-        for name in bronze.SCHEMA.names
-    ]
+    columns = _or_nothing_known(is_mark, sequence=_just_before(F.col("sequence")))
     return placed.where((F.col("_fate") == _APPLIED) | is_mark).select(*columns)
 
 
@@ -226,9 +224,25 @@ def _fact_columns(to: int) -> tuple[Column, ...]:
     return (*map(F.col, bronze.SCHEMA.names), F.col("reason"), F.lit(to).cast("bigint").alias("to"))
 
 
-def readable(events: DataFrame) -> DataFrame:
-    """The events that can be read, without the pre-images that cannot: what was done to a document is known without them."""
-    return events.where(reason().isNull()).select(*(_readable(name) for name in bronze.SCHEMA.names))
+def readable(events: DataFrame, *, with_holes: bool = False) -> DataFrame:
+    """The events that can be read, without the pre-images that cannot: what was done to a document is known without them.
+
+    `with_holes` puts an update of which nothing is known in the place of each that cannot be read but has a place.
+    """
+    if not with_holes:
+        return events.where(reason().isNull()).select(*(_readable(name) for name in bronze.SCHEMA.names))
+    judged = events.withColumn("_reason", reason()).where(~_is_nowhere())
+    return judged.select(*_or_nothing_known(F.col("_reason").isNotNull()))
+
+
+def _or_nothing_known(is_hole: Column, **others: Column) -> list[Column]:
+    """The columns of bronze, of an update of which nothing is known where `is_hole`; `others` are of that update, too."""
+    nothing = dict.fromkeys(("before", "after", "updateDescription"), F.lit(None))
+    blank = {"op": F.lit(bronze.Op.UPDATE.value), **nothing, **others}
+    return [
+        F.when(is_hole, blank[name]).otherwise(_readable(name)).alias(name) if name in blank else F.col(name)
+        for name in bronze.SCHEMA.names
+    ]
 
 
 def _readable(name: str) -> Column:

@@ -159,7 +159,8 @@ class History:
         return survey.events(self.spark, self.bronze, self.namespace, span)
 
     def _range(self, range_: reduce.Range, reached: HistoryPosition) -> None:
-        found = unreadable.readable(self._events(range_))
+        # Where updates are folded, what cannot be read leaves the versions from there on incomplete until it comes again.
+        found = unreadable.readable(self._events(range_), with_holes=self.folds)
         if reached.floor:
             # Behind a drop the key is another document: an event from before it would open a version of one that is gone.
             found = found.where(f"sequence >= {literal(reached.floor)}")

@@ -57,6 +57,34 @@ def test_an_update_that_comes_again_changes_nothing(spark: SparkSession, lakehou
     assert hop.spark.table(hop.table("things")).where("`__incomplete`").isEmpty()
 
 
+def test_what_cannot_be_read_leaves_versions_incomplete(spark: SparkSession, lakehouse: Path) -> None:
+    """From an update that cannot be read on a version says that it is incomplete, until the update comes again as it was."""
+    hop = HistoryHop(spark, lakehouse, {"things": {"keep.document": True}})
+    after = {"op": "u", "key": 1, "at": 30, "update": {"w": 3}}
+    hop.bronze.append({"things": [change("c", 1, 10, "a"), {"op": "u", "key": 1, "at": 20, "update": "{"}, after]})
+    hop.run()
+    assert shown(hop) == [("a", False), ("a", True), ("a", True)]
+    hop.bronze.append({"things": [{"op": "u", "key": 1, "at": 20, "update": {"v": "b"}}, after]})
+    hop.run()
+    assert shown(hop) == [("a", False), ("b", False), ("b", False)]
+
+
+def shown(hop: HistoryHop) -> list[tuple[Any, ...]]:
+    """Value and incompleteness of each version, in order."""
+    rows = hop.spark.table(hop.table("things")).orderBy("valid_from").select("v", "`__incomplete`")
+    return [tuple(row) for row in rows.collect()]
+
+
+def test_a_looked_up_document_is_marked_where_documents_are_kept(spark: SparkSession, lakehouse: Path) -> None:
+    """`keep.document` folds only what has no document: one that was looked up is as captured, there too."""
+    hop = HistoryHop(spark, lakehouse, {"things": {"keep.document": True}})
+    partial = {"op": "u", "key": 1, "at": 30, "update": {"v": "c"}}
+    hop.bronze.append({"things": [change("c", 1, 10, "a"), {**change("u", 1, 20, "b"), "update": {"v": "b"}}, partial]})
+    hop.run()
+    captured = hop.spark.table(hop.table("things")).where("`__as_captured`").select("v").collect()
+    assert [row.v for row in captured] == ["b"]
+
+
 @pytest.mark.journey
 def test_late_events_drops_and_wider_types(spark: SparkSession, lakehouse: Path) -> None:
     """A version is put between others; a drop closes all, for good; a column that widens is rewritten, gold has plain types."""

@@ -121,6 +121,15 @@ def test_later_updates_follow(spark: SparkSession) -> None:
     assert (mark.key, mark.after, mark.updateDescription, mark.before) == ("1", None, None, None)
 
 
+def test_a_replay_in_the_same_range(spark: SparkSession) -> None:
+    """What a rebuild reads at once: the corrected event, by its offset the later one, is the event, and holds nothing back."""
+    before = [event(1, "c"), event(2, "p", text="{"), event(3, "p")]
+    again = [event(2, "p", offset=12), event(3, "p", offset=13), event(4, "p", offset=14)]
+    assert split(spark, before + again) == ([(1, "c"), (2, "u"), (3, "u"), (3, "u"), (4, "u")], [])
+    given, facts = split(spark, [*again, event(2, "p", text="{", offset=20)])
+    assert "mark" in dict(given) and (f"token-{2}", Reason.UNREADABLE_UPDATE.value) in facts
+
+
 @pytest.mark.parametrize("whole", ["c", "u", "r", "d"])
 def test_a_whole_document_supersedes(spark: SparkSession, whole: str) -> None:
     """After a full document or a delete nothing waits any more, and what had to is there to be seen."""
