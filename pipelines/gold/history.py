@@ -231,9 +231,7 @@ class History:
         columns = reduce.needed(self.options.unwrap)
         envelope = found.select(*dict.fromkeys(("offset", "after", "updateDescription", *columns)))
         joined = (
-            laid_out.where("offset IS NOT NULL")
-            .join(envelope, "offset")
-            .withColumn("is_folded", F.col("after").isNull())
+            laid_out.where("offset IS NOT NULL").join(envelope, "offset").withColumn("is_folded", F.col("after").isNull())
         )
         made = query_execution.computed(joined.withColumn("after", F.coalesce("document", "after")).drop("document"))
         evolution = schemas.evolve(
