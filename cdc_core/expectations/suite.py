@@ -165,10 +165,10 @@ def _section(
     return found
 
 
-def missing_columns(suite: Suite, columns: Sequence[str], *, table: str) -> Iterator[errors.Problem]:
-    """What the suite says of columns that a table has not."""
+def missing_columns(suite: Suite, columns: Sequence[str], *, table: str) -> Iterator[tuple[Expectation, errors.Problem]]:
+    """The expectations about columns that a table has not, each with what is wrong."""
     for each in suite.expectations:
         for name in each.columns:
             if name not in columns and name.partition(".")[0] not in columns:
                 near = values.did_you_mean(name, columns) or f"it has {', '.join(columns[:20])}"
-                yield errors.Problem(each.where, f"{each.type}: {table} has no column {name}", near)
+                yield each, errors.Problem(each.where, f"{each.type}: {table} has no column {name}", near)

@@ -35,6 +35,11 @@ class TableRef:
         """The name as messages show it: the path, or the catalog name without quotes."""
         return self.path if self.path is not None else self.identifier.replace("`", "")
 
+    @property
+    def key(self) -> str:
+        """The same for two names of one table: catalogs take capitals and small letters for the same, folders do not."""
+        return self.path if self.path is not None else self.identifier.lower()
+
     @staticmethod
     def at(path: str) -> TableRef:
         """The path-based table in the folder `path`."""

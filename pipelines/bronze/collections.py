@@ -84,9 +84,7 @@ def parted(settings: Settings, namespaces: Sequence[Namespace]) -> KnownCollecti
     refused: dict[Namespace, errors.DecisionNeeded] = {}
     for namespace in namespaces:
         table = layout.silver(namespace.db, namespace.collection)
-        # A catalog takes names in capitals and small letters for the same; a folder does not.
-        name = str(table) if table.path is not None else str(table).lower()
-        owner = owners.setdefault(name, namespace)
+        owner = owners.setdefault(table.key, namespace)
         if owner == namespace:
             kept.append(namespace)
         elif chosen.includes(namespace.db, namespace.collection):

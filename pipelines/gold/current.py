@@ -83,11 +83,14 @@ class GoldWork:
         return self.gold.to is None or self.gold.to > self.silver.to or self.gold.generation != self.silver.generation
 
 
-def at_silver(spark: SparkSession, layout: tables.Layout, namespace: registry.Namespace) -> GoldTable:
+def at_silver(
+    spark: SparkSession, layout: tables.Layout, namespace: registry.Namespace, *, audit: Audit = unjudged
+) -> GoldTable:
     """One collection's gold table as it would be made whole from silver now, whatever the table holds."""
     names = (namespace.db, namespace.collection)
     position = registry.silver_position(spark, layout.silver(*names))
-    return GoldTable(spark, GoldWork(namespace, position, GoldPosition()), layout.silver(*names), layout.deletes(*names))
+    work = GoldWork(namespace, position, GoldPosition())
+    return GoldTable(spark, work, layout.silver(*names), layout.deletes(*names), audit=audit)
 
 
 @dataclass(frozen=True)

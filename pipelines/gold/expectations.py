@@ -6,8 +6,8 @@
 
 Nothing of a candidate lies where readers look: what is judged is computed, or a function of versions of tables, and becomes
 visible by the one commit that follows. A run that is killed between the two has published nothing. That only changed rows are
-judged is sound because the rows that stay were judged by the same suite when they came: the commit says which, and where it
-was another one, or none, the whole table is judged.
+judged is sound because the rows that stay met the same expectation when they came: the commit says which suite that was and
+what was not met. Where it was another suite, or none, and for what was not met, the whole table is judged.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyspark.sql import functions as F
 
 from cdc_core import errors
 from cdc_core.expectations import suite as suites
@@ -31,9 +32,9 @@ from pipelines.gold.candidate import Candidate
 from pipelines.settings import file as settings_file
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-    from cdc_core.expectations.suite import Suite
+    from cdc_core.expectations.suite import Expectation, Suite
     from cdc_core.settings.parse import Settings
 
 SCHEMA = pa.schema(
@@ -112,6 +113,23 @@ def check_tables(
         raise errors.SettingsError(problems)
 
 
+def check_views(found: Sequence[suites.Suite], *, views: Collection[str]) -> None:
+    """Raise `SettingsError` for critical expectations of views in a catalog: readers see their rows before anything judges them."""
+    problems = [
+        errors.Problem(
+            one.where,
+            f"{each.table} is a view, whose rows readers see as soon as its tables change: nothing can be held back",
+            "materialized='table' makes versions that are judged first; severity: warning or info reports alone",
+        )
+        for each in found
+        if each.table in views
+        for one in each.expectations
+        if one.severity is suites.Severity.CRITICAL
+    ]
+    if problems:
+        raise errors.SettingsError(problems)
+
+
 @dataclass
 class Gate:
     """The audit by expectations: it judges each candidate by the suite of its table."""
@@ -132,25 +150,30 @@ class Gate:
     def __call__(self, spark: SparkSession, candidate: Candidate) -> Mapping[str, object]:
         """Judge a candidate and note the results; what its commit is to say.
 
-        Raises `GateFailed` where a critical expectation is not met, `SettingsError` where one is about a column that the table has not.
+        Raises `GateFailed` where a critical expectation is not met, `SettingsError` where one is about a column that the table has
+        not; a warning about such a column is not met.
         """
         suite = self.suites.get(candidate.name)
         if suite is None:
             return {}
-        whole = candidate.whole()
-        problems = list(suites.missing_columns(suite, whole.columns, table=candidate.name))
+        whole = _with_rescued(suite, candidate.whole())
+        changed = None if candidate.changed is None else _with_rescued(suite, candidate.changed)
+        absent = list(suites.missing_columns(suite, whole.columns, table=candidate.name))
+        problems = [problem for each, problem in absent if each.severity is suites.Severity.CRITICAL]
         if problems:
             raise errors.SettingsError(problems)
-        # Rows that did not change have met this very suite already. After any change of the suite all rows are judged.
-        is_known = candidate.changed is not None and candidate.live.get("suite") == suite.digest
-        about_rows = [each for each in suite.expectations if is_known and library.is_about_rows(each)]
-        # What is about the whole table (a count, a unique column) changes with every row, also with those that go.
-        about_table = [each for each in suite.expectations if each not in about_rows]
         outcomes = {
-            id(each): (judged, kind)
-            for frame, some, kind in ((candidate.changed, about_rows, "changed"), (whole, about_table, "whole"))
+            id(each): (library.unjudged(each, f"no column {', '.join(each.columns)}"), "whole") for each, _ in absent
+        }
+        judged = [each for each in suite.expectations if id(each) not in outcomes]
+        about_rows = [each for each in judged if changed is not None and self._was_met(suite, each, candidate.live)]
+        # What is about the whole table (a count, a unique column) changes with every row, also with those that go.
+        about_table = [each for each in judged if each not in about_rows]
+        outcomes |= {
+            id(each): (result, kind)
+            for frame, some, kind in ((changed, about_rows, "changed"), (whole, about_table, "whole"))
             if frame is not None
-            for each, judged in zip(some, library.judged(frame, some, keys=candidate.keys))
+            for each, result in zip(some, library.judged(frame, some, keys=candidate.keys))
         }
         results = [_Outcome(each, *outcomes[id(each)]) for each in suite.expectations]
         failed = [each for each in results if each.is_critical_failure]
@@ -160,8 +183,25 @@ class Gate:
             raise errors.GateFailed(_refusal(candidate.name, failed))
         return {
             "suite": suite.digest,
-            "expectations": {"run": self.run, "unmet": sum(not each.judged.is_met for each in results)},
+            "expectations": {
+                "run": self.run,
+                "unmet": sum(not each.judged.is_met for each in results),
+                "not_met": [place for place, each in enumerate(results) if not each.judged.is_met],
+            },
         }
+
+    @staticmethod
+    def _was_met(suite: Suite, expectation: Expectation, live: Mapping[str, object]) -> bool:
+        """Whether each row of the last good version has met an expectation, so that only those that change are to be judged.
+
+        After any change of the suite all rows are judged. So they are for a warning that was not met: the rows that did not meet
+        it may still be there, and the next version is no better for them.
+        """
+        said = live.get("expectations")
+        not_met = said.get("not_met") if isinstance(said, Mapping) else None
+        if live.get("suite") != suite.digest or not isinstance(not_met, list):
+            return False
+        return suite.expectations.index(expectation) not in not_met and library.is_about_rows(expectation)
 
     def _note(
         self, spark: SparkSession, table: str, suite: Suite, results: Sequence[_Outcome], *, is_published: bool
@@ -191,6 +231,13 @@ class Gate:
         ops_tables.note(
             spark, delta.layout(self.settings.lakehouse).ops("expectations"), rows, SCHEMA, properties=PROPERTIES
         )
+
+
+def _with_rescued(suite: Suite, rows: DataFrame) -> DataFrame:
+    """The rows with `__rescued` where it is spoken of: a table has the column from the first rescued value on, before it is null."""
+    if "__rescued" in rows.columns or not any("__rescued" in each.columns for each in suite.expectations):
+        return rows
+    return rows.withColumn("__rescued", F.lit(None).cast("string"))
 
 
 @dataclass(frozen=True)

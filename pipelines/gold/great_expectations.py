@@ -108,6 +108,12 @@ def judged(df: DataFrame, expectations: Sequence[suites.Expectation], *, keys: S
         return [_result(by_place[place], keys) for place in range(len(expectations))]
 
 
+def unjudged(expectation: suites.Expectation, why: str) -> ExpectationResult:
+    """The result of an expectation that there is nothing to judge by: it is not met."""
+    reply = {"success": False, "expectation_config": {"type": expectation.type, "kwargs": dict(expectation.kwargs)}}
+    return ExpectationResult(False, None, None, (), None, why, json.dumps({**reply, "exception_info": why}, default=str))
+
+
 def _configured(each: suites.Expectation, place: int = 0) -> Any:
     """The library's expectation; `place` finds its result again, which come in another order."""
     from great_expectations.expectations.expectation_configuration import ExpectationConfiguration

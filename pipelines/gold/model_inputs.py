@@ -86,9 +86,12 @@ class ModelInputs:
         if not delta.exists(self.spark, table):
             return None
         delta.check_ours(self.spark, table)
+        detail = self.spark.sql(f"DESCRIBE DETAIL {table}").select("id", "numFiles").collect()[0]
+        # A table is made in one commit and filled in the next one: between the two it holds nothing that gold has said.
+        if not detail.numFiles and table_history.position(self.spark, table) is None:
+            return None
         version, at = self._version(name, table)
-        id_ = self.spark.sql(f"DESCRIBE DETAIL {table}").select("id").collect()[0].id
-        return ModelInput(name, table, version, id_, at)
+        return ModelInput(name, table, version, detail.id, at)
 
     def _version(self, name: str, table: tables.TableRef) -> tuple[int, str]:
         """The version that is read, and what identifies its rows: a digest of the metadata of the last commit that brought any.
@@ -133,7 +136,8 @@ class ModelInputs:
         view = f"model_{model.name}_{self.nonce}"
         frame.createOrReplaceTempView(view)
         self.views[model.name] = view
-        self._view_positions[model.name] = {"model": model.digest, **self.positions(model)}
+        # With a blank, which no model's name has.
+        self._view_positions[model.name] = {"the query": model.digest, **self.positions(model)}
 
 
 def collection_table(layout: tables.Layout, name: str) -> tables.TableRef:

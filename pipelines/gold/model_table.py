@@ -151,6 +151,8 @@ class ModelTable:
             )
             owner = writer
             if owner is None:  # only now: a first version that the audit refuses leaves no empty table behind
+                if table.path is None and self.spark.catalog.tableExists(str(table)):
+                    self.spark.sql(f"DROP VIEW IF EXISTS {table}")  # the model was one before
                 ddl = ", ".join(f"{identifier(each.name)} {merge.ddl(each.dataType)}" for each in frame.schema)
                 delta.create(self.spark, table, columns=ddl, properties=PROPERTIES)
                 owner = Writer.claim(self.spark, table, take_over=self.take_over)
@@ -279,7 +281,8 @@ def is_same(held: object, now: object) -> bool:
     """Whether a table, or the tables that a view reads, hold the same rows: `version` does not count, as commits without rows raise it."""
     if not isinstance(held, dict) or not isinstance(now, dict) or held.keys() != now.keys():
         return held == now
-    names = ("id", "at") if "at" in now else now.keys()
+    # A table's position, and not positions by names: a model may be called `at`.
+    names = ("id", "at") if isinstance(now.get("at"), str) else now.keys()
     return all(is_same(held[name], now[name]) for name in names)
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from cdc_core.settings.parse import Settings
+    from cdc_core.tables import layout as tables
 
 log = logging.getLogger(__name__)
 
@@ -138,13 +139,15 @@ def ordered(spark: SparkSession, settings: Settings) -> tuple[sql_model.Model, .
     known = known_collections(spark, settings)
     layout = delta.layout(settings.lakehouse)
     # Where a collection and a model have one table, each would overwrite the rows of the other.
-    taken = {str(collection_table(layout, name)): name for name in known}
-    met = [each for each in found if str(layout.model(each.name)) in taken]
+    taken = {collection_table(layout, name).key: name for name in known}
+    met = [each for each in found if layout.model(each.name).key in taken]
     if met:
         raise errors.SettingsError(
             [
                 errors.Problem(
-                    each.where, f"its table would be that of {taken[str(layout.model(each.name))]}", "rename the file"
+                    each.where,
+                    f"its table would be that of {taken[layout.model(each.name).key]}",
+                    "rename the file",
                 )
                 for each in met
             ]
@@ -234,7 +237,10 @@ def joined(found: Sequence[errors.MedallionError]) -> errors.MedallionError:
     if all(isinstance(each, errors.SettingsError) for each in found):
         return errors.SettingsError([problem for each in found for problem in getattr(each, "problems", ())])
     first = next((each for each in found if not isinstance(each, errors.SettingsError)), found[0])
-    return type(first)("\n".join(str(each) for each in (first, *(each for each in found if each is not first))))
+    message = "\n".join(str(each) for each in (first, *(each for each in found if each is not first)))
+    if isinstance(first, errors.CollectionsFailed):
+        return errors.CollectionsFailed(message, first.exit_code)
+    return type(first)(message)
 
 
 @dataclass
@@ -254,6 +260,7 @@ class _DryRun:
         else:
             frame = queries.frame(self.spark, model, self.inputs.relation)
             queries.check_columns(self.spark, model, frame, self.inputs.relation)
+            _check_no_table(self.spark, model, self.inputs.layout.model(model.name))
             would = self._would(model)
             if model.name in self.moved or model.materialized is sql_model.Materialized.VIEW:
                 self.inputs.add_view(model, frame)
@@ -280,6 +287,14 @@ class _DryRun:
         return said[work.kind] + (f", because {work.why}" if work.why else "")
 
 
+def _check_no_table(spark: SparkSession, model: sql_model.Model, table: tables.TableRef) -> None:
+    """Raise where a view was a table before: readers would go on with rows that nothing brings up to date any more."""
+    if model.materialized is sql_model.Materialized.VIEW and delta.exists(spark, table):
+        how = f"DROP TABLE {table}" if table.path is None else f"remove the folder {table.path}"
+        message = "it is a view, and the table that it was before is still there, with the rows of its last run"
+        raise errors.SettingsError(errors.Problem(model.where, message, how))
+
+
 @dataclass(frozen=True)
 class _ModelsRun:
     """One run, model by model."""
@@ -297,7 +312,7 @@ class _ModelsRun:
         return found if found is not None and model_table.is_same(found.made_from, self._made_from(model)) else None
 
     def _made_from(self, model: sql_model.Model) -> dict[str, object]:
-        return {"model": model.digest, **self.inputs.positions(model)}
+        return {"the query": model.digest, **self.inputs.positions(model)}
 
     def note_refusal(self, model: sql_model.Model, error: errors.MedallionError) -> None:
         """Remember a refusal that lies in the rows or the query; what hinders the run itself may be over the next time."""
@@ -322,6 +337,7 @@ class _ModelsRun:
     def _viewed(self, model: sql_model.Model, frame: DataFrame) -> tuple[str, int, int | None]:
         """A view in the catalog; where tables are folders there is none, and only models that refer to the view read it."""
         table = self.inputs.layout.model(model.name)
+        _check_no_table(self.spark, model, table)
         # Judged before any other model or reader can see it.
         if self.verdict(model) is None:
             self.audit(self.spark, Candidate(model.name, table, lambda: frame))

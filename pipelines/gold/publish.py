@@ -99,6 +99,11 @@ def gate(spark: SparkSession, settings: Settings) -> expectations.Gate:
 
 def _gate(spark: SparkSession, settings: Settings, made: Sequence[sql_model.Model]) -> expectations.Gate:
     found = expectations.Gate.of(settings)
+    if settings.lakehouse.root is None:
+        expectations.check_views(
+            tuple(found.suites.values()),
+            views={each.name for each in made if each.materialized is sql_model.Materialized.VIEW},
+        )
     if found.suites:
         captured = filters.of(settings.source)
         known = [*map(str, registry.read(spark, settings).namespaces), *(each.name for each in made)]

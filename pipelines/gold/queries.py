@@ -25,6 +25,10 @@ UNPUBLISHED = (T.NullType, T.VariantType, T.CalendarIntervalType, T.DayTimeInter
 """Types that Delta cannot store, or that many readers of Delta tables do not know."""
 
 
+OF_ROWS = frozenset(("0A", "21", "22", "23", "2F", "38", "39", "42", "54", "P0"))
+"""SQLSTATE's classes of what fails over the same rows each time: values, cardinality, functions, limits."""
+
+
 def check_syntax(spark: SparkSession, model: sql_model.Model) -> None:
     """Raise where the text is no query; its tables need not be there."""
     # Spark parses a text before it looks for tables: a missing table proves that the query parses.
@@ -116,7 +120,9 @@ def errors_of_rows(model: sql_model.Model) -> Iterator[None]:
         known = failures.translated(error)
         if known is not None:
             raise known from error
-        condition = failures.condition(error) or type(error).__name__
-        raise errors.DecisionNeeded(
-            f"{model.where}: the query failed over the rows: {condition}. Nothing of it was published; the last good version stays"
-        ) from error
+        condition = failures.condition(error) or failures.class_name(error)
+        stays = "Nothing of it was published; the last good version stays"
+        if failures.sql_state(error)[:2] in OF_ROWS:
+            raise errors.DecisionNeeded(f"{model.where}: the query failed over the rows: {condition}. {stays}") from error
+        # A lost executor, memory, a file that could not be read: the same rows may pass the next time.
+        raise errors.Temporary(f"{model.where}: the query could not be computed: {condition}. {stays}; try again") from error

@@ -44,7 +44,7 @@ from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
-from pipelines.gold import current
+from pipelines.gold import current, publish
 from pipelines.schema import log as schemas
 from pipelines.silver import ranges, survey
 from pipelines.silver import tables as silver_tables
@@ -125,7 +125,7 @@ def run(
     """Rebuild the table of `database.collection`; with `is_trial` only compare.
 
     Nothing is swapped where rows would be lost that no delete in bronze explains, unless `drops_lost` says so: `refuse`
-    raises then. Raises `SettingsError` for an unknown collection, `DecisionNeeded` where bronze no longer begins with its
+    raises then. Raises `SettingsError` for an unknown collection, `GateFailed` where expectations refuse a gold table's rows, `DecisionNeeded` where bronze no longer begins with its
     first batch, nor holds a whole snapshot, `TableOwned`, `LeaseHeld`, `OwnershipLost`, and `Temporary` when `stop` was set; the table is then as it was.
     """
     started = time.monotonic()
@@ -240,7 +240,8 @@ class _Rebuild:
 
     def gold(self) -> RebuildResult:
         """The gold table, from silver as it is now."""
-        table = current.at_silver(self.spark, self.layout, self.namespace)
+        audit = publish.gate(self.spark, self.settings)
+        table = current.at_silver(self.spark, self.layout, self.namespace, audit=audit)
         found = compared(self.spark.table(str(self.writer.table)), table.documents())
         if not self.is_trial:
             table.rewritten(self.writer)

@@ -97,6 +97,14 @@ def condition(error: BaseException) -> str:
     return ""
 
 
+def sql_state(error: BaseException) -> str:
+    """The five characters of SQLSTATE; empty where it has none."""
+    for found in (error, getattr(error, "java_exception", None)):
+        if found is not None and (said := _asked(found, "getSqlState")):
+            return str(said)
+    return ""
+
+
 def parameter(error: BaseException, name: str) -> str | None:
     """What Spark's message says of this name; None where it has none."""
     said = (_asked(error, "getMessageParameters") or {}).get(name)

@@ -95,6 +95,42 @@ def test_a_refused_version_of_a_model_leaves_the_last_good_one(spark: SparkSessi
     assert {row["judged"] for row in results(spark, shop.settings)[-3:]} == {"changed", "whole"}
 
 
+WARNINGS = """\
+expectations:
+  - type: expect_column_values_to_be_between
+    kwargs: {column: total, max_value: 50}
+    severity: warning
+  - type: expect_column_values_to_not_be_null
+    kwargs: {column: discount}
+    severity: info
+  - type: expect_column_values_to_be_null
+    kwargs: {column: __rescued}
+  - type: expect_column_values_to_not_be_null
+    kwargs: {column: customer}
+"""
+
+
+def test_a_warning_stays_unmet_as_long_as_its_rows(spark: SparkSession, tmp_path: Path) -> None:
+    """A version that changes other rows is no better; a column that is not there yet stops nothing that is no more than a warning."""
+    shop = gold_shop.made(spark, tmp_path, {"totals": TOTALS}, suites={"totals.yml": WARNINGS})
+    gate = expectations.Gate.of(shop.settings)
+
+    def judged(orders: dict[str, Any]) -> list[tuple[Any, ...]]:
+        shop.change("orders", orders)
+        shop.run(audit=gate)
+        rows = results(spark, shop.settings)[-4:]
+        return [(row["judged"], row["is_met"], row["rows"], row["unexpected"], row["failure"]) for row in rows]
+
+    shop.change("orders", {"_id": 2, "customer": 2, "amount": 60})
+    absent = ("whole", False, None, None, "no column discount")
+    met = ("whole", True, 2, 0, None)
+    assert judged({"_id": 1, "customer": 1, "amount": 5}) == [("whole", False, 2, 1, None), absent, met, met]
+    met = ("changed", True, 1, 0, None)
+    assert judged({"_id": 3, "customer": 1, "amount": 6}) == [("whole", False, 2, 1, None), absent, met, met]
+    assert judged({"_id": 2, "customer": 2, "amount": 6}) == [("whole", True, 2, 0, None), absent, met, met]
+    assert judged({"_id": 3, "customer": 1, "amount": 7}) == [met, absent, met, met]
+
+
 def test_a_refused_version_of_documents_hinders_no_other_table(spark: SparkSession, tmp_path: Path) -> None:
     """The collection stays at its last good version until a later one meets its suite; uniqueness is judged over the whole table."""
     suite = (

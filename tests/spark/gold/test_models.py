@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
+from pyspark.errors import PySparkException
 
 from cdc_core import errors
+from pipelines.delta import query_execution
 from pipelines.delta import tables as delta
 from pipelines.gold import models
 from tests.harness import gold_shop
@@ -160,3 +163,59 @@ def test_what_is_wrong_with_a_query_is_said_with_its_place(shop: MakeShop) -> No
     ):
         assert wanted in told, told
     assert "`o`.`amout` cannot be resolved" in told and "`o`.`amount`" in told
+
+
+def test_a_model_may_have_any_name(shop: MakeShop) -> None:
+    """Also the words that positions are written with: what such a model reads moves, and the models over it follow."""
+    made = shop(
+        at="{{ config(materialized='view') }} SELECT sum(amount) AS total FROM {{ ref('cases.orders') }}",
+        model="{{ config(materialized='view') }} SELECT total FROM {{ ref('at') }}",
+        id="SELECT total FROM {{ ref('model') }}",
+        after="SELECT total FROM {{ ref('id') }}",
+    )
+    made.change("orders", {"_id": 1, "customer": 1, "amount": 5})
+    assert made.run() == {"at": "view", "model": "view", "id": "whole", "after": "whole"}
+    made.change("orders", {"_id": 1, "customer": 1, "amount": 6})
+    assert made.run() == {"at": "view", "model": "view", "id": "whole", "after": "whole"}
+    assert made.rows("after") == {(6,)}
+    (made.folder / "model.sql").write_text(
+        "{{ config(materialized='view') }} SELECT 2 * total AS total FROM {{ ref('at') }}"
+    )
+    assert made.run()["id"] == "whole"
+    assert made.rows("after") == {(12,)}
+
+
+def test_a_table_that_holds_nothing_yet_is_waited_for(shop: MakeShop) -> None:
+    """Gold was killed between making a table and filling it: a model over it would be empty, and say so of a whole collection."""
+    made = shop(other="SELECT count(*) AS n FROM {{ ref('cases.orders') }}")
+    layout = delta.layout(made.settings.lakehouse)
+    delta.create(made.spark, layout.gold("cases", "orders"), columns="_id INT, customer INT, amount INT, note STRING")
+    assert made.run() == {"other": "waits"}
+    made.change("orders", {"_id": 1, "customer": 1, "amount": 5})
+    assert made.run() == {"other": "whole"}
+
+
+def test_a_table_that_becomes_a_view_is_not_left_behind(shop: MakeShop) -> None:
+    """Its readers would see the rows of the last run for ever: the run says what to remove."""
+    made = shop(other="SELECT count(*) AS n FROM {{ ref('cases.orders') }}")
+    made.change("orders", {"_id": 1, "customer": 1, "amount": 5})
+    assert made.run() == {"other": "whole"}
+    (made.folder / "other.sql").write_text(
+        "{{ config(materialized='view') }} SELECT count(*) AS n FROM {{ ref('cases.orders') }}"
+    )
+    for act in (lambda: made.run(), lambda: models.check(made.spark, made.settings)):
+        with pytest.raises(errors.SettingsError, match="is a view, and the table that it was before is still there"):
+            act()
+
+
+def test_a_failure_of_the_machine_is_tried_again(shop: MakeShop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what lies in the rows is a verdict on them: a query that could not be computed passes the next time."""
+    made = shop(other="SELECT sum(amount) AS n FROM {{ ref('cases.orders') }}")
+    made.change("orders", {"_id": 1, "customer": 1, "amount": 5})
+    judged: dict[str, models.ModelVerdict] = {}
+    with monkeypatch.context() as broken:
+        lost = Mock(side_effect=PySparkException("Job aborted: a task was lost"))
+        broken.setattr(query_execution, "computed", lost)
+        with pytest.raises(errors.Temporary, match="could not be computed"):
+            made.run(judged=judged)
+    assert made.run(judged=judged) == {"other": "whole"}

@@ -33,11 +33,11 @@ def test_a_suite_names_its_table_or_has_its_name_from_the_file() -> None:
         suite.Severity.CRITICAL,
     ]
     assert suite.parse({**SUITE, "table": None}, name="totals", where="totals.json").table == "totals"
-    (missing, other) = suite.missing_columns(found, ("totals", "b"), table="shop.orders")
+    (first, missing), (_, other) = suite.missing_columns(found, ("totals", "b"), table="shop.orders")
     assert str(missing) == (
         "orders.yml: expectations[0]: expect_column_values_to_not_be_null: shop.orders has no column total (did you mean totals?)"
     )
-    assert "no column a" in str(other)
+    assert "no column a" in str(other) and first is found.expectations[0]
 
 
 def test_mistakes_of_a_suite_are_told_at_once() -> None:
