@@ -160,9 +160,8 @@ class _Join:
         """The type for a path without one, or None where nothing was seen that a column could hold."""
         pin = self.pins.get(path)
         if pin is not None and shape.kinds:
-            pinned = self._pinned(pin, shape, path, depth)
-            if pinned is not None:
-                return pinned
+            # A map without a value so far has no column: what else stands there is rescued, and does not choose another type.
+            return self._pinned(pin, shape, path, depth)
         type_: ColumnType | None = None
         for group in groups(shape):
             if type_ is None:

@@ -26,7 +26,10 @@ ENGINE = frozenset({"__key", "__sequence", "__batch", "__document", "__rescued",
 """The engine's own columns of a silver or gold table."""
 
 SPOKEN_FOR = frozenset(
-    {"__action", "__guard", "__gone", "__file", "__row", "_metadata", "_change_type", "_commit_version", "_commit_timestamp"}
+    {
+        *("__action", "__choice", "__file", "__given", "__gone", "__guard", "__held", "__is_new", "__row", "__typed"),
+        *("_metadata", "_change_type", "_commit_version", "_commit_timestamp"),
+    }
 )
 """Names that no column of a document gets: what statements over its table call columns of their own, and what Spark and Delta
 read as theirs."""
@@ -102,7 +105,8 @@ def without_case(name: str) -> str:
 
     More than the small letters of Unicode: `ı` and `i`, `µ` and `μ`, `ſ` and `s`. Characters stay single, as in Java: `ß` is not `ss`.
     """
-    return "".join(map(_without_case, name))
+    # Spark also compares whole names in small letters, where `İ` is `i` and a dot above it: all three are one here.
+    return "".join(map(_without_case, name)).replace("i\u0307", "i")
 
 
 def _without_case(character: str) -> str:

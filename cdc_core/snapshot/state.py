@@ -265,3 +265,24 @@ def states(payloads: Iterable[Mapping[str, Any]]) -> tuple[State, ...]:
         found[state.id] = state._followed(fields)
     initial = [state.id for state in found.values() if state.kind is SnapshotKind.INITIAL]
     return tuple(state for state in found.values() if state.kind is not SnapshotKind.INITIAL or state.id == initial[-1])
+
+
+def incomplete(payloads: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The collections of which documents may be missing, from the payloads of heartbeats in their order.
+
+    Changes of them were lost, or no snapshot of the whole was read to its end: it goes on, failed, or was stopped. One that a
+    signal asked for takes nothing from a collection that was whole before, unless it is being read just then.
+    """
+    told = list(payloads)
+    whole: set[str] = set()
+    partial: set[str] = set()
+    for state in states(each for each in told if "snapshot" in each):
+        for name in state.planned:
+            if state.of(name).completed and name not in state.conditions:
+                whole.add(name)
+                partial.discard(name)
+            elif state.of(name).completed:
+                continue
+            elif name in state.missing or name not in whole or state.kind is SnapshotKind.REPLACED:
+                partial.add(name)
+    return tuple(sorted(partial | unrepaired(told).keys()))

@@ -243,8 +243,8 @@ def _last_rows(table: tables.TableRef) -> pa.Table | None:
 
 
 def _payload_rows(spark: SparkSession, table: tables.TableRef, kind: bronze.RowKind, *begins: str) -> list[dict[str, Any]]:
-    """Token, offset, payload and clock of the rows of a kind whose payloads begin so, in order; without a Spark job where this process sees the files."""
-    columns, folder = ["resume_token", "offset", "payload", "ts_ms"], local_log.folder(table)
+    """Token, offset, payload, clock and batch of the rows of a kind whose payloads begin so, in order; without a Spark job where this process sees the files."""
+    columns, folder = ["resume_token", "offset", "payload", "ts_ms", "batch"], local_log.folder(table)
     files = None if folder is None else local_log.files(folder)
     rows = None
     if files is not None:
@@ -377,11 +377,12 @@ def snapshot_heartbeats(spark: SparkSession, table: tables.TableRef) -> list[dic
     return [payload for payload in gap_and_snapshot_heartbeats(spark, table) if "snapshot" in payload]
 
 
-def gap_and_snapshot_heartbeats(spark: SparkSession, table: tables.TableRef) -> list[dict[str, Any]]:
-    """The payloads of all heartbeats that tell of a snapshot or of a gap, in order."""
-    return [
-        json.loads(row["payload"]) for row in _payload_rows(spark, table, bronze.RowKind.HEARTBEAT, '{"snapshot"', '{"gap"')
-    ]
+def gap_and_snapshot_heartbeats(
+    spark: SparkSession, table: tables.TableRef, *, to: int | None = None
+) -> list[dict[str, Any]]:
+    """The payloads of all heartbeats that tell of a snapshot or of a gap, in order; those in batches up to `to`."""
+    rows = _payload_rows(spark, table, bronze.RowKind.HEARTBEAT, '{"snapshot"', '{"gap"')
+    return [json.loads(row["payload"]) for row in rows if to is None or row["batch"] <= to]
 
 
 @dataclass(frozen=True)

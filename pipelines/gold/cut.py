@@ -14,7 +14,6 @@ Tables of versions (`history: true`) need no cut: `past` says how they are read 
 from __future__ import annotations
 
 import itertools
-import json
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,16 +24,19 @@ import pyarrow as pa
 from cdc_core import errors
 from cdc_core.gold import cut
 from cdc_core.properties.source import FullUpdateType
+from cdc_core.silver import reduce
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.sql.names import identifier, literal
 from cdc_core.tables import layout as tables
 from pipelines import clock
 from pipelines.bronze import collections as registry
+from pipelines.bronze import log as bronze_log
 from pipelines.delta import ops_tables, table_history
 from pipelines.delta import tables as delta
 from pipelines.gold import history, models, publish
 from pipelines.gold import run as gold
 from pipelines.silver import run as silver
+from pipelines.silver import survey
 from pipelines.spark import parallel
 
 if TYPE_CHECKING:
@@ -57,7 +59,8 @@ SCHEMA = pa.schema(
     ]
 )
 """`time` and `until` are cluster times as 16 hex digits: the tables show the source from the one to before the other. `documents`
-is `exact`, or `as captured` where updates are looked up; `missing` names collections whose snapshot was not whole."""
+is `exact`, or `as captured` where updates are looked up; `missing` names collections that are not whole in bronze, and models
+that wait for a table and are as they were before."""
 
 PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "50"}
 EXACT, AS_CAPTURED = "exact", "as captured"
@@ -139,14 +142,16 @@ def run(
     # After silver and not beside it: a table must not be published from a silver that is still below the batch.
     gold.run(spark, settings, take_over=take_over, sessions=sessions, stop=stop, audit=audit)
     found = [*_collections(spark, settings, chosen)]
+    waiting: list[str] = []
     if settings.gold.models is not None:
         pinned = {each.name: each.version for each in found if each.version is not None}
         made = models.run(spark, settings, audit=audit, take_over=take_over, pinned=pinned, stop=stop)
         layout = delta.layout(settings.lakehouse)
+        waiting += [each.name for each in made.models if each.did == "waits"]
         for each in made.models:
             table = layout.model(each.name)
-            # A view has no versions that readers could go back to.
-            if each.did != "view" and delta.exists(spark, table):
+            # A view has no versions that readers could go back to, and what waits is at no cut.
+            if each.did not in ("view", "waits") and delta.exists(spark, table):
                 version = each.version if each.version is not None else table_history.version(spark, table)
                 found.append(CutTable(each.name, str(table), version))
     # A run that is stopped ends without an error, and its tables may be anywhere before the cut.
@@ -159,7 +164,7 @@ def run(
         until=chosen.until,
         batch=chosen.batch,
         documents=_documents(settings),
-        missing=_missing(spark, settings, chosen),
+        missing=(*_missing(spark, settings, chosen), *waiting),
         tables=tuple(sorted(found, key=lambda each: each.name)),
     )
     _note(spark, settings, noted)
@@ -188,7 +193,7 @@ def past(spark: SparkSession, settings: Settings, *, as_of: str) -> Cut:
     held = _histories(spark, settings)
     found = _boundaries(spark, settings)
     _check_reached(settings, found, asked)
-    reached = min(position.to for _, position in held)
+    reached = _applied(spark, settings, held)
     applied = [each for each in found if each.batch <= reached]
     behind = "a table of versions is behind: run medallion gold, and ask again"
     if asked is None:
@@ -233,6 +238,37 @@ def _histories(spark: SparkSession, settings: Settings) -> list[tuple[tuple[str,
             errors.Problem("silver", message, "history: true keeps one; medallion gold then makes it")
         )
     return found
+
+
+def _applied(
+    spark: SparkSession, settings: Settings, held: Sequence[tuple[tuple[str, tables.TableRef], history.HistoryPosition]]
+) -> int:
+    """The batch of bronze up to which no table of versions lacks anything.
+
+    The position of a collection stays where its last event is: what counts is whether bronze has more of it.
+    """
+    table = delta.layout(settings.lakehouse).bronze(settings.name)
+    if not delta.exists(spark, table):
+        return 0
+    _, newest = _reached(spark, table)
+    histories = {registry.Namespace(*name.split(".", 1)): position.to for (name, _), position in held}
+    silver_at = {namespace: _silver(spark, settings, namespace) for namespace in histories}
+    starts = {namespace: each.to for namespace, each in silver_at.items()}
+    counts, sweeps = survey.surveyed(spark, table, reduce.Range(min(starts.values()), newest), starts=starts)
+
+    def lacks(namespace: registry.Namespace) -> bool:
+        options, at = settings.silver.for_collection(str(namespace)), silver_at[namespace]
+        return (
+            histories[namespace] < at.to
+            or counts.get(namespace, survey.EventCounts()).events > 0
+            or any(
+                sweep.db_collection == str(namespace) and sweep.is_due(after=at.to, swept=at.swept)
+                for sweep in survey.sweeps_to_apply(sweeps, options)
+            )
+        )
+
+    lacking = [to for namespace, to in histories.items() if lacks(namespace)]
+    return min(lacking, default=newest)
 
 
 def _boundaries(spark: SparkSession, settings: Settings, *, at: int = 0) -> list[cut.Boundary]:
@@ -331,14 +367,9 @@ def _collections(spark: SparkSession, settings: Settings, chosen: cut.Boundary) 
 
 
 def _missing(spark: SparkSession, settings: Settings, chosen: cut.Boundary) -> tuple[str, ...]:
-    """The collections whose snapshot is not whole in the batches of the cut."""
+    """The collections of which the batches of the cut do not hold all: a snapshot is not whole, or changes were lost."""
     table = delta.layout(settings.lakehouse).bronze(settings.name)
-    rows = spark.sql(
-        f"SELECT payload FROM {table} WHERE kind = 'heartbeat' AND payload LIKE '{{\"snapshot\"%' AND batch <= {chosen.batch} "
-        "ORDER BY `offset`"
-    ).collect()
-    states = snapshot_state.states(json.loads(row.payload) for row in rows)
-    return tuple(sorted({name for state in states if not state.is_done for name in state.missing}))
+    return snapshot_state.incomplete(bronze_log.gap_and_snapshot_heartbeats(spark, table, to=chosen.batch))
 
 
 def _note(spark: SparkSession, settings: Settings, made: Cut) -> None:

@@ -14,6 +14,8 @@ from cdc_core.settings import parse as settings
 from pipelines.capture import service as capture
 from pipelines.delta import tables as delta
 from pipelines.gold import cut
+from pipelines.gold import run as gold
+from pipelines.silver import run as silver
 
 if TYPE_CHECKING:
     from pymongo import MongoClient
@@ -106,6 +108,16 @@ def test_every_cut_shows_transactions_whole(
         cut.past(spark, chosen, as_of="5:1")
     with pytest.raises(errors.Temporary, match="is not yet 4294967295:1"):
         cut.past(spark, chosen, as_of="4294967295:1")
+    # Only one collection changes: the other one's tables stay where they are, and hold the new time all the same.
+    database.checking.update_one({"_id": 0}, {"$set": {"note": "alone"}})
+    capture.run(spark, chosen, once=True)
+    silver.run(spark, chosen)
+    before = cut.past(spark, chosen, as_of="now")
+    gold.run(spark, chosen)
+    after = cut.past(spark, chosen, as_of="now")
+    assert before.time <= made[1].time < after.time
+    rows = [row for table in after.tables for row in spark.sql(table.relation).collect()]
+    assert sorted(row.note for row in rows if "note" in row and row.note) == ["alone"] and len(rows) == 2 * ACCOUNTS
     newest = {(row["_id"], name, row["balance"]) for name in COLLECTIONS for row in database[name].find()}
     live = {
         (row["_id"], name, row["balance"])

@@ -63,6 +63,7 @@ def test_options_decide_the_naming() -> None:
             ("ſ", "s"),
             ("K", "k"),
             ("İ", "i"),
+            ("İsim", "i\u0307sim"),
             ("ΣΑΣ", "σας"),
             ("ǅ", "ǆ"),
             ("\U00010400", "\U00010428"),
@@ -80,6 +81,6 @@ def test_names_that_spark_takes_for_one_are_told_apart(names: tuple[str, str]) -
 
 def test_names_of_statements_are_not_given_to_documents() -> None:
     """What a statement over the table, Spark or Delta calls its own."""
-    for name in ("_metadata", "__action", "__guard", "__gone", "__row", "__GONE"):
+    for name in ("_metadata", "__action", "__guard", "__gone", "__row", "__GONE", "__held", "__is_new"):
         given = column_names.top_level((name,), taken=column_names.UsedNames(NAMING.reserved), naming=NAMING)
         assert given == f"{name}_2"

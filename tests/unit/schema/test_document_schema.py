@@ -311,6 +311,18 @@ def test_each_meeting_is_as_documented() -> None:
             assert results == set(cell.split(" or ")), (cells[0], cell, results)
 
 
+@pytest.mark.parametrize("first", [1, "x", ["x"], {}, None])
+def test_a_pinned_map_is_one_whatever_comes_first(first: Any) -> None:
+    """A value that is no document chooses no other type; it is rescued, and the column comes with the first document."""
+    pins = parse_pins({"v": "map"})
+    before = joined([{"v": first}], pins=pins)
+    assert not before.fields
+    after, _ = evolution.join(before, observe({"v": {"a": "x"}}), pins=pins)
+    assert [document_schema.ddl(each.type) for each in after.fields] == ["MAP<STRING, STRING>"]
+    _, rescued = cast.row({"v": first}, after)
+    assert bool(rescued) is (first not in ({}, None))
+
+
 INT64, INEXACT = {"$numberLong": "5"}, {"$numberLong": "9007199254740993"}
 REGEX = {"$regularExpression": {"pattern": "^a", "options": ""}}
 RETYPED = (

@@ -97,3 +97,27 @@ def test_the_end_of_a_chunk_is_kept_to_the_byte(text: bytes) -> None:
     (read,) = snapshot_state.states([State("1", ("db.a",)).begun(), json.loads(json.dumps(state.progress("db.a")))])
     assert read.of("db.a").hi == hi
     assert ("hi_bson" in state.of("db.a").as_json()) == (text in (b"\x80\x80x", b"\xff\xfe"))
+
+
+def test_what_is_incomplete_is_told_whatever_the_reason() -> None:
+    """A snapshot that goes on, failed or was stopped; changes that were lost; not what a signal asked for once more, in vain."""
+    done = CollectionState(1, 1, None, "f", completed=True)
+    failed = CollectionState(1, 1, None, "f", failed="why")
+    first = State("1", ("db.a", "db.b", "db.c"))
+    read = first.advanced("db.a", done)
+    broken = read.advanced("db.b", failed)
+    payloads = [first.begun(), read.progress("db.a"), broken.progress("db.b")]
+    assert snapshot_state.incomplete(payloads[:1]) == ("db.a", "db.b", "db.c")
+    assert snapshot_state.incomplete(payloads) == ("db.b", "db.c")
+    payloads.append(broken.without(["db.c"]).controlled())
+    assert snapshot_state.incomplete(payloads) == ("db.b", "db.c")
+    asked = State("2", ("db.a", "db.c"), kind=SnapshotKind.INCREMENTAL)
+    payloads += [asked.begun(), asked.advanced("db.c", done).progress("db.c")]
+    assert snapshot_state.incomplete(payloads) == ("db.a", "db.b")
+    payloads.append(asked.advanced("db.c", done).without(["db.a"]).controlled())
+    assert snapshot_state.incomplete(payloads) == ("db.b",)
+    partly = State("3", ("db.b",), kind=SnapshotKind.INCREMENTAL, conditions={"db.b": "{}"})
+    payloads += [partly.begun(), partly.advanced("db.b", done).progress("db.b")]
+    assert snapshot_state.incomplete(payloads) == ("db.b",)
+    payloads.append({"gap": {"from": "x", "to": "y", "since": "then", "collections": ["db.a"]}})
+    assert snapshot_state.incomplete(payloads) == ("db.a", "db.b")
