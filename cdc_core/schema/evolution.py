@@ -46,7 +46,7 @@ rescued.
 """
 
 MAX_COLUMNS = 10_000
-"""Columns of one table; fields beyond are rescued."""
+"""Columns of one table, with the fields of its documents inside documents; fields beyond are rescued."""
 _RANK = {kind: rank for rank, kind in enumerate(Kind)}
 
 
@@ -88,7 +88,7 @@ def join(
     laid_out = schema.naming if schema.fields or naming is None else naming
     if naming is not None:
         laid_out = replace(laid_out, reserved=naming.reserved)
-    joining = _Join(pins or {}, laid_out)
+    joining = _Join(pins or {}, laid_out, _Room(MAX_COLUMNS - _leaves(schema.struct)))
     fields = joining.fields(schema.fields, shape, (), depth=0, limit=MAX_COLUMNS)
     columns = columns_of(schema.columns, fields, laid_out)
     if laid_out.flatten:
@@ -101,12 +101,32 @@ def join(
     return joined, tuple(joining.changes)
 
 
-class _Join:
-    """One join: what the settings pin, how names are given, and the changes so far."""
+@dataclass
+class _Room:
+    """How many columns and fields a table can still get: keys that are data, two levels deep, would be hundreds of thousands."""
 
-    def __init__(self, pins: Pins, naming: column_names.Naming) -> None:
+    left: int
+
+
+def _leaves(type_: ColumnType) -> int:
+    match type_:
+        case Struct(fields):
+            return sum(_leaves(each.type) for each in fields)
+        case Array(element):
+            return _leaves(element)
+        case Map(value):
+            return _leaves(value)
+        case _:
+            return 1
+
+
+class _Join:
+    """One join: what the settings pin, how names are given, what there is room for, and the changes so far."""
+
+    def __init__(self, pins: Pins, naming: column_names.Naming, room: _Room) -> None:
         self.pins = pins
         self.naming = naming
+        self.room = room
         self.changes: list[Change] = []
 
     def fields(
@@ -157,7 +177,16 @@ class _Join:
         return joined
 
     def fresh(self, shape: Shape, path: tuple[str, ...], *, depth: int) -> ColumnType | None:
-        """The type for a path without one, or None where nothing was seen that a column could hold."""
+        """The type for a path without one, or None where nothing was seen that a column could hold, or there is no room."""
+        if self.room.left <= 0:
+            return None
+        type_ = self._fresh(shape, path, depth=depth)
+        # What a struct, an array or a map holds was counted when it came about itself.
+        if type_ is not None and not isinstance(type_, (Struct, Array, Map)):
+            self.room.left -= 1
+        return type_
+
+    def _fresh(self, shape: Shape, path: tuple[str, ...], *, depth: int) -> ColumnType | None:
         pin = self.pins.get(path)
         if pin is not None and shape.kinds:
             # A map without a value so far has no column: what else stands there is rescued, and does not choose another type.
@@ -209,7 +238,7 @@ class _Join:
 
     def _quiet(self) -> _Join:
         """The same join, for the parts of a column that is new as a whole."""
-        return _Join(self.pins, self.naming)
+        return _Join(self.pins, self.naming, self.room)
 
     def wider(self, type_: ColumnType, shape: Shape, path: tuple[str, ...], *, depth: int) -> ColumnType:
         """The type of a path that has one, after what was seen."""

@@ -214,6 +214,14 @@ def rows(folder: Path, schema: pa.Schema) -> pa.Table | None:
     return aligned(pa.concat_tables(found, promote_options="permissive") if found else schema.empty_table(), schema)
 
 
+def part(file: Appended, schema: pa.Schema) -> pa.Table | None:
+    """The columns of `schema` of one file's rows; None where it is gone meanwhile."""
+    try:
+        return aligned(pq.ParquetFile(file.path).read(), schema)
+    except FileNotFoundError:
+        return None
+
+
 def files(folder: Path) -> list[Appended] | None:
     """The data files of the newest version; None where only Delta can tell them."""
     try:

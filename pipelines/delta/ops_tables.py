@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -77,8 +77,25 @@ def rows(spark: SparkSession, table: tables.TableRef, schema: pa.Schema) -> pa.T
     """All rows of a table of facts, in no order, as `schema` has its columns."""
     folder = local_log.folder(table)
     found = None if folder is None else local_log.rows(folder, schema)
-    if found is not None:
-        return found
+    return found if found is not None else _by_spark(spark, table, schema)
+
+
+def parts(spark: SparkSession, table: tables.TableRef, schema: pa.Schema) -> Iterator[pa.Table]:
+    """The same, a file at a time, for tables with long texts; some rows twice where a file is removed meanwhile."""
+    folder = local_log.folder(table)
+    files = None if folder is None else local_log.files(folder)
+    if files is None:
+        yield _by_spark(spark, table, schema)
+        return
+    for file in files:
+        part = local_log.part(file, schema)
+        if part is None:
+            yield _by_spark(spark, table, schema)
+            return
+        yield part
+
+
+def _by_spark(spark: SparkSession, table: tables.TableRef, schema: pa.Schema) -> pa.Table:
     with table_errors.translating(table):
         return local_log.aligned(spark.table(str(table)).toArrow(), schema)
 

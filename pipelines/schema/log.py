@@ -262,10 +262,12 @@ def newest(spark: SparkSession, table: tables.TableRef, *, until: int | None = N
     if not delta.exists(spark, table):
         return []
     last: dict[tuple[str, str], tuple[int, str]] = {}
-    for row in ops_tables.rows(spark, table, SCHEMA).to_pylist():
-        if row["schema"] is not None and (until is None or row["batch"] <= until):
-            of = (row["collection"], row["generation"] or "")
-            last[of] = max(last.get(of, (0, "")), (row["version"], row["schema"]))
+    # File by file: each version holds its whole schema, and all of them are more than this process has room for.
+    for part in ops_tables.parts(spark, table, SCHEMA):
+        for row in part.to_pylist():
+            if row["schema"] is not None and (until is None or row["batch"] <= until):
+                of = (row["collection"], row["generation"] or "")
+                last[of] = max(last.get(of, (0, "")), (row["version"], row["schema"]))
     return [
         (collection, SchemaVersion(version, DocumentSchema.from_json(text), generation))
         for (collection, generation), (version, text) in last.items()

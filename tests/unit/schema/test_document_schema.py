@@ -412,3 +412,15 @@ def test_differences_name_each_field_once() -> None:
         ("d", "added", None, "BOOLEAN"),
     }
     assert evolution.differences(before, before) == ()
+
+
+def test_keys_that_are_data_two_levels_deep_have_an_end() -> None:
+    """As many columns as a table may have, however they are nested; what lies beyond is rescued, and known fields still are typed."""
+    first = {"_id": 1, "per_day": {f"day{day}": {f"user{user}": user for user in range(500)} for day in range(30)}}
+    before = joined([first])
+    per_day = before.fields[1].type
+    assert isinstance(per_day, document_schema.Struct) and len(per_day.fields) == 20
+    after, changes = evolution.join(before, observe({"_id": 1, "new": 1, "per_day": {"day0": {"another": 1}}}))
+    assert (after, changes) == (before, ())
+    row, rescued = cast.row({"_id": 2, "new": 1, "per_day": {"day0": {"user7": 7}}}, before)
+    assert row["per_day"]["day0"]["user7"] == 7 and set(rescued) == {"new"}
