@@ -2,7 +2,8 @@
 
 One JSON object: `to` (the position), `writer` (a UUID), `host`, `process` (its pid), `started` (when the process began,
 as the operating system counts it, so that a pid that is used again is not taken for the owner), `lease` (milliseconds
-since 1970 until which the claim holds), and what a layer adds. `released` says that the owner left cleanly.
+since 1970 until which the claim holds), and what a layer adds. `released` says that the owner left cleanly, `errand` what an
+owner is about that is gone again by itself.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class WriterIdentity:
     host: str
     process: int
     started: str
+    errand: str = ""
 
     def metadata(self, *, now_ms: int, to: object, extra: Mapping[str, object] | None = None) -> str:
         """The `userMetadata` of a commit of this writer: position, identity, and a lease from `now_ms` on."""
@@ -34,6 +36,7 @@ class WriterIdentity:
             "process": self.process,
             "started": self.started,
             "lease": now_ms + LEASE_MS,
+            **({"errand": self.errand} if self.errand else {}),
         }
         return json.dumps(fields | dict(extra or {}), separators=(",", ":"))
 

@@ -54,7 +54,10 @@ def refuse_second(table: tables.TableRef, last: Commit | None) -> None:
     if last is None or last.metadata is None:
         return
     claim = last.metadata
-    match _verdict(last):
+    verdict = _verdict(last)
+    if claim.get("errand") and verdict is not claims.Availability.FREE:
+        raise errors.LeaseHeld(f"{table.label}: {claim['errand']} holds it, and lets it go by itself; try again in a minute")
+    match verdict:
         case claims.Availability.FREE:
             return
         case claims.Availability.OWNER_ALIVE:
@@ -78,8 +81,8 @@ def _is_held(claim: Mapping[str, Any]) -> bool:
     return _is_alive(claim.get("process"), claim.get("started"))
 
 
-def identity() -> claims.WriterIdentity:
-    return claims.WriterIdentity(uuid.uuid4().hex, platform.node(), os.getpid(), _started(os.getpid()) or "")
+def identity(errand: str = "") -> claims.WriterIdentity:
+    return claims.WriterIdentity(uuid.uuid4().hex, platform.node(), os.getpid(), _started(os.getpid()) or "", errand)
 
 
 @lru_cache(maxsize=1)

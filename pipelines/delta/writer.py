@@ -52,13 +52,16 @@ class Writer(fenced_commits.FencedCommits):
     """
 
     @staticmethod
-    def claim(spark: SparkSession, table: tables.TableRef, *, take_over: bool = False, kept: Sequence[str] = ()) -> Writer:
+    def claim(
+        spark: SparkSession, table: tables.TableRef, *, take_over: bool = False, kept: Sequence[str] = (), errand: str = ""
+    ) -> Writer:
         """Claim the table by an empty commit that names this process, with a lease.
 
         Where the owner commits in between, the claim looks again: what it takes over is what the table holds then.
         After a RESTORE that is the metadata of the restored version, but for the names in `kept`: those are the newest commit's.
         Raises `TableOwned` where a live process of this host holds it, `LeaseHeld` where another host's lease is not
-        over, `TableNotOurs`; with `take_over` neither of the first two. A refused writer has committed nothing.
+        over, or where the holder is on an `errand` and gone in a minute, `TableNotOurs`; with `take_over` neither of the first
+        two. A refused writer has committed nothing.
         """
         delta.check_ours(spark, table)
         store_exclusion.check(spark, table.path or delta.catalog_location(spark, table))
@@ -68,7 +71,7 @@ class Writer(fenced_commits.FencedCommits):
             last = table_history.last_commit(spark, table)
             if not take_over:
                 owners.refuse_second(table, last)
-            writer = Writer(spark, table, identity=owners.identity(), base=table_history.position(spark, table))
+            writer = Writer(spark, table, identity=owners.identity(errand), base=table_history.position(spark, table))
             # The fence stands on the version that was read first, however old the commit is whose position counts.
             writer.version = base
             with contextlib.suppress(errors.OwnershipLost):

@@ -324,7 +324,7 @@ class _Maintaining:
         if not self.spark.sql(f"SELECT 1 FROM {table} WHERE {where} LIMIT 1").collect():
             return
         try:
-            writer = Writer.claim(self.spark, table, kept=("batch", "log"))
+            writer = Writer.claim(self.spark, table, kept=("batch", "log"), errand="medallion maintain")
         except (errors.TableOwned, errors.LeaseHeld):
             words.left.append(f"events older than {days} days stay: its writer is alive")
             return

@@ -68,6 +68,17 @@ def test_without_taking_over_the_owner_is_named(spark: SparkSession, table: tabl
     assert table_history.version(spark, table) == before
 
 
+def test_a_holder_on_an_errand_is_waited_for(spark: SparkSession, table: tables.TableRef) -> None:
+    """Maintenance holds a table for a minute: who comes meanwhile is to try again, and has nothing to decide."""
+    passing = Writer.claim(spark, table, errand="medallion maintain")
+    passing.alter("SET TBLPROPERTIES ('a.b' = 'c')")
+    with pytest.raises(errors.LeaseHeld, match="medallion maintain holds it, and lets it go by itself; try again") as held:
+        Writer.claim(spark, table)
+    assert errors.code(held.value) == 75
+    passing.release()
+    Writer.claim(spark, table).release()
+
+
 def test_a_fence_holds_whatever_the_session_is_set_to(spark: SparkSession, table: tables.TableRef) -> None:
     """Sessions are shared: another thread's settings come and go while a commit is made."""
     done = threading.Event()
