@@ -12,7 +12,7 @@ import pytest
 
 from cdc_core import errors
 from cdc_core.tables import layout as tables
-from pipelines.delta import local_log
+from pipelines.delta import local_log, table_errors
 from pipelines.delta import tables as delta
 from pipelines.spark import session as sparks
 
@@ -25,6 +25,7 @@ FIRST = f"{0:020}.json"
 @pytest.fixture(autouse=True)
 def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipelines.delta.tables.time.sleep", lambda _: None)
+    monkeypatch.setattr(table_errors, "COMMIT_ATTEMPTS", delta.ABANDONED_AFTER_ATTEMPTS + 2)
 
 
 @pytest.fixture
