@@ -12,12 +12,14 @@ import pytest
 from rich.console import Console
 
 from cdc_core import errors
+from cdc_core.tables.layout import Layer
 from pipelines.delta import ops_tables
 from pipelines.delta import tables as delta
 from pipelines.demo import quality
 from pipelines.gold import expectations, models, publish
 from pipelines.gold import run as gold
 from pipelines.gold.candidate import Candidate
+from pipelines.operations import rebuild
 from pipelines.silver import run as silver
 from tests.harness import bronze_rows, gold_shop
 
@@ -162,6 +164,8 @@ def test_a_refused_version_of_documents_hinders_no_other_table(spark: SparkSessi
         in str(refused.value)
     )
     assert "expect_column_values_to_be_unique of n: 2 of 4 rows do not meet it" in str(refused.value)
+    with pytest.raises(errors.GateFailed, match="2 of 4 rows do not meet it"):
+        rebuild.run(spark, settings, collection="cases.things", layer=Layer.GOLD)
     assert (rows("things"), rows("others")) == ({(1, 1), (2, 2)}, {(1, 5)})
     run(things=[document(3, 3, 14), document(4, 4, 15)])
     assert rows("things") == {(1, 1), (2, 2), (3, 3), (4, 4)}
