@@ -53,7 +53,7 @@ def through_bronze(
     """Bring these keys to bronze as the source holds them now, and to the layer's table where nobody else does.
 
     Raises `SettingsError` where the capture does not listen to `ops/signals`, and `Temporary` where a running capture does
-    not take the signal up in five minutes.
+    not take the next signal up in five minutes.
     """
     if SignalChannel.TABLE not in settings.source.signal_enabled_channels:
         raise errors.SettingsError(
@@ -84,12 +84,16 @@ def _wait(spark: SparkSession, settings: Settings, ids: Sequence[str], *, stop: 
     """Wait until the running capture has read the keys of these signals again, or has said that there is nothing to read."""
     table = delta.layout(settings.lakehouse).bronze(settings.name)
     end = time.monotonic() + SIGNAL_SECONDS
+    waiting = set(ids)
     while not stop.wait(PAUSE):
         # Read first: a signal's row is committed with the plan that it leads to.
         handled = bronze.handled_signal_ids(spark, table)
         states = snapshot_state.states(bronze.snapshot_heartbeats(spark, table))
         unplanned = handled.intersection(ids) - {state.signal for state in states}
-        if set(ids) <= unplanned | {state.signal for state in states if state.is_done}:
+        left = waiting - unplanned - {state.signal for state in states if state.is_done}
+        if len(left) < len(waiting):  # one after the other: of many, the last one waits for all before it
+            waiting, end = left, time.monotonic() + SIGNAL_SECONDS
+        if not left:
             if unplanned:
                 log.warning(
                     "%s: the capture reads nothing again for %s; its log says why", table.label, ", ".join(unplanned)
@@ -98,7 +102,7 @@ def _wait(spark: SparkSession, settings: Settings, ids: Sequence[str], *, stop: 
         if time.monotonic() > end:
             raise errors.Temporary(
                 f"{table.label}: the capture did not read again what differs in {SIGNAL_SECONDS:.0f} s; the signals "
-                f"{', '.join(ids[:3])} wait for it. Is it paused, or behind?"
+                f"{', '.join(sorted(waiting)[:3])} wait for it. Is it paused, or behind?"
             )
 
 

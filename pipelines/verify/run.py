@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import threading
 import time
 from collections.abc import Mapping
@@ -49,6 +50,8 @@ from pipelines.verify.result import CollectionVerification, Verification
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
 
 SCHEMA = pa.schema(
     [
@@ -248,7 +251,14 @@ class _VerifyRun:
         except (mongodb_failures.CollectionChanged, mongodb_failures.ReadRefused, mongodb_failures.SnapshotExpired) as error:
             raise documents.failure(str(namespace), error) from error
         # What no document can have as its key, no capture can read again.
-        wrong = [each.key for each in found.differences if each.kind.is_wrong and keys.is_key(each.key)]
+        differing = [each.key for each in found.differences if each.kind.is_wrong]
+        wrong = [key for key in differing if keys.is_key(key)]
+        if self.options.repair and len(wrong) < len(differing):
+            log.warning(
+                "%s: %d rows have keys that no document can have, and stay; medallion rebuild makes the table without them",
+                namespace,
+                len(differing) - len(wrong),
+            )
         if self.options.repair and wrong:
             repair.through_bronze(
                 self.context.spark, self.context.settings, namespace, wrong, layer=self.options.layer, stop=self.context.stop
