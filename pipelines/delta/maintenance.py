@@ -44,19 +44,37 @@ FEW_BYTES = 16 * 1024 * 1024
 to read much that is not."""
 
 
-def optimize(spark: SparkSession, table: tables.TableRef, *, metadata: str | None, purges: bool = False) -> None:
+def optimize(spark: SparkSession, table: tables.TableRef, *, metadata: str | None, purges: bool = False) -> bool:
     """Compact a table, by its clustering where it has one; its commit carries `metadata`, so that it hides no position.
 
     Without `metadata` it says nothing, and what the commit before it said still counts. With `purges` files whose rows are
-    marked as deleted are written anew without them.
+    marked as deleted are written anew without them; False where those of a clustered table could not be.
     """
+    is_purged = True
     confs = {"spark.databricks.delta.optimize.clustering.mergeStrategy.minCubeSize.threshold": str(CUBE_BYTES)}
     if metadata is not None:
         confs["spark.databricks.delta.commitInfo.userMetadata"] = metadata
     with query_execution.session_confs(spark, confs), table_errors.translating(table):
         if purges:
-            spark.sql(f"REORG TABLE {table} APPLY (PURGE)").collect()
-        spark.sql(f"OPTIMIZE {table}").collect()
+            is_purged = _purged(spark, table)
+        with query_execution.session_confs(spark, {} if is_purged else ALL_DELETED):
+            spark.sql(f"OPTIMIZE {table}").collect()
+        return is_purged or not spark.sql(f"DESCRIBE DETAIL {table}").collect()[0].clusteringColumns
+
+
+ALL_DELETED = {"spark.databricks.delta.optimize.maxDeletedRowsRatio": "0"}
+"""A compaction then takes every file with deleted rows; that by a clustering takes none for it."""
+
+
+def _purged(spark: SparkSession, table: tables.TableRef) -> bool:
+    """Purge a table's deletion vectors; False where Delta cannot: its REORG asks executors for a session (delta-io/delta#5780)."""
+    try:
+        spark.sql(f"REORG TABLE {table} APPLY (PURGE)").collect()
+    except table_errors.SPARK_ERRORS as error:
+        if "ReorgTableHelper" not in str(error):
+            raise
+        return False
+    return True
 
 
 def vacuum(spark: SparkSession, table: tables.TableRef) -> None:

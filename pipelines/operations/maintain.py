@@ -232,7 +232,8 @@ class _Maintaining:
         if not self._is_due(table):
             return
         try:
-            maintenance.optimize(self.spark, table.ref, metadata=None, purges=self._has_vectors(table))
+            if not maintenance.optimize(self.spark, table.ref, metadata=None, purges=self._has_vectors(table)):
+                words.left.append("rows that are marked as deleted stay in its files: this Delta's REORG fails on a cluster")
         except errors.CommitConflict:
             words.left.append("not compacted: a commit of its writer came first")
 
