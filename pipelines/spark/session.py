@@ -6,6 +6,7 @@ local one is built (`jvm`).
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import logging
@@ -125,7 +126,24 @@ def _connect_session() -> SparkSession | None:
         return None
     from pyspark.sql import SparkSession
 
-    return SparkSession.builder.remote(url).create()
+    new = SparkSession.builder.remote(url).create()
+    _close_at_exit(new)
+    return new
+
+
+def _close_at_exit(spark: SparkSession) -> None:
+    """Close a Connect session while the process's threads still run.
+
+    PySpark does it when the object is collected, which at the end of a process may wait for ever: gRPC waits for a call whose
+    thread the interpreter has stopped.
+    """
+    client: Any = spark.client
+
+    def close() -> None:
+        with contextlib.suppress(Exception):  # the server may be gone
+            client.close()
+
+    atexit.register(close)
 
 
 def is_databricks() -> bool:
@@ -235,6 +253,8 @@ def _given(name: str, store: stores.Store, hadoop: Mapping[str, str]) -> SparkSe
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.appName(name).getOrCreate()
+    if not (is_classic(spark) or is_databricks()):
+        _close_at_exit(spark)
     if is_classic(spark) and not is_databricks():
         _check_delta(spark)
         _add_log_store(spark, store)
