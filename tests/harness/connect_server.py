@@ -28,8 +28,8 @@ TAKEN = ("spark.sql.session.timeZone", "spark.sql.shuffle.partitions", "spark.sq
 _import = builtins.__import__
 
 
-def hooked(name, *given):
-    module = _import(name, *given)
+def hooked(name, *given, **named):
+    module = _import(name, *given, **named)
     conf, frames = (sys.modules.get(f"pyspark.sql.connect.{each}") for each in ("conf", "dataframe"))
     if getattr(conf, "RuntimeConf", None) and getattr(frames, "DataFrame", None):
         builtins.__import__ = _import
