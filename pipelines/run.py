@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 from cdc_core import errors
 from pipelines.capture import service as capture
 from pipelines.capture.progress import Progress
-from pipelines.gold import publish as gold
+from pipelines.gold import publish
 from pipelines.news import News
 from pipelines.operations import maintain
 from pipelines.silver import run as silver
-from pipelines.spark import failures, jvm
+from pipelines.spark import failures as spark_failures
+from pipelines.spark import jvm
 from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def run_again(
         try:
             return run(spark, settings, once=once, take_over=take_over, stop=stop, progress=progress)
         except Exception as error:
-            lost = failures.translated(error)
+            lost = spark_failures.translated(error)
             if not isinstance(lost, errors.SparkLost):
                 raise
             if stop.is_set() or time.monotonic() - started < RUN_SECONDS or not sparks.is_local(spark):
@@ -129,7 +130,7 @@ def run(
         )
 
     def publishing(stop: threading.Event) -> object:
-        return gold.run(
+        return publish.run(
             sessions(), settings, once=once, take_over=take_over, sessions=sessions, stop=stop, silver_news=of_silver
         )
 
@@ -195,7 +196,7 @@ def _in_turn(layers: Mapping[str, Layer], ended: _LayerResults, *, stop: threadi
         try:
             ended.results[name] = layer(stop)
         except Exception as error:
-            if name == "capture" or isinstance(failures.translated(error), errors.SparkLost):
+            if name == "capture" or isinstance(spark_failures.translated(error), errors.SparkLost):
                 raise
             ended.failures.append((error, False))
     # The first failure is the one that is raised: let it be the one that says most about what to do.

@@ -16,8 +16,9 @@ from bson.errors import InvalidBSON, InvalidStringData
 from bson.objectid import ObjectId
 
 from cdc_core import errors
-from cdc_core.extended_json import bson_to_json, keys, raw_bson
+from cdc_core.extended_json import bson_to_json, raw_bson
 from cdc_core.extended_json import dialects as debezium_json
+from cdc_core.extended_json import keys as canonical_keys
 from cdc_core.stream import cursor_pipeline
 from cdc_core.stream import fields as field_filters
 
@@ -88,7 +89,11 @@ def update_description(description: Mapping[str, Any], text: EventText) -> dict[
 
 def key(document_key: Mapping[str, Any], raw: bytes, *, is_exact: bool) -> str:
     """The key of an event's document, from its bytes where the decoded value is not all of them."""
-    return keys.canonical(document_key["_id"]) if is_exact else keys.canonical_raw(part(raw, (b"documentKey",)))
+    return (
+        canonical_keys.canonical(document_key["_id"])
+        if is_exact
+        else canonical_keys.canonical_raw(part(raw, (b"documentKey",)))
+    )
 
 
 def original(raw: bytes, *, fields: field_filters.Fields | None) -> bytes:

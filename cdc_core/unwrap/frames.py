@@ -23,7 +23,7 @@ from cdc_core.schema.document_schema import ColumnType, DocumentSchema
 from cdc_core.schema.shape import Shape
 from cdc_core.sql.names import identifier
 from cdc_core.typed import exact
-from cdc_core.unwrap import new_document_state as unwrap
+from cdc_core.unwrap import new_document_state
 from cdc_core.unwrap import rows as unwrap_rows
 from cdc_core.unwrap.change_event import Json
 from cdc_core.unwrap.new_document_state import Extracted, Unchanged
@@ -99,7 +99,7 @@ def _results(batch: pa.RecordBatch, options: UnwrapOptions) -> Iterator[tuple[ob
     """What becomes of each event, or the `ValueError` of one that cannot be read; and its value as it came."""
     for key, value in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist()):
         try:
-            yield unwrap.extracted(_event(key, value), options=options), value
+            yield new_document_state.extracted(_event(key, value), options=options), value
         except ValueError as error:
             yield error, value
 

@@ -13,7 +13,7 @@ from cdc_core import errors
 from cdc_core.settings.parse import Settings
 from cdc_core.snapshot import mode as snapshot_mode
 from cdc_core.stream import filters, transactions
-from pipelines.bronze import log as bronze
+from pipelines.bronze import log as bronze_log
 from pipelines.capture import byte_queue, metrics, snapshot_start, threads
 from pipelines.capture import position as positions
 from pipelines.capture.committer import Committer
@@ -37,7 +37,7 @@ from pipelines.mongodb import change_stream
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as connections
 from pipelines.mongodb import server as mongodb_server
-from pipelines.snapshot import queue
+from pipelines.snapshot import queue as snapshot_queue
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,7 +78,7 @@ class Capture:
         self._custom = _snapshotter(source.snapshot_mode_custom_name)
         self._notifier = notifier.Notifier(service.spark, service.settings)
         self._shutdown = Shutdown(service.stop, self._threads)
-        self._log: bronze.Log | None = None
+        self._log: bronze_log.Log | None = None
         self._stream: change_stream.ChangeStream | None = None
         self._committer: Committer | None = None
 
@@ -148,7 +148,9 @@ class Capture:
             streaming.captured = tuple(captured)
             self._deployment.check_guardrail(len(captured))
 
-    def _begin(self, options: change_stream.StreamOptions, *, take_over: bool) -> tuple[bronze.Log, OpenStream, StartPlan]:
+    def _begin(
+        self, options: change_stream.StreamOptions, *, take_over: bool
+    ) -> tuple[bronze_log.Log, OpenStream, StartPlan]:
         """Open the stream, claim bronze and commit where the run begins.
 
         The stream comes first: a capture that cannot go on has changed nothing.
@@ -162,7 +164,7 @@ class Capture:
         )
         opened = opener.open_or_restart(existing.position)
         extra = {"stream": fingerprint}
-        log = self._log = bronze.Log.open(service.spark, table, take_over=take_over, extra=extra, found=existing.found)
+        log = self._log = bronze_log.Log.open(service.spark, table, take_over=take_over, extra=extra, found=existing.found)
         # The stream was opened behind a position that is not the table's any more: events would be missing, or come twice.
         if log.position != existing.position:  # another capture has committed in between
             opened.stream.close()
@@ -173,7 +175,7 @@ class Capture:
         service.metrics.streaming.opened(opened.stream)
         return log, opened, plan
 
-    def _snapshots(self, log: bronze.Log) -> queue.Snapshots:
+    def _snapshots(self, log: bronze_log.Log) -> snapshot_queue.Snapshots:
         service = self._service
         start = snapshot_start.SnapshotStart(
             name=service.settings.name,
@@ -185,9 +187,9 @@ class Capture:
             counts=self._counts,
             metrics=service.metrics.snapshot,
         )
-        return queue.Snapshots(start.ready, self._notifier, self._threads.halt, service.metrics.snapshot)
+        return snapshot_queue.Snapshots(start.ready, self._notifier, self._threads.halt, service.metrics.snapshot)
 
-    def _loop(self, log: bronze.Log, opened: OpenStream, control: ControlEvents, end: RunEnd) -> MainLoop:
+    def _loop(self, log: bronze_log.Log, opened: OpenStream, control: ControlEvents, end: RunEnd) -> MainLoop:
         service, source = self._service, self._deployment.source
         reporter = Reporter(self._counts, service.report, has_read_snapshots=lambda: control.is_idle)
         committer = Committer(log, self._threads, self._counts, service.metrics, reporter, service.sessions)
@@ -204,10 +206,10 @@ class Capture:
             commit_seconds=source.commit_interval_ms / 1000,
         )
 
-    def _encoder(self, log: bronze.Log) -> Encoder:
+    def _encoder(self, log: bronze_log.Log) -> Encoder:
         source, tracker = self._deployment.source, None
         if source.provide_transaction_metadata:
-            opened = bronze.open_transaction(self._service.spark, log.table)
+            opened = bronze_log.open_transaction(self._service.spark, log.table)
             tracker = transactions.Tracker(opened, token=positions.token_of(log))
         return Encoder(
             self._service.settings.name,
@@ -217,7 +219,7 @@ class Capture:
             tracker=tracker,
         )
 
-    def _finish(self, loop: MainLoop, read: StreamPosition, snapshots: queue.Snapshots) -> None:
+    def _finish(self, loop: MainLoop, read: StreamPosition, snapshots: snapshot_queue.Snapshots) -> None:
         """Commit what was read in order, end the threads, and raise what one of them met."""
         if self._threads.failure is None:
             loop.committer.finish(loop.encoder.rows)

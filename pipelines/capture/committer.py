@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from cdc_core.bronze import event_rows as events
 from pipelines import clock
-from pipelines.bronze import log as bronze
+from pipelines.bronze import log as bronze_log
 from pipelines.capture import metrics, threads
 from pipelines.capture.logger import log
 from pipelines.capture.progress import Reporter, RunCounts, StreamCounts
@@ -27,7 +27,7 @@ class Committer:
     `sessions` makes the session of a compaction, which none is without.
     """
 
-    log: bronze.Log
+    log: bronze_log.Log
     threads: threads.Threads
     counts: RunCounts
     metrics: metrics.Metrics
@@ -111,7 +111,7 @@ class Committer:
         streaming.transactions += rows.ended_transactions
         self.metrics.commits += 1
         self._count(rows, newest)
-        if self.log.commits % bronze.COMPACT_EVERY == 0 and self.sessions is not None:
+        if self.log.commits % bronze_log.COMPACT_EVERY == 0 and self.sessions is not None:
             self.log.compact(self.sessions())
 
     def _count(self, rows: events.Rows, newest: tuple[int, int] | None) -> None:

@@ -25,7 +25,7 @@ from pipelines.capture.logger import log
 from pipelines.capture.signal_reader import Inbox
 from pipelines.capture.start import new_id
 from pipelines.mongodb import snapshot_read
-from pipelines.snapshot import queue as snapshots
+from pipelines.snapshot import queue as snapshot_queue
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ControlEvents:
     """Acts on control events; only the main thread does."""
 
     deployment: Deployment
-    snapshots: snapshots.Snapshots
+    snapshots: snapshot_queue.Snapshots
     inbox: Inbox
 
     @property

@@ -16,7 +16,7 @@ from cdc_core.properties.source import SnapshotMode
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.stream import resume_token
 from pipelines import clock
-from pipelines.bronze import log as bronze
+from pipelines.bronze import log as bronze_log
 from pipelines.capture import position as positions
 from pipelines.capture.deployment import Deployment
 from pipelines.capture.logger import log
@@ -31,7 +31,7 @@ class Gaps:
 
     spark: SparkSession
     deployment: Deployment
-    log: bronze.Log
+    log: bronze_log.Log
 
     def after_lost_position(
         self, gap: Mapping[str, object], state: snapshot_state.State, token: str
@@ -52,7 +52,7 @@ class Gaps:
 
         Their changes come; what they held, or what became of it meanwhile, comes when a signal asks for it.
         """
-        captured, notes = self.deployment.namespaces(), bronze.notes(self.spark, self.log.table)
+        captured, notes = self.deployment.namespaces(), bronze_log.notes(self.spark, self.log.table)
         if notes:
             known = notes[-1].captured
         else:
@@ -71,7 +71,7 @@ class Gaps:
                 _as_options(new),
             )
 
-    def _while_left_out(self, new: Sequence[str], notes: Sequence[bronze.FilterChange]) -> list[Mapping[str, Any]]:
+    def _while_left_out(self, new: Sequence[str], notes: Sequence[bronze_log.FilterChange]) -> list[Mapping[str, Any]]:
         """What was lost of collections that were captured once, then left out, and are let in again."""
         gaps: list[Mapping[str, Any]] = []
         before = set(self._in_bronze())
@@ -85,12 +85,12 @@ class Gaps:
 
     def _known(self) -> list[str]:
         """The collections that are captured and have documents in bronze."""
-        found = bronze.captured_collections(self.spark, self.log.table)
+        found = bronze_log.captured_collections(self.spark, self.log.table)
         return [f"{db}.{name}" for db, name in found if self.deployment.filter.includes(db, name)]
 
     def _in_bronze(self, *, behind: int = -1) -> list[str]:
         """The collections that have documents in bronze, or with a greater offset."""
-        found = bronze.captured_collections(self.spark, self.log.table, behind=behind)
+        found = bronze_log.captured_collections(self.spark, self.log.table, behind=behind)
         return [f"{db}.{name}" for db, name in found]
 
     def _warn_of_unread(self, captured: Sequence[str], state: snapshot_state.State) -> None:

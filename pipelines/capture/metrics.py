@@ -27,7 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from cdc_core import errors
-from pipelines.snapshot import queue as snapshots
+from pipelines.snapshot import queue as snapshot_queue
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -103,7 +103,7 @@ class Metrics:
 
     name: str
     streaming: Streaming = field(default_factory=Streaming)
-    snapshot: snapshots.SnapshotMetrics = field(default_factory=snapshots.SnapshotMetrics)
+    snapshot: snapshot_queue.SnapshotMetrics = field(default_factory=snapshot_queue.SnapshotMetrics)
     headroom_hours: float | None = None
     commits: int = 0
     restarts: int = 0
@@ -293,7 +293,7 @@ def _queue(queue: ByteQueue | None) -> dict[str, float]:
     }
 
 
-def _snapshot(found: snapshots.SnapshotMetrics, now: float) -> dict[str, float | Labelled]:
+def _snapshot(found: snapshot_queue.SnapshotMetrics, now: float) -> dict[str, float | Labelled]:
     state = found.taken.state if found.taken is not None else None
     controls = found.taken.controls if found.taken is not None else None
     planned = state.planned if state else ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from pipelines.bronze import log as bronze
+from pipelines.bronze import log as bronze_log
 from pipelines.capture import metrics
 from pipelines.capture import position as positions
 from pipelines.capture.progress import RunCounts
@@ -20,7 +20,7 @@ class Reader:
 
     stream: change_stream.ChangeStream
     threads: Threads
-    log: bronze.Log
+    log: bronze_log.Log
     counts: RunCounts
     metrics: metrics.Streaming
 

@@ -16,7 +16,7 @@ from cdc_core.properties.source import SnapshotMode
 from cdc_core.snapshot import mode as snapshot_mode
 from cdc_core.snapshot import state as snapshot_state
 from pipelines import clock
-from pipelines.bronze import log as bronze
+from pipelines.bronze import log as bronze_log
 from pipelines.capture import position as positions
 from pipelines.capture.deployment import Deployment
 from pipelines.capture.gaps import Gaps
@@ -43,7 +43,7 @@ class Start:
 
     spark: SparkSession
     deployment: Deployment
-    log: bronze.Log
+    log: bronze_log.Log
     fingerprint: str
     custom: snapshot_mode.Snapshotter | None
     is_other_stream: bool
@@ -83,7 +83,7 @@ class Start:
 
     def _states(self) -> tuple[snapshot_state.State, ...]:
         """The snapshots in bronze. A failed one is tried again, except a signal's: that signal is to be sent again."""
-        found = snapshot_state.states(bronze.snapshot_heartbeats(self.spark, self.log.table))
+        found = snapshot_state.states(bronze_log.snapshot_heartbeats(self.spark, self.log.table))
         by_signal = (snapshot_state.SnapshotKind.INCREMENTAL, snapshot_state.SnapshotKind.BLOCKING)
         return tuple(state if state.kind in by_signal else state.retried() for state in found)
 

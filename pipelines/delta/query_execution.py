@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 
 from cdc_core.tables import layout as tables
 from pipelines.delta import local_log
-from pipelines.spark import failures
+from pipelines.spark import failures as spark_failures
 from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def takes_settings(spark: SparkSession) -> bool:
                 _takes_settings[spark] = True
         except PySparkException as error:
             _takes_settings[spark] = False
-            log.info("%s (%s)", WITHOUT_SETTINGS, failures.condition(error))
+            log.info("%s (%s)", WITHOUT_SETTINGS, spark_failures.condition(error))
     return _takes_settings[spark]
 
 

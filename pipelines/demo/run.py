@@ -35,7 +35,7 @@ from pipelines.demo import tables as demo_report
 from pipelines.demo.emulated_s3 import EmulatedS3
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import server as mongodb_server
-from pipelines.page import page
+from pipelines.page import page as pages
 from pipelines.settings import file as settings_file
 from pipelines.spark import conf as spark_conf
 from pipelines.spark import delta_jars
@@ -101,7 +101,7 @@ def _judge(stage: Stage, screen: Console) -> None:
     screen.print("\n[bold]Is gold what MongoDB holds?[/]  medallion verify")
     report.verified(found)
     path = stage.folder / "status.html"
-    page.write(path, page.rendered(page.read(stage.spark, stage.settings)))
+    pages.write(path, pages.rendered(pages.read(stage.spark, stage.settings)))
     screen.print(f"All of this on one page: {demo_report.near(str(path))}")
 
 

@@ -31,7 +31,7 @@ from cdc_core.bronze import columns as bronze
 from cdc_core.gold import versions
 from cdc_core.properties.source import FullUpdateType
 from cdc_core.silver import merge, reduce
-from cdc_core.silver import quarantine as unreadable
+from cdc_core.silver import quarantine as quarantine_rules
 from cdc_core.sql import merge as sql_merge
 from cdc_core.sql.names import identifier, literal
 from cdc_core.typed import plan as typed
@@ -160,7 +160,7 @@ class History:
 
     def _range(self, range_: reduce.Range, reached: HistoryPosition) -> None:
         # Where updates are folded, what cannot be read leaves the versions from there on incomplete until it comes again.
-        found = unreadable.readable(self._events(range_), with_holes=self.folds)
+        found = quarantine_rules.readable(self._events(range_), with_holes=self.folds)
         if reached.floor:
             # Behind a drop the key is another document: an event from before it would open a version of one that is gone.
             found = found.where(f"sequence >= {literal(reached.floor)}")

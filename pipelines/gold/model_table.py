@@ -31,7 +31,7 @@ from pipelines.delta.writer import Writer
 from pipelines.gold import model_changes, queries
 from pipelines.gold.candidate import Audit, Candidate
 from pipelines.gold.model_inputs import ModelInputs
-from pipelines.spark import failures
+from pipelines.spark import failures as spark_failures
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -235,7 +235,7 @@ class ModelTable:
             assert found is not None
             return query_execution.computed(found.distinct())
         except (PySparkException, Py4JJavaError, errors.CommitConflict) as error:
-            condition = failures.condition(error) or type(error).__name__
+            condition = spark_failures.condition(error) or type(error).__name__
             log.info("%s is made whole: what changed is not known (%s)", self.model.name, condition)
             return None
 

@@ -20,7 +20,7 @@ from pipelines.delta import local_log, store_exclusion
 from pipelines.delta import tables as delta
 from pipelines.mongodb import catalog, change_stream, snapshot_read
 from pipelines.mongodb import client as mongodb
-from pipelines.mongodb import connection as source
+from pipelines.mongodb import connection as connections
 from pipelines.mongodb import failures as mongodb_failures
 from pipelines.mongodb import server as mongodb_server
 from pipelines.terminal import units
@@ -70,7 +70,7 @@ def run(settings: Settings, session: Callable[[], SparkSession] | None = None) -
     A server that cannot be used ends the questions: the findings before it, and that one.
     """
     findings = [*_settings(settings), *_lakehouse(settings, session), *_kafka(settings)]
-    client = source.connection(settings.source).client()
+    client = connections.connection(settings.source).client()
     try:
         findings.append(_server(client))
         if findings[-1].error is None:
@@ -163,7 +163,7 @@ def _listed(
     names = {*catalog.database_names(client), *(db for db, _ in chosen.named())}
     found: list[catalog.SourceCollection] = []
     refused: dict[str, errors.AccessRefused] = {}
-    for db in sorted(source.captured_databases(settings.source, names)):
+    for db in sorted(connections.captured_databases(settings.source, names)):
         try:
             found.extend(catalog.collections(client, [db]))
         except errors.AccessRefused as error:
@@ -218,7 +218,7 @@ def _names_meet(checked: CheckedSource) -> Iterator[Finding]:
 
 def _stream(checked: CheckedSource) -> Iterator[Finding]:
     """The change stream is opened as a capture would, and closed."""
-    options = source.stream_options(checked.settings.source, checked.client)
+    options = connections.stream_options(checked.settings.source, checked.client)
     stream = change_stream.ChangeStream(checked.client, options, change_stream.StreamStart())
     where = f"the database {options.db}" if options.db else "the whole deployment"
     try:

@@ -33,7 +33,7 @@ from cdc_core.stream import resume_token
 from cdc_core.tables import layout as tables
 from pipelines import clock
 from pipelines.bronze import collections as registry
-from pipelines.bronze import log as bronze
+from pipelines.bronze import log as bronze_log
 from pipelines.delta import maintenance, ops_tables, owners, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
@@ -167,7 +167,7 @@ class _Maintaining:
     @functools.cached_property
     def _log(self) -> str | None:
         """Whose batches this bronze counts; None where it is not there, or has no name."""
-        return bronze.newest(self.spark, self.bronze).log if delta.exists(self.spark, self.bronze) else None
+        return bronze_log.newest(self.spark, self.bronze).log if delta.exists(self.spark, self.bronze) else None
 
     # --- which tables
 
@@ -266,7 +266,7 @@ class _Maintaining:
         where = f"`{table.age}` < {self._before(days)}"
         if table.ref == self.layout.ops("signals"):
             # A signal that no capture has read yet, however old, is still to be carried out.
-            handled = bronze.handled_signals(self.spark, self.bronze) if delta.exists(self.spark, self.bronze) else set()
+            handled = bronze_log.handled_signals(self.spark, self.bronze) if delta.exists(self.spark, self.bronze) else set()
             where += f" AND row IN ({', '.join(map(names.literal, sorted(handled))) or 'NULL'})"
         _note_removed(words, ops_tables.delete(self.spark, table.ref, where), f"rows older than {days} days")
 
@@ -331,7 +331,9 @@ class _Maintaining:
             return
         try:
             # Said before anything goes: a rebuild must never take what is left for all that there was.
-            writer.alter(f"SET TBLPROPERTIES ({names.literal(bronze.TRIMMED)} = '{before}', 'delta.appendOnly' = 'false')")
+            writer.alter(
+                f"SET TBLPROPERTIES ({names.literal(bronze_log.TRIMMED)} = '{before}', 'delta.appendOnly' = 'false')"
+            )
             count = maintenance.delete_claimed(writer, where)
             writer.alter("SET TBLPROPERTIES ('delta.appendOnly' = 'true')")
         except errors.CommitConflict as error:

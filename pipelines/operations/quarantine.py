@@ -24,10 +24,11 @@ from pyspark.sql import functions as F
 
 from cdc_core import errors
 from cdc_core.bronze import columns as bronze
-from cdc_core.silver import quarantine, reduce
+from cdc_core.silver import quarantine as quarantine_rules
+from cdc_core.silver import reduce
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
-from pipelines.bronze import log as bronze_table
+from pipelines.bronze import log as bronze_log
 from pipelines.delta import query_execution, table_errors
 from pipelines.delta import tables as delta
 
@@ -97,9 +98,9 @@ def parted(
     waiting = _waiting(spark, table, before=span.after)
     if not has_suspects and (waiting is None or _of_same_keys(events, waiting).isEmpty()):
         return None
-    delta.create(spark, table, columns=quarantine.COLUMNS_DDL, properties=PROPERTIES)
+    delta.create(spark, table, columns=quarantine_rules.COLUMNS_DDL, properties=PROPERTIES)
     known = spark.table(str(table)).limit(0) if waiting is None else waiting
-    split = quarantine.split(events, waiting=known, to=span.to, keys=_concerned(events, known))
+    split = quarantine_rules.split(events, waiting=known, to=span.to, keys=_concerned(events, known))
     # Noted before the range is applied: a crash in between repeats the range, and no event is in neither place.
     split.facts.writeTo(str(table)).append()
     return split.events
@@ -112,7 +113,7 @@ def listed(
     if not delta.exists(spark, table):
         return []
     facts = spark.table(str(table))
-    chosen = quarantine.current(facts) if all_states else quarantine.held(facts)
+    chosen = quarantine_rules.current(facts) if all_states else quarantine_rules.held(facts)
     names = ("resume_token", "kind", "op", "key", "sequence", "batch", "reason")
     texts = F.struct("before", "after", *(f"updateDescription.{name}" for name in CORRECTABLE[2:]))
     columns = (
@@ -125,7 +126,7 @@ def listed(
 
 def count(spark: SparkSession, table: tables.TableRef) -> int:
     """How many events a collection's quarantine holds."""
-    return quarantine.held(spark.table(str(table))).count() if delta.exists(spark, table) else 0
+    return quarantine_rules.held(spark.table(str(table))).count() if delta.exists(spark, table) else 0
 
 
 def dismiss(spark: SparkSession, table: tables.TableRef, *, before_ms: int, applied: int) -> int:
@@ -133,14 +134,14 @@ def dismiss(spark: SparkSession, table: tables.TableRef, *, before_ms: int, appl
 
     All facts of an event go in one commit: an older one that stayed behind would hold the event again. Raises `CommitConflict`.
     """
-    ended = quarantine.current(spark.table(str(table))).where(
-        F.col("reason").isin([each.value for each in quarantine.ENDINGS])
+    ended = quarantine_rules.current(spark.table(str(table))).where(
+        F.col("reason").isin([each.value for each in quarantine_rules.ENDINGS])
         & (F.col("ts_ms") < before_ms)
         & (F.col("to") <= applied)
     )
-    chosen = query_execution.computed(ended.select(*quarantine.IDENTITY))
+    chosen = query_execution.computed(ended.select(*quarantine_rules.IDENTITY))
     view = f"ended_{uuid.uuid4().hex[:8]}"
-    same = " AND ".join(f"t.`{name}` <=> s.`{name}`" for name in quarantine.IDENTITY)
+    same = " AND ".join(f"t.`{name}` <=> s.`{name}`" for name in quarantine_rules.IDENTITY)
     try:
         count = chosen.count()
         if count:
@@ -186,7 +187,7 @@ def replay(
     waiting = _not_yet_again(spark, layout.bronze(name), readable)
     if not waiting:
         return ReplayResult(0, None, still)
-    log = bronze_table.Log.open(spark, layout.bronze(name), take_over=take_over)
+    log = bronze_log.Log.open(spark, layout.bronze(name), take_over=take_over)
     # The capture goes by what the newest commit says of its stream: this commit must say the same.
     log.extra = {"stream": log.writer.metadata.get("stream")}
     try:
@@ -269,7 +270,7 @@ def waiting_keys(spark: SparkSession, table: tables.TableRef, *, since: str) -> 
     """The keys, as `__key`, of documents with events of this sequence or later that are held; None where nothing is."""
     if not delta.exists(spark, table):
         return None
-    held = quarantine.held(spark.table(str(table))).where((F.col("sequence") >= since) & F.col("key").isNotNull())
+    held = quarantine_rules.held(spark.table(str(table))).where((F.col("sequence") >= since) & F.col("key").isNotNull())
     return held.select(F.col("key").alias("__key")).distinct()
 
 
@@ -277,9 +278,9 @@ def supersede(spark: SparkSession, table: tables.TableRef, *, before: str, to: i
     """End what is held with a sequence before this one: the collection was dropped or renamed since."""
     if not delta.exists(spark, table):
         return
-    held = quarantine.held(spark.table(str(table))).where(F.col("sequence") < before)
+    held = quarantine_rules.held(spark.table(str(table))).where(F.col("sequence") < before)
     # A fact like any other, and no DELETE: what became of an event can be listed, and the table is only appended to.
-    ended = {"reason": F.lit(quarantine.Reason.SUPERSEDED.value), "to": F.lit(to).cast("bigint")}
+    ended = {"reason": F.lit(quarantine_rules.Reason.SUPERSEDED.value), "to": F.lit(to).cast("bigint")}
     facts = held.withColumns(ended).select(*spark.table(str(table)).columns)
     if not facts.isEmpty():
         facts.writeTo(str(table)).append()
@@ -288,7 +289,7 @@ def supersede(spark: SparkSession, table: tables.TableRef, *, before: str, to: i
 def _waiting(spark: SparkSession, table: tables.TableRef, *, before: int) -> DataFrame | None:
     if not delta.exists(spark, table):
         return None
-    return quarantine.held(spark.table(str(table)), before=before)
+    return quarantine_rules.held(spark.table(str(table)), before=before)
 
 
 def _of_same_keys(events: DataFrame, waiting: DataFrame) -> DataFrame:
@@ -299,13 +300,13 @@ def _of_same_keys(events: DataFrame, waiting: DataFrame) -> DataFrame:
 def _concerned(events: DataFrame, waiting: DataFrame) -> list[str] | None:
     """The keys that the quarantine has anything to do with; None where there are too many to name."""
     # One more than may be named is enough to know that they are too many.
-    broken = events.where(quarantine.reason().isNotNull()).select("key")
+    broken = events.where(quarantine_rules.reason().isNotNull()).select("key")
     keys = broken.union(waiting.select("key")).where("key IS NOT NULL").distinct().limit(FEW + 1).collect()
     return [row.key for row in keys] if len(keys) <= FEW else None
 
 
 def _event(row: Any) -> QuarantinedEvent:
-    ending = {each.value for each in quarantine.ENDINGS}
+    ending = {each.value for each in quarantine_rules.ENDINGS}
     found = row.asDict(recursive=True)
     if "texts" in found:
         found["texts"] = {name: text for name, text in found["texts"].items() if text is not None}
@@ -316,7 +317,7 @@ def _held_rows(spark: SparkSession, table: tables.TableRef) -> list[dict[str, An
     """The events that are held, as bronze's rows, each with `to`, in the order that they must apply in."""
     if not delta.exists(spark, table):
         return []
-    held = quarantine.held(spark.table(str(table))).orderBy("sequence", "batch", "offset")
+    held = quarantine_rules.held(spark.table(str(table))).orderBy("sequence", "batch", "offset")
     return [row.asDict(recursive=True) for row in held.drop("reason").collect()]
 
 
@@ -371,14 +372,14 @@ def _readable(spark: SparkSession, rows: Sequence[dict[str, Any]]) -> list[dict[
     # The offset carries the row's number through Spark, which keeps no order.
     numbered = [{name: row[name] for name in bronze.SCHEMA.names} | {"offset": at} for at, row in enumerate(rows)]
     frame = spark.createDataFrame(pa.Table.from_pylist(numbered, schema=bronze.SCHEMA))
-    judged = frame.select("offset", quarantine.reason().alias("reason")).where("reason IS NOT NULL").collect()
+    judged = frame.select("offset", quarantine_rules.reason().alias("reason")).where("reason IS NOT NULL").collect()
     reasons = {row.offset: row.reason for row in judged}
     # Backwards, so that a document's first unreadable event stays. One without a place in the order holds nothing back: nothing
     # can be said to come after it.
     blocked = {
         rows[at]["key"]: at
         for at, reason in sorted(reasons.items(), reverse=True)
-        if reason != quarantine.Reason.NO_SEQUENCE.value
+        if reason != quarantine_rules.Reason.NO_SEQUENCE.value
     }
     return [row for at, row in enumerate(rows) if at not in reasons and at < blocked.get(row["key"], len(rows))]
 
@@ -404,7 +405,7 @@ def _not_yet_again(spark: SparkSession, table: tables.TableRef, rows: Sequence[d
     return [row for row in rows if newest.get((row["resume_token"], row["kind"], row["key"]), 0) <= row["to"]]
 
 
-def _appended(log: bronze_table.Log, rows: Sequence[dict[str, Any]], now_ms: int) -> ReplayResult:
+def _appended(log: bronze_log.Log, rows: Sequence[dict[str, Any]], now_ms: int) -> ReplayResult:
     """One commit: the events, then a heartbeat that keeps the capture service's position."""
     if log.position is None:
         raise errors.DecisionNeeded(f"{log.table.label}: bronze is empty, there is nothing to replay onto")
@@ -416,7 +417,7 @@ def _appended(log: bronze_table.Log, rows: Sequence[dict[str, Any]], now_ms: int
             {name: row[name] for name in bronze.SCHEMA.names} | {"batch": batch, "offset": first + number}
             for number, row in enumerate(rows)
         ]
-        heartbeat = bronze_table.heartbeat_row(
+        heartbeat = bronze_log.heartbeat_row(
             {"replay": {"events": len(rows)}},
             token=token,
             batch=batch,

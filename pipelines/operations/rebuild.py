@@ -41,7 +41,7 @@ from cdc_core.tables.layout import Layer
 from cdc_core.typed import exact
 from cdc_core.typed import plan as typed
 from pipelines.bronze import collections as registry
-from pipelines.bronze import log as bronze
+from pipelines.bronze import log as bronze_log
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold import current, publish
@@ -209,7 +209,7 @@ class _Rebuild:
     def silver(self, seed: DocumentSchema = document_schema.EMPTY) -> RebuildResult:
         """The silver table, from bronze; `seed` is a schema that its columns have from the start."""
         position = registry.silver_position(self.spark, self.writer.table)
-        newest = bronze.newest(self.spark, self._bronze)
+        newest = bronze_log.newest(self.spark, self._bronze)
         if position.is_of_other(newest.log):
             # Its numbers are another bronze's: everything that this one holds is applied.
             position = replace(position, to=newest.batch)
@@ -266,7 +266,7 @@ class _Rebuild:
 
     def _check_bronze(self, to: int) -> None:
         edges = self.spark.sql(f"SELECT min(batch) AS first, max(batch) AS last FROM {self._bronze}").first()
-        if (edges.last or 0) < to or not bronze.is_whole(self.spark, self._bronze, str(self.namespace)):
+        if (edges.last or 0) < to or not bronze_log.is_whole(self.spark, self._bronze, str(self.namespace)):
             raise errors.DecisionNeeded(
                 f"{self._bronze.label}: it holds batches {edges.first} to {edges.last}, and rebuilding {self.namespace} needs 1 to "
                 f"{to}, or a whole snapshot: medallion signal execute-snapshot --data-collections {self.namespace}, and then again"

@@ -22,11 +22,11 @@ from cdc_core.tables import claims
 from cdc_core.tables import layout as tables
 from pipelines import clock
 from pipelines.bronze import collections as registry
-from pipelines.bronze import log as bronze
+from pipelines.bronze import log as bronze_log
 from pipelines.capture import metrics
 from pipelines.delta import direct_log, local_log, query_execution, table_history
 from pipelines.delta import tables as delta
-from pipelines.mongodb import connection as source
+from pipelines.mongodb import connection as connections
 from pipelines.mongodb import server as mongodb_server
 from pipelines.operations import quarantine
 
@@ -161,7 +161,7 @@ def to_json(status: Status) -> str:
 def _source(settings: Settings) -> ServerStatus:
     # A server that cannot be reached is a line of the status, not its end: the tables say where they stand without it.
     try:
-        client = source.connection(settings.source).client(serverSelectionTimeoutMS=PATIENCE_MS)
+        client = connections.connection(settings.source).client(serverSelectionTimeoutMS=PATIENCE_MS)
     except errors.MedallionError as error:
         return ServerStatus(problem=str(error))
     with contextlib.closing(client):
@@ -209,7 +209,7 @@ class _Reading:
         return delta.layout(self.settings.lakehouse)
 
     def bronze(self, server: ServerStatus) -> Bronze | None:
-        position = bronze.read_position(self.spark, self.log)
+        position = bronze_log.read_position(self.spark, self.log)
         if position is None:
             return None
         at = resume_token.position(position.token).seconds
@@ -232,7 +232,7 @@ class _Reading:
         return why if takes_settings else f"{why}; {query_execution.WITHOUT_SETTINGS}"
 
     def collections(self) -> tuple[Collection, ...]:
-        payloads = bronze.gap_and_snapshot_heartbeats(self.spark, self.log)
+        payloads = bronze_log.gap_and_snapshot_heartbeats(self.spark, self.log)
         snapshots, gaps = _snapshots(payloads), snapshot_state.unrepaired(payloads)
         # A collection whose snapshot has begun may have no event yet, and so no table: it is shown all the same.
         met = registry.read(self.spark, self.settings).namespaces

@@ -24,7 +24,7 @@ import orjson
 from cdc_core import errors
 from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.properties.unwrap import UnwrapOptions
-from cdc_core.unwrap import new_document_state as unwrap
+from cdc_core.unwrap import new_document_state
 from cdc_core.unwrap import rows as unwrap_rows
 from cdc_core.unwrap.change_event import Json
 from cdc_core.unwrap.new_document_state import Dropped, Extracted, Unchanged
@@ -129,7 +129,7 @@ def _results(path: pathlib.Path, shown: str, options: UnwrapOptions) -> Iterator
 def _result(line: bytes, where: str, options: UnwrapOptions) -> _Result:
     event = _json(line, where)
     try:
-        return unwrap.extracted(event, options=options)
+        return new_document_state.extracted(event, options=options)
     except ValueError as error:
         raise errors.SettingsError(errors.Problem(where, f"the event cannot be read: {error}")) from error
 

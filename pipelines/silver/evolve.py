@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from cdc_core.bronze import columns as bronze
-from cdc_core.silver import quarantine as unreadable
+from cdc_core.silver import quarantine as quarantine_rules
 from cdc_core.silver import reduce
 from pipelines.operations import quarantine
 from pipelines.schema import log as schemas
@@ -59,7 +59,7 @@ def evolved(collection: SilverCollection, batch: RowBatch) -> RowBatch:
         collection.quarantine,
         events=batch.rows,
         span=batch.range_,
-        has_suspects=suspects > 0 and not batch.rows.where(unreadable.is_suspect()).isEmpty(),
+        has_suspects=suspects > 0 and not batch.rows.where(quarantine_rules.is_suspect()).isEmpty(),
     )
     if parted is None:
         record(collection, evolution, batch.number)

@@ -36,7 +36,7 @@ from cdc_core import errors
 from cdc_core.settings.parse import OnConflict
 from cdc_core.silver import reduce
 from pipelines.bronze import collections as registry
-from pipelines.bronze import log as bronze
+from pipelines.bronze import log as bronze_log
 from pipelines.delta import maintenance, query_execution
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
@@ -162,7 +162,7 @@ class _Silver:
         started = time.monotonic()
         if not delta.exists(self.spark, self.bronze):
             return SilverResult(0, 0, 0.0)
-        positions, newest = self.positions, bronze.newest(self.spark, self.bronze)
+        positions, newest = self.positions, bronze_log.newest(self.spark, self.bronze)
         to, positions.log = newest.batch if self.bound is None else min(newest.batch, self.bound), newest.log
         if positions.discovered is None:
             positions.read()

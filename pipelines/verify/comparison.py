@@ -24,7 +24,7 @@ from pipelines.bronze import collections as registry
 from pipelines.delta import query_execution
 from pipelines.mongodb import catalog, document_keys
 from pipelines.mongodb import client as mongodb
-from pipelines.mongodb import connection as source
+from pipelines.mongodb import connection as connections
 from pipelines.mongodb import server as mongodb_server
 from pipelines.schema import log as schemas
 from pipelines.verify import documents, explanations, table_progress
@@ -53,7 +53,7 @@ class VerifyContext:
 
     spark: SparkSession
     settings: Settings
-    connection: source.Connection
+    connection: connections.Connection
     client: mongodb.Client
     layout: tables.Layout
     bronze: tables.TableRef

@@ -20,15 +20,16 @@ from bson.timestamp import Timestamp
 
 from cdc_core import errors
 from cdc_core.bronze import raw_event
-from cdc_core.extended_json import bson_to_json, keys
+from cdc_core.extended_json import bson_to_json
+from cdc_core.extended_json import keys as canonical_keys
 from cdc_core.schema.document_schema import DocumentSchema
-from cdc_core.snapshot import repair
+from cdc_core.snapshot import key_filter
 from cdc_core.stream import fields as field_filters
 from cdc_core.stream import resume_token
 from cdc_core.verify import equality
 from pipelines.mongodb import catalog, snapshot_read
 from pipelines.mongodb import client as mongodb
-from pipelines.mongodb import connection as source
+from pipelines.mongodb import connection as connections
 from pipelines.mongodb import failures as mongodb_failures
 from pipelines.snapshot import chunks
 
@@ -65,7 +66,7 @@ Outcome = TypeVar("Outcome")
 class Reading:
     """How a collection is read, by whoever reads it: what, from when on, how fast, and what its documents should become."""
 
-    connection: source.Connection
+    connection: connections.Connection
     collection: catalog.SourceCollection
     after: Time
     schema: str
@@ -161,7 +162,7 @@ def _read_ranges(
         for number in batch.column(0).to_pylist():
             if read not in _failed:
                 try:
-                    client = source.worker_client(reading.connection)
+                    client = connections.worker_client(reading.connection)
                     yield _read_range(client, reading, found[number], schema, pace)
                     continue
                 # Outcomes are data: an exception of an executor would come as Spark's, with its text and without its class.
@@ -182,7 +183,7 @@ def _read_range(
         found: dict[str, list[Any]] = {name: [] for name in READ.names}
         for chunk in reading.chunk(client, bounds, condition):
             for raw in chunk.documents:
-                found["key"].append(keys.canonical_raw(raw))
+                found["key"].append(canonical_keys.canonical_raw(raw))
                 found["digest"].append(_digest(reading.text(raw), schema))
                 found["seconds"].append(chunk.at.time)
                 found["increment"].append(chunk.at.inc)
@@ -263,14 +264,14 @@ def by_keys(
 
 
 def _some_by_keys(client: mongodb.Client, reading: Reading, wanted: Sequence[str]) -> dict[str, SourceDocument]:
-    named = [key for key in wanted if repair.is_key(key)]
+    named = [key for key in wanted if key_filter.is_key(key)]
 
     def read() -> dict[str, SourceDocument]:
         found: dict[str, SourceDocument] = {}
         at: Time | None = None
-        for chunk in reading.chunk(client, snapshot_read.IdRange(), repair.condition(named)):
+        for chunk in reading.chunk(client, snapshot_read.IdRange(), key_filter.condition(named)):
             at = (chunk.at.time, chunk.at.inc)
-            found |= {keys.canonical_raw(raw): SourceDocument(reading.text(raw), at) for raw in chunk.documents}
+            found |= {canonical_keys.canonical_raw(raw): SourceDocument(reading.text(raw), at) for raw in chunk.documents}
         assert at is not None
         return {key: found.get(key, SourceDocument(None, at)) for key in wanted}
 
@@ -284,7 +285,7 @@ def sequence(at: Time) -> str:
 
 def key_of(document_key: bytes) -> str:
     """The key of a raw document key."""
-    return keys.canonical_raw(document_key)
+    return canonical_keys.canonical_raw(document_key)
 
 
 def nothing(at: Time, wanted: Iterable[str]) -> dict[str, SourceDocument]:

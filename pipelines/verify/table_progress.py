@@ -23,7 +23,7 @@ from cdc_core.stream import resume_token
 from cdc_core.tables import layout as tables
 from cdc_core.tables.layout import Layer
 from pipelines.bronze import collections as registry
-from pipelines.bronze import log as bronze
+from pipelines.bronze import log as bronze_log
 from pipelines.delta import owners, table_history
 from pipelines.delta import tables as delta
 from pipelines.mongodb import client as mongodb
@@ -51,9 +51,9 @@ def _no_bronze(table: tables.TableRef) -> errors.MedallionError:
     return errors.DecisionNeeded(f"{table.label}: bronze holds nothing yet; run the pipeline first: medallion run --once")
 
 
-def position_of(spark: SparkSession, table: tables.TableRef) -> bronze.BronzePosition:
+def position_of(spark: SparkSession, table: tables.TableRef) -> bronze_log.BronzePosition:
     """The position of bronze; `DecisionNeeded` where there is none."""
-    position = bronze.read_position(spark, table) if delta.exists(spark, table) else None
+    position = bronze_log.read_position(spark, table) if delta.exists(spark, table) else None
     if position is None:
         raise _no_bronze(table)
     return position

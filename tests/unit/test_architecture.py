@@ -333,6 +333,19 @@ def test_no_two_classes_have_one_name() -> None:
     assert not {name: where for name, where in homes.items() if len(where) > 1}
 
 
+def test_a_module_has_one_name_wherever_it_is_imported() -> None:
+    """`from pipelines.bronze import log as bronze_log` is `bronze_log` to every reader, and has no second alias."""
+    names: dict[str, set[str]] = {}
+    ours = {_dotted(module) for module in MODULES}
+    for module in MODULES:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    if (full := f"{node.module}.{alias.name}") in ours:
+                        names.setdefault(full, set()).add(alias.asname or alias.name)
+    assert not {full: aliases for full, aliases in names.items() if len(aliases) > 1}
+
+
 def _dotted(module: Module) -> str:
     return module.name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
