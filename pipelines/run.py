@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from cdc_core import errors
 from pipelines.capture import service as capture
-from pipelines.capture.progress import Progress
+from pipelines.capture.progress import CaptureProgress
 from pipelines.gold import publish
 from pipelines.news import News
 from pipelines.operations import maintain
@@ -51,7 +51,7 @@ def run_again(
     once: bool,
     take_over: bool = False,
     stop: threading.Event,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[CaptureProgress], None] | None = None,
 ) -> dict[str, object]:
     """What `run` gives, over a new session, which `again` makes, each time that Spark's JVM ends under it.
 
@@ -80,7 +80,7 @@ def run(
     once: bool,
     take_over: bool = False,
     stop: threading.Event,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[CaptureProgress], None] | None = None,
 ) -> dict[str, object]:
     """The result of each layer by its name, when all have ended.
 
@@ -93,7 +93,7 @@ def run(
     of_bronze, of_silver = News(), News()
     batches = 0
 
-    def heard(now: Progress) -> None:
+    def heard(now: CaptureProgress) -> None:
         nonlocal batches
         if now.batches != batches:
             batches = now.batches

@@ -25,7 +25,7 @@ from cdc_core.stream import fields as field_filters
 _EXACT = raw_bson.CODEC_OPTIONS
 
 
-def filtered(text: bytes, *, fields: field_filters.Fields, taken: set[str]) -> bytes:
+def filtered(text: bytes, *, fields: field_filters.FieldRules, taken: set[str]) -> bytes:
     """A document's text with its fields taken out or renamed (`field.exclude.list`, `field.renames`).
 
     `taken` gets the new names that the document had already: there the field keeps its old one.
@@ -35,7 +35,7 @@ def filtered(text: bytes, *, fields: field_filters.Fields, taken: set[str]) -> b
     return orjson.dumps(document)
 
 
-def filtered_update(row: Mapping[str, Any], *, fields: field_filters.Fields, taken: set[str]) -> dict[str, Any]:
+def filtered_update(row: Mapping[str, Any], *, fields: field_filters.FieldRules, taken: set[str]) -> dict[str, Any]:
     """The same for an `updateDescription`."""
     update, found = field_filters.update(
         field_filters.UpdateDescription(
@@ -96,7 +96,7 @@ def key(document_key: Mapping[str, Any], raw: bytes, *, is_exact: bool) -> str:
     )
 
 
-def original(raw: bytes, *, fields: field_filters.Fields | None) -> bytes:
+def original(raw: bytes, *, fields: field_filters.FieldRules | None) -> bytes:
     """The payload that keeps the bytes of an event or a document, some of whose text is not UTF-8 and was repaired.
 
     Without them where fields are taken out or renamed (`{"bson": null}`): the bytes hold every field, under its old name.

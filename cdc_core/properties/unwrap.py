@@ -166,7 +166,7 @@ class UnwrapOptions:
     field_names: FieldNames = FieldNames()
 
 
-class OlderDelete(enum.Enum):
+class OlderDeleteMode(enum.Enum):
     """`delete.handling.mode`, the option that `delete.tombstone.handling.mode` replaced."""
 
     DROP = "drop"
@@ -235,19 +235,19 @@ def _options(reader: _Reader) -> UnwrapOptions:
 def _delete_mode(reader: _Reader) -> DeleteMode:
     older_given = reader.is_given("drop.tombstones") or reader.is_given("delete.handling.mode")
     drop_tombstones = reader.boolean("drop.tombstones", True)
-    older = reader.choice("delete.handling.mode", tuple(OlderDelete), OlderDelete.DROP)
+    older = reader.choice("delete.handling.mode", tuple(OlderDeleteMode), OlderDeleteMode.DROP)
     if reader.is_given("delete.tombstone.handling.mode") or not older_given:
         return reader.choice("delete.tombstone.handling.mode", DELETE_MODES, DeleteMode.TOMBSTONE)
     match (older, drop_tombstones):
-        case (OlderDelete.DROP, True):
+        case (OlderDeleteMode.DROP, True):
             return DeleteMode.DROP
-        case (OlderDelete.DROP, False):
+        case (OlderDeleteMode.DROP, False):
             return DeleteMode.OLDER_DROP_WITH_TOMBSTONE
-        case (OlderDelete.NONE, True):
+        case (OlderDeleteMode.NONE, True):
             return DeleteMode.TOMBSTONE
-        case (OlderDelete.NONE, False):
+        case (OlderDeleteMode.NONE, False):
             return DeleteMode.OLDER_NONE_WITH_TOMBSTONE
-        case (OlderDelete.REWRITE, True):
+        case (OlderDeleteMode.REWRITE, True):
             return DeleteMode.REWRITE
         case _:
             return DeleteMode.REWRITE_WITH_TOMBSTONE

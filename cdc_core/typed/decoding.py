@@ -178,7 +178,7 @@ class Decoder:
         """Whether some of the documents would change the schema; the decoder learns from all of them."""
         shape = Shape()
         for text in texts:
-            document = exact.seen(shape, text, "", arrays_as_documents=self.schema.naming.arrays_as_documents)
+            document = exact.observed(shape, text, "", arrays_as_documents=self.schema.naming.arrays_as_documents)
             if document is not None and self._refused < _LESSONS[-1]:
                 self._lessons.learn(document, self.schema.struct)
         before, self._refused = self._refused, self._refused + len(texts)

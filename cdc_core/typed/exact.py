@@ -81,7 +81,7 @@ def _whole(value: Any) -> Any:
     return [_whole(item) for item in value] if isinstance(value, list) else value
 
 
-def seen(shape: Shape, text: str, mark: str, *, arrays_as_documents: bool) -> dict[str, Any] | None:
+def observed(shape: Shape, text: str, mark: str, *, arrays_as_documents: bool) -> dict[str, Any] | None:
     """Adds a document to a shape; the document, or None where it cannot be read."""
     try:
         document, _ = parsed(text)

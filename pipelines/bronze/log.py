@@ -1,6 +1,6 @@
 """The bronze table: an append-only log of every event, which carries its own position.
 
-`Log` is the one writer of one pipeline's bronze table. Rows are numbered and committed under one lock, so that `batch`
+`BronzeLog` is the one writer of one pipeline's bronze table. Rows are numbered and committed under one lock, so that `batch`
 is dense and in commit order, whoever brings them: the stream or a snapshot. Recovery reads the table and nothing else.
 """
 
@@ -80,7 +80,7 @@ class UnclaimedPosition:
 
 
 @dataclass
-class Log:
+class BronzeLog:
     """The bronze table of one pipeline, claimed; `position` is None while it is empty.
 
     `log` names the table's history: silver goes by the numbers of batches, which mean nothing in another one. `numbered` is
@@ -114,7 +114,7 @@ class Log:
         take_over: bool = False,
         extra: Mapping[str, object] | None = None,
         found: UnclaimedPosition | None = None,
-    ) -> Log:
+    ) -> BronzeLog:
         """Make the table if there is none, claim it, and read its position from its rows, unless it is as it was `found`.
 
         Raises `TableOwned`, `LeaseHeld` or `TableNotOurs`; a refused capture has changed nothing.
@@ -126,7 +126,7 @@ class Log:
             position = found.position
         else:
             position = read_position(spark, table)
-        return Log(spark, table, writer, position, extra or {})
+        return BronzeLog(spark, table, writer, position, extra or {})
 
     def append(self, numbered: RowFactory, *, token: str | None = None) -> BronzePosition:
         """Number the rows and commit them; the new position.
@@ -201,7 +201,7 @@ class Log:
             self.writer.release({} if self.complete is None else {"complete": self.complete})
 
 
-def found(spark: SparkSession, table: tables.TableRef) -> UnclaimedPosition:
+def unclaimed_position(spark: SparkSession, table: tables.TableRef) -> UnclaimedPosition:
     """Where a table is that nobody has claimed, or somebody else."""
     version = table_history.version(spark, table)  # read first: what is committed meanwhile makes the position be read again
     return UnclaimedPosition(version, read_position(spark, table))
@@ -294,7 +294,7 @@ def newest(spark: SparkSession, table: tables.TableRef) -> BronzeHead:
 
 
 def rows(
-    spark: SparkSession, table: tables.TableRef, span: reduce.Range, *, among: Mapping[str, str] | None = None
+    spark: SparkSession, table: tables.TableRef, span: reduce.BatchRange, *, among: Mapping[str, str] | None = None
 ) -> DataFrame:
     """The rows of a span of batches, in no order, with the columns of `cdc_core.bronze.columns.SCHEMA`.
 
@@ -322,32 +322,32 @@ class SweepRow(NamedTuple):
     payload: str
 
 
-def few_rows(table: tables.TableRef, span: reduce.Range, columns: Sequence[str], *, limit: int) -> pa.Table | None:
+def few_rows(table: tables.TableRef, span: reduce.BatchRange, columns: Sequence[str], *, limit: int) -> pa.Table | None:
     """Columns of the rows of a span, in no order, read by this process; None where they are more than `limit`, or of more than
     `MANY_BYTES`, or where it does not see all their files."""
-    found = _span_files(table, span, {})
-    if not found or sum(file.stats.get("numRecords", limit + 1) for file in found) > limit:
+    files = _span_files(table, span, {})
+    if not files or sum(file.stats.get("numRecords", limit + 1) for file in files) > limit:
         return None
     with contextlib.suppress(OSError, pa.ArrowException):  # which `_read` meets, too
-        if sum(local_log.columns_bytes(file.path, columns) for file in found) > MANY_BYTES:
+        if sum(local_log.columns_bytes(file.path, columns) for file in files) > MANY_BYTES:
             return None
-    return _read([file.path for file in found], list(columns), where=None)
+    return _read([file.path for file in files], list(columns), where=None)
 
 
-def _files(table: tables.TableRef, span: reduce.Range, among: Mapping[str, str]) -> list[str]:
+def _files(table: tables.TableRef, span: reduce.BatchRange, among: Mapping[str, str]) -> list[str]:
     """The files of `_span_files` as Spark names them; none where they are many."""
-    found = _span_files(table, span, among)
-    return [f"file://{file.path}" for file in found] if len(found) <= MANY_FILES else []
+    files = _span_files(table, span, among)
+    return [f"file://{file.path}" for file in files] if len(files) <= MANY_FILES else []
 
 
-def _span_files(table: tables.TableRef, span: reduce.Range, among: Mapping[str, str]) -> list[local_log.Appended]:
+def _span_files(table: tables.TableRef, span: reduce.BatchRange, among: Mapping[str, str]) -> list[local_log.AddedFile]:
     """The files that hold all rows of the span among these and none of another span; none where that is not known."""
     folder = local_log.folder(table)
     if folder is None or _GLOB.search(str(folder)):
         return []
-    found = local_log.appended(folder, lambda commit: _is_up_to(span.after, commit))
-    held: list[local_log.Appended] = []
-    for file in found or ():
+    files = local_log.appended(folder, lambda commit: _is_up_to(span.after, commit))
+    held: list[local_log.AddedFile] = []
+    for file in files or ():
         batches = file.between("batch")
         if batches is None:
             return []
@@ -362,7 +362,7 @@ def _span_files(table: tables.TableRef, span: reduce.Range, among: Mapping[str, 
     return held
 
 
-def _may_hold(file: local_log.Appended, column: str, value: str) -> bool:
+def _may_hold(file: local_log.AddedFile, column: str, value: str) -> bool:
     low, high = file.between(column) or (value, value)
     return bool(low <= value <= high)
 

@@ -31,11 +31,11 @@ class Gaps:
 
     spark: SparkSession
     deployment: Deployment
-    log: bronze_log.Log
+    log: bronze_log.BronzeLog
 
     def after_lost_position(
-        self, gap: Mapping[str, object], state: snapshot_state.State, token: str
-    ) -> tuple[snapshot_state.State, Mapping[str, Any]]:
+        self, gap: Mapping[str, object], state: snapshot_state.SnapshotState, token: str
+    ) -> tuple[snapshot_state.SnapshotState, Mapping[str, Any]]:
         """The snapshot that makes up for a lost position, and the payload of the gap.
 
         The stream begins at `token`. Of collections that do not exist any more there is nothing to read, and all rows are to
@@ -47,7 +47,7 @@ class Gaps:
         self._warn_of_unread(captured, state)
         return state, {"gap": {**gap, "collections": sorted({*captured, *known})}}
 
-    def note_other_stream(self, states: Sequence[snapshot_state.State], *, fingerprint: str) -> None:
+    def note_other_stream(self, states: Sequence[snapshot_state.SnapshotState], *, fingerprint: str) -> None:
         """Note that the settings let in other events from here on, and name the collections that were not captured before.
 
         Their changes come; what they held, or what became of it meanwhile, comes when a signal asks for it.
@@ -93,7 +93,7 @@ class Gaps:
         found = bronze_log.captured_collections(self.spark, self.log.table, behind=behind)
         return [f"{db}.{name}" for db, name in found]
 
-    def _warn_of_unread(self, captured: Sequence[str], state: snapshot_state.State) -> None:
+    def _warn_of_unread(self, captured: Sequence[str], state: snapshot_state.SnapshotState) -> None:
         """Name what the snapshot after a gap leaves as it was: `snapshot.mode` reads what the settings let it read."""
         filtered = self.deployment.source.snapshot_collection_filter_overrides
         unread = [name for name in captured if name not in state.planned or name in filtered]
@@ -106,7 +106,7 @@ class Gaps:
             )
 
 
-def _with_gone(state: snapshot_state.State, gone: Sequence[str], token: str) -> snapshot_state.State:
+def _with_gone(state: snapshot_state.SnapshotState, gone: Sequence[str], token: str) -> snapshot_state.SnapshotState:
     """A snapshot after a gap, with the collections that are not there any more: nothing to read, and all rows to go."""
     at = positions.cluster_time(token)
     first = snapshot_state.CollectionState(first=resume_token.snapshot_sequence(at.time, at.inc))

@@ -18,7 +18,7 @@ LEASE_EVERY_MS = 60_000
 class Heartbeats:
     """The heartbeats of one run: `interval_ms` is `heartbeat.interval.ms`, 0 for none, and `moved_at` when rows last came."""
 
-    log: bronze_log.Log
+    log: bronze_log.BronzeLog
     interval_ms: int
     moved_at: float
 

@@ -46,7 +46,7 @@ Labelled = Mapping[str, float]
 
 
 @dataclass
-class Streaming:
+class StreamingMetrics:
     """What the stream has counted since the service started. Each field has one thread that writes it."""
 
     queue: ByteQueue | None = None
@@ -102,7 +102,7 @@ class Metrics:
     """Everything that one capture service counts, over restarts of the capture inside it."""
 
     name: str
-    streaming: Streaming = field(default_factory=Streaming)
+    streaming: StreamingMetrics = field(default_factory=StreamingMetrics)
     snapshot: snapshot_queue.SnapshotMetrics = field(default_factory=snapshot_queue.SnapshotMetrics)
     headroom_hours: float | None = None
     commits: int = 0
@@ -129,13 +129,13 @@ class Metrics:
         }
 
 
-class _Server(ThreadingMixIn, WSGIServer):
+class _MetricsServer(ThreadingMixIn, WSGIServer):
     """One thread a question: a page that takes seconds keeps no metrics waiting."""
 
     daemon_threads = True
 
 
-class _Quiet(WSGIRequestHandler):
+class _SilentHandler(WSGIRequestHandler):
     """Writes no line a request."""
 
     def log_message(self, format: str, *args: object) -> None:
@@ -191,7 +191,7 @@ def serve(metrics: Metrics, *, port: int | None, address: str, page: Callable[[]
     shown = prometheus_client.make_wsgi_app(registry)
     site = shown if page is None else _Site(shown, page)
     try:
-        server = make_server(address, port, site, _Server, _Quiet)
+        server = make_server(address, port, site, _MetricsServer, _SilentHandler)
     except OSError as error:
         message = f"{address}:{port} cannot be listened on: {error.strerror}"
         raise errors.SettingsError(errors.Problem("source.metrics.port", message, "choose another port")) from None
@@ -239,7 +239,7 @@ class _OnScrape(Collector):
         return ()
 
 
-def _streaming(found: Streaming, now: float) -> dict[str, float | Labelled]:
+def _streaming(found: StreamingMetrics, now: float) -> dict[str, float | Labelled]:
     seconds, increment = found.position or (-1, -1)
     return {
         "Connected": found.stream is not None and found.stream.is_open,

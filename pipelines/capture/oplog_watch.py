@@ -23,7 +23,7 @@ class OplogWatch:
     """Warns while a capture that stops now could soon not go on: `oplog.headroom.warning.hours`."""
 
     deployment: Deployment
-    log: bronze_log.Log
+    log: bronze_log.BronzeLog
     metrics: metrics.Metrics
     halt: threading.Event
 

@@ -27,7 +27,7 @@ def utc(token: str) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(cluster_time(token).time))
 
 
-def token_of(log: bronze_log.Log) -> str:
+def token_of(log: bronze_log.BronzeLog) -> str:
     """The token up to which bronze is complete; the empty text, which sorts before every token, while it is empty."""
     return log.position.token if log.position is not None else ""
 

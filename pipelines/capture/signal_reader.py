@@ -54,7 +54,7 @@ class SignalReader:
 
     settings: Settings
     session: Callable[[], SparkSession]
-    log: bronze_log.Log
+    log: bronze_log.BronzeLog
     notifier: notifier.Notifier
     halt: threading.Event
     inbox: Inbox

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def add_planned(queue: snapshot_queue.Snapshots, plan: StartPlan, notifier: Notifier) -> None:
+def add_planned(queue: snapshot_queue.SnapshotQueue, plan: StartPlan, notifier: Notifier) -> None:
     """Queue what a start has planned, and what earlier runs have begun."""
     if plan.initial is not None:
         queue.add(plan.initial)
@@ -47,13 +47,13 @@ class SnapshotStart:
     name: str
     session: Callable[[], SparkSession]
     deployment: Deployment
-    log: bronze_log.Log
+    log: bronze_log.BronzeLog
     fields: events.FieldsOf | None
     halt: threading.Event
     counts: RunCounts
     metrics: snapshot_queue.SnapshotMetrics
 
-    def ready(self, state: snapshot_state.State, controls: SnapshotControls) -> snapshot.Snapshot | None:
+    def ready(self, state: snapshot_state.SnapshotState, controls: SnapshotControls) -> snapshot.Snapshot | None:
         """The snapshot; None where the capture ends within `snapshot.delay.ms`."""
         # The position of before the delay: what is read is only the newer for it.
         position = self.log.position

@@ -47,7 +47,7 @@ class ExistingBronze:
         delta.check_ours(spark, table)
         last = table_history.last_commit(spark, table)
         before = last.metadata.get("stream") if last is not None and last.metadata else None
-        return ExistingBronze(bronze_log.found(spark, table), before is not None and before != fingerprint)
+        return ExistingBronze(bronze_log.unclaimed_position(spark, table), before is not None and before != fingerprint)
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,7 @@ def _refusal(write: Callable[[str, bool], None]) -> str | None:
 def _needs_package(location: str) -> str:
     """That this Spark has no file system for such locations, and where one comes from."""
     scheme = stores.scheme(location)
-    packages = stores.STORES.get(scheme, stores.Store()).packages
+    packages = stores.STORES.get(scheme, stores.ObjectStore()).packages
     package = f"--packages {packages[0]}, of its own Hadoop's version" if packages else "the package that has it"
     return f"{location}: this Spark has no file system for {scheme}://; start it with {package}"
 

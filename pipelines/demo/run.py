@@ -27,7 +27,7 @@ from cdc_core.settings.parse import Settings
 from cdc_core.tables import layout as tables
 from pipelines import clock
 from pipelines import run as layers
-from pipelines.capture.progress import Progress
+from pipelines.capture.progress import CaptureProgress
 from pipelines.delta import table_history
 from pipelines.delta import tables as delta
 from pipelines.demo import embedded_mongodb, emulated_s3, quality, shop
@@ -95,7 +95,7 @@ def run(directory: Path, *, mongodb_uri: str | None, seconds: int, on_s3: bool =
     screen.print(f"[dim]Done in {time.monotonic() - began:.0f} s. Run it again, and the shop goes on from here.[/]")
 
 
-def _judge(stage: Stage, screen: Console) -> None:
+def _judge(stage: DemoStage, screen: Console) -> None:
     """A verification of every collection, and the page that shows it all."""
     found = verify.run(stage.spark, stage.settings, verify.VerifyOptions())
     screen.print("\n[bold]Is gold what MongoDB holds?[/]  medallion verify")
@@ -106,7 +106,7 @@ def _judge(stage: Stage, screen: Console) -> None:
 
 
 @dataclass(frozen=True)
-class Stage:
+class DemoStage:
     """What the demo plays on."""
 
     folder: Path
@@ -131,7 +131,7 @@ class DemoRun:
     """What has happened so far: the shop's steps by name, and what the capture says of itself."""
 
     steps: Counter[str] = field(default_factory=Counter)
-    capture: Progress = field(default_factory=Progress)
+    capture: CaptureProgress = field(default_factory=CaptureProgress)
     began_ms: int = field(default_factory=lambda: clock.now_ms())
     ended_ms: int = 0
     rate: report.Rate = field(default_factory=report.Rate)
@@ -145,7 +145,7 @@ def _opened(
     store: EmulatedS3 | None,
     screen: Console,
     stack: contextlib.ExitStack,
-) -> Stage:
+) -> DemoStage:
     """MongoDB and Spark, started side by side; the server ends with `stack`, Spark with the process."""
     goes_on = store is None and (folder / "lakehouse").exists()
     screen.print(
@@ -175,7 +175,7 @@ def _opened(
     text = SETTINGS.format(directory=folder, lakehouse=_lakehouse(root, store), interval=10_000 if store else 2000)
     (folder / "shop.yml").write_text(text, encoding="utf-8")
     settings = _connected(settings_file.load(folder / "shop.yml"), uri)
-    return Stage(folder, settings, delta.layout(settings.lakehouse), spark, client)
+    return DemoStage(folder, settings, delta.layout(settings.lakehouse), spark, client)
 
 
 def _lakehouse(root: str, store: EmulatedS3 | None) -> str:
@@ -238,12 +238,12 @@ def _server(data: Path, mongodb_uri: str | None, stack: contextlib.ExitStack) ->
     return stack.enter_context(embedded_mongodb.EmbeddedMongoDB(data)).uri
 
 
-def _played(stage: Stage, *, seconds: int, stop: threading.Event, screen: Console) -> DemoRun:
+def _played(stage: DemoStage, *, seconds: int, stop: threading.Event, screen: Console) -> DemoRun:
     """The shop trades while the pipeline runs: until the snapshot is in gold, for `seconds` more, and until all is there."""
     played = DemoRun()
     ended, shut = threading.Event(), threading.Event()
 
-    def hear(now: Progress) -> None:
+    def hear(now: CaptureProgress) -> None:
         played.capture = now
 
     def capture() -> None:
@@ -262,7 +262,8 @@ def _played(stage: Stage, *, seconds: int, stop: threading.Event, screen: Consol
 
         try:
             watch(
-                lambda: "The shop has opened; what was there before is on its way to gold", until=_Published(stage, played)
+                lambda: "The shop has opened; what was there before is on its way to gold",
+                until=_PublishedCheck(stage, played),
             )
             played.began_ms = clock.now_ms()
             end = time.monotonic() + seconds
@@ -270,7 +271,7 @@ def _played(stage: Stage, *, seconds: int, stop: threading.Event, screen: Consol
             shut.set()
             running[1].result()
             played.ended_ms = clock.now_ms()
-            caught_up = _Published(stage, played, sequence=shop.close(stage.client))
+            caught_up = _PublishedCheck(stage, played, sequence=shop.close(stage.client))
             watch(lambda: "The shop has closed; its last changes are on their way to gold", until=caught_up)
         finally:
             shut.set()
@@ -281,10 +282,10 @@ def _played(stage: Stage, *, seconds: int, stop: threading.Event, screen: Consol
 
 
 @dataclass
-class _Published:
+class _PublishedCheck:
     """Whether gold holds what bronze held when every collection was in it, and everything up to `sequence`."""
 
-    stage: Stage
+    stage: DemoStage
     played: DemoRun
     sequence: str = ""
     wanted: Mapping[str, int] = field(default_factory=dict)

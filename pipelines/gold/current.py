@@ -28,7 +28,7 @@ from pipelines.bronze import collections as registry
 from pipelines.delta import query_execution, upsert
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
-from pipelines.gold.candidate import Audit, Candidate, unjudged
+from pipelines.gold.candidate import Audit, Candidate, no_audit
 from pipelines.silver import survey
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class GoldWork:
 
 
 def at_silver(
-    spark: SparkSession, layout: tables.Layout, namespace: registry.Namespace, *, audit: Audit = unjudged
+    spark: SparkSession, layout: tables.Layout, namespace: registry.Namespace, *, audit: Audit = no_audit
 ) -> GoldTable:
     """One collection's gold table as it would be made whole from silver now, whatever the table holds."""
     names = (namespace.db, namespace.collection)
@@ -111,7 +111,7 @@ class GoldTable:
     silver: tables.TableRef
     deletes: tables.TableRef
     is_few: bool = False
-    audit: Audit = unjudged
+    audit: Audit = no_audit
     said: list[Mapping[str, object]] = field(default_factory=list)
     """What the audit adds to the metadata of the publishing commit; empty until the table was judged."""
 

@@ -254,7 +254,7 @@ def _applied(
     histories = {registry.Namespace(*name.split(".", 1)): position.to for (name, _), position in held}
     silver_at = {namespace: _silver(spark, settings, namespace) for namespace in histories}
     starts = {namespace: each.to for namespace, each in silver_at.items()}
-    counts, sweeps = survey.surveyed(spark, table, reduce.Range(min(starts.values()), newest), starts=starts)
+    counts, sweeps = survey.surveyed(spark, table, reduce.BatchRange(min(starts.values()), newest), starts=starts)
 
     def lacks(namespace: registry.Namespace) -> bool:
         options, at = settings.silver.for_collection(str(namespace)), silver_at[namespace]
@@ -271,7 +271,7 @@ def _applied(
     return min(lacking, default=newest)
 
 
-def _boundaries(spark: SparkSession, settings: Settings, *, at: int = 0) -> list[times.Boundary]:
+def _boundaries(spark: SparkSession, settings: Settings, *, at: int = 0) -> list[times.CutBoundary]:
     """Where bronze may be cut, from a batch on; raises `Temporary` where there is no bronze."""
     table = delta.layout(settings.lakehouse).bronze(settings.name)
     if not delta.exists(spark, table):
@@ -280,7 +280,7 @@ def _boundaries(spark: SparkSession, settings: Settings, *, at: int = 0) -> list
     return times.boundaries(_batches(spark, table, newest, at=at), reached=reached)
 
 
-def _check_reached(settings: Settings, found: Sequence[times.Boundary], asked: str | None) -> None:
+def _check_reached(settings: Settings, found: Sequence[times.CutBoundary], asked: str | None) -> None:
     """Raise `Temporary` where bronze does not hold all changes up to a time."""
     if asked is not None and (not found or found[-1].until <= asked):
         to = times.shown(found[-1].time) if found else "nothing"
@@ -290,7 +290,7 @@ def _check_reached(settings: Settings, found: Sequence[times.Boundary], asked: s
         )
 
 
-def _chosen(spark: SparkSession, settings: Settings, asked: str | None) -> times.Boundary:
+def _chosen(spark: SparkSession, settings: Settings, asked: str | None) -> times.CutBoundary:
     # No table goes back: the cut has to lie at or after the one that is furthest.
     at = max((_silver(spark, settings, each).to for each in registry.read(spark, settings).namespaces), default=0)
     found = _boundaries(spark, settings, at=at)
@@ -320,7 +320,7 @@ def _reached(spark: SparkSession, table: tables.TableRef) -> tuple[str | None, i
     return (complete[2:18].lower() if is_of_newest and isinstance(complete, str) else None), batch
 
 
-def _batches(spark: SparkSession, table: tables.TableRef, newest: int, *, at: int) -> list[times.Batch]:
+def _batches(spark: SparkSession, table: tables.TableRef, newest: int, *, at: int) -> list[times.BatchTimes]:
     """The cluster times in each batch, from narrow columns; those before `at`, where no cut can be any more, as one.
 
     A log has millions of batches. Heartbeats tell by their token how far the stream was when they came.
@@ -331,7 +331,7 @@ def _batches(spark: SparkSession, table: tables.TableRef, newest: int, *, at: in
         "max(CASE WHEN kind = 'snapshot' THEN left(sequence, 16) END) AS snapshot "
         f"FROM {table} WHERE batch <= {newest} GROUP BY greatest(batch, {at - 1})"
     ).collect()
-    return [times.Batch(row.number, row.first, row.last, row.snapshot) for row in rows]
+    return [times.BatchTimes(row.number, row.first, row.last, row.snapshot) for row in rows]
 
 
 def _silver(spark: SparkSession, settings: Settings, namespace: registry.Namespace) -> registry.SilverPosition:
@@ -339,7 +339,7 @@ def _silver(spark: SparkSession, settings: Settings, namespace: registry.Namespa
     return registry.silver_position(spark, layout.silver(namespace.db, namespace.collection))
 
 
-def _collections(spark: SparkSession, settings: Settings, chosen: times.Boundary) -> list[CutTable]:
+def _collections(spark: SparkSession, settings: Settings, chosen: times.CutBoundary) -> list[CutTable]:
     """The collections' tables with the versions that show the cut; raises `CommitConflict` where another run moved one on."""
     layout = delta.layout(settings.lakehouse)
     found = []
@@ -366,7 +366,7 @@ def _collections(spark: SparkSession, settings: Settings, chosen: times.Boundary
     return found
 
 
-def _missing(spark: SparkSession, settings: Settings, chosen: times.Boundary) -> tuple[str, ...]:
+def _missing(spark: SparkSession, settings: Settings, chosen: times.CutBoundary) -> tuple[str, ...]:
     """The collections of which the batches of the cut do not hold all: a snapshot is not whole, or changes were lost."""
     table = delta.layout(settings.lakehouse).bronze(settings.name)
     return snapshot_state.incomplete(bronze_log.gap_and_snapshot_heartbeats(spark, table, to=chosen.batch))

@@ -117,7 +117,7 @@ class History:
     def brought_up(self, at: HistoryPosition, silver: registry.SilverPosition, *, stop: threading.Event) -> int:
         """Apply what lies between a position and silver's; how many events. Between ranges `stop` is obeyed."""
         reached = replace(at, to=0 if silver.is_of_other(at.log) else at.to, log=silver.log)
-        span = reduce.Range(reached.to, silver.to)
+        span = reduce.BatchRange(reached.to, silver.to)
         if not reached.to and not bronze_log.is_whole(self.spark, self.bronze, str(self.namespace)):
             log.warning(
                 "%s: old events were taken from bronze; the history begins with what it holds. Documents that did not change since "
@@ -128,7 +128,7 @@ class History:
         counts, sweeps = survey.surveyed(self.spark, self.bronze, span, only=self.namespace)
         own = counts.get(self.namespace, survey.EventCounts())
         due = [each for each in survey.sweeps_to_apply(sweeps, self.options) if each.db_collection == str(self.namespace)]
-        ranges: Sequence[reduce.Range] = (span,)
+        ranges: Sequence[reduce.BatchRange] = (span,)
         if own.events > self.options.max_batch_events:
             ranges = survey.bounded(self._events(span), span=span, limit=self.options.max_batch_events)
         silver_table = self.layout.silver(self.namespace.db, self.namespace.collection)
@@ -141,7 +141,7 @@ class History:
         return own.events
 
     def _with_sweeps(
-        self, range_: reduce.Range, reached: HistoryPosition, sweeps: Sequence[reduce.Sweep]
+        self, range_: reduce.BatchRange, reached: HistoryPosition, sweeps: Sequence[reduce.Sweep]
     ) -> HistoryPosition:
         """One range and the sweeps that it calls for. While any is to come, the position stays: a crash in between repeats the range."""
         reached = replace(reached, to=reached.to if sweeps else range_.to)
@@ -155,10 +155,10 @@ class History:
 
     # --- events
 
-    def _events(self, span: reduce.Range) -> DataFrame:
+    def _events(self, span: reduce.BatchRange) -> DataFrame:
         return survey.events(self.spark, self.bronze, self.namespace, span)
 
-    def _range(self, range_: reduce.Range, reached: HistoryPosition) -> None:
+    def _range(self, range_: reduce.BatchRange, reached: HistoryPosition) -> None:
         # Where updates are folded, what cannot be read leaves the versions from there on incomplete until it comes again.
         found = quarantine_rules.readable(self._events(range_), with_holes=self.folds)
         if reached.floor:
@@ -184,14 +184,14 @@ class History:
     def _stored(self) -> DataFrame:
         return self.spark.table(str(self.writer.table))
 
-    def _with_awaited(self, found: DataFrame, range_: reduce.Range, stack: ExitStack) -> DataFrame:
+    def _with_awaited(self, found: DataFrame, range_: reduce.BatchRange, stack: ExitStack) -> DataFrame:
         """The events and, for documents that come later than updates of theirs, those updates, to be folded once more."""
         unknown = self._stored().where("`__incomplete`").select(F.col("__key").alias("key"), F.col("__sequence").alias("at"))
         late = found.where("after IS NOT NULL").join(unknown, "key").where("sequence < at")
         since = stack.enter_context(query_execution.held(late.groupBy("key").agg(F.min("sequence").alias("since"))))
         if since.isEmpty():
             return found
-        earlier = self._events(reduce.Range(0, range_.after)).where(reduce.is_partial())
+        earlier = self._events(reduce.BatchRange(0, range_.after)).where(reduce.is_partial())
         return found.unionByName(earlier.join(F.broadcast(since), "key").where("sequence > since").select(*found.columns))
 
     def _versions_of(self, found: DataFrame, seen: Row) -> DataFrame:
@@ -349,10 +349,10 @@ class History:
     def _statement(self, names: Sequence[str]) -> sql_merge.Merge:
         """A new version has all columns; one that is there gets its end."""
         ends = ["__until", *(["__deleted"] if self.mode.adds_deleted else []), "valid_to"]
-        whole, new = sql_merge.given(names), "s.`__is_new`"
+        whole, new = sql_merge.from_source(names), "s.`__is_new`"
         clauses = (
             sql_merge.Clause(whole, new),
-            sql_merge.Clause(sql_merge.given(ends)),
+            sql_merge.Clause(sql_merge.from_source(ends)),
             sql_merge.Clause(whole, is_matched=False),
         )
         return sql_merge.Merge(SAME_VERSION, clauses)

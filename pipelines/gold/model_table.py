@@ -95,7 +95,7 @@ class ModelTable:
         moved = [name for name in to if not is_same(held.get(name), to[name])]
         if not moved and held.keys() == to.keys():
             return ModelWork("nothing", to, live)
-        if model.materialized is not sql_model.Materialized.INCREMENTAL:
+        if model.materialized is not sql_model.Materialization.INCREMENTAL:
             return ModelWork("whole", to, live)
         if held.keys() != to.keys():
             return ModelWork("whole", to, live, "it refers to other tables")

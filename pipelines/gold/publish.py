@@ -102,7 +102,7 @@ def _gate(spark: SparkSession, settings: Settings, made: Sequence[sql_model.Mode
     if settings.lakehouse.root is None:
         expectations.check_views(
             tuple(found.suites.values()),
-            views={each.name for each in made if each.materialized is sql_model.Materialized.VIEW},
+            views={each.name for each in made if each.materialized is sql_model.Materialization.VIEW},
         )
     if found.suites:
         captured = filters.of(settings.source)

@@ -35,7 +35,7 @@ from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold import current, history
 from pipelines.gold import few as by_process
-from pipelines.gold.candidate import Audit, unjudged
+from pipelines.gold.candidate import Audit, no_audit
 from pipelines.news import News
 from pipelines.spark import parallel
 from pipelines.spark.parallel import Outcome
@@ -91,7 +91,7 @@ def run(
     sessions: parallel.Sessions | None = None,
     stop: threading.Event | None = None,
     pause_seconds: float = 1.0,
-    audit: Audit = unjudged,
+    audit: Audit = no_audit,
     silver_news: News | None = None,
 ) -> GoldResult:
     """Bring every gold table to where its silver table is; without `once`, go on until `stop` is set.
@@ -106,7 +106,7 @@ def run(
     among them; a refused run has committed nothing.
     """
     ended = stop or threading.Event()
-    gold = _Gold(spark, settings, take_over, parallel.Pool(spark, sessions), ended, audit)
+    gold = _GoldRun(spark, settings, take_over, parallel.Pool(spark, sessions), ended, audit)
     started = time.monotonic()
     found: list[GoldTableResult] = []
     changed = 0
@@ -187,7 +187,7 @@ def _release(writer: Writer) -> None:
 
 
 @dataclass
-class _Gold:
+class _GoldRun:
     """The gold tables of one pipeline, with the claims that are held while it runs."""
 
     spark: SparkSession
@@ -195,7 +195,7 @@ class _Gold:
     take_over: bool
     pool: parallel.Pool
     stop: threading.Event
-    audit: Audit = unjudged
+    audit: Audit = no_audit
     refused: dict[registry.Namespace, _Refusal] = field(default_factory=dict)
     switched: set[registry.Namespace] = field(default_factory=set)
     failures: parallel.Failures = field(default_factory=parallel.Failures)

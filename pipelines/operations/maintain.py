@@ -117,7 +117,7 @@ def run(
     """
     began = time.monotonic()
     ended = stop or threading.Event()
-    maintaining = _Maintaining(spark, settings, beside_writers, clock.now_ms())
+    maintaining = _MaintenanceRun(spark, settings, beside_writers, clock.now_ms())
     # One table that is damaged or somebody else's must not keep the others from being compacted.
     failures = parallel.Failures()
 
@@ -146,7 +146,7 @@ class _Table:
 
 
 @dataclass
-class _Words:
+class _ResultLines:
     """The lines of one table's result: what was done, and what was left and why."""
 
     done: list[str] = field(default_factory=list)
@@ -154,7 +154,7 @@ class _Words:
 
 
 @dataclass
-class _Maintaining:
+class _MaintenanceRun:
     spark: SparkSession
     settings: Settings
     beside_writers: bool
@@ -202,7 +202,7 @@ class _Maintaining:
         """One table, in its steps."""
         delta.check_ours(self.spark, table.ref)
         # Ours, or nothing is touched: VACUUM of another program's table could take what its readers still need.
-        before, words = delta.size(self.spark, table.ref), _Words()
+        before, words = delta.size(self.spark, table.ref), _ResultLines()
         # First: what a compaction commits says no position, and the log must not be cleaned up behind that.
         if maintenance.checkpoint(self.spark, table.ref):
             words.done.append("checkpoint written")
@@ -215,7 +215,7 @@ class _Maintaining:
         words.done[:0] = [*_compared(before, after)]
         return TableResult(table.ref.label, table.kind, before, after, tuple(words.done), tuple(words.left))
 
-    def _claimed(self, table: _Table, words: _Words) -> None:
+    def _claimed(self, table: _Table, words: _ResultLines) -> None:
         """A table with one writer at a time, compacted without a claim: it would end a writer that comes to an idle table just
         then, and a compaction's commit says no position. What goes from bronze does so under one."""
         if table.kind is TableKind.BRONZE:
@@ -228,7 +228,7 @@ class _Maintaining:
         """Whether there is anything to compact: several files, or rows that are hidden in one."""
         return delta.size(self.spark, table.ref).files > 1 or self._has_vectors(table)
 
-    def _compacted(self, table: _Table, words: _Words) -> None:
+    def _compacted(self, table: _Table, words: _ResultLines) -> None:
         if not self._is_due(table):
             return
         try:
@@ -240,7 +240,7 @@ class _Maintaining:
     def _has_vectors(self, table: _Table) -> bool:
         return delta.properties(self.spark, table.ref).get("delta.enableDeletionVectors") == "true"
 
-    def _facts(self, table: _Table, words: _Words) -> None:
+    def _facts(self, table: _Table, words: _ResultLines) -> None:
         """A table to which anybody appends."""
         try:
             if table.kind is TableKind.DELETES:
@@ -258,7 +258,7 @@ class _Maintaining:
     def _before(self, days: int) -> int:
         return self.now_ms - days * DAY_MS
 
-    def _expire(self, table: _Table, words: _Words) -> None:
+    def _expire(self, table: _Table, words: _ResultLines) -> None:
         """Rows of a table of ops that are too old; signals only when the capture has handled them."""
         days = self.settings.maintenance.ops_retention_days
         if table.age not in self.spark.table(str(table.ref)).columns:
@@ -270,7 +270,7 @@ class _Maintaining:
             where += f" AND row IN ({', '.join(map(names.literal, sorted(handled))) or 'NULL'})"
         _note_removed(words, ops_tables.delete(self.spark, table.ref, where), f"rows older than {days} days")
 
-    def _dismiss(self, table: _Table, words: _Words) -> None:
+    def _dismiss(self, table: _Table, words: _ResultLines) -> None:
         """Events whose stay in quarantine has ended: applied, or superseded, in a range that every layer has behind it."""
         assert table.namespace is not None
         days = self.settings.maintenance.ops_retention_days
@@ -279,7 +279,7 @@ class _Maintaining:
         )
         _note_removed(words, count, f"events that left quarantine, older than {days} days,")
 
-    def _forget(self, table: _Table, words: _Words) -> None:
+    def _forget(self, table: _Table, words: _ResultLines) -> None:
         """Remembered deletes that gold has published and that nothing late can come before."""
         assert table.namespace is not None
         days = self.settings.maintenance.deletes_retention_days
@@ -310,7 +310,7 @@ class _Maintaining:
         to = said.get("to")
         return to if isinstance(to, int) and not is_of_other else 0
 
-    def _trim(self, table: TableRef, words: _Words) -> None:
+    def _trim(self, table: TableRef, words: _ResultLines) -> None:
         """Old events of bronze that every layer has applied; a rebuild then needs a snapshot, and says so."""
         days = self.settings.maintenance.bronze_retention_days
         if days is None:
@@ -344,7 +344,7 @@ class _Maintaining:
         _note_removed(words, count, f"events older than {days} days")
         words.left.append("a rebuild of silver now needs a snapshot of the collection first")
 
-    def _trimmed(self, namespace: registry.Namespace, words: _Words) -> str | None:
+    def _trimmed(self, namespace: registry.Namespace, words: _ResultLines) -> str | None:
         """Which events of one collection may go, as SQL: not the last batch that it has, by which it is known."""
         names_ = (namespace.db, namespace.collection)
         silver = self.layout.silver(*names_)
@@ -361,7 +361,7 @@ class _Maintaining:
         return f"({namespace.predicate} AND batch <= {upto})"
 
 
-def _note_removed(words: _Words, count: int, what: str) -> None:
+def _note_removed(words: _ResultLines, count: int, what: str) -> None:
     if count:
         words.done.append(f"{count:,} {what} removed")
 

@@ -85,7 +85,7 @@ class ReplayResult:
 
 
 def parted(
-    spark: SparkSession, table: tables.TableRef, *, events: DataFrame, span: reduce.Range, has_suspects: bool
+    spark: SparkSession, table: tables.TableRef, *, events: DataFrame, span: reduce.BatchRange, has_suspects: bool
 ) -> DataFrame | None:
     """The events of `span` as silver may apply them; None where they are as they are, as nearly always.
 
@@ -187,7 +187,7 @@ def replay(
     waiting = _not_yet_again(spark, layout.bronze(name), readable)
     if not waiting:
         return ReplayResult(0, None, still)
-    log = bronze_log.Log.open(spark, layout.bronze(name), take_over=take_over)
+    log = bronze_log.BronzeLog.open(spark, layout.bronze(name), take_over=take_over)
     # The capture goes by what the newest commit says of its stream: this commit must say the same.
     log.extra = {"stream": log.writer.metadata.get("stream")}
     try:
@@ -405,7 +405,7 @@ def _not_yet_again(spark: SparkSession, table: tables.TableRef, rows: Sequence[d
     return [row for row in rows if newest.get((row["resume_token"], row["kind"], row["key"]), 0) <= row["to"]]
 
 
-def _appended(log: bronze_log.Log, rows: Sequence[dict[str, Any]], now_ms: int) -> ReplayResult:
+def _appended(log: bronze_log.BronzeLog, rows: Sequence[dict[str, Any]], now_ms: int) -> ReplayResult:
     """One commit: the events, then a heartbeat that keeps the capture service's position."""
     if log.position is None:
         raise errors.DecisionNeeded(f"{log.table.label}: bronze is empty, there is nothing to replay onto")

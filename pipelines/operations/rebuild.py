@@ -315,7 +315,7 @@ class _Rebuild:
             schema=schemas.SchemaVersion(schema=seed),
             is_new=True,
         )
-        whole = reduce.Range(0, to)
+        whole = reduce.BatchRange(0, to)
         sweeps = self._sweeps(whole)
         reached = registry.SilverPosition()
         renew = _Renewal(self.writer)
@@ -333,13 +333,13 @@ class _Rebuild:
     def _options(self) -> CollectionSettings:
         return self.settings.silver.for_collection(str(self.namespace))
 
-    def _events(self, span: reduce.Range) -> DataFrame:
+    def _events(self, span: reduce.BatchRange) -> DataFrame:
         return survey.events(self.spark, self._bronze, self.namespace, span)
 
-    def _ranges(self, whole: reduce.Range) -> tuple[reduce.Range, ...]:
+    def _ranges(self, whole: reduce.BatchRange) -> tuple[reduce.BatchRange, ...]:
         return survey.bounded(self._events(whole), span=whole, limit=self._options().max_batch_events)
 
-    def _sweeps(self, whole: reduce.Range) -> tuple[reduce.Sweep, ...]:
+    def _sweeps(self, whole: reduce.BatchRange) -> tuple[reduce.Sweep, ...]:
         _, found = survey.surveyed(self.spark, self._bronze, whole, only=self.namespace)
         return tuple(sweep for sweep in found if sweep.db_collection == str(self.namespace))
 

@@ -84,7 +84,7 @@ class TableSummary:
 class PageContent:
     """All that the page shows."""
 
-    status: pipeline_status.Status
+    status: pipeline_status.PipelineStatus
     points: tuple[Point, ...] = ()
     changes: tuple[SchemaChangeRow, ...] = ()
     verifications: tuple[Mapping[str, Any], ...] = ()
@@ -152,7 +152,7 @@ def rendered(seen: PageContent) -> str:
 class _PageReader:
     spark: SparkSession
     settings: Settings
-    status: pipeline_status.Status
+    status: pipeline_status.PipelineStatus
 
     @property
     def _layout(self) -> Any:

@@ -41,7 +41,7 @@ class RowBatch:
     """
 
     rows: DataFrame
-    range_: reduce.Range
+    range_: reduce.BatchRange
     after: registry.SilverPosition
     plan: typed.Plan
     counts: survey.EventCounts = field(default_factory=survey.EventCounts)

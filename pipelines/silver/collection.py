@@ -67,7 +67,7 @@ class SilverCollection:
         """The table as it is now. Not kept: a DataFrame goes on with the columns and files that it was made with."""
         return self.spark.table(str(self.writer.table))
 
-    def events(self, span: reduce.Range) -> DataFrame:
+    def events(self, span: reduce.BatchRange) -> DataFrame:
         """Its events in a span of bronze's batches, in no order."""
         return survey.events(self.spark, self.bronze, self.namespace, span)
 

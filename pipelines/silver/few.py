@@ -41,7 +41,7 @@ _READ = ("kind", "db", "collection", "key", "sequence", "offset", "op", "after")
 
 
 def applied(
-    collection: SilverCollection, range_: reduce.Range, counts: survey.EventCounts, after: registry.SilverPosition
+    collection: SilverCollection, range_: reduce.BatchRange, counts: survey.EventCounts, after: registry.SilverPosition
 ) -> bool:
     """Whether the range is in the table, with the position `after`; where not, nothing was committed.
 
@@ -104,7 +104,7 @@ def _is_plain(collection: SilverCollection, counts: survey.EventCounts) -> bool:
     )
 
 
-def _events(collection: SilverCollection, range_: reduce.Range) -> pa.Table | None:
+def _events(collection: SilverCollection, range_: reduce.BatchRange) -> pa.Table | None:
     """The collection's events of the range, in their order; None where this process cannot read them."""
     columns = list(dict.fromkeys((*_READ, *collection.columns, *_bare(collection))))
     rows = bronze_log.few_rows(collection.bronze, range_, columns, limit=survey.MAX_DRIVER_ROWS)

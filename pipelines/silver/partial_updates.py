@@ -61,7 +61,7 @@ def with_awaited(collection: SilverCollection, batch: RowBatch) -> DataFrame:
     first = late.agg(F.min("__since")).first()[0]
     if first is None:
         return events
-    earlier = collection.events(reduce.Range(0, batch.range_.after)).where(reduce.is_partial())
+    earlier = collection.events(reduce.BatchRange(0, batch.range_.after)).where(reduce.is_partial())
     updates = earlier.where(F.col("sequence") > first).join(F.broadcast(late), "key").where("sequence > `__since`")
     return events.unionByName(updates.select(*events.columns))
 

@@ -60,7 +60,7 @@ def apply(collection: SilverCollection, work: survey.CollectionWork, *, stop: th
 
 def _with_sweeps(
     collection: SilverCollection,
-    range_: reduce.Range,
+    range_: reduce.BatchRange,
     counts: survey.EventCounts,
     reached: registry.SilverPosition,
     due: Sequence[reduce.Sweep],
@@ -76,7 +76,7 @@ def _with_sweeps(
 
 def _range(
     collection: SilverCollection,
-    range_: reduce.Range,
+    range_: reduce.BatchRange,
     counts: survey.EventCounts,
     reached: registry.SilverPosition,
     *,
@@ -156,14 +156,14 @@ def _wanted(collection: SilverCollection, events: DataFrame, counts: survey.Even
     return events
 
 
-def _ranges(collection: SilverCollection, work: survey.CollectionWork) -> tuple[reduce.Range, ...]:
+def _ranges(collection: SilverCollection, work: survey.CollectionWork) -> tuple[reduce.BatchRange, ...]:
     limit = collection.options.max_batch_events
     if work.counts.events <= limit:
         return (work.span,)
     return survey.bounded(collection.events(work.span), span=work.span, limit=limit)
 
 
-def _counts(collection: SilverCollection, range_: reduce.Range) -> survey.EventCounts:
+def _counts(collection: SilverCollection, range_: reduce.BatchRange) -> survey.EventCounts:
     counted = survey.counted(collection.events(range_))
     return counted.get(collection.namespace, survey.EventCounts())
 

@@ -100,7 +100,7 @@ def run(
     `TableOwned`, `LeaseHeld`, `OwnershipLost`, `CommitConflict` among them; a refused run has committed nothing.
     """
     ended = stop or threading.Event()
-    silver = _Silver(spark, settings, take_over, parallel.Pool(spark, sessions), ended, to)
+    silver = _SilverRun(spark, settings, take_over, parallel.Pool(spark, sessions), ended, to)
     started = time.monotonic()
     total = SilverResult(0, 0, 0.0)
     try:
@@ -130,7 +130,7 @@ def _together(total: SilverResult, last: SilverResult) -> SilverResult:
 
 
 @dataclass
-class _Silver:
+class _SilverRun:
     """One run over the tables of a pipeline's silver, with the claims that are held while it goes on."""
 
     spark: SparkSession
@@ -207,12 +207,12 @@ class _Silver:
         start = min([discovered, *map(positions.start, going)])
         if start >= to:
             return []
-        span = reduce.Range(start, to)
+        span = reduce.BatchRange(start, to)
         counts, sweeps = self._surveyed(span)
         new = [each for each in counts if each not in positions.known and not positions.is_left_out(each)]
         if new and start > 0:
             # A drop may have come before the rows of the snapshot that it overtook.
-            sweeps = (*survey.sweeps(self.spark, self.bronze, reduce.Range(0, start), among=new), *sweeps)
+            sweeps = (*survey.sweeps(self.spark, self.bronze, reduce.BatchRange(0, start), among=new), *sweeps)
         positions.note(new, to)
         works = [
             survey.CollectionWork(
@@ -230,7 +230,9 @@ class _Silver:
         positions.scanned |= {work.namespace: to for work in looked_at if not work.counts.events and not work.sweeps}
         return works
 
-    def _surveyed(self, span: reduce.Range) -> tuple[dict[registry.Namespace, survey.EventCounts], tuple[reduce.Sweep, ...]]:
+    def _surveyed(
+        self, span: reduce.BatchRange
+    ) -> tuple[dict[registry.Namespace, survey.EventCounts], tuple[reduce.Sweep, ...]]:
         """What each collection has in the span, each from its own position on, and the sweeps of all."""
         starts = {namespace: self.positions.start(namespace) for namespace in self.positions.known}
         ahead = {namespace: start for namespace, start in starts.items() if start > span.after}

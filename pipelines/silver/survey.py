@@ -61,7 +61,7 @@ def counted(events: DataFrame) -> dict[registry.Namespace, EventCounts]:
 def surveyed(
     spark: SparkSession,
     bronze_table: tables.TableRef,
-    span: reduce.Range,
+    span: reduce.BatchRange,
     *,
     only: registry.Namespace | None = None,
     starts: Mapping[registry.Namespace, int] = {},
@@ -130,7 +130,7 @@ def _counted_here(events: Sequence[Mapping[str, Any]]) -> EventCounts:
 
 
 def sweeps(
-    spark: SparkSession, bronze_table: tables.TableRef, span: reduce.Range, *, among: Sequence[registry.Namespace]
+    spark: SparkSession, bronze_table: tables.TableRef, span: reduce.BatchRange, *, among: Sequence[registry.Namespace]
 ) -> tuple[reduce.Sweep, ...]:
     """The sweeps that drops and renames of these collections call for in a span of batches."""
     own = " OR ".join(f"({namespace.predicate})" for namespace in among)
@@ -157,7 +157,7 @@ def _counts(row: dict[str, Any]) -> EventCounts:
 
 
 def events(
-    spark: SparkSession, bronze_table: tables.TableRef, namespace: registry.Namespace, span: reduce.Range
+    spark: SparkSession, bronze_table: tables.TableRef, namespace: registry.Namespace, span: reduce.BatchRange
 ) -> DataFrame:
     """One collection's events in a span of batches, in no order."""
     # `among` lets whole files be skipped and the predicate says it row by row: a file holds many collections.
@@ -165,7 +165,7 @@ def events(
     return bronze_log.rows(spark, bronze_table, span, among=among).where(f"{DOCUMENT_EVENTS} AND {namespace.predicate}")
 
 
-def bounded(of: DataFrame, *, span: reduce.Range, limit: int) -> tuple[reduce.Range, ...]:
+def bounded(of: DataFrame, *, span: reduce.BatchRange, limit: int) -> tuple[reduce.BatchRange, ...]:
     """The span cut into ranges of at most `limit` of these events, or of one batch."""
     # Never within a batch: a position is a batch, so a range must end with one.
     batches = of.groupBy("batch").count().orderBy("batch").collect()
@@ -200,6 +200,6 @@ class CollectionWork:
     sweeps: tuple[reduce.Sweep, ...] = ()
 
     @property
-    def span(self) -> reduce.Range:
+    def span(self) -> reduce.BatchRange:
         """The batches to apply."""
-        return reduce.Range(self.position.to, self.to)
+        return reduce.BatchRange(self.position.to, self.to)

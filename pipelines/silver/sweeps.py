@@ -42,7 +42,7 @@ def after(collection: SilverCollection, sweep: reduce.Sweep, reached: registry.S
 
 
 def apply(
-    collection: SilverCollection, sweep: reduce.Sweep, after: registry.SilverPosition, *, range_: reduce.Range
+    collection: SilverCollection, sweep: reduce.Sweep, after: registry.SilverPosition, *, range_: reduce.BatchRange
 ) -> registry.SilverPosition:
     """Delete, at the sequence of the snapshot's first chunk, the rows that are older than it; the position `after`."""
     if after.floor >= sweep.first:  # what is in quarantine from before can never be applied any more

@@ -163,8 +163,8 @@ def _make_room(collection: SilverCollection, source: DataFrame, held: StructType
         collection.writer.alter(statement)
 
 
-def _statement(collection: SilverCollection, batch: RowBatch) -> merge.Statement:
-    return merge.Statement(
+def _statement(collection: SilverCollection, batch: RowBatch) -> merge.SilverMerge:
+    return merge.SilverMerge(
         columns=[name for name in batch.rows.columns if name not in _ENGINE],
         added=[each.name for each in collection.added(batch.plan.schema)],
         removes=batch.deletes is not None and collection.mode.removes_row,

@@ -48,7 +48,7 @@ class ChunkSpec:
     fetch_size: int
     max_bytes: int
     condition: str | None = None
-    fields: field_filters.Fields | None = None
+    fields: field_filters.FieldRules | None = None
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from cdc_core.signals import notification as notifications
 from cdc_core.snapshot import key_filter
-from cdc_core.snapshot.state import CollectionState, SnapshotKind, State
+from cdc_core.snapshot.state import CollectionState, SnapshotKind, SnapshotState
 from cdc_core.stream import resume_token
 from pipelines import clock
 from pipelines.bronze import log as bronze_log
@@ -60,11 +60,11 @@ class Snapshot:
     (`left_out`) are not read, and stay in the plan: they are read on when the settings include them again.
     """
 
-    log: bronze_log.Log
+    log: bronze_log.BronzeLog
     name: str
     reader: chunk_reader.ChunkReader
     collections: Sequence[catalog.SourceCollection]
-    state: State
+    state: SnapshotState
     threads: int
     filters: Mapping[str, str] = field(default_factory=dict)
     stopped: threading.Event = field(default_factory=threading.Event)
@@ -76,7 +76,7 @@ class Snapshot:
     has_paused: bool = False
     """Whether it ended because it was paused: another one goes on from its state when it is resumed."""
 
-    def run(self) -> State:
+    def run(self) -> SnapshotState:
         """Read and commit what is missing; the state at its end, which is not done if it was stopped or paused."""
         client = self.reader.connection.client()
         try:

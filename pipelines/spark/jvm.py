@@ -44,7 +44,7 @@ def launch(
     *,
     master: str | None,
     conf: Mapping[str, str],
-    store: stores.Store,
+    store: stores.ObjectStore,
     hadoop: Mapping[str, str],
     profile: Mapping[str, str],
     catalog: str | None,

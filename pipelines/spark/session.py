@@ -249,7 +249,7 @@ def _is_given() -> bool:
     )
 
 
-def _given(name: str, store: stores.Store, hadoop: Mapping[str, str]) -> SparkSession:
+def _given(name: str, store: stores.ObjectStore, hadoop: Mapping[str, str]) -> SparkSession:
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.appName(name).getOrCreate()
@@ -271,7 +271,7 @@ def _given(name: str, store: stores.Store, hadoop: Mapping[str, str]) -> SparkSe
     return spark
 
 
-def _add_log_store(spark: SparkSession, store: stores.Store) -> None:
+def _add_log_store(spark: SparkSession, store: stores.ObjectStore) -> None:
     """Give a driver that was started by somebody else our log stores, before Delta opens a table; what it names itself stays."""
     context: Any = spark.sparkContext
     if context._jsc.sc().conf().contains(stores.LOG_STORE_OF_ALL):

@@ -63,7 +63,7 @@ Outcome = TypeVar("Outcome")
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadSpec:
     """How a collection is read, by whoever reads it: what, from when on, how fast, and what its documents should become."""
 
     connection: connections.Connection
@@ -71,7 +71,7 @@ class Reading:
     after: Time
     schema: str
     is_exact: bool = False
-    fields: field_filters.Fields | None = None
+    fields: field_filters.FieldRules | None = None
     condition: str | None = None
     documents_per_second: float | None = None
 
@@ -102,7 +102,7 @@ class Reading:
         return text.decode()
 
 
-class _Pace:
+class _RateLimit:
     """Waits so that no more than so many documents a second are read."""
 
     def __init__(self, documents_per_second: float | None, wait: Callable[[float], object] = time.sleep) -> None:
@@ -116,7 +116,7 @@ class _Pace:
             self._wait(max(0.0, self._documents / self._rate - (time.monotonic() - self._began)))
 
 
-def ranges(client: mongodb.Client, reading: Reading, *, threads: int) -> list[snapshot_read.IdRange]:
+def ranges(client: mongodb.Client, reading: ReadSpec, *, threads: int) -> list[snapshot_read.IdRange]:
     """The collection cut into ranges of `_id`, found in its index alone."""
     size = catalog.size(client, reading.collection)
     # At least four ranges a thread, so that no thread is left with a long last one; under 500 documents a read is mostly waiting.
@@ -135,7 +135,7 @@ def ranges(client: mongodb.Client, reading: Reading, *, threads: int) -> list[sn
         lo = snapshot_read.hi_as_lo(hi)
 
 
-def digests(spark: SparkSession, reading: Reading, found: Sequence[snapshot_read.IdRange]) -> DataFrame:
+def digests(spark: SparkSession, reading: ReadSpec, found: Sequence[snapshot_read.IdRange]) -> DataFrame:
     """Every document of the ranges as a row of `READ`, each range read by one task at a time of its own.
 
     A range that cannot be read is a row with nothing but its `error`: see `error_of`.
@@ -154,10 +154,10 @@ _failed: dict[str, str] = {}
 
 
 def _read_ranges(
-    reading: Reading, found: Sequence[snapshot_read.IdRange], read: str, batches: Iterator[pa.RecordBatch]
+    reading: ReadSpec, found: Sequence[snapshot_read.IdRange], read: str, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     schema = reading.kept_schema
-    pace = _Pace(reading.documents_per_second)
+    pace = _RateLimit(reading.documents_per_second)
     for batch in batches:
         for number in batch.column(0).to_pylist():
             if read not in _failed:
@@ -174,7 +174,7 @@ def _read_ranges(
 
 
 def _read_range(
-    client: mongodb.Client, reading: Reading, bounds: snapshot_read.IdRange, schema: DocumentSchema, pace: _Pace
+    client: mongodb.Client, reading: ReadSpec, bounds: snapshot_read.IdRange, schema: DocumentSchema, pace: _RateLimit
 ) -> pa.RecordBatch:
     condition = None if reading.condition is None else json_util.loads(reading.condition)
 
@@ -194,7 +194,7 @@ def _read_range(
     return _tried(reading, read)
 
 
-def _tried(reading: Reading, read: Callable[[], Outcome]) -> Outcome:
+def _tried(reading: ReadSpec, read: Callable[[], Outcome]) -> Outcome:
     """What a read returns, again behind a pause where it was interrupted."""
     for attempt in range(ATTEMPTS):
         try:
@@ -222,7 +222,7 @@ def failure(name: str, error: Exception) -> errors.MedallionError:
     return errors.MedallionError(f"verifying {name}: this is a bug: {type(error).__name__}")
 
 
-def expired(reading: Reading) -> errors.MedallionError:
+def expired(reading: ReadSpec) -> errors.MedallionError:
     """What is said where the server no longer has a time to read at."""
     name = reading.collection.namespace
     if reading.is_exact:
@@ -236,7 +236,7 @@ def expired(reading: Reading) -> errors.MedallionError:
 def _digest(text: str, schema: DocumentSchema) -> int:
     """The digest of the row that a document should be; of one that nobody can read, a number that no row has by intent."""
     try:
-        return equality.digest(equality.Document.read(text).expected(schema))
+        return equality.digest(equality.ExactDocument.read(text).expected(schema))
     except (ValueError, RecursionError):
         # Not left out: the key has to be compared, and is then looked at closely.
         return 0
@@ -251,11 +251,11 @@ class SourceDocument:
 
 
 def by_keys(
-    client: mongodb.Client, reading: Reading, wanted: Sequence[str], *, wait: Callable[[float], object] = time.sleep
+    client: mongodb.Client, reading: ReadSpec, wanted: Sequence[str], *, wait: Callable[[float], object] = time.sleep
 ) -> dict[str, SourceDocument]:
     """What the source holds under each key, some hundred keys at a time; `wait` keeps the pace."""
     found: dict[str, SourceDocument] = {}
-    pace = _Pace(reading.documents_per_second, wait)
+    pace = _RateLimit(reading.documents_per_second, wait)
     for start in range(0, len(wanted), BY_KEY):
         some = wanted[start : start + BY_KEY]
         found |= _some_by_keys(client, reading, some)
@@ -263,7 +263,7 @@ def by_keys(
     return found
 
 
-def _some_by_keys(client: mongodb.Client, reading: Reading, wanted: Sequence[str]) -> dict[str, SourceDocument]:
+def _some_by_keys(client: mongodb.Client, reading: ReadSpec, wanted: Sequence[str]) -> dict[str, SourceDocument]:
     named = [key for key in wanted if key_filter.is_key(key)]
 
     def read() -> dict[str, SourceDocument]:

@@ -196,7 +196,7 @@ class TableProgressReader:
         """Whether the table lacks anything of bronze's batches up to `batch`, and whether that is a sweep of its rows."""
         if to >= batch:
             return False, False
-        counts, found = survey.surveyed(self.spark, self.bronze, reduce.Range(to, batch), only=self.namespace)
+        counts, found = survey.surveyed(self.spark, self.bronze, reduce.BatchRange(to, batch), only=self.namespace)
         own = (sweep for sweep in found if sweep.db_collection == str(self.namespace))
         is_sweep = bool(survey.sweeps_to_apply(own, self.options))
         return is_sweep or self.namespace in counts, is_sweep

@@ -30,9 +30,9 @@ def hop(spark: SparkSession, lakehouse: Path) -> Hop:
     return Hop(spark, pipeline(lakehouse))
 
 
-def running(hop: Hop) -> silver._Silver:
+def running(hop: Hop) -> silver._SilverRun:
     """Silver as a service holds it, from round to round."""
-    return silver._Silver(hop.spark, hop.settings, False, parallel.Pool(hop.spark, None), threading.Event())
+    return silver._SilverRun(hop.spark, hop.settings, False, parallel.Pool(hop.spark, None), threading.Event())
 
 
 def keys(hop: Hop, collection: str) -> dict[int, Any]:
@@ -117,7 +117,7 @@ def test_a_history_that_fails_hinders_no_documents(
         raise errors.DecisionNeeded("columns cannot change in place")
 
     monkeypatch.setattr(history.History, "brought_up", refused)
-    service = gold._Gold(spark, hop.settings, False, parallel.Pool(spark, None), threading.Event())
+    service = gold._GoldRun(spark, hop.settings, False, parallel.Pool(spark, None), threading.Event())
     for v in (1, 2):
         hop.bronze.append({"a": [document(1, 10 * v, v=v)]})
         hop.silver()

@@ -94,7 +94,7 @@ def test_tables_are_compacted_and_what_is_old_goes(spark: SparkSession, lakehous
     held = Writer.claim(spark, gold_table)
     found = {each.table: each for each in maintain.run(spark, chosen).tables}
     assert "its writer is alive" in found[gold_table.label].left[0]
-    maintaining = maintain._Maintaining(spark, chosen, beside_writers=True, now_ms=int(time.time() * 1000))
+    maintaining = maintain._MaintenanceRun(spark, chosen, beside_writers=True, now_ms=int(time.time() * 1000))
     (beside,) = [each for each in maintaining.tables(None) if each.ref == gold_table]
     assert maintaining.maintained(beside).after.files == 1
     held.release()

@@ -223,7 +223,7 @@ def layout(lakehouse: Path) -> tables.Layout:
 
 
 def filled(spark: SparkSession, layout: tables.Layout, rows: Sequence[dict[str, Any]]) -> None:
-    log = bronze_table.Log.open(spark, layout.bronze("shop"), extra={"stream": "fingerprint"})
+    log = bronze_table.BronzeLog.open(spark, layout.bronze("shop"), extra={"stream": "fingerprint"})
     log.append(
         lambda batch, first: pa.Table.from_pylist(
             [row | {"batch": batch, "offset": first + n} for n, row in enumerate(rows)], schema=bronze.SCHEMA
@@ -236,7 +236,7 @@ def filled(spark: SparkSession, layout: tables.Layout, rows: Sequence[dict[str, 
 
 def applied(spark: SparkSession, layout: tables.Layout, after: int, to: int) -> list[str]:
     """What silver would apply of a range, in order of its place."""
-    span = reduce.Range(after, to)
+    span = reduce.BatchRange(after, to)
     events = spark.table(str(layout.bronze("shop"))).where(f"{span.predicate} AND kind = 'change'")
     suspects = not events.where(quarantine.is_suspect()).isEmpty()
     table = layout.quarantine("shop", "orders")

@@ -262,7 +262,7 @@ def test_idle_collections_cost_nothing(hop: Hop, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.journey
 def test_a_start_reads_no_batch_that_all_collections_have_behind_them(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though the tables of idle ones stand still; but a table that was set back gets its events again."""
-    spans: list[reduce.Range] = []
+    spans: list[reduce.BatchRange] = []
     surveyed = survey.surveyed
 
     def noted(*arguments: Any, **named: Any) -> Any:

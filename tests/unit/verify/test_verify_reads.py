@@ -17,9 +17,9 @@ from pipelines.verify import documents
 UNUSED: Any = None
 
 
-def reading(*, is_exact: bool = False) -> documents.Reading:
+def reading(*, is_exact: bool = False) -> documents.ReadSpec:
     collection: Any = SimpleNamespace(namespace="shop.orders")
-    return documents.Reading(UNUSED, collection, (1, 1), DocumentSchema().to_json(), is_exact=is_exact)
+    return documents.ReadSpec(UNUSED, collection, (1, 1), DocumentSchema().to_json(), is_exact=is_exact)
 
 
 @pytest.mark.parametrize(
