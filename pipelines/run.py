@@ -13,7 +13,7 @@ from cdc_core import errors
 from pipelines.capture import service as capture
 from pipelines.capture.progress import CaptureProgress
 from pipelines.gold import publish
-from pipelines.news import News
+from pipelines.new_commits import NewCommits
 from pipelines.operations import maintain
 from pipelines.silver import run as silver
 from pipelines.spark import failures as spark_failures
@@ -90,7 +90,7 @@ def run(
     """
     sessions = sparks.sessions(spark)
     is_read = threading.Event()
-    of_bronze, of_silver = News(), News()
+    of_bronze, of_silver = NewCommits(), NewCommits()
     batches = 0
 
     def heard(now: CaptureProgress) -> None:

@@ -72,7 +72,7 @@ class DirectLog:
         rows: DataFrame,
         table: tables.TableRef,
         touched: DataFrame | None,
-        sought: upsert.PendingDelete | None,
+        pending_deletes: upsert.PendingDelete | None,
         unless: Callable[[], bool] | None,
         few: bool,
         *,
@@ -88,7 +88,7 @@ class DirectLog:
         actions = jvm.java_class(self._spark, "java.util.ArrayList")()
         try:
             with ThreadPoolExecutor(1, thread_name_prefix="medallion-upsert") as pool:
-                deleting = None if sought is None or sought.version != base else sought.actions
+                deleting = None if pending_deletes is None or pending_deletes.version != base else pending_deletes.actions
                 if deleting is None and touched is not None:
                     mark = self._vectors.actions_of_few if few else self._vectors.actions
                     deleting = pool.submit(mark, transaction, table, touched)
@@ -140,7 +140,7 @@ class DirectLog:
             raise self._translated(error, base) from error
         return self._committed(transaction, _seq(self._spark, actions), base=base, metadata=metadata)
 
-    def put_together(
+    def compact_files(
         self,
         file: data_file.ParquetFile | None,
         parts: Sequence[Mapping[str, Any]],
@@ -182,7 +182,7 @@ class DirectLog:
             raise self._translated(error, base) from error
         return self._committed(transaction, self._actions(None, base + 1), base=base, metadata=metadata)
 
-    def take_out(self, files: Sequence[data_file.DataFile], *, base: int, metadata: str) -> int:
+    def remove_files(self, files: Sequence[data_file.DataFile], *, base: int, metadata: str) -> int:
         """Take files out of the version `base`, as version `base` + 1, or raise `VersionTaken` and change nothing."""
         now_ms = clock.now_ms()
         actions = jvm.java_class(self._spark, "java.util.ArrayList")()

@@ -216,7 +216,7 @@ class Writer(fenced_commits.FencedCommits):
         return self.direct is not None
 
     @contextmanager
-    def seeking(self, touched: DataFrame) -> Iterator[upsert.PendingDelete | None]:
+    def finding_rows(self, touched: DataFrame) -> Iterator[upsert.PendingDelete | None]:
         """What `upsert` would take out of the table as it is now, looked for beside what the block does; None where it cannot.
 
         `touched` as in `upsert`, or the `ROW_LOCATION` of each row, as it was read since this writer's last commit. The block's end
@@ -235,7 +235,7 @@ class Writer(fenced_commits.FencedCommits):
         """Whether `upsert` does without a MERGE here, and rows have `places`."""
         return self.direct is not None and self.direct.can_upsert()
 
-    def places(self) -> tuple[Column, Column]:
+    def row_locations(self) -> tuple[Column, Column]:
         """`ROW_LOCATION` of each row of the table, where it is read for an `upsert`; nulls where none can be made."""
         if self.can_upsert():
             return upsert.row_location()
@@ -243,7 +243,7 @@ class Writer(fenced_commits.FencedCommits):
         return F.lit(None).cast("string").alias(file), F.lit(None).cast("bigint").alias(row)
 
     @contextmanager
-    def listing(self) -> Iterator[None]:
+    def listing_files(self) -> Iterator[None]:
         """The files of the newest version are listed beside what the block does: the first query over the table asks for them."""
         with ThreadPoolExecutor(1, thread_name_prefix="medallion-list") as pool:
             if self.direct is not None:
@@ -255,7 +255,7 @@ class Writer(fenced_commits.FencedCommits):
         rows: DataFrame,
         *,
         touched: DataFrame | None,
-        sought: upsert.PendingDelete | None = None,
+        pending_deletes: upsert.PendingDelete | None = None,
         to: object,
         extra: Mapping[str, object] | None = None,
         confs: Mapping[str, str] | None = None,
@@ -267,14 +267,14 @@ class Writer(fenced_commits.FencedCommits):
         What ``MERGE … WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *`` does, with the table's keys looked through
         once and not three times. `touched` has one column, the key, by its name in the table; `rows` have the table's columns. None
         where only a MERGE can do it: off a local file system, with another Delta, or for a table without deletion vectors or with a change feed.
-        `sought` is what was found before; it counts for the version that it was found in, and is looked for again in any other.
+        `pending_deletes` is what was found before; it counts for the version that it was found in, and is looked for again in any other.
         Without `touched` the rows are only put in. `unless` is asked when they are written and before they are committed; where it
         is true, nothing is, and `NotCommitted` is raised. Of `few` rows the deletion vectors are made here, without a job.
         """
         if self.direct is None:
             return None
         self.refuse_unanswered()
-        commit = functools.partial(self.direct.upsert, rows, self.table, touched, sought, unless, few)
+        commit = functools.partial(self.direct.upsert, rows, self.table, touched, pending_deletes, unless, few)
         try:
             with query_execution.session_confs(self.spark, confs or {}):
                 return self.through_log(commit, lambda: (to, extra))
@@ -305,7 +305,7 @@ class Writer(fenced_commits.FencedCommits):
             functools.partial(self.direct.replace, file, keys, self.live, rows.schema), lambda: (to, extra), file
         )
 
-    def put_together(self, parts: Sequence[Mapping[str, Any]]) -> int | None:
+    def compact_files(self, parts: Sequence[Mapping[str, Any]]) -> int | None:
         """Write the rows of these live files, which are few, as one file; the new version.
 
         A fenced commit that says what the last one said, without a Spark job. None where only Spark can do it.
@@ -326,8 +326,8 @@ class Writer(fenced_commits.FencedCommits):
         file = None
         if held.num_rows:
             file = data_file.ParquetFile.write(self.direct.store, held, statistics=statistics, table=self.table)
-        commit = functools.partial(self.direct.put_together, file, parts, live)
-        return self._through_log_or_none(commit, self.last_said, file)
+        commit = functools.partial(self.direct.compact_files, file, parts, live)
+        return self._through_log_or_none(commit, self.last_metadata, file)
 
     def _through_log_or_none(
         self, commit: Callable[..., int], said: fenced_commits.Said, file: data_file.ParquetFile | None
@@ -353,7 +353,7 @@ class Writer(fenced_commits.FencedCommits):
     def alter(self, change: str) -> None:
         """Run `ALTER TABLE … change` on the table after ownership was checked; the next commit is fenced on top of it."""
         self.check_ownership()
-        confs = {"spark.databricks.delta.commitInfo.userMetadata": self.user_metadata(*self.last_said())}
+        confs = {"spark.databricks.delta.commitInfo.userMetadata": self.user_metadata(*self.last_metadata())}
         with query_execution.session_confs(self.spark, confs), table_errors.translating(self.table):
             self.spark.sql(f"ALTER TABLE {self.table} {change}").collect()
         self.check_ownership()  # a claim may have come just before it, and an ALTER is fenced by nothing
@@ -368,7 +368,7 @@ class Writer(fenced_commits.FencedCommits):
             return False
         self.refuse_unanswered()
         commit = functools.partial(self.direct.define, schema.json(), self.live.schema_json)
-        return self._through_log_or_none(commit, self.last_said, None) is not None
+        return self._through_log_or_none(commit, self.last_metadata, None) is not None
 
     def append_arrow(
         self,
@@ -394,7 +394,9 @@ class Writer(fenced_commits.FencedCommits):
             self._discard(file, error)
             raise
 
-    def take_out(self, files: Sequence[data_file.DataFile], *, to: object, extra: Mapping[str, object] | None = None) -> int:
+    def remove_files(
+        self, files: Sequence[data_file.DataFile], *, to: object, extra: Mapping[str, object] | None = None
+    ) -> int:
         """Take files out of the table without reading them, as one fenced commit, whose position is `to`; the new version.
 
         Only where the direct log is to be had (`DecisionNeeded`).
@@ -404,12 +406,12 @@ class Writer(fenced_commits.FencedCommits):
                 f"{self.table.label}: its log cannot be mended from here; on Databricks FSCK REPAIR TABLE does it"
             )
         self.refuse_unanswered()
-        return self.through_log(functools.partial(self.direct.take_out, files), lambda: (to, extra))
+        return self.through_log(functools.partial(self.direct.remove_files, files), lambda: (to, extra))
 
     def renew(self) -> None:
         """Renew the lease by an empty commit that says what the last one said."""
         self.refuse_unanswered()
-        self._marked(self.last_said)
+        self._marked(self.last_metadata)
 
     def release(self, extra: Mapping[str, object] | None = None) -> None:
         """Say that the owner left cleanly, so that a successor on another host need not wait for the lease.

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.types import StructField, StructType
 
-from cdc_core.gold import spans
+from cdc_core.gold import key_ranges
 from cdc_core.schema import names as column_names
 from cdc_core.silver import merge
 from cdc_core.sql import merge as sql_merge
@@ -98,7 +98,7 @@ class _KeyChanges:
     """Which keys changed: how many, in which ranges, and whether any of their rows has rescued values."""
 
     count: int
-    spans: tuple[spans.Span, ...]
+    spans: tuple[key_ranges.KeyRange, ...]
     has_rescued: bool
 
 
@@ -211,7 +211,7 @@ class GoldTable:
         keys = changed.select("__key")
         # The ranges let Delta skip files; the join alone would read the whole table.
         among = functools.reduce(operator.or_, (F.col("__key").between(*span) for span in changes.spans))
-        rows = self.spark.table(str(writer.table)).where(among).select("__key", *writer.places())
+        rows = self.spark.table(str(writer.table)).where(among).select("__key", *writer.row_locations())
         few = F.broadcast(keys) if changes.count <= survey.MAX_BROADCAST_EVENTS else keys
         return rows.join(few, "__key", "left_semi").select(*upsert.ROW_LOCATION)
 
@@ -310,7 +310,7 @@ def judgement(writer: Writer) -> dict[str, object]:
 
 
 def _changes(keys: Sequence[str], has_rescued: bool) -> _KeyChanges:
-    covering = spans.covering(keys, limit=16 if len(keys) <= FEW_KEYS else 1)
+    covering = key_ranges.covering(keys, limit=16 if len(keys) <= FEW_KEYS else 1)
     return _KeyChanges(len(keys), covering, has_rescued)
 
 

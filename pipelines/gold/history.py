@@ -199,7 +199,7 @@ class History:
         keys = found.select(F.col("key").alias("__key"))
         few = F.broadcast(keys) if seen.events <= survey.MAX_BROADCAST_EVENTS else keys
         ends_later = f"`__until` IS NULL OR `__until` >= {literal(seen.low)}"
-        rows = self._stored().select("*", *self.writer.places()).where(F.col("__key").between(seen.first, seen.last))
+        rows = self._stored().select("*", *self.writer.row_locations()).where(F.col("__key").between(seen.first, seen.last))
         return rows.where(ends_later).join(few, "__key", "left_semi")
 
     def _laid_out(self, found: DataFrame, stored: DataFrame) -> DataFrame:

@@ -33,10 +33,9 @@ from pipelines.bronze import collections as registry
 from pipelines.delta import maintenance, query_execution, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
-from pipelines.gold import current, history
-from pipelines.gold import few as by_process
+from pipelines.gold import current, history, small_batch
 from pipelines.gold.candidate import Audit, no_audit
-from pipelines.news import News
+from pipelines.new_commits import NewCommits
 from pipelines.spark import parallel
 from pipelines.spark.parallel import Outcome
 
@@ -92,7 +91,7 @@ def run(
     stop: threading.Event | None = None,
     pause_seconds: float = 1.0,
     audit: Audit = no_audit,
-    silver_news: News | None = None,
+    silver_news: NewCommits | None = None,
 ) -> GoldResult:
     """Bring every gold table to where its silver table is; without `once`, go on until `stop` is set.
 
@@ -119,7 +118,7 @@ def run(
             if once or ended.is_set():
                 break
             if not published:
-                (silver_news or News()).wait(pause_seconds, stop=ended)
+                (silver_news or NewCommits()).wait(pause_seconds, stop=ended)
         gold.failures.raised()
     finally:
         gold.close()
@@ -199,7 +198,7 @@ class _GoldRun:
     refused: dict[registry.Namespace, _Refusal] = field(default_factory=dict)
     switched: set[registry.Namespace] = field(default_factory=set)
     failures: parallel.Failures = field(default_factory=parallel.Failures)
-    sources: dict[registry.Namespace, by_process.Sources | None] = field(default_factory=dict)
+    sources: dict[registry.Namespace, small_batch.SourceFiles | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.layout = delta.layout(self.settings.lakehouse)
@@ -343,7 +342,7 @@ class _GoldRun:
         sources = self._sources(table)
         first = None
         if place not in self.claims and not delta.exists(spark, place):
-            first = None if sources is None else by_process.first_load(table, sources)
+            first = None if sources is None else small_batch.first_load(table, sources)
             if not first.rows.num_rows if first is not None else table.is_empty:
                 return None
             table.judge(place)
@@ -358,9 +357,9 @@ class _GoldRun:
         writer = self.claims.writer(spark, place)
         changed = None
         if first is not None:
-            changed = by_process.loaded(first, table, writer)
+            changed = small_batch.loaded(first, table, writer)
         elif sources is not None and not work.is_rewrite:
-            changed = by_process.merged(table, sources, writer)
+            changed = small_batch.merged(table, sources, writer)
         if changed is None:
             changed = table.rewritten(writer) if work.is_rewrite else table.merged(writer)
         maintenance.compact(writer)
@@ -374,13 +373,13 @@ class _GoldRun:
             time.monotonic() - started,
         )
 
-    def _sources(self, table: current.GoldTable) -> by_process.Sources | None:
+    def _sources(self, table: current.GoldTable) -> small_batch.SourceFiles | None:
         """The tables from which this process can publish a few changes; None where it must not, or cannot."""
         namespace = table.work.namespace
         if self.audit.judges(str(namespace)):
             return None
         if namespace not in self.sources:
-            self.sources[namespace] = by_process.Sources.of(table.silver, table.deletes)
+            self.sources[namespace] = small_batch.SourceFiles.of(table.silver, table.deletes)
         return self.sources[namespace]
 
     def _silver(self, namespace: registry.Namespace) -> tables.TableRef:

@@ -84,7 +84,7 @@ class ReplayResult:
     held: int = 0
 
 
-def parted(
+def applicable(
     spark: SparkSession, table: tables.TableRef, *, events: DataFrame, span: reduce.BatchRange, has_suspects: bool
 ) -> DataFrame | None:
     """The events of `span` as silver may apply them; None where they are as they are, as nearly always.

@@ -106,7 +106,7 @@ def _table(
         writer = Writer.claim(spark, table, take_over=take_over, kept=("batch", "log"))
         try:
             to, extra = _position(writer, names)
-            version = writer.take_out(gone, to=to, extra=extra)
+            version = writer.remove_files(gone, to=to, extra=extra)
         finally:
             with suppress(errors.MedallionError):
                 writer.release()

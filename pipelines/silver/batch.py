@@ -54,7 +54,7 @@ class RowBatch:
     is_late: bool = False
     touched: DataFrame | None = None
     """The keys of the rows, where they are cheaper to find than the rows are."""
-    sought: upsert.PendingDelete | None = None
+    pending_deletes: upsert.PendingDelete | None = None
     """The search for these keys in the table, where it has begun already."""
     unless: Callable[[], bool] | None = None
     """Says, once the rows are written, that they must not be committed."""

@@ -43,7 +43,7 @@ class SilverCollection:
     reserved: frozenset[str] = frozenset()
     """Columns of the table that `add.fields` made, now or once: no field of a document gets their names."""
     decoder: Decoder | None = None
-    """What types the documents of batches that this process applies itself (`pipelines.silver.few`)."""
+    """What types the documents of batches that this process applies itself (`pipelines.silver.small_batch`)."""
 
     def __post_init__(self) -> None:
         self.columns = reduce.needed(self.options.unwrap)

@@ -54,7 +54,7 @@ def evolved(collection: SilverCollection, batch: RowBatch) -> RowBatch:
     texts, events = looked_at(collection, batch.rows, batch.counts), batch.counts.events
     evolution = evolve(collection, texts, batch.number, also=counted, records=False, events=events)
     suspects = evolution.refused + evolution.also["suspect"] + evolution.also.get("updates", 0)
-    parted = quarantine.parted(
+    parted = quarantine.applicable(
         collection.spark,
         collection.quarantine,
         events=batch.rows,
@@ -67,7 +67,7 @@ def evolved(collection: SilverCollection, batch: RowBatch) -> RowBatch:
     texts = looked_at(collection, parted, batch.counts)
     evolution = evolve(collection, texts, batch.number, also=counted, events=events)
     # The search for keys took those of the events in quarantine for replaced, too; their rows stay.
-    return replace(batch, rows=parted, plan=evolution.plan, partial=evolution.also["partial"], sought=None)
+    return replace(batch, rows=parted, plan=evolution.plan, partial=evolution.also["partial"], pending_deletes=None)
 
 
 def evolve(

@@ -68,7 +68,7 @@ def with_awaited(collection: SilverCollection, batch: RowBatch) -> DataFrame:
 
 def _stored(collection: SilverCollection, events: DataFrame, batch: RowBatch) -> DataFrame:
     """What the table holds of the events' keys: the documents, how far each is known, and where it lies."""
-    table = collection.rows().select("*", *collection.writer.places())
+    table = collection.rows().select("*", *collection.writer.row_locations())
     if batch.keys is not None:
         table = table.where(F.col("__key").between(*batch.keys))
     if batch.counts.events <= survey.MAX_BROADCAST_EVENTS:

@@ -40,7 +40,7 @@ from pipelines.bronze import log as bronze_log
 from pipelines.delta import maintenance, query_execution
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
-from pipelines.news import News
+from pipelines.new_commits import NewCommits
 from pipelines.operations import rebuild
 from pipelines.schema import log as schemas
 from pipelines.silver import ranges, survey
@@ -87,8 +87,8 @@ def run(
     stop: threading.Event | None = None,
     pause_seconds: float = 1.0,
     to: int | None = None,
-    bronze_news: News | None = None,
-    news: News | None = None,
+    bronze_news: NewCommits | None = None,
+    news: NewCommits | None = None,
 ) -> SilverResult:
     """Apply every event that bronze held at the start, of batches up to `to` where it is given; without `once`, go on until
     `stop` is set.
@@ -112,7 +112,7 @@ def run(
             if once or ended.is_set():
                 break
             if not applied.events:
-                (bronze_news or News()).wait(pause_seconds, stop=ended)
+                (bronze_news or NewCommits()).wait(pause_seconds, stop=ended)
         silver.failures.raised()
     finally:
         silver.close()

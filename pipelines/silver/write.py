@@ -108,7 +108,7 @@ def _upserted(collection: SilverCollection, batch: RowBatch) -> bool:
     done = collection.writer.upsert(
         rows,
         touched=batch.touched,
-        sought=batch.sought,
+        pending_deletes=batch.pending_deletes,
         to=batch.after.to,
         extra=batch.after.extra,
         confs=MERGE_CONFS,

@@ -240,7 +240,7 @@ def applied(spark: SparkSession, layout: tables.Layout, after: int, to: int) -> 
     events = spark.table(str(layout.bronze("shop"))).where(f"{span.predicate} AND kind = 'change'")
     suspects = not events.where(quarantine.is_suspect()).isEmpty()
     table = layout.quarantine("shop", "orders")
-    parts = quarantines.parted(spark, table, events=events, span=span, has_suspects=suspects)
+    parts = quarantines.applicable(spark, table, events=events, span=span, has_suspects=suspects)
     return [row.resume_token for row in (events if parts is None else parts).orderBy("sequence").collect()]
 
 
