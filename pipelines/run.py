@@ -15,6 +15,7 @@ from pipelines.capture.progress import CaptureProgress
 from pipelines.gold import publish
 from pipelines.new_commits import NewCommits
 from pipelines.operations import maintain
+from pipelines.page import page as pages
 from pipelines.silver import run as silver
 from pipelines.spark import failures as spark_failures
 from pipelines.spark import jvm
@@ -112,6 +113,7 @@ def run(
             stop=stop,
             progress=heard,
             sessions=sessions,
+            page=pages.text,
         )
 
     def merging(stop: threading.Event) -> object:

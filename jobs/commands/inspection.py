@@ -118,7 +118,7 @@ def status(file: options.SettingsFile, as_json: bool, html: Path | None) -> None
     if html is not None:
         from pipelines.page import page as pages
 
-        pages.write(html, pages.rendered(pages.read(spark, settings)))
+        pages.write(html, pages.text(spark, settings))
         click.echo(f"the page is in {html}")
         return
     found = pipeline_status.read(spark, settings)

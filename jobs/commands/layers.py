@@ -18,6 +18,7 @@ def capture(file: options.SettingsFile, once: bool, take_over: bool) -> None:
     and ends within seconds. There can be one capture a table; a second one stops and has changed nothing.
     """
     from pipelines.capture import service as capture
+    from pipelines.page import page as pages
     from pipelines.spark import session as sparks
     from pipelines.terminal import tables as report
 
@@ -31,6 +32,7 @@ def capture(file: options.SettingsFile, once: bool, take_over: bool) -> None:
             stop=stop,
             progress=progress,
             sessions=sparks.sessions(spark),
+            page=pages.text,
         )
     report.result("capture", result)
 

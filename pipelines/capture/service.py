@@ -47,6 +47,7 @@ def run(
     stop: threading.Event | None = None,
     progress: Callable[[CaptureProgress], None] | None = None,
     sessions: Callable[[], SparkSession] | None = None,
+    page: Callable[[SparkSession, Settings], str] | None = None,
 ) -> CaptureResult:
     """Capture until `stop` is set, or with `once` until everything up to the start of the run is in bronze.
 
@@ -55,19 +56,20 @@ def run(
 
     Safe to repeat and to kill: the table carries the position. Raises one of `errors`, and has then committed all that
     it had read in order up to the error.
+
+    `page` makes what `metrics.port` shows at `/`: it is of all layers, of which the capture knows none.
     """
     stop = stop or threading.Event()
     counted = metrics.Metrics(settings.name)
     service = CaptureService(spark, settings, stop, progress, sessions, counted)
 
-    def page() -> str:
-        from pipelines.page import page as pages
-
-        return pages.rendered(pages.read(service.session(), settings))
+    def shown() -> str:
+        assert page is not None
+        return page(service.session(), settings)
 
     port, address = settings.source.metrics_port, settings.source.metrics_address
     # Around all runs: counters that began anew with each restart would look like a reset to Prometheus.
-    with metrics.serve(counted, port=port, address=address, page=page):
+    with metrics.serve(counted, port=port, address=address, page=shown if page else None):
         done, spent = None, 0
         while True:
             capture = None

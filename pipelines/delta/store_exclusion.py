@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cdc_core import errors
-from pipelines.delta import log_store, table_errors
+from pipelines.delta import table_errors
 from pipelines.spark import conf as spark_conf
 from pipelines.spark import failures as spark_failures
-from pipelines.spark import jvm, stores
+from pipelines.spark import jvm, log_store, stores
 from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ import io
 import json
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -33,6 +32,7 @@ from pipelines.delta import tables as delta
 from pipelines.demo import embedded_mongodb, emulated_s3, quality, shop
 from pipelines.demo import tables as demo_report
 from pipelines.demo.emulated_s3 import EmulatedS3
+from pipelines.demo.stage import DemoRun, DemoStage
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import server as mongodb_server
 from pipelines.page import page as pages
@@ -44,7 +44,7 @@ from pipelines.terminal import tables as report
 from pipelines.verify import run as verify
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 BUCKET = "demo"
 
@@ -101,41 +101,8 @@ def _judge(stage: DemoStage, screen: Console) -> None:
     screen.print("\n[bold]Is gold what MongoDB holds?[/]  medallion verify")
     report.verified(found)
     path = stage.folder / "status.html"
-    pages.write(path, pages.rendered(pages.read(stage.spark, stage.settings)))
+    pages.write(path, pages.text(stage.spark, stage.settings))
     screen.print(f"All of this on one page: {demo_report.near(str(path))}")
-
-
-@dataclass(frozen=True)
-class DemoStage:
-    """What the demo plays on."""
-
-    folder: Path
-    settings: Settings
-    layout: tables.Layout
-    spark: SparkSession
-    client: mongodb.Client
-
-    def gold(self, collection: str) -> tables.TableRef:
-        return self.layout.gold(shop.DATABASE, collection)
-
-    def silver(self, collection: str) -> tables.TableRef:
-        return self.layout.silver(shop.DATABASE, collection)
-
-    @property
-    def bronze(self) -> tables.TableRef:
-        return self.layout.bronze(self.settings.name)
-
-
-@dataclass
-class DemoRun:
-    """What has happened so far: the shop's steps by name, and what the capture says of itself."""
-
-    steps: Counter[str] = field(default_factory=Counter)
-    capture: CaptureProgress = field(default_factory=CaptureProgress)
-    began_ms: int = field(default_factory=lambda: clock.now_ms())
-    ended_ms: int = 0
-    rate: report.Rate = field(default_factory=report.Rate)
-    published: int = 0
 
 
 def _opened(

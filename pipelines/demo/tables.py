@@ -21,7 +21,7 @@ from pipelines.delta import local_log, table_history
 from pipelines.demo import shop
 
 if TYPE_CHECKING:
-    from pipelines.demo.run import DemoRun, DemoStage
+    from pipelines.demo.stage import DemoRun, DemoStage
 
 LATEST = "__source_ts_ms"
 ROWS, WIDTH = 3, 24

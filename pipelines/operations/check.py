@@ -23,7 +23,7 @@ from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as connections
 from pipelines.mongodb import failures as mongodb_failures
 from pipelines.mongodb import server as mongodb_server
-from pipelines.terminal import units
+from pipelines.operations import units
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

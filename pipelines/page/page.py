@@ -100,6 +100,11 @@ def write(path: Path, text: str) -> None:
         raise errors.SettingsError(errors.Problem("--html", f"{path} cannot be written: {error.strerror}")) from None
 
 
+def text(spark: SparkSession, settings: Settings) -> str:
+    """The page as it is now, as HTML."""
+    return rendered(read(spark, settings))
+
+
 def read(spark: SparkSession, settings: Settings) -> PageContent:
     """The content of the page, also for a pipeline that never ran."""
     status = pipeline_status.read(spark, settings)

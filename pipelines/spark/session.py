@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from cdc_core import errors
-from pipelines.delta import log_store
 from pipelines.spark import conf as spark_conf
-from pipelines.spark import jvm, stores
+from pipelines.spark import jvm, log_store, stores
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

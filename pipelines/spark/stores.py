@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from pipelines.delta import log_store
+from pipelines.spark import log_store
 
 HADOOP = "3.5.0"
 """The Hadoop of the pinned Spark: a file system of another version does not work with it."""

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cdc_core import errors
-from pipelines.terminal import units
+from pipelines.operations import units
 
 if TYPE_CHECKING:
     from pipelines.capture.progress import CaptureProgress

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pipelines.capture.progress import CaptureProgress
-from pipelines.operations import status
+from pipelines.operations import status, units
 from pipelines.snapshot.snapshot import SnapshotProgress
 from pipelines.terminal import tables as report
-from pipelines.terminal import units
 
 
 @pytest.mark.parametrize(
