@@ -19,7 +19,7 @@ from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.properties.source import (
     Source,
 )
-from cdc_core.schema.pins import parse_pins
+from cdc_core.schema.pins import Pins, parse_pins
 from cdc_core.settings.section_reader import SectionKey, SectionReader
 from cdc_core.settings.source_section import read_source
 from cdc_core.stream import filters
@@ -77,6 +77,11 @@ class CollectionSettings:
     max_batch_events: int = 500_000
     on_drop: OnGone = OnGone.DELETE
     on_rename: OnGone = OnGone.DELETE
+
+    @property
+    def pins(self) -> Pins:
+        """The columns that the settings pin."""
+        return parse_pins({**self.schema, **dict.fromkeys(self.map_fields, "map")})
 
 
 @dataclass(frozen=True)
@@ -138,6 +143,12 @@ class Settings:
     gold: GoldSettings = GoldSettings()
     maintenance: MaintenanceSettings = MaintenanceSettings()
     warnings: tuple[str, ...] = ()
+
+    def keeps_document(self, namespace: str) -> bool:
+        """Whether a collection's table holds whole documents: where the settings ask for it, or the capture mode needs it."""
+        # Without full updates the capture has no document for an update: the table must hold what to fold it onto.
+        kept = self.silver.for_collection(namespace).keep_document
+        return not self.source.capture_mode.has_full_updates if kept is None else kept
 
 
 def parse(document: object, *, where: str = "") -> Settings:

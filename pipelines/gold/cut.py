@@ -31,12 +31,12 @@ from cdc_core.tables import layout as tables
 from pipelines import clock
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze_log
+from pipelines.bronze import survey
 from pipelines.delta import ops_tables, table_history
 from pipelines.delta import tables as delta
 from pipelines.gold import history, models, publish
 from pipelines.gold import run as gold
 from pipelines.silver import run as silver
-from pipelines.silver import survey
 from pipelines.spark import parallel
 
 if TYPE_CHECKING:

@@ -37,13 +37,11 @@ from cdc_core.sql.names import identifier, literal
 from cdc_core.typed import plan as typed
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze_log
+from pipelines.bronze import quarantine_table, survey
 from pipelines.delta import query_execution, table_history, upsert
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
-from pipelines.operations import quarantine
 from pipelines.schema import log as schemas
-from pipelines.silver import survey
-from pipelines.silver import tables as silver_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession
@@ -108,7 +106,7 @@ class History:
 
     def __post_init__(self) -> None:
         self.options: CollectionSettings = self.settings.silver.for_collection(str(self.namespace))
-        self.folds = silver_tables.keeps_document(self.settings, self.namespace)
+        self.folds = self.settings.keeps_document(str(self.namespace))
         self.bronze = self.layout.bronze(self.settings.name)
         self.mode = self.options.unwrap.delete_tombstone_handling_mode
         kept = schemas.latest(self.spark, self.layout.ops("schemas"), generations={str(self.namespace): GENERATION})
@@ -238,7 +236,7 @@ class History:
             made.select("after", "sequence"),
             current=self.schema.schema,
             options=self.options.unwrap,
-            pins=silver_tables.pins(self.options),
+            pins=self.options.pins,
             mark="sequence",
             reserved=RESERVED | {each.name for each in self._added()},
         )
@@ -379,7 +377,7 @@ class History:
     def _but_waiting(self, rows: DataFrame, since: str) -> DataFrame:
         """The rows without documents that were there since: events of theirs are in quarantine, and will come again."""
         table = self.layout.quarantine(self.namespace.db, self.namespace.collection)
-        waiting = quarantine.waiting_keys(self.spark, table, since=since)
+        waiting = quarantine_table.waiting_keys(self.spark, table, since=since)
         return rows if waiting is None else rows.join(waiting, "__key", "left_anti")
 
 

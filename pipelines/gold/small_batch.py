@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructField, StructType
 
 from cdc_core.silver import merge
+from pipelines.bronze import survey
 from pipelines.delta import live_files, local_log, upsert
 from pipelines.delta import tables as delta
 from pipelines.delta.live_files import LiveFiles, NotReadable
 from pipelines.gold import current
-from pipelines.silver import survey
 
 if TYPE_CHECKING:
     from cdc_core.tables import layout as tables

@@ -34,11 +34,11 @@ from cdc_core.tables import layout as tables
 from pipelines import clock
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze_log
+from pipelines.bronze import quarantine_table
 from pipelines.delta import maintenance, ops_tables, owners, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold import models
-from pipelines.operations import quarantine
 from pipelines.spark import parallel
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ class _MaintenanceRun:
         """Events whose stay in quarantine has ended: applied, or superseded, in a range that every layer has behind it."""
         assert table.namespace is not None
         days = self.settings.maintenance.ops_retention_days
-        count = quarantine.dismiss(
+        count = quarantine_table.dismiss(
             self.spark, table.ref, before_ms=self._before(days), applied=self._applied(table.namespace)
         )
         _note_removed(words, count, f"events that left quarantine, older than {days} days,")
@@ -283,7 +283,7 @@ class _MaintenanceRun:
         """Remembered deletes that gold has published and that nothing late can come before."""
         assert table.namespace is not None
         days = self.settings.maintenance.deletes_retention_days
-        held = quarantine.count(self.spark, self.layout.quarantine(table.namespace.db, table.namespace.collection))
+        held = quarantine_table.count(self.spark, self.layout.quarantine(table.namespace.db, table.namespace.collection))
         if held:
             words.left.append(f"no delete is forgotten: {held} events in quarantine may come before them")
             return
@@ -349,7 +349,7 @@ class _MaintenanceRun:
         names_ = (namespace.db, namespace.collection)
         silver = self.layout.silver(*names_)
         # An incomplete row, or an event in quarantine, may need the updates that came since, which only bronze has.
-        waiting = quarantine.count(self.spark, self.layout.quarantine(*names_))
+        waiting = quarantine_table.count(self.spark, self.layout.quarantine(*names_))
         if delta.exists(self.spark, silver):
             rows = self.spark.sql(f"SELECT count_if(`__incomplete`) AS n FROM {silver}").collect()[0].n
             waiting += rows

@@ -1,18 +1,15 @@
-"""The quarantine tables: events that silver cannot read, listed, and brought back through bronze.
+"""What a person does with events that silver could not read: list them, and bring them back through bronze.
 
-    parted    a range's events without those that cannot be read; these are noted first
     listed    what is in a collection's quarantine, and what became of it
     replay    events that can be read now, appended to bronze again with their own place in the order
 
-Silver appends facts before it applies the range that they are of. A range that is applied again appends them
-again, which changes nothing: the newest fact of an event counts.
+The tables, and how events come into them, are in `pipelines.bronze.quarantine_table`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -25,22 +22,15 @@ from pyspark.sql import functions as F
 from cdc_core import errors
 from cdc_core.bronze import columns as bronze
 from cdc_core.silver import quarantine as quarantine_rules
-from cdc_core.silver import reduce
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze_log
-from pipelines.delta import query_execution, table_errors
 from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from cdc_core.settings.parse import Settings
-
-PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "50"}
-
-FEW = 1000
-"""At most so many keys are named in a query; with more of them all events of a range are looked at."""
 
 CORRECTABLE = ("before", "after", "updatedFields", "disambiguatedPaths")
 """The texts of an event that a replay may bring anew."""
@@ -84,28 +74,6 @@ class ReplayResult:
     held: int = 0
 
 
-def applicable(
-    spark: SparkSession, table: tables.TableRef, *, events: DataFrame, span: reduce.BatchRange, has_suspects: bool
-) -> DataFrame | None:
-    """The events of `span` as silver may apply them; None where they are as they are, as nearly always.
-
-    `has_suspects` says whether `quarantine.is_suspect` holds for any of them. Facts are appended to `table`,
-    which is made where it is needed. The result may hold updates of which nothing is known
-    (`cdc_core.silver.quarantine.Split`).
-    """
-    # Also readable events are parted where an earlier one of their document waits: applied before it, they would build on
-    # a document that lacks its change.
-    waiting = _waiting(spark, table, before=span.after)
-    if not has_suspects and (waiting is None or _of_same_keys(events, waiting).isEmpty()):
-        return None
-    delta.create(spark, table, columns=quarantine_rules.COLUMNS_DDL, properties=PROPERTIES)
-    known = spark.table(str(table)).limit(0) if waiting is None else waiting
-    split = quarantine_rules.split(events, waiting=known, to=span.to, keys=_concerned(events, known))
-    # Noted before the range is applied: a crash in between repeats the range, and no event is in neither place.
-    split.facts.writeTo(str(table)).append()
-    return split.events
-
-
 def listed(
     spark: SparkSession, table: tables.TableRef, *, all_states: bool = False, with_texts: bool = False
 ) -> list[QuarantinedEvent]:
@@ -122,36 +90,6 @@ def listed(
         *([texts.alias("texts")] if with_texts else []),
     )
     return [_event(row) for row in chosen.select(*columns).orderBy("sequence", "batch").collect()]
-
-
-def count(spark: SparkSession, table: tables.TableRef) -> int:
-    """How many events a collection's quarantine holds."""
-    return quarantine_rules.held(spark.table(str(table))).count() if delta.exists(spark, table) else 0
-
-
-def dismiss(spark: SparkSession, table: tables.TableRef, *, before_ms: int, applied: int) -> int:
-    """Remove the facts about events from before a time whose stay ended in a batch up to `applied`; how many events.
-
-    All facts of an event go in one commit: an older one that stayed behind would hold the event again. Raises `CommitConflict`.
-    """
-    ended = quarantine_rules.current(spark.table(str(table))).where(
-        F.col("reason").isin([each.value for each in quarantine_rules.ENDINGS])
-        & (F.col("ts_ms") < before_ms)
-        & (F.col("to") <= applied)
-    )
-    chosen = query_execution.computed(ended.select(*quarantine_rules.IDENTITY))
-    view = f"ended_{uuid.uuid4().hex[:8]}"
-    same = " AND ".join(f"t.`{name}` <=> s.`{name}`" for name in quarantine_rules.IDENTITY)
-    try:
-        count = chosen.count()
-        if count:
-            chosen.createOrReplaceTempView(view)
-            with table_errors.translating(table):
-                spark.sql(f"MERGE INTO {table} AS t USING {view} AS s ON {same} WHEN MATCHED THEN DELETE").collect()
-        return count
-    finally:
-        spark.catalog.dropTempView(view)
-        query_execution.release(chosen)
 
 
 def replay(
@@ -264,45 +202,6 @@ def to_json(found: Sequence[QuarantinedEvent] | Mapping[str, ReplayResult]) -> s
 def _without_nothing(event: QuarantinedEvent) -> dict[str, Any]:
     fields = dataclasses.asdict(event)
     return fields if event.texts is not None else {name: value for name, value in fields.items() if name != "texts"}
-
-
-def waiting_keys(spark: SparkSession, table: tables.TableRef, *, since: str) -> DataFrame | None:
-    """The keys, as `__key`, of documents with events of this sequence or later that are held; None where nothing is."""
-    if not delta.exists(spark, table):
-        return None
-    held = quarantine_rules.held(spark.table(str(table))).where((F.col("sequence") >= since) & F.col("key").isNotNull())
-    return held.select(F.col("key").alias("__key")).distinct()
-
-
-def supersede(spark: SparkSession, table: tables.TableRef, *, before: str, to: int) -> None:
-    """End what is held with a sequence before this one: the collection was dropped or renamed since."""
-    if not delta.exists(spark, table):
-        return
-    held = quarantine_rules.held(spark.table(str(table))).where(F.col("sequence") < before)
-    # A fact like any other, and no DELETE: what became of an event can be listed, and the table is only appended to.
-    ended = {"reason": F.lit(quarantine_rules.Reason.SUPERSEDED.value), "to": F.lit(to).cast("bigint")}
-    facts = held.withColumns(ended).select(*spark.table(str(table)).columns)
-    if not facts.isEmpty():
-        facts.writeTo(str(table)).append()
-
-
-def _waiting(spark: SparkSession, table: tables.TableRef, *, before: int) -> DataFrame | None:
-    if not delta.exists(spark, table):
-        return None
-    return quarantine_rules.held(spark.table(str(table)), before=before)
-
-
-def _of_same_keys(events: DataFrame, waiting: DataFrame) -> DataFrame:
-    keys = F.broadcast(waiting.select(F.col("key").alias("_key")).distinct())
-    return events.select("key").join(keys, F.col("key") == F.col("_key"), "left_semi")
-
-
-def _concerned(events: DataFrame, waiting: DataFrame) -> list[str] | None:
-    """The keys that the quarantine has anything to do with; None where there are too many to name."""
-    # One more than may be named is enough to know that they are too many.
-    broken = events.where(quarantine_rules.reason().isNotNull()).select("key")
-    keys = broken.union(waiting.select("key")).where("key IS NOT NULL").distinct().limit(FEW + 1).collect()
-    return [row.key for row in keys] if len(keys) <= FEW else None
 
 
 def _event(row: Any) -> QuarantinedEvent:

@@ -42,13 +42,14 @@ from cdc_core.typed import exact
 from cdc_core.typed import plan as typed
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze_log
+from pipelines.bronze import survey
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold import current, publish
 from pipelines.schema import log as schemas
-from pipelines.silver import ranges, survey
+from pipelines.silver import ranges
 from pipelines.silver import tables as silver_tables
-from pipelines.silver.collection import SilverCollection
+from pipelines.silver.collection import CollectionWork, SilverCollection
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -308,7 +309,7 @@ class _Rebuild:
             spark=self.spark,
             namespace=self.namespace,
             options=self._options(),
-            keeps_document=silver_tables.keeps_document(self.settings, self.namespace),
+            keeps_document=self.settings.keeps_document(str(self.namespace)),
             layout=layout,
             bronze=self._bronze,
             writer=Writer.claim(self.spark, table),
@@ -324,7 +325,7 @@ class _Rebuild:
                 raise errors.Temporary(f"{self.writer.table.label}: stopped before the swap; the table is as it was")
             counts = survey.counted(self._events(range_)).get(self.namespace, survey.EventCounts())
             due = tuple(s for s in sweeps if s.batch <= range_.to and s.is_due(after=range_.after, swept=reached.swept))
-            work = survey.CollectionWork(self.namespace, reached, range_.to, counts, due)
+            work = CollectionWork(self.namespace, reached, range_.to, counts, due)
             # Its own event, never set: a range ends whole, and the stop is seen to between two of them.
             reached = ranges.apply(shadow, work, stop=threading.Event())
             renew()
@@ -410,7 +411,7 @@ def _wider(collection: SilverCollection, rows: DataFrame) -> DocumentSchema | No
     """The collection's schema with columns for what these rows of its table rescued; None where it is as wide already."""
     schema = collection.schema.schema
     found = conflicts(rows, schema)
-    wider, changes = retype.retyped(schema, found, pins=silver_tables.pins(collection.options))
+    wider, changes = retype.retyped(schema, found, pins=collection.options.pins)
     return wider if changes else None
 
 

@@ -23,12 +23,12 @@ from cdc_core.tables import layout as tables
 from pipelines import clock
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze_log
+from pipelines.bronze import quarantine_table
 from pipelines.capture import metrics
 from pipelines.delta import direct_log, local_log, query_execution, table_history
 from pipelines.delta import tables as delta
 from pipelines.mongodb import connection as connections
 from pipelines.mongodb import server as mongodb_server
-from pipelines.operations import quarantine
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
@@ -314,7 +314,7 @@ class _StatusReader:
             silver=self._layer(each.silver, row, "silver"),
             gold=self._layer(each.gold, row, "gold"),
             waiting_events=row.silver_events if row else 0,
-            quarantined=quarantine.count(self.spark, held),
+            quarantined=quarantine_table.count(self.spark, held),
         )
 
     def _layer(self, progress: _TableProgress | None, row: Row | None, layer: str) -> TableStatus | None:

@@ -15,10 +15,8 @@ from pyspark.sql import functions as F
 from cdc_core.bronze import columns as bronze
 from cdc_core.silver import quarantine as quarantine_rules
 from cdc_core.silver import reduce
-from pipelines.operations import quarantine
+from pipelines.bronze import quarantine_table, survey
 from pipelines.schema import log as schemas
-from pipelines.silver import survey
-from pipelines.silver import tables as silver_tables
 from pipelines.silver.batch import RowBatch
 from pipelines.silver.collection import SilverCollection
 
@@ -54,7 +52,7 @@ def evolved(collection: SilverCollection, batch: RowBatch) -> RowBatch:
     texts, events = looked_at(collection, batch.rows, batch.counts), batch.counts.events
     evolution = evolve(collection, texts, batch.number, also=counted, records=False, events=events)
     suspects = evolution.refused + evolution.also["suspect"] + evolution.also.get("updates", 0)
-    parted = quarantine.applicable(
+    parted = quarantine_table.applicable(
         collection.spark,
         collection.quarantine,
         events=batch.rows,
@@ -84,7 +82,7 @@ def evolve(
         texts,
         current=collection.schema.schema,
         options=collection.options.unwrap,
-        pins=silver_tables.pins(collection.options),
+        pins=collection.options.pins,
         mark="sequence",
         also=also,
         reserved=collection.reserved,
@@ -107,7 +105,7 @@ def has_schema(collection: SilverCollection, batch: RowBatch) -> bool:
         begun = schemas.begun(
             batch.rows,
             options=collection.options.unwrap,
-            pins=silver_tables.pins(collection.options),
+            pins=collection.options.pins,
             mark="sequence",
             reserved=collection.reserved,
         )

@@ -18,9 +18,9 @@ from pyspark.sql import functions as F
 from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.silver import merge, reduce
 from cdc_core.sql.names import identifier
+from pipelines.bronze import survey
 from pipelines.delta import query_execution, upsert
 from pipelines.silver import batch as batches
-from pipelines.silver import survey
 from pipelines.silver.batch import RowBatch
 from pipelines.silver.collection import SilverCollection
 

@@ -18,11 +18,12 @@ from cdc_core.silver import reduce
 from cdc_core.sql.names import literal
 from cdc_core.typed import plan as typed
 from pipelines.bronze import collections as registry
+from pipelines.bronze import survey
 from pipelines.delta import query_execution, upsert
 from pipelines.silver import batch as batches
-from pipelines.silver import deletes, evolve, reduction, small_batch, survey, sweeps, write
+from pipelines.silver import deletes, evolve, reduction, small_batch, sweeps, write
 from pipelines.silver.batch import RowBatch, Step
-from pipelines.silver.collection import SilverCollection
+from pipelines.silver.collection import CollectionWork, SilverCollection
 from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ NOT_ADAPTIVE = {ADAPTIVE: "false"}
 _HAS_NO_TEXT = "`__document` IS NULL AND NOT coalesce(`__incomplete`, false)"
 
 
-def apply(collection: SilverCollection, work: survey.CollectionWork, *, stop: threading.Event) -> registry.SilverPosition:
+def apply(collection: SilverCollection, work: CollectionWork, *, stop: threading.Event) -> registry.SilverPosition:
     """Apply the work range by range, then its sweeps; the position reached. Between ranges it ends where `stop` is set."""
     reached = _under_these_settings(collection, work.position)
     ranges = _ranges(collection, work)
@@ -156,7 +157,7 @@ def _wanted(collection: SilverCollection, events: DataFrame, counts: survey.Even
     return events
 
 
-def _ranges(collection: SilverCollection, work: survey.CollectionWork) -> tuple[reduce.BatchRange, ...]:
+def _ranges(collection: SilverCollection, work: CollectionWork) -> tuple[reduce.BatchRange, ...]:
     limit = collection.options.max_batch_events
     if work.counts.events <= limit:
         return (work.span,)

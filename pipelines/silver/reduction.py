@@ -17,11 +17,10 @@ from pyspark.sql import functions as F
 
 from cdc_core.silver import reduce
 from cdc_core.typed import plan as typed
+from pipelines.bronze import quarantine_table, survey
 from pipelines.delta import upsert
-from pipelines.operations import quarantine
 from pipelines.silver import batch as batches
-from pipelines.silver import deletes, evolve, partial_updates, survey
-from pipelines.silver import tables as silver_tables
+from pipelines.silver import deletes, evolve, partial_updates
 from pipelines.silver.batch import RowBatch
 from pipelines.silver.collection import SilverCollection
 
@@ -105,12 +104,12 @@ def at_once(collection: SilverCollection, batch: RowBatch) -> RowBatch | None:
     ):
         return None
     # A document that waits for an event in quarantine has readable events, too: no look at them shows that they must wait.
-    parted = quarantine.applicable(
+    parted = quarantine_table.applicable(
         collection.spark, collection.quarantine, events=batch.rows, span=batch.range_, has_suspects=False
     )
     if parted is not None:
         return None
-    plan = typed.Plan(collection.schema.schema, silver_tables.pins(collection.options))
+    plan = typed.Plan(collection.schema.schema, collection.options.pins)
     # An observation counts while the rows are written: the documents are read and parsed once.
     doubts = Observation()
     is_doubtful = " OR ".join(["is_doubtful", *(f"({condition})" for condition in evolve.COUNTED.values())])

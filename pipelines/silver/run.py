@@ -37,15 +37,16 @@ from cdc_core.settings.parse import OnConflict
 from cdc_core.silver import reduce
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze_log
+from pipelines.bronze import survey
 from pipelines.delta import maintenance, query_execution
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.new_commits import NewCommits
 from pipelines.operations import rebuild
 from pipelines.schema import log as schemas
-from pipelines.silver import ranges, survey
+from pipelines.silver import ranges
 from pipelines.silver import tables as silver_tables
-from pipelines.silver.collection import SilverCollection
+from pipelines.silver.collection import CollectionWork, SilverCollection
 from pipelines.silver.positions import Positions
 from pipelines.spark import parallel
 
@@ -193,13 +194,13 @@ class _SilverRun:
 
     # --- what there is to do
 
-    def _is_due(self, work: survey.CollectionWork) -> bool:
+    def _is_due(self, work: CollectionWork) -> bool:
         if self.failures.waits(str(work.namespace)):
             return False
         is_far = self.positions.is_far_behind(work.namespace, work.to)
         return bool(work.counts.events or work.sweeps or is_far)
 
-    def _works(self, to: int) -> list[survey.CollectionWork]:
+    def _works(self, to: int) -> list[CollectionWork]:
         """One `CollectionWork` a collection; one query over bronze, however many collections there are."""
         positions = self.positions
         discovered = positions.discovered or 0
@@ -215,7 +216,7 @@ class _SilverRun:
             sweeps = (*survey.sweeps(self.spark, self.bronze, reduce.BatchRange(0, start), among=new), *sweeps)
         positions.note(new, to)
         works = [
-            survey.CollectionWork(
+            CollectionWork(
                 namespace,
                 replace(position, to=positions.start(namespace), log=positions.log),
                 to,
@@ -240,7 +241,7 @@ class _SilverRun:
 
     # --- doing it
 
-    def _applied(self, spark: SparkSession, work: survey.CollectionWork) -> SilverCollectionResult:
+    def _applied(self, spark: SparkSession, work: CollectionWork) -> SilverCollectionResult:
         started = time.monotonic()
         known, namespace = self.positions.known, work.namespace
         few = work.counts.events <= survey.MAX_DRIVER_ROWS and query_execution.are_small(self.positions.table(namespace))
@@ -264,7 +265,7 @@ class _SilverRun:
             time.monotonic() - started,
         )
 
-    def _collection(self, spark: SparkSession, work: survey.CollectionWork) -> SilverCollection:
+    def _collection(self, spark: SparkSession, work: CollectionWork) -> SilverCollection:
         """The collection's table, made where there is none, and claimed; from now on in the session `spark`."""
         collection = self.collections.get(work.namespace)
         if collection is None:
@@ -272,7 +273,7 @@ class _SilverRun:
                 spark=spark,
                 namespace=work.namespace,
                 options=self.settings.silver.for_collection(str(work.namespace)),
-                keeps_document=silver_tables.keeps_document(self.settings, work.namespace),
+                keeps_document=self.settings.keeps_document(str(work.namespace)),
                 layout=self.layout,
                 bronze=self.bronze,
                 writer=self._claimed(spark, work.namespace),

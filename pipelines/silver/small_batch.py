@@ -19,11 +19,11 @@ from cdc_core.schema import document_schema
 from cdc_core.silver import merge, reduce
 from cdc_core.typed.decoding import Decoder
 from pipelines.bronze import log as bronze_log
+from pipelines.bronze import survey
 from pipelines.delta import live_files, upsert
 from pipelines.delta import tables as delta
 from pipelines.schema import log as schemas
-from pipelines.silver import deletes, evolve, survey
-from pipelines.silver import tables as silver_tables
+from pipelines.silver import deletes, evolve
 from pipelines.silver.collection import SilverCollection
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def _typed(collection: SilverCollection, events: pa.Table) -> tuple[schemas.Evol
             events["sequence"].combine_chunks(),
             current=current,
             options=collection.options.unwrap,
-            pins=silver_tables.pins(collection.options),
+            pins=collection.options.pins,
             reserved=collection.reserved,
         )
         if evolution.changes:
@@ -175,7 +175,7 @@ def _typed(collection: SilverCollection, events: pa.Table) -> tuple[schemas.Evol
 def _decoder(collection: SilverCollection, schema: document_schema.DocumentSchema) -> Decoder:
     """The decoder of a schema, with what it learned in the batches before."""
     if collection.decoder is None or collection.decoder.schema != schema:
-        collection.decoder = Decoder(schema, silver_tables.pins(collection.options))
+        collection.decoder = Decoder(schema, collection.options.pins)
     return collection.decoder
 
 

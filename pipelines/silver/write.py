@@ -14,9 +14,10 @@ from pyspark.sql import functions as F
 from cdc_core import errors
 from cdc_core.silver import merge, reduce
 from cdc_core.typed import plan as typed
+from pipelines.bronze import survey
 from pipelines.delta import query_execution, upsert
 from pipelines.silver import batch as batches
-from pipelines.silver import deletes, survey
+from pipelines.silver import deletes
 from pipelines.silver import tables as silver_tables
 from pipelines.silver.batch import RowBatch, Step
 from pipelines.silver.collection import SilverCollection

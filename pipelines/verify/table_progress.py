@@ -24,12 +24,12 @@ from cdc_core.tables import layout as tables
 from cdc_core.tables.layout import Layer
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze_log
+from pipelines.bronze import survey
 from pipelines.delta import owners, table_history
 from pipelines.delta import tables as delta
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import document_keys
 from pipelines.mongodb import failures as mongodb_failures
-from pipelines.silver import survey
 from pipelines.verify import documents, table_rows
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cdc_core import errors
+from pipelines.bronze import quarantine_table
 from pipelines.delta import table_history
 from pipelines.delta.writer import Writer
 from pipelines.gold import history
 from pipelines.gold import run as gold
-from pipelines.operations import quarantine
 from pipelines.silver import ranges
 from pipelines.silver import run as silver
 from pipelines.silver.collection import SilverCollection
@@ -132,7 +132,7 @@ def test_what_waits_from_before_a_drop_ends_with_it(hop: Hop) -> None:
     hop.bronze.append({"a": [document(1, 10, "c", v=1), {"op": "u", "key": 1, "at": 11, "text": "{broken"}]})
     hop.silver()
     held = hop.layout.quarantine("cases", "a")
-    assert quarantine.count(hop.spark, held) == 1
+    assert quarantine_table.count(hop.spark, held) == 1
     hop.bronze.append({"a": [{"drop": 20}]})
     hop.silver()
-    assert quarantine.count(hop.spark, held) == 0 and not hop.rows("a")
+    assert quarantine_table.count(hop.spark, held) == 0 and not hop.rows("a")

@@ -12,9 +12,10 @@ import pytest
 from py4j.protocol import Py4JError
 
 from cdc_core import errors
+from pipelines.bronze import survey
 from pipelines.delta import direct_log, maintenance
 from pipelines.delta.writer import Writer
-from pipelines.silver import evolve, small_batch, survey
+from pipelines.silver import evolve, small_batch
 from tests.harness import bronze_rows, processes
 from tests.harness.layers import Hop, pipeline
 

@@ -12,12 +12,13 @@ from cdc_core import errors
 from cdc_core.silver import reduce
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
+from pipelines.bronze import survey
 from pipelines.delta import table_history
 from pipelines.delta.writer import Writer
 from pipelines.gold import run as gold
 from pipelines.operations import rebuild
 from pipelines.schema import log as schemas
-from pipelines.silver import deletes, positions, survey
+from pipelines.silver import deletes, positions
 from pipelines.silver import run as silver
 from pipelines.spark import session as sparks
 from tests.harness import bronze_rows

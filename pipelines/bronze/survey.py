@@ -187,19 +187,3 @@ def sweeps_to_apply(sweeps: Iterable[reduce.Sweep], options: CollectionSettings)
     """The sweeps without those after which the settings keep the rows."""
     handling = {reduce.SweepCause.DROP: options.on_drop, reduce.SweepCause.RENAME: options.on_rename}
     return [sweep for sweep in sweeps if handling.get(sweep.cause) is not OnGone.KEEP]
-
-
-@dataclass(frozen=True)
-class CollectionWork:
-    """What one collection's table lacks: the events and sweeps between its position and the batch `to`."""
-
-    namespace: registry.Namespace
-    position: registry.SilverPosition
-    to: int
-    counts: EventCounts
-    sweeps: tuple[reduce.Sweep, ...] = ()
-
-    @property
-    def span(self) -> reduce.BatchRange:
-        """The batches to apply."""
-        return reduce.BatchRange(self.position.to, self.to)
