@@ -53,7 +53,7 @@ def show_cut(file: options.SettingsFile, action: str, name: str | None, as_of: s
     import json
 
     from cdc_core.gold import cut as times
-    from pipelines.gold import cut
+    from pipelines.operations import cut
     from pipelines.terminal import tables as report
 
     if action == "list" and (name is not None or as_of is not None):

@@ -234,6 +234,7 @@ def rebuild(
       medallion rebuild --config conf/shop.yml --collection shop.orders --layer gold
     """
     from pipelines.operations import rebuild
+    from pipelines.silver import rebuild as silver_rebuild
     from pipelines.terminal import tables as report
 
     with interrupts.stopping() as stop:
@@ -251,7 +252,7 @@ def rebuild(
     click.echo(rebuild.to_json(result)) if as_json else report.rebuilt(result)
     # A dry run has done its work, whatever it shows.
     if not dry_run:
-        rebuild.refuse(result)
+        silver_rebuild.refuse(result)
 
 
 @click.command()

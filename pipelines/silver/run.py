@@ -42,9 +42,9 @@ from pipelines.delta import maintenance, query_execution
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.new_commits import NewCommits
-from pipelines.operations import rebuild
 from pipelines.schema import log as schemas
 from pipelines.silver import ranges
+from pipelines.silver import rebuild as silver_rebuild
 from pipelines.silver import tables as silver_tables
 from pipelines.silver.collection import CollectionWork, SilverCollection
 from pipelines.silver.positions import Positions
@@ -253,7 +253,7 @@ class _SilverRun:
         if collection.options.on_conflict is OnConflict.RETYPE:
             # The first time all rows are looked at: what they rescued may be older than the setting.
             after = work.position.to if namespace in self.retyped else 0
-            reached = rebuild.retyped(collection, self.settings, reached, after=after, stop=self.stop)
+            reached = silver_rebuild.retyped(collection, self.settings, reached, after=after, stop=self.stop)
             known[namespace] = reached
             self.retyped.add(namespace)
         return SilverCollectionResult(

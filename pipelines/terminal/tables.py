@@ -23,15 +23,15 @@ from pipelines.operations import units
 
 if TYPE_CHECKING:
     from pipelines.capture.progress import CaptureProgress
-    from pipelines.gold.cut import Cut
     from pipelines.gold.models import ModelPlan
     from pipelines.operations.check import Finding
+    from pipelines.operations.cut import Cut
     from pipelines.operations.maintain import MaintenanceResult as Maintenance
     from pipelines.operations.quarantine import QuarantinedEvent, ReplayResult
-    from pipelines.operations.rebuild import RebuildResult
     from pipelines.operations.repair import RepairResult
     from pipelines.operations.schema import SchemaHistory
     from pipelines.operations.status import CollectionStatus, PipelineStatus, TableStatus
+    from pipelines.silver.rebuild import RebuildResult
     from pipelines.snapshot.snapshot import SnapshotProgress
     from pipelines.verify.result import Verification
 

@@ -17,9 +17,8 @@ from pipelines.bronze import log as bronze
 from pipelines.delta import maintenance, ops_tables, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
-from pipelines.gold import cut
 from pipelines.gold import run as gold
-from pipelines.operations import maintain, rebuild
+from pipelines.operations import cut, maintain, rebuild
 from pipelines.silver import run as silver
 from pipelines.spark import session as sparks
 from pipelines.verify import run as verify

@@ -10,7 +10,7 @@ import pytest
 from cdc_core import errors
 from cdc_core.gold import cut
 from cdc_core.sql.names import literal
-from pipelines.gold import cut as pipeline
+from pipelines.operations import cut as pipeline
 from pipelines.verify import run as verify
 
 
