@@ -18,8 +18,7 @@ from cdc_core.bronze import columns as bronze
 from cdc_core.schema import document_schema
 from cdc_core.silver import merge, reduce
 from cdc_core.typed.decoding import Decoder
-from pipelines.bronze import log as bronze_log
-from pipelines.bronze import survey
+from pipelines.bronze import batch_rows, survey
 from pipelines.delta import live_files, upsert
 from pipelines.delta import tables as delta
 from pipelines.schema import log as schemas
@@ -107,7 +106,7 @@ def _is_plain(collection: SilverCollection, counts: survey.EventCounts) -> bool:
 def _events(collection: SilverCollection, range_: reduce.BatchRange) -> pa.Table | None:
     """The collection's events of the range, in their order; None where this process cannot read them."""
     columns = list(dict.fromkeys((*_READ, *collection.columns, *_bare(collection))))
-    rows = bronze_log.few_rows(collection.bronze, range_, columns, limit=survey.MAX_DRIVER_ROWS)
+    rows = batch_rows.few_rows(collection.bronze, range_, columns, limit=survey.MAX_DRIVER_ROWS)
     if rows is None:
         return None
     namespace = collection.namespace

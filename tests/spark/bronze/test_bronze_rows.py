@@ -12,6 +12,7 @@ import pytest
 from cdc_core import errors
 from cdc_core.silver import reduce
 from cdc_core.tables import layout as tables
+from pipelines.bronze import batch_rows
 from pipelines.bronze import log as bronze
 from pipelines.delta import local_log, maintenance, table_history
 from pipelines.delta import tables as delta
@@ -37,7 +38,7 @@ def beat(log: bronze.BronzeLog, count: int) -> None:
 
 def check(log: bronze.BronzeLog, after: int, to: int, *, of_files: bool) -> None:
     """The rows are those of the batches, and Spark read them from files by their names where `of_files`."""
-    found = bronze.rows(log.spark, log.table, reduce.BatchRange(after, to))
+    found = batch_rows.rows(log.spark, log.table, reduce.BatchRange(after, to))
     assert found.columns == log.spark.table(str(log.table)).columns
     assert sorted(row.batch for row in found.collect()) == list(range(after + 1, to + 1))
     plan = found._jdf.queryExecution().optimizedPlan().toString()
@@ -66,7 +67,7 @@ def test_the_first_batches_are_asked_of_delta_where_the_log_has_lost_its_beginni
 
 
 def test_many_files_are_asked_of_delta(log: bronze.BronzeLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bronze, "MANY_FILES", 3)
+    monkeypatch.setattr(batch_rows, "MANY_FILES", 3)
     check(log, 2, 6, of_files=False)
     check(log, 3, 6, of_files=True)
 
@@ -74,17 +75,17 @@ def test_many_files_are_asked_of_delta(log: bronze.BronzeLog, monkeypatch: pytes
 def test_large_documents_are_read_by_executors(
     spark: SparkSession, log: bronze.BronzeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = bronze.few_rows(log.table, reduce.BatchRange(0, 6), ["batch", "after"], limit=6)
+    found = batch_rows.few_rows(log.table, reduce.BatchRange(0, 6), ["batch", "after"], limit=6)
     assert found is not None and found.num_rows == 6
-    monkeypatch.setattr(bronze, "MANY_BYTES", 10)
-    assert bronze.few_rows(log.table, reduce.BatchRange(0, 6), ["batch", "after"], limit=6) is None
+    monkeypatch.setattr(batch_rows, "MANY_BYTES", 10)
+    assert batch_rows.few_rows(log.table, reduce.BatchRange(0, 6), ["batch", "after"], limit=6) is None
 
 
 def test_files_of_other_values_are_left_out(log: bronze.BronzeLog) -> None:
     """What Delta's statistics say of a file counts as it does for Delta; a column without any says nothing."""
     span = reduce.BatchRange(1, 6)
-    assert len(bronze._files(log.table, span, {"kind": "heartbeat", "db": "shop"})) == 5
-    assert not bronze._files(log.table, span, {"kind": "change"})
+    assert len(batch_rows._files(log.table, span, {"kind": "heartbeat", "db": "shop"})) == 5
+    assert not batch_rows._files(log.table, span, {"kind": "change"})
 
 
 def test_what_was_compacted_is_not_read_twice(spark: SparkSession, log: bronze.BronzeLog) -> None:
