@@ -48,7 +48,7 @@ class ColumnNaming:
     flatten: bool = False
     delimiter: str = "_"
     fields: unwrap_options.FieldNames = unwrap_options.FieldNames()
-    arrays_as_documents: bool = False
+    values: unwrap_options.FieldValues = unwrap_options.FieldValues()
     reserved: frozenset[str] = ENGINE | SPOKEN_FOR
 
     @staticmethod
@@ -58,7 +58,7 @@ class ColumnNaming:
             flatten=options.flatten_struct,
             delimiter=options.flatten_struct_delimiter,
             fields=options.field_names,
-            arrays_as_documents=options.array_encoding is unwrap_options.ArrayEncoding.DOCUMENT,
+            values=options.field_values,
             reserved=ENGINE | SPOKEN_FOR | {added.name for added in (*options.add_fields, *options.add_headers)},
         )
 
@@ -68,7 +68,7 @@ class ColumnNaming:
             "flatten": self.flatten,
             "delimiter": self.delimiter,
             **self.fields.to_json(),
-            "arrays_as_documents": self.arrays_as_documents,
+            **self.values.to_json(),
         }
 
     @staticmethod
@@ -78,7 +78,7 @@ class ColumnNaming:
             flatten=bool(fields["flatten"]),
             delimiter=str(fields["delimiter"]),
             fields=unwrap_options.FieldNames.from_json(fields),
-            arrays_as_documents=bool(fields["arrays_as_documents"]),
+            values=unwrap_options.FieldValues.from_json(fields),
         )
 
 

@@ -139,7 +139,7 @@ def inference(plan: Plan, *, everything: bool = False) -> Callable[[Iterator[pa.
     Documents that the plan's schema holds already are not looked into, unless `everything` is.
     """
     schema_json, pins = plan.schema.to_json(), tuple(plan.pins.items())
-    as_documents = plan.schema.naming.arrays_as_documents
+    values = plan.schema.naming.values
 
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         sight = Inference()
@@ -153,7 +153,7 @@ def inference(plan: Plan, *, everything: bool = False) -> Callable[[Iterator[pa.
             new = pa.table({"text": texts, "mark": marks}).filter(is_new)
             shape, documents = Shape(), []
             for text, mark in zip(new["text"].to_pylist(), new["mark"].to_pylist()):
-                if exact.observed(shape, text, mark, arrays_as_documents=as_documents) is not None:
+                if exact.observed(shape, text, mark, values=values) is not None:
                     documents.append((mark, text))
             first_mark, first = min(documents, default=(None, None))
             low = min((order for order in orders.to_pylist() if order is not None), default=None)

@@ -84,7 +84,7 @@ def check(
     shape = Shape()
     for number, text in enumerate(texts):
         mark = f"{first + number:024x}"
-        reference.observed(shape, text or "", mark, arrays_as_documents=evolution.schema.naming.arrays_as_documents)
+        reference.observed(shape, text or "", mark, values=evolution.schema.naming.values)
     expected, _ = join(current, shape, pins=named.get("pins"), naming=evolution.schema.naming)
     assert types(evolution.schema.struct) == types(expected.struct)
     for left, right in zip(native(df, evolution.plan), exact(texts, evolution.schema), strict=True):

@@ -49,7 +49,7 @@ def test_options_decide_the_naming() -> None:
     given = {"flatten.struct": "true", "add.fields": "op", "array.encoding": "document"}
     options = unwrap_options.parse(given)
     naming = column_names.ColumnNaming.of(options)
-    assert naming.flatten and naming.arrays_as_documents
+    assert naming.flatten and naming.values.arrays_as_documents
     assert "__op" in naming.reserved
     assert column_names.ColumnNaming.from_json(naming.to_json()).to_json() == naming.to_json()
 

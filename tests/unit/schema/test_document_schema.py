@@ -28,8 +28,8 @@ def joined(documents: list[Any], **named: Any) -> document_schema.DocumentSchema
     """The schema after the documents, one after the other."""
     schema = document_schema.EMPTY
     for document in documents:
-        if named.get("naming") and named["naming"].arrays_as_documents:
-            document = kinds.arrays_as_documents(document)
+        if named.get("naming"):
+            document = kinds.laid_out(document, named["naming"].values)
         schema, _ = evolution.join(schema, observe(document), **named)
     return schema
 
@@ -47,7 +47,7 @@ def test_documents_become_rows(case: dict[str, Any]) -> None:
     """Each case's documents, one after the other, give its columns and its rows."""
     named = {
         "pins": parse_pins(case.get("pins", {})),
-        "naming": column_names.ColumnNaming(**case.get("naming", {})),
+        "naming": column_names.ColumnNaming.from_json({**column_names.ColumnNaming().to_json(), **case.get("naming", {})}),
     }
     schema = joined(case["documents"], **named)
     assert schema.table_ddl() == case["columns"]

@@ -376,7 +376,7 @@ def shaped(value: Any, options: UnwrapOptions, *, is_nested: bool = True) -> Any
             return None
         case list():
             items = [shaped(item, options) if item != [] else [] for item in value] if is_nested else value
-            if options.array_encoding is ArrayEncoding.ARRAY:
+            if options.field_values.arrays is ArrayEncoding.ARRAY:
                 return items
             encoded = {f"_{index}": item for index, item in enumerate(value)}
             return shaped(encoded, options) if is_nested else encoded
