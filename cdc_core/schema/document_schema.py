@@ -159,10 +159,6 @@ class DocumentSchema:
         """Names and types of the table's columns, in order, `_id` first."""
         return tuple((column.name, type_at(self.struct, column.path)) for column in self.columns)
 
-    def table_ddl(self) -> str:
-        """The table's columns as Spark SQL writes them in CREATE TABLE."""
-        return ", ".join(f"{identifier(name)} {ddl(type_)}" for name, type_ in self.table())
-
     def to_json(self) -> str:
         """The schema as one line of JSON, the same for the same schema."""
         value = {

@@ -100,19 +100,6 @@ class SilverMerge:
         return sql_merge.from_source(self.columns) | {name: value for name, value in values.items() if name in self.columns}
 
 
-def keyed(target: str, source: str, *, columns: Sequence[str], on: str) -> str:
-    """The MERGE of rows `s` into `t`, which replaces the rows that meet `on` and deletes those whose source says `__gone`."""
-    names = ", ".join(map(identifier, columns))
-    inserted = ", ".join(f"s.{identifier(name)}" for name in columns)
-    assigned = ", ".join(f"t.{identifier(name)} = s.{identifier(name)}" for name in columns)
-    return (
-        f"MERGE INTO {target} AS t USING {identifier(source)} AS s ON {on}\n"
-        f"WHEN MATCHED AND s.`__gone` THEN DELETE\n"
-        f"WHEN MATCHED THEN UPDATE SET {assigned}\n"
-        f"WHEN NOT MATCHED AND NOT s.`__gone` THEN INSERT ({names}) VALUES ({inserted})"
-    )
-
-
 HAS_NO_BASE = "(coalesce(`__incomplete`, false) AND coalesce(`__known`, '') = '')"
 """SQL over a silver table: no document of the row was ever known."""
 
