@@ -140,6 +140,7 @@ class CollectionsFailed(MedallionError):
         self.exit_code = exit_code
 
 
+# By what it costs to overlook: a bug would be repeated for ever, what is temporary mends itself.
 _WORST_FIRST = (1, 3, 2, 75)
 
 

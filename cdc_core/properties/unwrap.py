@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from cdc_core import errors
-from cdc_core.properties import types
+from cdc_core.properties import types as values
 
 
 class ArrayEncoding(enum.Enum):
@@ -253,6 +253,7 @@ def _options(reader: _Reader) -> UnwrapOptions:
     fields_prefix, headers_prefix = reader.text("add.fields.prefix", "__"), reader.text("add.headers.prefix", "__")
     older_fields = [AddedField("source", name, f"__{name}") for name in reader.items("add.source.fields")]
     older_header = [AddedField("", "op", "__op")] if reader.boolean("operation.header", False) else []
+    # Read all the same, so that a mistyped value is a mistake here too, as in Kafka Connect.
     for name in _IGNORED_BOOLEANS:
         reader.boolean(name, False)
     return UnwrapOptions(
@@ -268,6 +269,8 @@ def _options(reader: _Reader) -> UnwrapOptions:
 
 
 def _delete_mode(reader: _Reader) -> DeleteMode:
+    # As when each was current: the newest option wins where it is given, and an older one says something only where it
+    # is given itself.
     older_given = reader.is_given("drop.tombstones") or reader.is_given("delete.handling.mode")
     drop_tombstones = reader.boolean("drop.tombstones", True)
     older = reader.choice("delete.handling.mode", tuple(OlderDeleteMode), OlderDeleteMode.DROP)
@@ -334,28 +337,28 @@ class _Reader:
             return default
         if isinstance(value, str):
             return value
-        self._refuse(name, "a string is expected", types.shown(value))
+        self._refuse(name, "a string is expected", values.shown(value))
         return default
 
     def boolean(self, name: str, default: bool) -> bool:
         self.booleans.append(name)
-        return self._read(name, types.Boolean("one of true, false"), default)
+        return self._read(name, values.Boolean("one of true, false"), default)
 
     def choice(self, name: str, members: tuple[_Choice, ...], default: _Choice) -> _Choice:
-        return self._read(name, types.Choice(members), default)
+        return self._read(name, values.Choice(members), default)
 
     def items(self, name: str) -> tuple[str, ...]:
         """The entries of a comma-separated list, spaces around them and blank ones left out."""
-        return self._read(name, types.NameList("a comma-separated list of field names"), ())
+        return self._read(name, values.NameList("a comma-separated list of field names"), ())
 
-    def _read(self, name: str, type_: types.PropertyType, default: _Value) -> _Value:
+    def _read(self, name: str, type_: values.PropertyType, default: _Value) -> _Value:
         self.names.append(name)
         if not self.is_given(name):
             return default
         try:
             value: _Value = type_.read(self.options[name])
-        except types.InvalidValue as refused:
-            self._refuse(name, f"{refused.expected} is expected", types.shown(self.options[name]), refused.hint)
+        except values.InvalidValue as refused:
+            self._refuse(name, f"{refused.expected} is expected", values.shown(self.options[name]), refused.hint)
             return default
         return value
 
@@ -377,7 +380,7 @@ class _Reader:
     def refuse_unknown(self) -> None:
         for name in self.options:
             if name not in NAMES:
-                self._refuse(name, "there is no such option", hint=types.did_you_mean(name, NAMES))
+                self._refuse(name, "there is no such option", hint=values.did_you_mean(name, NAMES))
 
     def _refuse(self, name: str, message: str, found: str = "", hint: str = "") -> None:
         path = f"{self.where}.{name}" if self.where else name
@@ -386,6 +389,7 @@ class _Reader:
 
 def _every() -> _Reader:
     reader = _Reader({}, "")
+    # A reader over no options: what it is asked for are all the names that there are.
     _options(reader)
     return reader
 
@@ -412,6 +416,8 @@ def _struct_of(field: str) -> str:
 
 
 def _units(name: str) -> list[int]:
+    # Java's `char`s, by which Debezium goes: outside the basic plane a character is two of them, each replaced by
+    # itself.
     data = name.encode("utf-16-be", "surrogatepass")
     return [int.from_bytes(data[at : at + 2], "big") for at in range(0, len(data), 2)]
 

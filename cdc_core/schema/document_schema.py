@@ -116,8 +116,10 @@ BASE: Mapping[Kind, Scalar] = {
     Kind.NON_FINITE: Scalar.DOUBLE,
     Kind.INT64: Scalar.BIGINT,
     Kind.INT32: Scalar.INT,
+    # As in the SMT, and because a DECIMAL column has one scale: the values of a field may have any.
     Kind.DECIMAL: Scalar.STRING,
     Kind.STRING: Scalar.STRING,
+    # 24 hex digits: readers join on them, and no reader knows the type.
     Kind.OBJECT_ID: Scalar.STRING,
     Kind.SYMBOL: Scalar.STRING,
     Kind.CODE: Scalar.STRING,
@@ -125,6 +127,7 @@ BASE: Mapping[Kind, Scalar] = {
     Kind.MAX_KEY: Scalar.STRING,
     Kind.BOOLEAN: Scalar.BOOLEAN,
     Kind.DATE: Scalar.TIMESTAMP,
+    # The seconds alone: its increment only orders entries of one second.
     Kind.TIMESTAMP: Scalar.TIMESTAMP,
     Kind.BINARY: Scalar.BINARY,
     Kind.REGEX: Scalar.REGEX,

@@ -72,6 +72,8 @@ def schema_of(df: DataFrame, *, options: UnwrapOptions) -> DocumentSchema:
         context = TaskContext.get()
         partition = context.partitionId() if context else 0
         shape = Shape()
+        # Marks sort by partition and row, so that which type of a field came first does not depend on which task ended
+        # first.
         for number, document in enumerate(_documents(batches, options)):
             shape.see(document, f"{partition:06d}.{number:012d}")
         yield pa.RecordBatch.from_pydict({"shape": [json.dumps(shape.to_json())]})
@@ -106,6 +108,7 @@ def _results(batch: pa.RecordBatch, options: UnwrapOptions) -> Iterator[tuple[ob
 
 def _event(key: str | None, value: str | None) -> Json:
     decoded = None if value is None else orjson.loads(value)
+    # A value alone may be a record with its key inside; without any value it can only be a tombstone of a key.
     return {"key": key, "value": decoded} if key is not None or value is None else decoded
 
 
@@ -151,6 +154,7 @@ def _for_arrow(value: Any, type_: ColumnType) -> Any:
             return {item.column: _for_arrow(value.get(item.column), item.type) for item in fields}
         case document_schema.Array(element):
             return [_for_arrow(item, element) for item in value]
+        # Arrow has no other form of a map in rows of Python.
         case document_schema.Map(item_type):
             return [(name, _for_arrow(item, item_type)) for name, item in value.items()]
         case _:

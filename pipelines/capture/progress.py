@@ -50,6 +50,8 @@ def joined(earlier: CaptureResult | None, later: CaptureResult) -> CaptureResult
         return later
     return CaptureResult(
         events=earlier.events + later.events,
+        # Not a sum: a snapshot that was interrupted counts its documents from bronze, those of the run before among
+        # them.
         snapshot_documents=later.snapshot_documents or earlier.snapshot_documents,
         commits=earlier.commits + later.commits,
         token=later.token or earlier.token,

@@ -60,6 +60,7 @@ class Failures:
             log.info("%s: what was being done was left, and is done at the next start", name)
             self.found[name] = known
             return
+        # A service tries again every second: the same line each time would hide all others.
         before = self.found.get(name)
         self.found[name] = known
         if before is None or errors.message_of(before) != errors.message_of(known):
@@ -95,6 +96,7 @@ class Pool:
 
         The first error is raised, when the items that had begun have ended.
         """
+        # One item needs no thread, and a session of its own would cost its first statement.
         if len(items) < 2 or self.sessions is None:
             return [act(self.spark, item) for item in items if not stop.is_set()]
         first = self._session(self.sessions)
@@ -119,6 +121,7 @@ class Pool:
             try:
                 return [act(session, item)]
             except BaseException:
+                # What has not begun stays undone, so that the error is seen soon; what has begun commits, and may.
                 failed.set()
                 raise
             finally:
