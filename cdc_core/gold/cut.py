@@ -65,12 +65,12 @@ def boundaries(batches: Iterable[BatchTimes], *, reached: str | None) -> list[Cu
     return found
 
 
-def chosen(found: Sequence[CutBoundary], *, at_least: int, asked: str | None) -> CutBoundary | None:
-    """The newest boundary that the tables can still be brought to, at a time that is not after `asked`.
+def chosen(found: Sequence[CutBoundary], *, at_least: int, latest: str | None) -> CutBoundary | None:
+    """The newest boundary that the tables can still reach, at a time that is not after `latest`.
 
     `at_least` is the batch that some table is at already. None where there is none.
     """
-    fit = [each for each in found if each.batch >= at_least and (asked is None or each.time <= asked)]
+    fit = [each for each in found if each.batch >= at_least and (latest is None or each.time <= latest)]
     return fit[-1] if fit else None
 
 

@@ -122,7 +122,7 @@ class UsedNames:
         self._names = {without_case(name) for name in names}
 
     def unique(self, name: str) -> str:
-        """The name itself, or with the first of `_2`, `_3`, … that nobody has; taken from now on."""
+        """The name itself, or with the first of `_2`, `_3`, … that is free; in use from now on."""
         candidate, number = name, 1
         while without_case(candidate) in self._names:
             number += 1

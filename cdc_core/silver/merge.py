@@ -37,7 +37,7 @@ def is_same(held: T.DataType, wanted: T.DataType) -> bool:
 class SilverMerge:
     """One MERGE of reduced rows.
 
-    `columns` are the table's, in the source too; `added` those of them that `add.fields` asked for. `removes`,
+    `columns` are the table's, in the source too; `added` those of them that come from `add.fields`. `removes`,
     `marks_deleted` and `has_incomplete` say what may be among the rows, beside documents; `keys` are ranges that hold all of theirs.
     """
 

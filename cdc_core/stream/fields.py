@@ -162,7 +162,7 @@ def _renamed(node: Any, path: Path, name: str, taken: list[str]) -> Any:
     old = [each for each in node if _is_step(path[0], each) and each != name]
     if not old:
         return dict(node)
-    # Overwriting would lose one of two values, and nobody could say which.
+    # Overwriting would lose one of two values, and which one would be left to chance.
     if name in node or len(old) > 1:
         taken.append(name)
         return dict(node)

@@ -91,7 +91,7 @@ class Filter:
         return tuple((db, collection.literal) for db, collection in pairs if collection.literal is not None)
 
     def left_to_client(self) -> tuple[str, ...]:
-        """Entries that the server cannot be asked about: it sends more, which is dropped here."""
+        """Entries that cannot be written for the server: it sends more events, which are dropped here."""
         lists = (
             self.databases.include,
             self.databases.exclude,
@@ -192,9 +192,7 @@ def user_stages(source: Source) -> list[dict[str, Any]]:
 
 
 def full_document(source: Source) -> str | None:
-    """The stream's `fullDocument`; post-images are asked for where available, as a missing one must not end a
-    stream.
-    """
+    """The stream's `fullDocument`; post-images `whenAvailable`, because a missing one must not end a stream."""
     if not source.capture_mode.has_full_updates:
         return None
     match source.capture_mode_full_update_type:

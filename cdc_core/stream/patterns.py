@@ -1,4 +1,4 @@
-"""One entry of an include or exclude list: what it matches here, and how the server can be asked the same.
+"""One entry of an include or exclude list: what it matches here, and its form for the server's filter.
 
 Debezium's rules: an entry is a regular expression that matches the whole name, upper and lower case alike; in
 literal mode it is the name. Three dialects meet: Java's, in which lists are written, Python's, which decides

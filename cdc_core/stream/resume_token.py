@@ -38,7 +38,7 @@ class TokenPosition(NamedTuple):
 
     seconds: int
     increment: int
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks of a position
+    index: int  # type: ignore[assignment]  # hides tuple.index, of which a position has no use
 
 
 def position(data: str) -> TokenPosition:

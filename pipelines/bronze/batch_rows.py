@@ -34,7 +34,7 @@ def rows(
 ) -> DataFrame:
     """The rows of a span of batches, in no order, with the columns of `cdc_core.bronze.columns.SCHEMA`.
 
-    `among` says which values of some columns are asked for: files that hold none of them may be left out.
+    `among` gives the values of some columns that are wanted: files that hold none of them may be left out.
 
     A few commits of a table on a local file system are read as the Parquet files that they added. Spark then need not ask
     Delta for them with a job a query; and no number that changes from span to span stands in the code that Spark compiles,

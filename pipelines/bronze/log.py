@@ -190,7 +190,7 @@ class BronzeLog:
 
 
 def unclaimed_position(spark: SparkSession, table: tables.TableRef) -> UnclaimedPosition:
-    """Where a table is that nobody has claimed, or somebody else."""
+    """A table's position, read before this process has claimed it."""
     version = table_history.version(spark, table)  # read first: what is committed meanwhile makes the position be read again
     return UnclaimedPosition(version, read_position(spark, table))
 

@@ -1,4 +1,4 @@
-"""What a process that was killed while it made a table left in its folder, so that nobody else can make it."""
+"""What a process left in a table's folder when it was killed while it made the table: nobody can make that table until it is gone."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class FencedCommits:
         self.surplus_files = 0
         """Files that the last compaction of this writer left beyond those that the size explains."""
         self._unanswered: dict[str, Any] | None = None
-        # A weak reference: a writer that nobody holds any more holds no table.
+        # A weak reference: a writer that was dropped without a release must not hold its table.
         owners.HELD[identity.writer] = self
 
     @functools.cached_property

@@ -1,7 +1,7 @@
 """The data files of a Delta table on a file system that this process sees: which are live in a version, and what rows they hold.
 
 For a table that changes with every second: a version is read from the commits since the last one that was, and neither Spark
-nor Delta is asked. Source: Delta's protocol, "Action Reconciliation", "Deletion Vectors", "Schema Serialization Format".
+nor Delta is called. Source: Delta's protocol, "Action Reconciliation", "Deletion Vectors", "Schema Serialization Format".
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ PROBE = {"spark.databricks.delta.write.txnVersion.autoReset.enabled": "true"}
 
 
 def takes_settings(spark: SparkSession) -> bool:
-    """Whether the session takes Delta's settings; asked once of each session."""
+    """Whether the session takes Delta's settings; tried once for each session."""
     if spark not in _takes_settings:
         try:
             with required_confs(spark, PROBE):
@@ -122,7 +122,7 @@ def held(df: DataFrame) -> Iterator[DataFrame]:
 
 
 def computed(df: DataFrame) -> DataFrame:
-    """The rows, computed once and held until nobody refers to them, so that a MERGE does not plan them again.
+    """The rows, computed once and held until nothing refers to them, so that a MERGE does not plan them again.
 
     Where the platform keeps no rows for a session, as on serverless compute, they are computed each time that they are read.
     """

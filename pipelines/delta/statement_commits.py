@@ -33,7 +33,7 @@ MANY_KEYS = 5_000
 class StatementCommits(fenced_commits.FencedCommits):
     """The verbs of a claim that need nothing but SQL and writes of frames.
 
-    A commit without rows goes through the direct log where it is to be had: it is the same commit, without a job of Spark.
+    A commit without rows goes through the direct log where there is one: it is the same commit, without a job of Spark.
     """
 
     def mark(self, *, to: object, extra: Mapping[str, object] | None = None) -> int:

@@ -58,7 +58,7 @@ def check(spark: SparkSession, location: str) -> None:
     if scheme == "file" or place in _PROVEN or sparks.is_databricks():
         return
     prove(spark, location)
-    # Only what passed is remembered: a store that was refused is asked again, because its settings may have changed.
+    # Only a success is remembered: a store that was refused is probed again, because its settings may have changed.
     _PROVEN.add(place)
 
 

@@ -234,7 +234,7 @@ class Gate:
 
 
 def _with_rescued(suite: Suite, rows: DataFrame) -> DataFrame:
-    """The rows with `__rescued` where it is spoken of: a table has the column from the first rescued value on, before it is null."""
+    """The rows with `__rescued` where an expectation names it: a table has the column from its first rescued value on, and before that it counts as null."""
     if "__rescued" in rows.columns or not any("__rescued" in each.columns for each in suite.expectations):
         return rows
     return rows.withColumn("__rescued", F.lit(None).cast("string"))

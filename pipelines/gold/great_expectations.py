@@ -1,6 +1,6 @@
 """Great Expectations over Spark: the one module that imports it.
 
-It is asked for results alone: no project folder, no telemetry, no progress bars, and no more of the rows than a few examples
+It gives results alone: no project folder, no telemetry, no progress bars, and no more of the rows than a few examples
 come to this process. One suite is judged at a time, because the library keeps its project in a global.
 """
 

@@ -58,7 +58,7 @@ class Evolution:
     """What a batch did to its collection's schema, and how it is typed.
 
     `refused` counts texts that are not JSON to the letter: they go through the exact path, and come out typed or unreadable. `seen_at` is the mark of the batch's first event. `also` has the counts that
-    `evolve` was asked for.
+    `evolve` was given.
     """
 
     schema: DocumentSchema

@@ -145,8 +145,8 @@ class SilverRebuild:
             changes = evolution.differences(kept.schema, shadow.schema.schema)
             version = None
             if not self.is_trial and (self.drops_lost or not found.lost):
-                # Schema and deletes before the swap: killed in between, the table has neither a generation that nobody knows
-                # nor rows that a late event could bring back. Schemas of a generation that no table names count for nothing.
+                # Schema and deletes before the swap: killed in between, the table has neither a generation without a schema
+                # nor rows that a late event could bring back. Schemas of a generation that no table names have no effect.
                 self._note(kept, shadow.schema.schema, changes, position, generation)
                 self._remember(deletes)
                 self.writer.replace(

@@ -148,7 +148,7 @@ def _reduced(events: pa.Table) -> tuple[list[int], list[str], dict[str, str]]:
 
 
 def _typed(collection: SilverCollection, events: pa.Table) -> tuple[schemas.Evolution | None, pa.StructArray | None]:
-    """The documents typed, and what they do to the schema; no documents where some cannot be read, or nobody can tell here."""
+    """The documents typed, and what they do to the schema; no documents where some cannot be read, or this process cannot tell."""
     texts, evolution = events["after"].combine_chunks(), None
     typed = _decoder(collection, collection.schema.schema).typed(texts)
     if pc.any(typed.refused).as_py():

@@ -125,7 +125,7 @@ class SnapshotQueue:
     def _following(self) -> _Entry | None:
         """What is read now, or else next: the first that is planned and not paused.
 
-        A pause holds back all that is incremental, also what a signal asked for after it.
+        A pause holds back every incremental snapshot, also one that a signal starts after it.
         """
         if self._running is not None:
             return self._running
@@ -189,7 +189,7 @@ class SnapshotQueue:
             return False
         if entry.is_new:
             self._tell(entry.state, notifications.NotificationType.STARTED)
-            # A snapshot that is resumed has told of its start already.
+            # A snapshot that is resumed was announced when it began.
             entry.is_new = False
         taken.notify = lambda what, data: self._tell(taken.state, what, **data)
         self.metrics.begun(taken, at=time.time())
