@@ -18,7 +18,8 @@ import orjson
 
 from cdc_core.properties.unwrap import ArrayDocument
 from cdc_core.schema import names as column_names
-from cdc_core.schema.document_schema import BASE, Array, ColumnType, Decimal, DocumentSchema, Map, Scalar, Struct
+from cdc_core.schema.column_types import BASE, Array, ColumnType, Decimal, Map, Scalar, Struct
+from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.schema.kinds import ABSENT, DOUBLES, Kind, kind, laid_out
 
 

@@ -20,19 +20,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from cdc_core.schema import names as column_names
-from cdc_core.schema.document_schema import (
-    BASE,
-    PARTS,
-    Array,
-    Column,
-    ColumnType,
-    DocumentSchema,
-    Field,
-    Map,
-    Scalar,
-    Struct,
-    ddl,
-)
+from cdc_core.schema.column_types import BASE, PARTS, Array, ColumnType, Field, Map, Scalar, Struct, ddl
+from cdc_core.schema.document_schema import Column, DocumentSchema
 from cdc_core.schema.kinds import DOUBLES, NOTHING, NUMBERS, Kind
 from cdc_core.schema.pins import Pin, Pins, widens
 from cdc_core.schema.shape import Shape

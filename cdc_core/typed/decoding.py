@@ -26,7 +26,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_core.schema import evolution
-from cdc_core.schema.document_schema import PARTS, DocumentSchema
+from cdc_core.schema.column_types import PARTS
+from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.schema.pins import Pins
 from cdc_core.schema.shape import Shape
 from cdc_core.typed import exact

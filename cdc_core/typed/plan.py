@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from cdc_core.schema import document_schema
+from cdc_core.schema import column_types
 from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.schema.pins import Pin, Pins
 from cdc_core.schema.shape import Shape
@@ -39,7 +39,7 @@ class Plan:
     def document_ddl(self) -> str:
         """The type of the column `document`."""
         table = self.schema.table()
-        fields = (f"{identifier(name)}: {document_schema.ddl(type_)}" for name, type_ in table)
+        fields = (f"{identifier(name)}: {column_types.ddl(type_)}" for name, type_ in table)
         return f"STRUCT<{', '.join(fields)}>"
 
 

@@ -17,9 +17,10 @@ import orjson
 import pyarrow as pa
 
 from cdc_core.properties.unwrap import UnwrapOptions
-from cdc_core.schema import cast, document_schema, evolution
+from cdc_core.schema import cast, column_types, document_schema, evolution
 from cdc_core.schema import names as column_names
-from cdc_core.schema.document_schema import ColumnType, DocumentSchema
+from cdc_core.schema.column_types import ColumnType
+from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.schema.shape import Shape
 from cdc_core.sql.names import identifier
 from cdc_core.typed import exact
@@ -150,12 +151,12 @@ def _for_arrow(value: Any, type_: ColumnType) -> Any:
     match type_:
         case _ if value is None:
             return None
-        case document_schema.Struct(fields):
+        case column_types.Struct(fields):
             return {item.column: _for_arrow(value.get(item.column), item.type) for item in fields}
-        case document_schema.Array(element):
+        case column_types.Array(element):
             return [_for_arrow(item, element) for item in value]
         # Arrow has no other form of a map in rows of Python.
-        case document_schema.Map(item_type):
+        case column_types.Map(item_type):
             return [(name, _for_arrow(item, item_type)) for name, item in value.items()]
         case _:
             return value
@@ -166,7 +167,7 @@ def _for_arrow(value: Any, type_: ColumnType) -> Any:
 
 def _ddl(schema: DocumentSchema) -> str:
     rescued = f"{unwrap_rows.RESCUED}: MAP<STRING, STRING>"
-    columns = [f"{identifier(name)}: {document_schema.ddl(type_)}" for name, type_ in schema.table()]
+    columns = [f"{identifier(name)}: {column_types.ddl(type_)}" for name, type_ in schema.table()]
     return (
         f"key STRING, value STRUCT<{', '.join([*columns, rescued])}>, deleted BOOLEAN, "
         "headers ARRAY<STRUCT<name: STRING, value: STRING>>, collection STRING, passed STRING, error STRING"
