@@ -1,6 +1,7 @@
 """A document as a row of the table, and what did not fit: dotted path to Extended JSON text.
 
-A field that is not there is a null, whether it never was or a `$unset` took it away.
+A field that is not there is a null, whether it never was or a `$unset` took it away: the row of a full document has all columns, and
+of a partial update the folded document is typed anew.
 
 This is the exact way, value by value; `cdc_core.typed` is held to the same result.
 """
