@@ -168,7 +168,8 @@ def together(failures: Mapping[str, Exception]) -> Exception:
 
 
 def message_of(error: Exception) -> str:
-    """The text of an error for logs and reports; of one that is not ours only its class, because its text may quote a document."""
+    """The text of an error for logs and reports; of one that is not ours only its class, because its text may quote a
+    document."""
     return str(error) if isinstance(error, MedallionError) else f"this is a bug: {type(error).__name__}"
 
 

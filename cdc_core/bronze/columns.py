@@ -106,7 +106,8 @@ COLUMNS_DDL = arrow.columns_ddl(SCHEMA)
 
 
 def table(rows: int, **columns: object) -> pa.Table:
-    """A table of `SCHEMA` with so many rows: arrays as they are, any other value in every row, nulls in columns that are not given."""
+    """A table of `SCHEMA` with so many rows: arrays as they are, any other value in every row, nulls in columns that
+    are not given."""
     unknown = columns.keys() - set(SCHEMA.names)
     if unknown:
         raise ValueError(f"bronze has no columns {', '.join(sorted(unknown))}")

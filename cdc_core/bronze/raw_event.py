@@ -152,7 +152,8 @@ class EventText:
 
 
 def decoded(raw: bytes) -> tuple[dict[str, Any], bool]:
-    """The event, and whether encoding it again gives the same bytes. What the driver refuses to read is read by its bytes."""
+    """The event, and whether encoding it again gives the same bytes. What the driver refuses to read is read by its
+    bytes."""
     try:
         event = decode(raw, _EXACT)
         return event, bson_to_json.is_exact(event, raw)

@@ -6,8 +6,9 @@ their exact value: an integer of 64 bits in plain digits, the rest as
 `{"$numberDecimal":"<digits>E<exponent>"}` without trailing zeros; a double whose exact value has more than 34
 digits equals no decimal and stays `{"$numberDouble":"<shortest>"}`, so that double 0.1 and decimal 0.1 are
 two keys, as they are two documents. A value whose text is not UTF-8 is
-its bytes, `{"$bytes":{"base64":…,"type":…}}`, for repaired it could be another's. A symbol is a string; documents keep the order of their fields; booleans
-are no numbers, subtypes of binaries differ, and text is neither folded nor normalised.
+its bytes, `{"$bytes":{"base64":…,"type":…}}`, for repaired it could be another's. A symbol is a string; documents keep
+the order of their fields; booleans are no numbers, subtypes of binaries differ, and text is neither folded nor
+normalised.
 """
 
 from __future__ import annotations

@@ -185,7 +185,8 @@ class FieldValues:
 
     @staticmethod
     def from_json(fields: Mapping[str, object]) -> FieldValues:
-        """The inverse of `to_json`; other keys are not looked at. A schema that was kept before an option was there lacks its key."""
+        """The inverse of `to_json`; other keys are not looked at. A schema that was kept before an option was there
+        lacks its key."""
         return FieldValues(ArrayEncoding.DOCUMENT if fields["arrays_as_documents"] else ArrayEncoding.ARRAY)
 
 

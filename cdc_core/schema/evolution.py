@@ -92,7 +92,8 @@ def join(
 
 @dataclass
 class _Room:
-    """How many columns and fields a table can still get: keys that are data, two levels deep, would be hundreds of thousands."""
+    """How many columns and fields a table can still get: keys that are data, two levels deep, would be hundreds of
+    thousands."""
 
     left: int
 
@@ -338,7 +339,8 @@ def leaf_paths(fields: Iterable[Field], path: tuple[str, ...]) -> list[tuple[str
 
 
 def differences(before: DocumentSchema, after: DocumentSchema) -> tuple[Change, ...]:
-    """What makes the second schema out of the first, field by field; the order of fields and names of columns do not count."""
+    """What makes the second schema out of the first, field by field; the order of fields and names of columns do not
+    count."""
     return tuple(_differences(before.struct, after.struct, ()))
 
 

@@ -1,4 +1,5 @@
-"""`schema.on.conflict: retype`: which rescued values speak against the schema, and the schema whose columns hold them too."""
+"""`schema.on.conflict: retype`: which rescued values speak against the schema, and the schema whose columns hold them
+too."""
 
 from __future__ import annotations
 

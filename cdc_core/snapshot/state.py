@@ -33,8 +33,8 @@ class CollectionState:
     """How far one collection's snapshot is; `hi` is the `_id` before which everything is in bronze.
 
     `first` is the sequence of its first chunk, or what it was planned with: rows older than that are gone from the source.
-    `filter` is the find filter with which it was read so far, `failed` why it is read no further, `is_gone` whether there is no
-    such collection any more.
+    `filter` is the find filter with which it was read so far, `failed` why it is read no further, `is_gone` whether
+    there is no such collection any more.
     """
 
     chunks: int = 0
@@ -270,8 +270,8 @@ def states(payloads: Iterable[Mapping[str, Any]]) -> tuple[SnapshotState, ...]:
 def incomplete(payloads: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     """The collections of which documents may be missing, from the payloads of heartbeats in their order.
 
-    Changes of them were lost, or no snapshot of the whole was read to its end: it goes on, failed, or was stopped. One that a
-    signal asked for takes nothing from a collection that was whole before, unless it is being read just then.
+    Changes of them were lost, or no snapshot of the whole was read to its end: it goes on, failed, or was stopped. One
+    that a signal asked for takes nothing from a collection that was whole before, unless it is being read just then.
     """
     told = list(payloads)
     whole: set[str] = set()

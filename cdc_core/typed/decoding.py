@@ -48,8 +48,8 @@ _LESSONS = (8, 100, 1000, 10_000)
 class TypedTexts:
     """Texts as columns: as `exact.rows` gives them, with what is known of each document.
 
-    `new` are those that may change the schema: one too many perhaps, never one too few. `refused` are not JSON to the letter.
-    `exact` counts those that went the exact way.
+    `new` are those that may change the schema: one too many perhaps, never one too few. `refused` are not JSON to the
+    letter. `exact` counts those that went the exact way.
     """
 
     rows: pa.StructArray
@@ -205,7 +205,8 @@ def _flattened(
     arrays: dict[tuple[str, ...], pa.Array],
     findings: Findings,
 ) -> tuple[pa.BooleanArray, list[tuple[int, str | None]]]:
-    """Puts the columns below a document into `arrays`; where all of them are null, and the documents below that hold nothing."""
+    """Puts the columns below a document into `arrays`; where all of them are null, and the documents below that hold
+    nothing."""
     blank = pa.array(itertools.repeat(True, len(structs)), pa.bool_())
     emptied: list[tuple[int, str | None]] = []
     for item, reader, values, classes, place in document.members(structs, where, findings):
@@ -262,8 +263,8 @@ def _bytes(texts: pa.Array) -> bytes:
 
 
 _HAZARD = re.compile(r'\\u[dD]|\\\\":|"[ \t\r\n]+:')
-"""Halves of surrogate pairs perhaps; and what makes the count of fields unsure: a key that ends with a backslash, or has space
-after it."""
+"""Halves of surrogate pairs perhaps; and what makes the count of fields unsure: a key that ends with a backslash, or
+has space after it."""
 
 
 def _hazardous(texts: pa.Array, given: list[str | None]) -> set[int]:

@@ -1,7 +1,7 @@
 """Documents typed on Spark's executors: Extended JSON text in, a struct of the table's columns out, in Arrow batches.
 
-Each task decodes its texts by `decoding.Decoder`, which sends what it cannot prove through `exact`. Both are plain Python over
-Arrow, so that they run wherever Spark runs Python, also over Spark Connect.
+Each task decodes its texts by `decoding.Decoder`, which sends what it cannot prove through `exact`. Both are plain
+Python over Arrow, so that they run wherever Spark runs Python, also over Spark Connect.
 """
 
 from __future__ import annotations
@@ -94,8 +94,9 @@ _INFERENCE = pa.schema(
 class Inference:
     """What a look at documents gave.
 
-    `shape` is of those that were looked into, `first` the first of them, `first_mark` its mark. `low` is the least place in the
-    order of all rows, `refused` how many texts are not JSON to the letter, `also` how many rows fulfil each condition.
+    `shape` is of those that were looked into, `first` the first of them, `first_mark` its mark. `low` is the least
+    place in the order of all rows, `refused` how many texts are not JSON to the letter, `also` how many rows fulfil
+    each condition.
     """
 
     shape: Shape = field(default_factory=Shape)
@@ -134,7 +135,8 @@ class Inference:
 
 
 def inference(plan: Plan, *, everything: bool = False) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """For `mapInArrow` over texts, their marks, their places in the order, and conditions: a row of `INFERENCE_DDL` a partition.
+    """For `mapInArrow` over texts, their marks, their places in the order, and conditions: a row of `INFERENCE_DDL` a
+    partition.
 
     Documents that the plan's schema holds already are not looked into, unless `everything` is.
     """

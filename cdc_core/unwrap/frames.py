@@ -4,7 +4,8 @@
     rows = unwrap_frames.unwrapped(events, options=unwrap_options.parse({"delete.tombstone.handling.mode": "rewrite"}))
 
 One DataFrame is one table: events of several collections are filtered apart before. The rows come from
-`cdc_core.unwrap.new_document_state`, record by record, in Arrow batches (a Python pass, some ten thousand events a second and core).
+`cdc_core.unwrap.new_document_state`, record by record, in Arrow batches (a Python pass, some ten thousand events a
+second and core).
 """
 
 from __future__ import annotations

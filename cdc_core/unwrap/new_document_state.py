@@ -3,10 +3,11 @@
     for row in rows.records(events, options=unwrap_options.parse({"flatten.struct": "true"})):
         ...
 
-An event is any form that `change_event` reads; what comes of it is a `JsonRow`, an `UnchangedRecord` or `DROPPED`. Two steps, each
-usable alone: `extracted` applies every option to one event, and gives a key, a document and headers as type-exact JSON;
-`cdc_core.unwrap.rows.RecordTables` gives the documents of each collection one schema, and `row` prints them by it as Kafka's JsonConverter does.
-`cdc_core.unwrap.frames.unwrapped` is both steps over a Spark DataFrame, with typed columns.
+An event is any form that `change_event` reads; what comes of it is a `JsonRow`, an `UnchangedRecord` or `DROPPED`. Two
+steps, each usable alone: `extracted` applies every option to one event, and gives a key, a document and headers as
+type-exact JSON; `cdc_core.unwrap.rows.RecordTables` gives the documents of each collection one schema, and `row` prints
+them by it as Kafka's JsonConverter does. `cdc_core.unwrap.frames.unwrapped` is both steps over a Spark DataFrame, with
+typed columns.
 
 What the SMT does is in Debezium's documentation; the differences that are meant are in `docs/unwrap.md`:
 arrays of any mixture work, `$unset` is a null, a name that two fields meet in keeps both values, dots of flattened
@@ -93,7 +94,8 @@ def _tombstone(change: ChangeEvent, options: UnwrapOptions) -> ExtractedRecord |
 
 
 def _identity(change: ChangeEvent) -> Parsed | legacy_patches.NoId:
-    """The `_id`: as a legacy event's `filter` has it, else as the key has it; `legacy_patches.NO_ID` where neither is there."""
+    """The `_id`: as a legacy event's `filter` has it, else as the key has it; `legacy_patches.NO_ID` where neither is
+    there."""
     criteria = (change.envelope or {}).get("filter")
     # Debezium 1.x puts an update's `_id` into `filter`; a `patch` of operators does not hold it.
     if criteria is not None:

@@ -59,8 +59,8 @@ class SweepRow(NamedTuple):
 
 
 def few_rows(table: tables.TableRef, span: reduce.BatchRange, columns: Sequence[str], *, limit: int) -> pa.Table | None:
-    """Columns of the rows of a span, in no order, read by this process; None where they are more than `limit`, or of more than
-    `MANY_BYTES`, or where it does not see all their files."""
+    """Columns of the rows of a span, in no order, read by this process; None where they are more than `limit`, or of
+    more than `MANY_BYTES`, or where it does not see all their files."""
     files = _span_files(table, span, {})
     if not files or sum(file.stats.get("numRecords", limit + 1) for file in files) > limit:
         return None

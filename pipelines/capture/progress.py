@@ -63,7 +63,8 @@ def joined(earlier: CaptureResult | None, later: CaptureResult) -> CaptureResult
 
 @dataclass(frozen=True)
 class StreamCounts:
-    """What the commits of the stream hold; `batches` is how many commits there were with the newest of them, a snapshot's too."""
+    """What the commits of the stream hold; `batches` is how many commits there were with the newest of them, a
+    snapshot's too."""
 
     events: int = 0
     lossy: int = 0

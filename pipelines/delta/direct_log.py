@@ -114,8 +114,8 @@ class DirectLog:
     ) -> int:
         """Delete the rows of the keys by deletion vectors and add the file, as version `base` + 1, without a Spark job.
 
-        Raises `VersionTaken`, or `NeedsMerge` where the rows cannot be found without one, or where others made the table one that
-        checks its rows or has another `schema` than the file; then nothing is changed.
+        Raises `VersionTaken`, or `NeedsMerge` where the rows cannot be found without one, or where others made the
+        table one that checks its rows or has another `schema` than the file; then nothing is changed.
         """
         transaction = self._able(base)
         if not live.at(base) or not live.is_unchecked() or live.schema != schema:
@@ -450,8 +450,8 @@ _FENCING: WeakKeyDictionary[Any, dict[bool, SparkSession]] = WeakKeyDictionary()
 def _fencing_session(spark: SparkSession, *, names_files: bool = True) -> SparkSession:
     """The application's session for fenced commits, in which Delta tries none of them again on a newer version.
 
-    Without `names_files` the checksum of a version does not name the table's files. A setting is a whole session's: set and taken
-    back around each commit, it would be gone where another thread's ends.
+    Without `names_files` the checksum of a version does not name the table's files. A setting is a whole session's: set
+    and taken back around each commit, it would be gone where another thread's ends.
     """
     context = spark.sparkContext
     sessions = _FENCING.setdefault(context, {})

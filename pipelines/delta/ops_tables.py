@@ -1,4 +1,5 @@
-"""Tables of facts: a few rows that any process appends, without a claim; their order means nothing, and neither does a repetition."""
+"""Tables of facts: a few rows that any process appends, without a claim; their order means nothing, and neither does a
+repetition."""
 
 from __future__ import annotations
 

@@ -63,7 +63,8 @@ def check(spark: SparkSession, location: str) -> None:
 
 
 def prove(spark: SparkSession, location: str) -> str:
-    """How commits to tables below `location` exclude each other, in a sentence; raises as `check`, and `StoreUnreachable`."""
+    """How commits to tables below `location` exclude each other, in a sentence; raises as `check`, and
+    `StoreUnreachable`."""
     scheme = stores.scheme(location)
     if sparks.is_databricks():
         return "Databricks commits to it"

@@ -2,7 +2,8 @@
 
     shadowed   bronze batches 0 to the table's position, or all of a bronze that was made anew, or trimmed and then holds a
                snapshot of the whole, applied to an empty table;
-               again from the start with wider types as long as values are rescued that another type of their column would hold
+               again from the start with wider types as long as values are rescued that another type of their column
+               would hold
     compared   rows, keys and documents, with the columns in which they differ and why
     swapped    the deletes and the schema are noted, then one commit replaces the table's rows and columns
 

@@ -88,7 +88,8 @@ class SnapshotQueue:
         self._add(_Entry(state, _controls(state), is_new))
 
     def plan(self, state: SnapshotState) -> Callable[[], None]:
-        """Take this snapshot when what is returned is called: when its plan is in bronze. It can be paused and stopped before."""
+        """Take this snapshot when what is returned is called: when its plan is in bronze. It can be paused and stopped
+        before."""
         entry = _Entry(state, _controls(state), is_new=True, is_planned=False)
         self._add(entry)
 
@@ -111,7 +112,8 @@ class SnapshotQueue:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is read now nor will be without a signal: paused snapshots wait, and those that a pause holds back."""
+        """Whether nothing is read now nor will be without a signal: paused snapshots wait, and those that a pause holds
+        back."""
         with self._changed:
             return self._following() is None and all(entry.is_planned for entry in self._entries)
 

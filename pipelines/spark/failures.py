@@ -1,7 +1,7 @@
 """What Spark, its JVM and Delta raise, as one of our errors where it has a meaning for whoever runs the command.
 
-By class and condition. Called where no single table is known, at the end of a command; errors of statements over one table are
-translated by `pipelines.delta.table_errors`, which uses this too.
+By class and condition. Called where no single table is known, at the end of a command; errors of statements over one
+table are translated by `pipelines.delta.table_errors`, which uses this too.
 """
 
 from __future__ import annotations

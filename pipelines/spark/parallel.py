@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 class Failures:
     """The collections that could not be brought up to date, each with its error, while the others go on.
 
-    One whose error is temporary, or whose table another writer holds for now, is tried again; any other waits for the next start.
+    One whose error is temporary, or whose table another writer holds for now, is tried again; any other waits for the
+    next start.
     """
 
     found: dict[str, Exception] = field(default_factory=dict)
