@@ -238,18 +238,7 @@ class Snapshot:
 
     def _commit(self, collection: catalog.SourceCollection, chunk: chunks.ChunkRows, end: bytes | None) -> None:
         namespace = collection.namespace
-        before = self.state.of(namespace)
-        sequence = resume_token.snapshot_sequence(*chunk.at)
-        after = CollectionState(
-            chunks=before.chunks + 1,
-            documents=before.documents + chunk.rows.num_rows,
-            hi=end,
-            # The earliest of all chunks: its rows have this very sequence, and a later mark would sweep them.
-            first=min(filter(None, (before.first, sequence))),
-            completed=end is None,
-            sweep=self._is_swept(namespace),
-            filter=self._filter(namespace),
-        )
+        after = self._with_chunk(namespace, chunk, end)
         state = self.state.advanced(namespace, after)
         label = f"snapshot:{state.id}:{namespace}:{after.chunks}"
         ts_ms = clock.now_ms()
@@ -289,6 +278,20 @@ class Snapshot:
             self.notify(notifications.NotificationType.IN_PROGRESS, data)
         if after.completed:
             self._tell_completed(namespace)
+
+    def _with_chunk(self, namespace: str, chunk: chunks.ChunkRows, end: bytes | None) -> CollectionState:
+        """How far the collection is read when the chunk, which ends at `end`, is committed."""
+        before, sequence = self.state.of(namespace), resume_token.snapshot_sequence(*chunk.at)
+        return CollectionState(
+            chunks=before.chunks + 1,
+            documents=before.documents + chunk.rows.num_rows,
+            hi=end,
+            # The earliest of all chunks: its rows have this very sequence, and a later mark would sweep them.
+            first=min(filter(None, (before.first, sequence))),
+            completed=end is None,
+            sweep=self._is_swept(namespace),
+            filter=self._filter(namespace),
+        )
 
     def _is_swept(self, namespace: str) -> bool:
         """Whether documents that a snapshot does not hold are gone: not where it is read in part.
