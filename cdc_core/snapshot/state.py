@@ -49,7 +49,8 @@ class CollectionState:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing that was in bronze before is older than the source, where the collection was read to its end."""
+        """Whether the snapshot accounts for the whole collection: it was read to its end and is swept, or the
+        collection is gone."""
         return self.completed and (self.sweep or self.is_gone)
 
     def as_json(self) -> dict[str, Any]:
@@ -81,7 +82,8 @@ class CollectionState:
 
 
 def _written_end(hi: bytes | None) -> dict[str, str | None]:
-    """The `_id` as JSON, and as base64 of its bytes where some of its text is not UTF-8: repaired it is another place."""
+    """The `_id` as JSON, or as base64 of its bytes where some of its text is not UTF-8: with repaired text it would be
+    another place."""
     if hi is None:
         return {"hi": None}
     encoded = bson_to_json.encode(hi)
@@ -90,7 +92,7 @@ def _written_end(hi: bytes | None) -> dict[str, str | None]:
 
 
 def _end(fields: Mapping[str, Any]) -> bytes | None:
-    """The `_id` before which everything is read; its bytes where its text is not all of it."""
+    """The `_id` before which everything is read, from its bytes where its text was not exact."""
     if "hi_bson" in fields:
         return base64.b64decode(fields["hi_bson"])
     hi = fields.get("hi")
@@ -270,8 +272,9 @@ def states(payloads: Iterable[Mapping[str, Any]]) -> tuple[SnapshotState, ...]:
 def incomplete(payloads: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     """The collections of which documents may be missing, from the payloads of heartbeats in their order.
 
-    Changes of them were lost, or no snapshot of the whole was read to its end: it goes on, failed, or was stopped. One
-    that a signal asked for takes nothing from a collection that was whole before, unless it is being read just then.
+    Changes of them were lost, or no snapshot of the whole was read to its end: it goes on, failed, or was stopped. A
+    snapshot that a signal started makes no collection incomplete that was whole before, unless it is reading it just
+    then.
     """
     told = list(payloads)
     whole: set[str] = set()

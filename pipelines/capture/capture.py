@@ -128,7 +128,8 @@ class Capture:
 
     @property
     def attempts(self) -> int:
-        """How often the stream was tried in vain since it last answered; at least the one that ended the run."""
+        """How many attempts to open the stream failed since it last worked; at least 1, for the one that ended the
+        run."""
         return max(1, self._stream.attempts if self._stream is not None else 0)
 
     def result(self) -> CaptureResult:
@@ -222,7 +223,7 @@ class Capture:
         )
 
     def _finish(self, loop: MainLoop, read: StreamPosition, snapshots: snapshot_queue.SnapshotQueue) -> None:
-        """Commit what was read in order, end the threads, and raise what one of them met."""
+        """Commit what was read in order, end the threads, and raise the error of one that failed."""
         if self._threads.failure is None:
             loop.committer.finish(loop.encoder.rows)
         # Not after the threads: their end may take seconds, and no rate is meant to hold them.

@@ -94,9 +94,10 @@ def vacuum(spark: SparkSession, table: tables.TableRef) -> None:
 
 
 def checkpoint(spark: SparkSession, table: tables.TableRef) -> bool:
-    """Write down the table's state, and remove entries of its log that are past their retention; whether that was done.
+    """Write a checkpoint of the log, and remove its entries that are past their retention; whether that was done.
 
-    Not where the newest entry says no position and an older one does: that one would go with the rest when it is old enough.
+    Not done where the newest entry states no position and an older one does: the older one would be removed with the
+    rest as soon as it is past its retention.
     """
     said = table_history.position(spark, table)
     if said is not None and said.version < table_history.version(spark, table):
@@ -119,9 +120,10 @@ def delete_claimed(writer: Writer, where: str) -> int:
 
 
 def set_deletion_vectors(writer: Writer, wanted: bool) -> None:
-    """Give the table deletion vectors, or take them away so that readers need not know of them; nothing where it is so.
+    """Enable deletion vectors, or remove them so that readers need not support them; nothing where the table is so
+    already.
 
-    Taking them away rewrites the files that have some. Killed on its way, it is gone on with the next time.
+    Removing them rewrites the files that have some. Interrupted, it goes on at the next call.
     """
     detail = writer.spark.sql(f"DESCRIBE DETAIL {writer.table}").collect()[0]
     has_feature = "deletionVectors" in (detail.tableFeatures or ())
@@ -132,10 +134,10 @@ def set_deletion_vectors(writer: Writer, wanted: bool) -> None:
 
 
 def compact(writer: Writer) -> None:
-    """Put small files together and rewrite those of which much is deleted, where there came to be many.
+    """Put small files together and rewrite files with many deleted rows, where there are many of either.
 
-    Bounded by what was written since the last time, not by the table; only on a local file system, elsewhere it is
-    maintenance that does it. The rows stay as they are, and the position.
+    The work is bounded by what was written since the last time, not by the table. Only on a local file system;
+    elsewhere maintenance does it. The rows stay as they are, and so does the position.
     """
     surplus = _surplus_files(writer.table)
     if surplus < writer.surplus_files + MANY_FILES:
@@ -168,7 +170,7 @@ def _optimize(writer: Writer) -> None:
 
 
 def _surplus_files(table: tables.TableRef) -> int:
-    """How many files the table has beyond those that its size explains; 0 where its log does not say it."""
+    """How many files the table has beyond those that its size explains; 0 where its log does not tell."""
     folder = local_log.folder(table)
     size = None if folder is None else local_log.size(folder)
     return 0 if size is None else max(0, size.files - size.size_bytes // LARGE_FILE)

@@ -91,7 +91,7 @@ def _committed(
 
 
 def _is_plain(collection: SilverCollection, counts: survey.EventCounts) -> bool:
-    """Whether the batch can be one that nothing has to be decided for."""
+    """Whether, by the settings and the counts, nothing in the batch may have to be decided."""
     return (
         counts.events <= MAX_EVENTS
         and not collection.shows_deleted(counts)

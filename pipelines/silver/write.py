@@ -123,7 +123,7 @@ def _upserted(collection: SilverCollection, batch: RowBatch) -> bool:
 def _typed(collection: SilverCollection, batch: RowBatch, held: StructType) -> DataFrame:
     """Rows of the table's columns, with `__guard` and `__action`.
 
-    A column that the settings no longer ask for says nothing of what is written now: it is null, and no document deleted.
+    A column that the settings no longer ask for is null in new rows (`__deleted` is false).
     """
     documents = batch.rows
     if "document" not in documents.columns:

@@ -43,7 +43,7 @@ class _Entry:
 
     @property
     def is_paused(self) -> bool:
-        """Whether it waits to be resumed: there is something that it would read."""
+        """Whether it waits to be resumed, and has anything left to read."""
         return self.controls.is_paused and not self.now.is_done
 
 
@@ -66,7 +66,7 @@ class SnapshotMetrics:
         self.taken, self.began_at, self.ended_at, self.is_aborted = taken, at, None, False
 
     def ended(self, *, at: float) -> None:
-        """It is done, or was stopped or failed half way."""
+        """Whether it is done, or was stopped or failed half way."""
         self.ended_at = at
         self.is_aborted = self.taken is not None and not self.taken.state.is_done
 
@@ -88,8 +88,8 @@ class SnapshotQueue:
         self._add(_Entry(state, _controls(state), is_new))
 
     def plan(self, state: SnapshotState) -> Callable[[], None]:
-        """Take this snapshot when what is returned is called: when its plan is in bronze. It can be paused and stopped
-        before."""
+        """Plan this snapshot; it is taken from when the returned function is called, which is when its plan is in
+        bronze. It can be paused and stopped before that."""
         entry = _Entry(state, _controls(state), is_new=True, is_planned=False)
         self._add(entry)
 

@@ -114,10 +114,8 @@ class Snapshot:
                 self._mark_completed(namespace)
 
     def _mark_completed(self, namespace: str) -> None:
-        """There is no such collection any more.
-
-        Of one that was read in part nothing is swept: its rows go with the event of the drop or the rename.
-        """
+        """Mark a collection as read that is no longer there. If a part of it was read, nothing is swept: the event of
+        the drop or the rename removes its rows."""
         found = self.state.of(namespace)
         ended = replace(found, completed=True, sweep=found.sweep and not found.chunks, is_gone=True)
         self.state = self.state.advanced(namespace, ended)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,10 @@ LAYERS = {
     "pipelines": {"cdc_core", "pipelines"},
     "jobs": {"cdc_core", "pipelines", "jobs"},
 }
+
+
+ERRORS = {"Exception", "ValueError", "MedallionError", "DecisionNeeded", "Temporary"}
+"""The bases of errors, whose names say what happened."""
 
 
 @dataclass(frozen=True)
@@ -292,6 +297,20 @@ def test_no_two_classes_have_one_name() -> None:
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, []).append(module.name)
     assert not {name: where for name, where in homes.items() if len(where) > 1}
+
+
+def test_a_type_is_a_noun() -> None:
+    """What a class is called says what it is, not what was done to it: no type ends as `Settled` or `Repaired` do, errors excepted."""
+    last_words = {
+        node.name: re.findall("[A-Z][a-z]*", node.name)[-1]
+        for module in MODULES
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef)
+        and not any(isinstance(base, ast.Name) and base.id in ERRORS for base in node.bases)
+    }
+    assert {name for name, word in last_words.items() if re.search("(ed|ught|ept|aken)$", word)} <= {
+        "Undefined"
+    }  # a BSON type
 
 
 def test_a_module_has_one_name_wherever_it_is_imported() -> None:
