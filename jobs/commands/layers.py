@@ -47,7 +47,7 @@ def silver(file: options.SettingsFile, once: bool, take_over: bool) -> None:
 
     with interrupts.stopping() as stop:
         # A run that finds nothing new ends without the seconds that a start of Spark costs.
-        settings, spark = application.opened(file, "silver", lazily=True)
+        settings, spark = application.opened(file, "silver", lazily=True, is_service=not once)
         # Stays None where the stop cancelled what was running: then there is no result to show.
         result = None
         with sparks.cancelling(spark, stop):
@@ -86,7 +86,7 @@ def gold(
     from pipelines.terminal import tables as report
 
     with interrupts.stopping() as stop:
-        settings, spark = application.opened(file, "gold", lazily=True)
+        settings, spark = application.opened(file, "gold", lazily=True, is_service=not once)
         results: dict[str, object] = {}
         with sparks.cancelling(spark, stop):
             results = publish.run(
@@ -131,9 +131,9 @@ def run(file: options.SettingsFile, once: bool, take_over: bool) -> None:
     from pipelines.terminal import tables as report
 
     with interrupts.stopping() as stop, report.progress() as progress:
-        settings, spark = application.opened(file, "run", captures=True, stop=stop)
+        settings, spark = application.opened(file, "run", captures=True, is_service=not once, stop=stop)
         results = layers.run_again(
-            spark, settings, again=functools.partial(application.session, file, settings, "run"), once=once, take_over=take_over, stop=stop,
+            spark, settings, again=functools.partial(application.session, file, settings, "run", is_service=not once), once=once, take_over=take_over, stop=stop,
             progress=progress,
         )  # fmt: skip
     for layer, result in results.items():
