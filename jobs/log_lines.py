@@ -28,7 +28,8 @@ def configure(*, level: int = logging.INFO) -> None:
 
 
 def _is_wanted(record: logging.LogRecord) -> bool:
-    """Whether a line of a library is to be seen; some give single loggers of theirs a level of their own when they are imported."""
+    """Whether a line of a library is to be seen; some give single loggers of theirs a level of their own when they are
+    imported."""
     return record.levelno >= _LIBRARIES.get(record.name.partition(".")[0], logging.NOTSET)
 
 

@@ -261,28 +261,26 @@ class EventRows:
     def table(self, *, batch: int, first_offset: int, ts_ms: int) -> pa.Table:
         """The rows as a table of `bronze.SCHEMA`, numbered from `first_offset` on within one batch."""
         rows = len(self)
-        columns = {
-            "resume_token": pa.array(self._tokens, pa.string()),
-            "offset": pa.array(range(first_offset, first_offset + rows), pa.int64()),
-            "batch": pa.repeat(pa.scalar(batch, pa.int64()), rows),
-            "kind": pa.array(self._kinds, pa.string()),
-            "op": pa.array(self._ops, pa.string()),
-            "db": pa.array(self._dbs, pa.string()),
-            "collection": pa.array(self._collections, pa.string()),
-            "key": pa.array(self._keys, pa.string()),
-            "documentKey": pa.array(self._document_keys, pa.string()),
-            "sequence": pa.array(self._sequences, pa.string()),
-            "before": pa.array(self._befores, pa.string()),
-            "after": pa.array(self._afters, pa.string()),
-            "updateDescription": self._description_column(),
-            "source": self._source_column(),
-            "transaction": pa.array(self._transactions, bronze.TRANSACTION)
-            if self._has_transactions
-            else pa.nulls(rows, bronze.TRANSACTION),
-            "payload": pa.array(self._payloads, pa.string()),
-            "ts_ms": pa.repeat(pa.scalar(ts_ms, pa.int64()), rows),
-        }
-        return pa.table(columns, schema=bronze.SCHEMA)
+        return bronze.table(
+            rows,
+            resume_token=pa.array(self._tokens, pa.string()),
+            offset=pa.array(range(first_offset, first_offset + rows), pa.int64()),
+            batch=batch,
+            kind=pa.array(self._kinds, pa.string()),
+            op=pa.array(self._ops, pa.string()),
+            db=pa.array(self._dbs, pa.string()),
+            collection=pa.array(self._collections, pa.string()),
+            key=pa.array(self._keys, pa.string()),
+            documentKey=pa.array(self._document_keys, pa.string()),
+            sequence=pa.array(self._sequences, pa.string()),
+            before=pa.array(self._befores, pa.string()),
+            after=pa.array(self._afters, pa.string()),
+            updateDescription=self._description_column(),
+            source=self._source_column(),
+            transaction=pa.array(self._transactions, bronze.TRANSACTION) if self._has_transactions else None,
+            payload=pa.array(self._payloads, pa.string()),
+            ts_ms=ts_ms,
+        )
 
     def _add_schema_change(self, event: Mapping[str, Any], operation: str, size: int) -> None:
         namespace = event.get("ns") or {}
@@ -354,9 +352,9 @@ class EventRows:
         self._other(token, bronze.RowKind.NOTIFICATION.value, namespace["db"], namespace["coll"], orjson.dumps(payload))
         self.skipped += 1
 
-    def _description_column(self) -> pa.Array:
+    def _description_column(self) -> pa.Array | None:
         if not self._has_descriptions:
-            return pa.nulls(len(self), bronze.UPDATE_DESCRIPTION)
+            return None
         given = self._descriptions
         fields = [
             pa.array([None if one is None else one[field.name] for one in given], field.type)

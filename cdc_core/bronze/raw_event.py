@@ -30,6 +30,8 @@ def filtered(text: bytes, *, fields: field_filters.FieldRules, taken: set[str]) 
 
     `taken` gets the new names that the document had already: there the field keeps its old one.
     """
+    # On the text and not on the decoded document: type-exact JSON is what the row holds, and only here is the document
+    # exact for certain.
     document, found = field_filters.document(orjson.loads(text), fields=fields)
     taken.update(found)
     return orjson.dumps(document)
@@ -57,6 +59,8 @@ def filtered_update(row: Mapping[str, Any], *, fields: field_filters.FieldRules,
 
 def check_unchanged(event: Mapping[str, Any], raw: bytes) -> None:
     """Raise `SettingsError` where a stage of `cursor.pipeline` took away or changed what an event needs."""
+    # On the decoded event first, which is cheap: the bytes are compared only where a stage seems to have touched
+    # something.
     if not cursor_pipeline.changed(event):
         return
     given, copy = raw_bson.fields(raw), raw_bson.fields(part(raw, (cursor_pipeline.GUARD.encode(),)))
@@ -138,6 +142,8 @@ class EventText:
         self.lossy = 0
 
     def of(self, document: Mapping[str, Any], *path: bytes) -> bytes:
+        # Nearly always: the driver's decoder with orjson is far faster than the walk over the bytes, and the
+        # comparison with what the document encodes to has proven that it lost nothing.
         if self._is_exact:
             return bson_to_json.dumps_value(document, proven=self._raw)
         encoded = bson_to_json.encode(part(self._raw, path))
@@ -146,12 +152,14 @@ class EventText:
 
 
 def decoded(raw: bytes) -> tuple[dict[str, Any], bool]:
-    """The event, and whether encoding it again gives the same bytes. What the driver refuses to read is read by its bytes."""
+    """The event, and whether encoding it again gives the same bytes. What the driver refuses to read is read by its
+    bytes."""
     try:
         event = decode(raw, _EXACT)
         return event, bson_to_json.is_exact(event, raw)
     except (InvalidBSON, InvalidStringData, ValueError):
         pass
+    # Text that is not UTF-8, which the driver refuses: raised here, it would stop the stream for every collection.
     found = raw_bson.decoded(0x03, raw)
     if not isinstance(found, dict):
         raise ValueError("a change event with repeated fields")

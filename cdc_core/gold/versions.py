@@ -138,7 +138,8 @@ def _made(event: DocumentEvent, current: DocumentVersion | None) -> DocumentVers
 
 
 def laid_out(folds: bool) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """`changed` for `mapInArrow`: rows `__key, events, stored` (arrays of `EVENT`, and of the fields of `DocumentVersion`) to rows of `LAID_OUT_DDL`."""
+    """`changed` for `mapInArrow`: rows `__key, events, stored` (arrays of `EVENT`, and of the fields of
+    `DocumentVersion`) to rows of `LAID_OUT_DDL`."""
 
     def lay_out(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows: list[dict[str, Any]] = []

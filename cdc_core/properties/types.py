@@ -12,7 +12,7 @@ import difflib
 import enum
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -44,11 +44,6 @@ class Reference:
 
     def __repr__(self) -> str:
         return f"Reference({self.template!r})"
-
-    @property
-    def is_literal(self) -> bool:
-        """Whether there is nothing in it to resolve."""
-        return not _REFERENCE.search(self.template)
 
     def parts(self) -> list[tuple[str, str]]:
         """The text in order: ``("", text)``, ``("env", NAME)`` and ``("secret", "scope/key")``."""
@@ -145,7 +140,7 @@ class Integer:
 class Choice:
     """One member of a closed set, in any case; `older` holds names that the set once had."""
 
-    members: type[enum.Enum]
+    members: Iterable[enum.Enum]
     older: Mapping[str, enum.Enum] = field(default_factory=dict)
 
     @property

@@ -20,19 +20,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from cdc_core.schema import names as column_names
-from cdc_core.schema.document_schema import (
-    BASE,
-    PARTS,
-    Array,
-    Column,
-    ColumnType,
-    DocumentSchema,
-    Field,
-    Map,
-    Scalar,
-    Struct,
-    ddl,
-)
+from cdc_core.schema.column_types import BASE, PARTS, Array, ColumnType, Field, Map, Scalar, Struct, ddl
+from cdc_core.schema.document_schema import Column, DocumentSchema
 from cdc_core.schema.kinds import DOUBLES, NOTHING, NUMBERS, Kind
 from cdc_core.schema.pins import Pin, Pins, widens
 from cdc_core.schema.shape import Shape
@@ -103,7 +92,8 @@ def join(
 
 @dataclass
 class _Room:
-    """How many columns and fields a table can still get: keys that are data, two levels deep, would be hundreds of thousands."""
+    """How many columns and fields a table can still get: keys that are data, two levels deep, would be hundreds of
+    thousands."""
 
     left: int
 
@@ -349,7 +339,8 @@ def leaf_paths(fields: Iterable[Field], path: tuple[str, ...]) -> list[tuple[str
 
 
 def differences(before: DocumentSchema, after: DocumentSchema) -> tuple[Change, ...]:
-    """What makes the second schema out of the first, field by field; the order of fields and names of columns do not count."""
+    """What makes the second schema out of the first, field by field; the order of fields and names of columns do not
+    count."""
     return tuple(_differences(before.struct, after.struct, ()))
 
 

@@ -1,7 +1,7 @@
 """The kinds of BSON value, as parsed type-exact Extended JSON v2 shows them.
 
 Nothing here looks into a document: `shape` does, and `cast` makes values of columns. Which column type a kind has
-where nothing pins one stands in `document_schema` (a Decimal128 is a STRING), and how two kinds come together in `evolution`.
+where nothing pins one stands in `column_types` (a Decimal128 is a STRING), and how two kinds come together in `evolution`.
 """
 
 from __future__ import annotations

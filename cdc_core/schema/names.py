@@ -31,8 +31,8 @@ SPOKEN_FOR = frozenset(
         *("_metadata", "_change_type", "_commit_version", "_commit_timestamp"),
     }
 )
-"""Names that no column of a document gets: what statements over its table call columns of their own, and what Spark and Delta
-read as theirs."""
+"""Names that no column of a document gets: what statements over its table call columns of their own, and what Spark and
+Delta read as theirs."""
 
 MAX_LENGTH = 200
 """Characters of a column's name; a longer one is cut, and gets a digest."""
@@ -103,7 +103,8 @@ def fit(name: str) -> str:
 def without_case(name: str) -> str:
     """What two names have in common that Spark takes for one: each character's capital, made small again.
 
-    More than the small letters of Unicode: `ı` and `i`, `µ` and `μ`, `ſ` and `s`. Characters stay single, as in Java: `ß` is not `ss`.
+    More than the small letters of Unicode: `ı` and `i`, `µ` and `μ`, `ſ` and `s`. Characters stay single, as in Java:
+    `ß` is not `ss`.
     """
     # Spark also compares whole names in small letters, where `İ` is `i` and a dot above it: all three are one here.
     return "".join(map(_without_case, name)).replace("i\u0307", "i")
@@ -122,7 +123,7 @@ class UsedNames:
         self._names = {without_case(name) for name in names}
 
     def unique(self, name: str) -> str:
-        """The name itself, or with the first of `_2`, `_3`, … that nobody has; taken from now on."""
+        """The name itself, or with the first of `_2`, `_3`, … that is free; in use from now on."""
         candidate, number = name, 1
         while without_case(candidate) in self._names:
             number += 1

@@ -1,4 +1,5 @@
-"""`schema.on.conflict: retype`: which rescued values speak against the schema, and the schema whose columns hold them too."""
+"""`schema.on.conflict: retype`: which rescued values speak against the schema, and the schema whose columns hold them
+too."""
 
 from __future__ import annotations
 
@@ -10,19 +11,8 @@ from dataclasses import dataclass, replace
 import orjson
 
 from cdc_core.schema.cast import cast
-from cdc_core.schema.document_schema import (
-    BASE,
-    ELEMENT,
-    VALUE,
-    Array,
-    ColumnType,
-    DocumentSchema,
-    Map,
-    Scalar,
-    Steps,
-    Struct,
-    ddl,
-)
+from cdc_core.schema.column_types import BASE, ELEMENT, VALUE, Array, ColumnType, Map, Scalar, Steps, Struct, ddl
+from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.schema.evolution import Change, ChangeKind, columns_of, leaf_paths
 from cdc_core.schema.kinds import NOTHING, NUMBERS, Kind, kind, laid_out
 from cdc_core.schema.pins import Pins

@@ -152,7 +152,8 @@ class _ImportReport:
 
 @dataclass
 class _ConnectionReader:
-    """How the source is reached: the connection string, or `mongodb.hosts` of older versions, and references for its secrets."""
+    """How the source is reached: the connection string, or `mongodb.hosts` of older versions, and references for its
+    secrets."""
 
     given: Mapping[str, object]
     report: _ImportReport
@@ -357,7 +358,8 @@ class _ConnectorReader:
             self.report.note(origin, REMARKS[each.name])
 
     def _take_option(self, origin: str, option: str) -> None:
-        """Put an option of a Kafka client under `source`; those of the Java client alone are named, with what to do instead."""
+        """Put an option of a Kafka client under `source`; those of the Java client alone are named, with what to do
+        instead."""
         if (why := properties.of_javas_client(option)) is not None:
             self.report.note(origin, f"it is an option of Kafka's Java client: {why}")
         elif properties.is_secret(option) and _ENV.fullmatch(_text(self.given, origin)) is None:

@@ -145,7 +145,8 @@ class Settings:
     warnings: tuple[str, ...] = ()
 
     def keeps_document(self, namespace: str) -> bool:
-        """Whether a collection's table holds whole documents: where the settings ask for it, or the capture mode needs it."""
+        """Whether a collection's table holds whole documents: where the settings ask for it, or the capture mode needs
+        it."""
         # Without full updates the capture has no document for an update: the table must hold what to fold it onto.
         kept = self.silver.for_collection(namespace).keep_document
         return not self.source.capture_mode.has_full_updates if kept is None else kept

@@ -134,6 +134,7 @@ def _signal(fields: Mapping[str, Any], channel: str) -> Signal:
     type_ = fields.get("type")
     if not isinstance(type_, str) or not type_:
         raise SignalRefused("a signal's type is missing")
+    # Both names are accepted: signals that were written for the connector carry either.
     data = fields.get("data", fields.get("payload"))
     if isinstance(data, str):
         try:
@@ -158,6 +159,7 @@ def request(signal: Signal) -> SignalRequest:
     except ValueError:
         hint = values.did_you_mean(signal.type, [each.value for each in SignalType])
         raise SignalRefused(f"there is no signal of type {signal.type}{f', {hint}' if hint else ''}") from None
+    # Its data is a message for the log, and names no collections that could be wrong.
     if type_ is SignalType.LOG:
         return SignalRequest(type_, message=str(signal.data.get("message", "")))
     collections = _collections(signal.data, is_required=type_ is SignalType.EXECUTE_SNAPSHOT)
@@ -219,6 +221,7 @@ def _check_filter(text: str) -> None:
         raise SignalRefused(f"its filter is no JSON: {error}") from error
     if not isinstance(parsed, dict):
         raise SignalRefused("its filter must be an object, as find takes it")
+    # JSON has texts and numbers that BSON has not: half a surrogate, or an integer of more than 64 bits.
     try:
         bson.encode(parsed)
     except _UNREADABLE as error:

@@ -1,5 +1,8 @@
 """Partial updates applied to documents as the server applied them: `updateDescription` onto what is stored.
 
+A removed field (a `$unset`, in `removedFields`) is absent from the document afterwards; that its column becomes a null
+is said in `cdc_core.schema.cast`.
+
 Everything here works on parsed type-exact Extended JSON (`orjson.loads` of what `cdc_core.extended_json.bson_to_json`
 writes), and nothing here raises on data: a base that is newer than the update, a path that leads nowhere and
 a text that cannot be read are answers, not errors.
@@ -109,7 +112,8 @@ def fold(base: Document | None, updates: Sequence[PartialUpdate]) -> FoldResult:
 
 
 def folded_text(base: str | None, updates: Sequence[PartialUpdate]) -> tuple[str | None, bool]:
-    """`fold` over texts of type-exact Extended JSON: the document, None where nothing is known, and whether it is incomplete."""
+    """`fold` over texts of type-exact Extended JSON: the document, None where nothing is known, and whether it is
+    incomplete."""
     document, incomplete = _folded(base, [_owned(update) for update in updates])
     return None if document is None else document.decode(), incomplete
 
@@ -146,8 +150,8 @@ def _fold_in_place(base: Document | None, updates: Sequence[PartialUpdate]) -> F
 def _apply_in_place(document: Document, update: PartialUpdate) -> Sequence[_UndecidedPath]:
     """Applies what can be decided and returns the rest; the document takes the update's own values.
 
-    All paths are read before any is applied. A path with dots leads into what was there then, so it does not matter that those
-    without come first: where both are about the same field, the whole field is what stays.
+    All paths are read before any is applied. A path with dots leads into what was there then, so it does not matter
+    that those without come first: where both are about the same field, the whole field is what stays.
     """
     if not update.is_readable:
         return (_UndecidedPath("", None),)

@@ -107,10 +107,11 @@ class Sweep:
     cause: SweepCause = SweepCause.SNAPSHOT
 
     def is_due(self, *, after: int, swept: str) -> bool:
-        """Whether a table that is applied up to the batch `after`, and whose newest sweep has the mark `swept`, still needs it.
+        """Whether a table that is applied up to the batch `after`, and whose newest sweep has the mark `swept`, still
+        needs it.
 
-        Heartbeats repeat a snapshot's end, so that one with an older mark is done. A drop or a rename is told once, and a
-        stream that lags behind a snapshot comes to one before its mark together with the events before that.
+        Heartbeats repeat a snapshot's end, so that one with an older mark is done. A drop or a rename has one row, and a
+        stream that lags behind a snapshot brings one from before its mark together with the events before that.
         """
         return self.batch > after and (self.cause is not SweepCause.SNAPSHOT or self.first > swept)
 
@@ -349,8 +350,8 @@ def needed(options: unwrap_options.UnwrapOptions) -> tuple[str, ...]:
 class AddedColumn:
     """A column of `add.fields` or `add.headers`: its name, Spark type and value over bronze columns.
 
-    `path` is where bronze has that very value: a column, or a field of one; empty for one that is always null, None for one that is
-    made of what bronze has.
+    `path` is where bronze has that very value: a column, or a field of one; empty for one that is always null, None for
+    one that is made of what bronze has.
     """
 
     name: str

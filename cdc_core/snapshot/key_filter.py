@@ -48,7 +48,8 @@ def condition(keys: Iterable[str]) -> dict[str, Any]:
 
 
 def can_ask(key: str) -> bool:
-    """Whether a filter can name the key: where not, nothing is known of its document, and least of all that there is none."""
+    """Whether a filter can name the key: where not, nothing is known of its document, and least of all that there is
+    none."""
     return _value(key) is not None
 
 

@@ -21,9 +21,9 @@ class SnapshotKind(str, Enum):
     INITIAL = "initial"
     """`snapshot.mode` says so."""
     INCREMENTAL = "incremental"
-    """A signal asked for it; the stream goes on beside it."""
+    """Started by a signal; the stream goes on beside it."""
     BLOCKING = "blocking"
-    """A signal asked for it; the stream waits for its end."""
+    """Started by a signal; the stream waits for its end."""
     REPLACED = "replaced"
     """A rename put another collection in the place of a captured one."""
 
@@ -33,8 +33,8 @@ class CollectionState:
     """How far one collection's snapshot is; `hi` is the `_id` before which everything is in bronze.
 
     `first` is the sequence of its first chunk, or what it was planned with: rows older than that are gone from the source.
-    `filter` is the find filter with which it was read so far, `failed` why it is read no further, `is_gone` whether there is no
-    such collection any more.
+    `filter` is the find filter with which it was read so far, `failed` why it is read no further, `is_gone` whether
+    there is no such collection any more.
     """
 
     chunks: int = 0
@@ -102,7 +102,7 @@ class SnapshotState:
     """One snapshot: which collections it was begun for, and how far each of them is.
 
     `conditions` holds the find filter of each collection that is read in part, `stopped` the collections that a signal took
-    out again, `signal` the identifier of the signal that asked for it.
+    out again, `signal` the identifier of the signal that started it.
     """
 
     id: str
@@ -255,7 +255,7 @@ def _told_of(gaps: dict[str, _OpenGap], namespace: str, state: CollectionState, 
 def states(payloads: Iterable[Mapping[str, Any]]) -> tuple[SnapshotState, ...]:
     """Every snapshot's state, from the payloads that tell of one, in their order; the order is that of their plans.
 
-    Of the snapshots that `snapshot.mode` asked for only the newest counts: it reads what those before it left.
+    Of the snapshots of `snapshot.mode` only the newest counts: it reads what those before it left.
     """
     found: dict[str, SnapshotState] = {}
     for payload in payloads:
@@ -270,8 +270,8 @@ def states(payloads: Iterable[Mapping[str, Any]]) -> tuple[SnapshotState, ...]:
 def incomplete(payloads: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     """The collections of which documents may be missing, from the payloads of heartbeats in their order.
 
-    Changes of them were lost, or no snapshot of the whole was read to its end: it goes on, failed, or was stopped. One that a
-    signal asked for takes nothing from a collection that was whole before, unless it is being read just then.
+    Changes of them were lost, or no snapshot of the whole was read to its end: it goes on, failed, or was stopped. One
+    that a signal asked for takes nothing from a collection that was whole before, unless it is being read just then.
     """
     told = list(payloads)
     whole: set[str] = set()

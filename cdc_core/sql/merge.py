@@ -22,7 +22,8 @@ _STAYS, _NOTHING = -1, -2
 
 @dataclass(frozen=True)
 class Clause:
-    """What becomes of a row that is matched, or of one of the source that is not: its columns get `values`, or it goes (None)."""
+    """What becomes of a row that is matched, or of one of the source that is not: its columns get `values`, or it goes
+    (None)."""
 
     values: Mapping[str, str] | None
     when: str = ""

@@ -91,7 +91,7 @@ class Filter:
         return tuple((db, collection.literal) for db, collection in pairs if collection.literal is not None)
 
     def left_to_client(self) -> tuple[str, ...]:
-        """Entries that the server cannot be asked about: it sends more, which is dropped here."""
+        """Entries that cannot be written for the server: it sends more events, which are dropped here."""
         lists = (
             self.databases.include,
             self.databases.exclude,
@@ -156,7 +156,11 @@ def server_stages(filter_: Filter, *, operations: Collection[str] = OPERATIONS) 
         conditions.append(taken if filter_.signals is None else {"$or": [taken, _namespace(filter_.signals, "ns")]})
     captured = _captured(filter_, "ns")
     if captured is not None:
+        # A rename onto a captured collection replaces all of its documents, and is an event of the other namespace
+        # alone.
         renamed = _captured(filter_, "to") or {}
+        # A `$match` that swallows these ends the stream without a word: the cursor dies, with neither an event nor an
+        # error.
         always = {"operationType": {"$in": ["invalidate", "dropDatabase"]}}
         conditions.append({"$or": [always, captured, {"operationType": "rename", **renamed}]})
     return [{"$match": _all(conditions)}] if conditions else []
@@ -167,6 +171,7 @@ def pipeline(source: Source) -> list[dict[str, Any]]:
     internal = server_stages(of(source), operations=operations(source))
     user = cursor_pipeline.guarded(user_stages(source))
     split: list[dict[str, Any]] = (
+        # Last, because the server allows it nowhere else: it divides what the other stages have left.
         [{"$changeStreamSplitLargeEvent": {}}] if source.cursor_oversize_handling_mode is OversizeMode.SPLIT else []
     )
     match source.cursor_pipeline_order:
@@ -187,9 +192,7 @@ def user_stages(source: Source) -> list[dict[str, Any]]:
 
 
 def full_document(source: Source) -> str | None:
-    """The stream's `fullDocument`; post-images are asked for where available, as a missing one must not end a
-    stream.
-    """
+    """The stream's `fullDocument`; post-images `whenAvailable`, because a missing one must not end a stream."""
     if not source.capture_mode.has_full_updates:
         return None
     match source.capture_mode_full_update_type:
@@ -235,6 +238,8 @@ def fingerprint(source: Source) -> str:
         "pipeline": pipeline(source),
         "fullDocument": full_document(source),
         "fullDocumentBeforeChange": full_document_before_change(source),
+        # With it the server sends `disambiguatedPaths` (from 6.1 on), and a token is refused by a stream without it:
+        # error 280.
         "showExpandedEvents": True,
         "skip": _skip_threshold(source),
     }
@@ -320,11 +325,13 @@ def _anchored(texts: Iterable[str]) -> list[str]:
     groups: list[list[str]] = []
     size = _REGEX_LIMIT
     for text in sorted(set(texts)):
+        # In bytes, as the server counts them.
         size += len(text.encode()) + 1
         if size > _REGEX_LIMIT:
             groups.append([])
             size = len(text.encode())
         groups[-1].append(text)
+    # `\z` and not `$`, which also matches before a line's end that a name closes with.
     return [rf"^(?:{'|'.join(group)})\z" for group in groups]
 
 
@@ -348,6 +355,7 @@ def _narrowest(filter_: Filter, databases: Sequence[str]) -> Scope:
     written = _pinned_databases(filter_)
     if filter_.signals is not None:
         written = [*written, filter_.signals.partition(".")[0]] if written else []
+    # A stream is on one database or on all of them.
     if len({name.casefold() for name in written}) != 1:
         return Scope(CaptureScope.DEPLOYMENT)
     known = [name for name in databases if name.casefold() == written[0].casefold()]

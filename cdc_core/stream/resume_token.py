@@ -18,6 +18,7 @@ SNAPSHOT_INDEX = "ffffffff"
 """The index of a snapshot row: after every change up to its cluster time, before every later one."""
 
 _token = re.compile(r"82([0-9A-Fa-f]{8})([0-9A-Fa-f]{8})([0-9A-Fa-f]{2,})").fullmatch
+# KeyString integers: version 1 or 2, type 128 (an event), index 0.
 _FIRST_OF_ITS_TIME = frozenset({"2B022C010029", "2B042C010029"})
 _VERSION = slice(18, 22)
 _LARGEST_INDEX = 0xFFFFFFFE
@@ -37,7 +38,7 @@ class TokenPosition(NamedTuple):
 
     seconds: int
     increment: int
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks of a position
+    index: int  # type: ignore[assignment]  # hides tuple.index, of which a position has no use
 
 
 def position(data: str) -> TokenPosition:
@@ -100,6 +101,7 @@ def behind(data: str) -> str:
     if not is_event:
         return data
     # Only the beginning of a token: it sorts before every token of that instant, and is never sent to a server.
+    # No carry: a second never has 2**32 operations.
     return f"82{at.seconds:08X}{at.increment + 1:08X}"
 
 
@@ -137,6 +139,7 @@ def compare(this: str, other: str) -> int:
     split: such two are compared by their cluster time, and by the operation inside it.
     """
     one, two = without_fragment(this), without_fragment(other)
+    # Within one format the texts sort by themselves, and at different cluster times in any two: both begin with it.
     if one[: _VERSION.start] == two[: _VERSION.start] and one[_VERSION] != two[_VERSION]:
         with contextlib.suppress(ValueError):
             place, place_of_other = _place(one), _place(two)

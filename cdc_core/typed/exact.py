@@ -12,9 +12,10 @@ from typing import Any
 import pyarrow as pa
 
 from cdc_core.properties.unwrap import FieldValues
-from cdc_core.schema import cast, document_schema, kinds, retype
+from cdc_core.schema import cast, column_types, kinds, retype
 from cdc_core.schema import names as column_names
-from cdc_core.schema.document_schema import Array, ColumnType, Decimal, DocumentSchema, Map, Scalar, Struct
+from cdc_core.schema.column_types import Array, ColumnType, Decimal, Map, Scalar, Struct
+from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.schema.shape import Shape
 
 RESCUED = pa.map_(pa.string(), pa.string())
@@ -120,7 +121,7 @@ def arrow(type_: ColumnType) -> pa.DataType:
         case Decimal(precision, scale):
             return pa.decimal128(precision, scale)
         case Scalar.REGEX | Scalar.CODE_WITH_SCOPE | Scalar.DB_POINTER:
-            return pa.struct([(part, pa.string()) for part in document_schema.PARTS[type_]])
+            return pa.struct([(part, pa.string()) for part in column_types.PARTS[type_]])
         case _:
             return _ARROW[type_]
 

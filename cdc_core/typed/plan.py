@@ -1,7 +1,7 @@
 """Documents typed on Spark's executors: Extended JSON text in, a struct of the table's columns out, in Arrow batches.
 
-Each task decodes its texts by `decoding.Decoder`, which sends what it cannot prove through `exact`. Both are plain Python over
-Arrow, so that they run wherever Spark runs Python, also over Spark Connect.
+Each task decodes its texts by `decoding.Decoder`, which sends what it cannot prove through `exact`. Both are plain
+Python over Arrow, so that they run wherever Spark runs Python, also over Spark Connect.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from cdc_core.schema import document_schema
+from cdc_core.schema import column_types
 from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.schema.pins import Pin, Pins
 from cdc_core.schema.shape import Shape
@@ -39,7 +39,7 @@ class Plan:
     def document_ddl(self) -> str:
         """The type of the column `document`."""
         table = self.schema.table()
-        fields = (f"{identifier(name)}: {document_schema.ddl(type_)}" for name, type_ in table)
+        fields = (f"{identifier(name)}: {column_types.ddl(type_)}" for name, type_ in table)
         return f"STRUCT<{', '.join(fields)}>"
 
 
@@ -94,8 +94,9 @@ _INFERENCE = pa.schema(
 class Inference:
     """What a look at documents gave.
 
-    `shape` is of those that were looked into, `first` the first of them, `first_mark` its mark. `low` is the least place in the
-    order of all rows, `refused` how many texts are not JSON to the letter, `also` how many rows fulfil each condition.
+    `shape` is of those that were looked into, `first` the first of them, `first_mark` its mark. `low` is the least
+    place in the order of all rows, `refused` how many texts are not JSON to the letter, `also` how many rows fulfil
+    each condition.
     """
 
     shape: Shape = field(default_factory=Shape)
@@ -134,7 +135,8 @@ class Inference:
 
 
 def inference(plan: Plan, *, everything: bool = False) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """For `mapInArrow` over texts, their marks, their places in the order, and conditions: a row of `INFERENCE_DDL` a partition.
+    """For `mapInArrow` over texts, their marks, their places in the order, and conditions: a row of `INFERENCE_DDL` a
+    partition.
 
     Documents that the plan's schema holds already are not looked into, unless `everything` is.
     """

@@ -4,7 +4,8 @@
     rows = unwrap_frames.unwrapped(events, options=unwrap_options.parse({"delete.tombstone.handling.mode": "rewrite"}))
 
 One DataFrame is one table: events of several collections are filtered apart before. The rows come from
-`cdc_core.unwrap.new_document_state`, record by record, in Arrow batches (a Python pass, some ten thousand events a second and core).
+`cdc_core.unwrap.new_document_state`, record by record, in Arrow batches (a Python pass, some ten thousand events a
+second and core).
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import orjson
 import pyarrow as pa
 
 from cdc_core.properties.unwrap import UnwrapOptions
-from cdc_core.schema import cast, document_schema, evolution
+from cdc_core.schema import cast, column_types, document_schema, evolution
 from cdc_core.schema import names as column_names
-from cdc_core.schema.document_schema import ColumnType, DocumentSchema
+from cdc_core.schema.column_types import ColumnType
+from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.schema.shape import Shape
 from cdc_core.sql.names import identifier
 from cdc_core.typed import exact
@@ -72,6 +74,8 @@ def schema_of(df: DataFrame, *, options: UnwrapOptions) -> DocumentSchema:
         context = TaskContext.get()
         partition = context.partitionId() if context else 0
         shape = Shape()
+        # Marks sort by partition and row, so that which type of a field came first does not depend on which task ended
+        # first.
         for number, document in enumerate(_documents(batches, options)):
             shape.see(document, f"{partition:06d}.{number:012d}")
         yield pa.RecordBatch.from_pydict({"shape": [json.dumps(shape.to_json())]})
@@ -106,6 +110,7 @@ def _results(batch: pa.RecordBatch, options: UnwrapOptions) -> Iterator[tuple[ob
 
 def _event(key: str | None, value: str | None) -> Json:
     decoded = None if value is None else orjson.loads(value)
+    # A value alone may be a record with its key inside; without any value it can only be a tombstone of a key.
     return {"key": key, "value": decoded} if key is not None or value is None else decoded
 
 
@@ -147,11 +152,12 @@ def _for_arrow(value: Any, type_: ColumnType) -> Any:
     match type_:
         case _ if value is None:
             return None
-        case document_schema.Struct(fields):
+        case column_types.Struct(fields):
             return {item.column: _for_arrow(value.get(item.column), item.type) for item in fields}
-        case document_schema.Array(element):
+        case column_types.Array(element):
             return [_for_arrow(item, element) for item in value]
-        case document_schema.Map(item_type):
+        # Arrow has no other form of a map in rows of Python.
+        case column_types.Map(item_type):
             return [(name, _for_arrow(item, item_type)) for name, item in value.items()]
         case _:
             return value
@@ -162,7 +168,7 @@ def _for_arrow(value: Any, type_: ColumnType) -> Any:
 
 def _ddl(schema: DocumentSchema) -> str:
     rescued = f"{unwrap_rows.RESCUED}: MAP<STRING, STRING>"
-    columns = [f"{identifier(name)}: {document_schema.ddl(type_)}" for name, type_ in schema.table()]
+    columns = [f"{identifier(name)}: {column_types.ddl(type_)}" for name, type_ in schema.table()]
     return (
         f"key STRING, value STRUCT<{', '.join([*columns, rescued])}>, deleted BOOLEAN, "
         "headers ARRAY<STRUCT<name: STRING, value: STRING>>, collection STRING, passed STRING, error STRING"

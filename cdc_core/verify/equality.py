@@ -22,7 +22,8 @@ import orjson
 
 from cdc_core.schema import cast
 from cdc_core.schema import names as column_names
-from cdc_core.schema.document_schema import Array, ColumnType, DocumentSchema, Map, Scalar, Struct
+from cdc_core.schema.column_types import Array, ColumnType, Map, Scalar, Struct
+from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.typed import exact
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)

@@ -264,9 +264,9 @@ def rebuild(
 def repair(file: options.SettingsFile, dry_run: bool, as_json: bool, take_over: bool) -> None:
     """Mend tables whose log names data files that are not there.
 
-    Files go missing by hand, by a VACUUM that did not wait, or with a disk; every reader of the table then ends with an error. This
-    takes them out of the table by a commit that puts its position back, so that the next capture, silver and gold bring
-    the rows back. Stop the pipeline first.
+    Files go missing by hand, by a VACUUM that did not wait, or with a disk; every reader of the table then ends with an
+    error. This takes them out of the table by a commit that puts its position back, so that the next capture, silver
+    and gold bring the rows back. Stop the pipeline first.
 
     \b
     Examples:

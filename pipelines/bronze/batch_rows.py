@@ -34,7 +34,7 @@ def rows(
 ) -> DataFrame:
     """The rows of a span of batches, in no order, with the columns of `cdc_core.bronze.columns.SCHEMA`.
 
-    `among` says which values of some columns are asked for: files that hold none of them may be left out.
+    `among` gives the values of some columns that are wanted: files that hold none of them may be left out.
 
     A few commits of a table on a local file system are read as the Parquet files that they added. Spark then need not ask
     Delta for them with a job a query; and no number that changes from span to span stands in the code that Spark compiles,
@@ -59,8 +59,8 @@ class SweepRow(NamedTuple):
 
 
 def few_rows(table: tables.TableRef, span: reduce.BatchRange, columns: Sequence[str], *, limit: int) -> pa.Table | None:
-    """Columns of the rows of a span, in no order, read by this process; None where they are more than `limit`, or of more than
-    `MANY_BYTES`, or where it does not see all their files."""
+    """Columns of the rows of a span, in no order, read by this process; None where they are more than `limit`, or of
+    more than `MANY_BYTES`, or where it does not see all their files."""
     files = _span_files(table, span, {})
     if not files or sum(file.stats.get("numRecords", limit + 1) for file in files) > limit:
         return None

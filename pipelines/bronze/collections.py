@@ -76,7 +76,7 @@ class KnownCollections:
 def with_own_tables(settings: Settings, namespaces: Sequence[Namespace]) -> KnownCollections:
     """The collections, in the order in which they were found, without those whose tables would be an earlier one's.
 
-    One that is not captured any more is not spoken of.
+    A collection that is no longer captured is not reported.
     """
     layout, chosen = delta.layout(settings.lakehouse), filters.of(settings.source)
     owners: dict[str, Namespace] = {}

@@ -190,7 +190,7 @@ class BronzeLog:
 
 
 def unclaimed_position(spark: SparkSession, table: tables.TableRef) -> UnclaimedPosition:
-    """Where a table is that nobody has claimed, or somebody else."""
+    """A table's position, read before this process has claimed it."""
     version = table_history.version(spark, table)  # read first: what is committed meanwhile makes the position be read again
     return UnclaimedPosition(version, read_position(spark, table))
 
@@ -367,16 +367,15 @@ def open_transaction(spark: SparkSession, table: tables.TableRef) -> transaction
 
 def heartbeat_row(payload: Mapping[str, Any], *, token: str, batch: int, offset: int, ts_ms: int) -> pa.Table:
     """One heartbeat row as a table of `bronze.SCHEMA`."""
-    values: dict[str, Any] = dict.fromkeys(bronze.SCHEMA.names)
-    values |= {
-        "resume_token": token,
-        "offset": offset,
-        "batch": batch,
-        "kind": bronze.RowKind.HEARTBEAT.value,
-        "payload": json.dumps(payload, separators=(",", ":")),
-        "ts_ms": ts_ms,
-    }
-    return pa.Table.from_pylist([values], schema=bronze.SCHEMA)
+    return bronze.table(
+        1,
+        resume_token=token,
+        offset=offset,
+        batch=batch,
+        kind=bronze.RowKind.HEARTBEAT.value,
+        payload=json.dumps(payload, separators=(",", ":")),
+        ts_ms=ts_ms,
+    )
 
 
 def _check_columns(spark: SparkSession, table: tables.TableRef) -> None:

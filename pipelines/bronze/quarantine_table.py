@@ -1,7 +1,7 @@
 """The quarantine table of a collection: rows of bronze that cannot be read, set aside before their range is applied.
 
-Facts about an event are appended before the range that it is of is applied. A range that is applied again appends them again, which
-changes nothing: the newest fact of an event counts.
+Facts about an event are appended before the range that it is of is applied. A range that is applied again appends them
+again, which changes nothing: the newest fact of an event counts.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def supersede(spark: SparkSession, table: tables.TableRef, *, before: str, to: i
 def dismiss(spark: SparkSession, table: tables.TableRef, *, before_ms: int, applied: int) -> int:
     """Remove the facts about events from before a time whose stay ended in a batch up to `applied`; how many events.
 
-    All facts of an event go in one commit: an older one that stayed behind would hold the event again. Raises `CommitConflict`.
+    All facts of an event go in one commit: an older one that stayed behind would hold the event again. Raises
+    `CommitConflict`.
     """
     ended = quarantine_rules.current(spark.table(str(table))).where(
         F.col("reason").isin([each.value for each in quarantine_rules.ENDINGS])

@@ -68,8 +68,8 @@ def surveyed(
 ) -> tuple[dict[registry.Namespace, EventCounts], tuple[reduce.Sweep, ...]]:
     """What a span of batches holds of each collection, or of one, and the sweeps that it calls for, in its order.
 
-    Of the collections of `starts` the events after that batch are counted. One query, however many collections there are, and none
-    for a few rows in files that this process sees.
+    Of the collections of `starts` the events after that batch are counted. One query, however many collections there
+    are, and none for a few rows in files that this process sees.
     """
     # A Spark query costs more than the reading of a small span, and a service surveys many.
     few = batch_rows.few_rows(bronze_table, span, SURVEYED, limit=MAX_DRIVER_ROWS)

@@ -57,7 +57,7 @@ class Committer:
     def abandon(self) -> None:
         """End the thread of a run that failed, which has not handed over the mark that no more rows come."""
         end = time.monotonic() + threads.CLOSE_SECONDS
-        # The queue may be full of rows that nobody takes any more: the mark is offered until the thread has gone, or the
+        # The queue may be full of rows that the thread will not take: the mark is offered until the thread has ended, or the
         # time is up.
         while self.threads.is_alive(threads.COMMITTER) and time.monotonic() < end:
             with contextlib.suppress(queue.Full):

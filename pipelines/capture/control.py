@@ -135,7 +135,7 @@ class ControlEvents:
         """Raise `signals.SignalRefused` for a filter that the server would refuse: a snapshot of it could never be read."""
         if not request.conditions:
             return
-        # Asked of the server now: in a chunk it would be refused later, and the snapshot with it.
+        # The server checks it now: in a chunk it would be refused later, and the snapshot with it.
         captured = self.deployment.namespaces()
         for namespace, condition in request.filters(request.chosen(captured)).items():
             reason = snapshot_read.refusal_of_filter(self.deployment.client, namespace, json_util.loads(condition))

@@ -1,4 +1,4 @@
-"""Gaps: changes of a collection that bronze can never hold, because nobody read them in time.
+"""Gaps: changes of a collection that bronze can never hold, because they were not read in time.
 
 There are two kinds. A position was lost, and a snapshot makes up for what it reads. Or the settings left a collection out for
 a while: its changes come again from now on, and a signal may ask for a snapshot. Each gap is a heartbeat's payload, by which
@@ -42,7 +42,7 @@ class Gaps:
         go: they are added to the snapshot.
         """
         captured, known = self.deployment.namespaces(), self._known()
-        # A drop that nobody saw leaves no event: without a sweep their documents would stay in silver for good.
+        # A drop in the gap has left no event: without a sweep their documents would stay in silver for good.
         state = _with_gone(state, [name for name in known if name not in captured], token)
         self._warn_of_unread(captured, state)
         return state, {"gap": {**gap, "collections": sorted({*captured, *known})}}

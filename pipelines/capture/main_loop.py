@@ -53,7 +53,7 @@ class RunEnd:
 
     def _is_caught_up(self, read: StreamPosition, until: Timestamp) -> bool:
         """Whether all events up to `until` were read. A high-water mark at a time does not hold that time's events yet."""
-        # The queue is asked too: the token of the last batch says how far the reader is only when nothing waits behind it.
+        # The queue counts, too: the token of the last batch says how far the reader is only when nothing waits behind it.
         if not self.control.is_idle or not self.threads.queue.is_empty():
             return False
         at = positions.cluster_time(read.token)

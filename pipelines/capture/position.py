@@ -1,6 +1,7 @@
 """What a resume token says of a place in the stream, and the error of a place that the oplog no longer holds.
 
-Where a restart goes on is read from bronze (`pipelines.bronze.log`) and given to the stream in `stream_opener`.
+The position comes back to the stream in two steps: `pipelines.bronze.log.read_position` reads the last token of
+bronze's rows, and `stream_opener` opens the stream behind it (`pipelines.mongodb.change_stream`).
 """
 
 from __future__ import annotations

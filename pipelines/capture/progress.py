@@ -50,6 +50,8 @@ def joined(earlier: CaptureResult | None, later: CaptureResult) -> CaptureResult
         return later
     return CaptureResult(
         events=earlier.events + later.events,
+        # Not a sum: a snapshot that was interrupted counts its documents from bronze, those of the run before among
+        # them.
         snapshot_documents=later.snapshot_documents or earlier.snapshot_documents,
         commits=earlier.commits + later.commits,
         token=later.token or earlier.token,
@@ -61,7 +63,8 @@ def joined(earlier: CaptureResult | None, later: CaptureResult) -> CaptureResult
 
 @dataclass(frozen=True)
 class StreamCounts:
-    """What the commits of the stream hold; `batches` is how many commits there were with the newest of them, a snapshot's too."""
+    """What the commits of the stream hold; `batches` is how many commits there were with the newest of them, a
+    snapshot's too."""
 
     events: int = 0
     lossy: int = 0

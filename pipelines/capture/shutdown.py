@@ -36,7 +36,8 @@ class Shutdown:
         return self.stop.is_set() or self.threads.halt.is_set()
 
     def end_threads(self, queue: snapshot_queue.SnapshotQueue) -> None:
-        """End the threads that no commit of the stream waits for; of a run that fails or is stopped none is waited for long."""
+        """End the threads that no commit of the stream waits for; of a run that fails or is stopped none is waited for
+        long."""
         # The stream's error becomes the run's only now: everything that was read before it has been handed over by then.
         self.threads.failure = self.threads.failure or self.threads.stream_failure
         self.threads.end()

@@ -103,7 +103,8 @@ class SignalReader:
             self._mute.discard("ops/notifications")
 
     def _warn_once(self, what: str, message: str, error: Exception) -> None:
-        """Warn when a failure begins, and not at each poll; a foreign error's text may hold data, so that its class is named."""
+        """Warn when a failure begins, and not at each poll; a foreign error's text may hold data, so that its class is
+        named."""
         if what not in self._mute:
             log.warning(message, what, error if isinstance(error, errors.MedallionError) else type(error).__name__)
         self._mute.add(what)

@@ -97,7 +97,8 @@ class FileChannel:
         if self.path.exists() and not os.access(self.path, os.W_OK):
             if not self._is_refused:
                 log.warning(
-                    "%s: its signals are not heeded, because it cannot be written, and handled ones stay in it", self.path
+                    "%s: its signals are not read, because the file cannot be written, and signals that were done would stay in it",
+                    self.path,
                 )
             self._is_refused = True
             return []

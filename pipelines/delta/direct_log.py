@@ -1,6 +1,6 @@
 """Delta's own transaction, reached through the JVM: the only module, with `log_actions`, that calls Delta's private classes.
 
-It is to be had for path tables with a classic Spark session. A commit is a compare-and-set on the version, without a Spark job
+There is one for path tables with a classic Spark session. A commit is a compare-and-set on the version, without a Spark job
 where the rows are few. Everywhere else (catalogs, Databricks, Spark Connect, another Delta) `of` gives None, and the same is
 done by public statements.
 """
@@ -89,7 +89,7 @@ class DirectLog:
                 if deleting is None and touched is not None:
                     mark = self._vectors.actions_of_few if few else self._vectors.actions
                     deleting = pool.submit(mark, transaction, table, touched)
-                # Delta's own writer: files with its statistics, which nobody sees before the commit.
+                # Delta's own writer: files with its statistics, which no reader sees before the commit.
                 written = transaction.writeFiles(rows._jdf)
                 if deleting is not None:
                     actions.extend(deleting.result())
@@ -114,8 +114,8 @@ class DirectLog:
     ) -> int:
         """Delete the rows of the keys by deletion vectors and add the file, as version `base` + 1, without a Spark job.
 
-        Raises `VersionTaken`, or `NeedsMerge` where the rows cannot be found without one, or where others made the table one that
-        checks its rows or has another `schema` than the file; then nothing is changed.
+        Raises `VersionTaken`, or `NeedsMerge` where the rows cannot be found without one, or where others made the
+        table one that checks its rows or has another `schema` than the file; then nothing is changed.
         """
         transaction = self._able(base)
         if not live.at(base) or not live.is_unchecked() or live.schema != schema:
@@ -222,7 +222,7 @@ class DirectLog:
         # Two looks at file names instead of a listing of the log; another process may have committed since Delta looked
         # last.
         has_commit = self.store.has_commit
-        # Where nobody can tell, the commit itself does: it is refused where the version is taken.
+        # Where the store cannot tell, the commit does: it is refused where the version is taken.
         is_newest = held.version() == base and has_commit(base) is not False and not has_commit(base + 1)
         transaction = self._begun(held if is_newest else self._newest())
         if transaction.readVersion() != base:
@@ -231,7 +231,7 @@ class DirectLog:
 
     def _committed(self, transaction: Any, actions: log_actions.ActionList, *, base: int, metadata: str) -> int:
         # Delta takes `maxCommitAttempts` from the thread's active session: with none left, a version that is taken is an
-        # error instead of a second attempt one version higher, on top of what nobody has looked at.
+        # error instead of a second attempt one version higher, on top of commits that were not checked.
         self._session.setActiveSession(self._fencing)
         try:
             return int(transaction.commit(actions.seq(), self._operation(metadata)))
@@ -450,8 +450,8 @@ _FENCING: WeakKeyDictionary[Any, dict[bool, SparkSession]] = WeakKeyDictionary()
 def _fencing_session(spark: SparkSession, *, names_files: bool = True) -> SparkSession:
     """The application's session for fenced commits, in which Delta tries none of them again on a newer version.
 
-    Without `names_files` the checksum of a version does not name the table's files. A setting is a whole session's: set and taken
-    back around each commit, it would be gone where another thread's ends.
+    Without `names_files` the checksum of a version does not name the table's files. A setting is a whole session's: set
+    and taken back around each commit, it would be gone where another thread's ends.
     """
     context = spark.sparkContext
     sessions = _FENCING.setdefault(context, {})

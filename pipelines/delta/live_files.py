@@ -1,7 +1,8 @@
-"""The data files of a Delta table on a file system that this process sees: which are live in a version, and what rows they hold.
+"""The data files of a Delta table on a file system that this process sees: which are live in a version, and what rows
+they hold.
 
 For a table that changes with every second: a version is read from the commits since the last one that was, and neither Spark
-nor Delta is asked. Source: Delta's protocol, "Action Reconciliation", "Deletion Vectors", "Schema Serialization Format".
+nor Delta is called. Source: Delta's protocol, "Action Reconciliation", "Deletion Vectors", "Schema Serialization Format".
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ class LiveFiles:
         return pa.concat_tables(found) if found else self.schema.empty_table()
 
     def places(self, column: str, values: Sequence[str]) -> list[tuple[dict[str, Any], list[int]]]:
-        """The files that hold one of these values, each with the numbers of the rows; those that are deleted already among them.
+        """The files that hold one of these values, each with the numbers of the rows; those that are deleted already
+        among them.
 
         Raises `NotReadable` where too many rows would have to be looked through.
         """
@@ -191,7 +193,8 @@ class LiveFiles:
         return StructType.fromJson(json.loads(self.schema_json))
 
     def has_vectors(self) -> bool:
-        """Whether rows may be marked as deleted: with deletion vectors, and without a change feed, whose readers want updates."""
+        """Whether rows may be marked as deleted: with deletion vectors, and without a change feed, whose readers want
+        updates."""
         feed = self.configuration.get("delta.enableChangeDataFeed")
         return self.configuration.get(definition.DELETION_VECTORS) == "true" and feed != "true"
 

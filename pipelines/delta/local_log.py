@@ -123,7 +123,8 @@ def restored_version(folder: Path, version: int) -> int | None:
 
 
 def _changed(folder: Path, version: int) -> frozenset[tuple[str, str]]:
-    """The files that are in a version or in the one before it, and not in both; with another deletion vector it is another file."""
+    """The files that are in a version or in the one before it, and not in both; with another deletion vector it is
+    another file."""
     found: set[tuple[str, str]] = set()
     for line in (folder / "_delta_log" / f"{version:020}.json").read_text("utf-8").split("\n"):
         action = json.loads(line) if line else {}

@@ -41,7 +41,8 @@ class ActionList:
 
 
 def fenced(spark: SparkSession, file: data_file.ParquetFile | None, base: int, *, is_change: bool = True) -> ActionList:
-    """The actions of a commit on the version `base`, beginning with its fence and the file: one commit has all of them or none."""
+    """The actions of a commit on the version `base`, beginning with its fence and the file: one commit has all of them
+    or none."""
     actions = ActionList(spark)
     # Delta applies a transaction version of an application once: a writer that was fenced off finds its version taken.
     actions.add({"txn": {"appId": definition.APP_ID, "version": base + 1, "lastUpdated": clock.now_ms()}})

@@ -24,7 +24,8 @@ COMPACTION = {
     "spark.databricks.delta.optimize.maxFileSize": str(128 * 1024 * 1024),
     "spark.databricks.delta.optimize.maxDeletedRowsRatio": str(MUCH_DELETED),
 }
-"""What a writer's own compaction takes: small files, and those of which a third is deleted: what it rewrites follows what was written."""
+"""What a writer's own compaction takes: small files, and those of which a third is deleted: what it rewrites follows
+what was written."""
 
 
 CUBE_BYTES = 1024 * 1024 * 1024
@@ -40,8 +41,8 @@ MANY_FILES = 24
 
 FEW_ROWS = 10_000
 FEW_BYTES = 16 * 1024 * 1024
-"""So much of its smallest files a writer puts together itself. It is little, so that whoever reads what is new in the table has not
-to read much that is not."""
+"""So much of its smallest files a writer puts together itself. It is little, so that whoever reads what is new in the
+table has not to read much that is not."""
 
 
 def optimize(spark: SparkSession, table: tables.TableRef, *, metadata: str | None, purges: bool = False) -> bool:
@@ -67,7 +68,8 @@ ALL_DELETED = {"spark.databricks.delta.optimize.maxDeletedRowsRatio": "0"}
 
 
 def _purged(spark: SparkSession, table: tables.TableRef) -> bool:
-    """Purge a table's deletion vectors; False where Delta cannot: its REORG asks executors for a session (delta-io/delta#5780)."""
+    """Purge a table's deletion vectors; False where Delta cannot: its REORG asks executors for a session
+    (delta-io/delta#5780)."""
     try:
         spark.sql(f"REORG TABLE {table} APPLY (PURGE)").collect()
     except table_errors.SPARK_ERRORS as error:

@@ -109,7 +109,7 @@ def _started(pid: int) -> str | None:
 
 def _signalable(pid: int) -> bool:
     try:
-        # Signal 0 is delivered to nobody: it only asks whether the process is there.
+        # Signal 0 is not delivered: the call only checks that the process is there.
         os.kill(pid, 0)
     except ProcessLookupError:
         return False

@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def session_confs(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """The session's settings for the time of a block, which none of its results depends on; what was there before comes back.
+    """The session's settings for the time of a block, which none of its results depends on; what was there before comes
+    back.
 
     A session that takes no settings, as on serverless compute, runs the block as it is.
     """
@@ -70,7 +71,7 @@ PROBE = {"spark.databricks.delta.write.txnVersion.autoReset.enabled": "true"}
 
 
 def takes_settings(spark: SparkSession) -> bool:
-    """Whether the session takes Delta's settings; asked once of each session."""
+    """Whether the session takes Delta's settings; tried once for each session."""
     if spark not in _takes_settings:
         try:
             with required_confs(spark, PROBE):
@@ -88,16 +89,19 @@ INTERPRETED = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.files.minPartitionNum": "1",
 }
-"""In one piece, without compiled code. A plan of a wide table takes seconds to compile, and milliseconds to run over a few rows."""
+"""In one piece, without compiled code. A plan of a wide table takes seconds to compile, and milliseconds to run over a
+few rows."""
 
 
 FEW_BYTES = 32 * 1024 * 1024
 FEW_ROWS = 50_000
-"""Documents that resemble each other compress a hundredfold: without compiled code, millions of rows would fit into `FEW_BYTES`."""
+"""Documents that resemble each other compress a hundredfold: without compiled code, millions of rows would fit into
+`FEW_BYTES`."""
 
 
 def are_small(*touched: tables.TableRef) -> bool:
-    """Whether all of these tables are known to be small; only on a local file system, where the log tells it without a job."""
+    """Whether all of these tables are known to be small; only on a local file system, where the log tells it without a
+    job."""
     folders = [local_log.folder(table) for table in touched]
     return all(folder is not None and _is_small(folder) for folder in folders)
 
@@ -122,7 +126,7 @@ def held(df: DataFrame) -> Iterator[DataFrame]:
 
 
 def computed(df: DataFrame) -> DataFrame:
-    """The rows, computed once and held until nobody refers to them, so that a MERGE does not plan them again.
+    """The rows, computed once and held until nothing refers to them, so that a MERGE does not plan them again.
 
     Where the platform keeps no rows for a session, as on serverless compute, they are computed each time that they are read.
     """

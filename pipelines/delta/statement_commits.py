@@ -1,6 +1,7 @@
 """Commits by statements of Spark: what a writer can do to any table, over any catalog, store and session.
 
-A statement does not say which version it made, and Delta skips one whose fence it has seen: `fenced_commits` looks each of them up.
+A statement does not say which version it made, and Delta skips one whose fence it has seen: `fenced_commits` looks each
+of them up.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ MANY_KEYS = 5_000
 class StatementCommits(fenced_commits.FencedCommits):
     """The verbs of a claim that need nothing but SQL and writes of frames.
 
-    A commit without rows goes through the direct log where it is to be had: it is the same commit, without a job of Spark.
+    A commit without rows goes through the direct log where there is one: it is the same commit, without a job of Spark.
     """
 
     def mark(self, *, to: object, extra: Mapping[str, object] | None = None) -> int:
@@ -96,8 +97,9 @@ class StatementCommits(fenced_commits.FencedCommits):
         """Merge the rows of `source` as one fenced commit; the new version.
 
         Retried on Delta's conflicts, each time with ownership checked and the fence set anew: the statement must be a
-        function of its source and of the table as it is. Raises `CommitConflict` when the retries are used up. A session that
-        takes no settings runs no fenced MERGE: there the rows of its keys are replaced by what the MERGE would leave of them.
+        function of its source and of the table as it is. Raises `CommitConflict` when the retries are used up. A
+        session that takes no settings runs no fenced MERGE: there the rows of its keys are replaced by what the MERGE
+        would leave of them.
         """
         self.refuse_unanswered()
         if query_execution.takes_settings(self.spark):
@@ -128,8 +130,8 @@ class StatementCommits(fenced_commits.FencedCommits):
     def release(self, extra: Mapping[str, object] | None = None) -> None:
         """Say that the owner left cleanly, so that a successor on another host need not wait for the lease.
 
-        Whatever comes of it, no successor in this process is refused because of this writer. A commit that got no answer, and
-        is in the log, counts as the last one.
+        Whatever comes of it, no successor in this process is refused because of this writer. A commit that got no
+        answer, and is in the log, counts as the last one.
         """
         owners.HELD.pop(self.identity.writer, None)
         self._marked(

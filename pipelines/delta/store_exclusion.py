@@ -58,12 +58,13 @@ def check(spark: SparkSession, location: str) -> None:
     if scheme == "file" or place in _PROVEN or sparks.is_databricks():
         return
     prove(spark, location)
-    # Only what passed is remembered: a store that was refused is asked again, because its settings may have changed.
+    # Only a success is remembered: a store that was refused is probed again, because its settings may have changed.
     _PROVEN.add(place)
 
 
 def prove(spark: SparkSession, location: str) -> str:
-    """How commits to tables below `location` exclude each other, in a sentence; raises as `check`, and `StoreUnreachable`."""
+    """How commits to tables below `location` exclude each other, in a sentence; raises as `check`, and
+    `StoreUnreachable`."""
     scheme = stores.scheme(location)
     if sparks.is_databricks():
         return "Databricks commits to it"

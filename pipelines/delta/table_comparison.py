@@ -16,7 +16,8 @@ EXAMPLES = 5
 """At most so many keys of each kind of difference are named."""
 
 _INNER = frozenset(("__key", "__batch", "__known", "__rescued"))
-"""Columns that are not compared as values: how a row came to be differs by design, the others are compared in their own way."""
+"""Columns that are not compared as values: how a row came to be differs by design, the others are compared in their own
+way."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,9 @@ class ColumnDifference:
 class Comparison:
     """The table as it was beside the rebuilt one.
 
-    `gone` counts rows that the rebuilt table has not; `lost` those of them that no delete in bronze explains, and the whole ones
-    that would be incomplete, with some of their keys. `new` counts rows that only the rebuilt one has, `differing` documents that are not the same in both.
+    `gone` counts rows that the rebuilt table has not; `lost` those of them that no delete in bronze explains, and the
+    whole ones that would be incomplete, with some of their keys. `new` counts rows that only the rebuilt one has,
+    `differing` documents that are not the same in both.
     """
 
     rows: int

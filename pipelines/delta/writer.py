@@ -1,6 +1,6 @@
 """Whoever holds a claim on a table, and what only its holder may do: claim it, and commit through Delta's log itself.
 
-`append_arrow` and `upsert` commit through the direct log where it is to be had, because a statement of Spark takes longer: there
+`append_arrow` and `upsert` commit through the direct log where there is one, because a statement of Spark takes longer: there
 they write the files first and commit them after. Elsewhere they are an ordinary append, and a MERGE (`statement_commits`).
 """
 
@@ -91,7 +91,7 @@ class Writer(StatementCommits):
         """What `upsert` would take out of the table as it is now, looked for beside what the block does; None where it cannot.
 
         `touched` as in `upsert`, or the `ROW_LOCATION` of each row, as it was read since this writer's last commit. The block's end
-        waits for the search; what it wrote and nobody took is vacuumed with the rest.
+        waits for the search; files that it wrote for nothing are left to VACUUM.
         """
         direct = self.direct
         if direct is None:
@@ -139,8 +139,8 @@ class Writer(StatementCommits):
         once and not three times. `touched` has one column, the key, by its name in the table; `rows` have the table's columns. None
         where only a MERGE can do it: off a local file system, with another Delta, or for a table without deletion vectors or with a change feed.
         `pending_deletes` is what was found before; it counts for the version that it was found in, and is looked for again in any other.
-        Without `touched` the rows are only put in. `unless` is asked when they are written and before they are committed; where it
-        is true, nothing is, and `NotCommitted` is raised. Of `few` rows the deletion vectors are made here, without a job.
+        Without `touched` the rows are only put in. `unless` is called between the write and the commit; where it
+        returns true, nothing is committed, and `NotCommitted` is raised. Of `few` rows the deletion vectors are made here, without a job.
         """
         if self.direct is None:
             return None
@@ -243,7 +243,7 @@ class Writer(StatementCommits):
     ) -> int:
         """Append Arrow rows as one fenced commit; the new version.
 
-        `statistics` names the columns whose minimum and maximum are kept for skipping. Where the direct log is to be had, the
+        `statistics` names the columns whose minimum and maximum are kept for skipping. Where there is a direct log, the
         Parquet file is written here and committed through Delta's transaction; elsewhere Spark appends the rows.
         """
         if self.direct is None:
@@ -262,7 +262,7 @@ class Writer(StatementCommits):
     ) -> int:
         """Take files out of the table without reading them, as one fenced commit, whose position is `to`; the new version.
 
-        Only where the direct log is to be had (`DecisionNeeded`).
+        Only where there is a direct log (else `DecisionNeeded`).
         """
         if self.direct is None:
             raise errors.DecisionNeeded(

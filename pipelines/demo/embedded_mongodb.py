@@ -193,7 +193,7 @@ class EmbeddedMongoDB:
         options = self.options
         parameters: dict[str, object] = {
             "diagnosticDataCollectionEnabled": "false",
-            # A server without other members has nobody to hand over to; its default is 15 seconds.
+            # A server without other members cannot hand over to one; it would try for 15 seconds.
             "shutdownTimeoutMillisForSignaledShutdown": 100,
             **options.parameters,
         }
@@ -286,7 +286,7 @@ def find(binary: Path | None = None) -> Path:
 def _replica_set(client: MongoClient[dict[str, Any]]) -> dict[str, Any] | None:
     """The replica set's configuration as it is stored, None before it is initiated.
 
-    The server's own answer is not asked for: while it starts it says that there is none.
+    The server's own answer would be wrong: while it starts it says that there is none.
     """
     try:
         return client["local"]["system.replset"].find_one()

@@ -44,7 +44,7 @@ expectations:
 
 
 def show(spark: SparkSession, settings: Settings, folder: Path, *, screen: Console) -> None:
-    """Make the models, show what came out, and what the gate said of the one that it refused."""
+    """Make the models, show what came out, and why the gate refused one of them."""
     for name, text in FILES.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -176,7 +176,7 @@ class GoldTable:
         # Readers of gold are to need no table feature for wider types: the rows are written anew with the new type.
         if alteration.widened or alteration.impossible:
             return self.rewritten(writer)
-        # Without a changed key the rows are those that were judged already, and the commit repeats what was said of them.
+        # Without a changed key the rows are those that were judged already, and the commit repeats their judgement.
         if changes.count:
             columns = self._columns(has_rescued="__rescued" in wanted.names)
             self.judge(writer.table, changed.where("NOT `__gone`").select(*columns), writer.metadata)
@@ -305,7 +305,7 @@ class GoldTable:
 
 
 def judgement(writer: Writer) -> dict[str, object]:
-    """What the table's last commit said of its audit, for one that changes no row."""
+    """The audit's result in the table's last commit, for a commit that changes no row."""
     return {name: writer.metadata[name] for name in ("suite", "expectations") if name in writer.metadata}
 
 

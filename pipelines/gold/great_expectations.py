@@ -1,6 +1,6 @@
 """Great Expectations over Spark: the one module that imports it.
 
-It is asked for results alone: no project folder, no telemetry, no progress bars, and no more of the rows than a few examples
+It gives results alone: no project folder, no telemetry, no progress bars, and no more of the rows than a few examples
 come to this process. One suite is judged at a time, because the library keeps its project in a global.
 """
 
@@ -35,8 +35,8 @@ _one_at_a_time = threading.Lock()
 class ExpectationResult:
     """How one expectation fared: of `rows` looked at, `unexpected` did not meet it; `examples` are keys of some of them.
 
-    `observed` is what was found of a whole table, `failure` the class of what was raised instead of a result, `result` what the
-    library says, as JSON.
+    `observed` is what was found of a whole table, `failure` the class of what was raised instead of a result, `result`
+    what the library says, as JSON.
     """
 
     is_met: bool

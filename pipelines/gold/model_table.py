@@ -110,7 +110,8 @@ class ModelTable:
         return ModelWork("changed", to, live, moved=tuple(moved))
 
     def written(self, whole: DataFrame) -> tuple[str, int, int | None]:
-        """Publish the rows of the query `whole`, or those of changed keys: what was done, how many rows or keys, the version."""
+        """Publish the rows of the query `whole`, or those of changed keys: what was done, how many rows or keys, the
+        version."""
         work = self.work()
         if work.kind == "nothing":
             return "nothing", 0, None
@@ -254,7 +255,8 @@ class ModelTable:
         return self.model.unique_key or tuple(name for name in ("__key", "_id") if name in rows.columns)[:1]
 
     def _check_led(self, rows: DataFrame, keys: Sequence[DataFrame]) -> None:
-        """Raise where rows have keys that no changed row leads to: they would stay as they are when what they are made of changes."""
+        """Raise where rows have keys that no changed row leads to: they would stay as they are when what they are made
+        of changes."""
         if not self.model.unique_key:
             return
         strays = rows
@@ -278,7 +280,8 @@ class ModelTable:
 
 
 def is_same(held: object, now: object) -> bool:
-    """Whether a table, or the tables that a view reads, hold the same rows: `version` does not count, as commits without rows raise it."""
+    """Whether a table, or the tables that a view reads, hold the same rows: `version` does not count, as commits
+    without rows raise it."""
     if not isinstance(held, dict) or not isinstance(now, dict) or held.keys() != now.keys():
         return held == now
     # A table's position, and not positions by names: a model may be called `at`.

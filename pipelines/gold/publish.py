@@ -117,7 +117,8 @@ def _gate(spark: SparkSession, settings: Settings, made: Sequence[sql_model.Mode
 
 
 class _ModelsThread(threading.Thread):
-    """Makes models while the documents are published. What is refused, or fails, is logged, and tried again at the next look.
+    """Makes models while the documents are published. What is refused, or fails, is logged, and tried again at the next
+    look.
 
     A thread of its own, because a model may take minutes, and documents are to be fresh in seconds.
     """

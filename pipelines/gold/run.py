@@ -129,7 +129,7 @@ def run(
 
 @dataclass(frozen=True)
 class _Refusal:
-    """What was said of the version that was made from silver at `version`."""
+    """The error of the version that was made from silver at `version`."""
 
     version: int
     error: errors.GateFailed | errors.SettingsError

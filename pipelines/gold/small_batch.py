@@ -1,7 +1,7 @@
 """A few changed documents, published by this process: what `current.GoldTable.merged` does, without a query.
 
-For a collection without expectations whose silver and gold tables this process sees, where silver's changes are documents with the
-columns that gold has. Everything else goes through `GoldTable`.
+For a collection without expectations whose silver and gold tables this process sees, where silver's changes are
+documents with the columns that gold has. Everything else goes through `GoldTable`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class SourceFiles:
 
 
 def merged(table: current.GoldTable, sources: SourceFiles, writer: Writer) -> int | None:
-    """Publish the rows of the changed keys; how many keys. None where `GoldTable.merged` has to; then nothing was committed."""
+    """Publish the rows of the changed keys; how many keys. None where `GoldTable.merged` has to; then nothing was
+    committed."""
     live = writer.live
     if live is None or writer.direct is None:
         return None
@@ -139,7 +140,8 @@ def _changes(table: current.GoldTable, sources: SourceFiles) -> _Changes | None:
 
 
 def _removed(table: current.GoldTable, deletes: LiveFiles) -> dict[str, str]:
-    """The keys whose deletes were remembered since gold's position, with the greatest sequence of each. Raises `NotReadable`."""
+    """The keys whose deletes were remembered since gold's position, with the greatest sequence of each. Raises
+    `NotReadable`."""
     if not delta.exists(table.spark, table.deletes):
         return {}
     newest = local_log.newest_version(deletes.folder)

@@ -103,7 +103,7 @@ def stream_options(source: Source, client: mongodb.Client) -> change_stream.Stre
 def stream_scope(source: Source, client: mongodb.Client) -> filters.Scope:
     """How wide the change stream is; the whole deployment where the one database that is captured does not exist yet.
 
-    Lists are blind to case and streams are not: nobody knows how its name will be spelled. A user who may read that one
+    Lists ignore case and streams do not: the spelling of a database that is not there yet is unknown. A user who may read that one
     database alone gets a stream of the name as the settings have it, for the right is bound to its spelling too.
     """
     names = catalog.database_names(client)

@@ -295,10 +295,10 @@ def _chosen(spark: SparkSession, settings: Settings, asked: str | None) -> times
     at = max((_silver(spark, settings, each).to for each in registry.read(spark, settings).namespaces), default=0)
     found = _boundaries(spark, settings, at=at)
     _check_reached(settings, found, asked)
-    boundary = times.chosen(found, at_least=at, asked=asked)
+    boundary = times.chosen(found, at_least=at, latest=asked)
     if boundary is not None:
         return boundary
-    if times.chosen(found, at_least=at, asked=None) is not None and asked is not None:
+    if times.chosen(found, at_least=at, latest=None) is not None and asked is not None:
         raise errors.DecisionNeeded(
             f"silver is past {times.shown(asked)} already, and does not go back. medallion cut list names the cuts that were made; "
             "medallion cut show --as-of tells how tables with history: true are read at any time"

@@ -57,8 +57,8 @@ FEW_FIELDS = 100
 class Evolution:
     """What a batch did to its collection's schema, and how it is typed.
 
-    `refused` counts texts that are not JSON to the letter: they go through the exact path, and come out typed or unreadable. `seen_at` is the mark of the batch's first event. `also` has the counts that
-    `evolve` was asked for.
+    `refused` counts texts that are not JSON to the letter: they go through the exact path, and come out typed or
+    unreadable. `seen_at` is the mark of the batch's first event. `also` has the counts that `evolve` was given.
     """
 
     schema: DocumentSchema
@@ -88,8 +88,8 @@ def evolve(
     the events do (`sequence`, `__sequence` or `offset` by default): where one path shows values of several kinds, the
     first one gives the column its type, so that the result depends on the documents and the current schema alone, and is
     the same for any partitioning and any cut into batches. `also` are conditions over `df`, as SQL by name, whose rows are
-    counted on the way. `reserved` are names that no field's column may take, beside the engine's. `events` is how many rows there
-    are, where that is known: of few the first documents are all of them, and are not searched for.
+    counted on the way. `reserved` are names that no field's column may take, beside the engine's. `events` is how many
+    rows there are, where that is known: of few the first documents are all of them, and are not searched for.
     """
     order = mark or next((name for name in _MARKS if name in df.columns), None)
     few = 0 < events <= BEGINNING
@@ -202,7 +202,8 @@ def _joined(
 def _marks(df: DataFrame, column: str, order: str | None) -> tuple[str, str]:
     """A row's place in the order, and its document's own mark, as SQL.
 
-    Both sort as the events do. Rows of a snapshot's chunk share their place, so that a digest of the text follows it in a mark.
+    Both sort as the events do. Rows of a snapshot's chunk share their place, so that a digest of the text follows it in
+    a mark.
     """
     place = "''"
     if order is not None:
@@ -253,7 +254,8 @@ def latest(
     generations: Mapping[str, str] | None = None,
     until: int | None = None,
 ) -> dict[str, SchemaVersion]:
-    """The schema that each collection has now, or had at a batch; `generations` are those of the silver tables that a rebuild made."""
+    """The schema that each collection has now, or had at a batch; `generations` are those of the silver tables that a
+    rebuild made."""
     return of_generations(newest(spark, table, until=until), generations or {})
 
 

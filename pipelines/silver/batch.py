@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Deletes:
-    """Deleted keys with the sequence of their delete, as columns `__key` and `__sequence`, and the number of delete events."""
+    """Deleted keys with the sequence of their delete, as columns `__key` and `__sequence`, and the number of delete
+    events."""
 
     rows: DataFrame
     events: int

@@ -62,7 +62,7 @@ class Positions:
             self.is_trimmed = bronze_log.TRIMMED in delta.properties(self.spark, self._bronze)
             positions = zip(noted.namespaces, pool.map(self._readable_position, noted.namespaces))
             self.known = {namespace: position for namespace, position in positions if position is not None}
-        # What was said of another bronze's batches says nothing of this one's: all of it is searched.
+        # The notes are about another bronze's batches, and their numbers mean nothing here: all of this one is searched.
         is_other = any(position.is_of_other(self.log) for position in self.known.values())
         self.settled = 0 if is_other else registry.CaughtUp.among(self.known)
         self.scanned = dict.fromkeys(self.known, self.settled)

@@ -2,7 +2,8 @@
 
     shadowed   bronze batches 0 to the table's position, or all of a bronze that was made anew, or trimmed and then holds a
                snapshot of the whole, applied to an empty table;
-               again from the start with wider types as long as values are rescued that another type of their column would hold
+               again from the start with wider types as long as values are rescued that another type of their column
+               would hold
     compared   rows, keys and documents, with the columns in which they differ and why
     swapped    the deletes and the schema are noted, then one commit replaces the table's rows and columns
 
@@ -145,8 +146,8 @@ class SilverRebuild:
             changes = evolution.differences(kept.schema, shadow.schema.schema)
             version = None
             if not self.is_trial and (self.drops_lost or not found.lost):
-                # Schema and deletes before the swap: killed in between, the table has neither a generation that nobody knows
-                # nor rows that a late event could bring back. Schemas of a generation that no table names count for nothing.
+                # Schema and deletes before the swap: killed in between, the table has neither a generation without a schema
+                # nor rows that a late event could bring back. Schemas of a generation that no table names have no effect.
                 self._note(kept, shadow.schema.schema, changes, position, generation)
                 self._remember(deletes)
                 self.writer.replace(

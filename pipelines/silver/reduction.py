@@ -90,7 +90,8 @@ def _finding_places(collection: SilverCollection, rows: DataFrame, batch: RowBat
 
 
 def at_once(collection: SilverCollection, batch: RowBatch) -> RowBatch | None:
-    """Reduced rows of many events, without a look at them before: they are typed by the schema as it is, and looked at on the way.
+    """Reduced rows of many events, without a look at them before: they are typed by the schema as it is, and looked at
+    on the way.
 
     None where that cannot be. `unless` is true where one of them would change the schema, cannot be read or is no whole
     document; then nothing may be committed.

@@ -1,7 +1,7 @@
 """A batch of few events, applied by this process: nothing is planned, listed or compiled for it.
 
-What `ranges.STEPS` do, for a batch in which most of them have nothing to decide: whole documents that can be read, newer than
-anything in the table, and deletes that take rows away. Any other batch goes through the steps.
+What `ranges.STEPS` do, for a batch in which most of them have nothing to decide: whole documents that can be read,
+newer than anything in the table, and deletes that take rows away. Any other batch goes through the steps.
 """
 
 from __future__ import annotations
@@ -148,7 +148,8 @@ def _reduced(events: pa.Table) -> tuple[list[int], list[str], dict[str, str]]:
 
 
 def _typed(collection: SilverCollection, events: pa.Table) -> tuple[schemas.Evolution | None, pa.StructArray | None]:
-    """The documents typed, and what they do to the schema; no documents where some cannot be read, or nobody can tell here."""
+    """The documents typed, and what they do to the schema; no documents where some cannot be read, or this process
+    cannot tell."""
     texts, evolution = events["after"].combine_chunks(), None
     typed = _decoder(collection, collection.schema.schema).typed(texts)
     if pc.any(typed.refused).as_py():
@@ -205,7 +206,8 @@ def _value(events: pa.Table, path: Sequence[str]) -> pa.Array | pa.ChunkedArray:
 
 
 def _table_columns(collection: SilverCollection, rows: pa.Table) -> StructType | None:
-    """The table's columns with those that it lacks; None where one has to change, or Delta asks more of a row than its type."""
+    """The table's columns with those that it lacks; None where one has to change, or Delta asks more of a row than its
+    type."""
     live = collection.writer.live
     assert live is not None
     if not live.at(collection.writer.version) or not live.is_unchecked() or not live.has_vectors():

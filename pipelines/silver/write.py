@@ -37,7 +37,8 @@ _ENGINE = ("__guard", "__action")
 
 
 def table_rows(collection: SilverCollection, batch: RowBatch) -> RowBatch:
-    """Step: the rows with the table's columns, which are added or widened where they are missing, `__guard` and `__action`."""
+    """Step: the rows with the table's columns, which are added or widened where they are missing, `__guard` and
+    `__action`."""
     held = collection.rows().schema
     source = _typed(collection, batch, held)
     _make_room(collection, source, held)
@@ -183,7 +184,7 @@ def _left(column: StructField) -> Column:
 
 
 def _uncompiled(number: int) -> Column:
-    """A number that changes with each batch, kept out of the code that Spark compiles: as an element of an array, by an index
-    that is 0 for every row. With the number in it, the JVM would optimize the whole stage anew for each batch."""
+    """A number that changes with each batch, kept out of the code that Spark compiles: as an element of an array, by an
+    index that is 0 for every row. With the number in it, the JVM would optimize the whole stage anew for each batch."""
     is_never = F.col("__key") == ""
     return F.get(F.array(F.lit(number).cast("bigint")), is_never.cast("int"))

@@ -86,7 +86,7 @@ class ChunkReader:
     def read(
         self, collection: catalog.SourceCollection, bounds: snapshot_read.IdRange, *, condition: str | None
     ) -> chunks.ChunkRows:
-        """Read one chunk on an executor, again where its time was no longer to be had."""
+        """Read one chunk on an executor, and again where the server no longer has its cluster time."""
         spec = chunks.ChunkSpec(
             self.connection,
             collection,

@@ -9,8 +9,8 @@ from __future__ import annotations
 import builtins
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -93,14 +93,47 @@ def _read_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
         yield {"outcome": "refused", "message": f"it cannot be read ({type(error).__name__})"}, None
 
 
+@dataclass
+class _EncodedRows:
+    """The rows of a chunk that are still to be sent; `size` and `lossy` are of all that were added."""
+
+    fields: field_filters.FieldRules | None
+    keys: list[str] = field(default_factory=list)
+    texts: list[bytes | None] = field(default_factory=list)
+    originals: list[bytes | None] = field(default_factory=list)
+    size: int = 0
+    sent: int = 0
+    lossy: int = 0
+
+    def add(self, key: str, raw: bytes) -> None:
+        """Add a document, as the stream's events are written."""
+        encoded = bson_to_json.encode(raw)
+        text = encoded.text if self.fields is None else raw_event.filtered(encoded.text, fields=self.fields, taken=set())
+        self.keys.append(key)
+        self.texts.append(text)
+        # Text cannot hold such a document exactly; its bytes come along, without the fields that are left out.
+        self.originals.append(raw_event.original(raw, fields=self.fields) if encoded.lossy else None)
+        self.lossy += encoded.lossy
+        self.size += len(text)
+
+    def add_gone(self, keys: Collection[str]) -> None:
+        """Add keys of a repair that the source does not hold: a row without a document is their delete."""
+        self.keys += keys
+        self.texts += [None] * len(keys)
+        self.originals += [None] * len(keys)
+
+    def take(self) -> bytes:
+        """The rows, packed; those that are added next are another piece."""
+        piece = _packed(self.keys, self.texts, self.originals)
+        self.keys, self.texts, self.originals, self.sent = [], [], [], self.size
+        return piece
+
+
 def encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
+    """The chunk in pieces, the last with what is to be known of all of it."""
     client = connections.worker_client(spec.connection)
-    found_keys: list[str] = []
-    texts: list[bytes | None] = []
-    originals: list[bytes | None] = []
-    size = sent = lossy = 0
-    repaired = key_filter.keys_of(spec.condition)
-    missing = dict.fromkeys(filter(key_filter.can_ask, repaired or ()))
+    rows = _EncodedRows(spec.fields)
+    missing = dict.fromkeys(filter(key_filter.can_ask, key_filter.keys_of(spec.condition) or ()))
     at: Timestamp | None = None
     cut: bytes | None = None
     # A cursor of a snapshot read dies with its time; a chunk that ends early is committed, and read on at another time.
@@ -115,42 +148,31 @@ def encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
     ):
         at = chunk.at
         # Never before the first document, or a chunk could end where it began.
-        if size and chunk.documents and (size > spec.max_bytes or time.monotonic() > until):
+        if rows.size and chunk.documents and (rows.size > spec.max_bytes or time.monotonic() > until):
             cut = snapshot_read.id_as_hi(chunk.documents[0])
             break
         for raw in chunk.documents:
-            encoded = bson_to_json.encode(raw)
             key = canonical_keys.canonical_raw(raw)
-            found_keys.append(key)
             # What is left in `missing` at the end has no document.
             missing.pop(key, None)
-            text = encoded.text if spec.fields is None else raw_event.filtered(encoded.text, fields=spec.fields, taken=set())
-            texts.append(text)
-            # Text cannot hold such a document exactly; its bytes come along, without the fields that are left out.
-            originals.append(raw_event.original(raw, fields=spec.fields) if encoded.lossy else None)
-            lossy += encoded.lossy
-            size += len(text)
-            if size - sent > PIECE_BYTES:
-                yield None, _packed(found_keys, texts, originals)
-                found_keys, texts, originals, sent = [], [], [], size
+            rows.add(key, raw)
+            if rows.size - rows.sent > PIECE_BYTES:
+                yield None, rows.take()
     assert at is not None
     if missing and (cut is not None or spec.bounds.lo is not None):
         # Others of the repair's documents are in another chunk: what is missing from this one may be there.
         held = () if cut is not None else snapshot_read.existing_ids(client, spec.collection, key_filter.condition(missing))
         existing = {canonical_keys.canonical_raw(raw) for raw in held}
         missing = {} if cut is not None else {key: None for key in missing if key not in existing}
-    # Keys of a repair that the source does not hold: a row without a document is their delete.
-    found_keys += missing
-    texts += [None] * len(missing)
-    originals += [None] * len(missing)
+    rows.add_gone(missing)
     meta = {
         "outcome": "read",
         "at": [at.time, at.inc],
-        "bytes": size,
-        "lossy": lossy,
+        "bytes": rows.size,
+        "lossy": rows.lossy,
         "cut": None if cut is None else cut.hex(),
     }
-    yield meta, _packed(found_keys, texts, originals)
+    yield meta, rows.take()
 
 
 def _condition(spec: ChunkSpec) -> Mapping[str, Any] | None:

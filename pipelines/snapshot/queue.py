@@ -88,7 +88,8 @@ class SnapshotQueue:
         self._add(_Entry(state, _controls(state), is_new))
 
     def plan(self, state: SnapshotState) -> Callable[[], None]:
-        """Take this snapshot when what is returned is called: when its plan is in bronze. It can be paused and stopped before."""
+        """Take this snapshot when what is returned is called: when its plan is in bronze. It can be paused and stopped
+        before."""
         entry = _Entry(state, _controls(state), is_new=True, is_planned=False)
         self._add(entry)
 
@@ -111,7 +112,8 @@ class SnapshotQueue:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is read now nor will be without a signal: paused snapshots wait, and those that a pause holds back."""
+        """Whether nothing is read now nor will be without a signal: paused snapshots wait, and those that a pause holds
+        back."""
         with self._changed:
             return self._following() is None and all(entry.is_planned for entry in self._entries)
 
@@ -125,7 +127,7 @@ class SnapshotQueue:
     def _following(self) -> _Entry | None:
         """What is read now, or else next: the first that is planned and not paused.
 
-        A pause holds back all that is incremental, also what a signal asked for after it.
+        A pause holds back every incremental snapshot, also one that a signal starts after it.
         """
         if self._running is not None:
             return self._running
@@ -189,7 +191,7 @@ class SnapshotQueue:
             return False
         if entry.is_new:
             self._tell(entry.state, notifications.NotificationType.STARTED)
-            # A snapshot that is resumed has told of its start already.
+            # A snapshot that is resumed was announced when it began.
             entry.is_new = False
         taken.notify = lambda what, data: self._tell(taken.state, what, **data)
         self.metrics.begun(taken, at=time.time())

@@ -238,18 +238,8 @@ class Snapshot:
 
     def _commit(self, collection: catalog.SourceCollection, chunk: chunks.ChunkRows, end: bytes | None) -> None:
         namespace = collection.namespace
-        before = self.state.of(namespace)
-        sequence = resume_token.snapshot_sequence(*chunk.at)
-        after = CollectionState(
-            chunks=before.chunks + 1,
-            documents=before.documents + chunk.rows.num_rows,
-            hi=end,
-            # The earliest of all chunks: its rows have this very sequence, and a later mark would sweep them.
-            first=min(filter(None, (before.first, sequence))),
-            completed=end is None,
-            sweep=self._is_swept(namespace),
-            filter=self._filter(namespace),
-        )
+        before, filter_ = self.state.of(namespace), self._filter(namespace)
+        after = _with_chunk(before, chunk, end=end, is_swept=self._is_swept(namespace), filter_=filter_)
         state = self.state.advanced(namespace, after)
         label = f"snapshot:{state.id}:{namespace}:{after.chunks}"
         ts_ms = clock.now_ms()
@@ -316,6 +306,23 @@ class Snapshot:
                 namespace, state.documents, max(self._about.get(namespace, 0), state.documents), done, about, rate, left
             )
         )
+
+
+def _with_chunk(
+    before: CollectionState, chunk: chunks.ChunkRows, *, end: bytes | None, is_swept: bool, filter_: str | None
+) -> CollectionState:
+    """How far a collection is read when the chunk, which ends at `end`, is committed."""
+    sequence = resume_token.snapshot_sequence(*chunk.at)
+    return CollectionState(
+        chunks=before.chunks + 1,
+        documents=before.documents + chunk.rows.num_rows,
+        hi=end,
+        # The earliest of all chunks: its rows have this very sequence, and a later mark would sweep them.
+        first=min(filter(None, (before.first, sequence))),
+        completed=end is None,
+        sweep=is_swept,
+        filter=filter_,
+    )
 
 
 def _cancel(reads: deque[tuple[snapshot_read.IdRange, Future[chunks.ChunkRows]]]) -> None:

@@ -32,7 +32,8 @@ _COLLECTOR = "-XX:+UseParallelGC -XX:NewRatio=1"
 _COLLECTORS = re.compile(r"-XX:\+Use\w+GC\b")
 
 MUST_BE_ACCEPTED = {"spark.sql.session.timeZone"}
-"""Those of `REQUIRED` without which values would be wrong; a platform that refuses one of the others decides it as we would."""
+"""Those of `REQUIRED` without which values would be wrong; a platform that refuses one of the others decides it as we
+would."""
 
 SINGLE_DRIVER = "spark.medallion.lakehouse.singleDriver"
 """The setting `lakehouse.single_driver`, as a session carries it."""
@@ -80,7 +81,8 @@ CAPTURE: Mapping[str, str] = {
 
 
 def is_confidential(name: str) -> bool:
-    """Whether a setting may be a secret, which must not stand on a command line: what Spark hides, and all of file systems."""
+    """Whether a setting may be a secret, which must not stand on a command line: what Spark hides, and all of file
+    systems."""
     return name.startswith("spark.hadoop.") or _CONFIDENTIAL.search(name) is not None
 
 
@@ -117,7 +119,7 @@ def defaults() -> dict[str, str]:
 
 
 def startable(options: str) -> str:
-    """A JVM's options without a collector where the environment names one, as it does in many containers: a JVM that is given
-    two does not start."""
+    """A JVM's options without a collector where the environment names one, as it does in many containers: a JVM that is
+    given two does not start."""
     environment = " ".join(os.environ.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS"))
     return _COLLECTORS.sub("", options) if _COLLECTORS.search(environment) else options

@@ -1,7 +1,7 @@
 """What Spark, its JVM and Delta raise, as one of our errors where it has a meaning for whoever runs the command.
 
-By class and condition. It is asked where no single table is known, at the end of a command; statements over one table are
-translated by `pipelines.delta.table_errors`, which asks here too.
+By class and condition. Called where no single table is known, at the end of a command; errors of statements over one
+table are translated by `pipelines.delta.table_errors`, which uses this too.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ _FILE_MISSING = (
 )
 _GONE = ("FileNotFoundException", "NoSuchFileException")
 _DATA_FILE = re.compile(r"/(?:part-|deletion_vector_)[^/]*$")
+# Spark wraps what a task raised two or three times; the bound is for chains that lead back to themselves.
 _CAUSES = 5
 
 
@@ -33,6 +34,8 @@ def translated(error: BaseException) -> errors.MedallionError | None:
     """The error in our words; None where it says nothing that we know."""
     if isinstance(error, errors.MedallionError):
         return error
+    # First: with the JVM gone every question about a Java exception below would fail, and look like an error without a
+    # class.
     if jvm.is_gone() or isinstance(error, Py4JNetworkError):
         return errors.SparkLost(
             "Spark's JVM ended or answers no more (killed, or out of memory; its log: "
@@ -58,6 +61,7 @@ def missing_file(error: BaseException) -> str | None:
     for found in _chain(error):
         if _called(found, "getCondition", "getErrorClass") in _FILE_MISSING:
             said = str((_called(found, "getMessageParameters") or {}).get("path") or "")
+            # A missing folder or log file is somebody's mistake in a path; only a data file that a log names was lost.
             return said if _DATA_FILE.search(said) else None
     return None
 
@@ -124,6 +128,7 @@ def _chain(error: BaseException) -> Iterator[Any]:
 
 def _called(found: Any, *names: str) -> Any:
     """What the first of these methods that there is says; nothing where the Java exception has no such method."""
+    # Spark 4 calls it `getCondition`, Databricks' runtimes and Spark 3 `getErrorClass`.
     get = next((method for name in names if (method := getattr(found, name, None)) is not None), None)
     try:
         return None if get is None else get()

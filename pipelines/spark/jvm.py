@@ -51,8 +51,8 @@ def launch(
     """A session on a JVM of its own, with Delta's jars and what `store` needs; its log is `log_file()`.
 
     `profile` is over what every session of one machine has, and below what the user chose. `hadoop` may hold secrets: the
-    JVM gets it when it runs, and not on its command line, which every user of the machine sees; so it is with what a user chose
-    that may be one. Raises `SettingsError` where the settings do not give `catalog`.
+    JVM gets it when it runs, and not on its command line, which every user of the machine sees; so it is with what a
+    user chose that may be one. Raises `SettingsError` where the settings do not give `catalog`.
     """
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkRuntimeError
@@ -157,7 +157,8 @@ def is_gone() -> bool:
 
 
 def forget() -> None:
-    """Let go of a session whose JVM is gone, so that the next `session` starts another; a JVM that no longer answers is ended first."""
+    """Let go of a session whose JVM is gone, so that the next `session` starts another; a JVM that no longer answers is
+    ended first."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -169,8 +170,8 @@ def forget() -> None:
 
 
 def abandon() -> None:
-    """End the JVM that this process started, whatever it is doing: calls that wait for it fail, and each commit is in its table
-    as a whole or not at all."""
+    """End the JVM that this process started, whatever it is doing: calls that wait for it fail, and each commit is in
+    its table as a whole or not at all."""
     from pyspark import SparkContext
 
     process = getattr(SparkContext._gateway, "proc", None)
@@ -181,7 +182,8 @@ def abandon() -> None:
 
 @contextlib.contextmanager
 def _interrupts_as_they_are() -> Iterator[None]:
-    """Restore the handler of Ctrl-C that PySpark replaces by one that cancels every job: the commands decide what it does."""
+    """Restore the handler of Ctrl-C that PySpark replaces by one that cancels every job: the commands decide what it
+    does."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -237,8 +239,8 @@ def _ignoring_sigterm(first: Callable[[], None]) -> Callable[[], None]:
 def java_class(spark: SparkSession, name: str) -> Any:
     """A class of the session's JVM by its full name, one lookup: `jvm.org.apache…` asks for a class at each of its dots.
 
-    Each such question looks through all of Spark's jars in vain, which takes milliseconds. Where there is no such class, what
-    comes back raises `TypeError` when it is called.
+    Each such question looks through all of Spark's jars in vain, which takes milliseconds. Where there is no such
+    class, what comes back raises `TypeError` when it is called.
     """
     return getattr(spark._jvm, name)
 

@@ -1,4 +1,5 @@
-"""What Spark needs to keep tables in a store: its file system's packages, and a log store that commits by compare-and-set."""
+"""What Spark needs to keep tables in a store: its file system's packages, and a log store that commits by
+compare-and-set."""
 
 from __future__ import annotations
 

@@ -50,7 +50,8 @@ class KeyDifference:
 
 @dataclass(frozen=True)
 class CollectionVerification:
-    """The comparison of one collection. `documents` were read from the source; `as_of` is the last cluster time of a read."""
+    """The comparison of one collection. `documents` were read from the source; `as_of` is the last cluster time of a
+    read."""
 
     collection: str
     layer: Layer

@@ -262,8 +262,9 @@ def _circle(needs: dict[str, set[str]]) -> dict[str, set[str]]:
             "cdc_core/schema",
             (
                 ("names", "kinds"),
-                ("shape", "document_schema"),
-                ("pins", "cast"),
+                ("shape", "column_types"),
+                ("document_schema", "pins"),
+                ("cast",),
                 ("evolution",),
                 ("retype",),
             ),

@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import functions as sf
 
 from cdc_core.properties import unwrap as unwrap_options
-from cdc_core.schema import document_schema
+from cdc_core.schema import column_types, document_schema
 from cdc_core.schema import names as column_names
 from cdc_core.schema.evolution import join
 from cdc_core.schema.pins import parse_pins
@@ -93,14 +93,14 @@ def check(
     return evolution
 
 
-def types(type_: document_schema.ColumnType) -> Any:
+def types(type_: column_types.ColumnType) -> Any:
     """A type without the order of its fields and the names of their columns."""
     match type_:
-        case document_schema.Struct(fields):
+        case column_types.Struct(fields):
             return {item.name: types(item.type) for item in fields}
-        case document_schema.Array(element):
+        case column_types.Array(element):
             return [types(element)]
-        case document_schema.Map(value):
+        case column_types.Map(value):
             return ("map", types(value))
         case _:
             return type_
@@ -194,7 +194,7 @@ def test_documents_of_one_mark(spark: SparkSession) -> None:
     df = frame(spark, texts).withColumn("sequence", sf.lit("0" * 24))
     evolved = [schemas.evolve(rows).schema for rows in (df, df.orderBy("after"))]
     first, second = (schema.struct.by_name["a"].type for schema in evolved)
-    assert first == second and first is not document_schema.Scalar.TEXT
+    assert first == second and first is not column_types.Scalar.TEXT
 
 
 def test_what_cannot_be_read(spark: SparkSession) -> None:

@@ -58,9 +58,9 @@ def test_an_event_that_comes_back_late_moves_the_cut_behind_itself() -> None:
 def test_the_newest_boundary_that_can_be_reached_is_chosen() -> None:
     """Not before what a table holds, not after the time that is asked."""
     found = [cut.CutBoundary(n, at(n), at(n + 1)) for n in (1, 2, 3)]
-    assert cut.chosen(found, at_least=0, asked=None) == found[2]
-    assert cut.chosen(found, at_least=2, asked=at(2, 9)) == found[1]
-    assert cut.chosen(found, at_least=3, asked=at(2)) is None
+    assert cut.chosen(found, at_least=0, latest=None) == found[2]
+    assert cut.chosen(found, at_least=2, latest=at(2, 9)) == found[1]
+    assert cut.chosen(found, at_least=3, latest=at(2)) is None
 
 
 def test_the_query_over_a_cut_names_each_table_once() -> None:

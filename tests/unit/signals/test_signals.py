@@ -100,7 +100,7 @@ def test_a_file_forgets_what_was_handled_and_keeps_what_came_meanwhile(tmp_path:
 def test_a_file_that_is_gone_or_cannot_be_emptied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Gone: nothing to take out. Not to be written: its signals would come again at each start, so they are not heeded."""
+    """Gone: nothing to take out. Not to be written: its signals would come again at each start, so they are not read."""
     path = tmp_path / "signals.txt"
     line = '{"id": "1", "type": "log"}'
     path.write_text(f"{line}\n")
@@ -115,7 +115,7 @@ def test_a_file_that_is_gone_or_cannot_be_emptied(
         channel.handled(received)
     assert channel.poll() == [] and "cannot be taken out" in caplog.text
     monkeypatch.setattr("os.access", lambda *_: False)
-    assert channels.FileChannel(path).poll() == [] and "are not heeded" in caplog.text
+    assert channels.FileChannel(path).poll() == [] and "are not read" in caplog.text
 
 
 def _refused(*_: object, **__: object) -> None:

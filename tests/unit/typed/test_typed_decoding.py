@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from cdc_core.properties import unwrap as unwrap_options
-from cdc_core.schema import document_schema, evolution
+from cdc_core.schema import column_types, document_schema, evolution
 from cdc_core.schema import names as column_names
 from cdc_core.schema.pins import Pins, parse_pins
 from cdc_core.schema.shape import Shape
@@ -77,10 +77,10 @@ NAMES = [
     "0",
     "a#2",
 ]
-TYPES: list[document_schema.ColumnType] = [
-    *document_schema.Scalar,
-    document_schema.Decimal(10, 2),
-    document_schema.Decimal(38, 0),
+TYPES: list[column_types.ColumnType] = [
+    *column_types.Scalar,
+    column_types.Decimal(10, 2),
+    column_types.Decimal(38, 0),
 ]
 
 
@@ -97,23 +97,23 @@ def value(chance: random.Random, depth: int, few: list[Any], names: list[str]) -
     return chance.choice(few if draw < 0.98 else SCALARS)
 
 
-def column_type(chance: random.Random, depth: int, names: list[str]) -> document_schema.ColumnType:
+def column_type(chance: random.Random, depth: int, names: list[str]) -> column_types.ColumnType:
     """A type that inference need not have made."""
     draw = chance.random()
     if depth and draw < 0.15:
-        return document_schema.Array(column_type(chance, depth - 1, names))
+        return column_types.Array(column_type(chance, depth - 1, names))
     if depth and draw < 0.25:
-        return document_schema.Map(column_type(chance, depth - 1, names))
+        return column_types.Map(column_type(chance, depth - 1, names))
     if depth and draw < 0.45:
-        return document_schema.Struct(fields(chance, depth - 1, names))
+        return column_types.Struct(fields(chance, depth - 1, names))
     return chance.choice(TYPES)
 
 
-def fields(chance: random.Random, depth: int, names: list[str]) -> tuple[document_schema.Field, ...]:
+def fields(chance: random.Random, depth: int, names: list[str]) -> tuple[column_types.Field, ...]:
     taken = column_names.UsedNames()
     chosen = {column_names.unescaped(name) for name in chance.sample(names, chance.randrange(1, len(names) + 1))}
     return tuple(
-        document_schema.Field(name, taken.unique(column_names.fit(name)), column_type(chance, depth, names))
+        column_types.Field(name, taken.unique(column_names.fit(name)), column_type(chance, depth, names))
         for name in sorted(chosen)
     )
 

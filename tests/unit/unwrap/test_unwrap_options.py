@@ -56,13 +56,11 @@ def test_every_option_is_read_from_strings_as_a_connector_has_them() -> None:
             AddedField("source", "ts_ms", "at"),
             AddedField("transaction", "id", "id"),
         ),
-        add_fields_prefix="",
         add_headers=(
             AddedField("updateDescription", "updatedFields", "h.updateDescription_updatedFields"),
             AddedField("source", "ord", "h.ord"),
             AddedField("updateDescription", "updateDescription", "h.updateDescription"),
         ),
-        add_headers_prefix="h.",
         field_names=FieldNames(FieldNameAdjustment.AVRO_UNICODE),
         field_values=FieldValues(ArrayEncoding.DOCUMENT),
     )

@@ -21,7 +21,7 @@ from cdc_core.extended_json import dialects as debezium_json
 from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.properties.unwrap import ArrayEncoding, FieldNameAdjustment, UnwrapOptions
 from cdc_core.schema import document_schema, evolution
-from cdc_core.schema.document_schema import Array, Scalar, Struct
+from cdc_core.schema.column_types import Array, Scalar, Struct
 from cdc_core.schema.shape import observe
 from cdc_core.unwrap import new_document_state as unwrap
 from cdc_core.unwrap import rows
