@@ -184,6 +184,7 @@ def _check_capture(reader: SectionReader, source: Source, name: str) -> None:
         case CaptureScope.COLLECTION if target is None or "." not in target.strip("."):
             expected = "database.collection is expected beside capture.scope: collection"
             reader.refuse("source.capture.target", expected)
+    _warn_of_unread_signals(reader, source)
     if source.cursor_pipeline_order is PipelineOrder.USER_ONLY and source.cursor_pipeline is None:
         reader.refuse("source.cursor.pipeline", "it is expected beside cursor.pipeline.order: user_only")
     needs_description = not source.capture_mode.has_full_updates
@@ -192,6 +193,17 @@ def _check_capture(reader: SectionReader, source: Source, name: str) -> None:
     skips = source.cursor_oversize_handling_mode is OversizeMode.SKIP
     if skips and source.cursor_oversize_skip_threshold == 0:
         reader.refuse("source.cursor.oversize.skip.threshold", "a size is expected beside the mode skip", "16777216")
+
+
+def _warn_of_unread_signals(reader: SectionReader, source: Source) -> None:
+    """A narrower scope carries no other collection's inserts, a signal's neither."""
+    target, signals = source.capture_target, source.signal_data_collection
+    if source.capture_scope in (None, CaptureScope.DEPLOYMENT) or target is None or signals is None:
+        return
+    if SignalChannel.SOURCE in source.signal_enabled_channels and not f"{signals}.".startswith(f"{target}."):
+        reader.warnings.append(
+            f"source.signal.data.collection: no signal comes from {signals}: the stream is of capture.target alone, {target}"
+        )
 
 
 def _check_modes(reader: SectionReader, source: Source, name: str) -> None:

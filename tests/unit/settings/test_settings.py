@@ -300,11 +300,15 @@ def test_warnings() -> None:
             "max.queue.size.in.bytes": 1024,
             "heartbeat.interval.ms": 0,
             "collection.include.list": r"shop\.[é-ü]",
+            "capture.scope": "collection",
+            "capture.target": "shop.é",
+            "signal.data.collection": "shop.signals",
         },
         silver={"defaults": {"route.by.field": "x"}},
     ).warnings
     assert [warning.partition(" ")[0].rstrip(":") for warning in warnings] == [
         "source.collection.include.list",
+        "source.signal.data.collection",
         "source.max.queue.size.in.bytes",
         "source.heartbeat.interval.ms",
         "silver.defaults.route.by.field",

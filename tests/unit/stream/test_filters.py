@@ -196,6 +196,16 @@ def test_snapshots_read_captured_collections_only() -> None:
     assert not filter_.is_snapshotted("mall", "b")
 
 
+def test_nothing_outside_the_scope_is_captured() -> None:
+    """A snapshot of a collection that the stream carries no event of would stand still."""
+    one = filters.of(source({"capture.scope": "collection", "capture.target": "shop.a.b"}))
+    assert one.includes("shop", "a.b") and one.includes_database("shop")
+    assert not one.includes("shop", "a") and not one.includes("mall", "a.b") and not one.includes_database("mall")
+    all_of_one = filters.of(source({"capture.scope": "database", "capture.target": "shop"}))
+    assert all_of_one.includes("shop", "a") and not all_of_one.includes("mall", "a")
+    assert filters.of(source({"capture.scope": "deployment"})).includes("mall", "a")
+
+
 def test_the_collection_of_signals() -> None:
     """The collection of signals is read, and captured only if the lists let it in."""
     filter_ = filters.of(source({"database.include.list": "shop", "signal.data.collection": "ops.signals"}))
