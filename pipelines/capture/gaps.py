@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cdc_core.properties.source import SnapshotMode
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.stream import resume_token
-from pipelines.bronze import log as bronze
+from pipelines.bronze import log as bronze_log
 from pipelines.capture import position as positions
 from pipelines.capture.deployment import Deployment
 from pipelines.capture.logger import log
@@ -30,7 +30,7 @@ class OtherStream:
     """What a start notes of changed settings, as payloads, and the snapshots that it plans with them."""
 
     payloads: Sequence[Mapping[str, Any]] = ()
-    states: tuple[snapshot_state.State, ...] = ()
+    states: tuple[snapshot_state.SnapshotState, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Gaps:
 
     spark: SparkSession
     deployment: Deployment
-    log: bronze.Log
+    log: bronze_log.BronzeLog
 
     def after_lost_position(
-        self, gap: Mapping[str, object], state: snapshot_state.State, token: str
-    ) -> tuple[snapshot_state.State, Mapping[str, Any]]:
+        self, gap: Mapping[str, object], state: snapshot_state.SnapshotState, token: str
+    ) -> tuple[snapshot_state.SnapshotState, Mapping[str, Any]]:
         """The snapshot that makes up for a lost position, and the payload of the gap.
 
         The stream begins at `token`. Of collections that do not exist any more there is nothing to read, and all rows are to
@@ -55,13 +55,13 @@ class Gaps:
         self._warn_of_unread(captured, state)
         return state, {"gap": {**gap, "collections": sorted({*captured, *known})}}
 
-    def of_other_stream(self, states: Sequence[snapshot_state.State], *, fingerprint: str, id_: str) -> OtherStream:
+    def of_other_stream(self, states: Sequence[snapshot_state.SnapshotState], *, fingerprint: str, id_: str) -> OtherStream:
         """What is to be noted where the settings let in other events from here on; names the collections that are new. `id_` is for
         a snapshot, if one is to be planned.
 
         Their changes come; what they held, or what became of it meanwhile, comes when a signal asks for it.
         """
-        captured, notes = self.deployment.namespaces(), bronze.notes(self.spark, self.log.table)
+        captured, notes = self.deployment.namespaces(), bronze_log.notes(self.spark, self.log.table)
         before = set(self._in_bronze())
         if notes:
             known = notes[-1].captured
@@ -86,11 +86,11 @@ class Gaps:
         if not gone:
             return OtherStream(payloads)
         # Their drop was left out, too: nothing is to be read of them, and all rows are to go.
-        empty = snapshot_state.State(id_, kind=snapshot_state.SnapshotKind.REPLACED)
+        empty = snapshot_state.SnapshotState(id_, kind=snapshot_state.SnapshotKind.REPLACED)
         state = _with_gone(empty, gone, positions.token_of(self.log))
         return OtherStream([*payloads, state.begun()], (state,))
 
-    def _let_in_again(self, notes: Sequence[bronze.FilterChange]) -> dict[str, Mapping[str, Any]]:
+    def _let_in_again(self, notes: Sequence[bronze_log.FilterChange]) -> dict[str, Mapping[str, Any]]:
         """The collections with rows that the settings left out until now, each with what was lost of it."""
         to = positions.token_of(self.log)
         found: dict[str, Mapping[str, Any]] = {}
@@ -105,14 +105,14 @@ class Gaps:
 
     def _known(self) -> list[str]:
         """The collections that are captured and have documents in bronze."""
-        found = bronze.captured_collections(self.spark, self.log.table)
+        found = bronze_log.captured_collections(self.spark, self.log.table)
         return [f"{db}.{name}" for db, name in found if self.deployment.filter.includes(db, name)]
 
     def _in_bronze(self) -> list[str]:
         """The collections that have documents in bronze."""
-        return [f"{db}.{name}" for db, name in bronze.captured_collections(self.spark, self.log.table)]
+        return [f"{db}.{name}" for db, name in bronze_log.captured_collections(self.spark, self.log.table)]
 
-    def _warn_of_unread(self, captured: Sequence[str], state: snapshot_state.State) -> None:
+    def _warn_of_unread(self, captured: Sequence[str], state: snapshot_state.SnapshotState) -> None:
         """Name what the snapshot after a gap leaves as it was: `snapshot.mode` reads what the settings let it read."""
         filtered = self.deployment.source.snapshot_collection_filter_overrides
         unread = [name for name in captured if name not in state.planned or name in filtered]
@@ -125,7 +125,7 @@ class Gaps:
             )
 
 
-def _with_gone(state: snapshot_state.State, gone: Sequence[str], token: str) -> snapshot_state.State:
+def _with_gone(state: snapshot_state.SnapshotState, gone: Sequence[str], token: str) -> snapshot_state.SnapshotState:
     """A snapshot after a gap, with the collections that are not there any more: nothing to read, and all rows to go."""
     at = positions.cluster_time(token)
     first = snapshot_state.CollectionState(first=resume_token.snapshot_sequence(at.time, at.inc))

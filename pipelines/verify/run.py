@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from cdc_core import errors
-from cdc_core.gold import cut
+from cdc_core.gold import cut as times
 from cdc_core.properties import types as values
 from cdc_core.settings.parse import Settings
-from cdc_core.snapshot import repair as keys
+from cdc_core.snapshot import key_filter
 from cdc_core.stream import filters
 from cdc_core.tables.layout import Layer
 from pipelines import clock
@@ -39,7 +39,7 @@ from pipelines.delta import ops_tables
 from pipelines.delta import tables as delta
 from pipelines.mongodb import catalog
 from pipelines.mongodb import client as mongodb
-from pipelines.mongodb import connection as source
+from pipelines.mongodb import connection as connections
 from pipelines.mongodb import failures as mongodb_failures
 from pipelines.mongodb import server as mongodb_server
 from pipelines.spark import parallel
@@ -111,7 +111,7 @@ def run(
     turns differences and failures into an error.
     """
     began, id_, stop = time.monotonic(), f"{clock.now_ms():x}", stop or threading.Event()
-    connection = source.connection(settings.source)
+    connection = connections.connection(settings.source)
     with contextlib.closing(connection.client()) as client:
         mongodb_server.check_suitable(mongodb_server.server_info(client))
         run_ = _VerifyRun.begin(spark, settings, options, connection, client, stop)
@@ -186,7 +186,7 @@ def to_json(result: Verification) -> str:
 
 def as_of(text: str) -> documents.Time | None:
     """The cluster time of `--as-of`, as `gold --as-of` takes it; None for now. Raises `SettingsError`."""
-    found = cut.parsed(text)
+    found = times.parsed(text)
     return None if found is None else (int(found[:8], 16), int(found[8:], 16))
 
 
@@ -203,7 +203,7 @@ class _VerifyRun:
         spark: SparkSession,
         settings: Settings,
         options: VerifyOptions,
-        connection: source.Connection,
+        connection: connections.Connection,
         client: mongodb.Client,
         stop: threading.Event,
     ) -> _VerifyRun:
@@ -225,7 +225,7 @@ class _VerifyRun:
         # For its error alone: without bronze there is nothing to compare with, and the source is not read for that.
         table_progress.position_of(spark, context.bronze)
         return _VerifyRun(
-            context, options, {each.namespace: each for each in source.captured(settings.source, client, is_begun=True)}
+            context, options, {each.namespace: each for each in connections.captured(settings.source, client, is_begun=True)}
         )
 
     def chosen(self) -> list[registry.Namespace]:
@@ -254,7 +254,7 @@ class _VerifyRun:
             raise documents.failure(str(namespace), error) from error
         # What no document can have as its key, no capture can read again.
         differing = [each.key for each in found.differences if each.kind.is_wrong]
-        wrong = [key for key in differing if keys.is_key(key)]
+        wrong = [key for key in differing if key_filter.is_key(key)]
         if self.options.repair and len(wrong) < len(differing):
             log.warning(
                 "%s: %d rows have keys that no document can have, and stay; medallion rebuild makes the table without them",

@@ -13,8 +13,8 @@ from cdc_core import errors
 from cdc_core.settings import parse as settings
 from pipelines.capture import service as capture
 from pipelines.delta import tables as delta
-from pipelines.gold import cut
 from pipelines.gold import run as gold
+from pipelines.operations import cut
 from pipelines.silver import run as silver
 
 if TYPE_CHECKING:
