@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cdc_core.properties.source import SnapshotMode
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.stream import resume_token
+from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze_log
 from pipelines.capture import position as positions
 from pipelines.capture.deployment import Deployment
@@ -109,8 +110,9 @@ class Gaps:
         return [f"{db}.{name}" for db, name in found if self.deployment.filter.includes(db, name)]
 
     def _in_bronze(self) -> list[str]:
-        """The collections that have documents in bronze."""
-        return [f"{db}.{name}" for db, name in bronze_log.captured_collections(self.spark, self.log.table)]
+        """The collections that have documents in bronze, without those that a command made for its own time."""
+        found = (registry.Namespace(*each) for each in bronze_log.captured_collections(self.spark, self.log.table))
+        return [str(each) for each in found if not each.is_temporary]
 
     def _warn_of_unread(self, captured: Sequence[str], state: snapshot_state.SnapshotState) -> None:
         """Name what the snapshot after a gap leaves as it was: `snapshot.mode` reads what the settings let it read."""
