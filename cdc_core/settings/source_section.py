@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -130,12 +131,19 @@ def _filter_overrides(reader: SectionReader, section: Mapping[str, Any], listed:
     }
 
 
+_REFERENCE = re.compile(r"\$\{\w+:")
+
+
 def _check_lists(reader: SectionReader, source: Source, name: str) -> None:
     for include, exclude in _EXCLUSIVE:
         if _value(source, include) and _value(source, exclude):
             reader.refuse(f"source.{exclude}", f"it does not stand beside {include}", "the include list alone decides")
-    if source.filters_match_mode is MatchMode.REGEX:
-        for list_name in _PATTERN_LISTS:
+    for list_name in _PATTERN_LISTS:
+        referring = [entry for entry in _value(source, list_name) if _REFERENCE.search(entry)]
+        for entry in referring:
+            # No name holds a $: such a list would capture nothing, and the position move on.
+            reader.refuse(f"source.{list_name}", f"names are expected, found {entry}", "only secrets may be references")
+        if source.filters_match_mode is MatchMode.REGEX and not referring:
             _check_patterns(reader, list_name, _value(source, list_name))
 
 
@@ -185,6 +193,8 @@ def _check_capture(reader: SectionReader, source: Source, name: str) -> None:
             expected = "database.collection is expected beside capture.scope: collection"
             reader.refuse("source.capture.target", expected)
     _warn_of_unread_signals(reader, source)
+    if target is not None and source.capture_scope in (None, CaptureScope.DEPLOYMENT):
+        reader.warnings.append("source.capture.target has no effect without capture.scope: database or collection")
     if source.cursor_pipeline_order is PipelineOrder.USER_ONLY and source.cursor_pipeline is None:
         reader.refuse("source.cursor.pipeline", "it is expected beside cursor.pipeline.order: user_only")
     needs_description = not source.capture_mode.has_full_updates
