@@ -259,6 +259,7 @@ def fingerprint(source: Source) -> str:
         "fullDocumentBeforeChange": full_document_before_change(source),
         "showExpandedEvents": True,
         "skip": _skip_threshold(source),
+        **_lists_of_the_client(source),
     }
     text = json_util.dumps(stream, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -385,6 +386,15 @@ def _pinned_databases(filter_: Filter) -> list[str]:
     if not pairs or None in pairs:
         return []
     return [db for db, _ in itertools.chain.from_iterable(pair for pair in pairs if pair is not None)]
+
+
+def _lists_of_the_client(source: Source) -> dict[str, Any]:
+    """The lists as far as they are applied here and not by the server, whose stages then say nothing of them."""
+    chosen = of(source)
+    if source.cursor_pipeline_order is not PipelineOrder.USER_ONLY and not chosen.left_to_client():
+        return {}
+    names = (chosen.databases, chosen.collections)
+    return {"lists": [sorted({each.text for each in side}) for one in names for side in (one.include, one.exclude)]}
 
 
 def _skip_threshold(source: Source) -> int | None:

@@ -182,6 +182,29 @@ def test_another_stream_has_another_fingerprint(other: dict[str, Any]) -> None:
     assert filters.fingerprint(source(other)) != filters.fingerprint(source(BASE))
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"collection.include.list": "shop\\.[é-ü]x, {}"},
+        {"collection.exclude.list": "shop\\.[é-ü]x, {}", "database.include.list": "shop"},
+        {
+            "collection.include.list": "{}",
+            "cursor.pipeline": '[{{"$match": {{"x": 1}}}}]',
+            "cursor.pipeline.order": "user_only",
+        },
+    ],
+)
+def test_lists_that_are_applied_here_are_part_of_the_fingerprint(more: dict[str, str]) -> None:
+    """The server's stages say nothing of them: a collection that they leave out for a while would never be missed."""
+
+    def fingerprint(*names: str) -> str:
+        given = {name: value.format(", ".join(names)) for name, value in more.items()}
+        return filters.fingerprint(source({**given, "capture.scope": "deployment"}))
+
+    assert fingerprint("(?i)shop.a", "shop.b") != fingerprint("(?i)shop.a", "shop.c")
+    assert fingerprint("(?i)shop.a", "shop.b") == fingerprint("shop.b", "(?i)shop.a", "shop.b")
+
+
 def test_named_collections() -> None:
     """The collections that the list names outright are known, so that a missing one can be reported."""
     filter_ = filters.of(source({"collection.include.list": "shop.orders, shop\\.tmp_.*, mall[.]a\\.b"}))
