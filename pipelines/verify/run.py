@@ -224,7 +224,9 @@ class _VerifyRun:
         )
         # For its error alone: without bronze there is nothing to compare with, and the source is not read for that.
         table_progress.position_of(spark, context.bronze)
-        return _VerifyRun(context, options, {each.namespace: each for each in connections.captured(settings.source, client)})
+        return _VerifyRun(
+            context, options, {each.namespace: each for each in connections.captured(settings.source, client, is_begun=True)}
+        )
 
     def chosen(self) -> list[registry.Namespace]:
         """The collections that are captured, and those that were and are gone; only the one of the options where they name one."""
