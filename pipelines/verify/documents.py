@@ -63,21 +63,24 @@ Outcome = TypeVar("Outcome")
 
 @dataclass(frozen=True)
 class Reading:
-    """How a collection is read, by whoever reads it: what, from when on, how fast, and what its documents should become."""
+    """How a collection is read, by whoever reads it: what, from when on, how fast, and what its documents should become.
+
+    Without a `schema` they are compared as they are, as bronze holds them.
+    """
 
     connection: source.Connection
     collection: catalog.SourceCollection
     after: Time
-    schema: str
+    schema: str | None
     is_exact: bool = False
     fields: field_filters.Fields | None = None
     condition: str | None = None
     documents_per_second: float | None = None
 
     @property
-    def kept_schema(self) -> DocumentSchema:
+    def kept_schema(self) -> DocumentSchema | None:
         """The collection's schema."""
-        return DocumentSchema.from_json(self.schema)
+        return None if self.schema is None else DocumentSchema.from_json(self.schema)
 
     def chunk(
         self, client: mongodb.Client, bounds: snapshot_read.IdRange, condition: Mapping[str, Any] | None
@@ -173,7 +176,7 @@ def _read_ranges(
 
 
 def _read_range(
-    client: mongodb.Client, reading: Reading, bounds: snapshot_read.IdRange, schema: DocumentSchema, pace: _Pace
+    client: mongodb.Client, reading: Reading, bounds: snapshot_read.IdRange, schema: DocumentSchema | None, pace: _Pace
 ) -> pa.RecordBatch:
     condition = None if reading.condition is None else json_util.loads(reading.condition)
 
@@ -232,8 +235,10 @@ def expired(reading: Reading) -> errors.MedallionError:
     return errors.SourceUnreachable(f"verifying {name}: the server gave up a range {ATTEMPTS} times; try again")
 
 
-def _digest(text: str, schema: DocumentSchema) -> int:
+def _digest(text: str, schema: DocumentSchema | None) -> int:
     """The digest of the row that a document should be; of one that nobody can read, a number that no row has by intent."""
+    if schema is None:
+        return equality.exact_digest(text)
     try:
         return equality.digest(equality.Document.read(text).expected(schema))
     except (ValueError, RecursionError):
