@@ -105,7 +105,7 @@ def gold(
 
 def _cut(file: options.SettingsFile, as_of: str, take_over: bool) -> None:
     from cdc_core.gold import cut as times
-    from pipelines.gold import cut as pipeline
+    from pipelines.gold import cut_requests as pipeline
     from pipelines.spark import session as sparks
     from pipelines.terminal import tables as report
 
