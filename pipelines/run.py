@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING
 from cdc_core import errors
 from pipelines import standstill
 from pipelines.capture import service as capture
-from pipelines.capture.progress import Progress
-from pipelines.gold import cut, cut_requests
-from pipelines.gold import publish as gold
+from pipelines.capture.progress import CaptureProgress
+from pipelines.gold import publish
 from pipelines.gold.run import GoldResult
-from pipelines.news import News
-from pipelines.operations import maintain
+from pipelines.new_commits import NewCommits
+from pipelines.operations import cut, cut_requests, maintain
+from pipelines.page import page as pages
 from pipelines.silver import run as silver
-from pipelines.spark import failures, jvm
+from pipelines.spark import failures as spark_failures
+from pipelines.spark import jvm
 from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def run_again(
     once: bool,
     take_over: bool = False,
     stop: threading.Event,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[CaptureProgress], None] | None = None,
 ) -> dict[str, object]:
     """What `run` gives, over a new session, which `again` makes, each time that Spark's JVM ends under it.
 
@@ -65,7 +66,7 @@ def run_again(
         try:
             return run(spark, settings, once=once, take_over=take_over, stop=stop, progress=progress)
         except Exception as error:
-            lost = failures.translated(error)
+            lost = spark_failures.translated(error)
             if not isinstance(lost, errors.SparkLost):
                 raise
             if stop.is_set() or time.monotonic() - started < RUN_SECONDS or not sparks.is_local(spark):
@@ -82,7 +83,7 @@ def run(
     once: bool,
     take_over: bool = False,
     stop: threading.Event,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[CaptureProgress], None] | None = None,
 ) -> dict[str, object]:
     """The result of each layer by its name, when all have ended.
 
@@ -92,10 +93,10 @@ def run(
     """
     sessions = sparks.sessions(spark)
     is_read = threading.Event()
-    of_bronze, of_silver = News(), News()
+    of_bronze, of_silver = NewCommits(), NewCommits()
     batches = 0
 
-    def heard(now: Progress) -> None:
+    def heard(now: CaptureProgress) -> None:
         nonlocal batches
         if now.batches != batches:
             batches = now.batches
@@ -114,6 +115,7 @@ def run(
             stop=stop,
             progress=heard,
             sessions=sessions,
+            page=pages.text,
         )
 
     def merging(stop: threading.Event) -> silver.SilverResult:
@@ -132,7 +134,7 @@ def run(
         )
 
     def publishing(stop: threading.Event) -> dict[str, object]:
-        return gold.run(
+        return publish.run(
             sessions(), settings, once=once, take_over=take_over, sessions=sessions, stop=stop, silver_news=of_silver
         )
 
@@ -226,7 +228,7 @@ def _in_turn(layers: Mapping[str, Layer], ended: _LayerResults, *, stop: threadi
         try:
             ended.results[name] = layer(stop)
         except Exception as error:
-            if name == "capture" or isinstance(failures.translated(error), errors.SparkLost):
+            if name == "capture" or isinstance(spark_failures.translated(error), errors.SparkLost):
                 raise
             ended.failures.append((error, False))
     # The first failure is the one that is raised: let it be the one that says most about what to do.

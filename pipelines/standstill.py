@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from cdc_core import errors
-from pipelines.spark import failures
+from pipelines.spark import failures as spark_failures
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,11 @@ class Standstill:
                     results.append(layer(_Either(stop, self._asked)))
                 except errors.MedallionError as error:
                     # Of collections that failed, who are told at the end of a round: the next one meets them again.
-                    if stop.is_set() or not self._asked.is_set() or isinstance(failures.translated(error), errors.SparkLost):
+                    if (
+                        stop.is_set()
+                        or not self._asked.is_set()
+                        or isinstance(spark_failures.translated(error), errors.SparkLost)
+                    ):
                         raise
                     log.warning("%s stands still; it had said: %s", name, error)
                 if stop.is_set():

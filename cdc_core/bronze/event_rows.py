@@ -1,6 +1,6 @@
 """Change events as bronze rows: Debezium's envelope, in columns.
 
-`Rows` takes raw change-stream documents in stream order and becomes an Arrow table of `bronze.SCHEMA`. It is the hottest
+`EventRows` takes raw change-stream documents in stream order and becomes an Arrow table of `bronze.SCHEMA`. It is the hottest
 loop of the capture service, so it fills one list a column and leaves the rest to Arrow.
 
 Sources: Debezium "MongoDB connector", section "Change events" (op, before, after, updateDescription, source);
@@ -34,12 +34,12 @@ ROW_BYTES = 600
 _OPS = {"insert": "c", "update": "u", "replace": "u", "delete": "d"}
 
 
-FieldsOf = Callable[[str, str], "field_filters.Fields | None"]
+FieldsOf = Callable[[str, str], "field_filters.FieldRules | None"]
 """``(db, collection) -> what happens to its documents' fields``."""
 
 
 @dataclass(frozen=True)
-class Mark:
+class OtherRow:
     """A row that is not about an event of the stream: a heartbeat, a notification, a signal."""
 
     token: str
@@ -49,7 +49,7 @@ class Mark:
     collection: str | None = None
 
 
-class Rows:
+class EventRows:
     """Rows in the making: events are added, then they are numbered and become a table.
 
     `lossy` counts the documents whose text was not valid UTF-8 and was repaired, `skipped` the events that were too large,
@@ -125,7 +125,7 @@ class Rows:
         *,
         includes: Callable[[str, str], bool] | None = None,
         fields: FieldsOf | None = None,
-        tracker: transactions.Tracker | None = None,
+        tracker: transactions.TransactionTracker | None = None,
         ts_ms: int = 0,
         is_signal_collection: Callable[[str, str], bool] | None = None,
         skipped: Collection[str] = (),
@@ -222,7 +222,7 @@ class Rows:
             self.bytes += len(description_row["updatedFields"] or b"") + 100 * len(description_row["removedFields"] or ())
         return event if is_control else None
 
-    def end_transaction(self, tracker: transactions.Tracker, *, token: str, ts_ms: int) -> None:
+    def end_transaction(self, tracker: transactions.TransactionTracker, *, token: str, ts_ms: int) -> None:
         """Add the END of the open transaction, when the stream is past it, at `token`."""
         ended = tracker.end()
         if ended is not None:
@@ -231,7 +231,7 @@ class Rows:
 
     def _seen(
         self,
-        tracker: transactions.Tracker,
+        tracker: transactions.TransactionTracker,
         lsid: str | None,
         txn_number: int | None,
         namespace: Mapping[str, str],
@@ -254,7 +254,7 @@ class Rows:
         """A BEGIN or END row; its token is that of what came before it, for a restart must not pass what follows."""
         self._other(token, bronze.RowKind.TRANSACTION.value, None, None, orjson.dumps(payload))
 
-    def mark(self, mark: Mark) -> None:
+    def mark(self, mark: OtherRow) -> None:
         """Add a row of another kind, with a JSON payload."""
         self._other(mark.token, mark.kind.value, mark.db, mark.collection, orjson.dumps(mark.payload, default=str))
 

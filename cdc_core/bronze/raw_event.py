@@ -16,15 +16,16 @@ from bson.errors import InvalidBSON, InvalidStringData
 from bson.objectid import ObjectId
 
 from cdc_core import errors
-from cdc_core.extended_json import bson_to_json, keys, raw_bson
+from cdc_core.extended_json import bson_to_json, raw_bson
 from cdc_core.extended_json import dialects as debezium_json
+from cdc_core.extended_json import keys as canonical_keys
 from cdc_core.stream import cursor_pipeline
 from cdc_core.stream import fields as field_filters
 
 _EXACT = raw_bson.CODEC_OPTIONS
 
 
-def filtered(text: bytes, *, fields: field_filters.Fields, taken: set[str]) -> bytes:
+def filtered(text: bytes, *, fields: field_filters.FieldRules, taken: set[str]) -> bytes:
     """A document's text with its fields taken out or renamed (`field.exclude.list`, `field.renames`).
 
     `taken` gets the new names that the document had already: there the field keeps its old one.
@@ -34,7 +35,7 @@ def filtered(text: bytes, *, fields: field_filters.Fields, taken: set[str]) -> b
     return orjson.dumps(document)
 
 
-def filtered_update(row: Mapping[str, Any], *, fields: field_filters.Fields, taken: set[str]) -> dict[str, Any]:
+def filtered_update(row: Mapping[str, Any], *, fields: field_filters.FieldRules, taken: set[str]) -> dict[str, Any]:
     """The same for an `updateDescription`."""
     update, found = field_filters.update(
         field_filters.UpdateDescription(
@@ -88,10 +89,14 @@ def update_description(description: Mapping[str, Any], text: EventText) -> dict[
 
 def key(document_key: Mapping[str, Any], raw: bytes, *, is_exact: bool) -> str:
     """The key of an event's document, from its bytes where the decoded value is not all of them."""
-    return keys.canonical(document_key["_id"]) if is_exact else keys.canonical_raw(part(raw, (b"documentKey",)))
+    return (
+        canonical_keys.canonical(document_key["_id"])
+        if is_exact
+        else canonical_keys.canonical_raw(part(raw, (b"documentKey",)))
+    )
 
 
-def original(raw: bytes, *, fields: field_filters.Fields | None) -> bytes:
+def original(raw: bytes, *, fields: field_filters.FieldRules | None) -> bytes:
     """The payload that keeps the bytes of an event or a document, some of whose text is not UTF-8 and was repaired.
 
     Without them where fields are taken out or renamed (`{"bson": null}`): the bytes hold every field, under its old name.

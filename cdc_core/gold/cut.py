@@ -25,7 +25,7 @@ _TIMESTAMP = re.compile(r"([0-9]{1,10})(?:[:,.]([0-9]{1,10}))?")
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchTimes:
     """The cluster times in one batch: of its first and last change, and of its newest snapshot row; None where it has none."""
 
     number: int
@@ -35,7 +35,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Boundary:
+class CutBoundary:
     """The end of `batch`: everything in the log up to there shows the source at every cluster time from `time` to before `until`."""
 
     batch: int
@@ -43,7 +43,7 @@ class Boundary:
     until: str
 
 
-def boundaries(batches: Iterable[Batch], *, reached: str | None) -> list[Boundary]:
+def boundaries(batches: Iterable[BatchTimes], *, reached: str | None) -> list[CutBoundary]:
     """The batches after which the log may be cut, in order.
 
     `reached` is a cluster time before which the log is known to be complete, though no later change says so.
@@ -56,16 +56,16 @@ def boundaries(batches: Iterable[Batch], *, reached: str | None) -> list[Boundar
         first = ordered[place].first
         if first is not None:
             later = first if later is None else min(later, first)
-    found: list[Boundary] = []
+    found: list[CutBoundary] = []
     time = ""
     for each, until in zip(ordered, following):
         time = max(time, each.last or "", each.snapshot or "")
         if time and until > time:
-            found.append(Boundary(each.number, time, until))
+            found.append(CutBoundary(each.number, time, until))
     return found
 
 
-def chosen(found: Sequence[Boundary], *, at_least: int, asked: str | None) -> Boundary | None:
+def chosen(found: Sequence[CutBoundary], *, at_least: int, asked: str | None) -> CutBoundary | None:
     """The newest boundary that the tables can still be brought to, at a time that is not after `asked`.
 
     `at_least` is the batch that some table is at already. None where there is none.

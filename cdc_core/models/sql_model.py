@@ -40,7 +40,7 @@ _END = re.compile(r";(?:[\s;]|--[^\n]*|/\*.*?\*/)*\Z", re.DOTALL)
 _KNOWN = "known are {{ ref('…') }} and {{ config(…) }}"
 
 
-class Materialized(enum.Enum):
+class Materialization(enum.Enum):
     """What becomes of a model's rows."""
 
     TABLE = "table"
@@ -68,7 +68,7 @@ class Model:
     name: str
     parts: tuple[str | Ref, ...]
     where: str
-    materialized: Materialized = Materialized.TABLE
+    materialized: Materialization = Materialization.TABLE
     unique_key: tuple[str, ...] = ()
     description: str = ""
     columns: tuple[tuple[str, str], ...] = ()
@@ -232,7 +232,7 @@ def _check_config(call: _Call) -> None:
     if call.given:
         raise _Mistake("config takes names with values", "config(materialized='table')")
     wanted = call.named.get("materialized", "table")
-    choices = [each.value for each in Materialized]
+    choices = [each.value for each in Materialization]
     if wanted not in choices:
         hint = values.did_you_mean(str(wanted), choices)
         raise _Mistake(f"materialized is one of {', '.join(choices)}, found {values.shown(wanted)}", hint)
@@ -240,8 +240,8 @@ def _check_config(call: _Call) -> None:
         raise _Mistake("unique_key takes the name of a column, or a list of them")
 
 
-def _materialized(found: object) -> Materialized:
-    return next((each for each in Materialized if each.value == found), Materialized.TABLE)
+def _materialized(found: object) -> Materialization:
+    return next((each for each in Materialization if each.value == found), Materialization.TABLE)
 
 
 def _columns(found: object) -> tuple[str, ...]:
@@ -267,7 +267,7 @@ def _inconsistent(model: Model) -> Iterator[errors.Problem]:
     ):
         yield errors.Problem(model.where, "there is no query in it")
     keyed = [ref for ref in model.refs if ref.key]
-    if model.materialized is not Materialized.INCREMENTAL:
+    if model.materialized is not Materialization.INCREMENTAL:
         if model.unique_key or keyed:
             name = "unique_key" if model.unique_key else "ref's key"
             yield errors.Problem(

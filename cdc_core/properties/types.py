@@ -90,7 +90,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """A text that may hold variables: where tables lie is no secret, and differs from machine to machine."""
 
     expected: str

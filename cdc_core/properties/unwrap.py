@@ -20,7 +20,7 @@ import difflib
 import enum
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from cdc_core import errors
 
@@ -30,6 +30,10 @@ class ArrayEncoding(enum.Enum):
 
     ARRAY = "array"
     DOCUMENT = "document"
+
+
+class ArrayDocument(dict[str, Any]):
+    """An array as a document of `_0`, `_1`, …; where a value does not fit, it is written as the array that it is."""
 
 
 class FieldNameAdjustment(enum.Enum):
@@ -151,10 +155,44 @@ class FieldNames:
 
 
 @dataclass(frozen=True)
+class FieldValues:
+    """What the options do to a field's value, in a record and in a table alike.
+
+    A table's schema keeps it with the columns, so that a value that comes later is laid out as those before it.
+    """
+
+    arrays: ArrayEncoding = ArrayEncoding.ARRAY
+
+    def of(self, value: Any) -> Any:
+        """The value in the output, as parsed type-exact JSON; what it holds is given to `of` afterwards, level by level."""
+        if isinstance(value, list) and self.arrays_as_documents:
+            return ArrayDocument((f"_{index}", item) for index, item in enumerate(value))
+        return value
+
+    @property
+    def are_kept(self) -> bool:
+        """Every value stays as it is: then tables decode documents without a look at each value by itself."""
+        return self == FieldValues()
+
+    @property
+    def arrays_as_documents(self) -> bool:
+        """`array.encoding=document`."""
+        return self.arrays is ArrayEncoding.DOCUMENT
+
+    def to_json(self) -> dict[str, object]:
+        """Plain JSON values."""
+        return {"arrays_as_documents": self.arrays_as_documents}
+
+    @staticmethod
+    def from_json(fields: Mapping[str, object]) -> FieldValues:
+        """The inverse of `to_json`; other keys are not looked at. A schema that was kept before an option was there lacks its key."""
+        return FieldValues(ArrayEncoding.DOCUMENT if fields["arrays_as_documents"] else ArrayEncoding.ARRAY)
+
+
+@dataclass(frozen=True)
 class UnwrapOptions:
     """The options of one collection, or of one run of the function; the defaults are the SMT's."""
 
-    array_encoding: ArrayEncoding = ArrayEncoding.ARRAY
     flatten_struct: bool = False
     flatten_struct_delimiter: str = "_"
     delete_tombstone_handling_mode: DeleteMode = DeleteMode.TOMBSTONE
@@ -164,9 +202,10 @@ class UnwrapOptions:
     add_headers: tuple[AddedField, ...] = ()
     add_headers_prefix: str = "__"
     field_names: FieldNames = FieldNames()
+    field_values: FieldValues = FieldValues()
 
 
-class OlderDelete(enum.Enum):
+class OlderDeleteMode(enum.Enum):
     """`delete.handling.mode`, the option that `delete.tombstone.handling.mode` replaced."""
 
     DROP = "drop"
@@ -219,7 +258,7 @@ def _options(reader: _Reader) -> UnwrapOptions:
     for name in _IGNORED_BOOLEANS:
         reader.boolean(name, False)
     return UnwrapOptions(
-        array_encoding=reader.choice("array.encoding", tuple(ArrayEncoding), ArrayEncoding.ARRAY),
+        field_values=FieldValues(reader.choice("array.encoding", tuple(ArrayEncoding), ArrayEncoding.ARRAY)),
         flatten_struct=reader.boolean("flatten.struct", False),
         flatten_struct_delimiter=reader.text("flatten.struct.delimiter", "_"),
         delete_tombstone_handling_mode=_delete_mode(reader),
@@ -235,19 +274,19 @@ def _options(reader: _Reader) -> UnwrapOptions:
 def _delete_mode(reader: _Reader) -> DeleteMode:
     older_given = reader.is_given("drop.tombstones") or reader.is_given("delete.handling.mode")
     drop_tombstones = reader.boolean("drop.tombstones", True)
-    older = reader.choice("delete.handling.mode", tuple(OlderDelete), OlderDelete.DROP)
+    older = reader.choice("delete.handling.mode", tuple(OlderDeleteMode), OlderDeleteMode.DROP)
     if reader.is_given("delete.tombstone.handling.mode") or not older_given:
         return reader.choice("delete.tombstone.handling.mode", DELETE_MODES, DeleteMode.TOMBSTONE)
     match (older, drop_tombstones):
-        case (OlderDelete.DROP, True):
+        case (OlderDeleteMode.DROP, True):
             return DeleteMode.DROP
-        case (OlderDelete.DROP, False):
+        case (OlderDeleteMode.DROP, False):
             return DeleteMode.OLDER_DROP_WITH_TOMBSTONE
-        case (OlderDelete.NONE, True):
+        case (OlderDeleteMode.NONE, True):
             return DeleteMode.TOMBSTONE
-        case (OlderDelete.NONE, False):
+        case (OlderDeleteMode.NONE, False):
             return DeleteMode.OLDER_NONE_WITH_TOMBSTONE
-        case (OlderDelete.REWRITE, True):
+        case (OlderDeleteMode.REWRITE, True):
             return DeleteMode.REWRITE
         case _:
             return DeleteMode.REWRITE_WITH_TOMBSTONE

@@ -16,9 +16,10 @@ from typing import Any
 
 import orjson
 
+from cdc_core.properties.unwrap import ArrayDocument
 from cdc_core.schema import names as column_names
 from cdc_core.schema.document_schema import BASE, Array, ColumnType, Decimal, DocumentSchema, Map, Scalar, Struct
-from cdc_core.schema.kinds import ABSENT, DOUBLES, ArrayDocument, Kind, arrays_as_documents, kind
+from cdc_core.schema.kinds import ABSENT, DOUBLES, Kind, kind, laid_out
 
 
 class _Misfit(Exception):
@@ -65,8 +66,7 @@ def row(parsed_document: Any, schema: DocumentSchema) -> tuple[dict[str, Any], d
     Where documents are flattened, one whose columns are all null is rescued as `{}`, or it could not be
     told from a document that is not there.
     """
-    document = arrays_as_documents(parsed_document) if schema.naming.arrays_as_documents else parsed_document
-    value, rescued = cast(document, schema.struct)
+    value, rescued = cast(laid_out(parsed_document, schema.naming.values), schema.struct)
     if not schema.naming.flatten:
         return {name: (value or {}).get(name) for name, _ in schema.table()}, rescued
     # Flattened, a document has no column of its own that could say that it is there.

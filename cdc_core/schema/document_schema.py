@@ -148,7 +148,7 @@ class DocumentSchema:
 
     fields: tuple[Field, ...] = ()
     columns: tuple[Column, ...] = ()
-    naming: column_names.Naming = column_names.Naming()
+    naming: column_names.ColumnNaming = column_names.ColumnNaming()
 
     @property
     def struct(self) -> Struct:
@@ -179,7 +179,7 @@ class DocumentSchema:
         return DocumentSchema(
             fields=tuple(_field_from_json(item) for item in value["fields"]),
             columns=tuple(Column(tuple(path), name) for path, name in value["columns"]),
-            naming=column_names.Naming.from_json(value["naming"]),
+            naming=column_names.ColumnNaming.from_json(value["naming"]),
         )
 
 

@@ -78,7 +78,7 @@ def join(
     shape: Shape,
     *,
     pins: Pins | None = None,
-    naming: column_names.Naming | None = None,
+    naming: column_names.ColumnNaming | None = None,
 ) -> tuple[DocumentSchema, tuple[Change, ...]]:
     """The schema that also holds what the shape saw, and the changes that this took, in order of the columns.
 
@@ -123,7 +123,7 @@ def _leaves(type_: ColumnType) -> int:
 class _Join:
     """One join: what the settings pin, how names are given, what there is room for, and the changes so far."""
 
-    def __init__(self, pins: Pins, naming: column_names.Naming, room: _Room) -> None:
+    def __init__(self, pins: Pins, naming: column_names.ColumnNaming, room: _Room) -> None:
         self.pins = pins
         self.naming = naming
         self.room = room
@@ -307,7 +307,9 @@ def values(shape: Shape) -> Shape:
     return merged
 
 
-def columns_of(current: tuple[Column, ...], fields: tuple[Field, ...], naming: column_names.Naming) -> tuple[Column, ...]:
+def columns_of(
+    current: tuple[Column, ...], fields: tuple[Field, ...], naming: column_names.ColumnNaming
+) -> tuple[Column, ...]:
     """The table's columns: those that it has, then a new one for each path that needs it."""
     known = {column.path for column in current}
     columns = list(current)

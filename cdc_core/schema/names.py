@@ -42,23 +42,23 @@ _ESCAPED = re.compile(rf"\$(\$+(?:{RESERVED_NAMES}))")
 
 
 @dataclass(frozen=True)
-class Naming:
+class ColumnNaming:
     """How the columns of one collection are named and laid out."""
 
     flatten: bool = False
     delimiter: str = "_"
     fields: unwrap_options.FieldNames = unwrap_options.FieldNames()
-    arrays_as_documents: bool = False
+    values: unwrap_options.FieldValues = unwrap_options.FieldValues()
     reserved: frozenset[str] = ENGINE | SPOKEN_FOR
 
     @staticmethod
-    def of(options: unwrap_options.UnwrapOptions) -> Naming:
+    def of(options: unwrap_options.UnwrapOptions) -> ColumnNaming:
         """What the options of the unwrap say about names; the names of `add.fields` and `add.headers` are taken."""
-        return Naming(
+        return ColumnNaming(
             flatten=options.flatten_struct,
             delimiter=options.flatten_struct_delimiter,
             fields=options.field_names,
-            arrays_as_documents=options.array_encoding is unwrap_options.ArrayEncoding.DOCUMENT,
+            values=options.field_values,
             reserved=ENGINE | SPOKEN_FOR | {added.name for added in (*options.add_fields, *options.add_headers)},
         )
 
@@ -68,17 +68,17 @@ class Naming:
             "flatten": self.flatten,
             "delimiter": self.delimiter,
             **self.fields.to_json(),
-            "arrays_as_documents": self.arrays_as_documents,
+            **self.values.to_json(),
         }
 
     @staticmethod
-    def from_json(fields: Mapping[str, object]) -> Naming:
+    def from_json(fields: Mapping[str, object]) -> ColumnNaming:
         """The inverse of `to_json`."""
-        return Naming(
+        return ColumnNaming(
             flatten=bool(fields["flatten"]),
             delimiter=str(fields["delimiter"]),
             fields=unwrap_options.FieldNames.from_json(fields),
-            arrays_as_documents=bool(fields["arrays_as_documents"]),
+            values=unwrap_options.FieldValues.from_json(fields),
         )
 
 
@@ -131,11 +131,11 @@ class UsedNames:
         return candidate
 
 
-def nested(name: str, *, taken: UsedNames, naming: Naming) -> str:
+def nested(name: str, *, taken: UsedNames, naming: ColumnNaming) -> str:
     """The name of a field inside a struct whose other fields have taken theirs."""
     return taken.unique(fit(naming.fields.of(name)))
 
 
-def top_level(path: Collection[str], *, taken: UsedNames, naming: Naming) -> str:
+def top_level(path: Collection[str], *, taken: UsedNames, naming: ColumnNaming) -> str:
     """The name of a column of the table: of a top-level field, or of a leaf where documents are flattened."""
     return taken.unique(fit(naming.delimiter.join(naming.fields.of(part) for part in path)))

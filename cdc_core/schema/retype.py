@@ -24,7 +24,7 @@ from cdc_core.schema.document_schema import (
     ddl,
 )
 from cdc_core.schema.evolution import Change, ChangeKind, columns_of, leaf_paths
-from cdc_core.schema.kinds import NOTHING, NUMBERS, Kind, arrays_as_documents, kind
+from cdc_core.schema.kinds import NOTHING, NUMBERS, Kind, kind, laid_out
 from cdc_core.schema.pins import Pins
 
 
@@ -52,8 +52,8 @@ def conflicts(schema: DocumentSchema, path: str, text: str) -> tuple[Conflict, .
     That is so for a place without a column (limits, `[]` and `{}`), for a value that is out of its own type's range,
     and for the earlier of two fields of one name. A path that may lead to two places speaks of both.
     """
-    numbers_fields = schema.naming.arrays_as_documents
-    value = arrays_as_documents(orjson.loads(text)) if numbers_fields else orjson.loads(text)
+    numbers_fields = schema.naming.values.arrays_as_documents
+    value = laid_out(orjson.loads(text), schema.naming.values)
     seen = kind(value)
     if seen in NOTHING:
         return ()

@@ -48,7 +48,7 @@ class SignalRefused(ValueError):
 
 
 @dataclass(frozen=True)
-class Condition:
+class AdditionalCondition:
     """An additional condition: what a snapshot reads of the collections that a regular expression names."""
 
     data_collection: str
@@ -83,13 +83,13 @@ class ReceivedSignal:
 
 
 @dataclass(frozen=True)
-class Request:
+class SignalRequest:
     """What a signal asks for, checked: `collections` are regular expressions over ``database.collection``, none for all."""
 
     type: SignalType
     collections: tuple[str, ...] = ()
     snapshot_type: SnapshotType = SnapshotType.INCREMENTAL
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[AdditionalCondition, ...] = ()
     message: str = ""
 
     def chosen(self, namespaces: Iterable[str]) -> tuple[str, ...]:
@@ -148,7 +148,7 @@ def _signal(fields: Mapping[str, Any], channel: str) -> Signal:
     return Signal("" if identifier is None else str(identifier), type_, data, channel)
 
 
-def request(signal: Signal) -> Request:
+def request(signal: Signal) -> SignalRequest:
     """What the signal asks for; raises `SignalRefused` for what the connector would not do either."""
     # A row of bronze must be able to hold what was done; what it cannot hold is refused before it is done.
     if "data" not in signal.payload():
@@ -159,9 +159,9 @@ def request(signal: Signal) -> Request:
         hint = values.did_you_mean(signal.type, [each.value for each in SignalType])
         raise SignalRefused(f"there is no signal of type {signal.type}{f', {hint}' if hint else ''}") from None
     if type_ is SignalType.LOG:
-        return Request(type_, message=str(signal.data.get("message", "")))
+        return SignalRequest(type_, message=str(signal.data.get("message", "")))
     collections = _collections(signal.data, is_required=type_ is SignalType.EXECUTE_SNAPSHOT)
-    return Request(type_, collections, _snapshot_type(signal.data), _conditions(signal.data))
+    return SignalRequest(type_, collections, _snapshot_type(signal.data), _conditions(signal.data))
 
 
 def _collections(data: Mapping[str, Any], *, is_required: bool) -> tuple[str, ...]:
@@ -185,7 +185,7 @@ def _snapshot_type(data: Mapping[str, Any]) -> SnapshotType:
         raise SignalRefused(f"there is no snapshot of type {text}: incremental or blocking") from None
 
 
-def _conditions(data: Mapping[str, Any]) -> tuple[Condition, ...]:
+def _conditions(data: Mapping[str, Any]) -> tuple[AdditionalCondition, ...]:
     if data.get("surrogate-key"):
         raise SignalRefused("surrogate-key is not supported: documents are read in the order of _id")
     found = data.get("additional-conditions", [])
@@ -200,7 +200,7 @@ def _conditions(data: Mapping[str, Any]) -> tuple[Condition, ...]:
         text = _filter_text(each["filter"])
         _check_filter(text)
         _pattern(str(each["data-collection"]))
-        read.append(Condition(str(each["data-collection"]), text))
+        read.append(AdditionalCondition(str(each["data-collection"]), text))
     return tuple(read)
 
 
@@ -233,7 +233,7 @@ def _pattern(text: str) -> patterns.Pattern:
 
 
 def _is_json(payload: Mapping[str, Any]) -> bool:
-    """Whether a row can hold the payload, as `event_rows.Rows.mark` writes it."""
+    """Whether a row can hold the payload, as `event_rows.EventRows.mark` writes it."""
     try:
         orjson.dumps(payload, default=str)
     except (TypeError, RecursionError):

@@ -34,7 +34,7 @@ def is_same(held: T.DataType, wanted: T.DataType) -> bool:
 
 
 @dataclass(frozen=True)
-class Statement:
+class SilverMerge:
     """One MERGE of reduced rows.
 
     `columns` are the table's, in the source too; `added` those of them that `add.fields` asked for. `removes`,
@@ -69,20 +69,21 @@ class Statement:
         if self.marks_deleted:
             deleted_columns = {"__deleted": "true", "__incomplete": "false", **known}
             yield sql_merge.Clause(
-                deleted_columns | sql_merge.given((*self.added, "__sequence", "__batch")), f"s.`__deleted` AND {is_newer}"
+                deleted_columns | sql_merge.from_source((*self.added, "__sequence", "__batch")),
+                f"s.`__deleted` AND {is_newer}",
             )
         if self.has_incomplete:
             incomplete_columns = {"__incomplete": "true", **known}
             yield sql_merge.Clause(
-                incomplete_columns | sql_merge.given(("__sequence", "__batch")), f"s.`__incomplete` AND {is_newer}"
+                incomplete_columns | sql_merge.from_source(("__sequence", "__batch")), f"s.`__incomplete` AND {is_newer}"
             )
         is_kept = f"s.`__action` <> {literal(reduce.Action.REMOVE.value)}" if self.removes else ""
-        yield sql_merge.Clause(sql_merge.given(self.columns), is_kept, is_matched=False)
+        yield sql_merge.Clause(sql_merge.from_source(self.columns), is_kept, is_matched=False)
 
     def _document(self) -> dict[str, str]:
         """A newer document; a row that knows of an event after it stays incomplete, or deleted, with that event's sequence."""
         if not self.is_late:
-            return sql_merge.given(self.columns)
+            return sql_merge.from_source(self.columns)
         is_behind = "s.`__sequence` < t.`__sequence`"
         values = {
             "__sequence": "greatest(s.`__sequence`, t.`__sequence`)",
@@ -96,7 +97,7 @@ class Statement:
             }
             values["__deleted"] = f"(s.`__deleted` OR {stays})"
             values["__incomplete"] = f"(s.`__incomplete` OR {is_behind}) AND NOT {stays}"
-        return sql_merge.given(self.columns) | {name: value for name, value in values.items() if name in self.columns}
+        return sql_merge.from_source(self.columns) | {name: value for name, value in values.items() if name in self.columns}
 
 
 def keyed(target: str, source: str, *, columns: Sequence[str], on: str) -> str:

@@ -54,7 +54,7 @@ class Action(str, Enum):
 
 
 @dataclass(frozen=True)
-class Range:
+class BatchRange:
     """Bronze batches after `after`, up to and including `to`."""
 
     after: int
@@ -66,7 +66,7 @@ class Range:
         return f"batch > {self.after} AND batch <= {self.to}"
 
 
-def ranges(batches: Iterable[tuple[int, int]], *, span: Range, limit: int) -> tuple[Range, ...]:
+def ranges(batches: Iterable[tuple[int, int]], *, span: BatchRange, limit: int) -> tuple[BatchRange, ...]:
     """The span cut between batches so that each range holds at most `limit` events, or one batch.
 
     `batches` are pairs of batch and count of events, in order; batches without events may be left out. The ranges
@@ -83,7 +83,7 @@ def ranges(batches: Iterable[tuple[int, int]], *, span: Range, limit: int) -> tu
         held += events
         previous = batch
     edges = [span.after, *cuts, span.to]
-    return tuple(Range(low, high) for low, high in zip(edges, edges[1:]) if low < high)
+    return tuple(BatchRange(low, high) for low, high in zip(edges, edges[1:]) if low < high)
 
 
 class SweepCause(str, Enum):
@@ -143,7 +143,7 @@ def schema_sweeps(changes: Iterable[tuple[int, str, str, str, str]]) -> tuple[Sw
     return tuple(found)
 
 
-def within(sweeps: Iterable[Sweep], range_: Range) -> tuple[Sweep, ...]:
+def within(sweeps: Iterable[Sweep], range_: BatchRange) -> tuple[Sweep, ...]:
     """The sweeps that a range of batches calls for, in their order.
 
     Each comes right after its range, so that a run that ends between two ranges has forgotten none.

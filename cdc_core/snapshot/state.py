@@ -98,7 +98,7 @@ def _end(fields: Mapping[str, Any]) -> bytes | None:
 
 
 @dataclass(frozen=True)
-class State:
+class SnapshotState:
     """One snapshot: which collections it was begun for, and how far each of them is.
 
     `conditions` holds the find filter of each collection that is read in part, `stopped` the collections that a signal took
@@ -141,16 +141,16 @@ class State:
         """How far one collection is."""
         return self.collections.get(namespace, CollectionState())
 
-    def advanced(self, namespace: str, state: CollectionState) -> State:
+    def advanced(self, namespace: str, state: CollectionState) -> SnapshotState:
         """The snapshot after a chunk of one collection."""
         return replace(self, collections={**self.collections, namespace: state})
 
-    def retried(self) -> State:
+    def retried(self) -> SnapshotState:
         """The snapshot with the collections that failed to be read on: what was wrong may have been mended."""
         mended = {name: replace(self.of(name), failed=None) for name in self.failed}
         return replace(self, collections={**self.collections, **mended})
 
-    def without(self, namespaces: Iterable[str]) -> State:
+    def without(self, namespaces: Iterable[str]) -> SnapshotState:
         """The snapshot after some of its collections were stopped."""
         return replace(self, stopped=self.stopped | (frozenset(namespaces) & frozenset(self.planned)))
 
@@ -178,7 +178,7 @@ class State:
         control = {"paused": self.is_paused, "stopped": sorted(self.stopped), "done": self.is_done}
         return {"snapshot": {"id": self.id, "collections": {}, **control}}
 
-    def _followed(self, found: Mapping[str, Any]) -> State:
+    def _followed(self, found: Mapping[str, Any]) -> SnapshotState:
         state = self
         for namespace, fields in found["collections"].items():
             state = state.advanced(namespace, CollectionState.from_json(fields))
@@ -187,8 +187,8 @@ class State:
         return state
 
     @staticmethod
-    def _planned(found: Mapping[str, Any]) -> State:
-        return State(
+    def _planned(found: Mapping[str, Any]) -> SnapshotState:
+        return SnapshotState(
             found["id"],
             tuple(found.get("planned", ())),
             kind=SnapshotKind(found.get("type", SnapshotKind.INITIAL.value)),
@@ -206,7 +206,7 @@ class Gap:
 
 
 @dataclass
-class _Open:
+class _OpenGap:
     """A gap in its time: `number` counts payloads, and only a plan behind it repairs it."""
 
     since: str
@@ -219,11 +219,11 @@ def unrepaired(payloads: Iterable[Mapping[str, Any]]) -> dict[str, Gap]:
 
     A gap is repaired for a collection when a snapshot of the whole of it that was planned afterwards is read to its end.
     """
-    gaps: dict[str, _Open] = {}
+    gaps: dict[str, _OpenGap] = {}
     plans: dict[str, tuple[int, Mapping[str, Any]]] = {}
     for number, payload in enumerate(payloads):
         for namespace in payload.get("gap", {}).get("collections", ()):
-            gaps[namespace] = _Open(gaps[namespace].since if namespace in gaps else payload["gap"]["since"], number)
+            gaps[namespace] = _OpenGap(gaps[namespace].since if namespace in gaps else payload["gap"]["since"], number)
         found = payload.get("snapshot")
         if found is None:
             continue
@@ -242,7 +242,7 @@ def unrepaired(payloads: Iterable[Mapping[str, Any]]) -> dict[str, Gap]:
     return {namespace: Gap(gap.since, gap.why) for namespace, gap in gaps.items()}
 
 
-def _told_of(gaps: dict[str, _Open], namespace: str, state: CollectionState, *, is_part: bool) -> None:
+def _told_of(gaps: dict[str, _OpenGap], namespace: str, state: CollectionState, *, is_part: bool) -> None:
     """What a chunk's heartbeat says about an open gap."""
     if state.failed is not None:
         gaps[namespace].why = f"the snapshot that read it again failed: {state.failed}"
@@ -252,16 +252,16 @@ def _told_of(gaps: dict[str, _Open], namespace: str, state: CollectionState, *, 
         gaps[namespace].why = "only what a filter lets through was read again"
 
 
-def states(payloads: Iterable[Mapping[str, Any]]) -> tuple[State, ...]:
+def states(payloads: Iterable[Mapping[str, Any]]) -> tuple[SnapshotState, ...]:
     """Every snapshot's state, from the payloads that tell of one, in their order; the order is that of their plans.
 
     Of the snapshots that `snapshot.mode` asked for only the newest counts: it reads what those before it left.
     """
-    found: dict[str, State] = {}
+    found: dict[str, SnapshotState] = {}
     for payload in payloads:
         fields = payload["snapshot"]
         # The first payload of a snapshot is its plan; every later one only adds to what is known.
-        state = found.get(fields["id"]) or State._planned(fields)
+        state = found.get(fields["id"]) or SnapshotState._planned(fields)
         found[state.id] = state._followed(fields)
     initial = [state.id for state in found.values() if state.kind is SnapshotKind.INITIAL]
     return tuple(state for state in found.values() if state.kind is not SnapshotKind.INITIAL or state.id == initial[-1])

@@ -37,7 +37,7 @@ class Rename:
 
 
 @dataclass(frozen=True)
-class Fields:
+class FieldRules:
     """What happens to the fields of one collection."""
 
     excluded: tuple[Path, ...] = ()
@@ -71,12 +71,12 @@ class FieldFilter:
 
     entries: tuple[_FieldRule, ...] = ()
 
-    def of(self, db: str, collection: str) -> Fields | None:
+    def of(self, db: str, collection: str) -> FieldRules | None:
         """What happens to the fields of one collection; None for nothing."""
         mine = [entry for entry in self.entries if entry.namespace.fullmatch(f"{db}.{collection}")]
         if not mine:
             return None
-        return Fields(
+        return FieldRules(
             tuple(entry.path for entry in mine if entry.name is None),
             tuple(Rename(entry.path, entry.name) for entry in mine if entry.name is not None),
         )
@@ -87,7 +87,7 @@ def read(exclude: Sequence[str], renames: Sequence[str]) -> FieldFilter:
     return FieldFilter((*map(_exclusion, exclude), *map(_rename, renames)))
 
 
-def document(before: Document, *, fields: Fields) -> tuple[dict[str, Any], tuple[str, ...]]:
+def document(before: Document, *, fields: FieldRules) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The document, fields excluded and renamed, and the names onto which no field could be renamed."""
     kept = _excluded(before, fields.excluded)
     taken: list[str] = []
@@ -96,7 +96,7 @@ def document(before: Document, *, fields: Fields) -> tuple[dict[str, Any], tuple
     return kept, tuple(taken)
 
 
-def update(before: UpdateDescription, *, fields: Fields) -> tuple[UpdateDescription, tuple[str, ...]]:
+def update(before: UpdateDescription, *, fields: FieldRules) -> tuple[UpdateDescription, tuple[str, ...]]:
     """The same for an update description: in its keys, its values, and its removed and truncated paths.
 
     An update in which nothing is left is still an update.

@@ -106,8 +106,8 @@ class Decoder:
 
     def _make(self) -> None:
         """A decoder for the schema and what was learned so far."""
-        # Without fields there is nothing to decode into; arrays as documents have no struct of their own, and go the exact way.
-        if self.schema.fields and not self.schema.naming.arrays_as_documents:
+        # Without fields there is nothing to decode into; values that the options change are looked at one by one, the exact way.
+        if self.schema.fields and self.schema.naming.values.are_kept:
             self._root = ReaderBuilder(self._pins, self._lessons).document(self.schema.struct, (), ())
             self._decode = msgspec.json.Decoder(self._root.struct).decode
 
@@ -178,7 +178,7 @@ class Decoder:
         """Whether some of the documents would change the schema; the decoder learns from all of them."""
         shape = Shape()
         for text in texts:
-            document = exact.seen(shape, text, "", arrays_as_documents=self.schema.naming.arrays_as_documents)
+            document = exact.observed(shape, text, "", values=self.schema.naming.values)
             if document is not None and self._refused < _LESSONS[-1]:
                 self._lessons.learn(document, self.schema.struct)
         before, self._refused = self._refused, self._refused + len(texts)

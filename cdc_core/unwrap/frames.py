@@ -23,15 +23,15 @@ from cdc_core.schema.document_schema import ColumnType, DocumentSchema
 from cdc_core.schema.shape import Shape
 from cdc_core.sql.names import identifier
 from cdc_core.typed import exact
-from cdc_core.unwrap import new_document_state as unwrap
+from cdc_core.unwrap import new_document_state
 from cdc_core.unwrap import rows as unwrap_rows
 from cdc_core.unwrap.change_event import Json
-from cdc_core.unwrap.new_document_state import Extracted, Unchanged
+from cdc_core.unwrap.new_document_state import ExtractedRecord, UnchangedRecord
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_NAMING = column_names.Naming(reserved=frozenset({unwrap_rows.RESCUED}))
+_NAMING = column_names.ColumnNaming(reserved=frozenset({unwrap_rows.RESCUED}))
 _HEADERS = pa.list_(pa.struct([("name", pa.string()), ("value", pa.string())]))
 
 
@@ -91,7 +91,7 @@ def _texts(df: DataFrame) -> DataFrame:
 def _documents(batches: Iterable[pa.RecordBatch], options: UnwrapOptions) -> Iterator[dict[str, Any]]:
     for batch in batches:
         for result, _ in _results(batch, options):
-            if isinstance(result, Extracted) and result.document is not None:
+            if isinstance(result, ExtractedRecord) and result.document is not None:
                 yield result.document
 
 
@@ -99,7 +99,7 @@ def _results(batch: pa.RecordBatch, options: UnwrapOptions) -> Iterator[tuple[ob
     """What becomes of each event, or the `ValueError` of one that cannot be read; and its value as it came."""
     for key, value in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist()):
         try:
-            yield unwrap.extracted(_event(key, value), options=options), value
+            yield new_document_state.extracted(_event(key, value), options=options), value
         except ValueError as error:
             yield error, value
 
@@ -111,9 +111,9 @@ def _event(key: str | None, value: str | None) -> Json:
 
 def _row(result: object, value: str | None, schema: DocumentSchema) -> dict[str, Any] | None:
     match result:
-        case Extracted():
+        case ExtractedRecord():
             return _typed(result, schema)
-        case Unchanged():
+        case UnchangedRecord():
             return {"passed": value}
         case ValueError():
             return {"passed": value, "error": str(result)}
@@ -121,7 +121,7 @@ def _row(result: object, value: str | None, schema: DocumentSchema) -> dict[str,
             return None
 
 
-def _typed(result: Extracted, schema: DocumentSchema) -> dict[str, Any]:
+def _typed(result: ExtractedRecord, schema: DocumentSchema) -> dict[str, Any]:
     return {
         "key": None if result.key is None else orjson.dumps(unwrap_rows.printed_key(result.key)).decode(),
         "value": None if result.document is None else _value(result, schema),
@@ -131,7 +131,7 @@ def _typed(result: Extracted, schema: DocumentSchema) -> dict[str, Any]:
     }
 
 
-def _value(result: Extracted, schema: DocumentSchema) -> dict[str, Any]:
+def _value(result: ExtractedRecord, schema: DocumentSchema) -> dict[str, Any]:
     values, rescued = cast.row(result.document, schema)
     kept = {name: _for_arrow(values[name], type_) for name, type_ in schema.table()}
     everything = {**result.displaced, **rescued}

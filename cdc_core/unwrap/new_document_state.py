@@ -3,9 +3,9 @@
     for row in rows.records(events, options=unwrap_options.parse({"flatten.struct": "true"})):
         ...
 
-An event is any form that `change_event` reads; what comes of it is a `Row`, `Unchanged` or `DROPPED`. Two steps, each
+An event is any form that `change_event` reads; what comes of it is a `JsonRow`, an `UnchangedRecord` or `DROPPED`. Two steps, each
 usable alone: `extracted` applies every option to one event, and gives a key, a document and headers as type-exact JSON;
-`cdc_core.unwrap.rows.Tables` gives the documents of each collection one schema, and `row` prints them by it as Kafka's JsonConverter does.
+`cdc_core.unwrap.rows.RecordTables` gives the documents of each collection one schema, and `row` prints them by it as Kafka's JsonConverter does.
 `cdc_core.unwrap.frames.unwrapped` is both steps over a Spark DataFrame, with typed columns.
 
 What the SMT does is in Debezium's documentation; the differences that are meant are in `docs/unwrap.md`:
@@ -30,7 +30,7 @@ DELETED = "__deleted"
 
 
 @dataclass(frozen=True)
-class Extracted:
+class ExtractedRecord:
     """A change event after the SMT, not yet part of a table.
 
     `key` and `document` are parsed type-exact JSON; a null document is a delete. `displaced` holds, by path, the
@@ -46,30 +46,30 @@ class Extracted:
 
 
 @dataclass(frozen=True)
-class Unchanged:
+class UnchangedRecord:
     """Something that is no change event: it passes as it came."""
 
     event: Json
 
 
-class Dropped:
+class DroppedRecord:
     """An event that the delete mode takes out of the stream."""
 
     def __repr__(self) -> str:
         return "DROPPED"
 
 
-DROPPED = Dropped()
+DROPPED = DroppedRecord()
 
 
-def extracted(event: Json, *, options: UnwrapOptions) -> Extracted | Unchanged | Dropped:
+def extracted(event: Json, *, options: UnwrapOptions) -> ExtractedRecord | UnchangedRecord | DroppedRecord:
     """One event under the options.
 
     Raises `ValueError` where one of the JSON texts inside the event (`after`, `updatedFields`, …) cannot be read.
     """
     change = change_event.read(event)
     if change is None:
-        return Unchanged(event)
+        return UnchangedRecord(event)
     if change.envelope is None:
         return _tombstone(change, options)
     identity = _identity(change)
@@ -79,16 +79,16 @@ def extracted(event: Json, *, options: UnwrapOptions) -> Extracted | Unchanged |
     displaced: dict[str, str] = {}
     document = record_fields.joined(_fields(change, state, identity, options, displaced), displaced)
     key = _key(change, identity, options)
-    return Extracted(
+    return ExtractedRecord(
         change.collection, key, document or None, added_fields.added_headers(change, options), displaced, state is None
     )
 
 
-def _tombstone(change: ChangeEvent, options: UnwrapOptions) -> Extracted | Dropped:
+def _tombstone(change: ChangeEvent, options: UnwrapOptions) -> ExtractedRecord | DroppedRecord:
     if not options.delete_tombstone_handling_mode.keeps_tombstone:
         return DROPPED
     headers = tuple((added.name, "d") for added in options.add_headers if added.field == "op")
-    return Extracted("", _key(change, _identity(change), options), None, headers, is_delete=True)
+    return ExtractedRecord("", _key(change, _identity(change), options), None, headers, is_delete=True)
 
 
 def _identity(change: ChangeEvent) -> Parsed | legacy_patches.NoId:

@@ -147,16 +147,16 @@ def _as_text(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Document:
+class ExactDocument:
     """A document as the exact path reads it, with the earlier values of fields that it holds twice."""
 
     parsed: Mapping[str, Any]
     repeated: Mapping[str, str]
 
     @staticmethod
-    def read(text: str) -> Document:
+    def read(text: str) -> ExactDocument:
         """The document of its Extended JSON; ValueError where it is none."""
-        return Document(*exact.parsed(text))
+        return ExactDocument(*exact.parsed(text))
 
     def expected(self, schema: DocumentSchema) -> TableRow:
         """The row that the schema makes of it."""
@@ -166,7 +166,7 @@ class Document:
         return TableRow(columns, rescued, {})
 
 
-def differences(document: Document, row: TableRow, schema: DocumentSchema) -> tuple[Difference, ...]:
+def differences(document: ExactDocument, row: TableRow, schema: DocumentSchema) -> tuple[Difference, ...]:
     """What is not equal, in no particular order; nothing for a row that holds the document."""
     found: list[Difference] = []
     whole = document.expected(schema)
@@ -180,7 +180,7 @@ def differences(document: Document, row: TableRow, schema: DocumentSchema) -> tu
         if pruned is None:
             found.append(Difference(path, "what is rescued is not what the source holds"))
         else:
-            rest = Document(pruned, rest.repeated)
+            rest = ExactDocument(pruned, rest.repeated)
     expected = whole if rest is document else rest.expected(schema)
     found += (Difference(path, "neither in its column nor rescued") for path in expected.rescued if path not in row.rescued)
     types = dict(schema.table())

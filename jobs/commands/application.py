@@ -44,7 +44,7 @@ def opened(
         # Before Spark is started, which takes seconds.
         try:
             capture.check_source(settings, stop)
-        except capture.Stopped:
+        except capture.StoppedBeforeStart:
             raise click.exceptions.Exit(0) from None
     start = functools.partial(session, file, settings, verb)
     if lazily:

@@ -73,7 +73,7 @@ class KnownCollections:
     refused: Mapping[Namespace, errors.DecisionNeeded] = field(default_factory=dict)
 
 
-def parted(settings: Settings, namespaces: Sequence[Namespace]) -> KnownCollections:
+def with_own_tables(settings: Settings, namespaces: Sequence[Namespace]) -> KnownCollections:
     """The collections, in the order in which they were found, without those whose tables would be an earlier one's.
 
     One that is not captured any more is not spoken of.
@@ -111,7 +111,7 @@ def read(spark: SparkSession, settings: Settings, *, log: str | None = None) -> 
             first[names] = min(row["batch"], first.get(names, row["batch"]))
     discovered = max((row["batch"] for row in rows if row["log"] == log), default=0)
     in_order = sorted(first, key=lambda names: (first[names], names))
-    known = parted(settings, list(itertools.starmap(Namespace, in_order)))
+    known = with_own_tables(settings, list(itertools.starmap(Namespace, in_order)))
     return replace(known, discovered=discovered, namespaces=tuple(sorted(known.namespaces, key=_names)))
 
 

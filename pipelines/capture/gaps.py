@@ -16,7 +16,7 @@ from cdc_core.properties.source import SnapshotMode
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.stream import resume_token
 from pipelines import clock
-from pipelines.bronze import log as bronze
+from pipelines.bronze import log as bronze_log
 from pipelines.capture import position as positions
 from pipelines.capture.deployment import Deployment
 from pipelines.capture.logger import log
@@ -31,11 +31,11 @@ class Gaps:
 
     spark: SparkSession
     deployment: Deployment
-    log: bronze.Log
+    log: bronze_log.BronzeLog
 
     def after_lost_position(
-        self, gap: Mapping[str, object], state: snapshot_state.State, token: str
-    ) -> tuple[snapshot_state.State, Mapping[str, Any]]:
+        self, gap: Mapping[str, object], state: snapshot_state.SnapshotState, token: str
+    ) -> tuple[snapshot_state.SnapshotState, Mapping[str, Any]]:
         """The snapshot that makes up for a lost position, and the payload of the gap.
 
         The stream begins at `token`. Of collections that do not exist any more there is nothing to read, and all rows are to
@@ -47,12 +47,12 @@ class Gaps:
         self._warn_of_unread(captured, state)
         return state, {"gap": {**gap, "collections": sorted({*captured, *known})}}
 
-    def note_other_stream(self, states: Sequence[snapshot_state.State], *, fingerprint: str) -> None:
+    def note_other_stream(self, states: Sequence[snapshot_state.SnapshotState], *, fingerprint: str) -> None:
         """Note that the settings let in other events from here on, and name the collections that were not captured before.
 
         Their changes come; what they held, or what became of it meanwhile, comes when a signal asks for it.
         """
-        captured, notes = self.deployment.namespaces(), bronze.notes(self.spark, self.log.table)
+        captured, notes = self.deployment.namespaces(), bronze_log.notes(self.spark, self.log.table)
         if notes:
             known = notes[-1].captured
         else:
@@ -71,7 +71,7 @@ class Gaps:
                 _as_options(new),
             )
 
-    def _while_left_out(self, new: Sequence[str], notes: Sequence[bronze.FilterChange]) -> list[Mapping[str, Any]]:
+    def _while_left_out(self, new: Sequence[str], notes: Sequence[bronze_log.FilterChange]) -> list[Mapping[str, Any]]:
         """What was lost of collections that were captured once, then left out, and are let in again."""
         gaps: list[Mapping[str, Any]] = []
         before = set(self._in_bronze())
@@ -85,15 +85,15 @@ class Gaps:
 
     def _known(self) -> list[str]:
         """The collections that are captured and have documents in bronze."""
-        found = bronze.captured_collections(self.spark, self.log.table)
+        found = bronze_log.captured_collections(self.spark, self.log.table)
         return [f"{db}.{name}" for db, name in found if self.deployment.filter.includes(db, name)]
 
     def _in_bronze(self, *, behind: int = -1) -> list[str]:
         """The collections that have documents in bronze, or with a greater offset."""
-        found = bronze.captured_collections(self.spark, self.log.table, behind=behind)
+        found = bronze_log.captured_collections(self.spark, self.log.table, behind=behind)
         return [f"{db}.{name}" for db, name in found]
 
-    def _warn_of_unread(self, captured: Sequence[str], state: snapshot_state.State) -> None:
+    def _warn_of_unread(self, captured: Sequence[str], state: snapshot_state.SnapshotState) -> None:
         """Name what the snapshot after a gap leaves as it was: `snapshot.mode` reads what the settings let it read."""
         filtered = self.deployment.source.snapshot_collection_filter_overrides
         unread = [name for name in captured if name not in state.planned or name in filtered]
@@ -106,7 +106,7 @@ class Gaps:
             )
 
 
-def _with_gone(state: snapshot_state.State, gone: Sequence[str], token: str) -> snapshot_state.State:
+def _with_gone(state: snapshot_state.SnapshotState, gone: Sequence[str], token: str) -> snapshot_state.SnapshotState:
     """A snapshot after a gap, with the collections that are not there any more: nothing to read, and all rows to go."""
     at = positions.cluster_time(token)
     first = snapshot_state.CollectionState(first=resume_token.snapshot_sequence(at.time, at.inc))

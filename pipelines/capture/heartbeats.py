@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cdc_core.stream import resume_token
 from pipelines import clock
-from pipelines.bronze import log as bronze
+from pipelines.bronze import log as bronze_log
 from pipelines.capture import position as positions
 
 LEASE_EVERY_MS = 60_000
@@ -18,7 +18,7 @@ LEASE_EVERY_MS = 60_000
 class Heartbeats:
     """The heartbeats of one run: `interval_ms` is `heartbeat.interval.ms`, 0 for none, and `moved_at` when rows last came."""
 
-    log: bronze.Log
+    log: bronze_log.BronzeLog
     interval_ms: int
     moved_at: float
 

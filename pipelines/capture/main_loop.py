@@ -14,7 +14,7 @@ from pipelines.capture.control import ControlEvents
 from pipelines.capture.encoder import Encoder
 from pipelines.capture.heartbeats import Heartbeats
 from pipelines.capture.intake import Intake
-from pipelines.capture.progress import Reporter
+from pipelines.capture.progress import ProgressReporter
 from pipelines.capture.shutdown import Shutdown
 from pipelines.capture.threads import IDLE_WAIT, Threads
 from pipelines.mongodb import change_stream
@@ -70,7 +70,7 @@ class MainLoop:
     control: ControlEvents
     committer: Committer
     heartbeats: Heartbeats
-    reporter: Reporter
+    reporter: ProgressReporter
     end: RunEnd
     commit_seconds: float
 

@@ -10,7 +10,7 @@ from pipelines.snapshot import snapshot
 
 
 @dataclass(frozen=True)
-class Progress:
+class CaptureProgress:
     """What a person wants to see of a running capture.
 
     `lag_seconds` is the age of the newest committed event; `has_read_snapshots`: none is planned or being read.
@@ -94,10 +94,10 @@ class RunCounts:
         if self.began_at is not None:
             self.seconds = time.monotonic() - self.began_at
 
-    def progress(self, *, has_read_snapshots: bool) -> Progress:
+    def progress(self, *, has_read_snapshots: bool) -> CaptureProgress:
         """All of it, for a person."""
         stream = self.stream
-        return Progress(
+        return CaptureProgress(
             events=stream.events,
             batches=stream.batches,
             lag_seconds=stream.lag_seconds,
@@ -120,11 +120,11 @@ class RunCounts:
 
 
 @dataclass(frozen=True)
-class Reporter:
+class ProgressReporter:
     """Shows the progress of a run to whoever wants to see it."""
 
     counts: RunCounts
-    report: Callable[[Progress], None] | None
+    report: Callable[[CaptureProgress], None] | None
     has_read_snapshots: Callable[[], bool]
 
     def show(self) -> None:

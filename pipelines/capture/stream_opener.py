@@ -15,7 +15,7 @@ from bson.timestamp import Timestamp
 from cdc_core import errors
 from cdc_core.snapshot import mode as snapshot_mode
 from cdc_core.stream import resume_token
-from pipelines.bronze import log as bronze
+from pipelines.bronze import log as bronze_log
 from pipelines.capture import position as positions
 from pipelines.capture.deployment import Deployment
 from pipelines.capture.logger import log
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
 class ExistingBronze:
     """What is read from a bronze table before it is claimed: its position, and whether it was written through another filter."""
 
-    found: bronze.UnclaimedPosition | None = None
+    found: bronze_log.UnclaimedPosition | None = None
     is_other_stream: bool = False
 
     @property
-    def position(self) -> bronze.BronzePosition | None:
+    def position(self) -> bronze_log.BronzePosition | None:
         return self.found.position if self.found is not None else None
 
     @staticmethod
-    def read(spark: SparkSession, table: bronze.tables.TableRef, *, fingerprint: str) -> ExistingBronze:
+    def read(spark: SparkSession, table: bronze_log.tables.TableRef, *, fingerprint: str) -> ExistingBronze:
         """Read it; `fingerprint` is that of the settings' filter. Raises `TableNotOurs`."""
         if not delta.exists(spark, table):
             return ExistingBronze()
         delta.check_ours(spark, table)
         last = table_history.last_commit(spark, table)
         before = last.metadata.get("stream") if last is not None and last.metadata else None
-        return ExistingBronze(bronze.found(spark, table), before is not None and before != fingerprint)
+        return ExistingBronze(bronze_log.unclaimed_position(spark, table), before is not None and before != fingerprint)
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class StreamOpener:
     custom: snapshot_mode.Snapshotter | None = None
     is_other_stream: bool = False
 
-    def open_or_restart(self, position: bronze.BronzePosition | None) -> OpenStream:
+    def open_or_restart(self, position: bronze_log.BronzePosition | None) -> OpenStream:
         """The stream, and the gap before it where the position was lost and the snapshot mode says to start over.
 
         A first start whose `capture.start.op.time` is lost begins now: it takes a snapshot anyway.
@@ -97,7 +97,7 @@ class StreamOpener:
             log.warning("the oplog no longer holds the position of %s: a new snapshot begins", lost_at)
             return OpenStream(stream, gap={"from": position.token, "to": stream.begins, "since": lost_at})
 
-    def open(self, position: bronze.BronzePosition | None) -> OpenStream:
+    def open(self, position: bronze_log.BronzePosition | None) -> OpenStream:
         """A stream that continues behind the position, or begins now.
 
         A token of a stream with another filter, or one that the server refuses, is replaced by its cluster time; what
@@ -112,7 +112,7 @@ class StreamOpener:
         return OpenStream(self._first_accepted(starts, position), bronze_token=position.token)
 
     def _first_accepted(
-        self, starts: Sequence[change_stream.StreamStart], position: bronze.BronzePosition | None
+        self, starts: Sequence[change_stream.StreamStart], position: bronze_log.BronzePosition | None
     ) -> change_stream.ChangeStream:
         """A stream from the first of these places that the server takes."""
         lost: mongodb_failures.HistoryLost | None = None
@@ -133,7 +133,10 @@ class StreamOpener:
         raise positions.lost(position, lost)
 
     def _check_held(
-        self, stream: change_stream.ChangeStream, start: change_stream.StreamStart, position: bronze.BronzePosition | None
+        self,
+        stream: change_stream.ChangeStream,
+        start: change_stream.StreamStart,
+        position: bronze_log.BronzePosition | None,
     ) -> None:
         """Raise `HistoryLost` where a stream goes on by its position's time in an oplog that does not hold the position's event:
         another deployment has taken the place of the one that was captured. Of a stream with another filter that is not known."""

@@ -128,7 +128,7 @@ class _Trouble:
 
 
 @dataclass
-class Topic:
+class KafkaTopic:
     """A channel of `pipelines.channels.signals`; `done` are the marks of the signals that bronze holds.
 
     Raises `SettingsError` for options that the client refuses.
@@ -254,7 +254,7 @@ class Topic:
             self._committed = reached
 
 
-class Sink:
+class KafkaSink:
     """The channel `sink`: each notification is a message of `notification.sink.topic.name`, sent in the background.
 
     Key ``{"id"}``, value ``{"id", "aggregate_type", "type", "additional_data", "timestamp"}``, as Kafka's JsonConverter

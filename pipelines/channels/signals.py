@@ -74,7 +74,7 @@ def channels(spark: SparkSession, settings: Settings, *, done: Collection[str]) 
                 table = delta.layout(settings.lakehouse).ops("signals")
                 found.append(TableChannel(spark, table, settings.name, set(done)))
             case SignalChannel.KAFKA:
-                found.append(kafka.Topic(settings, set(done)))
+                found.append(kafka.KafkaTopic(settings, set(done)))
             case SignalChannel.SOURCE:
                 pass
     return found

@@ -55,7 +55,7 @@ class FencedCommits:
         """The table's direct log, reached once; None where commits go through Spark."""
         return direct_log.of(self.spark, self.table)
 
-    def last_said(self) -> tuple[object, dict[str, Any]]:
+    def last_metadata(self) -> tuple[object, dict[str, Any]]:
         """Position and extras of the last commit, for one that changes neither."""
         return self.metadata.get("to"), carried(self.metadata)
 

@@ -111,7 +111,7 @@ def delete_claimed(writer: Writer, where: str) -> int:
     with table_errors.translating(writer.table):
         count = int(writer.spark.sql(f"SELECT count(*) AS n FROM {writer.table} WHERE {where}").collect()[0].n)
     if count:
-        to, extra = writer.last_said()
+        to, extra = writer.last_metadata()
         writer.remove(where, to=to, extra=extra)
     return count
 
@@ -138,13 +138,13 @@ def compact(writer: Writer) -> None:
     surplus = _surplus_files(writer.table)
     if surplus < writer.surplus_files + MANY_FILES:
         return
-    if not _put_together(writer):
+    if not _compact_files(writer):
         _optimize(writer)
     # What is left now cannot be put together any further: the next compaction is for what comes on top of it.
     writer.surplus_files = _surplus_files(writer.table)
 
 
-def _put_together(writer: Writer) -> bool:
+def _compact_files(writer: Writer) -> bool:
     """Put the smallest files together in this process; False where a compaction by Spark is due."""
     live = writer.live
     if live is None or not live.at(writer.version):
@@ -154,7 +154,7 @@ def _put_together(writer: Writer) -> bool:
     are_many = len([each for each in others if each["size"] < LARGE_FILE // 4]) >= MANY_FILES
     if are_many or any(live_files.share_deleted(each) > MUCH_DELETED for each in others):
         return False
-    return len(parts) > 1 and writer.put_together(parts) is not None
+    return len(parts) > 1 and writer.compact_files(parts) is not None
 
 
 def _optimize(writer: Writer) -> None:

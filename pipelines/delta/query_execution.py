@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -14,7 +15,8 @@ from pyspark.errors import PySparkException
 
 from cdc_core.tables import layout as tables
 from pipelines.delta import local_log
-from pipelines.spark import failures
+from pipelines.delta.live_files import LiveFiles
+from pipelines.spark import failures as spark_failures
 from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
@@ -75,7 +77,7 @@ def takes_settings(spark: SparkSession) -> bool:
                 _takes_settings[spark] = True
         except PySparkException as error:
             _takes_settings[spark] = False
-            log.info("%s (%s)", WITHOUT_SETTINGS, failures.condition(error))
+            log.info("%s (%s)", WITHOUT_SETTINGS, spark_failures.condition(error))
     return _takes_settings[spark]
 
 
@@ -90,12 +92,23 @@ INTERPRETED = {
 
 
 FEW_BYTES = 32 * 1024 * 1024
+FEW_ROWS = 50_000
+"""Documents that resemble each other compress a hundredfold: without compiled code, millions of rows would fit into `FEW_BYTES`."""
 
 
 def are_small(*touched: tables.TableRef) -> bool:
     """Whether all of these tables are known to be small; only on a local file system, where the log tells it without a job."""
     folders = [local_log.folder(table) for table in touched]
-    return all(folder is not None and local_log.is_smaller(folder, FEW_BYTES) for folder in folders)
+    return all(folder is not None and _is_small(folder) for folder in folders)
+
+
+def _is_small(folder: Path) -> bool:
+    # The checksum first: it is one small file, and of a table that is large the log need not be read.
+    if not local_log.is_smaller(folder, FEW_BYTES):
+        return False
+    newest = local_log.newest_version(folder)
+    live = LiveFiles(folder)
+    return newest is None or (live.at(newest) and live.row_count() <= FEW_ROWS)
 
 
 @contextmanager

@@ -42,7 +42,7 @@ class Audit(Protocol):
         """Whether anything is expected of the candidates of this name."""
 
 
-class Unjudged:
+class NoAudit:
     """The audit of tables without expectations."""
 
     def __call__(self, spark: SparkSession, candidate: Candidate) -> Mapping[str, object]:
@@ -52,4 +52,4 @@ class Unjudged:
         return False
 
 
-unjudged = Unjudged()
+no_audit = NoAudit()

@@ -31,7 +31,7 @@ from pipelines.delta.writer import Writer
 from pipelines.gold import model_changes, queries
 from pipelines.gold.candidate import Audit, Candidate
 from pipelines.gold.model_inputs import ModelInputs
-from pipelines.spark import failures
+from pipelines.spark import failures as spark_failures
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -95,7 +95,7 @@ class ModelTable:
         moved = [name for name in to if not is_same(held.get(name), to[name])]
         if not moved and held.keys() == to.keys():
             return ModelWork("nothing", to, live)
-        if model.materialized is not sql_model.Materialized.INCREMENTAL:
+        if model.materialized is not sql_model.Materialization.INCREMENTAL:
             return ModelWork("whole", to, live)
         if held.keys() != to.keys():
             return ModelWork("whole", to, live, "it refers to other tables")
@@ -235,7 +235,7 @@ class ModelTable:
             assert found is not None
             return query_execution.computed(found.distinct())
         except (PySparkException, Py4JJavaError, errors.CommitConflict) as error:
-            condition = failures.condition(error) or type(error).__name__
+            condition = spark_failures.condition(error) or type(error).__name__
             log.info("%s is made whole: what changed is not known (%s)", self.model.name, condition)
             return None
 

@@ -30,7 +30,7 @@ from cdc_core.stream import filters
 from pipelines.bronze import collections as registry
 from pipelines.delta import tables as delta
 from pipelines.gold import model_table, queries
-from pipelines.gold.candidate import Audit, Candidate, unjudged
+from pipelines.gold.candidate import Audit, Candidate, no_audit
 from pipelines.gold.model_inputs import ModelInputs, collection_table
 from pipelines.settings import file as settings_file
 
@@ -180,7 +180,7 @@ def run(
     spark: SparkSession,
     settings: Settings,
     *,
-    audit: Audit = unjudged,
+    audit: Audit = no_audit,
     take_over: bool = False,
     is_anew: bool = False,
     pinned: Mapping[str, int] | None = None,
@@ -269,21 +269,21 @@ class _DryRun:
             queries.check_columns(self.spark, model, frame, self.inputs.relation)
             _check_no_table(self.spark, model, self.inputs.layout.model(model.name))
             would = self._would(model)
-            if model.name in self.moved or model.materialized is sql_model.Materialized.VIEW:
+            if model.name in self.moved or model.materialized is sql_model.Materialization.VIEW:
                 self.inputs.add_view(model, frame)
         reads = tuple(f"{ref.name} by {', '.join(ref.key)}" if ref.key else ref.name for ref in model.refs)
         return ModelPlan(model.name, model.materialized.value, reads, would)
 
     def _would(self, model: sql_model.Model) -> str:
-        if model.materialized is sql_model.Materialized.VIEW:
+        if model.materialized is sql_model.Materialization.VIEW:
             return "be a view" if self.inputs.layout.root is None else "be read by the models that refer to it"
         if self.moved & set(model.names):
             is_followed = any(ref.key and ref.name in self.moved for ref in model.refs)
             self.moved.add(model.name)
-            if model.materialized is sql_model.Materialized.INCREMENTAL and is_followed:
+            if model.materialized is sql_model.Materialization.INCREMENTAL and is_followed:
                 return "take in the keys that change"
             return "be made whole"
-        work = model_table.ModelTable(self.spark, model, self.inputs, unjudged).work()
+        work = model_table.ModelTable(self.spark, model, self.inputs, no_audit).work()
         if work.kind != "nothing":
             self.moved.add(model.name)
         said = {
@@ -296,7 +296,7 @@ class _DryRun:
 
 def _check_no_table(spark: SparkSession, model: sql_model.Model, table: tables.TableRef) -> None:
     """Raise where a view was a table before: readers would go on with rows that nothing brings up to date any more."""
-    if model.materialized is sql_model.Materialized.VIEW and delta.exists(spark, table):
+    if model.materialized is sql_model.Materialization.VIEW and delta.exists(spark, table):
         how = f"DROP TABLE {table}" if table.path is None else f"remove the folder {table.path}"
         message = "it is a view, and the table that it was before is still there, with the rows of its last run"
         raise errors.SettingsError(errors.Problem(model.where, message, how))
@@ -334,7 +334,7 @@ class _ModelsRun:
             return ModelResult(model.name, "waits", 0, None, time.monotonic() - started)
         whole = queries.frame(self.spark, model, self.inputs.relation)
         queries.check_columns(self.spark, model, whole, self.inputs.relation)
-        if model.materialized is sql_model.Materialized.VIEW:
+        if model.materialized is sql_model.Materialization.VIEW:
             did, rows, version = self._viewed(model, whole)
         else:
             table = model_table.ModelTable(self.spark, model, self.inputs, self.audit, self.take_over, self.is_anew)

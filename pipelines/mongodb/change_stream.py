@@ -66,7 +66,7 @@ _VERSION = slice(18, 22)
 """Where a token has the version of its format."""
 
 OUTAGE_SECONDS = 5.0
-TELL_AGAIN_SECONDS = 60.0
+LOG_AGAIN_SECONDS = 60.0
 
 CAREFUL_BYTES = 64 * 1024 * 1024
 """So much is read one event at a time behind a failure at an event: more than one answer of the server holds."""
@@ -77,19 +77,19 @@ class Outage:
     """Since when the server does not answer, and when that was last logged; in seconds."""
 
     since: float = field(default_factory=time.monotonic)
-    told_at: float | None = None
+    logged_at: float | None = None
 
     @property
-    def is_told(self) -> bool:
-        return self.told_at is not None
+    def is_logged(self) -> bool:
+        return self.logged_at is not None
 
     def is_due(self) -> bool:
         """Whether to log it now: not of an election, which is over in seconds."""
         now = time.monotonic()
-        due_at = self.since + OUTAGE_SECONDS if self.told_at is None else self.told_at + TELL_AGAIN_SECONDS
+        due_at = self.since + OUTAGE_SECONDS if self.logged_at is None else self.logged_at + LOG_AGAIN_SECONDS
         if now < due_at:
             return False
-        self.told_at = now
+        self.logged_at = now
         return True
 
 
@@ -187,7 +187,7 @@ class ChangeStream:
                 if not self._cursor.is_open:
                     self.open()
                 batch = self._more()
-                if self._outage.is_told:
+                if self._outage.is_logged:
                     log.warning("the source answers again, after %d attempts", self.attempts)
                 self.attempts, self._outage = 0, Outage()
                 return batch

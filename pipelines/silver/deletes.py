@@ -15,9 +15,9 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from cdc_core.bronze import columns as bronze
+from pipelines.bronze import survey
 from pipelines.delta import ops_tables
 from pipelines.delta import tables as delta
-from pipelines.silver import survey
 from pipelines.silver import tables as silver_tables
 from pipelines.silver.batch import Deletes, RowBatch
 from pipelines.silver.collection import SilverCollection

@@ -103,7 +103,7 @@ class Positions:
         if new or to - self.noted >= IDLE_BATCHES:
             registry.note(self.spark, self.settings, new=new, discovered=to, log=self.log)
             self.noted = to
-        accepted = registry.parted(self.settings, (*self.known, *new))
+        accepted = registry.with_own_tables(self.settings, (*self.known, *new))
         self._refuse(accepted)
         positions = {namespace: self._readable_position(namespace) for namespace in new if namespace in accepted.namespaces}
         self.known |= {namespace: position for namespace, position in positions.items() if position is not None}

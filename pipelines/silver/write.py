@@ -14,9 +14,10 @@ from pyspark.sql import functions as F
 from cdc_core import errors
 from cdc_core.silver import merge, reduce
 from cdc_core.typed import plan as typed
+from pipelines.bronze import survey
 from pipelines.delta import query_execution, upsert
 from pipelines.silver import batch as batches
-from pipelines.silver import deletes, survey
+from pipelines.silver import deletes
 from pipelines.silver import tables as silver_tables
 from pipelines.silver.batch import RowBatch, Step
 from pipelines.silver.collection import SilverCollection
@@ -108,7 +109,7 @@ def _upserted(collection: SilverCollection, batch: RowBatch) -> bool:
     done = collection.writer.upsert(
         rows,
         touched=batch.touched,
-        sought=batch.sought,
+        pending_deletes=batch.pending_deletes,
         to=batch.after.to,
         extra=batch.after.extra,
         confs=MERGE_CONFS,
@@ -163,8 +164,8 @@ def _make_room(collection: SilverCollection, source: DataFrame, held: StructType
         collection.writer.alter(statement)
 
 
-def _statement(collection: SilverCollection, batch: RowBatch) -> merge.Statement:
-    return merge.Statement(
+def _statement(collection: SilverCollection, batch: RowBatch) -> merge.SilverMerge:
+    return merge.SilverMerge(
         columns=[name for name in batch.rows.columns if name not in _ENGINE],
         added=[each.name for each in collection.added(batch.plan.schema)],
         removes=batch.deletes is not None and collection.mode.removes_row,

@@ -17,7 +17,7 @@ from cdc_core import errors
 from cdc_core.bronze import event_rows as events
 from pipelines.mongodb import catalog, snapshot_read
 from pipelines.mongodb import client as mongodb
-from pipelines.mongodb import connection as source
+from pipelines.mongodb import connection as connections
 from pipelines.mongodb import failures as mongodb_failures
 from pipelines.snapshot import chunks
 from pipelines.spark import session as sparks
@@ -36,7 +36,7 @@ class ChunkReader:
     """Reads what a snapshot reads of its source: each chunk on an executor, at a cluster time at or after `after`."""
 
     spark: SparkSession
-    connection: source.Connection
+    connection: connections.Connection
     after: Timestamp
     chunk_bytes: int
     fetch_size: int = 0

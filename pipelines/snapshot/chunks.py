@@ -19,11 +19,12 @@ from bson.timestamp import Timestamp
 
 from cdc_core import errors
 from cdc_core.bronze import raw_event
-from cdc_core.extended_json import bson_to_json, keys
-from cdc_core.snapshot import repair
+from cdc_core.extended_json import bson_to_json
+from cdc_core.extended_json import keys as canonical_keys
+from cdc_core.snapshot import key_filter
 from cdc_core.stream import fields as field_filters
 from pipelines.mongodb import catalog, snapshot_read
-from pipelines.mongodb import connection as source
+from pipelines.mongodb import connection as connections
 from pipelines.mongodb import failures as mongodb_failures
 
 ROWS = pa.schema([("key", pa.string()), ("after", pa.string()), ("payload", pa.string())])
@@ -40,14 +41,14 @@ CHUNK_SECONDS = 120.0
 class ChunkSpec:
     """What an executor needs to read one chunk."""
 
-    connection: source.Connection
+    connection: connections.Connection
     collection: catalog.SourceCollection
     bounds: snapshot_read.IdRange
     after: tuple[int, int]
     fetch_size: int
     max_bytes: int
     condition: str | None = None
-    fields: field_filters.Fields | None = None
+    fields: field_filters.FieldRules | None = None
 
 
 @dataclass(frozen=True)
@@ -93,13 +94,13 @@ def _read_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
 
 
 def encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
-    client = source.worker_client(spec.connection)
+    client = connections.worker_client(spec.connection)
     found_keys: list[str] = []
     texts: list[bytes | None] = []
     originals: list[bytes | None] = []
     size = sent = lossy = 0
-    repaired = repair.keys_of(spec.condition)
-    missing = dict.fromkeys(filter(repair.can_ask, repaired or ()))
+    repaired = key_filter.keys_of(spec.condition)
+    missing = dict.fromkeys(filter(key_filter.can_ask, repaired or ()))
     at: Timestamp | None = None
     cut: bytes | None = None
     # A cursor of a snapshot read dies with its time; a chunk that ends early is committed, and read on at another time.
@@ -119,7 +120,7 @@ def encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
             break
         for raw in chunk.documents:
             encoded = bson_to_json.encode(raw)
-            key = keys.canonical_raw(raw)
+            key = canonical_keys.canonical_raw(raw)
             found_keys.append(key)
             # What is left in `missing` at the end has no document.
             missing.pop(key, None)
@@ -135,8 +136,8 @@ def encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
     assert at is not None
     if missing and (cut is not None or spec.bounds.lo is not None):
         # Others of the repair's documents are in another chunk: what is missing from this one may be there.
-        held = () if cut is not None else snapshot_read.existing_ids(client, spec.collection, repair.condition(missing))
-        existing = {keys.canonical_raw(raw) for raw in held}
+        held = () if cut is not None else snapshot_read.existing_ids(client, spec.collection, key_filter.condition(missing))
+        existing = {canonical_keys.canonical_raw(raw) for raw in held}
         missing = {} if cut is not None else {key: None for key in missing if key not in existing}
     # Keys of a repair that the source does not hold: a row without a document is their delete.
     found_keys += missing
@@ -154,9 +155,9 @@ def encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
 
 def _condition(spec: ChunkSpec) -> Mapping[str, Any] | None:
     """What the chunk's documents match, beside their range."""
-    repaired = repair.keys_of(spec.condition)
+    repaired = key_filter.keys_of(spec.condition)
     if repaired is not None:
-        return repair.condition(repaired)
+        return key_filter.condition(repaired)
     return None if spec.condition is None else json_util.loads(spec.condition)
 
 

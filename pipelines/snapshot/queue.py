@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from cdc_core.signals import notification as notifications
-from cdc_core.snapshot.state import SnapshotKind, State
+from cdc_core.snapshot.state import SnapshotKind, SnapshotState
 from pipelines.snapshot import snapshot
 from pipelines.snapshot.controls import SnapshotControls
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from pipelines.channels import notifier
 
 IDLE_WAIT = 0.5
-SnapshotFactory = Callable[[State, SnapshotControls], "snapshot.Snapshot | None"]
+SnapshotFactory = Callable[[SnapshotState, SnapshotControls], "snapshot.Snapshot | None"]
 """Makes a snapshot ready to run; None where the capture ends before it begins."""
 
 
 @dataclass
 class _Entry:
-    state: State
+    state: SnapshotState
     controls: SnapshotControls
     is_new: bool
     is_planned: bool = True
     """Whether its plan is in bronze."""
 
     @property
-    def now(self) -> State:
+    def now(self) -> SnapshotState:
         """The state, with the pauses and stops that signals brought since it was planned."""
         # Derived anew each time: a signal may come between two chunks, while the snapshot itself changes `state`.
         state = replace(self.state, is_paused=self.controls.is_paused)
@@ -47,7 +47,7 @@ class _Entry:
         return self.controls.is_paused and not self.now.is_done
 
 
-def _controls(state: State) -> SnapshotControls:
+def _controls(state: SnapshotState) -> SnapshotControls:
     return SnapshotControls(is_paused=state.is_paused, stopped=state.stopped)
 
 
@@ -72,7 +72,7 @@ class SnapshotMetrics:
 
 
 @dataclass
-class Snapshots:
+class SnapshotQueue:
     """What is planned and what runs; every method but `run` may be called from any thread."""
 
     taking: SnapshotFactory
@@ -83,11 +83,11 @@ class Snapshots:
     _running: _Entry | None = None
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def add(self, state: State, *, is_new: bool = True) -> None:
+    def add(self, state: SnapshotState, *, is_new: bool = True) -> None:
         """Take this snapshot after those that are planned already; `is_new`: no earlier run has begun it."""
         self._add(_Entry(state, _controls(state), is_new))
 
-    def plan(self, state: State) -> Callable[[], None]:
+    def plan(self, state: SnapshotState) -> Callable[[], None]:
         """Take this snapshot when what is returned is called: when its plan is in bronze. It can be paused and stopped before."""
         entry = _Entry(state, _controls(state), is_new=True, is_planned=False)
         self._add(entry)
@@ -138,7 +138,7 @@ class Snapshots:
                 return entry
         return None
 
-    def pause(self, is_paused: bool) -> list[State]:
+    def pause(self, is_paused: bool) -> list[SnapshotState]:
         """Pause or resume the incremental snapshots; the states that changed."""
         changed = []
         for entry in self._incremental():
@@ -151,7 +151,7 @@ class Snapshots:
         self.wake()
         return changed
 
-    def stop(self, chosen: Callable[[Iterable[str]], Iterable[str]]) -> list[State]:
+    def stop(self, chosen: Callable[[Iterable[str]], Iterable[str]]) -> list[SnapshotState]:
         """Read no further the collections of incremental snapshots that `chosen` chooses; the states that changed."""
         changed = []
         for entry in self._incremental():
@@ -207,7 +207,7 @@ class Snapshots:
             )
         return taken.has_paused
 
-    def _tell(self, state: State, type_: notifications.NotificationType, **data: str) -> None:
+    def _tell(self, state: SnapshotState, type_: notifications.NotificationType, **data: str) -> None:
         is_incremental = state.kind is SnapshotKind.INCREMENTAL
         has_collections = is_incremental and type_ is not notifications.NotificationType.COMPLETED
         names = {"data_collections": ", ".join(state.planned)} if has_collections else {}

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from cdc_core.signals import notification as notifications
-from cdc_core.snapshot import repair
-from cdc_core.snapshot.state import CollectionState, SnapshotKind, State
+from cdc_core.snapshot import key_filter
+from cdc_core.snapshot.state import CollectionState, SnapshotKind, SnapshotState
 from cdc_core.stream import resume_token
 from pipelines import clock
-from pipelines.bronze import log as bronze_table
+from pipelines.bronze import log as bronze_log
 from pipelines.mongodb import catalog, snapshot_read
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import failures as mongodb_failures
@@ -60,11 +60,11 @@ class Snapshot:
     (`left_out`) are not read, and stay in the plan: they are read on when the settings include them again.
     """
 
-    log: bronze_table.Log
+    log: bronze_log.BronzeLog
     name: str
     reader: chunk_reader.ChunkReader
     collections: Sequence[catalog.SourceCollection]
-    state: State
+    state: SnapshotState
     threads: int
     filters: Mapping[str, str] = field(default_factory=dict)
     stopped: threading.Event = field(default_factory=threading.Event)
@@ -76,7 +76,7 @@ class Snapshot:
     has_paused: bool = False
     """Whether it ended because it was paused: another one goes on from its state when it is resumed."""
 
-    def run(self) -> State:
+    def run(self) -> SnapshotState:
         """Read and commit what is missing; the state at its end, which is not done if it was stopped or paused."""
         client = self.reader.connection.client()
         try:
@@ -217,7 +217,7 @@ class Snapshot:
     def _ranges(
         self, client: mongodb.Client, collection: catalog.SourceCollection, documents: int
     ) -> Iterator[snapshot_read.IdRange]:
-        if repair.keys_of(self._filter(collection.namespace)) is not None:
+        if key_filter.keys_of(self._filter(collection.namespace)) is not None:
             yield snapshot_read.IdRange()  # all of its keys in one read: what is not there is gone
             return
         yield from self.reader.ranges(client, collection, behind=self.state.of(collection.namespace).hi, documents=documents)
@@ -269,7 +269,7 @@ class Snapshot:
             )
             # The token of this moment: the stream commits beside the snapshot, and a position never goes back.
             now_token = self._token()
-            heartbeat = bronze_table.heartbeat_row(
+            heartbeat = bronze_log.heartbeat_row(
                 state.progress(namespace),
                 token=now_token,
                 batch=batch,

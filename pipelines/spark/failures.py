@@ -56,8 +56,8 @@ def is_full(error: BaseException) -> bool:
 def missing_file(error: BaseException) -> str | None:
     """The data file that a table's log names and that is not there, as a URL or a path; None for any other error."""
     for found in _chain(error):
-        if _asked(found, "getCondition", "getErrorClass") in _FILE_MISSING:
-            said = str((_asked(found, "getMessageParameters") or {}).get("path") or "")
+        if _called(found, "getCondition", "getErrorClass") in _FILE_MISSING:
+            said = str((_called(found, "getMessageParameters") or {}).get("path") or "")
             return said if _DATA_FILE.search(said) else None
     return None
 
@@ -72,13 +72,13 @@ def is_path_gone(error: BaseException) -> bool:
 def is_caused_by(error: BaseException, names: Collection[str]) -> bool:
     """Whether the exception, or one of Java's that caused it, has one of these class names."""
     return class_name(error) in names or any(
-        _asked(_asked(each, "getClass"), "getSimpleName") in names for each in _chain(error)
+        _called(_called(each, "getClass"), "getSimpleName") in names for each in _chain(error)
     )
 
 
 def class_name(error: BaseException) -> str:
     """The Java exception's class; PySpark has a few of the same name itself."""
-    return str(_asked(_asked(getattr(error, "java_exception", None), "getClass"), "getSimpleName") or type(error).__name__)
+    return str(_called(_called(getattr(error, "java_exception", None), "getClass"), "getSimpleName") or type(error).__name__)
 
 
 def _files_missing(file: str) -> errors.FilesMissing:
@@ -92,7 +92,7 @@ def _files_missing(file: str) -> errors.FilesMissing:
 def condition(error: BaseException) -> str:
     """Spark's name for the error, as `FAILED_READ_FILE.FILE_NOT_EXIST`; empty where it has none."""
     for found in (error, getattr(error, "java_exception", None)):
-        if found is not None and (said := _asked(found, "getCondition", "getErrorClass")):
+        if found is not None and (said := _called(found, "getCondition", "getErrorClass")):
             return str(said)
     return ""
 
@@ -100,14 +100,14 @@ def condition(error: BaseException) -> str:
 def sql_state(error: BaseException) -> str:
     """The five characters of SQLSTATE; empty where it has none."""
     for found in (error, getattr(error, "java_exception", None)):
-        if found is not None and (said := _asked(found, "getSqlState")):
+        if found is not None and (said := _called(found, "getSqlState")):
             return str(said)
     return ""
 
 
 def parameter(error: BaseException, name: str) -> str | None:
     """What Spark's message says of this name; None where it has none."""
-    said = (_asked(error, "getMessageParameters") or {}).get(name)
+    said = (_called(error, "getMessageParameters") or {}).get(name)
     return None if said is None else str(said)
 
 
@@ -119,10 +119,10 @@ def _chain(error: BaseException) -> Iterator[Any]:
         if java is None:
             return
         yield java
-        java = _asked(java, "getCause")
+        java = _called(java, "getCause")
 
 
-def _asked(found: Any, *names: str) -> Any:
+def _called(found: Any, *names: str) -> Any:
     """What the first of these methods that there is says; nothing where the Java exception has no such method."""
     get = next((method for name in names if (method := getattr(found, name, None)) is not None), None)
     try:

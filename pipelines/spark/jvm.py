@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdc_core import errors
-from pipelines.delta import log_store
 from pipelines.spark import conf as spark_conf
-from pipelines.spark import delta_jars, stores
+from pipelines.spark import delta_jars, log_store, stores
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,7 +43,7 @@ def launch(
     *,
     master: str | None,
     conf: Mapping[str, str],
-    store: stores.Store,
+    store: stores.ObjectStore,
     hadoop: Mapping[str, str],
     profile: Mapping[str, str],
     catalog: str | None,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from cdc_core import errors
-from pipelines.spark import failures
+from pipelines.spark import failures as spark_failures
 from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Failures:
 
     def note(self, name: str, error: Exception) -> None:
         """Note and tell an error, once however often it comes; raise it where it is not the collection's: Spark is gone."""
-        known = failures.translated(error) or error
+        known = spark_failures.translated(error) or error
         if isinstance(known, errors.SparkLost):
             raise known from error
         if sparks.is_cancelling():

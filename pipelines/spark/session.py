@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from cdc_core import errors
-from pipelines.delta import log_store
 from pipelines.spark import conf as spark_conf
-from pipelines.spark import jvm, stores
+from pipelines.spark import jvm, log_store, stores
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -249,7 +248,7 @@ def _is_given() -> bool:
     )
 
 
-def _given(name: str, store: stores.Store, hadoop: Mapping[str, str]) -> SparkSession:
+def _given(name: str, store: stores.ObjectStore, hadoop: Mapping[str, str]) -> SparkSession:
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.appName(name).getOrCreate()
@@ -271,7 +270,7 @@ def _given(name: str, store: stores.Store, hadoop: Mapping[str, str]) -> SparkSe
     return spark
 
 
-def _add_log_store(spark: SparkSession, store: stores.Store) -> None:
+def _add_log_store(spark: SparkSession, store: stores.ObjectStore) -> None:
     """Give a driver that was started by somebody else our log stores, before Delta opens a table; what it names itself stays."""
     context: Any = spark.sparkContext
     if context._jsc.sc().conf().contains(stores.LOG_STORE_OF_ALL):

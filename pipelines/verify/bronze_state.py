@@ -17,14 +17,14 @@ from pyspark.sql import functions as F
 from cdc_core import errors
 from cdc_core.bronze import columns as bronze
 from cdc_core.schema.document_schema import DocumentSchema
-from cdc_core.silver import quarantine as unreadable
+from cdc_core.silver import quarantine as quarantine_rules
 from cdc_core.silver import reduce
 from cdc_core.sql.names import literal
 from cdc_core.tables import layout as tables
 from cdc_core.verify import equality
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze_log
-from pipelines.silver import survey
+from pipelines.bronze import survey
 from pipelines.verify.table_rows import HELD, HELD_DDL
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class BronzeState:
 
     def _events(self) -> DataFrame:
         """The events that count: those from before the collection's last end, or before a snapshot of all of it, do not."""
-        span = reduce.Range(0, self.batch)
+        span = reduce.BatchRange(0, self.batch)
         _, found = survey.surveyed(self.spark, self.table, span, only=self.namespace)
         own = [sweep.first for sweep in found if sweep.db_collection == str(self.namespace)]
         events = survey.events(self.spark, self.table, self.namespace, span)
@@ -105,14 +105,14 @@ class BronzeState:
 
 def _with_holes(events: DataFrame) -> DataFrame:
     """The events, of which those that cannot be read leave a document incomplete, unless they came again and could be."""
-    judged = events.withColumn("is_unreadable", unreadable.reason().isNotNull())
+    judged = events.withColumn("is_unreadable", quarantine_rules.reason().isNotNull())
     wrong = judged.where("is_unreadable")
     if wrong.isEmpty():
         return events
-    mended = judged.where("NOT is_unreadable").select(*unreadable.IDENTITY)
-    holes = wrong.join(mended, [*unreadable.IDENTITY], "left_anti").select(*events.columns)
+    mended = judged.where("NOT is_unreadable").select(*quarantine_rules.IDENTITY)
+    holes = wrong.join(mended, [*quarantine_rules.IDENTITY], "left_anti").select(*events.columns)
     readable = judged.where("NOT is_unreadable").select(*events.columns)
-    return readable.unionByName(unreadable.readable(holes, with_holes=True).select(*events.columns))
+    return readable.unionByName(quarantine_rules.readable(holes, with_holes=True).select(*events.columns))
 
 
 def _digests(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

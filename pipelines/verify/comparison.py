@@ -24,7 +24,7 @@ from pipelines.bronze import collections as registry
 from pipelines.delta import query_execution
 from pipelines.mongodb import catalog, document_keys
 from pipelines.mongodb import client as mongodb
-from pipelines.mongodb import connection as source
+from pipelines.mongodb import connection as connections
 from pipelines.mongodb import server as mongodb_server
 from pipelines.schema import log as schemas
 from pipelines.verify import bronze_state, documents, explanations, table_progress
@@ -53,7 +53,7 @@ class VerifyContext:
 
     spark: SparkSession
     settings: Settings
-    connection: source.Connection
+    connection: connections.Connection
     client: mongodb.Client
     layout: tables.Layout
     bronze: tables.TableRef
@@ -77,7 +77,7 @@ class _FullRead:
 
 
 @dataclass(frozen=True)
-class _Settled:
+class _SettledKeys:
     """The verdicts on keys that were looked at closely, how many of them are equal documents, and how many keys were not looked at."""
 
     verdicts: list[KeyDifference]
@@ -121,12 +121,12 @@ class CollectionComparison:
         found = schemas.latest(self.spark, ops, generations={name: silver.generation}, until=to or None)
         return found.get(name, schemas.SchemaVersion())
 
-    def _reading(self, schema: schemas.SchemaVersion, *, is_whole: bool) -> documents.Reading:
+    def _reading(self, schema: schemas.SchemaVersion, *, is_whole: bool) -> documents.ReadSpec:
         assert self.collection is not None
         given = self.context.settings.source
         listed = field_filters.read(given.field_exclude_list, given.field_renames)
         at = self.context.at if is_whole else None
-        return documents.Reading(
+        return documents.ReadSpec(
             connection=self.context.connection,
             collection=self.collection,
             after=at or self.begun,
@@ -214,7 +214,7 @@ class CollectionComparison:
 
     # --- looking closely
 
-    def _settled(self, keys: Sequence[str]) -> _Settled:
+    def _settled(self, keys: Sequence[str]) -> _SettledKeys:
         """The verdict on each key, slice by slice. Keys that wait or change are read again until patience ends."""
         self.gone.clear()
         settled: list[KeyDifference] = []
@@ -238,7 +238,7 @@ class CollectionComparison:
                 waiting += moving
         # What is gone from both sides is no document.
         equal = sum(each.kind is KeyVerdict.EQUAL and each.key not in self.gone for each in settled)
-        return _Settled([*settled, *waiting], equal, len(keys) - done)
+        return _SettledKeys([*settled, *waiting], equal, len(keys) - done)
 
     def _parted(self, keys: Sequence[str], *, until: float) -> tuple[list[KeyDifference], list[KeyDifference]]:
         """The verdicts of one look, explained, and those that another look may change."""

@@ -12,7 +12,7 @@ from cdc_core.properties.source import Operation
 from cdc_core.settings.parse import OnGone, Settings
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.tables.layout import Layer
-from pipelines.bronze import log as bronze
+from pipelines.bronze import log as bronze_log
 from pipelines.delta import tables as delta
 from pipelines.operations import quarantine
 from pipelines.verify import table_progress
@@ -74,5 +74,5 @@ class Explanations:
     def _is_being_read(self) -> bool:
         """Whether a snapshot of the whole collection is not at its end: what it has not read yet may be older in the table."""
         name = str(self.progress.namespace)
-        states = snapshot_state.states(bronze.snapshot_heartbeats(self.progress.spark, self.progress.bronze))
+        states = snapshot_state.states(bronze_log.snapshot_heartbeats(self.progress.spark, self.progress.bronze))
         return any(name in state.missing and name not in state.conditions for state in states)

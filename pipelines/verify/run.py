@@ -27,20 +27,20 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from cdc_core import errors
-from cdc_core.gold import cut
+from cdc_core.gold import cut as times
 from cdc_core.properties import types as values
 from cdc_core.settings.parse import Settings
-from cdc_core.snapshot import repair as keys
+from cdc_core.snapshot import key_filter
 from cdc_core.stream import filters
 from cdc_core.tables.layout import Layer
 from pipelines import clock
 from pipelines.bronze import collections as registry
-from pipelines.bronze import log as bronze
+from pipelines.bronze import log as bronze_log
 from pipelines.delta import ops_tables
 from pipelines.delta import tables as delta
 from pipelines.mongodb import catalog
 from pipelines.mongodb import client as mongodb
-from pipelines.mongodb import connection as source
+from pipelines.mongodb import connection as connections
 from pipelines.mongodb import failures as mongodb_failures
 from pipelines.mongodb import server as mongodb_server
 from pipelines.spark import parallel
@@ -112,7 +112,7 @@ def run(
     turns differences and failures into an error.
     """
     began, id_, stop = time.monotonic(), f"{clock.now_ms():x}", stop or threading.Event()
-    connection = source.connection(settings.source)
+    connection = connections.connection(settings.source)
     with contextlib.closing(connection.client()) as client:
         mongodb_server.check_suitable(mongodb_server.server_info(client))
         run_ = _VerifyRun.begin(spark, settings, options, connection, client, stop)
@@ -187,7 +187,7 @@ def to_json(result: Verification) -> str:
 
 def as_of(text: str) -> documents.Time | None:
     """The cluster time of `--as-of`, as `gold --as-of` takes it; None for now. Raises `SettingsError`."""
-    found = cut.parsed(text)
+    found = times.parsed(text)
     return None if found is None else (int(found[:8], 16), int(found[8:], 16))
 
 
@@ -204,7 +204,7 @@ class _VerifyRun:
         spark: SparkSession,
         settings: Settings,
         options: VerifyOptions,
-        connection: source.Connection,
+        connection: connections.Connection,
         client: mongodb.Client,
         stop: threading.Event,
     ) -> _VerifyRun:
@@ -225,14 +225,14 @@ class _VerifyRun:
         )
         # For its error alone: without bronze there is nothing to compare with, and the source is not read for that.
         table_progress.position_of(spark, context.bronze)
-        return _VerifyRun(context, options, {each.namespace: each for each in source.captured(settings.source, client)})
+        return _VerifyRun(context, options, {each.namespace: each for each in connections.captured(settings.source, client)})
 
     def chosen(self) -> list[registry.Namespace]:
         """The collections that are captured, and those that were and are gone; only the one of the options where they name one."""
         names = {registry.Namespace(each.db, each.name) for each in self.sources.values()}
         noted = registry.read(self.context.spark, self.context.settings).namespaces
         if self.context.layer is Layer.BRONZE:  # silver, which notes them, may never have run
-            in_log = bronze.captured_collections(self.context.spark, self.context.bronze)
+            in_log = bronze_log.captured_collections(self.context.spark, self.context.bronze)
             noted = tuple({*noted, *(registry.Namespace(*each) for each in in_log)})
         captured = filters.of(self.context.settings.source)
         known = sorted(names | {each for each in noted if captured.includes(each.db, each.collection)}, key=str)
@@ -258,7 +258,7 @@ class _VerifyRun:
             raise documents.failure(str(namespace), error) from error
         # What no document can have as its key, no capture can read again.
         differing = [each.key for each in found.differences if each.kind.is_wrong]
-        wrong = [key for key in differing if keys.is_key(key)]
+        wrong = [key for key in differing if key_filter.is_key(key)]
         if self.options.repair and len(wrong) < len(differing):
             log.warning(
                 "%s: %d rows have keys that no document can have, and stay; medallion rebuild makes the table without them",

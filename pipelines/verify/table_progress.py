@@ -23,13 +23,13 @@ from cdc_core.stream import resume_token
 from cdc_core.tables import layout as tables
 from cdc_core.tables.layout import Layer
 from pipelines.bronze import collections as registry
-from pipelines.bronze import log as bronze
+from pipelines.bronze import log as bronze_log
+from pipelines.bronze import survey
 from pipelines.delta import owners, table_history
 from pipelines.delta import tables as delta
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import document_keys
 from pipelines.mongodb import failures as mongodb_failures
-from pipelines.silver import survey
 from pipelines.verify import bronze_state, documents, table_rows
 
 if TYPE_CHECKING:
@@ -51,9 +51,9 @@ def _no_bronze(table: tables.TableRef) -> errors.MedallionError:
     return errors.DecisionNeeded(f"{table.label}: bronze holds nothing yet; run the pipeline first: medallion run --once")
 
 
-def position_of(spark: SparkSession, table: tables.TableRef) -> bronze.BronzePosition:
+def position_of(spark: SparkSession, table: tables.TableRef) -> bronze_log.BronzePosition:
     """The position of bronze; `DecisionNeeded` where there is none."""
-    position = bronze.read_position(spark, table) if delta.exists(spark, table) else None
+    position = bronze_log.read_position(spark, table) if delta.exists(spark, table) else None
     if position is None:
         raise _no_bronze(table)
     return position
@@ -210,7 +210,7 @@ class TableProgressReader:
         """Whether the table lacks anything of bronze's batches up to `batch`, and whether that is a sweep of its rows."""
         if to >= batch:
             return False, False
-        counts, found = survey.surveyed(self.spark, self.bronze, reduce.Range(to, batch), only=self.namespace)
+        counts, found = survey.surveyed(self.spark, self.bronze, reduce.BatchRange(to, batch), only=self.namespace)
         own = (sweep for sweep in found if sweep.db_collection == str(self.namespace))
         is_sweep = bool(survey.sweeps_to_apply(own, self.options))
         return is_sweep or self.namespace in counts, is_sweep

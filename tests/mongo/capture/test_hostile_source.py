@@ -272,7 +272,7 @@ def test_a_read_preference_in_the_connection_string_keeps_the_credentials(
     start_mongodb: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stream is pinned to one server by a client of its own: user, password and the rest of the string go with it."""
-    server = start_mongodb(embedded_mongodb.Options(auth=True))
+    server = start_mongodb(embedded_mongodb.ServerOptions(auth=True))
     monkeypatch.setenv("PLAIN", server.uri)
     monkeypatch.setenv("CHOSEN", f"{server.uri}&readPreference=secondaryPreferred&readPreferenceTags=dc:a,use:b")
     for name in ("PLAIN", "CHOSEN"):

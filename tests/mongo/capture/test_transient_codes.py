@@ -26,7 +26,7 @@ HASTY: dict[str, Any] = {"heartbeatFrequencyMS": 500, "retryReads": False}
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[embedded_mongodb.EmbeddedMongoDB]:
     """A server that can be told to fail."""
-    options = embedded_mongodb.Options(parameters={"enableTestCommands": 1})
+    options = embedded_mongodb.ServerOptions(parameters={"enableTestCommands": 1})
     with embedded_mongodb.EmbeddedMongoDB(tmp_path_factory.mktemp("failing"), options) as started:
         yield started
 

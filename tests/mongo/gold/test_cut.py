@@ -16,8 +16,8 @@ from pipelines.capture import service as capture
 from pipelines.delta import owners
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
-from pipelines.gold import cut, cut_requests
 from pipelines.gold import run as gold
+from pipelines.operations import cut, cut_requests
 from pipelines.silver import run as silver
 from tests.harness import captures
 

@@ -31,7 +31,7 @@ REFUSED = {
 SECRET = "secret-123-45-6789"
 
 
-def by_name(spark: Any, found: Any) -> dict[str, status.Collection]:
+def by_name(spark: Any, found: Any) -> dict[str, status.CollectionStatus]:
     return {each.collection.rpartition(".")[2]: each for each in status.read(spark, found).collections}
 
 

@@ -17,9 +17,8 @@ from pipelines.bronze import log as bronze
 from pipelines.delta import maintenance, ops_tables, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
-from pipelines.gold import cut
 from pipelines.gold import run as gold
-from pipelines.operations import maintain, rebuild
+from pipelines.operations import cut, maintain, rebuild
 from pipelines.silver import run as silver
 from pipelines.spark import session as sparks
 from pipelines.verify import run as verify
@@ -96,7 +95,7 @@ def test_tables_are_compacted_and_what_is_old_goes(spark: SparkSession, lakehous
     held = Writer.claim(spark, gold_table)
     found = {each.table: each for each in maintain.run(spark, chosen).tables}
     assert "its writer is alive" in found[gold_table.label].left[0]
-    maintaining = maintain._Maintaining(spark, chosen, beside_writers=True, now_ms=int(time.time() * 1000))
+    maintaining = maintain._MaintenanceRun(spark, chosen, beside_writers=True, now_ms=int(time.time() * 1000))
     (beside,) = [each for each in maintaining.tables(None) if each.ref == gold_table]
     assert maintaining.maintained(beside).after.files == 1
     held.release()

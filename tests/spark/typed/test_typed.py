@@ -84,7 +84,7 @@ def check(
     shape = Shape()
     for number, text in enumerate(texts):
         mark = f"{first + number:024x}"
-        reference.seen(shape, text or "", mark, arrays_as_documents=evolution.schema.naming.arrays_as_documents)
+        reference.observed(shape, text or "", mark, values=evolution.schema.naming.values)
     expected, _ = join(current, shape, pins=named.get("pins"), naming=evolution.schema.naming)
     assert types(evolution.schema.struct) == types(expected.struct)
     for left, right in zip(native(df, evolution.plan), exact(texts, evolution.schema), strict=True):
@@ -252,7 +252,7 @@ def test_the_record_of_a_schema(spark: SparkSession, tmp_path: pathlib.Path) -> 
 def test_names_are_kept(spark: SparkSession) -> None:
     """Columns keep their names when a name that would meet them comes later."""
     first = schemas.evolve(frame(spark, ['{"_id":1,"b":{"c":1}}']), options=OPTIONS["flatten"])
-    assert first.schema.naming == column_names.Naming.of(OPTIONS["flatten"])
+    assert first.schema.naming == column_names.ColumnNaming.of(OPTIONS["flatten"])
     later = frame(spark, ['{"_id":2,"b_c":"x"}'], 1)
     second = schemas.evolve(later, current=first.schema, options=OPTIONS["flatten"])
     assert [column.name for column in second.schema.columns] == ["_id", "b_c", "b_c_2"]

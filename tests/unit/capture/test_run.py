@@ -29,8 +29,8 @@ class Layers:
         monkeypatch.setattr(sparks, "is_local", lambda spark: True)
         monkeypatch.setattr(sparks, "sessions", lambda spark: lambda: spark)
         monkeypatch.setattr(pipeline, "SNAPSHOT_SECONDS", 0.0)
-        for name in ("capture", "silver", "gold"):
-            monkeypatch.setattr(getattr(pipeline, name), "run", self._layer(name))
+        for name, module in (("capture", pipeline.capture), ("silver", pipeline.silver), ("gold", pipeline.publish)):
+            monkeypatch.setattr(module, "run", self._layer(name))
 
     def _layer(self, name: str) -> Any:
         def run(*_: object, stop: threading.Event, once: bool, **__: object) -> object:

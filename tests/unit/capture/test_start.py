@@ -9,7 +9,7 @@ import pytest
 
 from cdc_core.properties.source import SnapshotMode
 from cdc_core.snapshot import state as snapshot_state
-from pipelines.capture.start import Start
+from pipelines.capture.start import CaptureStart
 
 
 @pytest.mark.parametrize(
@@ -23,10 +23,10 @@ from pipelines.capture.start import Start
 def test_what_is_left_out_keeps_no_start_from_a_new_snapshot(
     mode: SnapshotMode, left_out: tuple[str, ...], goes_on: bool
 ) -> None:
-    unfinished = snapshot_state.State("1", ("shop.a", "shop.b")).advanced(
+    unfinished = snapshot_state.SnapshotState("1", ("shop.a", "shop.b")).advanced(
         "shop.a", snapshot_state.CollectionState(completed=True)
     )
     filter_ = SimpleNamespace(includes=lambda db, name: name not in left_out)
     deployment: Any = SimpleNamespace(source=SimpleNamespace(snapshot_mode=mode), filter=filter_)
     nothing: Any = None
-    assert Start(nothing, deployment, nothing, "", None, False)._goes_on(unfinished) is goes_on
+    assert CaptureStart(nothing, deployment, nothing, "", None, False)._goes_on(unfinished) is goes_on

@@ -20,7 +20,7 @@ def test_a_file_is_a_query_cut_at_its_references() -> None:
         "SELECT * {# FROM {{ ref('no.table') }} #}\nFROM {{ ref('shop.orders', key=['x', 'y']) }} o JOIN {{ref(\"other\")}} p;\n"
     )
     found = sql_model.parse("daily", text, where="daily.sql")
-    assert (found.materialized, found.unique_key) == (sql_model.Materialized.INCREMENTAL, ("a", "b"))
+    assert (found.materialized, found.unique_key) == (sql_model.Materialization.INCREMENTAL, ("a", "b"))
     assert found.refs == (sql_model.Ref("shop.orders", ("x", "y")), sql_model.Ref("other"))
     assert found.query(lambda ref: f"<{ref.name}>") == "\n\nSELECT * \nFROM <shop.orders> o JOIN <other> p"
     assert sql_model.parse("daily", text, where="elsewhere.sql").digest == found.digest
@@ -75,7 +75,7 @@ def test_tags_in_comments_and_strings_of_sql_are_text() -> None:
     found = sql_model.parse(
         "m", f"{quiet}{{{{ ref('c.d') }}}} -- {{{{ ref('e') }}}};\n ;;\n/* done; */ -- really;\n", where="m.sql"
     )
-    assert (found.names, found.materialized) == (("c.d",), sql_model.Materialized.TABLE)
+    assert (found.names, found.materialized) == (("c.d",), sql_model.Materialization.TABLE)
     assert found.query(lambda ref: ref.name).rstrip() == f"{quiet}c.d -- {{{{ ref('e') }}}}"
 
 

@@ -79,7 +79,7 @@ def test_what_could_not_be_judged_is_not_equal() -> None:
 def test_a_pipeline_that_never_ran_has_a_page_too() -> None:
     """Without bronze it says what begins it."""
     source = status.ServerStatus(problem="no server answered in time")
-    text = page.rendered(page.PageContent(status.Status("shop", 0, source, None, ())))
+    text = page.rendered(page.PageContent(status.PipelineStatus("shop", 0, source, None, ())))
     assert "nothing yet" in text and "medallion run begins it" in text and "no server answered in time" in text
 
 

@@ -28,8 +28,8 @@ def joined(documents: list[Any], **named: Any) -> document_schema.DocumentSchema
     """The schema after the documents, one after the other."""
     schema = document_schema.EMPTY
     for document in documents:
-        if named.get("naming") and named["naming"].arrays_as_documents:
-            document = kinds.arrays_as_documents(document)
+        if named.get("naming"):
+            document = kinds.laid_out(document, named["naming"].values)
         schema, _ = evolution.join(schema, observe(document), **named)
     return schema
 
@@ -47,7 +47,7 @@ def test_documents_become_rows(case: dict[str, Any]) -> None:
     """Each case's documents, one after the other, give its columns and its rows."""
     named = {
         "pins": parse_pins(case.get("pins", {})),
-        "naming": column_names.Naming(**case.get("naming", {})),
+        "naming": column_names.ColumnNaming.from_json({**column_names.ColumnNaming().to_json(), **case.get("naming", {})}),
     }
     schema = joined(case["documents"], **named)
     assert schema.table_ddl() == case["columns"]
@@ -159,7 +159,7 @@ def lost(value: Any, type_: document_schema.ColumnType, rescued: dict[str, str],
 @hypothesis.given(HISTORY)
 def test_json_round_trip(history: list[Any]) -> None:
     """A schema is read back from its JSON as it was."""
-    schema = joined(history, naming=column_names.Naming(flatten=True))
+    schema = joined(history, naming=column_names.ColumnNaming(flatten=True))
     assert document_schema.DocumentSchema.from_json(schema.to_json()) == schema
     shape = observe(history)
     assert Shape.from_json(json.loads(json.dumps(shape.to_json()))) == shape
@@ -392,7 +392,7 @@ def test_retyping_leaves_pins_alone() -> None:
 
 def test_retyping_flattened_documents_takes_their_columns_together() -> None:
     """A flattened document that met a scalar is one column again; the others keep their names and places."""
-    naming = column_names.Naming(flatten=True)
+    naming = column_names.ColumnNaming(flatten=True)
     documents = [{"a": {"b": 1, "c": 1}, "d": 1}, {"a": "x"}]
     schema = joined(documents, naming=naming)
     assert schema.table_ddl() == "`a_b` INT, `a_c` INT, `d` INT"

@@ -13,7 +13,7 @@ import pytest
 from bson.timestamp import Timestamp
 
 from cdc_core import errors
-from cdc_core.snapshot.state import State
+from cdc_core.snapshot.state import SnapshotState
 from pipelines.mongodb import catalog, snapshot_read
 from pipelines.mongodb import failures as mongodb_failures
 from pipelines.snapshot import chunk_reader, chunks, snapshot
@@ -41,7 +41,7 @@ def taking(waits: list[float]) -> snapshot.Snapshot:
     spark: Any = Expired()
     reader = chunk_reader.ChunkReader(spark, connection, after=Timestamp(1, 1), chunk_bytes=1 << 20, stopped=halt)
     given: dict[str, Any] = {"log": None, "name": "shop", "collections": [COLLECTION], "reader": reader, "threads": 1}
-    return snapshot.Snapshot(**given, state=State("s", ("db.a",)), stopped=halt)
+    return snapshot.Snapshot(**given, state=SnapshotState("s", ("db.a",)), stopped=halt)
 
 
 @pytest.mark.parametrize("asked", ["boundary", "size"])

@@ -121,7 +121,7 @@ def fields(chance: random.Random, depth: int, names: list[str]) -> tuple[documen
 def schema_of(chance: random.Random, texts: list[str], names: list[str]) -> tuple[document_schema.DocumentSchema, Pins]:
     """A schema that holds some of the documents, or one that was drawn."""
     options = chance.choice([{}] * 9 + [{"flatten.struct": "true"}] * 4 + [{"array.encoding": "document"}])
-    naming = column_names.Naming.of(unwrap_options.parse(options))
+    naming = column_names.ColumnNaming.of(unwrap_options.parse(options))
     pins = {}
     if chance.random() < 0.2:
         pins = parse_pins(
@@ -130,7 +130,7 @@ def schema_of(chance: random.Random, texts: list[str], names: list[str]) -> tupl
     shape = Shape()
     if chance.random() < 0.5:
         for number, text in enumerate(texts[: chance.randrange(1, 30)]):
-            exact.seen(shape, text, f"{number:09d}", arrays_as_documents=naming.arrays_as_documents)
+            exact.observed(shape, text, f"{number:09d}", values=naming.values)
         return evolution.join(document_schema.EMPTY, shape, pins=chance.choice([pins, {}]), naming=naming)[0], pins
     drawn = document_schema.DocumentSchema(fields(chance, 2, names), (), naming)
     return evolution.join(drawn, shape, naming=naming)[0], pins
@@ -208,7 +208,7 @@ def agree(seed: int, count: int) -> int:
         for text, isnt_known in zip(part.to_pylist(), typed.new.to_pylist()):
             shape = Shape()
             if text is not None and not isnt_known:
-                exact.seen(shape, text, "", arrays_as_documents=schema.naming.arrays_as_documents)
+                exact.observed(shape, text, "", values=schema.naming.values)
                 assert evolution.join(schema, shape, pins=pins)[1] == (), (seed, text)
         fast += len(part) - typed.exact
     return fast
@@ -240,7 +240,7 @@ def test_what_is_expected_is_fast() -> None:
     texts = pa.array([json.dumps(document, separators=(",", ":")) for document in documents])
     shape = Shape()
     for number, text in enumerate(texts[1:3].to_pylist()):
-        exact.seen(shape, text, str(number), arrays_as_documents=False)
+        exact.observed(shape, text, str(number), values=unwrap_options.FieldValues())
     decoder = decoding.Decoder(evolution.join(document_schema.EMPTY, shape)[0])
     typed = decoder.typed(texts)
     assert typed.exact < 100 and typed.new.true_count == 0

@@ -14,7 +14,7 @@ from typing import Any
 from bson.raw_bson import RawBSONDocument
 
 from cdc_core.extended_json import json_to_bson, raw_bson
-from cdc_core.extended_json import keys as canonical
+from cdc_core.extended_json import keys as canonical_keys
 
 _NAME = "medallion repair "
 
@@ -55,7 +55,7 @@ def can_ask(key: str) -> bool:
 def is_key(text: str) -> bool:
     """Whether a document can have this key: a row that another hand wrote may have any text, or none, in its place."""
     try:
-        return canonical.canonical_raw(_with_id(text)) == text
+        return canonical_keys.canonical_raw(_with_id(text)) == text
     except (ValueError, KeyError):
         return False
 
@@ -69,7 +69,7 @@ def _value(key: str) -> tuple[int, bytes] | None:
         raw = _with_id(key)
         element = next(each for each in raw_bson.elements(raw) if each.name == b"_id")
         value = raw[element.start : element.end]
-        if canonical.canonical_raw(raw) != key or element.kind == _UNDEFINED:
+        if canonical_keys.canonical_raw(raw) != key or element.kind == _UNDEFINED:
             return None
         # The server would take it for an operator.
         first = next(raw_bson.elements(value), None) if element.kind == _DOCUMENT else None

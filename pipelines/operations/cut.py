@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from cdc_core import errors
-from cdc_core.gold import cut
+from cdc_core.gold import cut as times
 from cdc_core.properties.source import FullUpdateType
 from cdc_core.silver import reduce
 from cdc_core.snapshot import state as snapshot_state
@@ -32,12 +32,12 @@ from cdc_core.tables import layout as tables
 from pipelines import clock
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze_log
+from pipelines.bronze import survey
 from pipelines.delta import ops_tables, table_history
 from pipelines.delta import tables as delta
 from pipelines.gold import history, models, publish
 from pipelines.gold import run as gold
 from pipelines.silver import run as silver
-from pipelines.silver import survey
 from pipelines.spark import parallel
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def run(
     `DecisionNeeded` where tables are past that time, `GateFailed` where expectations refuse a version (then there is no cut), and
     what silver and gold raise.
     """
-    asked = cut.parsed(as_of)
+    asked = times.parsed(as_of)
     audit = publish.gate(spark, settings)
     chosen = _awaited(spark, settings, asked, until=time.monotonic() + patience, stop=stop or threading.Event())
     # Only silver has to be held at the batch: gold goes no further than silver.
@@ -195,7 +195,7 @@ def past(spark: SparkSession, settings: Settings, *, as_of: str) -> Cut:
     Raises `SettingsError` for a time that is none, and where no collection has `history: true`; `Temporary` where bronze, or one
     of the tables, is not that far; `DecisionNeeded` for a time before bronze begins.
     """
-    asked = cut.parsed(as_of)
+    asked = times.parsed(as_of)
     held = _histories(spark, settings)
     found = _boundaries(spark, settings)
     _check_reached(settings, found, asked)
@@ -213,7 +213,7 @@ def past(spark: SparkSession, settings: Settings, *, as_of: str) -> Cut:
     before = [each for each in applied if each.time <= time_]
     if not before:
         raise errors.DecisionNeeded(
-            f"bronze begins after {cut.shown(time_)}: its first cut is at {cut.shown(found[0].time)}"
+            f"bronze begins after {times.shown(time_)}: its first cut is at {times.shown(found[0].time)}"
         )
     # A snapshot's rows, and the last change of a cluster time, have sequences up to this one.
     last = literal(f"{time_}ffffffff")
@@ -260,7 +260,7 @@ def _applied(
     histories = {registry.Namespace(*name.split(".", 1)): position.to for (name, _), position in held}
     silver_at = {namespace: _silver(spark, settings, namespace) for namespace in histories}
     starts = {namespace: each.to for namespace, each in silver_at.items()}
-    counts, sweeps = survey.surveyed(spark, table, reduce.Range(min(starts.values()), newest), starts=starts)
+    counts, sweeps = survey.surveyed(spark, table, reduce.BatchRange(min(starts.values()), newest), starts=starts)
 
     def lacks(namespace: registry.Namespace) -> bool:
         options, at = settings.silver.for_collection(str(namespace)), silver_at[namespace]
@@ -277,28 +277,28 @@ def _applied(
     return min(lacking, default=newest)
 
 
-def _boundaries(spark: SparkSession, settings: Settings, *, at: int = 0) -> list[cut.Boundary]:
+def _boundaries(spark: SparkSession, settings: Settings, *, at: int = 0) -> list[times.CutBoundary]:
     """Where bronze may be cut, from a batch on; raises `Temporary` where there is no bronze."""
     table = delta.layout(settings.lakehouse).bronze(settings.name)
     if not delta.exists(spark, table):
         raise errors.Temporary(f"{table.label}: there is no bronze yet; run medallion capture first")
     reached, newest = _reached(spark, table)
-    return cut.boundaries(_batches(spark, table, newest, at=at), reached=reached)
+    return times.boundaries(_batches(spark, table, newest, at=at), reached=reached)
 
 
-def _check_reached(settings: Settings, found: Sequence[cut.Boundary], asked: str | None) -> None:
+def _check_reached(settings: Settings, found: Sequence[times.CutBoundary], asked: str | None) -> None:
     """Raise `Temporary` where bronze does not hold all changes up to a time."""
     if asked is not None and (not found or found[-1].until <= asked):
-        to = cut.shown(found[-1].time) if found else "nothing"
+        to = times.shown(found[-1].time) if found else "nothing"
         table = delta.layout(settings.lakehouse).bronze(settings.name)
         raise errors.Temporary(
-            f"{table.label}: bronze shows {to}, which is not yet {cut.shown(asked)}; try again when the capture is further, or ask for now"
+            f"{table.label}: bronze shows {to}, which is not yet {times.shown(asked)}; try again when the capture is further, or ask for now"
         )
 
 
 def _awaited(
     spark: SparkSession, settings: Settings, asked: str | None, *, until: float, stop: threading.Event
-) -> cut.Boundary:
+) -> times.CutBoundary:
     """What `_chosen` gives; of `now` as soon as there is such a cut, at the latest when the time is over."""
     while True:
         try:
@@ -308,17 +308,17 @@ def _awaited(
                 raise
 
 
-def _chosen(spark: SparkSession, settings: Settings, asked: str | None) -> cut.Boundary:
+def _chosen(spark: SparkSession, settings: Settings, asked: str | None) -> times.CutBoundary:
     # No table goes back: the cut has to lie at or after the one that is furthest.
     at = max((_silver(spark, settings, each).to for each in registry.read(spark, settings).namespaces), default=0)
     found = _boundaries(spark, settings, at=at)
     _check_reached(settings, found, asked)
-    boundary = cut.chosen(found, at_least=at, asked=asked)
+    boundary = times.chosen(found, at_least=at, asked=asked)
     if boundary is not None:
         return boundary
-    if cut.chosen(found, at_least=at, asked=None) is not None and asked is not None:
+    if times.chosen(found, at_least=at, asked=None) is not None and asked is not None:
         raise errors.DecisionNeeded(
-            f"silver is past {cut.shown(asked)} already, and does not go back. medallion cut list names the cuts that were made; "
+            f"silver is past {times.shown(asked)} already, and does not go back. medallion cut list names the cuts that were made; "
             "medallion cut show --as-of tells how tables with history: true are read at any time"
         )
     raise errors.Temporary(
@@ -338,7 +338,7 @@ def _reached(spark: SparkSession, table: tables.TableRef) -> tuple[str | None, i
     return (complete[2:18].lower() if is_of_newest and isinstance(complete, str) else None), batch
 
 
-def _batches(spark: SparkSession, table: tables.TableRef, newest: int, *, at: int) -> list[cut.Batch]:
+def _batches(spark: SparkSession, table: tables.TableRef, newest: int, *, at: int) -> list[times.BatchTimes]:
     """The cluster times in each batch, from narrow columns; those before `at`, where no cut can be any more, as one.
 
     A log has millions of batches. Heartbeats tell by their token how far the stream was when they came.
@@ -349,7 +349,7 @@ def _batches(spark: SparkSession, table: tables.TableRef, newest: int, *, at: in
         "max(CASE WHEN kind = 'snapshot' THEN left(sequence, 16) END) AS snapshot "
         f"FROM {table} WHERE batch <= {newest} GROUP BY greatest(batch, {at - 1})"
     ).collect()
-    return [cut.Batch(row.number, row.first, row.last, row.snapshot) for row in rows]
+    return [times.BatchTimes(row.number, row.first, row.last, row.snapshot) for row in rows]
 
 
 def _silver(spark: SparkSession, settings: Settings, namespace: registry.Namespace) -> registry.SilverPosition:
@@ -357,7 +357,7 @@ def _silver(spark: SparkSession, settings: Settings, namespace: registry.Namespa
     return registry.silver_position(spark, layout.silver(namespace.db, namespace.collection))
 
 
-def _collections(spark: SparkSession, settings: Settings, chosen: cut.Boundary) -> list[CutTable]:
+def _collections(spark: SparkSession, settings: Settings, chosen: times.CutBoundary) -> list[CutTable]:
     """The collections' tables with the versions that show the cut; raises `CommitConflict` where another run moved one on."""
     layout = delta.layout(settings.lakehouse)
     found = []
@@ -384,7 +384,7 @@ def _collections(spark: SparkSession, settings: Settings, chosen: cut.Boundary) 
     return found
 
 
-def _missing(spark: SparkSession, settings: Settings, chosen: cut.Boundary) -> tuple[str, ...]:
+def _missing(spark: SparkSession, settings: Settings, chosen: times.CutBoundary) -> tuple[str, ...]:
     """The collections of which the batches of the cut do not hold all: a snapshot is not whole, or changes were lost."""
     table = delta.layout(settings.lakehouse).bronze(settings.name)
     return snapshot_state.incomplete(bronze_log.gap_and_snapshot_heartbeats(spark, table, to=chosen.batch))

@@ -12,7 +12,7 @@ LOOK_SECONDS = 0.2
 """So often a layer that waits looks whether it is to end."""
 
 
-class News:
+class NewCommits:
     """Whether the layer before has committed since the last look."""
 
     def __init__(self) -> None:

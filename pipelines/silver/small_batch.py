@@ -18,12 +18,11 @@ from cdc_core.bronze import columns as bronze
 from cdc_core.schema import document_schema
 from cdc_core.silver import merge, reduce
 from cdc_core.typed.decoding import Decoder
-from pipelines.bronze import log as bronze_log
+from pipelines.bronze import batch_rows, survey
 from pipelines.delta import live_files, upsert
 from pipelines.delta import tables as delta
 from pipelines.schema import log as schemas
-from pipelines.silver import deletes, evolve, survey
-from pipelines.silver import tables as silver_tables
+from pipelines.silver import deletes, evolve
 from pipelines.silver.collection import SilverCollection
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ _READ = ("kind", "db", "collection", "key", "sequence", "offset", "op", "after")
 
 
 def applied(
-    collection: SilverCollection, range_: reduce.Range, counts: survey.EventCounts, after: registry.SilverPosition
+    collection: SilverCollection, range_: reduce.BatchRange, counts: survey.EventCounts, after: registry.SilverPosition
 ) -> bool:
     """Whether the range is in the table, with the position `after`; where not, nothing was committed.
 
@@ -104,10 +103,10 @@ def _is_plain(collection: SilverCollection, counts: survey.EventCounts) -> bool:
     )
 
 
-def _events(collection: SilverCollection, range_: reduce.Range) -> pa.Table | None:
+def _events(collection: SilverCollection, range_: reduce.BatchRange) -> pa.Table | None:
     """The collection's events of the range, in their order; None where this process cannot read them."""
     columns = list(dict.fromkeys((*_READ, *collection.columns, *_bare(collection))))
-    rows = bronze_log.few_rows(collection.bronze, range_, columns, limit=survey.MAX_DRIVER_ROWS)
+    rows = batch_rows.few_rows(collection.bronze, range_, columns, limit=survey.MAX_DRIVER_ROWS)
     if rows is None:
         return None
     namespace = collection.namespace
@@ -163,7 +162,7 @@ def _typed(collection: SilverCollection, events: pa.Table) -> tuple[schemas.Evol
             events["sequence"].combine_chunks(),
             current=current,
             options=collection.options.unwrap,
-            pins=silver_tables.pins(collection.options),
+            pins=collection.options.pins,
             reserved=collection.reserved,
         )
         if evolution.changes:
@@ -175,7 +174,7 @@ def _typed(collection: SilverCollection, events: pa.Table) -> tuple[schemas.Evol
 def _decoder(collection: SilverCollection, schema: document_schema.DocumentSchema) -> Decoder:
     """The decoder of a schema, with what it learned in the batches before."""
     if collection.decoder is None or collection.decoder.schema != schema:
-        collection.decoder = Decoder(schema, silver_tables.pins(collection.options))
+        collection.decoder = Decoder(schema, collection.options.pins)
     return collection.decoder
 
 

@@ -27,8 +27,9 @@ from cdc_core import errors
 from pipelines import clock
 from pipelines.delta import ops_tables, owners, table_history
 from pipelines.delta import tables as delta
-from pipelines.gold import cut
-from pipelines.spark import failures, parallel
+from pipelines.operations import cut
+from pipelines.spark import failures as spark_failures
+from pipelines.spark import parallel
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -181,7 +182,7 @@ def serve(spark: SparkSession, settings: Settings, make: Callable[[str], cut.Cut
                 made += _answered(spark, settings, request, make)
             seen = version
         except Exception as error:  # the table could not be read, say: the next look tries again
-            known = failures.translated(error) or error
+            known = spark_failures.translated(error) or error
             if stop.is_set() or isinstance(known, errors.SparkLost):
                 break  # the layers raise it
             log.warning("requests for cuts were not looked at: %s", errors.message_of(known))
@@ -203,7 +204,7 @@ def _answered(spark: SparkSession, settings: Settings, request: Mapping[str, Any
     try:
         found = make(request["as_of"])
     except Exception as error:
-        known = failures.translated(error) or error
+        known = spark_failures.translated(error) or error
         log.warning("a cut that was asked for was not made: %s", errors.message_of(known))
         _say(spark, settings, FAILED, id_, code=errors.code(known), message=errors.message_of(known))
         return False

@@ -1,6 +1,6 @@
 """Delta's log with a compare-and-set, and a local file system that starts no processes: Java, beside the jars built from it.
 
-`python -m pipelines.delta.log_store.build` builds the jars anew after a change; a test compares them with their source.
+`python -m pipelines.spark.log_store.build` builds the jars anew after a change; a test compares them with their source.
 """
 
 from __future__ import annotations

@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructField, StructType
 
 from cdc_core.silver import merge
+from pipelines.bronze import survey
 from pipelines.delta import live_files, local_log, upsert
 from pipelines.delta import tables as delta
 from pipelines.delta.live_files import LiveFiles, NotReadable
 from pipelines.gold import current
-from pipelines.silver import survey
 
 if TYPE_CHECKING:
     from cdc_core.tables import layout as tables
@@ -29,20 +29,20 @@ _STATE = ("__deleted", "__incomplete", "__known")
 
 
 @dataclass
-class Sources:
+class SourceFiles:
     """A collection's silver table and its remembered deletes, as this process follows them from version to version."""
 
     silver: LiveFiles
     deletes: LiveFiles
 
     @staticmethod
-    def of(silver: tables.TableRef, deletes: tables.TableRef) -> Sources | None:
+    def of(silver: tables.TableRef, deletes: tables.TableRef) -> SourceFiles | None:
         """None where this process does not see the tables."""
         places = local_log.folder(silver), local_log.folder(deletes)
-        return None if None in places else Sources(*(LiveFiles(place) for place in places if place is not None))
+        return None if None in places else SourceFiles(*(LiveFiles(place) for place in places if place is not None))
 
 
-def merged(table: current.GoldTable, sources: Sources, writer: Writer) -> int | None:
+def merged(table: current.GoldTable, sources: SourceFiles, writer: Writer) -> int | None:
     """Publish the rows of the changed keys; how many keys. None where `GoldTable.merged` has to; then nothing was committed."""
     live = writer.live
     if live is None or writer.direct is None:
@@ -79,7 +79,7 @@ class FirstLoad:
     columns: StructType
 
 
-def first_load(table: current.GoldTable, sources: Sources) -> FirstLoad | None:
+def first_load(table: current.GoldTable, sources: SourceFiles) -> FirstLoad | None:
     """What a new table is made of; None where this process cannot tell, or where it is much."""
     silver = sources.silver
     try:
@@ -121,7 +121,7 @@ class _Changes:
     current: pa.Table
 
 
-def _changes(table: current.GoldTable, sources: Sources) -> _Changes | None:
+def _changes(table: current.GoldTable, sources: SourceFiles) -> _Changes | None:
     """What `GoldTable` finds out by queries; None where that needs all of silver's rows."""
     work, silver = table.work, sources.silver
     assert work.gold.to is not None
