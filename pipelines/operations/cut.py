@@ -136,7 +136,8 @@ def run(
 ) -> Cut:
     """Bring silver and gold to the newest cut at `as_of` or before, and note it.
 
-    For as long as `patience` it waits for the capture to commit where the newest cut may lie before what silver has applied. Raises `SettingsError` for a time that is none, `Temporary` where bronze is not that far or ends inside a cluster time,
+    For `patience` seconds it waits for the capture where the newest clean cut lies before what silver has applied already. Raises
+    `SettingsError` for a time that is none, `Temporary` where bronze is not that far or ends inside a cluster time,
     `DecisionNeeded` where tables are past that time, `GateFailed` where expectations refuse a version (then there is no cut), and
     what silver and gold raise.
     """

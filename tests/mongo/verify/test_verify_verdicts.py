@@ -178,8 +178,8 @@ def test_bronze_is_compared_by_what_its_events_come_to(spark: Any, mongodb_uri: 
     once(spark, found)
     database.people.drop()
     database.people.insert_one({"_id": 2, "again": True})
-    database.orders.update_many({}, {"$set": {"deep.list.1.a": 1.5}, "$unset": {"deep.gone": 1}, "$push": {"tags": "x"}})
     database.orders.delete_one({"_id": 0})
+    database.orders.update_many({}, {"$set": {"deep.list.1.a": 1.5}, "$unset": {"deep.gone": 1}, "$push": {"tags": "x"}})
     late = verify.VerifyOptions(layer=Layer.BRONZE)
     behind = verify.run(spark, found, late)
     assert (only(behind).waiting, only(behind).is_wrong) == (10, False), only(behind).differences
