@@ -105,7 +105,7 @@ def gold(
 
 def _cut(file: options.SettingsFile, as_of: str, take_over: bool) -> None:
     from cdc_core.gold import cut as times
-    from pipelines.operations import cut
+    from pipelines.operations import cut_requests
     from pipelines.spark import session as sparks
     from pipelines.terminal import tables as report
 
@@ -115,7 +115,9 @@ def _cut(file: options.SettingsFile, as_of: str, take_over: bool) -> None:
         settings, spark = application.opened(file, "gold")
         made = None
         with sparks.cancelling(spark, stop):
-            made = cut.run(spark, settings, as_of=as_of, take_over=take_over, sessions=sparks.sessions(spark), stop=stop)
+            made = cut_requests.run(
+                spark, settings, as_of=as_of, take_over=take_over, sessions=sparks.sessions(spark), stop=stop
+            )
     if made is not None:
         report.cut(made)
 
