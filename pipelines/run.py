@@ -1,4 +1,4 @@
-"""Capture, silver and gold in one Spark application, and maintenance in quiet hours."""
+"""Capture, silver and gold in one Spark application, the cuts that are asked for, and maintenance in quiet hours."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cdc_core import errors
+from pipelines import standstill
 from pipelines.capture import service as capture
 from pipelines.capture.progress import CaptureProgress
 from pipelines.gold import publish
+from pipelines.gold.run import GoldResult
 from pipelines.new_commits import NewCommits
-from pipelines.operations import maintain
+from pipelines.operations import cut, cut_requests, maintain
 from pipelines.page import page as pages
 from pipelines.silver import run as silver
 from pipelines.spark import failures as spark_failures
@@ -116,7 +118,7 @@ def run(
             page=pages.text,
         )
 
-    def merging(stop: threading.Event) -> object:
+    def merging(stop: threading.Event) -> silver.SilverResult:
         end = time.monotonic() + (0 if once else SNAPSHOT_SECONDS)
         while not (stop.is_set() or is_read.is_set()) and time.monotonic() < end:
             is_read.wait(0.2)
@@ -131,7 +133,7 @@ def run(
             news=of_silver,
         )
 
-    def publishing(stop: threading.Event) -> object:
+    def publishing(stop: threading.Event) -> dict[str, object]:
         return publish.run(
             sessions(), settings, once=once, take_over=take_over, sessions=sessions, stop=stop, silver_news=of_silver
         )
@@ -139,7 +141,26 @@ def run(
     def maintaining(stop: threading.Event) -> object:
         return _kept(settings, lambda: maintain.run(sessions(), settings, beside_writers=True, stop=stop), stop=stop)
 
+    def made(as_of: str) -> cut.Cut:
+        # Their claims are free then: whoever makes a cut writes their tables.
+        with still.standing(halt):
+            own = sessions()
+            return cut.run(own, settings, as_of=as_of, sessions=sessions, stop=halt, patience=cut.PATIENCE_SECONDS)
+
+    def cutting(stop: threading.Event) -> object:
+        return cut_requests.serve(sessions(), settings, made, stop=stop)
+
     layers: Mapping[str, Layer] = {"capture": capturing, "silver": merging, "gold": publishing}
+    still = standstill.Standstill()
+    if not once:
+        silver_rounds = still.stoppable("silver", merging, together=silver.together)
+        gold_rounds = still.stoppable("gold", publishing, together=_published_together)
+        layers = {
+            "cuts": cutting,
+            "capture": capturing,
+            "silver": silver_rounds,
+            "gold": gold_rounds,
+        }
     if settings.maintenance.quiet_hours is not None and not once:
         layers = {**layers, "maintain": maintaining}
     ended = _LayerResults()
@@ -149,8 +170,17 @@ def run(
     for error, came_after in ended.failures:
         if not (came_after and cancelled.is_set()):
             raise error
+    ended.results.pop("cuts", None)  # no layer; each of them is in the log
     published = ended.results.pop("gold", None)
     return ended.results | (published if isinstance(published, dict) else {})
+
+
+def _published_together(before: dict[str, object], last: dict[str, object]) -> dict[str, object]:
+    """The results of two rounds of gold as one; models of a service have none."""
+    both = before.get("gold"), last.get("gold")
+    if isinstance(both[0], GoldResult) and isinstance(both[1], GoldResult):
+        return {**last, "gold": GoldResult(both[0].changed + both[1].changed, both[0].seconds + both[1].seconds)}
+    return {**before, **last}
 
 
 LOOK_SECONDS = 30.0

@@ -141,6 +141,8 @@ class EventRows:
         event, is_exact = raw_event.decoded(raw)
         if cursor_pipeline.GUARD in event:
             raw_event.check_unchanged(event, raw)
+            for name in cursor_pipeline.made_up(event):
+                del event[name]
         operation = event["operationType"]
         op = _OPS.get(operation)
         # Everything but a document's four operations: a drop, a rename, an index, an invalidate.

@@ -8,8 +8,8 @@ The notation is dbt's, as far as it names tables and settings:
     JOIN {{ ref('customers_by_city') }} AS c ON c._id = o.customer
     GROUP BY o.customer
 
-`ref('database.collection')` is a collection's gold table, `ref('name')` another model. `{# … #}` is a comment. There are no
-loops and no conditions: a model is one query. `key` (not dbt's) names the columns of that table whose values are those of
+`ref('database.collection')` is a collection's gold table, `ref('name')` another model. `{# … #}` is a comment; in SQL's own comments
+and strings a tag is text. There are no loops and no conditions: a model is one query. `key` (not dbt's) names the columns of that table whose values are those of
 `unique_key` in the rows that come of it: an incremental model's row depends, in tables that are referred to with a key, on
 rows of that key alone. So the keys of changed rows, as they were and as they are, are the keys that may change.
 """
@@ -31,6 +31,12 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 # What only closes a tag is text, as in dbt: JSON in a query ends with }}.
 _TAG = re.compile(r"\{\{(.*?)\}\}|(\{%.*?%\}|\{\{|\{%|\{#|\$\{\s*(?:ref|config)\b.*?\}|\$(?:ref|config)\()", re.DOTALL)
+_QUIET = re.compile(
+    r"""--[^\n]*|/\*.*?\*/|(?<!\w)[rR](?:'[^']*'|"[^"]*")|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`""", re.DOTALL
+)
+"""SQL's comments, strings and quoted names: what looks like a tag or an end there is text."""
+_QUIET_OR_TAG = re.compile(f"(?P<quiet>{_QUIET.pattern})|{_TAG.pattern}", re.DOTALL)
+_END = re.compile(r";(?:[\s;]|--[^\n]*|/\*.*?\*/)*\Z", re.DOTALL)
 _KNOWN = "known are {{ ref('…') }} and {{ config(…) }}"
 
 
@@ -134,9 +140,26 @@ def parse(name: str, text: str, *, where: str) -> Model:
         _columns(settled.get("unique_key")),
     )
     problems += _inconsistent(model) if not problems else []
+    problems += _more_than_one(plain, where)
     if problems:
         raise errors.SettingsError(problems)
     return model
+
+
+def _more_than_one(text: str, where: str) -> Iterator[errors.Problem]:
+    """What ends the query before the end of its file: a semicolon, or the closing parenthesis of none. The query is read as a part
+    of others, where Spark would tell of a parenthesis that is not in the file, or take what follows for its own."""
+    code = _END.sub("", _QUIET_OR_TAG.sub(lambda found: "\n" * found[0].count("\n"), text))
+    depth = 0
+    for found in re.finditer(r"[();]", code):
+        depth += {"(": 1, ")": -1, ";": 0}[found[0]]
+        place = f"{where}:{code.count(chr(10), 0, found.start()) + 1}"
+        if found[0] == ";":
+            yield errors.Problem(place, "a semicolon ends the query here, and a model is one query", "make two models of it")
+            return
+        if depth < 0:
+            yield errors.Problem(place, "there is a ) without its (")
+            return
 
 
 @dataclass(frozen=True)
@@ -161,11 +184,13 @@ class _Mistake(Exception):
 def _tagged(text: str) -> Iterator[str | _Tag]:
     """The text between tags, and the tags."""
     at = 0
-    for found in _TAG.finditer(text):
+    for found in _QUIET_OR_TAG.finditer(text):
+        if found["quiet"] is not None:
+            continue
         yield text[at : found.start()]
         line = text.count("\n", 0, found.start()) + 1
-        yield _Tag(found[2] if found[1] is None else found[1], line)
-        if found[1] is not None:
+        yield _Tag(found[3] if found[2] is None else found[2], line)
+        if found[2] is not None:
             yield "\n" * found[0].count("\n")
         at = found.end()
     yield text[at:]
@@ -228,10 +253,10 @@ def _columns(found: object) -> tuple[str, ...]:
 
 
 def _without_end(parts: Sequence[str | Ref]) -> tuple[str | Ref, ...]:
-    """The query without the semicolon that a file may end with."""
+    """The query without the semicolon that a file may end with, and comments behind it."""
     found = [part for part in parts if part != ""]
     if found and isinstance(found[-1], str):
-        found[-1] = re.sub(r";\s*\Z", "", found[-1])
+        found[-1] = _END.sub("", found[-1])
     return tuple(found)
 
 

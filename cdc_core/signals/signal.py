@@ -112,6 +112,8 @@ class SignalRequest:
 
 def from_document(document: object) -> Signal:
     """The signal that a document of the signal collection is; raises `SignalRefused`."""
+    if document is None:
+        raise SignalRefused("its document is missing: a stage of cursor.pipeline takes it away")
     if not isinstance(document, Mapping):
         raise SignalRefused("one of its fields stands in it more than once")
     if "_id" not in document:

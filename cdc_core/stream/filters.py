@@ -54,26 +54,35 @@ class NameFilter:
 
 @dataclass(frozen=True)
 class Filter:
-    """The lists of one pipeline; `signals` is the collection that is read for signals, captured or not."""
+    """The lists of one pipeline; `signals` is the collection that is read for signals, captured or not.
+
+    `target` is the database, or the database and the collection, of a narrower `capture.scope`: no event comes from elsewhere.
+    """
 
     databases: NameFilter = NameFilter()
     collections: NameFilter = NameFilter()
     snapshots: NameFilter = NameFilter()
     signals: str | None = None
+    target: tuple[str, ...] = ()
 
     def includes(self, db: str, collection: str) -> bool:
         """Whether events of this collection are captured."""
-        if db in BUILT_IN or collection.startswith("system."):
+        if db in BUILT_IN or collection.startswith("system.") or not self._is_in_scope(db, collection):
             return False
         return self.databases.includes(db) and self.collections.includes(f"{db}.{collection}")
 
     def includes_database(self, db: str) -> bool:
         """Whether any collection of this database may be captured."""
-        if db in BUILT_IN or not self.databases.includes(db):
+        if db in BUILT_IN or not self._is_in_scope(db) or not self.databases.includes(db):
             return False
         pairs = [pattern.by_database() for pattern in self.collections.include]
         named = {name.casefold() for pair in pairs for name, _ in pair or ()}
         return not pairs or None in pairs or db.casefold() in named
+
+    def _is_in_scope(self, *names: str) -> bool:
+        """Whether the stream carries events of a database, or of a collection in it."""
+        at = min(len(names), len(self.target))
+        return names[:at] == self.target[:at]
 
     def is_snapshotted(self, db: str, collection: str) -> bool:
         """Whether a snapshot reads this collection: captured, and let in by
@@ -127,7 +136,20 @@ def of(source: Source) -> Filter:
         collections=names(source.collection_include_list, source.collection_exclude_list),
         snapshots=names(source.snapshot_include_collection_list),
         signals=source.signal_data_collection,
+        target=_target(source),
     )
+
+
+def _target(source: Source) -> tuple[str, ...]:
+    target = source.capture_target or ""
+    match source.capture_scope:
+        case CaptureScope.DATABASE:
+            return (target,)
+        case CaptureScope.COLLECTION:
+            db, _, collection = target.partition(".")
+            return db, collection
+        case CaptureScope.DEPLOYMENT | None:
+            return ()
 
 
 def operations(source: Source) -> frozenset[str]:
@@ -242,6 +264,7 @@ def fingerprint(source: Source) -> str:
         # error 280.
         "showExpandedEvents": True,
         "skip": _skip_threshold(source),
+        **_lists_of_the_client(source),
     }
     text = json_util.dumps(stream, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -371,6 +394,15 @@ def _pinned_databases(filter_: Filter) -> list[str]:
     if not pairs or None in pairs:
         return []
     return [db for db, _ in itertools.chain.from_iterable(pair for pair in pairs if pair is not None)]
+
+
+def _lists_of_the_client(source: Source) -> dict[str, Any]:
+    """The lists as far as they are applied here and not by the server, whose stages then say nothing of them."""
+    chosen = of(source)
+    if source.cursor_pipeline_order is not PipelineOrder.USER_ONLY and not chosen.left_to_client():
+        return {}
+    names = (chosen.databases, chosen.collections)
+    return {"lists": [sorted({each.text for each in side}) for one in names for side in (one.include, one.exclude)]}
 
 
 def _skip_threshold(source: Source) -> int | None:

@@ -147,6 +147,11 @@ def compare(this: str, other: str) -> int:
     return (one > two) - (one < two)
 
 
+def later(this: str, other: str) -> str:
+    """The one whose place is not before the other's; `this` where they stand at one place."""
+    return this if compare(this, other) >= 0 else other
+
+
 def _place(data: str) -> tuple[bool, int]:
     """A token's place inside its cluster time: a high-water mark is before every event."""
     index, _at = _index(data)

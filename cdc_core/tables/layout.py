@@ -54,8 +54,9 @@ class TableRef:
 
 
 class Layer(str, Enum):
-    """The layers whose tables hold documents: each can be rebuilt, and compared with the source."""
+    """The layers: each can be compared with the source. Silver and gold, which hold documents as rows, can be rebuilt."""
 
+    BRONZE = "bronze"
     SILVER = "silver"
     GOLD = "gold"
 

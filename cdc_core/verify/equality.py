@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import hashlib
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,7 @@ from typing import Any
 
 import orjson
 
-from cdc_core.schema import cast
+from cdc_core.schema import cast, kinds
 from cdc_core.schema import names as column_names
 from cdc_core.schema.column_types import Array, ColumnType, Map, Scalar, Struct
 from cdc_core.schema.document_schema import DocumentSchema
@@ -96,6 +97,54 @@ def digest(row: TableRow) -> int:
     rescued = {path: _text(text) for path, text in row.rescued.items()}
     text = orjson.dumps([_present(row.columns), rescued, _present(row.others)], option=orjson.OPT_SORT_KEYS)
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big", signed=True)
+
+
+def exact_digest(text: str) -> int:
+    """64 bits, the same for texts of one document whatever the order of its fields: absent is not null here."""
+    try:
+        exactly = json.dumps(exact.parsed(text), sort_keys=True)
+    except (ValueError, RecursionError):
+        exactly = text
+    return int.from_bytes(hashlib.blake2b(exactly.encode(), digest_size=8).digest(), "big", signed=True)
+
+
+def exact_differences(source: str, held: str) -> tuple[Difference, ...]:
+    """Where two documents differ as texts of Extended JSON, without regard to the order of their fields."""
+    (wanted, repeated), (found, also_repeated) = exact.parsed(source), exact.parsed(held)
+    names = dict.fromkeys((*repeated, *also_repeated))
+    twice = (Difference(name, "it is there twice") for name in names if repeated.get(name) != also_repeated.get(name))
+    return (*_exactly_between(wanted, found, ""), *twice)
+
+
+def _exactly_between(wanted: Any, held: Any, path: str) -> Iterator[Difference]:
+    if _as_text(wanted) == _as_text(held):
+        return
+    both = kinds.kind(wanted), kinds.kind(held)
+    if _DOCUMENTS.issuperset(both):
+        for name in dict.fromkeys((*wanted, *held)):
+            own = column_names.unescaped(name)
+            inner = f"{path}.{own}" if path else own
+            if name not in held:
+                yield Difference(inner, "in the source, not in the table")
+            elif name not in wanted:
+                yield Difference(inner, "in the table, not in the source")
+            else:
+                yield from _exactly_between(wanted[name], held[name], inner)
+    elif isinstance(wanted, list) and isinstance(held, list) and len(wanted) == len(held):
+        for number, (left, right) in enumerate(zip(wanted, held, strict=True)):
+            yield from _exactly_between(left, right, f"{path}.{number}")
+    elif isinstance(wanted, list) and isinstance(held, list):
+        yield Difference(path, f"{len(wanted)} elements in the source, {len(held)} in the table")
+    else:
+        told = f"{both[0].value} in the source, {both[1].value} in the table"
+        yield Difference(path, "another value" if both[0] is both[1] else told)
+
+
+_DOCUMENTS = frozenset({kinds.Kind.DOCUMENT, kinds.Kind.EMPTY_DOCUMENT})
+
+
+def _as_text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -207,8 +256,8 @@ def _words(wanted: Any, held: Any) -> str:
         return "in the source, not in the table"
     if wanted is None:
         return "in the table, not in the source"
-    kinds = _kind(wanted), _kind(held)
-    return "another value" if kinds[0] == kinds[1] else f"{kinds[0]} in the source, {kinds[1]} in the table"
+    both = _kind(wanted), _kind(held)
+    return "another value" if both[0] == both[1] else f"{both[0]} in the source, {both[1]} in the table"
 
 
 def _kind(value: Any) -> str:

@@ -132,8 +132,8 @@ def status(file: options.SettingsFile, as_json: bool, html: Path | None) -> None
         "--layer",
         default="gold",
         show_default=True,
-        type=click.Choice(["gold", "silver"]),
-        help="Which tables are compared with the source.",
+        type=click.Choice(["gold", "silver", "bronze"]),
+        help="What is compared with the source; bronze: what its events come to.",
     ),
     click.option("--sample", metavar="N", type=click.IntRange(1, 20_000), help="Look at N documents and N rows only."),
     click.option(
@@ -162,7 +162,7 @@ def verify(
     repair: bool,
     as_json: bool,
 ) -> None:
-    """Is gold (or silver) what MongoDB holds?
+    """Is gold (or silver, or bronze) what MongoDB holds?
 
     Compares every document with its row, where both lie, at cluster times that are known, also while the source is written
     to, and names by key and path what is missing, extra or different. Exit code 3 where something is. Changes nothing, but

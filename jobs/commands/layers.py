@@ -47,7 +47,7 @@ def silver(file: options.SettingsFile, once: bool, take_over: bool) -> None:
 
     with interrupts.stopping() as stop:
         # A run that finds nothing new ends without the seconds that a start of Spark costs.
-        settings, spark = application.opened(file, "silver", lazily=True)
+        settings, spark = application.opened(file, "silver", lazily=True, is_service=not once)
         # Stays None where the stop cancelled what was running: then there is no result to show.
         result = None
         with sparks.cancelling(spark, stop):
@@ -86,7 +86,7 @@ def gold(
     from pipelines.terminal import tables as report
 
     with interrupts.stopping() as stop:
-        settings, spark = application.opened(file, "gold", lazily=True)
+        settings, spark = application.opened(file, "gold", lazily=True, is_service=not once)
         results: dict[str, object] = {}
         with sparks.cancelling(spark, stop):
             results = publish.run(
@@ -105,7 +105,7 @@ def gold(
 
 def _cut(file: options.SettingsFile, as_of: str, take_over: bool) -> None:
     from cdc_core.gold import cut as times
-    from pipelines.operations import cut
+    from pipelines.operations import cut_requests
     from pipelines.spark import session as sparks
     from pipelines.terminal import tables as report
 
@@ -115,7 +115,9 @@ def _cut(file: options.SettingsFile, as_of: str, take_over: bool) -> None:
         settings, spark = application.opened(file, "gold")
         made = None
         with sparks.cancelling(spark, stop):
-            made = cut.run(spark, settings, as_of=as_of, take_over=take_over, sessions=sparks.sessions(spark), stop=stop)
+            made = cut_requests.run(
+                spark, settings, as_of=as_of, take_over=take_over, sessions=sparks.sessions(spark), stop=stop
+            )
     if made is not None:
         report.cut(made)
 
@@ -131,9 +133,9 @@ def run(file: options.SettingsFile, once: bool, take_over: bool) -> None:
     from pipelines.terminal import tables as report
 
     with interrupts.stopping() as stop, report.progress() as progress:
-        settings, spark = application.opened(file, "run", captures=True, stop=stop)
+        settings, spark = application.opened(file, "run", captures=True, is_service=not once, stop=stop)
         results = layers.run_again(
-            spark, settings, again=functools.partial(application.session, file, settings, "run"), once=once, take_over=take_over, stop=stop,
+            spark, settings, again=functools.partial(application.session, file, settings, "run", is_service=not once), once=once, take_over=take_over, stop=stop,
             progress=progress,
         )  # fmt: skip
     for layer, result in results.items():

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from cdc_core import errors
 from cdc_core.bronze import columns as bronze
 from cdc_core.snapshot import state as snapshot_state
-from cdc_core.stream import transactions
+from cdc_core.stream import resume_token, transactions
 from cdc_core.tables import layout as tables
 from pipelines.bronze import batch_rows
 from pipelines.delta import local_log, maintenance, table_history
@@ -143,8 +143,8 @@ class BronzeLog:
         """Commit heartbeat rows, one a payload, at once. They carry `token`, or the position where that is further by now."""
 
         def numbered(batch: int, first: int) -> pa.Table:
-            # Tokens sort in stream order: the commit lock may have been held by one that moved the position further.
-            newest = max(token, self._token or "")
+            # The commit lock may have been held by one that moved the position further.
+            newest = resume_token.later(token, self._token or "")
             return pa.concat_tables(
                 heartbeat_row(payload, token=newest, batch=batch, offset=first + number, ts_ms=ts_ms)
                 for number, payload in enumerate(payloads)
@@ -285,11 +285,12 @@ def gap_and_snapshot_heartbeats(
 
 @dataclass(frozen=True)
 class FilterChange:
-    """That the settings let other events in from `token` on, and which collections were captured then."""
+    """That the settings let other events in from `token` on: which collections were captured then, and which with rows were
+    left out."""
 
     token: str
-    offset: int
     captured: frozenset[str]
+    left_out: frozenset[str]
 
 
 def is_whole(spark: SparkSession, table: tables.TableRef, namespace: str) -> bool:
@@ -325,14 +326,18 @@ def is_trimmed_behind(spark: SparkSession, table: tables.TableRef, batch: int) -
 def notes(spark: SparkSession, table: tables.TableRef) -> list[FilterChange]:
     """What was noted each time when the settings let in other events, in order."""
     rows = _payload_rows(spark, table, bronze.RowKind.HEARTBEAT, '{"stream"')
-    read = ((row, json.loads(row["payload"]).get("captured")) for row in rows)
-    return [FilterChange(row["resume_token"], row["offset"], frozenset(found)) for row, found in read if found is not None]
+    read = ((row["resume_token"], json.loads(row["payload"])) for row in rows)
+    return [
+        FilterChange(token, frozenset(said["captured"]), frozenset(said.get("left_out", ())))
+        for token, said in read
+        if "captured" in said
+    ]
 
 
-def captured_collections(spark: SparkSession, table: tables.TableRef, *, behind: int = -1) -> list[tuple[str, str]]:
-    """The namespaces of all documents in the table, or of those with a greater offset."""
+def captured_collections(spark: SparkSession, table: tables.TableRef) -> list[tuple[str, str]]:
+    """The namespaces of all documents in the table."""
     rows = spark.sql(
-        f"SELECT DISTINCT db, collection FROM {table} WHERE kind IN ('change', 'snapshot') AND `offset` > {behind} ORDER BY 1, 2"
+        f"SELECT DISTINCT db, collection FROM {table} WHERE kind IN ('change', 'snapshot') ORDER BY 1, 2"
     ).collect()
     return [(row.db, row.collection) for row in rows]
 

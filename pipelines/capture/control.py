@@ -52,7 +52,7 @@ class ControlEvents:
         # Only an inserted document is a signal, as in Debezium: a later change of it, or its removal, is none.
         if event["operationType"] == "insert":
             try:
-                signal = signals.from_document(event["fullDocument"])
+                signal = signals.from_document(event.get("fullDocument"))
             except signals.SignalRefused as error:
                 log.warning("a signal that cannot be read is left out (%s): %s", error, event["documentKey"].get("_id"))
                 return

@@ -40,7 +40,7 @@ class Heartbeats:
         interval = self.interval_ms / 1000
         is_due = interval > 0 and time.monotonic() - self.moved_at >= interval
         # Rows that are read and not committed lie before `token`: a position there would lose them.
-        if is_due and has_committed_all and token > positions.token_of(self.log):
+        if is_due and has_committed_all and resume_token.compare(token, positions.token_of(self.log)) > 0:
             self.moved_at = time.monotonic()
             self.log.heartbeat({}, token=token, ts_ms=clock.now_ms())
         else:
@@ -60,4 +60,4 @@ class Heartbeats:
         """Whether a run that was not over would have committed a heartbeat in the meantime."""
         committed = positions.token_of(self.log)
         gap = positions.cluster_time(token).time - positions.cluster_time(committed).time
-        return token > committed and 0 < self.interval_ms / 1000 <= gap
+        return resume_token.compare(token, committed) > 0 and 0 < self.interval_ms / 1000 <= gap

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from bson.timestamp import Timestamp
 
 from cdc_core import errors
+from cdc_core.stream import resume_token
 from pipelines.capture import position as positions
 from pipelines.capture.committer import Committer
 from pipelines.capture.control import ControlEvents
@@ -95,7 +96,7 @@ class MainLoop:
                 # An empty batch says how far the stream is: a transaction whose time is over has ended there.
                 if not batch.events:
                     encoder.end_transaction(batch.token)
-                read = StreamPosition(max(read.token, batch.token), is_drained=batch.is_drained)
+                read = StreamPosition(resume_token.later(batch.token, read.token), is_drained=batch.is_drained)
             # The interval of a commit begins with its first row, and not with the commit before it.
             first_at = time.monotonic() if len(encoder.rows) == 0 else first_at
             # After the batch: a signal of a channel has no place of its own in the stream, and gets the one that was

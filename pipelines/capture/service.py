@@ -95,6 +95,8 @@ def run(
                 log.warning("%s; the capture starts over in %.1f s", error, wait)
             if capture is not None and has_begun:
                 done = joined(done, capture.result())
+                # A person knew of the owner of then. Who claimed the table since, while the source was away, is another one.
+                take_over = False
             counted.restarts += 1
             if stop.wait(wait) and done is not None:
                 return done

@@ -19,7 +19,7 @@ from pipelines import clock
 from pipelines.bronze import log as bronze_log
 from pipelines.capture import position as positions
 from pipelines.capture.deployment import Deployment
-from pipelines.capture.gaps import Gaps
+from pipelines.capture.gaps import Gaps, OtherStream
 from pipelines.capture.logger import log
 from pipelines.capture.stream_opener import OpenStream
 
@@ -62,16 +62,20 @@ class CaptureStart:
             custom=self.custom,
         )
         gaps = Gaps(self.spark, self.deployment, self.log)
+        noted = OtherStream()
+        if self.is_other_stream and self.log.position is not None:
+            noted = gaps.of_other_stream(states, fingerprint=self.fingerprint, id_=new_id())
+        states = (*states, *noted.states)
         if has_position and not decision.takes:
-            if self.is_other_stream:
-                gaps.note_other_stream(states, fingerprint=self.fingerprint)
+            if noted.payloads:
+                self.log.heartbeat(*noted.payloads, token=positions.token_of(self.log), ts_ms=clock.now_ms())
             self._warn_of_no_snapshot(decision, states)
             return StartPlan(decision.streams, unfinished if decision.resumes else None, states)
         token = opened.stream.begins  # and not how far it has read: what it has read is not in bronze yet
         if token is None:
             raise errors.SourceUnsuitable("opening the change stream: the server gave no resume token")
         state = self._new_snapshot() if decision.takes or gap is not None else None
-        payloads: list[Mapping[str, Any]] = []
+        payloads: list[Mapping[str, Any]] = [*noted.payloads]
         if gap is not None and state is not None:
             state, lost = gaps.after_lost_position(gap, state, token)
             payloads.append(lost)
@@ -82,10 +86,15 @@ class CaptureStart:
         return StartPlan(decision.streams, state, states)
 
     def _states(self) -> tuple[snapshot_state.SnapshotState, ...]:
-        """The snapshots in bronze. A failed one is tried again, except a signal's: that signal is to be sent again."""
+        """The snapshots in bronze. A failed one is tried again, except a signal's: that signal is to be sent again.
+
+        Where each start takes a snapshot the new one tries it: a collection that always fails keeps no other from it.
+        """
         found = snapshot_state.states(bronze_log.snapshot_heartbeats(self.spark, self.log.table))
-        by_signal = (snapshot_state.SnapshotKind.INCREMENTAL, snapshot_state.SnapshotKind.BLOCKING)
-        return tuple(state if state.kind in by_signal else state.retried() for state in found)
+        by_others = {snapshot_state.SnapshotKind.INCREMENTAL, snapshot_state.SnapshotKind.BLOCKING}
+        if self.deployment.source.snapshot_mode is SnapshotMode.ALWAYS:
+            by_others.add(snapshot_state.SnapshotKind.INITIAL)
+        return tuple(state if state.kind in by_others else state.retried() for state in found)
 
     def _goes_on(self, unfinished: snapshot_state.SnapshotState) -> bool:
         """Whether a snapshot keeps a mode that takes one at each start from a new one: not for collections that are left out."""
@@ -95,6 +104,8 @@ class CaptureStart:
 
     def _new_snapshot(self) -> snapshot_state.SnapshotState:
         """A snapshot of every captured collection that `snapshot.include.collection.list` lets in."""
+        if self.log.position is None:  # a person is there to see it
+            self.deployment.check_collections()
         includes = self.deployment.filter.is_snapshotted
         planned = tuple(each.namespace for each in self.deployment.collections() if includes(each.db, each.name))
         return snapshot_state.SnapshotState(new_id(), planned)

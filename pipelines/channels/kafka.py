@@ -186,13 +186,15 @@ class KafkaTopic:
             self._trouble.say("the topic does not exist; make it, with one partition")
             return False
         partitions = [kafka.TopicPartition(self.name, number) for number in sorted(described.partitions)]
+        begins: dict[int, int] = {}
         for each in self._consumer.committed(partitions, timeout=ANSWER_SECONDS):
             if each.offset >= 0:
-                self._committed[each.partition] = self._next[each.partition] = each.offset
+                self._committed[each.partition] = begins[each.partition] = each.offset
             else:
-                self._next[each.partition] = self._beginning(each)
-        self._consumer.assign([kafka.TopicPartition(self.name, *each) for each in self._next.items()])
-        self._waits_for = set(self._next)
+                begins[each.partition] = self._beginning(each)
+        self._consumer.assign([kafka.TopicPartition(self.name, *each) for each in begins.items()])
+        # Not before all of them are known: a broker that fails on the way is asked anew by the next look.
+        self._next, self._waits_for = begins, set(begins)
         return True
 
     def _beginning(self, partition: confluent_kafka.TopicPartition) -> int:
@@ -282,6 +284,9 @@ class KafkaSink:
             )
         except BufferError:
             log.warning("a notification is lost, too many wait for the topic %s: %s", self.topic, told)
+        # A message that is too large, say: of many collections, or with a large key.
+        except library().KafkaException as error:
+            log.warning("a notification is not sent to the topic %s: %s", self.topic, _text(error.args[0]))
 
     def serve(self) -> None:
         """Handle the delivery reports that have come."""

@@ -32,9 +32,13 @@ HELD: WeakValueDictionary[str, object] = WeakValueDictionary()
 
 def is_held(spark: SparkSession, table: tables.TableRef) -> bool:
     """Whether a writer holds the table: a live process of this host, or one of another host whose lease is not over."""
-    if not delta.exists(spark, table):
-        return False
-    return _verdict(table_history.last_commit(spark, table)) is not claims.Availability.FREE
+    return holder(spark, table) is not None
+
+
+def holder(spark: SparkSession, table: tables.TableRef) -> Mapping[str, Any] | None:
+    """The claim of the writer that holds the table, in the sense of `is_held`; None where nobody does."""
+    last = table_history.last_commit(spark, table) if delta.exists(spark, table) else None
+    return None if last is None or _verdict(last) is claims.Availability.FREE else last.metadata
 
 
 def _verdict(last: Commit | None) -> claims.Availability:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from cdc_core import errors
 from cdc_core.models import graph, sql_model
+from cdc_core.properties import types as values
 from cdc_core.sql.names import identifier, literal
 from cdc_core.stream import filters
 from pipelines.bronze import collections as registry
@@ -161,7 +162,7 @@ def check(spark: SparkSession, settings: Settings) -> tuple[ModelPlan, ...]:
     Changes nothing. Raises `SettingsError` with the mistakes of all models.
     """
     inputs = ModelInputs(spark, delta.layout(settings.lakehouse), {})
-    dry_run = _DryRun(spark, inputs)
+    dry_run = _DryRun(spark, inputs, known_collections(spark, settings))
     problems: list[errors.Problem] = []
     planned = []
     try:
@@ -249,14 +250,20 @@ class _DryRun:
 
     spark: SparkSession
     inputs: ModelInputs
+    known: tuple[str, ...] = ()
     moved: set[str] = field(default_factory=set)
+
+    def _with_nearest(self, name: str) -> str:
+        """A name that gold does not hold; a collection that nobody has seen may be a mistyped one."""
+        hint = "" if name in self.known else values.did_you_mean(name, self.known)
+        return f"{name} ({hint})" if hint else name
 
     def planned(self, model: sql_model.Model) -> ModelPlan:
         """What a run would do to one model. Its query is analysed, over the queries of models that have no table yet."""
         missing = list(self.inputs.missing(model))
         if missing:
             queries.check_syntax(self.spark, model)
-            would = f"wait for {', '.join(missing)}, which gold does not hold yet"
+            would = f"wait for {', '.join(map(self._with_nearest, missing))}, which gold does not hold yet"
         else:
             frame = queries.frame(self.spark, model, self.inputs.relation)
             queries.check_columns(self.spark, model, frame, self.inputs.relation)

@@ -108,7 +108,9 @@ def _place(model: sql_model.Model, error: PySparkException) -> str:
 def _first_line(error: PySparkException) -> str:
     """Spark's sentence, without its code and the plan."""
     first = next((line for line in str(error).splitlines() if line.strip()), "")
-    return re.sub(r"\s*SQLSTATE: \w+.*", "", first).strip().rstrip(";")
+    said = re.sub(r"\s*SQLSTATE: \w+.*", "", first).strip().rstrip(";")
+    # The query is read in parentheses, and one that Spark asks for, or finds too many, is not in the file.
+    return re.sub(r"^\[\w+(?:\.\w+)*\]\s*|: (?:missing '\)'|extra input '[^']*')\.?$", "", said)
 
 
 @contextmanager

@@ -155,6 +155,11 @@ class ChangeStream:
         """Whether a cursor is open on the server, as far as is known."""
         return self._cursor.is_open
 
+    @property
+    def server(self) -> pymongo.MongoClient[Any]:
+        """A client of the server that it reads, or will read."""
+        return self._cursor.server()
+
     def open(self) -> str | None:
         """Open the cursor; the token of its position (the server gives one from the first reply on)."""
         stage = self._stage()
@@ -290,37 +295,40 @@ class ChangeStream:
         The stream that read it may have had a wider scope: one database that does not exist yet is waited for everywhere. A server
         of another version may write its token otherwise: then an event of its cluster time has to do.
         """
-        server: Any = self._cursor.server()
         if self.options.db is None:
-            return self._is_in(server, token)
-        database = server[self.options.db]
-        if self._is_in(database if self.options.collection is None else database[self.options.collection], token):
+            return self._is_in(None, None, token)
+        if self._is_in(self.options.db, self.options.collection, token):
             return True
         try:
-            return self._is_in(server, token)
+            return self._is_in(None, None, token)
         except driver.OperationFailure:  # a user who may read one database
             return False
 
-    def _is_in(self, target: Any, token: str) -> bool:
-        """Whether a stream over the target has this event."""
+    def _is_in(self, db: str | None, collection: str | None, token: str) -> bool:
+        """Whether a stream over this namespace has this event."""
         at, wanted = resume_token.position(token), resume_token.without_fragment(token)
-        bare = target.watch(
-            [{"$project": {"_id": 1}}],
-            start_at_operation_time=Timestamp(at.seconds, at.increment),
-            show_expanded_events=self.options.show_expanded_events or None,
-            batch_size=1,
-            max_await_time_ms=LONGEST_AWAIT_MS,
-        )
-        with bare as stream:
-            while not self.stopped.is_set():
-                event, mark = stream.try_next(), stream.resume_token
-                found = event["_id"]["_data"] if event is not None else mark["_data"] if mark is not None else token
+        stage: dict[str, Any] = {"startAtOperationTime": Timestamp(at.seconds, at.increment)}
+        if db is None:
+            stage["allChangesForCluster"] = True
+        if self.options.show_expanded_events:
+            stage["showExpandedEvents"] = True
+        # Read raw, as the stream itself: the driver's own has no collection of every name, and decodes what it reads.
+        bare = stream_cursor.StreamCursor(self.connection)
+        try:
+            bare.open(db, collection, [{"$changeStream": stage}, {"$project": {"_id": 1}}])
+            while bare.is_open and not self.stopped.is_set():
+                _, events, rest = bare.more(max_await_ms=LONGEST_AWAIT_MS, batch_size=1)
+                mark = rest.get("postBatchResumeToken")
+                found = event_token(events[0]) if events else mark["_data"] if mark else token
                 if resume_token.position(found)[:2] > at[:2]:
                     return False
                 is_other_format = found[_VERSION] != token[_VERSION]
-                if event is not None and (is_other_format or resume_token.without_fragment(found) == wanted):
+                if events and (is_other_format or resume_token.without_fragment(found) == wanted):
                     return True
-        return True
+        finally:
+            bare.close()
+        # It was not read to its end; or an invalidate ended it, and the event would have come before that.
+        return self.stopped.is_set()
 
     def _stage(self) -> dict[str, Any]:
         stage: dict[str, Any] = {}

@@ -82,8 +82,8 @@ def _unusable(uri: str, options: Mapping[str, Any]) -> errors.SettingsError:
 
 
 def _given(uri: str) -> dict[str, str]:
-    """The options of a connection string."""
-    options = (part.partition("=") for part in uri.partition("://")[2].partition("?")[2].split("&") if "=" in part)
+    """The options of a connection string: behind the last @, for a password may hold a ? that should have been encoded."""
+    options = (part.partition("=") for part in uri.rpartition("@")[2].partition("?")[2].split("&") if "=" in part)
     return {name: value for name, _, value in options if name.isalnum()}
 
 

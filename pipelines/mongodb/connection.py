@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ from pipelines.settings import secrets
 
 if TYPE_CHECKING:
     from cdc_core.properties.source import Source
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -157,10 +160,11 @@ def captured_databases(source: Source, names: Collection[str]) -> list[str]:
     return [name for name in names if chosen.includes_database(name) and scope.db in (None, name)]
 
 
-def captured(source: Source, client: mongodb.Client) -> list[catalog.SourceCollection]:
+def captured(source: Source, client: mongodb.Client, *, is_begun: bool = False) -> list[catalog.SourceCollection]:
     """The collections that the settings capture and that exist now, in order of their names.
 
-    Raises `SourceUnsuitable` for a view or a time-series collection that the settings name: they have no change stream.
+    Raises `SourceUnsuitable` for a view or a time-series collection that the settings name: they have no change stream. Where
+    a capture `is_begun` one of them may have taken a collection's name: the others go on, and it is warned of.
     """
     chosen = filters.of(source)
     found = [
@@ -173,10 +177,16 @@ def captured(source: Source, client: mongodb.Client) -> list[catalog.SourceColle
     for collection in found:
         if collection.kind != "collection" and (collection.db.lower(), collection.name.lower()) in named:
             kind = "time-series collection" if collection.kind == "timeseries" else collection.kind
-            raise errors.SourceUnsuitable(
-                f"{collection.namespace} is a {kind}, which has no change stream; take it out of the include list"
-            )
+            message = f"{collection.namespace} is a {kind}, which has no change stream; take it out of the include list"
+            if not is_begun:
+                raise errors.SourceUnsuitable(message)
+            _warn_once(message)
     return [collection for collection in found if collection.kind == "collection"]
+
+
+@functools.lru_cache(maxsize=1000)
+def _warn_once(message: str) -> None:
+    log.warning("%s", message)
 
 
 @functools.lru_cache(maxsize=4)

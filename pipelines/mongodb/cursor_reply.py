@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+import pymongo
 from bson import decode
 from bson.codec_options import CodecOptions, DatetimeConversion
 
@@ -15,6 +16,18 @@ LENIENT: CodecOptions[dict[str, Any]] = CodecOptions(
 """For replies that quote what a user wrote (validators, views, filters) and of which that part is not looked at."""
 
 _int32 = struct.Struct("<i").unpack_from
+
+
+def drained(
+    connection: pymongo.MongoClient[Any], db: str, command: dict[str, Any], *, codec_options: CodecOptions[Any], **more: Any
+) -> list[Any]:
+    """All documents of a command's cursor: of few documents, or small ones.
+
+    Of a collection of any name: the driver's `Collection` refuses some that a server has, `a..b` for one.
+    """
+    # The cursor goes on with the codec of its database, and not with that of the command.
+    database = connection.get_database(db, codec_options=codec_options)
+    return list(database.cursor_command(command, codec_options=codec_options, **more))
 
 
 def split_batch(reply: bytes, name: bytes) -> tuple[list[bytes], dict[str, Any]]:

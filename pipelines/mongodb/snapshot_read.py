@@ -12,7 +12,6 @@ from bson.int64 import Int64
 from bson.raw_bson import DEFAULT_RAW_BSON_OPTIONS, RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo import errors as driver
-from pymongo.read_concern import ReadConcern
 from pymongo.read_preferences import ReadPreference
 
 from cdc_core.extended_json import raw_bson
@@ -161,11 +160,22 @@ def existing_ids(
     connection: pymongo.MongoClient[Any], collection: catalog.SourceCollection, condition: Mapping[str, Any]
 ) -> list[bytes]:
     """Of the documents that a condition matches now, raw documents of their `_id` alone."""
-    held = connection[collection.db].get_collection(
-        collection.name, codec_options=DEFAULT_RAW_BSON_OPTIONS, read_concern=ReadConcern("majority")
-    )
+    command = {
+        "find": collection.name,
+        "filter": condition,
+        "projection": {"_id": 1},
+        "hint": {"_id": 1},
+        "readConcern": {"level": "majority"},
+    }
     with mongodb_failures.translating_read(f"looking for documents of {collection.namespace}"):
-        return [each.raw for each in held.find(condition, {"_id": True}, hint={"_id": 1})]
+        found = cursor_reply.drained(
+            connection,
+            collection.db,
+            command,
+            codec_options=DEFAULT_RAW_BSON_OPTIONS,
+            read_preference=connection.read_preference,
+        )
+        return [each.raw for each in found]
 
 
 @contextmanager
@@ -223,4 +233,6 @@ def refusal_of_filter(connection: pymongo.MongoClient[Any], namespace: str, cond
             connection[db].command({"explain": find, "verbosity": "queryPlanner"}, codec_options=cursor_reply.LENIENT)
     except driver.OperationFailure as error:
         return mongodb_failures.first_line(error)
+    except mongodb_failures.CollectionChanged:  # it was dropped just now: there is nothing to refuse
+        return None
     return None

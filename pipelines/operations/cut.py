@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -64,6 +65,10 @@ that wait for a table and are as they were before."""
 
 PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "50"}
 EXACT, AS_CAPTURED = "exact", "as captured"
+
+PATIENCE_SECONDS = 90.0
+"""A capture commits once a minute at least, also where nothing happens, and says then how far it has read."""
+PAUSE = 0.5
 
 
 @dataclass(frozen=True)
@@ -127,16 +132,18 @@ def run(
     take_over: bool = False,
     sessions: parallel.Sessions | None = None,
     stop: threading.Event | None = None,
+    patience: float = 0.0,
 ) -> Cut:
     """Bring silver and gold to the newest cut at `as_of` or before, and note it.
 
-    Raises `SettingsError` for a time that is none, `Temporary` where bronze is not that far or ends inside a cluster time,
+    For `patience` seconds it waits for the capture where the newest clean cut lies before what silver has applied already. Raises
+    `SettingsError` for a time that is none, `Temporary` where bronze is not that far or ends inside a cluster time,
     `DecisionNeeded` where tables are past that time, `GateFailed` where expectations refuse a version (then there is no cut), and
     what silver and gold raise.
     """
     asked = times.parsed(as_of)
     audit = publish.gate(spark, settings)
-    chosen = _chosen(spark, settings, asked)
+    chosen = _awaited(spark, settings, asked, until=time.monotonic() + patience, stop=stop or threading.Event())
     # Only silver has to be held at the batch: gold goes no further than silver.
     silver.run(spark, settings, take_over=take_over, sessions=sessions, stop=stop, to=chosen.batch)
     # After silver and not beside it: a table must not be published from a silver that is still below the batch.
@@ -288,6 +295,18 @@ def _check_reached(settings: Settings, found: Sequence[times.CutBoundary], asked
         raise errors.Temporary(
             f"{table.label}: bronze shows {to}, which is not yet {times.shown(asked)}; try again when the capture is further, or ask for now"
         )
+
+
+def _awaited(
+    spark: SparkSession, settings: Settings, asked: str | None, *, until: float, stop: threading.Event
+) -> times.CutBoundary:
+    """What `_chosen` gives; of `now` as soon as there is such a cut, at the latest when the time is over."""
+    while True:
+        try:
+            return _chosen(spark, settings, asked)
+        except errors.Temporary:
+            if asked is not None or time.monotonic() >= until or stop.wait(PAUSE):
+                raise
 
 
 def _chosen(spark: SparkSession, settings: Settings, asked: str | None) -> times.CutBoundary:

@@ -55,11 +55,15 @@ OPS = {
     "expectations": "at_ms",
     "signals": "ts_ms",
     "cuts": "made_ms",
+    "cut_requests": "at_ms",
 }
 """Tables of ops whose rows get old, and the column that says how old."""
 
 KEPT_OPS = ("collections", "schemas")
 """Tables of ops whose rows never get old: a run goes by them however long ago they were written."""
+
+IDLE_ROWS = "(kind IN ('transaction', 'notification') OR (kind = 'heartbeat' AND payload = '{}'))"
+"""Rows of bronze that say nothing for ever: of snapshots, gaps and filters others tell, which stay."""
 
 HELD = "not compacted: its writer is alive (--beside-writers compacts it, too)"
 
@@ -316,13 +320,18 @@ class _MaintenanceRun:
         if days is None:
             return
         before = self._before(days)
+        newest = self.spark.sql(f"SELECT max(batch) AS newest FROM {table}").collect()[0].newest or 0
+        # Nobody asks for them again. The first batch and the last one stay: the one says that bronze has its beginning, the other
+        # has the position.
+        idle = f"{IDLE_ROWS} AND ts_ms < {before} AND batch > 1 AND batch < {newest}"
         own = [self._trimmed(each, words) for each in registry.read(self.spark, self.settings).namespaces]
         chosen = " OR ".join(each for each in own if each)
-        if not chosen:
-            return
-        where = f"kind IN ('change', 'snapshot') AND ts_ms < {before} AND ({chosen})"
+        events = f"kind IN ('change', 'snapshot') AND ts_ms < {before} AND ({chosen or 'false'})"
         # Looked for first: the claim would refuse a capture that starts meanwhile, and each property is a commit.
-        if not self.spark.sql(f"SELECT 1 FROM {table} WHERE {where} LIMIT 1").collect():
+        has_events, has_idle = (
+            bool(self.spark.sql(f"SELECT 1 FROM {table} WHERE {where} LIMIT 1").collect()) for where in (events, idle)
+        )
+        if not (has_events or has_idle):
             return
         try:
             writer = Writer.claim(self.spark, table, kept=("batch", "log"), errand="medallion maintain")
@@ -331,10 +340,10 @@ class _MaintenanceRun:
             return
         try:
             # Said before anything goes: a rebuild must never take what is left for all that there was.
-            writer.alter(
-                f"SET TBLPROPERTIES ({names.literal(bronze_log.TRIMMED)} = '{before}', 'delta.appendOnly' = 'false')"
-            )
-            count = maintenance.delete_claimed(writer, where)
+            said = f"{names.literal(bronze_log.TRIMMED)} = '{before}', " if has_events else ""
+            writer.alter(f"SET TBLPROPERTIES ({said}'delta.appendOnly' = 'false')")
+            count = maintenance.delete_claimed(writer, events) if has_events else 0
+            others = maintenance.delete_claimed(writer, idle) if has_idle else 0
             writer.alter("SET TBLPROPERTIES ('delta.appendOnly' = 'true')")
         except errors.CommitConflict as error:
             words.left.append(f"events older than {days} days stay: {error}")
@@ -342,7 +351,9 @@ class _MaintenanceRun:
         finally:
             writer.release()
         _note_removed(words, count, f"events older than {days} days")
-        words.left.append("a rebuild of silver now needs a snapshot of the collection first")
+        _note_removed(words, others, f"rows of no document older than {days} days")
+        if has_events:
+            words.left.append("a rebuild of silver now needs a snapshot of the collection first")
 
     def _trimmed(self, namespace: registry.Namespace, words: _ResultLines) -> str | None:
         """Which events of one collection may go, as SQL: not the last batch that it has, by which it is known."""

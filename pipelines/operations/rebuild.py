@@ -47,6 +47,8 @@ def run(
     raises then. Raises `SettingsError` for an unknown collection, `GateFailed` where expectations refuse a gold table's rows, `DecisionNeeded` where bronze no longer begins with its
     first batch, nor holds a whole snapshot, `TableOwned`, `LeaseHeld`, `OwnershipLost`, and `Temporary` when `stop` was set; the table is then as it was.
     """
+    if layer is Layer.BRONZE:
+        raise errors.SettingsError(errors.Problem("--layer", "bronze is the log itself", "silver is rebuilt from it"))
     started = time.monotonic()
     layout = delta.layout(settings.lakehouse)
     [namespace] = registry.chosen(spark, settings, collection)

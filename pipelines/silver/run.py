@@ -107,7 +107,7 @@ def run(
     try:
         while True:
             applied = silver.caught_up()
-            total = _together(total, applied)
+            total = together(total, applied)
             if news is not None and applied.collections:
                 news.tell()
             if once or ended.is_set():
@@ -120,14 +120,15 @@ def run(
     return replace(total, seconds=time.monotonic() - started)
 
 
-def _together(total: SilverResult, last: SilverResult) -> SilverResult:
+def together(total: SilverResult, last: SilverResult) -> SilverResult:
+    """Two results, one after the other, as one."""
     by_name = {each.namespace: each for each in total.collections}
     for each in last.collections:
         before = by_name.get(each.namespace, replace(each, events=0, seconds=0.0))
         by_name[each.namespace] = replace(
             each, after=before.after, events=before.events + each.events, seconds=before.seconds + each.seconds
         )
-    return SilverResult(last.batch, total.events + last.events, 0.0, tuple(by_name.values()))
+    return SilverResult(last.batch, total.events + last.events, total.seconds + last.seconds, tuple(by_name.values()))
 
 
 @dataclass

@@ -53,7 +53,7 @@ class ChunkReader:
             except errors.SourceUnreachable as error:
                 if mongodb_failures.has_lost_connection(error):
                     raise
-                self._wait_behind(error, attempt)
+                self.wait_behind(error, attempt)
         raise _given_up()
 
     def ranges(
@@ -76,11 +76,11 @@ class ChunkReader:
             try:
                 return snapshot_read.boundary(client, collection, lo=lo, documents=documents)
             except mongodb_failures.SnapshotExpired:
-                self._wait_behind(_given_up(), attempt)
+                self.wait_behind(_given_up(), attempt)
             except errors.SourceUnreachable as error:
                 if mongodb_failures.has_lost_connection(error):
                     raise  # the capture starts over, as often as errors.max.retries says
-                self._wait_behind(error, attempt)
+                self.wait_behind(error, attempt)
         raise _given_up()
 
     def read(
@@ -110,12 +110,12 @@ class ChunkReader:
                 case "expired":
                     # The time of its read was over before its end: a smaller one takes less time.
                     spec = replace(spec, max_bytes=max(1, spec.max_bytes // 2))
-                    self._wait_behind(_given_up(), attempt)
+                    self.wait_behind(_given_up(), attempt)
                 case _:
                     error = chunks.error_of(meta)
                     if not isinstance(error, errors.SourceUnreachable):
                         raise error
-                    self._wait_behind(error, attempt)
+                    self.wait_behind(error, attempt)
         raise _given_up()
 
     def _reply(self, spec: chunks.ChunkSpec) -> tuple[pa.Table, dict[str, Any]]:
@@ -137,7 +137,7 @@ class ChunkReader:
             self.on_driver.set()
         return reply, meta
 
-    def _wait_behind(self, error: errors.SourceUnreachable | mongodb_failures.ReadRefused, attempt: int) -> None:
+    def wait_behind(self, error: errors.SourceUnreachable | mongodb_failures.ReadRefused, attempt: int) -> None:
         """Wait before the next attempt, longer each time: an election takes seconds, and so do locks and full pools.
 
         Raises the error behind the last attempt, and `SourceUnreachable` where the capture ends meanwhile.

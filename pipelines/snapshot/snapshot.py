@@ -188,6 +188,7 @@ class Snapshot:
         reads: deque[tuple[snapshot_read.IdRange, Future[chunks.ChunkRows]]],
     ) -> None:
         ranges = self._ranges(client, collection, documents)
+        changes = 0
         while self._may_read(collection.namespace):
             # One more than the threads: none is idle while the oldest chunk is committed.
             while len(reads) <= self.threads and (bounds := next(ranges, None)) is not None:
@@ -198,12 +199,16 @@ class Snapshot:
             bounds, read = reads.popleft()
             try:
                 self._land(collection, bounds, read.result())
+                changes = 0
             # Reads that are under way are of the collection that is gone.
             except mongodb_failures.CollectionChanged:
                 _cancel(reads)
                 if (anew := self._made_anew(client, collection)) is None:
                     self._mark_completed(collection.namespace)
                     return
+                # Time and again, and no chunk of it read: one that nobody can read by its name would be tried for ever.
+                self.reader.wait_behind(_not_the_same(), changes)
+                changes += 1
                 collection = anew
                 ranges = self._ranges(client, collection, documents)
 
@@ -320,6 +325,12 @@ def _with_chunk(
         completed=end is None,
         sweep=is_swept,
         filter=filter_,
+    )
+
+
+def _not_the_same() -> mongodb_failures.ReadRefused:
+    return mongodb_failures.ReadRefused(
+        f"{chunk_reader.ATTEMPTS} times the server had another collection under its name than it had listed (error 361)"
     )
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bson import json_util
 from pyspark.sql import functions as F
@@ -27,7 +27,7 @@ from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as connections
 from pipelines.mongodb import server as mongodb_server
 from pipelines.schema import log as schemas
-from pipelines.verify import documents, explanations, table_progress
+from pipelines.verify import bronze_state, documents, explanations, table_progress
 from pipelines.verify.result import CollectionVerification, KeyDifference, KeyVerdict
 
 if TYPE_CHECKING:
@@ -113,6 +113,8 @@ class CollectionComparison:
 
     def _schema(self, *, at: int | None = None) -> schemas.SchemaVersion:
         """The schema by which the table is written, at the batch `at` or now: gold may be behind silver, whose the schemas are."""
+        if self.context.layer is Layer.BRONZE:  # it has documents as they are
+            return schemas.SchemaVersion()
         name = str(self.namespace)
         silver = registry.silver_position(self.spark, self.progress.silver)
         ops, to = self.context.layout.ops("schemas"), self.progress.position() if at is None else at
@@ -128,7 +130,7 @@ class CollectionComparison:
             connection=self.context.connection,
             collection=self.collection,
             after=at or self.begun,
-            schema=schema.schema.to_json(),
+            schema=None if self.context.layer is Layer.BRONZE else schema.schema.to_json(),
             is_exact=at is not None,
             fields=listed.of(*self._names) if listed.entries else None,
             condition=self._filter if is_whole else None,
@@ -263,7 +265,11 @@ class CollectionComparison:
         schema = self._schema(at=reached.to)
         rows = reached.held.some(keys, schema.schema)
         moved = self.progress.moved(reached, keys, since=first, first=self.first_batch)
-        found = [self._judged(key, seen[key], rows.get(key, []), reached, moved.get(key), schema) for key in keys]
+
+        def difference(text: str, held: Any) -> tuple[equality.Difference, ...]:
+            return reached.held.compared(text, held, schema.schema)
+
+        found = [self._judged(key, seen[key], rows.get(key, []), reached, moved.get(key), difference) for key in keys]
         if self._schema() == schema:
             return found
         # The table may be of a later batch than its position said, with other columns.
@@ -276,13 +282,13 @@ class CollectionComparison:
         self,
         key: str,
         seen: documents.SourceDocument,
-        rows: Sequence[equality.TableRow],
+        rows: Sequence[equality.TableRow | bronze_state.FoldedDocument],
         reached: table_progress.TableProgress,
         moved: table_progress.KeyEvents | None,
-        schema: schemas.SchemaVersion,
+        difference: Callable[[str, Any], tuple[equality.Difference, ...]],
     ) -> KeyDifference:
         if len(rows) == 1 and seen.text is not None:
-            found = equality.differences(equality.ExactDocument.read(seen.text), rows[0], schema.schema)
+            found = difference(seen.text, rows[0])
             if not found:
                 return KeyDifference(key, KeyVerdict.EQUAL)
         else:
@@ -298,6 +304,9 @@ class CollectionComparison:
             return KeyDifference(key, KeyVerdict.EQUAL)
         if not rows:
             return KeyDifference(key, KeyVerdict.MISSING)
+        # Bronze says so by itself, as silver does in a column.
+        if any(isinstance(row, bronze_state.FoldedDocument) and row.is_incomplete for row in rows):
+            return KeyDifference(key, KeyVerdict.INCOMPLETE, found)
         if len(rows) > 1:
             return KeyDifference(key, KeyVerdict.DIFFERENT, (equality.Difference("", f"{len(rows)} rows"),))
         if seen.text is None:

@@ -64,21 +64,24 @@ Outcome = TypeVar("Outcome")
 
 @dataclass(frozen=True)
 class ReadSpec:
-    """How a collection is read, by whoever reads it: what, from when on, how fast, and what its documents should become."""
+    """How a collection is read, by whoever reads it: what, from when on, how fast, and what its documents should become.
+
+    Without a `schema` they are compared as they are, as bronze holds them.
+    """
 
     connection: connections.Connection
     collection: catalog.SourceCollection
     after: Time
-    schema: str
+    schema: str | None
     is_exact: bool = False
     fields: field_filters.FieldRules | None = None
     condition: str | None = None
     documents_per_second: float | None = None
 
     @property
-    def kept_schema(self) -> DocumentSchema:
+    def kept_schema(self) -> DocumentSchema | None:
         """The collection's schema."""
-        return DocumentSchema.from_json(self.schema)
+        return None if self.schema is None else DocumentSchema.from_json(self.schema)
 
     def chunk(
         self, client: mongodb.Client, bounds: snapshot_read.IdRange, condition: Mapping[str, Any] | None
@@ -174,7 +177,7 @@ def _read_ranges(
 
 
 def _read_range(
-    client: mongodb.Client, reading: ReadSpec, bounds: snapshot_read.IdRange, schema: DocumentSchema, pace: _RateLimit
+    client: mongodb.Client, reading: ReadSpec, bounds: snapshot_read.IdRange, schema: DocumentSchema | None, pace: _RateLimit
 ) -> pa.RecordBatch:
     condition = None if reading.condition is None else json_util.loads(reading.condition)
 
@@ -233,8 +236,10 @@ def expired(reading: ReadSpec) -> errors.MedallionError:
     return errors.SourceUnreachable(f"verifying {name}: the server gave up a range {ATTEMPTS} times; try again")
 
 
-def _digest(text: str, schema: DocumentSchema) -> int:
+def _digest(text: str, schema: DocumentSchema | None) -> int:
     """The digest of the row that a document should be; of one that nobody can read, a number that no row has by intent."""
+    if schema is None:
+        return equality.exact_digest(text)
     try:
         return equality.digest(equality.ExactDocument.read(text).expected(schema))
     except (ValueError, RecursionError):

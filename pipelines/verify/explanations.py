@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 from cdc_core.properties.source import Operation
 from cdc_core.settings.parse import OnGone, Settings
 from cdc_core.snapshot import state as snapshot_state
+from cdc_core.tables.layout import Layer
 from pipelines.bronze import log as bronze_log
 from pipelines.delta import tables as delta
 from pipelines.operations import quarantine
@@ -50,14 +51,16 @@ class Explanations:
 
     def keeps_rows(self) -> bool:
         """Whether the settings keep the row of a document that is gone."""
+        skips = Operation.DELETE in self.settings.source.skipped_operations
+        if self.progress.layer is Layer.BRONZE:  # which holds what happened, whatever is made of it
+            return skips
         options = self.progress.options
         is_dropped = not self.has_source and OnGone.KEEP in (options.on_drop, options.on_rename)
-        skips = Operation.DELETE in self.settings.source.skipped_operations
         return options.unwrap.delete_tombstone_handling_mode.keeps_row or is_dropped or skips
 
     def _incomplete(self, keys: Iterable[str]) -> set[str]:
         table = self.progress.silver
-        if not delta.exists(self.progress.spark, table):
+        if self.progress.layer is Layer.BRONZE or not delta.exists(self.progress.spark, table):
             return set()
         named = self.progress.spark.createDataFrame(pa.table({"__key": pa.array(list(keys), pa.string())}))
         marked = self.progress.spark.table(str(table)).where("coalesce(`__incomplete`, false)").select("__key")

@@ -116,6 +116,7 @@ def _run(spark: SparkSession, settings: Settings, *, layer: Layer, stop: threadi
     sessions = sparks.sessions(spark)
     # In the order of the layers: each applies what the one before it has committed.
     capture.run(sessions(), settings, once=True, stop=stop, sessions=sessions)
-    silver.run(sessions(), settings, once=True, stop=stop, sessions=sessions)
+    if layer is not Layer.BRONZE:
+        silver.run(sessions(), settings, once=True, stop=stop, sessions=sessions)
     if layer is Layer.GOLD:
         publish.run(sessions(), settings, once=True, stop=stop, sessions=sessions)

@@ -35,6 +35,7 @@ from cdc_core.stream import filters
 from cdc_core.tables.layout import Layer
 from pipelines import clock
 from pipelines.bronze import collections as registry
+from pipelines.bronze import log as bronze_log
 from pipelines.delta import ops_tables
 from pipelines.delta import tables as delta
 from pipelines.mongodb import catalog
@@ -44,7 +45,7 @@ from pipelines.mongodb import failures as mongodb_failures
 from pipelines.mongodb import server as mongodb_server
 from pipelines.spark import parallel
 from pipelines.spark import session as sparks
-from pipelines.verify import documents, repair, table_progress
+from pipelines.verify import bronze_state, documents, repair, table_progress
 from pipelines.verify.comparison import PATIENCE_SECONDS, CollectionComparison, VerifyContext
 from pipelines.verify.result import CollectionVerification, Verification
 
@@ -224,12 +225,17 @@ class _VerifyRun:
         )
         # For its error alone: without bronze there is nothing to compare with, and the source is not read for that.
         table_progress.position_of(spark, context.bronze)
-        return _VerifyRun(context, options, {each.namespace: each for each in connections.captured(settings.source, client)})
+        return _VerifyRun(
+            context, options, {each.namespace: each for each in connections.captured(settings.source, client, is_begun=True)}
+        )
 
     def chosen(self) -> list[registry.Namespace]:
         """The collections that are captured, and those that were and are gone; only the one of the options where they name one."""
         names = {registry.Namespace(each.db, each.name) for each in self.sources.values()}
         noted = registry.read(self.context.spark, self.context.settings).namespaces
+        if self.context.layer is Layer.BRONZE:  # silver, which notes them, may never have run
+            in_log = bronze_log.captured_collections(self.context.spark, self.context.bronze)
+            noted = tuple({*noted, *(registry.Namespace(*each) for each in in_log)})
         captured = filters.of(self.context.settings.source)
         known = sorted(names | {each for each in noted if captured.includes(each.db, each.collection)}, key=str)
         wanted = self.options.collection
@@ -245,6 +251,8 @@ class _VerifyRun:
     def compared(self, namespace: registry.Namespace) -> CollectionVerification:
         """One collection, compared and, with `repair`, repaired and compared again."""
         began = time.monotonic()
+        if self.context.layer is Layer.BRONZE:
+            bronze_state.check_whole(self.context.spark, self.context.bronze, namespace)
         comparison = self._comparison(namespace)
         try:
             found = comparison.sampled(self.options.sample) if self.options.sample else comparison.whole()

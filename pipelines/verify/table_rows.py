@@ -73,6 +73,10 @@ class TableVersion:
                 found.setdefault(key, []).append(row)
         return found
 
+    def compared(self, text: str, held: equality.TableRow, schema: DocumentSchema) -> tuple[equality.Difference, ...]:
+        """What a document of the source and a row differ in."""
+        return equality.differences(equality.ExactDocument.read(text), held, schema)
+
     def sampled(self, documents: int) -> list[str]:
         """The keys of so many rows, by chance."""
         rows = self.current()

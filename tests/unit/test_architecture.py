@@ -213,7 +213,7 @@ def test_no_two_modules_need_each_other() -> None:
 
 FLOORS = (
     {"clock", "new_commits", "settings", "spark"},
-    {"delta", "mongodb"},
+    {"delta", "mongodb", "standstill"},
     {"bronze", "channels", "schema"},
     {"snapshot"},
     {"capture", "silver", "gold"},

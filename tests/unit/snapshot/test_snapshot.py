@@ -71,6 +71,28 @@ def test_what_passes_by_itself_is_waited_for(
     assert not answers
 
 
+def test_a_collection_that_is_never_the_one_that_was_listed_is_given_up(
+    taking: snapshot.Snapshot, waits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name cannot be written, or another one takes its place each time: it is not read over and over without an end."""
+
+    def changed(*_: Any, **__: Any) -> Any:
+        raise mongodb_failures.CollectionChanged
+
+    failed: list[str] = []
+    monkeypatch.setattr(catalog, "size", lambda *_: catalog.CollectionSize(1, 1))
+    monkeypatch.setattr(catalog, "collections", lambda *_: [COLLECTION])
+    monkeypatch.setattr(snapshot_read, "boundary", lambda *_, **__: None)
+    monkeypatch.setattr(chunk_reader.ChunkReader, "read", changed)
+    monkeypatch.setattr(snapshot.Snapshot, "_mark_failed", lambda self, name, reason: failed.append(reason))
+    runs = threading.Thread(target=taking.run, daemon=True)
+    runs.start()
+    runs.join(10)
+    taking.stopped.set()
+    assert not runs.is_alive() and len(failed) == 1 and "error 361" in failed[0]
+    assert waits == [1.0, 2.0, 4.0, 8.0]
+
+
 def test_a_pause_ends_the_run(taking: snapshot.Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     """It returns, and another one goes on when it is resumed; what was stopped meanwhile is not waited for."""
     monkeypatch.setattr(catalog, "size", lambda *_: catalog.CollectionSize(1, 1))

@@ -12,8 +12,11 @@ from bson.binary import Binary
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
+from cdc_core import errors
 from cdc_core.bronze import event_rows as events
 from cdc_core.stream import split_events, transactions
+from pipelines.capture.intake import Intake
+from pipelines.mongodb.change_stream import EventBatch
 
 TOKEN = "82{:08X}{:08X}2B022C0100296E5A1004421E9C2BE69342E885031C52C7B7562746645F696400646B0136FAF9C3DA20B05111340004"
 
@@ -129,11 +132,16 @@ def test_an_end_carries_the_place_up_to_which_the_stream_is_read() -> None:
 
 
 def test_a_missing_fragment_is_noticed() -> None:
-    """An event between fragments means that one was lost."""
+    """An event between fragments means that one was lost; the capture starts over behind the last whole event."""
     fragments = split_events.Fragments()
-    fragments.whole(bson.encode({"_id": {"_data": "x"}, "splitEvent": {"fragment": 1, "of": 2}}))
+    first = bson.encode({"_id": {"_data": "x"}, "splitEvent": {"fragment": 1, "of": 2}})
+    fragments.whole(first)
     with pytest.raises(split_events.MissingFragment):
         fragments.whole(event(1))
+    read = Intake(None, split_events.Fragments())
+    assert list(read.events(EventBatch([event(1), first], "x", 1, is_drained=False))) == [event(1)]
+    with pytest.raises(errors.SourceUnreachable):
+        list(read.events(EventBatch([event(2)], "y", 1, is_drained=False)))
 
 
 def test_a_skipped_event_leaves_a_notification() -> None:

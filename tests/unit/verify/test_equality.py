@@ -173,3 +173,29 @@ def bson(*fields: dict[str, int]) -> bytes:
         b"\x10" + name.encode() + b"\0" + value.to_bytes(4, "little") for each in fields for name, value in each.items()
     )
     return (len(body) + 5).to_bytes(4, "little") + body + b"\0"
+
+
+EXACT = {
+    ('{"a":1,"b":2}', '{"b":2,"a":1}'): (),
+    ('{"a":1}', '{"a":1.0}'): (("a", "int32 in the source, double in the table"),),
+    ('{"a":1}', '{"a":{"$numberLong":"1"}}'): (("a", "int32 in the source, int64 in the table"),),
+    ('{"a":0.0}', '{"a":-0.0}'): (("a", "another value"),),
+    ('{"a":null}', "{}"): (("a", "in the source, not in the table"),),
+    ('{"a":{"b":1}}', '{"a":{"b":1,"$$oid":2}}'): (("a.$oid", "in the table, not in the source"),),
+    ('{"a":{"$oid":"5f"}}', '{"a":{"$oid":"6f"}}'): (("a", "another value"),),
+    ('{"a":[1,[2]]}', '{"a":[1,[3]]}'): (("a.1.0", "another value"),),
+    ('{"a":[]}', '{"a":{}}'): (("a", "[] in the source, {} in the table"),),
+    ('{"a":[1]}', '{"a":[1,1]}'): (("a", "1 elements in the source, 2 in the table"),),
+    ('{"a":1,"a":2}', '{"a":2}'): (("a", "it is there twice"),),
+    ('{"a":{"$binary":{"base64":"","subType":"00"}}}', '{"a":{"$binary":{"base64":"","subType":"05"}}}'): (
+        ("a", "another value"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "held"), EXACT)
+def test_documents_of_bronze_are_compared_as_they_are(source: str, held: str) -> None:
+    """Types, null and absent, and fields that are there twice count; the order of fields does not. Digests say the same."""
+    found = equality.exact_differences(source, held)
+    assert tuple((each.path, each.what) for each in found) == EXACT[source, held]
+    assert (equality.exact_digest(source) == equality.exact_digest(held)) is (not found)
