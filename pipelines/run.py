@@ -214,7 +214,8 @@ def _kept(
 
 @dataclass
 class _LayerResults:
-    """The results of the layers, and their errors; for each whether it came after the halt, when a cancelled job is no error."""
+    """The results of the layers, and their errors; for each whether it came after the halt, when a cancelled job is no
+    error."""
 
     results: dict[str, object] = field(default_factory=dict)
     failures: list[tuple[BaseException, bool]] = field(default_factory=list)
@@ -238,8 +239,8 @@ def _in_turn(layers: Mapping[str, Layer], ended: _LayerResults, *, stop: threadi
 
 
 def _together(layers: Mapping[str, Layer], ended: _LayerResults, *, stop: threading.Event, halt: threading.Event) -> None:
-    """Each layer in a thread of its own, until `stop` is set or the first one fails: `halt` is set then, and all threads end or
-    are left."""
+    """Each layer in a thread of its own, until `stop` is set or the first one fails: `halt` is set then, and all
+    threads end or are left."""
 
     def body(name: str, layer: Layer) -> None:
         try:

@@ -1,4 +1,5 @@
-"""Layers that run, made to stand still for a while: each ends its round, gives its claims back, and begins anew afterwards."""
+"""Layers that run, made to stand still for a while: each ends its round, gives its claims back, and begins anew
+afterwards."""
 
 from __future__ import annotations
 

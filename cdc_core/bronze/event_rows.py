@@ -1,7 +1,7 @@
 """Change events as bronze rows: Debezium's envelope, in columns.
 
-`EventRows` takes raw change-stream documents in stream order and becomes an Arrow table of `bronze.SCHEMA`. It is the hottest
-loop of the capture service, so it fills one list a column and leaves the rest to Arrow.
+`EventRows` takes raw change-stream documents in stream order and becomes an Arrow table of `bronze.SCHEMA`. It is the
+hottest loop of the capture service, so it fills one list a column and leaves the rest to Arrow.
 
 Sources: Debezium "MongoDB connector", section "Change events" (op, before, after, updateDescription, source);
 MongoDB "Change Events" (operation types, lsid, txnNumber, wallTime).
@@ -133,10 +133,9 @@ class EventRows:
         """Add one change-stream document as it came from the server; the event where it is a control event.
 
         `includes` decides on documents' namespaces where the server could not decide by itself; `fields` tells what is
-        taken out or renamed in a collection's documents; `tracker` counts transactions, whose BEGIN and END become rows; events of
-        `skipped` operation types get no row.
-        Control events are what is not about a document, and inserts into the collection that `is_signal_collection` names: the
-        capture has to act on them.
+        taken out or renamed in a collection's documents; `tracker` counts transactions, whose BEGIN and END become
+        rows; events of `skipped` operation types get no row. Control events are what is not about a document, and
+        inserts into the collection that `is_signal_collection` names: the capture has to act on them.
         """
         event, is_exact = raw_event.decoded(raw)
         if cursor_pipeline.GUARD in event:

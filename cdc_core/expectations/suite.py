@@ -24,7 +24,8 @@ from cdc_core.properties import types as values
 
 
 class Severity(enum.Enum):
-    """What becomes of a version that does not meet an expectation: critical keeps the last good one, the others publish it."""
+    """What becomes of a version that does not meet an expectation: critical keeps the last good one, the others publish
+    it."""
 
     CRITICAL = "critical"
     WARNING = "warning"

@@ -8,10 +8,11 @@ The notation is dbt's, as far as it names tables and settings:
     JOIN {{ ref('customers_by_city') }} AS c ON c._id = o.customer
     GROUP BY o.customer
 
-`ref('database.collection')` is a collection's gold table, `ref('name')` another model. `{# … #}` is a comment; in SQL's own comments
-and strings a tag is text. There are no loops and no conditions: a model is one query. `key` (not dbt's) names the columns of that table whose values are those of
-`unique_key` in the rows that come of it: an incremental model's row depends, in tables that are referred to with a key, on
-rows of that key alone. So the keys of changed rows, as they were and as they are, are the keys that may change.
+`ref('database.collection')` is a collection's gold table, `ref('name')` another model. `{# … #}` is a comment; in SQL's
+own comments and strings a tag is text. There are no loops and no conditions: a model is one query. `key` (not dbt's)
+names the columns of that table whose values are those of `unique_key` in the rows that come of it: an incremental
+model's row depends, in tables that are referred to with a key, on rows of that key alone. So the keys of changed rows,
+as they were and as they are, are the keys that may change.
 """
 
 from __future__ import annotations
@@ -147,8 +148,9 @@ def parse(name: str, text: str, *, where: str) -> Model:
 
 
 def _more_than_one(text: str, where: str) -> Iterator[errors.Problem]:
-    """What ends the query before the end of its file: a semicolon, or the closing parenthesis of none. The query is read as a part
-    of others, where Spark would tell of a parenthesis that is not in the file, or take what follows for its own."""
+    """What ends the query before the end of its file: a semicolon, or the closing parenthesis of none. The query is
+    read as a part of others, where Spark would tell of a parenthesis that is not in the file, or take what follows for
+    its own."""
     code = _END.sub("", _QUIET_OR_TAG.sub(lambda found: "\n" * found[0].count("\n"), text))
     depth = 0
     for found in re.finditer(r"[();]", code):

@@ -23,7 +23,8 @@ from cdc_core.properties import types as values
 from cdc_core.stream import patterns
 
 _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError, BSONError)
-"""What parsers say of a text that is none of theirs: a wrapper with the wrong content, a number too large, too many levels."""
+"""What parsers say of a text that is none of theirs: a wrapper with the wrong content, a number too large, too many
+levels."""
 
 
 class SignalType(str, Enum):
@@ -65,7 +66,8 @@ class Signal:
     channel: str = "source"
 
     def payload(self, **more: object) -> dict[str, Any]:
-        """The signal as a bronze row's payload holds it; without its data, and its text escaped, where JSON cannot say it."""
+        """The signal as a bronze row's payload holds it; without its data, and its text escaped, where JSON cannot say
+        it."""
         payload = {"id": self.id, "type": self.type, "data": dict(self.data), "channel": self.channel, **more}
         if _is_json(payload):
             return payload

@@ -56,7 +56,8 @@ class NameFilter:
 class Filter:
     """The lists of one pipeline; `signals` is the collection that is read for signals, captured or not.
 
-    `target` is the database, or the database and the collection, of a narrower `capture.scope`: no event comes from elsewhere.
+    `target` is the database, or the database and the collection, of a narrower `capture.scope`: no event comes from
+    elsewhere.
     """
 
     databases: NameFilter = NameFilter()

@@ -91,8 +91,8 @@ def resumes_alone(data: str) -> bool:
 def behind(data: str) -> str:
     """The beginning of a token at the instant after an event's cluster time; a high-water mark as it is.
 
-    Where a stream says that nothing follows an event, all events of its cluster time were there: those of a transaction become
-    visible at once. A high-water mark may come before the events of its own time.
+    Where a stream says that nothing follows an event, all events of its cluster time were there: those of a transaction
+    become visible at once. A high-water mark may come before the events of its own time.
     """
     try:
         is_event, at = _has_identifier(data), position(data)
@@ -135,8 +135,8 @@ def without_fragment(data: str) -> str:
 def compare(this: str, other: str) -> int:
     """-1, 0 or 1: whether one token's place is before, at or after another's. Fragments of one event stand at one place.
 
-    Tokens of one format sort as texts. A server writes another format after an upgrade, and MongoDB 6.0 also where large events are
-    split: such two are compared by their cluster time, and by the operation inside it.
+    Tokens of one format sort as texts. A server writes another format after an upgrade, and MongoDB 6.0 also where
+    large events are split: such two are compared by their cluster time, and by the operation inside it.
     """
     one, two = without_fragment(this), without_fragment(other)
     # Within one format the texts sort by themselves, and at different cluster times in any two: both begin with it.

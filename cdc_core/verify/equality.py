@@ -1,4 +1,5 @@
-"""The rule of *source equals gold* for one document: its values are in their columns, or in `__rescued`, and nothing else is.
+"""The rule of *source equals gold* for one document: its values are in their columns, or in `__rescued`, and nothing
+else is.
 
 The expected row is the exact path's (`cast.row`). A row that was written under an earlier schema may hold a value
 in `__rescued` that would have a column today, and is equal all the same: such values are taken out of the document before

@@ -15,7 +15,8 @@ def check(file: options.SettingsFile) -> None:
     """Is everything there that the pipeline needs?
 
     Reads the settings, then asks the source: reachable, a replica set, new enough, rights, oplog window, pre-images.
-    A store that is no folder is tried: an object is written twice, listed and removed. Says what to mend. Changes nothing else.
+    A store that is no folder is tried: an object is written twice, listed and removed. Says what to mend. Changes
+    nothing else.
     """
     from pipelines.operations import check
     from pipelines.terminal import tables as report
@@ -40,8 +41,8 @@ def check(file: options.SettingsFile) -> None:
 def show_cut(file: options.SettingsFile, action: str, name: str | None, as_of: str | None, as_json: bool) -> None:
     """The cuts that medallion gold --as-of made: which version of each table shows the source at one time.
 
-    `show` tells the newest, with a query that reads all tables there; `list` tells all. With --as-of it tells how the tables of
-    versions (history: true) are read at a time that nobody made a cut of.
+    `show` tells the newest, with a query that reads all tables there; `list` tells all. With --as-of it tells how the
+    tables of versions (history: true) are read at a time that nobody made a cut of.
 
     \b
     Examples:

@@ -73,8 +73,8 @@ def gold(
 ) -> None:
     """Bring the gold tables up to date: current documents, then SQL models, for analysts.
 
-    What expectations refuse is not published: the last good version stays, and the exit code is 3. With --as-of all tables show
-    the source at the same time, and ops/cuts names their versions; silver is brought up to there, too.
+    What expectations refuse is not published: the last good version stays, and the exit code is 3. With --as-of all
+    tables show the source at the same time, and ops/cuts names their versions; silver is brought up to there, too.
     """
     if as_of is not None:
         if not once or only_models or full_refresh:

@@ -1,8 +1,8 @@
 """Gaps: changes of a collection that bronze can never hold, because they were not read in time.
 
-There are two kinds. A position was lost, and a snapshot makes up for what it reads. Or the settings left a collection out for
-a while: its changes come again from now on, and a signal may ask for a snapshot. Each gap is a heartbeat's payload, by which
-`status` says what is incomplete (`cdc_core.snapshot.state.unrepaired`).
+There are two kinds. A position was lost, and a snapshot makes up for what it reads. Or the settings left a collection
+out for a while: its changes come again from now on, and a signal may ask for a snapshot. Each gap is a heartbeat's
+payload, by which `status` says what is incomplete (`cdc_core.snapshot.state.unrepaired`).
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Gaps:
         return state, {"gap": {**gap, "collections": sorted({*captured, *known})}}
 
     def of_other_stream(self, states: Sequence[snapshot_state.SnapshotState], *, fingerprint: str, id_: str) -> OtherStream:
-        """What is to be noted where the settings let in other events from here on; names the collections that are new. `id_` is for
-        a snapshot, if one is to be planned.
+        """What is to be noted where the settings let in other events from here on; names the collections that are new.
+        `id_` is for a snapshot, if one is to be planned.
 
         Their changes come; what they held, or what became of it meanwhile, comes when a signal asks for it.
         """

@@ -16,7 +16,8 @@ LEASE_EVERY_MS = 60_000
 
 @dataclass
 class Heartbeats:
-    """The heartbeats of one run: `interval_ms` is `heartbeat.interval.ms`, 0 for none, and `moved_at` when rows last came."""
+    """The heartbeats of one run: `interval_ms` is `heartbeat.interval.ms`, 0 for none, and `moved_at` when rows last
+    came."""
 
     log: bronze_log.BronzeLog
     interval_ms: int

@@ -155,5 +155,6 @@ class MainLoop:
         return min(IDLE_WAIT, max(0.0, first_at + self.commit_seconds - time.monotonic()))
 
     def _is_due(self, first_at: float) -> bool:
-        """Whether rows have waited long enough, and the committer has room: else they grow into a larger commit meanwhile."""
+        """Whether rows have waited long enough, and the committer has room: else they grow into a larger commit
+        meanwhile."""
         return time.monotonic() - first_at >= self.commit_seconds and self.committer.has_room

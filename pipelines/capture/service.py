@@ -116,7 +116,8 @@ def check_source(settings: Settings, stop: threading.Event | None = None) -> Non
 
 
 def _answer(request: Callable[[], mongodb_server.ServerInfo], stop: threading.Event) -> mongodb_server.ServerInfo:
-    """What a server answers; `StoppedBeforeStart` where the run is to end before: nobody waits for a server that may be gone."""
+    """What a server answers; `StoppedBeforeStart` where the run is to end before: nobody waits for a server that may be
+    gone."""
     answers: queue.SimpleQueue[mongodb_server.ServerInfo | BaseException] = queue.SimpleQueue()
 
     def send() -> None:

@@ -97,7 +97,8 @@ class CaptureStart:
         return tuple(state if state.kind in by_others else state.retried() for state in found)
 
     def _goes_on(self, unfinished: snapshot_state.SnapshotState) -> bool:
-        """Whether a snapshot keeps a mode that takes one at each start from a new one: not for collections that are left out."""
+        """Whether a snapshot keeps a mode that takes one at each start from a new one: not for collections that are
+        left out."""
         if self.deployment.source.snapshot_mode not in (SnapshotMode.ALWAYS, SnapshotMode.CUSTOM):
             return True
         return any(self.deployment.filter.includes(*name.split(".", 1)) for name in unfinished.missing)

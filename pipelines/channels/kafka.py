@@ -66,7 +66,8 @@ def consumer_options(settings: Settings) -> dict[str, Any]:
 
 
 def producer_options(settings: Settings) -> dict[str, Any]:
-    """librdkafka's options for the notifications: `producer.override.*`; its brokers are the signals' unless it names others."""
+    """librdkafka's options for the notifications: `producer.override.*`; its brokers are the signals' unless it names
+    others."""
     source = settings.source
     return {
         "bootstrap.servers": source.signal_kafka_bootstrap_servers,
@@ -198,7 +199,8 @@ class KafkaTopic:
         return True
 
     def _beginning(self, partition: confluent_kafka.TopicPartition) -> int:
-        """The end of what is there now, unless `signal.consumer.auto.offset.reset` says otherwise or the topic was made since."""
+        """The end of what is there now, unless `signal.consumer.auto.offset.reset` says otherwise or the topic was made
+        since."""
         low, high = self._consumer.get_watermark_offsets(partition, timeout=ANSWER_SECONDS)
         reset = self.settings.source.signal_consumer.get("auto.offset.reset")
         from_beginning = reset is not None and secrets.resolve(reset) in ("earliest", "smallest", "beginning")

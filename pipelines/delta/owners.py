@@ -1,7 +1,7 @@
 """Which process owns a table: the identity that a writer claims it with, and whether the owner of a claim still lives.
 
-A second writer is refused here (`refuse_second`; the rule is `cdc_core.tables.claims`). One whose claim was taken over learns of
-it at its next commit, in `fenced_commits`.
+A second writer is refused here (`refuse_second`; the rule is `cdc_core.tables.claims`). One whose claim was taken over
+learns of it at its next commit, in `fenced_commits`.
 """
 
 from __future__ import annotations

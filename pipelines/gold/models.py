@@ -7,8 +7,8 @@
     audited     where there are expectations, before any of it is published
     published   one commit; its metadata carries the positions of the tables that it was made from
 
-Exactly once: what is published is a function of the pinned versions. A model whose tables have not moved gets no commit, and a
-killed run leaves each model at its last commit, from which the next one goes on.
+Exactly once: what is published is a function of the pinned versions. A model whose tables have not moved gets no
+commit, and a killed run leaves each model at its last commit, from which the next one goes on.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """What a run would do to one model: nothing, wait for a table that is not there yet, or make it, whole or for some keys."""
+    """What a run would do to one model: nothing, wait for a table that is not there yet, or make it, whole or for some
+    keys."""
 
     name: str
     materialized: str
@@ -189,11 +190,11 @@ def run(
 ) -> ModelsResult:
     """Bring every model to where the tables are that it refers to; `is_anew` makes each whole once more.
 
-    `pinned` gives versions of collections' gold tables by their names; others are read as they are at the start. `judged` is kept
-    by who runs again and again: what was refused, and views, are not judged a second time while their tables stay. One model's
-    failure stops those that refer to it and no other: the first one is raised when the others are done. Raises
-    `SettingsError` for a query that is wrong, `GateFailed`, `DecisionNeeded` for one that fails over the rows, `TableOwned`,
-    `LeaseHeld`, `CommitConflict`; a model that is refused keeps its last good version.
+    `pinned` gives versions of collections' gold tables by their names; others are read as they are at the start.
+    `judged` is kept by who runs again and again: what was refused, and views, are not judged a second time while their
+    tables stay. One model's failure stops those that refer to it and no other: the first one is raised when the others
+    are done. Raises `SettingsError` for a query that is wrong, `GateFailed`, `DecisionNeeded` for one that fails over
+    the rows, `TableOwned`, `LeaseHeld`, `CommitConflict`; a model that is refused keeps its last good version.
     """
     started = time.monotonic()
     refused: list[errors.MedallionError] = []

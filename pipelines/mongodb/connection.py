@@ -106,8 +106,9 @@ def stream_options(source: Source, client: mongodb.Client) -> change_stream.Stre
 def stream_scope(source: Source, client: mongodb.Client) -> filters.Scope:
     """How wide the change stream is; the whole deployment where the one database that is captured does not exist yet.
 
-    Lists ignore case and streams do not: the spelling of a database that is not there yet is unknown. A user who may read that one
-    database alone gets a stream of the name as the settings have it, for the right is bound to its spelling too.
+    Lists ignore case and streams do not: the spelling of a database that is not there yet is unknown. A user who may
+    read that one database alone gets a stream of the name as the settings have it, for the right is bound to its
+    spelling too.
     """
     names = catalog.database_names(client)
     scope = filters.stream_scope(source, databases=names)
@@ -120,7 +121,8 @@ EVENT_BYTES = 16 * 1024 * 1024 - 64 * 1024
 """What the documents of one event may have together: the server sends no larger one, whatever the settings allow."""
 
 TOKEN_FACTOR = 4
-"""So often an event has the document's key about: by itself, in its token (as hexadecimal digits), in a transaction's copy."""
+"""So often an event has the document's key about: by itself, in its token (as hexadecimal digits), in a transaction's
+copy."""
 
 
 def _skipping(source: Source) -> list[dict[str, Any]]:
@@ -163,8 +165,8 @@ def captured_databases(source: Source, names: Collection[str]) -> list[str]:
 def captured(source: Source, client: mongodb.Client, *, is_begun: bool = False) -> list[catalog.SourceCollection]:
     """The collections that the settings capture and that exist now, in order of their names.
 
-    Raises `SourceUnsuitable` for a view or a time-series collection that the settings name: they have no change stream. Where
-    a capture `is_begun` one of them may have taken a collection's name: the others go on, and it is warned of.
+    Raises `SourceUnsuitable` for a view or a time-series collection that the settings name: they have no change stream.
+    Where a capture `is_begun` one of them may have taken a collection's name: the others go on, and it is warned of.
     """
     chosen = filters.of(source)
     found = [

@@ -23,7 +23,8 @@ def sampled_ids(
     documents: int,
     condition: Mapping[str, Any] | None = None,
 ) -> list[bytes]:
-    """So many documents of a collection, or of those that a condition lets through, by chance: raw, with nothing but their `_id`."""
+    """So many documents of a collection, or of those that a condition lets through, by chance: raw, with nothing but
+    their `_id`."""
     matched: list[Mapping[str, Any]] = [{"$match": condition}] if condition else []
     stages = [*matched, {"$sample": {"size": documents}}, {"$project": {"_id": 1}}]
     with mongodb_failures.translating_read(f"choosing documents of {collection.namespace}"):

@@ -180,7 +180,8 @@ def existing_ids(
 
 @contextmanager
 def _reading(connection: pymongo.MongoClient[Any], preferred: Any) -> Iterator[tuple[pymongo.MongoClient[Any], Any, Any]]:
-    """The server that a chunk is read from, a session on it, and the read preference for it, where `preferred` is the user's.
+    """The server that a chunk is read from, a session on it, and the read preference for it, where `preferred` is the
+    user's.
 
     A chunk whose cursor is gone (an election, a collection that was dropped) is to be read again.
     """

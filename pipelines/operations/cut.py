@@ -59,9 +59,9 @@ SCHEMA = pa.schema(
         ("missing", pa.list_(pa.string())),
     ]
 )
-"""`time` and `until` are cluster times as 16 hex digits: the tables show the source from the one to before the other. `documents`
-is `exact`, or `as captured` where updates are looked up; `missing` names collections that are not whole in bronze, and models
-that wait for a table and are as they were before."""
+"""`time` and `until` are cluster times as 16 hex digits: the tables show the source from the one to before the other.
+`documents` is `exact`, or `as captured` where updates are looked up; `missing` names collections that are not whole in
+bronze, and models that wait for a table and are as they were before."""
 
 PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "50"}
 EXACT, AS_CAPTURED = "exact", "as captured"
@@ -73,7 +73,8 @@ PAUSE = 0.5
 
 @dataclass(frozen=True)
 class CutTable:
-    """A table of a cut, and the version that shows it; of a table of versions the condition, in SQL, that chooses the rows."""
+    """A table of a cut, and the version that shows it; of a table of versions the condition, in SQL, that chooses the
+    rows."""
 
     name: str
     identifier: str
@@ -136,10 +137,10 @@ def run(
 ) -> Cut:
     """Bring silver and gold to the newest cut at `as_of` or before, and note it.
 
-    For `patience` seconds it waits for the capture where the newest clean cut lies before what silver has applied already. Raises
-    `SettingsError` for a time that is none, `Temporary` where bronze is not that far or ends inside a cluster time,
-    `DecisionNeeded` where tables are past that time, `GateFailed` where expectations refuse a version (then there is no cut), and
-    what silver and gold raise.
+    For `patience` seconds it waits for the capture where the newest clean cut lies before what silver has applied
+    already. Raises `SettingsError` for a time that is none, `Temporary` where bronze is not that far or ends inside a
+    cluster time, `DecisionNeeded` where tables are past that time, `GateFailed` where expectations refuse a version
+    (then there is no cut), and what silver and gold raise.
     """
     asked = times.parsed(as_of)
     audit = publish.gate(spark, settings)
@@ -193,8 +194,8 @@ def _documents(settings: Settings) -> str:
 def past(spark: SparkSession, settings: Settings, *, as_of: str) -> Cut:
     """How the tables of versions are read at a cluster time, transactions whole; nothing is written.
 
-    Raises `SettingsError` for a time that is none, and where no collection has `history: true`; `Temporary` where bronze, or one
-    of the tables, is not that far; `DecisionNeeded` for a time before bronze begins.
+    Raises `SettingsError` for a time that is none, and where no collection has `history: true`; `Temporary` where
+    bronze, or one of the tables, is not that far; `DecisionNeeded` for a time before bronze begins.
     """
     asked = times.parsed(as_of)
     held = _histories(spark, settings)
@@ -359,7 +360,8 @@ def _silver(spark: SparkSession, settings: Settings, namespace: registry.Namespa
 
 
 def _collections(spark: SparkSession, settings: Settings, chosen: times.CutBoundary) -> list[CutTable]:
-    """The collections' tables with the versions that show the cut; raises `CommitConflict` where another run moved one on."""
+    """The collections' tables with the versions that show the cut; raises `CommitConflict` where another run moved one
+    on."""
     layout = delta.layout(settings.lakehouse)
     found = []
     for namespace in registry.read(spark, settings).namespaces:

@@ -112,7 +112,8 @@ def _process(said: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def _is_served(spark: SparkSession, settings: Settings, by: Mapping[str, Any] | None = None) -> bool:
-    """Whether the process that holds bronze is a pipeline that makes cuts; with `by`, whether it is the one that said this."""
+    """Whether the process that holds bronze is a pipeline that makes cuts; with `by`, whether it is the one that said
+    this."""
     holder = owners.holder(spark, delta.layout(settings.lakehouse).bronze(settings.name))
     if holder is None:
         return False

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 PATIENCE_SECONDS = 60.0
 """How long one look waits for the table to be past its time, and how long documents that change are looked at again."""
 MOST_WRONG = 20_000
-"""Of a table with so many wrong keys no more are looked at: the rest is counted as `unsettled`, as is what is beyond the next two."""
+"""Of a table with so many wrong keys no more are looked at: the rest is counted as `unsettled`, as is what is beyond
+the next two."""
 MOST_SUSPECTS = 1_000_000
 """So many keys that differ at first sight are looked at closely."""
 LOOK_SECONDS = 900.0
@@ -66,8 +67,8 @@ class VerifyContext:
 
 @dataclass(frozen=True)
 class _FullRead:
-    """A collection read whole: how many documents there are, how many rows are equal, how many are kept without a document, the
-    keys of the others as far as they are listed, and how many more differ."""
+    """A collection read whole: how many documents there are, how many rows are equal, how many are kept without a
+    document, the keys of the others as far as they are listed, and how many more differ."""
 
     documents: int
     equal: int
@@ -78,7 +79,8 @@ class _FullRead:
 
 @dataclass(frozen=True)
 class _SettledKeys:
-    """The verdicts on keys that were looked at closely, how many of them are equal documents, and how many keys were not looked at."""
+    """The verdicts on keys that were looked at closely, how many of them are equal documents, and how many keys were
+    not looked at."""
 
     verdicts: list[KeyDifference]
     equal: int
@@ -87,7 +89,8 @@ class _SettledKeys:
 
 @dataclass
 class CollectionComparison:
-    """The comparison of one collection. `last` is the latest cluster time of a read, `version` the table's that was compared.
+    """The comparison of one collection. `last` is the latest cluster time of a read, `version` the table's that was
+    compared.
 
     `gone` are keys that neither the source nor the table holds any more: they are equal, and no documents.
     """
@@ -112,7 +115,8 @@ class CollectionComparison:
     # --- what is read
 
     def _schema(self, *, at: int | None = None) -> schemas.SchemaVersion:
-        """The schema by which the table is written, at the batch `at` or now: gold may be behind silver, whose the schemas are."""
+        """The schema by which the table is written, at the batch `at` or now: gold may be behind silver, whose the
+        schemas are."""
         if self.context.layer is Layer.BRONZE:  # it has documents as they are
             return schemas.SchemaVersion()
         name = str(self.namespace)

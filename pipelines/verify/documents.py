@@ -1,4 +1,5 @@
-"""The source's side of a comparison: documents read at a cluster time that is known, as keys and digests of the rows they should be.
+"""The source's side of a comparison: documents read at a cluster time that is known, as keys and digests of the rows
+they should be.
 
 Executors read ranges of `_id` and send back a key, 64 bits and the time of the read for each document; documents stay where
 they were read. Those few that are looked at closely are read by their keys, on the driver.
@@ -212,7 +213,8 @@ def _tried(reading: ReadSpec, read: Callable[[], Outcome]) -> Outcome:
 
 
 def failure(name: str, error: Exception) -> errors.MedallionError:
-    """What ended the comparison of a collection, as one of our errors; nothing of another's text, it may quote a document."""
+    """What ended the comparison of a collection, as one of our errors; nothing of another's text, it may quote a
+    document."""
     match error:
         case errors.MedallionError():
             return error

@@ -72,7 +72,8 @@ class Explanations:
         return {each.key for each in events if each.key is not None}
 
     def _is_being_read(self) -> bool:
-        """Whether a snapshot of the whole collection is not at its end: what it has not read yet may be older in the table."""
+        """Whether a snapshot of the whole collection is not at its end: what it has not read yet may be older in the
+        table."""
         name = str(self.progress.namespace)
         states = snapshot_state.states(bronze_log.snapshot_heartbeats(self.progress.spark, self.progress.bronze))
         return any(name in state.missing and name not in state.conditions for state in states)

@@ -4,7 +4,8 @@ For each collection:
 
     digests     ranges of `_id` are read on executors, each at a cluster time of its own: key and digest of every document
     join        by key with the digests of the table's rows, once the table is past those times; equal ones are done
-    close look  the others are read once more, by key, and judged where the row is known to have all their events up to the time
+    close look  the others are read once more, by key, and judged where the row is known to have all their events up to
+    the time
                 of the read, and no later ones; those that changed meanwhile are read again
     result      one row a run and collection in `ops/verifications`
 
@@ -107,9 +108,9 @@ def run(
 ) -> Verification:
     """Compare the collections, and append the results to `ops/verifications`.
 
-    A collection that cannot be compared, or was not when `stop` was set, is among the result's `failures`. Raises `SettingsError`, `DecisionNeeded` where the
-    pipeline never ran, and the errors of a source that cannot be asked for its collections. Nothing else raises here: `refuse`
-    turns differences and failures into an error.
+    A collection that cannot be compared, or was not when `stop` was set, is among the result's `failures`. Raises
+    `SettingsError`, `DecisionNeeded` where the pipeline never ran, and the errors of a source that cannot be asked for
+    its collections. Nothing else raises here: `refuse` turns differences and failures into an error.
     """
     began, id_, stop = time.monotonic(), f"{clock.now_ms():x}", stop or threading.Event()
     connection = connections.connection(settings.source)
@@ -141,8 +142,8 @@ def run(
 
 
 def refuse(result: Verification) -> None:
-    """Raise what most wants to be seen: the errors of collections that could not be compared, `DecisionNeeded` where a table is not
-    what the source holds, `Temporary` where that could not be told of some rows."""
+    """Raise what most wants to be seen: the errors of collections that could not be compared, `DecisionNeeded` where a
+    table is not what the source holds, `Temporary` where that could not be told of some rows."""
     refusal = _refusal(result)
     if not result.failures:
         if refusal is not None:
@@ -230,7 +231,8 @@ class _VerifyRun:
         )
 
     def chosen(self) -> list[registry.Namespace]:
-        """The collections that are captured, and those that were and are gone; only the one of the options where they name one."""
+        """The collections that are captured, and those that were and are gone; only the one of the options where they
+        name one."""
         names = {registry.Namespace(each.db, each.name) for each in self.sources.values()}
         noted = registry.read(self.context.spark, self.context.settings).namespaces
         if self.context.layer is Layer.BRONZE:  # silver, which notes them, may never have run

@@ -31,8 +31,8 @@ HELD_DDL = "key STRING, digest BIGINT"
 
 @dataclass(frozen=True)
 class TableVersion:
-    """One version of a table; `version` is None where there is no table yet, `added` are the columns of silver that `add.fields` and
-    `add.headers` ever made."""
+    """One version of a table; `version` is None where there is no table yet, `added` are the columns of silver that
+    `add.fields` and `add.headers` ever made."""
 
     spark: SparkSession
     table: tables.TableRef
