@@ -302,14 +302,14 @@ def described(models: Sequence[Model], document: object, *, where: str) -> tuple
     section = _section(document, ("models", "version"), where, problems)
     for number, each in enumerate(_listed(section.get("models"), f"{where}: models", problems)):
         place = f"{where}: models[{number}]"
-        told = _section(each, ("name", "description", "columns"), place, problems)
-        name = told.get("name")
+        section = _section(each, ("name", "description", "columns"), place, problems)
+        name = section.get("name")
         if name not in by_name:
             hint = values.did_you_mean(str(name), by_name) or f"known are {', '.join(by_name)}"
             problems.append(errors.Problem(f"{place}.name", f"there is no model {values.shown(name)}", hint))
             continue
-        columns = tuple(_described_columns(told.get("columns"), place, problems))
-        by_name[str(name)] = replace(by_name[str(name)], description=_text(told.get("description")), columns=columns)
+        columns = tuple(_described_columns(section.get("columns"), place, problems))
+        by_name[str(name)] = replace(by_name[str(name)], description=_text(section.get("description")), columns=columns)
     if problems:
         raise errors.SettingsError(problems)
     return tuple(by_name.values())
@@ -317,9 +317,9 @@ def described(models: Sequence[Model], document: object, *, where: str) -> tuple
 
 def _described_columns(found: object, place: str, problems: list[errors.Problem]) -> Iterator[tuple[str, str]]:
     for number, each in enumerate(_listed(found, f"{place}.columns", problems)):
-        told = _section(each, ("name", "description"), f"{place}.columns[{number}]", problems)
-        if isinstance(told.get("name"), str):
-            yield str(told["name"]), _text(told.get("description"))
+        section = _section(each, ("name", "description"), f"{place}.columns[{number}]", problems)
+        if isinstance(section.get("name"), str):
+            yield str(section["name"]), _text(section.get("description"))
         else:
             problems.append(errors.Problem(f"{place}.columns[{number}]", "a name is expected"))
 

@@ -276,10 +276,10 @@ def incomplete(payloads: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     snapshot that a signal started makes no collection incomplete that was whole before, unless it is reading it just
     then.
     """
-    told = list(payloads)
+    all_payloads = list(payloads)
     whole: set[str] = set()
     partial: set[str] = set()
-    for state in states(each for each in told if "snapshot" in each):
+    for state in states(each for each in all_payloads if "snapshot" in each):
         for name in state.planned:
             if state.of(name).completed and name not in state.conditions:
                 whole.add(name)
@@ -288,4 +288,4 @@ def incomplete(payloads: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
                 continue
             elif name in state.missing or name not in whole or state.kind is SnapshotKind.REPLACED:
                 partial.add(name)
-    return tuple(sorted(partial | unrepaired(told).keys()))
+    return tuple(sorted(partial | unrepaired(all_payloads).keys()))

@@ -271,21 +271,21 @@ class KafkaSink:
         options = {**producer_options(settings), "error_cb": self._trouble}
         self._producer = _client(library().Producer, options, "producer.override.")
 
-    def send(self, told: notifications.Notification) -> None:
+    def send(self, notification: notifications.Notification) -> None:
         """Hand it to the client, which sends it as soon as the broker answers."""
         value = {
-            "id": told.id,
-            "aggregate_type": told.aggregate_type,
-            "type": told.type.value,
-            "additional_data": dict(told.additional_data),
-            "timestamp": told.timestamp,
+            "id": notification.id,
+            "aggregate_type": notification.aggregate_type,
+            "type": notification.type.value,
+            "additional_data": dict(notification.additional_data),
+            "timestamp": notification.timestamp,
         }
         try:
             self._producer.produce(
-                self.topic, key=json.dumps({"id": told.id}), value=json.dumps(value), on_delivery=self._delivered
+                self.topic, key=json.dumps({"id": notification.id}), value=json.dumps(value), on_delivery=self._delivered
             )
         except BufferError:
-            log.warning("a notification is lost, too many wait for the topic %s: %s", self.topic, told)
+            log.warning("a notification is lost, too many wait for the topic %s: %s", self.topic, notification)
         # A message that is too large, say: of many collections, or with a large key.
         except library().KafkaException as error:
             log.warning("a notification is not sent to the topic %s: %s", self.topic, _text(error.args[0]))

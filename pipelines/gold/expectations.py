@@ -95,8 +95,8 @@ def read(settings: Settings) -> tuple[suites.Suite, ...]:
 def check_tables(
     found: Sequence[suites.Suite], *, known: Sequence[str], is_captured: Callable[[str], bool], histories: Collection[str]
 ) -> None:
-    """Raise `SettingsError` for suites of tables that there are not and cannot be, and of histories, which nothing
-    judges."""
+    """Raise `SettingsError` for suites of tables that do not exist and never can, and for suites of histories, which
+    are not judged."""
     problems = [
         errors.Problem(each.where, f"{each.table} is a history, which is not judged", "judge a model over it")
         for each in found

@@ -152,9 +152,9 @@ def _exception(info: dict[str, Any]) -> str | None:
     raised = [one for one in each if isinstance(one, dict) and one.get("raised_exception")]
     if not raised:
         return None
-    told = str(raised[0].get("exception_traceback") or "")
+    traceback = str(raised[0].get("exception_traceback") or "")
     # The last one is what ended it. Spark's conditions say more than its classes, and like these hold no values.
-    return " ".join([*_CLASS.findall(told)[-1:], *_CONDITION.findall(told)[-1:]]) or "Exception"
+    return " ".join([*_CLASS.findall(traceback)[-1:], *_CONDITION.findall(traceback)[-1:]]) or "Exception"
 
 
 @contextmanager

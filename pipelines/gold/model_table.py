@@ -251,12 +251,13 @@ class ModelTable:
         return functools.reduce(operator.and_, (left.eqNullSafe(right) for left, right in pairs))
 
     def _named(self, rows: DataFrame) -> tuple[str, ...]:
-        """The columns that name a row to people: what the model says is unique, or a document's own key that it hands on."""
+        """The columns by which a message names a row: those that the model declares unique, or the key of the document
+        that the row passes on."""
         return self.model.unique_key or tuple(name for name in ("__key", "_id") if name in rows.columns)[:1]
 
     def _check_led(self, rows: DataFrame, keys: Sequence[DataFrame]) -> None:
-        """Raise where rows have keys that no changed row leads to: they would stay as they are when what they are made
-        of changes."""
+        """Raise where rows have keys that no changed row leads to: such rows would stay as they are when their inputs
+        change."""
         if not self.model.unique_key:
             return
         strays = rows

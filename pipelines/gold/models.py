@@ -315,7 +315,7 @@ class _ModelsRun:
     judged: dict[str, ModelVerdict]
 
     def verdict(self, model: sql_model.Model) -> ModelVerdict | None:
-        """The last verdict on these very rows: judged again, they would have the same."""
+        """The last verdict on exactly these rows: judging them again would give the same."""
         found = self.judged.get(model.name)
         return found if found is not None and model_table.is_same(found.made_from, self._made_from(model)) else None
 

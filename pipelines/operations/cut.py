@@ -83,7 +83,7 @@ class CutTable:
 
     @property
     def relation(self) -> str:
-        """What reads it at the cut, in SQL."""
+        """The table at the cut, as SQL names it in a FROM clause."""
         at = "" if self.version is None else f" VERSION AS OF {self.version}"
         return f"SELECT * FROM {self.identifier}{at}" + (f" WHERE {self.where}" if self.where else "")
 
@@ -103,7 +103,7 @@ class Cut:
 
     @property
     def sql(self) -> str:
-        """A query over all tables at the cut, to go on from."""
+        """A query over all tables at the cut, to copy and change."""
         if not self.tables:
             return ""
         named = dict(zip(self.tables, _query_names([each.name for each in self.tables])))
@@ -115,7 +115,7 @@ class Cut:
 
 
 def _query_names(names: Sequence[str]) -> list[str]:
-    """Names for parts of a query, easy to write, and no two of them one to Spark, which takes capitals for small letters."""
+    """Names for parts of a query: easy to write, and different also without regard to case, as Spark compares them."""
     taken: dict[str, str] = {}
     for name in names:
         plain = "".join(c if c.isalnum() else "_" for c in name)
@@ -184,7 +184,8 @@ def _name(time_: str) -> str:
 
 
 def _documents(settings: Settings) -> str:
-    """How documents of a cut are to be taken: one that is looked up after its event may be newer than it."""
+    """Whether documents of a cut are exact, or as captured: a document that is looked up after its event may be newer
+    than the event."""
     is_looked_up = settings.source.capture_mode.has_full_updates and (
         settings.source.capture_mode_full_update_type is FullUpdateType.LOOKUP
     )
@@ -408,7 +409,7 @@ def _note(spark: SparkSession, settings: Settings, made: Cut) -> None:
 
 
 def read(spark: SparkSession, settings: Settings) -> list[Cut]:
-    """The cuts that were made, newest first; one that was made again is there once, as it was made last."""
+    """The cuts that were made, newest first; one that was made more than once is listed once, as it was made last."""
     table = delta.layout(settings.lakehouse).ops("cuts")
     if not delta.exists(spark, table):
         return []

@@ -1,7 +1,7 @@
 """Bronze's side of a comparison: what its events come to, one document a key, worked out from the log and from nothing else.
 
 The last whole document of a key counts, with the partial updates behind it folded onto it; a delete ends it, and so do a
-drop, a rename and the end of a snapshot of the whole collection for all that is older. No table of silver is asked, and no
+drop, a rename and the end of a snapshot of the whole collection for all that is older. No table of silver is read, and no
 schema: a document is compared as the text that it is.
 """
 

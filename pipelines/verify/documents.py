@@ -213,8 +213,8 @@ def _tried(reading: ReadSpec, read: Callable[[], Outcome]) -> Outcome:
 
 
 def failure(name: str, error: Exception) -> errors.MedallionError:
-    """What ended the comparison of a collection, as one of our errors; nothing of another's text, it may quote a
-    document."""
+    """The error that ended the comparison of a collection, as one of our errors; of a foreign error only its class,
+    because its text may quote a document."""
     match error:
         case errors.MedallionError():
             return error
@@ -228,7 +228,7 @@ def failure(name: str, error: Exception) -> errors.MedallionError:
 
 
 def expired(reading: ReadSpec) -> errors.MedallionError:
-    """What is said where the server no longer has a time to read at."""
+    """The error for a time that the server can no longer read at."""
     name = reading.collection.namespace
     if reading.is_exact:
         return errors.DecisionNeeded(
@@ -239,7 +239,8 @@ def expired(reading: ReadSpec) -> errors.MedallionError:
 
 
 def _digest(text: str, schema: DocumentSchema | None) -> int:
-    """The digest of the row that a document should be; of one that nobody can read, a number that no row has by intent."""
+    """The digest of the row that a document should be; for one that cannot be read a number that no row has but by
+    chance."""
     if schema is None:
         return equality.exact_digest(text)
     try:

@@ -1,4 +1,4 @@
-"""What the settings, silver and bronze say of differences: some are asked for, some are known, some are on their way."""
+"""Differences that are no mistake: the settings ask for them, silver marks them, or bronze has the change already."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Explanations:
     has_source: bool
 
     def explained(self, found: Sequence[KeyDifference]) -> list[KeyDifference]:
-        """The same differences, of which some are what the settings ask for, or what silver knows of itself."""
+        """The same differences, those marked that the settings ask for or that silver itself marks as incomplete."""
         wrong = [each.key for each in found if each.kind.is_wrong]
         if not wrong:
             return list(found)

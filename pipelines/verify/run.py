@@ -109,7 +109,7 @@ def run(
     """Compare the collections, and append the results to `ops/verifications`.
 
     A collection that cannot be compared, or was not when `stop` was set, is among the result's `failures`. Raises
-    `SettingsError`, `DecisionNeeded` where the pipeline never ran, and the errors of a source that cannot be asked for
+    `SettingsError`, `DecisionNeeded` where the pipeline never ran, and the errors of a source that does not list
     its collections. Nothing else raises here: `refuse` turns differences and failures into an error.
     """
     began, id_, stop = time.monotonic(), f"{clock.now_ms():x}", stop or threading.Event()
@@ -143,7 +143,7 @@ def run(
 
 def refuse(result: Verification) -> None:
     """Raise what most wants to be seen: the errors of collections that could not be compared, `DecisionNeeded` where a
-    table is not what the source holds, `Temporary` where that could not be told of some rows."""
+    table is not what the source holds, `Temporary` where that could not be decided for some rows."""
     refusal = _refusal(result)
     if not result.failures:
         if refusal is not None:

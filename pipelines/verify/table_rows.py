@@ -92,8 +92,8 @@ class TableVersion:
     def _hidden(self, schema: DocumentSchema) -> set[str]:
         """The columns that hold nothing of a document: the engine's, and those of `add.fields`, also of earlier settings."""
         documents = {name for name, _ in schema.table()}
-        asked = {each.name for each in reduce.added(self.options.unwrap, documents=documents)}
-        return {*column_names.ENGINE, *((asked | set(self.added)) - documents)}
+        added = {each.name for each in reduce.added(self.options.unwrap, documents=documents)}
+        return {*column_names.ENGINE, *((added | set(self.added)) - documents)}
 
     def _part(self, schema: DocumentSchema) -> _Parts:
         return _Parts(frozenset(name for name, _ in schema.table()))
