@@ -60,10 +60,8 @@ def canonical_raw(raw_document: bytes) -> str:
     # reads.
     if raw_document[4:9] == _OBJECT_ID_FIRST and len(raw_document) > 21:
         return f'{{"$oid":"{raw_document[9:21].hex()}"}}'
-    for element in raw_bson.elements(raw_document):
-        if element.name == b"_id":
-            return _canonical_bytes(element.kind, raw_document[element.start : element.end])
-    raise KeyError("_id")
+    element = raw_bson.find(raw_document, b"_id")
+    return _canonical_bytes(element.kind, raw_document[element.start : element.end])
 
 
 def _canonical_bytes(kind: int, raw: bytes) -> str:

@@ -68,7 +68,7 @@ def _value(key: str) -> tuple[int, bytes] | None:
     """The BSON type and the bytes of an `_id` that has the key; None where there is none, or none that a filter may hold."""
     try:
         raw = _with_id(key)
-        element = next(each for each in raw_bson.elements(raw) if each.name == b"_id")
+        element = raw_bson.find(raw, b"_id")
         value = raw[element.start : element.end]
         if canonical_keys.canonical_raw(raw) != key or element.kind == _UNDEFINED:
             return None

@@ -85,7 +85,7 @@ def hi_as_lo(hi: bytes) -> bytes:
 def id_as_hi(raw: bytes) -> bytes:
     """The `_id` of a raw document as the end of the range before it."""
     # Not decoded: an `_id` may hold what the driver refuses, a date after the year 9999 for one.
-    found = next(element for element in raw_bson.elements(raw) if element.name == b"_id")
+    found = raw_bson.find(raw, b"_id")
     return _single(found.kind, b"hi", raw[found.start : found.end])
 
 
