@@ -360,8 +360,11 @@ _PATTERN_TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _PLACEHOLDER = "\0"
-_SECRET_OPTIONS = re.compile(r"[?&](tlsCertificateKeyFilePassword|proxyPassword)=([^&]*)", re.IGNORECASE)
-_SESSION_TOKEN = re.compile(r"AWS_SESSION_TOKEN(?::|%3A)([^&,]*)", re.IGNORECASE)
+SECRET_OPTIONS = {"tlsCertificateKeyFilePassword": "MONGODB_TLS_KEY_PASSWORD", "proxyPassword": "MONGODB_PROXY_PASSWORD"}
+"""Options of a connection string that hold a secret, each with the variable that an import puts in its place."""
+SESSION_TOKEN = re.compile(r"(AWS_SESSION_TOKEN(?::|%3A))([^&,]*)", re.IGNORECASE)
+"""The one secret inside another option, `authMechanismProperties`."""
+_SECRET_OPTIONS = re.compile(rf"[?&]({'|'.join(SECRET_OPTIONS)})=([^&]*)", re.IGNORECASE)
 
 
 def without_references(text: str) -> str:
@@ -383,7 +386,7 @@ def _has_literal_password(text: str) -> bool:
     secrets = [
         password,
         *(match[2] for match in _SECRET_OPTIONS.finditer(text)),
-        *_SESSION_TOKEN.findall(text),
+        *(match[2] for match in SESSION_TOKEN.finditer(text)),
     ]
     return any(secret.replace(_PLACEHOLDER, "") for secret in secrets)
 

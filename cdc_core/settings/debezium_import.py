@@ -54,11 +54,7 @@ REMARKS: Mapping[str, str] = {
 
 _CHANNELS = ("signal.enabled.channels", "notification.enabled.channels")
 _ENV = re.compile(r"\$\{env:[A-Za-z_][A-Za-z0-9_]*\}")
-_SECRET_OPTIONS = {
-    "tlscertificatekeyfilepassword": "MONGODB_TLS_KEY_PASSWORD",
-    "proxypassword": "MONGODB_PROXY_PASSWORD",
-}
-_SESSION_TOKEN = re.compile(r"(AWS_SESSION_TOKEN(?::|%3A))([^&,]*)", re.IGNORECASE)
+_SECRET_OPTIONS = {name.lower(): variable for name, variable in values.SECRET_OPTIONS.items()}
 
 
 @dataclass(frozen=True)
@@ -235,7 +231,7 @@ class _ConnectionReader:
         variable = _SECRET_OPTIONS.get(name.lower())
         if variable and value and not _ENV.fullmatch(value):
             return f"{name}={self.report.variable(variable, f'{name} of the connection string')}"
-        token = _SESSION_TOKEN.search(option)
+        token = values.SESSION_TOKEN.search(option)
         if token and token[2] and not _ENV.fullmatch(token[2]):
             held = self.report.variable("AWS_SESSION_TOKEN", "AWS_SESSION_TOKEN of the connection string")
             return option[: token.start(2)] + held + option[token.end(2) :]
