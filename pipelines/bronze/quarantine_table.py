@@ -29,13 +29,13 @@ FEW = 1000
 def applicable(
     spark: SparkSession, table: tables.TableRef, *, events: DataFrame, span: reduce.BatchRange, has_suspects: bool
 ) -> DataFrame | None:
-    """The events of `span` as silver may apply them; None where they are as they are, as nearly always.
+    """The events of `span` as silver may apply them; None where all of them may be, as nearly always.
 
-    `has_suspects` says whether `quarantine.is_suspect` holds for any of them. Facts are appended to `table`,
+    `has_suspects` says whether `quarantine_rules.is_suspect` holds for any of them. Facts are appended to `table`,
     which is made where it is needed. The result may hold updates of which nothing is known
-    (`cdc_core.silver.quarantine.Split`).
+    (`cdc_core.silver.quarantine.QuarantineSplit`).
     """
-    # Also readable events are parted where an earlier one of their document waits: applied before it, they would build on
+    # Readable events are held back too where an earlier one of their document waits: applied before it, they would build on
     # a document that lacks its change.
     waiting = _waiting(spark, table, before=span.after)
     if not has_suspects and (waiting is None or _of_same_keys(events, waiting).isEmpty()):

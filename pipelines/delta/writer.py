@@ -103,7 +103,7 @@ class Writer(StatementCommits):
             )
 
     def can_upsert(self) -> bool:
-        """Whether `upsert` does without a MERGE here, and rows have `places`."""
+        """Whether `upsert` does without a MERGE here, and rows have `row_locations`."""
         return self.direct is not None and self.direct.can_upsert()
 
     def row_locations(self) -> tuple[Column, Column]:

@@ -32,7 +32,7 @@ def _braced(text: str) -> str:
 _PARTIAL = "(op = 'u' AND `after` IS NULL)"
 COUNTED = {
     "partial": _PARTIAL,
-    # Wider than `unreadable.is_suspect`, and cheap: it is evaluated for each event, the exact one only where this counts any.
+    # Wider than `quarantine_rules.is_suspect`, and cheap: it is evaluated for each event, the exact one only where this counts any.
     "suspect": (
         "key IS NULL OR sequence IS NULL OR length(sequence) <> 24 OR op IS NULL OR op NOT IN ('c', 'u', 'd', 'r') "
         f"OR (op IN ('c', 'r') AND `after` IS NULL) OR (op <> 'd' AND NOT {_braced('`after`')})"
