@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from pipelines.spark import conf as spark_conf
 from pipelines.spark import delta_jars, log_store, stores
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
@@ -54,9 +55,6 @@ def launch(
     JVM gets it when it runs, and not on its command line, which every user of the machine sees; so it is with what a
     user chose that may be one. Raises `SettingsError` where the settings do not give `catalog`.
     """
-    from pyspark import SparkConf, SparkContext
-    from pyspark.errors import PySparkRuntimeError
-    from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -66,49 +64,66 @@ def launch(
     packages = (*store.packages, *filter(None, chosen.pop("spark.jars.packages", "").split(",")))
     given = [jar for jar in chosen.pop("spark.jars", "").split(",") if jar]
     chosen["spark.master"] = master or chosen.get("spark.master", "local[*]")
-    # Executors elsewhere would have to have the jar of our local file system before anything else.
-    is_alone = re.fullmatch(r"local(\[.*\])?", chosen["spark.master"]) is not None and os.pathsep not in str(
-        log_store.FILES_JAR
-    )
     with delta_jars.settings(packages, store.excludes) as resolved:
-        settings = {
-            **spark_conf.LOCAL,
-            **(spark_conf.LOOPBACK if chosen["spark.master"].startswith("local") else {}),
-            **(log_store.FILE_SYSTEM if is_alone else {}),
-            **spark_conf.REQUIRED,
-            **profile,
-            "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir(), "medallion-no-warehouse")),
-            **resolved,
-            "spark.jars": ",".join([str(log_store.JAR), *given, *filter(None, [resolved.get("spark.jars")])]),
-            **chosen,
-            "spark.app.name": name,
-        }
-        if is_alone:
-            paths = [str(log_store.FILES_JAR), *filter(None, [chosen.get(_CLASS_PATH)])]
-            settings[_CLASS_PATH] = os.pathsep.join(paths)
+        settings = _settings(name, chosen, given, resolved, profile)
         spark_conf.check_catalog(catalog, settings)
-        # Spark and its JVM leave nothing behind: what they write lies in a folder that goes with this process.
         _folder().mkdir(exist_ok=True)
-        settings = {"spark.local.dir": str(_folder()), **settings}
-        java = f"-Djava.io.tmpdir={_folder()} {spark_conf.startable(settings['spark.driver.extraJavaOptions'])}"
-        settings["spark.driver.extraJavaOptions"] = java
         atexit.register(_end, os.getpid())
-        hidden = set(filter(spark_conf.is_confidential, settings)) - set(log_store.FILE_SYSTEM)
-        launch_conf = SparkConf(loadDefaults=False).setAll([each for each in settings.items() if each[0] not in hidden])
-        with log_file().open("wb") as said:
-            try:
-                gateway = launch_gateway(launch_conf, _Launch(stdout=said, stderr=said))
-            except (PySparkRuntimeError, OSError) as error:
-                raise _why_not() from error
-        with _interrupts_as_they_are():
-            # Not the jars: the JVM was given these, and has added those of the packages to them.
-            rest = {name: value for name, value in settings.items() if name != "spark.jars"}
-            whole = SparkConf(loadDefaults=False).setAll(list({**hadoop, **rest}.items()))
-            context = SparkContext(conf=whole, gateway=gateway)
+        context = _context(settings, hadoop)
         _end_without_traceback(context)
         spark = SparkSession.builder.getOrCreate()
         delta_jars.remember(spark, packages, given)
     return spark
+
+
+def _settings(
+    name: str, chosen: Mapping[str, str], given: Sequence[str], resolved: Mapping[str, str], profile: Mapping[str, str]
+) -> dict[str, str]:
+    """What the JVM is started with: what a user chose is over everything else, but for where Spark keeps its files."""
+    # Executors elsewhere would have to have the jar of our local file system before anything else.
+    is_alone = re.fullmatch(r"local(\[.*\])?", chosen["spark.master"]) is not None and os.pathsep not in str(
+        log_store.FILES_JAR
+    )
+    settings = {
+        **spark_conf.LOCAL,
+        **(spark_conf.LOOPBACK if chosen["spark.master"].startswith("local") else {}),
+        **(log_store.FILE_SYSTEM if is_alone else {}),
+        **spark_conf.REQUIRED,
+        **profile,
+        "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir(), "medallion-no-warehouse")),
+        **resolved,
+        "spark.jars": ",".join([str(log_store.JAR), *given, *filter(None, [resolved.get("spark.jars")])]),
+        **chosen,
+        "spark.app.name": name,
+    }
+    if is_alone:
+        paths = [str(log_store.FILES_JAR), *filter(None, [chosen.get(_CLASS_PATH)])]
+        settings[_CLASS_PATH] = os.pathsep.join(paths)
+    # Spark and its JVM leave nothing behind: what they write lies in a folder that goes with this process.
+    settings = {"spark.local.dir": str(_folder()), **settings}
+    java = f"-Djava.io.tmpdir={_folder()} {spark_conf.startable(settings['spark.driver.extraJavaOptions'])}"
+    settings["spark.driver.extraJavaOptions"] = java
+    return settings
+
+
+def _context(settings: Mapping[str, str], hadoop: Mapping[str, str]) -> SparkContext:
+    """The context of a JVM that is started now."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.java_gateway import launch_gateway
+
+    hidden = set(filter(spark_conf.is_confidential, settings)) - set(log_store.FILE_SYSTEM)
+    launch_conf = SparkConf(loadDefaults=False).setAll([each for each in settings.items() if each[0] not in hidden])
+    with log_file().open("wb") as said:
+        try:
+            gateway = launch_gateway(launch_conf, _Launch(stdout=said, stderr=said))
+        except (PySparkRuntimeError, OSError) as error:
+            raise _why_not() from error
+    with _interrupts_as_they_are():
+        # Not the jars: the JVM was given these, and has added those of the packages to them.
+        rest = {name: value for name, value in settings.items() if name != "spark.jars"}
+        whole = SparkConf(loadDefaults=False).setAll(list({**hadoop, **rest}.items()))
+        return SparkContext(conf=whole, gateway=gateway)
 
 
 def _folder() -> Path:
