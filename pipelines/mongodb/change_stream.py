@@ -144,6 +144,7 @@ class ChangeStream:
         self._cursor = stream_cursor.StreamCursor(self.connection)
         self._replay: Replay | None = None
         self._probed: EventBatch | None = None
+        self._is_of_other_scope = False
         self._careful = 0  # bytes that are still to be read one event at a time
         self._election: Any = None
         self.elections = 0
@@ -203,10 +204,24 @@ class ChangeStream:
                     self.reconnects += 1
                     self._tell_of_outage(error)
                     self.stopped.wait(self.delay())
+                elif self._is_refused_for_its_scope(error):
+                    self._is_of_other_scope = True
                 elif self._has_failed_at_an_event(error):
                     self._careful = CAREFUL_BYTES
                 else:
                     raise mongodb_failures.stream_error(error) from error
+
+    def _is_refused_for_its_scope(self, error: driver.PyMongoError) -> bool:
+        """Whether the stream began behind an invalidate that is another namespace's, as the server says with the first event.
+
+        The one database that is captured was dropped, and is waited for everywhere, or has come back in another case.
+        """
+        return (
+            getattr(error, "code", None) in mongodb_failures.TOKEN_REFUSED
+            and not self._is_of_other_scope
+            and self.token == self.start.token
+            and resume_token.is_invalidate(self.token or "")
+        )
 
     def _tell_of_outage(self, error: Exception) -> None:
         """Log it where it lasts, and now and then: attempts without an end look like a quiet source."""
@@ -341,7 +356,7 @@ class ChangeStream:
         if self.options.show_expanded_events:
             stage["showExpandedEvents"] = True
         self._replay = None
-        if self.token and self._is_moved():
+        if self.token and (self._is_moved() or (self._is_of_other_scope and self.token == self.start.token)):
             position = resume_token.position(self.token)
             stage["startAtOperationTime"] = Timestamp(position.seconds, position.increment)
             # The token is of a namespace that this stream does not read: its event cannot come again here.
