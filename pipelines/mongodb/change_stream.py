@@ -311,39 +311,13 @@ class ChangeStream:
         of another version may write its token otherwise: then an event of its cluster time has to do.
         """
         if self.options.db is None:
-            return self._is_in(None, None, token)
-        if self._is_in(self.options.db, self.options.collection, token):
+            return _is_in(self, None, None, token)
+        if _is_in(self, self.options.db, self.options.collection, token):
             return True
         try:
-            return self._is_in(None, None, token)
+            return _is_in(self, None, None, token)
         except driver.OperationFailure:  # a user who may read one database
             return False
-
-    def _is_in(self, db: str | None, collection: str | None, token: str) -> bool:
-        """Whether a stream over this namespace has this event."""
-        at, wanted = resume_token.position(token), resume_token.without_fragment(token)
-        stage: dict[str, Any] = {"startAtOperationTime": Timestamp(at.seconds, at.increment)}
-        if db is None:
-            stage["allChangesForCluster"] = True
-        if self.options.show_expanded_events:
-            stage["showExpandedEvents"] = True
-        # Read raw, as the stream itself: the driver's own has no collection of every name, and decodes what it reads.
-        bare = stream_cursor.StreamCursor(self.connection)
-        try:
-            bare.open(db, collection, [{"$changeStream": stage}, {"$project": {"_id": 1}}])
-            while bare.is_open and not self.stopped.is_set():
-                _, events, rest = bare.more(max_await_ms=LONGEST_AWAIT_MS, batch_size=1)
-                mark = rest.get("postBatchResumeToken")
-                found = event_token(events[0]) if events else mark["_data"] if mark else token
-                if resume_token.position(found)[:2] > at[:2]:
-                    return False
-                is_other_format = found[_VERSION] != token[_VERSION]
-                if events and (is_other_format or resume_token.without_fragment(found) == wanted):
-                    return True
-        finally:
-            bare.close()
-        # It was not read to its end; or an invalidate ended it, and the event would have come before that.
-        return self.stopped.is_set()
 
     def _stage(self) -> dict[str, Any]:
         stage: dict[str, Any] = {}
@@ -383,3 +357,30 @@ class ChangeStream:
 def event_token(event: bytes) -> str:
     """An event's token; its documents are not looked into, as not every one can be decoded."""
     return str(RawBSONDocument(event)["_id"]["_data"])
+
+
+def _is_in(stream: ChangeStream, db: str | None, collection: str | None, token: str) -> bool:
+    """Whether a stream like this one, over this namespace and without further stages, has this event."""
+    at, wanted = resume_token.position(token), resume_token.without_fragment(token)
+    stage: dict[str, Any] = {"startAtOperationTime": Timestamp(at.seconds, at.increment)}
+    if db is None:
+        stage["allChangesForCluster"] = True
+    if stream.options.show_expanded_events:
+        stage["showExpandedEvents"] = True
+    # Read raw, as the stream itself: the driver's own has no collection of every name, and decodes what it reads.
+    bare = stream_cursor.StreamCursor(stream.connection)
+    try:
+        bare.open(db, collection, [{"$changeStream": stage}, {"$project": {"_id": 1}}])
+        while bare.is_open and not stream.stopped.is_set():
+            _, events, rest = bare.more(max_await_ms=LONGEST_AWAIT_MS, batch_size=1)
+            mark = rest.get("postBatchResumeToken")
+            found = event_token(events[0]) if events else mark["_data"] if mark else token
+            if resume_token.position(found)[:2] > at[:2]:
+                return False
+            is_other_format = found[_VERSION] != token[_VERSION]
+            if events and (is_other_format or resume_token.without_fragment(found) == wanted):
+                return True
+    finally:
+        bare.close()
+    # It was not read to its end; or an invalidate ended it, and the event would have come before that.
+    return stream.stopped.is_set()
