@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -37,7 +38,7 @@ from cdc_core.settings.parse import OnConflict
 from cdc_core.silver import reduce
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
-from pipelines.delta import maintenance, query_execution
+from pipelines.delta import maintenance, query_execution, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.news import News
@@ -181,7 +182,9 @@ class _Silver:
 
     def _retry_failed(self) -> None:
         """Forget what was held of collections whose error was temporary: they are read and claimed anew."""
-        for namespace in [each for each in self.positions.known if str(each) in self.failures.found]:
+        # Also those that could not be read when they were to become known: an outage of a store passes.
+        failed = (*self.positions.known, *self.positions.unread)
+        for namespace in [each for each in failed if str(each) in self.failures.found]:
             if self.failures.waits(str(namespace)):
                 continue
             collection = self.collections.pop(namespace, None)
@@ -266,6 +269,7 @@ class _Silver:
         """The collection's table, made where there is none, and claimed; from now on in the session `spark`."""
         collection = self.collections.get(work.namespace)
         if collection is None:
+            writer, is_new = self._claimed(spark, work.namespace), work.position.to == 0
             collection = self.collections[work.namespace] = SilverCollection(
                 spark=spark,
                 namespace=work.namespace,
@@ -273,9 +277,11 @@ class _Silver:
                 keeps_document=silver_tables.keeps_document(self.settings, work.namespace),
                 layout=self.layout,
                 bronze=self.bronze,
-                writer=self._claimed(spark, work.namespace),
+                writer=writer,
                 schema=self.positions.schemas.get(str(work.namespace), schemas.SchemaVersion()),
-                is_new=work.position.to == 0,
+                is_new=is_new,
+                # Applied once more the batches have the same numbers, and under other settings perhaps other rows.
+                origin=uuid.uuid4().hex[:12] if is_new or table_history.RESTORED in writer.metadata else "",
             )
         # The pool gives each round any of its sessions, and a commit is fenced by the settings of the one that it is made in.
         collection.spark = collection.writer.spark = spark
