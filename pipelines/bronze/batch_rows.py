@@ -58,14 +58,16 @@ class SweepRow(NamedTuple):
     payload: str
 
 
-def few_rows(table: tables.TableRef, span: reduce.BatchRange, columns: Sequence[str], *, limit: int) -> pa.Table | None:
+def few_rows(
+    table: tables.TableRef, span: reduce.BatchRange, columns: Sequence[str], *, limit: int, size_bytes: int | None = None
+) -> pa.Table | None:
     """Columns of the rows of a span, in no order, read by this process; None where they are more than `limit`, or of
-    more than `MANY_BYTES`, or where it does not see all their files."""
+    more than `size_bytes` (`MANY_BYTES`), or where it does not see all their files."""
     files = _span_files(table, span, {})
     if not files or sum(file.stats.get("numRecords", limit + 1) for file in files) > limit:
         return None
     with contextlib.suppress(OSError, pa.ArrowException):  # which `read` meets, too
-        if sum(local_log.columns_bytes(file.path, columns) for file in files) > MANY_BYTES:
+        if sum(local_log.columns_bytes(file.path, columns) for file in files) > (size_bytes or MANY_BYTES):
             return None
     return read([file.path for file in files], list(columns), where=None)
 

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from cdc_core.bronze import columns as bronze
@@ -27,6 +29,11 @@ if TYPE_CHECKING:
 
 MAX_DRIVER_ROWS = 20_000
 """At most so many rows are read and written by this process, without a Spark job."""
+
+MAX_SURVEYED_ROWS = 1_000_000
+"""At most so many rows are surveyed by this process: only their narrow columns are read."""
+
+MAX_SURVEYED_BYTES = 256 * 2**20
 
 MAX_BROADCAST_EVENTS = 2_000_000
 """Of at most so many events the winners' offsets are sent to every executor; of more the documents are shuffled."""
@@ -72,9 +79,9 @@ def surveyed(
     are, and none for a few rows in files that this process sees.
     """
     # A Spark query costs more than the reading of a small span, and a service surveys many.
-    few = batch_rows.few_rows(bronze_table, span, SURVEYED, limit=MAX_DRIVER_ROWS)
+    few = batch_rows.few_rows(bronze_table, span, SURVEYED, limit=MAX_SURVEYED_ROWS, size_bytes=MAX_SURVEYED_BYTES)
     if few is not None:
-        return _surveyed_here(few.to_pylist(), only, starts)
+        return _surveyed_here(few, only, starts)
     own = "true" if only is None else only.predicate
     if starts:
         # A collection that failed, or that runs ahead, has a position of its own within the span: its own events start there.
@@ -98,20 +105,29 @@ SURVEYED = ("offset", "kind", "batch", "db", "collection", "sequence", "key", "o
 
 
 def _surveyed_here(
-    rows: Sequence[Mapping[str, Any]], only: registry.Namespace | None, starts: Mapping[registry.Namespace, int]
+    rows: pa.Table, only: registry.Namespace | None, starts: Mapping[registry.Namespace, int]
 ) -> tuple[dict[registry.Namespace, EventCounts], tuple[reduce.Sweep, ...]]:
     """What `surveyed` says, of rows that this process has read."""
-    by_namespace: dict[registry.Namespace, list[Mapping[str, Any]]] = {}
-    sweep_rows: list[batch_rows.SweepRow] = []
-    for row in rows:
-        if row["kind"] in reduce.KINDS:
-            namespace = registry.Namespace(row["db"], row["collection"])
-            if only in (None, namespace) and row["batch"] > starts.get(namespace, 0):
-                by_namespace.setdefault(namespace, []).append(row)
-        elif _calls_for_sweep(row):
-            sweep_rows.append(batch_rows.SweepRow(*(row[name] for name in batch_rows.SweepRow._fields)))
-    counts = {namespace: _counted_here(events) for namespace, events in by_namespace.items()}
+    is_event = pc.is_in(rows["kind"], value_set=pa.array(reduce.KINDS))
+    others = rows.filter(pc.invert(is_event)).select(batch_rows.SweepRow._fields).to_pylist()
+    sweep_rows = [batch_rows.SweepRow(**row) for row in others if _calls_for_sweep(row)]
+    counts = _counted_here(_wanted_events(rows.filter(is_event), only, starts))
     return counts, _sweeps(sorted(sweep_rows, key=lambda each: each.offset))
+
+
+def _wanted_events(events: pa.Table, only: registry.Namespace | None, starts: Mapping[registry.Namespace, int]) -> pa.Table:
+    """The events of one collection or of all, each from its own position on."""
+    if only is not None:
+        events = events.filter(_is_of(events, only))
+    for namespace, to in starts.items():
+        is_before = pc.and_(_is_of(events, namespace), pc.less_equal(events["batch"], to))
+        events = events.filter(pc.invert(is_before))
+    return events
+
+
+def _is_of(events: pa.Table, namespace: registry.Namespace) -> pa.ChunkedArray:
+    is_own = pc.and_(pc.equal(events["db"], namespace.db), pc.equal(events["collection"], namespace.collection))
+    return pc.fill_null(is_own, False)
 
 
 def _calls_for_sweep(row: Mapping[str, Any]) -> bool:
@@ -121,12 +137,20 @@ def _calls_for_sweep(row: Mapping[str, Any]) -> bool:
     return row["kind"] == bronze.RowKind.SCHEMA_CHANGE.value and row["sequence"] is not None
 
 
-def _counted_here(events: Sequence[Mapping[str, Any]]) -> EventCounts:
-    """The counts of one collection's rows. Spark compares the bytes of UTF-8, which have the order of the code points."""
-    sequences = [row["sequence"] for row in events if row["sequence"] is not None] or [""]
-    keys = [row["key"] for row in events if row["key"] is not None] or [""]
-    deletes = sum(row["op"] == bronze.Op.DELETE.value for row in events)
-    return EventCounts(len(events), deletes, min(sequences), max(sequences), min(keys), max(keys))
+def _counted_here(events: pa.Table) -> dict[registry.Namespace, EventCounts]:
+    """The counts of each collection. Arrow compares the bytes of UTF-8, as Spark does."""
+    is_delete = pc.fill_null(pc.equal(events["op"], bronze.Op.DELETE.value), False).cast(pa.int64())
+    aggregates = [("is_delete", "count"), ("is_delete", "sum")]
+    aggregates += [(column, bound) for column in ("sequence", "key") for bound in ("min", "max")]
+    grouped = events.append_column("is_delete", is_delete).group_by(["db", "collection"]).aggregate(aggregates)
+    return {
+        registry.Namespace(row["db"], row["collection"]): EventCounts(
+            row["is_delete_count"],
+            row["is_delete_sum"],
+            *(row[f"{column}_{bound}"] or "" for column in ("sequence", "key") for bound in ("min", "max")),
+        )
+        for row in grouped.to_pylist()
+    }
 
 
 def sweeps(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cdc_core.tables import layout as tables
@@ -41,14 +43,28 @@ class ParquetFile:
     name: str
     size: int
     stats: str
+    rows: int
 
     @staticmethod
-    def write(files: TableFiles, rows: pa.Table, *, statistics: Sequence[str], table: tables.TableRef) -> ParquetFile:
+    def write(
+        files: TableFiles,
+        parts: Iterable[pa.Table],
+        *,
+        schema: pa.Schema,
+        statistics: Sequence[str],
+        table: tables.TableRef,
+    ) -> ParquetFile:
+        """A file of rows that come in parts, each written before the next one is asked for."""
         name = f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
-        repeated = [name for name in rows.column_names if name in _REPEATED]
         draft = files.draft(name)
+        found = _FileStatistics(statistics)
         try:
-            pq.write_table(rows, draft, compression="snappy", use_dictionary=repeated)
+            coming = iter(parts)
+            first = next(coming, schema.empty_table())
+            with pq.ParquetWriter(draft, schema, compression="snappy", use_dictionary=_dictionaries(first)) as writer:
+                for part in itertools.chain([first], coming):
+                    writer.write_table(part)
+                    found.add(part)
             size = draft.stat().st_size
             with table_errors.translating(table):
                 files.put(name)
@@ -56,37 +72,67 @@ class ParquetFile:
             # No commit names it, and what is half written only fills the disk that may have been full.
             draft.unlink(missing_ok=True)
             raise table_errors.disk_error(error, table) from error
-        return ParquetFile(files, name, size, json.dumps(_statistics(rows, statistics)))
+        except Exception:  # of what gives the parts
+            draft.unlink(missing_ok=True)
+            raise
+        return ParquetFile(files, name, size, found.to_json(), found.rows)
 
     def discard(self) -> None:
         self.files.remove(self.name)
 
 
 _REPEATED = ("batch", "kind", "op", "db", "collection", "source", "ts_ms")
-"""Columns that repeat within a commit: dictionary-encoded. The others would only fill a dictionary in vain."""
+"""Bronze's columns that repeat within a commit: dictionary-encoded. The others would only fill a dictionary in vain."""
+
+_MANY_ROWS = 1_000
+"""Of so many rows of a table of documents, any column may repeat; of fewer a dictionary is larger than what it spares."""
 
 
-def _statistics(rows: pa.Table, columns: Sequence[str]) -> dict[str, Any]:
-    import pyarrow.compute as pc
+def _dictionaries(rows: pa.Table) -> bool | list[str]:
+    """Which columns get a dictionary."""
+    repeated = [name for name in rows.column_names if name in _REPEATED]
+    return rows.num_rows >= _MANY_ROWS or repeated if len(repeated) < len(_REPEATED) else repeated
 
-    low, high, nulls = {}, {}, {}
-    for name in columns:
-        column = rows.column(name)
-        nulls[name] = column.null_count
-        if not _has_bounds(column.type):
-            continue
-        # As numbers: a BSON date may lie beyond Python's.
-        is_time = pa.types.is_timestamp(column.type)
-        bounds = pc.min_max(column.cast(pa.int64()) if is_time else column).as_py()
-        if bounds["min"] is not None:
-            low[name] = _time(bounds["min"]) if is_time else _bound(bounds["min"], is_upper=False)
-            high[name] = _time(bounds["max"] + 999) if is_time else _bound(bounds["max"], is_upper=True)
-    return {
-        "numRecords": rows.num_rows,
-        "minValues": {name: bound for name, bound in low.items() if bound is not None},
-        "maxValues": {name: bound for name, bound in high.items() if bound is not None},
-        "nullCount": nulls,
-    }
+
+@dataclass
+class _FileStatistics:
+    """What Delta's log says of a file's columns, from the parts that were written."""
+
+    columns: Sequence[str]
+    rows: int = 0
+    nulls: dict[str, int] = field(default_factory=dict)
+    bounds: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    times: set[str] = field(default_factory=set)
+
+    def add(self, part: pa.Table) -> None:
+        self.rows += part.num_rows
+        for name in self.columns:
+            column = part.column(name)
+            self.nulls[name] = self.nulls.get(name, 0) + column.null_count
+            if not _has_bounds(column.type):
+                continue
+            # As numbers: a BSON date may lie beyond Python's.
+            if pa.types.is_timestamp(column.type):
+                self.times.add(name)
+                column = column.cast(pa.int64())
+            low, high = pc.min_max(column).as_py().values()
+            if low is not None:
+                held = self.bounds.get(name, (low, high))
+                self.bounds[name] = min(low, held[0]), max(high, held[1])
+
+    def to_json(self) -> str:
+        low, high = {}, {}
+        for name, (least, greatest) in self.bounds.items():
+            is_time = name in self.times
+            low[name] = _time(least) if is_time else _bound(least, is_upper=False)
+            high[name] = _time(greatest + 999) if is_time else _bound(greatest, is_upper=True)
+        said = {
+            "numRecords": self.rows,
+            "minValues": {name: bound for name, bound in low.items() if bound is not None},
+            "maxValues": {name: bound for name, bound in high.items() if bound is not None},
+            "nullCount": self.nulls,
+        }
+        return json.dumps(said)
 
 
 def _has_bounds(type_: pa.DataType) -> bool:

@@ -29,6 +29,9 @@ MANY_ROWS = 2_000_000
 MANY_BYTES = 64 * 2**20
 """Rows are read here from files of at most so many bytes: a document may have 16 MB."""
 
+PART_ROWS = 1 << 16
+"""Rows of many are read so many at a time, and fewer where they are large."""
+
 READS = frozenset(
     {"columnMapping", "deletionVectors", "typeWidening", "typeWidening-preview", "v2Checkpoint", "vacuumProtocolCheck"}
 )
@@ -125,22 +128,39 @@ class LiveFiles:
 
         Raises `NotReadable` where the files that may hold some have more than `limit` rows, or `MANY_BYTES`.
         """
-        schema = pa.schema([self.schema.field(name) for name in columns])
-        files = [each for each in self.files() if _stats(each).get("maxValues", {}).get(column, bound + 1) > bound]
+        files = self._files_above(column, bound)
         if sum(_count(each) for each in files) > limit:
             raise NotReadable
         self._refuse_large(files, {*columns, column})
-        found = [self._rows_above(each, column, bound, schema) for each in files]
-        return pa.concat_tables(found) if found else schema.empty_table()
+        found = [*self.parts_above(column, bound, columns=columns)]
+        return pa.concat_tables(found) if found else _schema_of(self.schema, columns).empty_table()
+
+    def count_above(self, column: str, bound: int) -> int:
+        """How many rows the files have that may hold a `column` greater than `bound`: at least as many as there are."""
+        return sum(_count(each) for each in self._files_above(column, bound))
+
+    def parts_above(self, column: str, bound: int, *, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """What `rows_above` gives, of any number of rows: in parts of at most `PART_ROWS` rows and about `MANY_BYTES`.
+
+        Raises `NotReadable`, perhaps after some parts.
+        """
+        schema, names = _schema_of(self.schema, columns), list(dict.fromkeys([*columns, column]))
+        try:
+            for file in self._files_above(column, bound):
+                for part in _parts(self.folder, file, names):
+                    above = part.filter(pc.fill_null(pc.greater(part[column], bound), False))
+                    if above.num_rows:
+                        yield conformed(above, schema)
+        except (OSError, pa.ArrowException) as error:
+            raise NotReadable from error
+
+    def _files_above(self, column: str, bound: int) -> list[dict[str, Any]]:
+        return [each for each in self.files() if _stats(each).get("maxValues", {}).get(column, bound + 1) > bound]
 
     def _refuse_large(self, files: Sequence[Mapping[str, Any]], columns: Collection[str]) -> None:
         paths = [local_log.data_path(self.folder, each["path"]) for each in files]
         if sum(local_log.columns_bytes(path, columns) for path in paths) > MANY_BYTES:
             raise NotReadable
-
-    def _rows_above(self, file: Mapping[str, Any], column: str, bound: int, schema: pa.Schema) -> pa.Table:
-        table = _present(self.folder, file, _read(self.folder, file, list(dict.fromkeys([*schema.names, column]))))
-        return conformed(table.filter(pc.fill_null(pc.greater(table[column], bound), False)), schema)
 
     # --- the log
 
@@ -210,15 +230,40 @@ class LiveFiles:
         )
 
 
+def _schema_of(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
+    return pa.schema([schema.field(name) for name in columns])
+
+
 def _present(folder: Path, file: Mapping[str, Any], table: pa.Table) -> pa.Table:
     """The rows of a file that are not deleted."""
     vector = file.get("deletionVector")
     if not vector:
         return table
-    is_present = [True] * len(table)
+    return table.filter(_mask(folder, vector, len(table)))
+
+
+def _mask(folder: Path, vector: Mapping[str, Any], rows: int) -> pa.BooleanArray:
+    """Which of a file's rows are not deleted."""
+    is_present = [True] * rows
     for row in deletion_vector.rows(_vector(folder, vector)):
         is_present[row] = False
-    return table.filter(pa.array(is_present, pa.bool_()))
+    return pa.array(is_present, pa.bool_())
+
+
+def _parts(folder: Path, file: Mapping[str, Any], columns: list[str]) -> Iterator[pa.Table]:
+    """Columns of the rows of a data file that are not deleted, part by part."""
+    path = local_log.data_path(folder, file["path"])
+    with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as parquet:
+        count = parquet.metadata.num_rows
+        vector = file.get("deletionVector")
+        is_present = _mask(folder, vector, count) if vector else None
+        held = [name for name in columns if name in parquet.schema_arrow.names]
+        row_bytes = local_log.columns_bytes(path, held) // max(1, count)
+        start = 0
+        for batch in parquet.iter_batches(max(1, min(PART_ROWS, MANY_BYTES // max(1, row_bytes))), columns=held):
+            part = pa.Table.from_batches([batch])
+            yield part if is_present is None else part.filter(is_present.slice(start, len(part)))
+            start += len(part)
 
 
 def _vector(folder: Path, vector: Mapping[str, Any]) -> bytes:

@@ -41,7 +41,7 @@ def append_rows(spark: SparkSession, table: tables.TableRef, rows: pa.Table, *, 
             spark.createDataFrame(rows).coalesce(1).writeTo(str(table)).append()
         return
     # Where this fails the file stays: a commit that got no answer may name it. VACUUM takes what none names.
-    file = data_file.ParquetFile.write(direct.store, rows, statistics=statistics, table=table)
+    file = data_file.ParquetFile.write(direct.store, [rows], schema=rows.schema, statistics=statistics, table=table)
     with _APPENDING[table]:
         _appended(direct, file, table)
 

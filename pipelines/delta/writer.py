@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -156,26 +157,39 @@ class Writer(StatementCommits):
 
     def replace_arrow(
         self,
-        rows: pa.Table,
+        parts: Iterable[pa.Table],
         *,
+        schema: pa.Schema,
         keys: Sequence[str],
         to: object,
         extra: Mapping[str, object] | None = None,
         statistics: Sequence[str] = (),
     ) -> int | None:
-        """Take the rows of the keys out of the table and put these few Arrow rows in, as one fenced commit; the new version.
+        """Take the rows of the keys out of the table and put these Arrow rows in, as one fenced commit; the new version.
 
-        As `upsert`, without a Spark job, a plan or a listing: the keys are looked for by this process. `rows` have the table's
-        columns and types (`live_files.conformed`). None where only Spark can do it; then nothing was committed.
+        As `upsert`, without a Spark job, a plan or a listing: the keys are looked for by this process, and the rows come in
+        parts, with the table's columns and types (`live_files.conformed`). None where only Spark can do it, also where a part
+        raises `NotReadable`; then nothing was committed.
         """
         if self.direct is None or self.live is None:
             return None
         self.refuse_unanswered()
-        file = None
-        if rows.num_rows:
-            file = data_file.ParquetFile.write(self.direct.store, rows, statistics=statistics, table=self.table)
+        coming = iter(parts)
+        try:
+            first = next(coming, None)
+            file = None
+            if first is not None:
+                file = data_file.ParquetFile.write(
+                    self.direct.store,
+                    itertools.chain([first], coming),
+                    schema=schema,
+                    statistics=statistics,
+                    table=self.table,
+                )
+        except live_files.NotReadable:
+            return None
         return self._through_log_or_none(
-            functools.partial(self.direct.replace, file, keys, self.live, rows.schema), lambda: (to, extra), file
+            functools.partial(self.direct.replace, file, keys, self.live, schema), lambda: (to, extra), file
         )
 
     def compact_files(self, parts: Sequence[Mapping[str, Any]]) -> int | None:
@@ -198,7 +212,9 @@ class Writer(StatementCommits):
         statistics = [name for name in names if name in held.column_names]
         file = None
         if held.num_rows:
-            file = data_file.ParquetFile.write(self.direct.store, held, statistics=statistics, table=self.table)
+            file = data_file.ParquetFile.write(
+                self.direct.store, [held], schema=held.schema, statistics=statistics, table=self.table
+            )
         commit = functools.partial(self.direct.compact_files, file, parts, live)
         return self._through_log_or_none(commit, self.last_metadata, file)
 
@@ -252,7 +268,7 @@ class Writer(StatementCommits):
             return self.append(self.spark.createDataFrame(rows), to=to, extra=extra)
         self.refuse_unanswered()
         files = self.direct.store
-        file = data_file.ParquetFile.write(files, rows, statistics=statistics, table=self.table)
+        file = data_file.ParquetFile.write(files, [rows], schema=rows.schema, statistics=statistics, table=self.table)
         try:
             return self.through_log(functools.partial(self.direct.commit, file), lambda: (to, extra))
         except fenced_commits.REFUSED as error:

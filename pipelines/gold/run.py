@@ -105,7 +105,8 @@ def run(
     among them; a refused run has committed nothing.
     """
     ended = stop or threading.Event()
-    gold = _GoldRun(spark, settings, take_over, parallel.Pool(spark, sessions), ended, audit)
+    process_rows = small_batch.ONE_RUN_ROWS if once else small_batch.SERVICE_ROWS
+    gold = _GoldRun(spark, settings, take_over, parallel.Pool(spark, sessions), ended, audit, process_rows)
     started = time.monotonic()
     found: list[GoldTableResult] = []
     changed = 0
@@ -195,6 +196,8 @@ class _GoldRun:
     pool: parallel.Pool
     stop: threading.Event
     audit: Audit = no_audit
+    process_rows: int = small_batch.SERVICE_ROWS
+    """How many rows this process publishes by itself, for a collection."""
     refused: dict[registry.Namespace, _Refusal] = field(default_factory=dict)
     switched: set[registry.Namespace] = field(default_factory=set)
     failures: parallel.Failures = field(default_factory=parallel.Failures)
@@ -345,7 +348,7 @@ class _GoldRun:
         first = None
         if place not in self.claims and not delta.exists(spark, place):
             first = None if sources is None else small_batch.first_load(table, sources)
-            if not first.rows.num_rows if first is not None else table.is_empty:
+            if not first.count if first is not None else table.is_empty:
                 return None
             table.judge(place)
             wanted = table.wanted(False) if first is None else first.columns
@@ -358,8 +361,8 @@ class _GoldRun:
             delta.create(spark, place, columns=columns, properties=properties)
         writer = self.claims.writer(spark, place)
         changed = None
-        if first is not None:
-            changed = small_batch.loaded(first, table, writer)
+        if first is not None and sources is not None:
+            changed = small_batch.loaded(first, table, sources, writer)
         elif sources is not None and not work.is_rewrite:
             changed = small_batch.merged(table, sources, writer)
         if changed is None:
@@ -381,7 +384,7 @@ class _GoldRun:
         if self.audit.judges(str(namespace)):
             return None
         if namespace not in self.sources:
-            self.sources[namespace] = small_batch.SourceFiles.of(table.silver, table.deletes)
+            self.sources[namespace] = small_batch.SourceFiles.of(table.silver, table.deletes, limit=self.process_rows)
         return self.sources[namespace]
 
     def _silver(self, namespace: registry.Namespace) -> tables.TableRef:

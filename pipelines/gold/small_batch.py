@@ -6,6 +6,7 @@ documents with the columns that gold has. Everything else goes through `GoldTabl
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,19 +28,50 @@ if TYPE_CHECKING:
 _STATE = ("__deleted", "__incomplete", "__known")
 """Silver's columns that say whether a row is a current document."""
 
+ONE_RUN_ROWS = 1_000_000
+"""So many rows one run publishes by itself. Executors of a large machine are faster then; on two cores they never are."""
+
+SERVICE_ROWS = survey.MAX_DRIVER_ROWS
+"""In a service Spark has compiled its plans, and the capture beside it needs this process."""
+
 
 @dataclass
 class SourceFiles:
-    """A collection's silver table and its remembered deletes, as this process follows them from version to version."""
+    """A collection's silver table and its remembered deletes, as this process follows them from version to version.
+
+    It publishes at most `limit` rows at a time.
+    """
 
     silver: LiveFiles
     deletes: LiveFiles
+    limit: int
 
     @staticmethod
-    def of(silver: tables.TableRef, deletes: tables.TableRef) -> SourceFiles | None:
+    def of(silver: tables.TableRef, deletes: tables.TableRef, *, limit: int = SERVICE_ROWS) -> SourceFiles | None:
         """None where this process does not see the tables."""
         places = local_log.folder(silver), local_log.folder(deletes)
-        return None if None in places else SourceFiles(*(LiveFiles(place) for place in places if place is not None))
+        if places[0] is None or places[1] is None:
+            return None
+        return SourceFiles(LiveFiles(places[0]), LiveFiles(places[1]), limit)
+
+    def states(self, above: int) -> pa.Table | None:
+        """`__key` and what tells whether a row of silver is a current document, of the rows of later batches; None where they
+        may be more than `limit`. Raises `NotReadable`."""
+        if self.silver.count_above("__batch", above) > self.limit:
+            return None
+        names = [name for name in ("__key", "__rescued", *_STATE) if name in self.silver.schema.names]
+        parts = [*self.silver.parts_above("__batch", above, columns=names)]
+        found = (
+            pa.concat_tables(parts) if parts else pa.schema([self.silver.schema.field(name) for name in names]).empty_table()
+        )
+        is_rescued = pc.is_valid(found["__rescued"])
+        return found.drop_columns("__rescued").append_column("is_rescued", is_rescued)
+
+    def documents(self, above: int, schema: pa.Schema) -> Iterator[pa.Table]:
+        """The current documents among the rows of later batches, part by part, with the columns of gold."""
+        names = [name for name in self.silver.schema.names if name in {*schema.names, "__incomplete", *_STATE}]
+        for part in self.silver.parts_above("__batch", above, columns=names):
+            yield live_files.conformed(part.filter(pc.invert(_is_gone(part))), schema)
 
 
 def merged(table: current.GoldTable, sources: SourceFiles, writer: Writer) -> int | None:
@@ -54,29 +86,42 @@ def merged(table: current.GoldTable, sources: SourceFiles, writer: Writer) -> in
             return None
         if live.is_many(upsert.KEY, changes.keys):
             return None
-        columns = _columns(changes.current, sources.silver, live)
+        columns = _columns(sources.silver, live, has_rescued=changes.has_rescued)
         if columns is None:
             return None
         if columns != live.spark_schema() and not (writer.define(columns) and live.at(writer.version)):
             return None
-        rows = live_files.conformed(changes.current, live.schema)
     except (OSError, pa.ArrowException, NotReadable):
         return None
     if not changes.keys:
         table.said[:] = [current.judgement(writer)]
         writer.mark(to=table.work.silver.to, extra=table.extra())
         return 0
+    assert table.work.gold.to is not None
+    return len(changes.keys) if _replaced(table, sources, writer, table.work.gold.to, changes.keys) else None
+
+
+def _replaced(table: current.GoldTable, sources: SourceFiles, writer: Writer, above: int, keys: Sequence[str]) -> bool:
+    """Whether the current documents of batches after `above` are in the table, in place of what it held of the keys."""
+    live = writer.live
+    assert live is not None
     listed = live.configuration.get(current.STATISTICS, "`__key`").split(",")
-    statistics = [name for name in (each.strip("`") for each in listed) if name in rows.column_names]
-    done = writer.replace_arrow(rows, keys=changes.keys, to=table.work.silver.to, extra=table.extra(), statistics=statistics)
-    return None if done is None else len(changes.keys)
+    done = writer.replace_arrow(
+        sources.documents(above, live.schema),
+        schema=live.schema,
+        keys=keys,
+        to=table.work.silver.to,
+        extra=table.extra(),
+        statistics=[name for name in (each.strip("`") for each in listed) if name in live.schema.names],
+    )
+    return done is not None
 
 
 @dataclass(frozen=True)
 class FirstLoad:
-    """The current documents of a table that is to be made, and its columns."""
+    """How many current documents a table that is to be made will hold, and its columns."""
 
-    rows: pa.Table
+    count: int
     columns: StructType
 
 
@@ -84,71 +129,60 @@ def first_load(table: current.GoldTable, sources: SourceFiles) -> FirstLoad | No
     """What a new table is made of; None where this process cannot tell, or where it is much."""
     silver = sources.silver
     try:
-        if not silver.at(table.work.silver.version):
-            return None
-        rows = silver.rows_above("__batch", -1, columns=silver.schema.names, limit=survey.MAX_DRIVER_ROWS)
-    except (OSError, pa.ArrowException, NotReadable):
+        states = sources.states(-1) if silver.at(table.work.silver.version) else None
+    except NotReadable:
         return None
-    rows = rows.filter(pc.invert(_is_gone(rows)))
-    return FirstLoad(rows, _wanted(silver.spark_schema(), has_rescued=rows["__rescued"].null_count < len(rows)))
+    if states is None:
+        return None
+    present = states.filter(pc.invert(_is_gone(states)))
+    has_rescued = pc.any(present["is_rescued"]).as_py() or False
+    return FirstLoad(present.num_rows, _wanted(silver.spark_schema(), has_rescued=has_rescued))
 
 
-def loaded(first: FirstLoad, table: current.GoldTable, writer: Writer) -> int | None:
+def loaded(first: FirstLoad, table: current.GoldTable, sources: SourceFiles, writer: Writer) -> int | None:
     """Put the first documents into a table that was made for them; their number. None as in `merged`."""
     live = writer.live
     if live is None or not live.at(writer.version) or live.files():
         return None
-    try:
-        rows = live_files.conformed(first.rows, live.schema)
-    except NotReadable:
-        return None
-    done = writer.replace_arrow(
-        rows, keys=(), to=table.work.silver.to, extra=table.extra(), statistics=_statistics(live, rows)
-    )
-    return None if done is None else rows.num_rows
-
-
-def _statistics(live: LiveFiles, rows: pa.Table) -> list[str]:
-    """The columns of which the table keeps statistics."""
-    listed = live.configuration.get(current.STATISTICS, "`__key`").split(",")
-    return [name for name in (each.strip("`") for each in listed) if name in rows.column_names]
+    return first.count if _replaced(table, sources, writer, -1, ()) else None
 
 
 @dataclass(frozen=True)
-class _Changes:
-    """The keys that changed, and those of their rows in silver that are current documents."""
+class _GoldChanges:
+    """The keys that changed, and whether a current document among their rows has rescued values."""
 
     keys: list[str]
-    current: pa.Table
+    has_rescued: bool
 
 
-def _changes(table: current.GoldTable, sources: SourceFiles) -> _Changes | None:
+def _changes(table: current.GoldTable, sources: SourceFiles) -> _GoldChanges | None:
     """What `GoldTable` finds out by queries; None where that needs all of silver's rows."""
     work, silver = table.work, sources.silver
     assert work.gold.to is not None
-    if not silver.at(work.silver.version):
+    states = sources.states(work.gold.to) if silver.at(work.silver.version) else None
+    if states is None:
         return None
-    above = {"columns": silver.schema.names, "limit": survey.MAX_DRIVER_ROWS}
-    rows = silver.rows_above("__batch", work.gold.to, **above)
-    keys = rows["__key"].to_pylist()
-    removed = _removed(table, sources.deletes)
+    keys = states["__key"].to_pylist()
+    removed = _removed(table, sources)
     # A delete that may be older than what silver held already has to be compared with all of it.
     if removed and (work.gold.high is None or min(removed.values()) <= work.gold.high):
         return None
     gone = sorted(removed.keys() - set(keys))
-    return _Changes([*keys, *gone], rows.filter(pc.invert(_is_gone(rows))))
+    present = states.filter(pc.invert(_is_gone(states)))
+    return _GoldChanges([*keys, *gone], pc.any(present["is_rescued"]).as_py() or False)
 
 
-def _removed(table: current.GoldTable, deletes: LiveFiles) -> dict[str, str]:
+def _removed(table: current.GoldTable, sources: SourceFiles) -> dict[str, str]:
     """The keys whose deletes were remembered since gold's position, with the greatest sequence of each. Raises
     `NotReadable`."""
+    deletes = sources.deletes
     if not delta.exists(table.spark, table.deletes):
         return {}
     newest = local_log.newest_version(deletes.folder)
     if newest is None or not deletes.at(newest):
         raise NotReadable
     assert table.work.gold.to is not None
-    found = deletes.rows_above("__batch", table.work.gold.to, columns=deletes.schema.names, limit=survey.MAX_DRIVER_ROWS)
+    found = deletes.rows_above("__batch", table.work.gold.to, columns=deletes.schema.names, limit=sources.limit)
     removed: dict[str, str] = {}
     for key, sequence, batch in zip(*(found[name].to_pylist() for name in ("__key", "__sequence", "__batch"))):
         if batch <= table.work.silver.to:
@@ -164,11 +198,10 @@ def _is_gone(rows: pa.Table) -> pa.Array:
     return pc.or_(has_no_base, pc.fill_null(state["__deleted"], False))
 
 
-def _columns(rows: pa.Table, silver: LiveFiles, gold: LiveFiles) -> StructType | None:
+def _columns(silver: LiveFiles, gold: LiveFiles, *, has_rescued: bool) -> StructType | None:
     """Gold's columns with those that it lacks; None where one has to change its type."""
     held = gold.spark_schema()
-    has_rescued = "__rescued" in held.names or rows["__rescued"].null_count < len(rows)
-    wanted = _wanted(silver.spark_schema(), has_rescued=has_rescued)
+    wanted = _wanted(silver.spark_schema(), has_rescued=has_rescued or "__rescued" in held.names)
     change = merge.alterations(held, wanted)
     if change.widened or change.impossible:
         return None

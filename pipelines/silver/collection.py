@@ -44,6 +44,8 @@ class SilverCollection:
     """Columns of the table that `add.fields` made, now or once: no field of a document gets their names."""
     origin: str = ""
     """What its rows are called from now on where they begin anew; empty where they go on."""
+    process_events: int = 0
+    """How many events of a range this process may apply itself, without a query (`pipelines.silver.small_batch`)."""
     held: quarantine_table.HeldEvents | None = None
     """What is known of its events in quarantine, once there is one."""
     decoder: Decoder | None = None

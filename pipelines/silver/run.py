@@ -44,7 +44,7 @@ from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.new_commits import NewCommits
 from pipelines.schema import log as schemas
-from pipelines.silver import ranges
+from pipelines.silver import ranges, small_batch
 from pipelines.silver import rebuild as silver_rebuild
 from pipelines.silver import tables as silver_tables
 from pipelines.silver.collection import CollectionWork, SilverCollection
@@ -102,7 +102,8 @@ def run(
     `TableOwned`, `LeaseHeld`, `OwnershipLost`, `CommitConflict` among them; a refused run has committed nothing.
     """
     ended = stop or threading.Event()
-    silver = _SilverRun(spark, settings, take_over, parallel.Pool(spark, sessions), ended, to)
+    process_events = small_batch.ONE_RUN_EVENTS if once else small_batch.SERVICE_EVENTS
+    silver = _SilverRun(spark, settings, take_over, parallel.Pool(spark, sessions), ended, to, process_events)
     started = time.monotonic()
     total = SilverResult(0, 0, 0.0)
     try:
@@ -142,6 +143,7 @@ class _SilverRun:
     pool: parallel.Pool
     stop: threading.Event
     bound: int | None = None
+    process_events: int = small_batch.SERVICE_EVENTS
     collections: dict[registry.Namespace, SilverCollection] = field(default_factory=dict)
     retyped: set[registry.Namespace] = field(default_factory=set)
     failures: parallel.Failures = field(default_factory=parallel.Failures)
@@ -284,6 +286,7 @@ class _SilverRun:
                 writer=writer,
                 schema=self.positions.schemas.get(str(work.namespace), schemas.SchemaVersion()),
                 is_new=is_new,
+                process_events=self.process_events,
                 # Applied once more the batches have the same numbers, and under other settings perhaps other rows.
                 origin=uuid.uuid4().hex[:12] if is_new or table_history.RESTORED in writer.metadata else "",
             )

@@ -30,8 +30,14 @@ if TYPE_CHECKING:
 
     from pipelines.bronze import collections as registry
 
-MAX_EVENTS = 2_000
-"""Of more events Spark types the documents on all cores."""
+ONE_RUN_EVENTS = 150_000
+"""So many events one run applies by itself: a Spark that has just been started takes longer to compile what types more of them."""
+
+SERVICE_EVENTS = 2_000
+"""In a service Spark types on all cores, and the capture beside it needs this process."""
+
+MANY_BYTES = 256 * 2**20
+"""Documents of more bytes are typed by executors."""
 
 STATISTICS = ("__key", "__sequence", "__batch")
 """The columns by which silver's files are skipped, as its table says it, too."""
@@ -87,13 +93,21 @@ def _committed(
         conformed = live_files.conformed(rows, live.schema)
     except live_files.NotReadable:
         return False
-    return writer.replace_arrow(conformed, keys=keys, to=after.to, extra=after.extra, statistics=STATISTICS) is not None
+    version = writer.replace_arrow(
+        [conformed] if conformed.num_rows else [],
+        schema=conformed.schema,
+        keys=keys,
+        to=after.to,
+        extra=after.extra,
+        statistics=STATISTICS,
+    )
+    return version is not None
 
 
 def _is_plain(collection: SilverCollection, counts: survey.EventCounts) -> bool:
     """Whether, by the settings and the counts, nothing in the batch may have to be decided."""
     return (
-        counts.events <= MAX_EVENTS
+        counts.events <= collection.process_events
         and not collection.shows_deleted(counts)
         and collection.writer.direct is not None
         and collection.writer.live is not None
@@ -113,7 +127,11 @@ def _holds_nothing_back(collection: SilverCollection) -> bool:
 def _events(collection: SilverCollection, range_: reduce.BatchRange) -> pa.Table | None:
     """The collection's events of the range, in their order; None where this process cannot read them."""
     columns = list(dict.fromkeys((*_READ, *collection.columns, *_bare(collection))))
-    rows = batch_rows.few_rows(collection.bronze, range_, columns, limit=survey.MAX_DRIVER_ROWS)
+    # Other collections' events stand in the same files.
+    limit, size_bytes = max(survey.MAX_DRIVER_ROWS, 2 * collection.process_events), batch_rows.MANY_BYTES
+    if collection.process_events > SERVICE_EVENTS:
+        size_bytes = MANY_BYTES
+    rows = batch_rows.few_rows(collection.bronze, range_, columns, limit=limit, size_bytes=size_bytes)
     if rows is None:
         return None
     namespace = collection.namespace

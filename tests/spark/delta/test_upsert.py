@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def by_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few changes, too, go the way of many."""
-    monkeypatch.setattr(small_batch, "MAX_EVENTS", -1)
+    monkeypatch.setattr(small_batch, "ONE_RUN_EVENTS", -1)
 
 
 def doc(key: int, n: object, *, at: int, op: str = "u") -> dict[str, Any]:

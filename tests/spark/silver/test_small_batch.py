@@ -104,9 +104,10 @@ def test_both_ways_give_the_same(
         for hop in ways:
             hop.bronze.append({"t": events})
             with monkeypatch.context() as patch:
+                patch.setattr(live_files, "PART_ROWS", 3)
                 if hop is ways[1]:
-                    patch.setattr(small_batch, "MAX_EVENTS", -1)
-                    patch.setattr(gold_small_batch.SourceFiles, "of", lambda *tables: None)
+                    patch.setattr(small_batch, "ONE_RUN_EVENTS", -1)
+                    patch.setattr(gold_small_batch.SourceFiles, "of", lambda *tables, **limit: None)
                 hop.run()
         if number % 3 == 2 or number == BATCHES - 1:
             for kind in ("silver", "gold", "deletes"):
@@ -255,7 +256,10 @@ def test_what_others_changed_meanwhile_is_neither_undone_nor_passed_by(hop: Hop,
     if "CONSTRAINT" not in change:
         assert not writer.define(columns)
     if "COLUMNS" in change or "CONSTRAINT" in change:
-        assert writer.replace_arrow(rows, keys=rows["__key"].to_pylist(), to=writer.metadata["to"]) is None
+        assert (
+            writer.replace_arrow([rows], schema=rows.schema, keys=rows["__key"].to_pylist(), to=writer.metadata["to"])
+            is None
+        )
     described = hop.spark.sql(f"DESCRIBE TABLE EXTENDED {table}").collect()
     assert any(keeps in str(row) for row in described) and not any(row.col_name == "new" for row in described)
     writer.release()

@@ -86,6 +86,24 @@ def test_rows_are_those_of_the_version_without_deleted_ones(table: Table) -> Non
         assert rows.schema.field("n").type == pa.int64()
 
 
+def test_many_rows_come_in_parts_without_the_deleted_ones(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the parts' size, and wherever in them the deleted rows are."""
+    first, second = table.file([*"abcdefg"], 1), table.file([*"hij"], 2)
+    version = table.commit({"add": table.without(first, [0, 3, 4, 6])}, {"add": second})
+    live = LiveFiles(table.folder)
+    assert live.at(version)
+    for size in (1, 2, 3, 100):
+        monkeypatch.setattr(live_files, "PART_ROWS", size)
+        parts = [*live.parts_above("__batch", 0, columns=["__key"])]
+        assert all(0 < part.num_rows <= size for part in parts)
+        assert pa.concat_tables(parts)["__key"].to_pylist() == [*"bcfhij"]
+        assert pa.concat_tables([*live.parts_above("__batch", 1, columns=["n"])])["n"].to_pylist() == [0, 1, 2]
+    assert (live.count_above("__batch", 0), live.count_above("__batch", 1)) == (10, 3)
+    (table.folder / second["path"]).unlink()
+    with pytest.raises(NotReadable):
+        [*live.parts_above("__batch", 0, columns=["__key"])]
+
+
 def test_places_are_found_and_files_without_them_not_opened(table: Table) -> None:
     first, second = table.file(["a", "b", "c"], 1), table.file(["x", "y"], 2)
     version = table.commit({"add": first}, {"add": second})

@@ -1,0 +1,62 @@
+"""A survey of bronze's rows by this process, beside one that counts them row by row."""
+
+from __future__ import annotations
+
+import random
+
+import pyarrow as pa
+
+from cdc_core.bronze import columns as bronze
+from pipelines.bronze import survey
+from pipelines.bronze.collections import Namespace
+
+NAMES = ("a", "b", "é", "${env:HOME}")
+
+
+def _rows(rng: random.Random, count: int) -> pa.Table:
+    rows = [
+        {
+            "offset": number,
+            "batch": number // 10,
+            "kind": rng.choice(["change", "snapshot", "heartbeat", "transaction"]),
+            "db": rng.choice(NAMES),
+            "collection": rng.choice(NAMES),
+            "sequence": rng.choice([None, f"{rng.randrange(10**6):024x}"]),
+            "key": rng.choice([None, "1", "\U0001f600", "\uffff", "z"]),
+            "op": rng.choice([None, "c", "u", "d"]),
+        }
+        for number in range(count)
+    ]
+    schema = pa.schema([bronze.SCHEMA.field(name) for name in survey.SURVEYED])
+    return pa.Table.from_pylist([{"payload": None, **row} for row in rows], schema=schema)
+
+
+def _expected(rows: pa.Table, only: Namespace | None, starts: dict[Namespace, int]) -> dict[Namespace, survey.EventCounts]:
+    found: dict[Namespace, list[dict[str, object]]] = {}
+    for row in rows.to_pylist():
+        namespace = Namespace(row["db"], row["collection"])
+        is_wanted = only in (None, namespace) and row["batch"] > starts.get(namespace, -1)
+        if row["kind"] in ("change", "snapshot") and is_wanted:
+            found.setdefault(namespace, []).append(row)
+    return {
+        namespace: survey.EventCounts(
+            len(events),
+            sum(each["op"] == "d" for each in events),
+            *(
+                bound((str(each[name]) for each in events if each[name] is not None), default="", key=str.encode)
+                for name in ("sequence", "key")
+                for bound in (min, max)
+            ),
+        )
+        for namespace, events in found.items()
+    }
+
+
+def test_rows_are_counted_by_collection() -> None:
+    """Each from its own start on; keys and sequences in the order of their bytes, nulls left out."""
+    rng = random.Random(5)
+    for only, starts in ((None, {}), (Namespace("a", "é"), {}), (None, {Namespace("b", "a"): 7, Namespace("é", "é"): 99})):
+        rows = _rows(rng, 300)
+        counts, sweeps = survey._surveyed_here(rows, only, starts)
+        assert counts == _expected(rows, only, starts)
+        assert sweeps == ()

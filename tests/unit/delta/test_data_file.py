@@ -1,0 +1,64 @@
+"""Data files that this process writes: rows that come in parts, and what the log says of them."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cdc_core.tables.layout import TableRef
+from pipelines.delta.data_file import ParquetFile
+from pipelines.delta.table_files import LocalFiles
+
+SCHEMA = pa.schema([("key", pa.string()), ("n", pa.int64()), ("at", pa.timestamp("us", tz="UTC")), ("flag", pa.bool_())])
+
+
+def _part(*rows: tuple[object, ...]) -> pa.Table:
+    return pa.table([pa.array(column, at.type) for column, at in zip(zip(*rows), SCHEMA)], schema=SCHEMA)
+
+
+def _written(folder: Path, parts: Iterator[pa.Table]) -> ParquetFile:
+    table = TableRef(f"delta.`{folder}`", str(folder))
+    return ParquetFile.write(LocalFiles(folder), parts, schema=SCHEMA, statistics=SCHEMA.names, table=table)
+
+
+def test_statistics_are_those_of_all_parts(tmp_path: Path) -> None:
+    """As Delta writes them: bounds of what has an order, strings cut where they are long, times in milliseconds, nulls."""
+    early, late = (datetime.datetime(2024, 1, day, tzinfo=datetime.timezone.utc) for day in (1, 2))
+    parts = (
+        _part(("b", 5, late, True), (None, None, None, None)),
+        _part(("a" * 40, -1, early, False), ("é" * 40, 7, None, None)),
+    )
+    file = _written(tmp_path, iter(parts))
+    assert pq.read_table(tmp_path / file.name) == pa.concat_tables(parts)
+    assert file.rows == 4
+    assert json.loads(file.stats) == {
+        "numRecords": 4,
+        "minValues": {"key": "a" * 32, "n": -1, "at": "2024-01-01T00:00:00.000Z"},
+        "maxValues": {"key": "é" * 32 + "\U0010ffff", "n": 7, "at": "2024-01-02T00:00:00.000Z"},
+        "nullCount": {"key": 1, "n": 1, "at": 2, "flag": 2},
+    }
+
+
+def test_no_parts_make_a_file_without_rows(tmp_path: Path) -> None:
+    """A commit of bronze may hold no row."""
+    file = _written(tmp_path, iter(()))
+    assert pq.read_table(tmp_path / file.name).schema == SCHEMA
+    assert json.loads(file.stats)["numRecords"] == 0
+
+
+def test_where_a_part_cannot_be_read_no_file_is_left(tmp_path: Path) -> None:
+    """No commit names it, and nobody would look for it."""
+
+    def parts() -> Iterator[pa.Table]:
+        yield _part(("a", 1, None, None))
+        raise LookupError("the source is gone")
+
+    with pytest.raises(LookupError, match="the source is gone"):
+        _written(tmp_path, parts())
+    assert list(tmp_path.iterdir()) == []
