@@ -15,6 +15,7 @@ import pytest
 from pipelines.demo import embedded_mongodb
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import server as mongodb_server
+from tests.harness import sessions
 
 if TYPE_CHECKING:
     from pymongo import MongoClient
@@ -43,10 +44,17 @@ def spark() -> Iterator[SparkSession]:
     session = sparks.session(
         "mongo-medallion tests",
         master="local[2]",
-        conf={**spark_conf.SHORT_RUN, "spark.sql.shuffle.partitions": "2", "spark.default.parallelism": "2"},
+        conf={**spark_conf.SHORT_RUN, **sessions.SMALL, **sessions.INTERPRETED},
     )
     yield session
     sparks.stop()
+
+
+@pytest.fixture(scope="module")
+def compiled(spark: SparkSession) -> Iterator[None]:
+    """For a file whose expressions are to run as they do in production: as Java that Spark writes and compiles."""
+    with sessions.compiled(spark):
+        yield
 
 
 @pytest.fixture(scope="session")

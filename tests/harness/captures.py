@@ -62,6 +62,10 @@ class Running:
         except BaseException as error:
             self.error = error
 
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
     def __enter__(self) -> Running:
         self._thread.start()
         return self

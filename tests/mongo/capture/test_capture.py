@@ -130,10 +130,8 @@ def test_replaced_capture_stops(spark: Any, mongodb_uri: str, database: Any, lak
         until(lambda: delta.exists(spark, table(found)) and bronze.newest(spark, table(found)).batch > 0)
         database.orders.insert_one({"_id": 0})
         once(spark, found, take_over=True)
-        for number in range(1, 20):
-            database.orders.insert_one({"_id": number})
-            time.sleep(0.1)
-        time.sleep(2)
+        database.orders.insert_many([{"_id": number} for number in range(1, 20)])
+        until(lambda: not replaced.is_alive)
     assert isinstance(replaced.error, errors.OwnershipLost)
     once(spark, found)
     landed = rows(spark, found)

@@ -39,6 +39,8 @@ from tests.harness.layers import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.usefixtures("compiled")
+
 STEPWISE = ("delete_rewrite", "sweep")
 """Cases in which the borders between batches matter; those of other events are the model's (`tests.harness.model`)."""
 

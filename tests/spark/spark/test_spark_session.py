@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from pipelines.spark import conf as spark_conf
 from pipelines.spark import delta_jars, jvm, log_store
 from pipelines.spark import session as sparks
+from tests.harness import sessions
 
 PROJECT = Path(__file__).parents[3]
 
@@ -42,6 +43,10 @@ spark = spark_sessions.session("waits", master="local[1]")
 print(spark.sparkContext._gateway.proc.pid, flush=True)
 time.sleep(300)
 """
+
+
+QUICK = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"}
+"""Where the JVM's own options are not what a test is about: without the optimizing compiler a start costs half."""
 
 
 def python(program: str, *arguments: str, cwd: Path = PROJECT, **environment: str) -> subprocess.Popen[str]:
@@ -111,6 +116,18 @@ def test_a_sibling_session_has_settings_of_its_own(spark: SparkSession) -> None:
         assert sibling.conf.get(key) == value
 
 
+def test_files_can_ask_for_the_compiler_of_production(spark: SparkSession) -> None:
+    """The tests' own session evaluates expressions as they are; within `compiled` it, and each new one, compiles them."""
+
+    def found() -> list[set[str]]:
+        return [{session.conf.get(name) for name in sessions.INTERPRETED} for session in (spark, sparks.sessions(spark)())]
+
+    assert found() == [{"false", "NO_CODEGEN"}] * 2
+    with sessions.compiled(spark):
+        assert found() == [{"true", "FALLBACK"}] * 2
+    assert found() == [{"false", "NO_CODEGEN"}] * 2
+
+
 def test_executors_run_this_python(spark: SparkSession) -> None:
     """Python on an executor is the Python of the driver, not the first on the PATH."""
 
@@ -171,7 +188,7 @@ def test_what_a_user_chose_is_over_what_a_command_would_choose(tmp_path: Path) -
 
 def test_a_jvm_that_is_killed_is_told_and_another_one_can_be_started(tmp_path: Path) -> None:
     """The kernel kills what takes the most memory: that is no bug, and the same process goes on with another session."""
-    process = python(AGAIN, TMPDIR=str(tmp_path))
+    process = python(AGAIN, TMPDIR=str(tmp_path), **QUICK)
     out, _ = process.communicate()
     assert out == "SparkLost\n3\n"
 
@@ -195,7 +212,7 @@ asking.join()
 
 
 def test_a_connection_that_breaks_prints_nothing(tmp_path: Path) -> None:
-    assert python(BROKEN, TMPDIR=str(tmp_path)).communicate() == ("", "")
+    assert python(BROKEN, TMPDIR=str(tmp_path), **QUICK).communicate() == ("", "")
 
 
 def test_no_text_is_replaced_by_what_the_process_knows(spark: SparkSession) -> None:
@@ -205,7 +222,7 @@ def test_no_text_is_replaced_by_what_the_process_knows(spark: SparkSession) -> N
 
 def test_the_jvm_leaves_sigterm_to_its_owner_and_ends_with_it() -> None:
     """SIGTERM to the whole group leaves the JVM to its owner, and it ends when its owner is killed."""
-    with python(WAITS) as process:
+    with python(WAITS, **QUICK) as process:
         assert process.stdout is not None
         jvm = int(process.stdout.readline())
         os.kill(jvm, signal.SIGTERM)
@@ -257,7 +274,7 @@ def submitted(job: Path, *options: str) -> list[str]:
         text=True,
         check=True,
         cwd=job.parent,
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+        env={**os.environ, **QUICK, "PYSPARK_PYTHON": sys.executable},
     )
     return done.stdout.splitlines()
 

@@ -29,6 +29,8 @@ from pipelines.schema import log as schemas
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+pytestmark = pytest.mark.usefixtures("compiled")
+
 CASES = pathlib.Path(__file__).parents[2] / "cases" / "types"
 DOCUMENTS = [json.loads(line) for line in (CASES / "documents.jsonl").read_text().splitlines()]
 OPTIONS = {
