@@ -24,7 +24,7 @@ from pipelines.bronze import log as bronze
 from pipelines.spark import session as sparks
 
 
-def commit_times(log: bronze.Log, *, count: int) -> list[float]:
+def commit_times(log: bronze.BronzeLog, *, count: int) -> list[float]:
     """Seconds of each of so many commits of one heartbeat row."""
     times = []
     for _ in range(count):
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     spark = sparks.session("bench")
     with ground.lakehouse() as root:
         table = tables.Layout(root=str(root)).bronze("bench")
-        log = bronze.Log.open(spark, table)
+        log = bronze.BronzeLog.open(spark, table)
         commit_times(log, count=20)
         early = commit_times(log, count=arguments.measure)
         log.close()
@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = spark._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, str(folder))
         found.checkpoint(found.unsafeVolatileSnapshot(), spark._jvm.scala.Option.empty())
         began = time.perf_counter()
-        log = bronze.Log.open(spark, table)
+        log = bronze.BronzeLog.open(spark, table)
         opened = time.perf_counter() - began
         # The statistics of the synthesised files name batches that the shared content does not hold.
         log.position = bronze.BronzePosition("82" + "0" * 16, 2_000_000, 2_000_000)

@@ -80,7 +80,7 @@ def measured(meter: Meter, root: str, *, rows: int, events: int, batches: int) -
     spark = meter.spark
     chosen = ground.pipeline("mongodb://127.0.0.1", root)
     documents = bench_silver.Documents()
-    log = bronze.Log.open(spark, delta.layout(chosen.lakehouse).bronze(chosen.name))
+    log = bronze.BronzeLog.open(spark, delta.layout(chosen.lakehouse).bronze(chosen.name))
     bench_silver.fill(log, documents, rows=rows)
     layers: dict[str, Callable[[int], object]] = {
         "bronze": lambda version: bench_silver.update(

@@ -32,7 +32,7 @@ SIZES = {"400 B": 400, "1 KB": 1000, "3.6 KB": 3600, "20 KB": 20000}
 def server(**options: Any) -> Iterator[str]:
     """The connection string of a replica set of one, with room for the documents of a benchmark."""
     with tempfile.TemporaryDirectory(prefix="medallion-bench-") as folder:
-        chosen = embedded_mongodb.Options(cache_gb=1.0, oplog_mb=4096, **options)
+        chosen = embedded_mongodb.ServerOptions(cache_gb=1.0, oplog_mb=4096, **options)
         running = embedded_mongodb.EmbeddedMongoDB(Path(folder) / "mongodb", chosen).start()
         try:
             yield running.uri

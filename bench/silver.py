@@ -81,10 +81,10 @@ class Documents:
         return {"updatedFields": fields, "removedFields": ["points"], "truncatedArrays": []}
 
 
-def fill(log: bronze.Log, documents: Documents, *, rows: int, start: int = 0, name: str = COLLECTION) -> None:
+def fill(log: bronze.BronzeLog, documents: Documents, *, rows: int, start: int = 0, name: str = COLLECTION) -> None:
     """Commit a snapshot of the documents from number `start` to `rows`."""
     collection = catalog.SourceCollection(DB, name, None)
-    state = snapshot_state.State("bench", (f"{DB}.{name}",))
+    state = snapshot_state.SnapshotState("bench", (f"{DB}.{name}",))
     log.heartbeat(state.begun(), token=token(0), ts_ms=0)
     for first in range(start, rows, CHUNK):
         numbers = range(first, min(first + CHUNK, rows))
@@ -109,7 +109,7 @@ def fill(log: bronze.Log, documents: Documents, *, rows: int, start: int = 0, na
 
 
 def update(
-    log: bronze.Log,
+    log: bronze.BronzeLog,
     documents: Documents,
     numbers: Sequence[int],
     *,
@@ -194,7 +194,7 @@ class Contest:
 
     spark: Any
     root: Path
-    log: bronze.Log
+    log: bronze.BronzeLog
     settings: Settings
     rows: int
     is_partial: bool
@@ -240,7 +240,7 @@ def measured(spark: Any, root: Path, *, rows: int, events: int, rounds: int, is_
     """Rows of the result's table: work, keys, rates of append, plain MERGE and ours, and ours over MERGE."""
     mode = {"capture.mode": "change_streams"} if is_partial else {}
     settings = ground.pipeline("mongodb://127.0.0.1", root, **{"collection.include.list": f"{DB}.{COLLECTION}", **mode})
-    log = bronze.Log.open(spark, delta.layout(settings.lakehouse).bronze("bench"))
+    log = bronze.BronzeLog.open(spark, delta.layout(settings.lakehouse).bronze("bench"))
     contest = Contest(spark, root, log, settings, rows, is_partial)
     yield (f"first load of {rows:,}", rows, "", "", rows / contest.loaded(), "")
     contest.turn("uniform", WARM_UP)

@@ -44,9 +44,9 @@ class Wide(Documents):
         return "{" + ",".join(parts) + "}"
 
 
-def _begun(spark: Any, root: Path, **source: Any) -> tuple[bronze.Log, Any]:
+def _begun(spark: Any, root: Path, **source: Any) -> tuple[bronze.BronzeLog, Any]:
     settings = ground.pipeline("mongodb://127.0.0.1", root, **source)
-    return bronze.Log.open(spark, delta.layout(settings.lakehouse).bronze("bench")), settings
+    return bronze.BronzeLog.open(spark, delta.layout(settings.lakehouse).bronze("bench")), settings
 
 
 def _ours(spark: Any, settings: Any) -> float:

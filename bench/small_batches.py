@@ -28,7 +28,7 @@ def measured(spark: Any, root: Path, *, rows: int, events: int, batches: int) ->
     """A row for each layer: medians over the batches, without the first ones."""
     chosen = ground.pipeline("mongodb://127.0.0.1", root)
     documents = bench_silver.Documents()
-    log = bronze.Log.open(spark, delta.layout(chosen.lakehouse).bronze(chosen.name))
+    log = bronze.BronzeLog.open(spark, delta.layout(chosen.lakehouse).bronze(chosen.name))
     bench_silver.fill(log, documents, rows=rows)
     silver.run(spark, chosen)
     gold.run(spark, chosen)

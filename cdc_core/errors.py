@@ -140,6 +140,7 @@ class CollectionsFailed(MedallionError):
         self.exit_code = exit_code
 
 
+# By what it costs to overlook: a bug would be repeated for ever, what is temporary mends itself.
 _WORST_FIRST = (1, 3, 2, 75)
 
 
@@ -167,7 +168,8 @@ def together(failures: Mapping[str, Exception]) -> Exception:
 
 
 def message_of(error: Exception) -> str:
-    """What may be said of an error: nothing of one that is not ours but its name, it may quote a document."""
+    """The text of an error for logs and reports; of one that is not ours only its class, because its text may quote a
+    document."""
     return str(error) if isinstance(error, MedallionError) else f"this is a bug: {type(error).__name__}"
 
 

@@ -64,9 +64,9 @@ def _translated(error: Exception) -> errors.MedallionError | None:
     """What Spark raised, in our words; only where Spark was started."""
     if "pyspark" not in sys.modules:
         return None
-    from pipelines.spark import failures
+    from pipelines.spark import failures as spark_failures
 
-    return failures.translated(error)
+    return spark_failures.translated(error)
 
 
 def job(verb: str, *options: str) -> None:

@@ -19,7 +19,7 @@ _LIBRARIES = {
 def configure(*, level: int = logging.INFO) -> None:
     """Send every event of this process to stderr, one line each; libraries speak from warnings on, or not at all."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Line())
+    handler.setFormatter(LogLine())
     handler.addFilter(_is_wanted)
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for name, least in _LIBRARIES.items():
@@ -28,11 +28,12 @@ def configure(*, level: int = logging.INFO) -> None:
 
 
 def _is_wanted(record: logging.LogRecord) -> bool:
-    """Whether a line of a library is to be seen; some give single loggers of theirs a level of their own when they are imported."""
+    """Whether a line of a library is to be seen; some give single loggers of theirs a level of their own when they are
+    imported."""
     return record.levelno >= _LIBRARIES.get(record.name.partition(".")[0], logging.NOTSET)
 
 
-class Line(logging.Formatter):
+class LogLine(logging.Formatter):
     """`<UTC time> <level> <module> <event> key=value …`: what `extra` held comes as the pairs.
 
     A traceback is left to `--debug`; of an exception the line names the class.

@@ -1,4 +1,4 @@
-"""Capture, silver and gold in one Spark application, and maintenance in quiet hours."""
+"""Capture, silver and gold in one Spark application, the cuts that are asked for, and maintenance in quiet hours."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cdc_core import errors
+from pipelines import standstill
 from pipelines.capture import service as capture
-from pipelines.capture.progress import Progress
-from pipelines.gold import publish as gold
-from pipelines.news import News
-from pipelines.operations import maintain
+from pipelines.capture.progress import CaptureProgress
+from pipelines.gold import publish
+from pipelines.gold.run import GoldResult
+from pipelines.new_commits import NewCommits
+from pipelines.operations import cut, cut_requests, maintain
+from pipelines.page import page as pages
 from pipelines.silver import run as silver
-from pipelines.spark import failures, jvm
+from pipelines.spark import failures as spark_failures
+from pipelines.spark import jvm
 from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
@@ -50,7 +54,7 @@ def run_again(
     once: bool,
     take_over: bool = False,
     stop: threading.Event,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[CaptureProgress], None] | None = None,
 ) -> dict[str, object]:
     """What `run` gives, over a new session, which `again` makes, each time that Spark's JVM ends under it.
 
@@ -62,7 +66,7 @@ def run_again(
         try:
             return run(spark, settings, once=once, take_over=take_over, stop=stop, progress=progress)
         except Exception as error:
-            lost = failures.translated(error)
+            lost = spark_failures.translated(error)
             if not isinstance(lost, errors.SparkLost):
                 raise
             if stop.is_set() or time.monotonic() - started < RUN_SECONDS or not sparks.is_local(spark):
@@ -79,7 +83,7 @@ def run(
     once: bool,
     take_over: bool = False,
     stop: threading.Event,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[CaptureProgress], None] | None = None,
 ) -> dict[str, object]:
     """The result of each layer by its name, when all have ended.
 
@@ -89,10 +93,10 @@ def run(
     """
     sessions = sparks.sessions(spark)
     is_read = threading.Event()
-    of_bronze, of_silver = News(), News()
+    of_bronze, of_silver = NewCommits(), NewCommits()
     batches = 0
 
-    def heard(now: Progress) -> None:
+    def heard(now: CaptureProgress) -> None:
         nonlocal batches
         if now.batches != batches:
             batches = now.batches
@@ -111,9 +115,10 @@ def run(
             stop=stop,
             progress=heard,
             sessions=sessions,
+            page=pages.text,
         )
 
-    def merging(stop: threading.Event) -> object:
+    def merging(stop: threading.Event) -> silver.SilverResult:
         end = time.monotonic() + (0 if once else SNAPSHOT_SECONDS)
         while not (stop.is_set() or is_read.is_set()) and time.monotonic() < end:
             is_read.wait(0.2)
@@ -128,15 +133,34 @@ def run(
             news=of_silver,
         )
 
-    def publishing(stop: threading.Event) -> object:
-        return gold.run(
+    def publishing(stop: threading.Event) -> dict[str, object]:
+        return publish.run(
             sessions(), settings, once=once, take_over=take_over, sessions=sessions, stop=stop, silver_news=of_silver
         )
 
     def maintaining(stop: threading.Event) -> object:
         return _kept(settings, lambda: maintain.run(sessions(), settings, beside_writers=True, stop=stop), stop=stop)
 
+    def made(as_of: str) -> cut.Cut:
+        # Their claims are free then: whoever makes a cut writes their tables.
+        with still.standing(halt):
+            own = sessions()
+            return cut.run(own, settings, as_of=as_of, sessions=sessions, stop=halt, patience=cut.PATIENCE_SECONDS)
+
+    def cutting(stop: threading.Event) -> object:
+        return cut_requests.serve(sessions(), settings, made, stop=stop)
+
     layers: Mapping[str, Layer] = {"capture": capturing, "silver": merging, "gold": publishing}
+    still = standstill.Standstill()
+    if not once:
+        silver_rounds = still.stoppable("silver", merging, together=silver.together)
+        gold_rounds = still.stoppable("gold", publishing, together=_published_together)
+        layers = {
+            "cuts": cutting,
+            "capture": capturing,
+            "silver": silver_rounds,
+            "gold": gold_rounds,
+        }
     if settings.maintenance.quiet_hours is not None and not once:
         layers = {**layers, "maintain": maintaining}
     ended = _LayerResults()
@@ -146,8 +170,17 @@ def run(
     for error, came_after in ended.failures:
         if not (came_after and cancelled.is_set()):
             raise error
+    ended.results.pop("cuts", None)  # no layer; each of them is in the log
     published = ended.results.pop("gold", None)
     return ended.results | (published if isinstance(published, dict) else {})
+
+
+def _published_together(before: dict[str, object], last: dict[str, object]) -> dict[str, object]:
+    """The results of two rounds of gold as one; models of a service have none."""
+    both = before.get("gold"), last.get("gold")
+    if isinstance(both[0], GoldResult) and isinstance(both[1], GoldResult):
+        return {**last, "gold": GoldResult(both[0].changed + both[1].changed, both[0].seconds + both[1].seconds)}
+    return {**before, **last}
 
 
 LOOK_SECONDS = 30.0
@@ -181,7 +214,8 @@ def _kept(
 
 @dataclass
 class _LayerResults:
-    """The results of the layers, and their errors; for each whether it came after the halt, when a cancelled job is no error."""
+    """The results of the layers, and their errors; for each whether it came after the halt, when a cancelled job is no
+    error."""
 
     results: dict[str, object] = field(default_factory=dict)
     failures: list[tuple[BaseException, bool]] = field(default_factory=list)
@@ -195,7 +229,7 @@ def _in_turn(layers: Mapping[str, Layer], ended: _LayerResults, *, stop: threadi
         try:
             ended.results[name] = layer(stop)
         except Exception as error:
-            if name == "capture" or isinstance(failures.translated(error), errors.SparkLost):
+            if name == "capture" or isinstance(spark_failures.translated(error), errors.SparkLost):
                 raise
             ended.failures.append((error, False))
     # The first failure is the one that is raised: let it be the one that says most about what to do.
@@ -205,8 +239,8 @@ def _in_turn(layers: Mapping[str, Layer], ended: _LayerResults, *, stop: threadi
 
 
 def _together(layers: Mapping[str, Layer], ended: _LayerResults, *, stop: threading.Event, halt: threading.Event) -> None:
-    """Each layer in a thread of its own, until `stop` is set or the first one fails: `halt` is set then, and all threads end or
-    are left."""
+    """Each layer in a thread of its own, until `stop` is set or the first one fails: `halt` is set then, and all
+    threads end or are left."""
 
     def body(name: str, layer: Layer) -> None:
         try:

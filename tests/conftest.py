@@ -31,7 +31,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("medallion")
 
-StartServer = Callable[[embedded_mongodb.Options], embedded_mongodb.EmbeddedMongoDB]
+StartServer = Callable[[embedded_mongodb.ServerOptions], embedded_mongodb.EmbeddedMongoDB]
 
 
 @pytest.fixture(scope="session")
@@ -82,7 +82,7 @@ def start_mongodb(tmp_path: Path) -> Iterator[StartServer]:
     """Starts servers of the test's own, with the options it asks for, and stops them after it."""
     with contextlib.ExitStack() as stack:
 
-        def start(options: embedded_mongodb.Options) -> embedded_mongodb.EmbeddedMongoDB:
+        def start(options: embedded_mongodb.ServerOptions) -> embedded_mongodb.EmbeddedMongoDB:
             folder = tmp_path / f"mongodb-{uuid.uuid4().hex[:8]}"
             return stack.enter_context(embedded_mongodb.EmbeddedMongoDB(folder, options))
 

@@ -103,3 +103,18 @@ STATISTICS = ("offset", "batch", "kind", "db", "collection", "sequence")
 
 COLUMNS_DDL = arrow.columns_ddl(SCHEMA)
 """The same columns as Spark SQL writes them in CREATE TABLE."""
+
+
+def table(rows: int, **columns: object) -> pa.Table:
+    """A table of `SCHEMA` with so many rows: arrays as they are, any other value in every row, nulls in columns that
+    are not given."""
+    unknown = columns.keys() - set(SCHEMA.names)
+    if unknown:
+        raise ValueError(f"bronze has no columns {', '.join(sorted(unknown))}")
+    return pa.table({field.name: _column(columns.get(field.name), field.type, rows) for field in SCHEMA}, schema=SCHEMA)
+
+
+def _column(value: object, type_: pa.DataType, rows: int) -> pa.Array | pa.ChunkedArray:
+    if value is None:
+        return pa.nulls(rows, type_)
+    return value if isinstance(value, pa.Array | pa.ChunkedArray) else pa.repeat(pa.scalar(value, type_), rows)

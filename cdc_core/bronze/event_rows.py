@@ -1,7 +1,7 @@
 """Change events as bronze rows: Debezium's envelope, in columns.
 
-`Rows` takes raw change-stream documents in stream order and becomes an Arrow table of `bronze.SCHEMA`. It is the hottest
-loop of the capture service, so it fills one list a column and leaves the rest to Arrow.
+`EventRows` takes raw change-stream documents in stream order and becomes an Arrow table of `bronze.SCHEMA`. It is the
+hottest loop of the capture service, so it fills one list a column and leaves the rest to Arrow.
 
 Sources: Debezium "MongoDB connector", section "Change events" (op, before, after, updateDescription, source);
 MongoDB "Change Events" (operation types, lsid, txnNumber, wallTime).
@@ -34,12 +34,12 @@ ROW_BYTES = 600
 _OPS = {"insert": "c", "update": "u", "replace": "u", "delete": "d"}
 
 
-FieldsOf = Callable[[str, str], "field_filters.Fields | None"]
+FieldsOf = Callable[[str, str], "field_filters.FieldRules | None"]
 """``(db, collection) -> what happens to its documents' fields``."""
 
 
 @dataclass(frozen=True)
-class Mark:
+class OtherRow:
     """A row that is not about an event of the stream: a heartbeat, a notification, a signal."""
 
     token: str
@@ -49,7 +49,7 @@ class Mark:
     collection: str | None = None
 
 
-class Rows:
+class EventRows:
     """Rows in the making: events are added, then they are numbered and become a table.
 
     `lossy` counts the documents whose text was not valid UTF-8 and was repaired, `skipped` the events that were too large,
@@ -125,7 +125,7 @@ class Rows:
         *,
         includes: Callable[[str, str], bool] | None = None,
         fields: FieldsOf | None = None,
-        tracker: transactions.Tracker | None = None,
+        tracker: transactions.TransactionTracker | None = None,
         ts_ms: int = 0,
         is_signal_collection: Callable[[str, str], bool] | None = None,
         skipped: Collection[str] = (),
@@ -133,14 +133,15 @@ class Rows:
         """Add one change-stream document as it came from the server; the event where it is a control event.
 
         `includes` decides on documents' namespaces where the server could not decide by itself; `fields` tells what is
-        taken out or renamed in a collection's documents; `tracker` counts transactions, whose BEGIN and END become rows; events of
-        `skipped` operation types get no row.
-        Control events are what is not about a document, and inserts into the collection that `is_signal_collection` names: the
-        capture has to act on them.
+        taken out or renamed in a collection's documents; `tracker` counts transactions, whose BEGIN and END become
+        rows; events of `skipped` operation types get no row. Control events are what is not about a document, and
+        inserts into the collection that `is_signal_collection` names: the capture has to act on them.
         """
         event, is_exact = raw_event.decoded(raw)
         if cursor_pipeline.GUARD in event:
             raw_event.check_unchanged(event, raw)
+            for name in cursor_pipeline.made_up(event):
+                del event[name]
         operation = event["operationType"]
         op = _OPS.get(operation)
         # Everything but a document's four operations: a drop, a rename, an index, an invalidate.
@@ -222,7 +223,7 @@ class Rows:
             self.bytes += len(description_row["updatedFields"] or b"") + 100 * len(description_row["removedFields"] or ())
         return event if is_control else None
 
-    def end_transaction(self, tracker: transactions.Tracker, *, token: str, ts_ms: int) -> None:
+    def end_transaction(self, tracker: transactions.TransactionTracker, *, token: str, ts_ms: int) -> None:
         """Add the END of the open transaction, when the stream is past it, at `token`."""
         ended = tracker.end()
         if ended is not None:
@@ -231,7 +232,7 @@ class Rows:
 
     def _seen(
         self,
-        tracker: transactions.Tracker,
+        tracker: transactions.TransactionTracker,
         lsid: str | None,
         txn_number: int | None,
         namespace: Mapping[str, str],
@@ -254,35 +255,33 @@ class Rows:
         """A BEGIN or END row; its token is that of what came before it, for a restart must not pass what follows."""
         self._other(token, bronze.RowKind.TRANSACTION.value, None, None, orjson.dumps(payload))
 
-    def mark(self, mark: Mark) -> None:
+    def mark(self, mark: OtherRow) -> None:
         """Add a row of another kind, with a JSON payload."""
         self._other(mark.token, mark.kind.value, mark.db, mark.collection, orjson.dumps(mark.payload, default=str))
 
     def table(self, *, batch: int, first_offset: int, ts_ms: int) -> pa.Table:
         """The rows as a table of `bronze.SCHEMA`, numbered from `first_offset` on within one batch."""
         rows = len(self)
-        columns = {
-            "resume_token": pa.array(self._tokens, pa.string()),
-            "offset": pa.array(range(first_offset, first_offset + rows), pa.int64()),
-            "batch": pa.repeat(pa.scalar(batch, pa.int64()), rows),
-            "kind": pa.array(self._kinds, pa.string()),
-            "op": pa.array(self._ops, pa.string()),
-            "db": pa.array(self._dbs, pa.string()),
-            "collection": pa.array(self._collections, pa.string()),
-            "key": pa.array(self._keys, pa.string()),
-            "documentKey": pa.array(self._document_keys, pa.string()),
-            "sequence": pa.array(self._sequences, pa.string()),
-            "before": pa.array(self._befores, pa.string()),
-            "after": pa.array(self._afters, pa.string()),
-            "updateDescription": self._description_column(),
-            "source": self._source_column(),
-            "transaction": pa.array(self._transactions, bronze.TRANSACTION)
-            if self._has_transactions
-            else pa.nulls(rows, bronze.TRANSACTION),
-            "payload": pa.array(self._payloads, pa.string()),
-            "ts_ms": pa.repeat(pa.scalar(ts_ms, pa.int64()), rows),
-        }
-        return pa.table(columns, schema=bronze.SCHEMA)
+        return bronze.table(
+            rows,
+            resume_token=pa.array(self._tokens, pa.string()),
+            offset=pa.array(range(first_offset, first_offset + rows), pa.int64()),
+            batch=batch,
+            kind=pa.array(self._kinds, pa.string()),
+            op=pa.array(self._ops, pa.string()),
+            db=pa.array(self._dbs, pa.string()),
+            collection=pa.array(self._collections, pa.string()),
+            key=pa.array(self._keys, pa.string()),
+            documentKey=pa.array(self._document_keys, pa.string()),
+            sequence=pa.array(self._sequences, pa.string()),
+            before=pa.array(self._befores, pa.string()),
+            after=pa.array(self._afters, pa.string()),
+            updateDescription=self._description_column(),
+            source=self._source_column(),
+            transaction=pa.array(self._transactions, bronze.TRANSACTION) if self._has_transactions else None,
+            payload=pa.array(self._payloads, pa.string()),
+            ts_ms=ts_ms,
+        )
 
     def _add_schema_change(self, event: Mapping[str, Any], operation: str, size: int) -> None:
         namespace = event.get("ns") or {}
@@ -354,9 +353,9 @@ class Rows:
         self._other(token, bronze.RowKind.NOTIFICATION.value, namespace["db"], namespace["coll"], orjson.dumps(payload))
         self.skipped += 1
 
-    def _description_column(self) -> pa.Array:
+    def _description_column(self) -> pa.Array | None:
         if not self._has_descriptions:
-            return pa.nulls(len(self), bronze.UPDATE_DESCRIPTION)
+            return None
         given = self._descriptions
         fields = [
             pa.array([None if one is None else one[field.name] for one in given], field.type)

@@ -16,25 +16,28 @@ from bson.errors import InvalidBSON, InvalidStringData
 from bson.objectid import ObjectId
 
 from cdc_core import errors
-from cdc_core.extended_json import bson_to_json, keys, raw_bson
+from cdc_core.extended_json import bson_to_json, raw_bson
 from cdc_core.extended_json import dialects as debezium_json
+from cdc_core.extended_json import keys as canonical_keys
 from cdc_core.stream import cursor_pipeline
 from cdc_core.stream import fields as field_filters
 
 _EXACT = raw_bson.CODEC_OPTIONS
 
 
-def filtered(text: bytes, *, fields: field_filters.Fields, taken: set[str]) -> bytes:
+def filtered(text: bytes, *, fields: field_filters.FieldRules, taken: set[str]) -> bytes:
     """A document's text with its fields taken out or renamed (`field.exclude.list`, `field.renames`).
 
     `taken` gets the new names that the document had already: there the field keeps its old one.
     """
+    # On the text and not on the decoded document: type-exact JSON is what the row holds, and only here is the document
+    # exact for certain.
     document, found = field_filters.document(orjson.loads(text), fields=fields)
     taken.update(found)
     return orjson.dumps(document)
 
 
-def filtered_update(row: Mapping[str, Any], *, fields: field_filters.Fields, taken: set[str]) -> dict[str, Any]:
+def filtered_update(row: Mapping[str, Any], *, fields: field_filters.FieldRules, taken: set[str]) -> dict[str, Any]:
     """The same for an `updateDescription`."""
     update, found = field_filters.update(
         field_filters.UpdateDescription(
@@ -56,6 +59,8 @@ def filtered_update(row: Mapping[str, Any], *, fields: field_filters.Fields, tak
 
 def check_unchanged(event: Mapping[str, Any], raw: bytes) -> None:
     """Raise `SettingsError` where a stage of `cursor.pipeline` took away or changed what an event needs."""
+    # On the decoded event first, which is cheap: the bytes are compared only where a stage seems to have touched
+    # something.
     if not cursor_pipeline.changed(event):
         return
     given, copy = raw_bson.fields(raw), raw_bson.fields(part(raw, (cursor_pipeline.GUARD.encode(),)))
@@ -88,10 +93,14 @@ def update_description(description: Mapping[str, Any], text: EventText) -> dict[
 
 def key(document_key: Mapping[str, Any], raw: bytes, *, is_exact: bool) -> str:
     """The key of an event's document, from its bytes where the decoded value is not all of them."""
-    return keys.canonical(document_key["_id"]) if is_exact else keys.canonical_raw(part(raw, (b"documentKey",)))
+    return (
+        canonical_keys.canonical(document_key["_id"])
+        if is_exact
+        else canonical_keys.canonical_raw(part(raw, (b"documentKey",)))
+    )
 
 
-def original(raw: bytes, *, fields: field_filters.Fields | None) -> bytes:
+def original(raw: bytes, *, fields: field_filters.FieldRules | None) -> bytes:
     """The payload that keeps the bytes of an event or a document, some of whose text is not UTF-8 and was repaired.
 
     Without them where fields are taken out or renamed (`{"bson": null}`): the bytes hold every field, under its old name.
@@ -133,6 +142,8 @@ class EventText:
         self.lossy = 0
 
     def of(self, document: Mapping[str, Any], *path: bytes) -> bytes:
+        # Nearly always: the driver's decoder with orjson is far faster than the walk over the bytes, and the
+        # comparison with what the document encodes to has proven that it lost nothing.
         if self._is_exact:
             return bson_to_json.dumps_value(document, proven=self._raw)
         encoded = bson_to_json.encode(part(self._raw, path))
@@ -141,12 +152,14 @@ class EventText:
 
 
 def decoded(raw: bytes) -> tuple[dict[str, Any], bool]:
-    """The event, and whether encoding it again gives the same bytes. What the driver refuses to read is read by its bytes."""
+    """The event, and whether encoding it again gives the same bytes. What the driver refuses to read is read by its
+    bytes."""
     try:
         event = decode(raw, _EXACT)
         return event, bson_to_json.is_exact(event, raw)
     except (InvalidBSON, InvalidStringData, ValueError):
         pass
+    # Text that is not UTF-8, which the driver refuses: raised here, it would stop the stream for every collection.
     found = raw_bson.decoded(0x03, raw)
     if not isinstance(found, dict):
         raise ValueError("a change event with repeated fields")

@@ -12,7 +12,8 @@ def rewound(files: Mapping[str, Batches], missing: Sequence[str]) -> tuple[str, 
     """The files that hold, or may hold, a batch from the first missing one on; in the order of their names.
 
     Bronze then ends with the batch before: the position goes back to that one's token, and what came after is read from the
-    source again, once. A compacted file that begins before goes as a whole, and takes the position back to its own first batch.
+    source again, once. A compacted file that begins before goes as a whole, and takes the position back to its own
+    first batch.
     """
     if not missing:
         return ()

@@ -24,7 +24,8 @@ from cdc_core.properties import types as values
 
 
 class Severity(enum.Enum):
-    """What becomes of a version that does not meet an expectation: critical keeps the last good one, the others publish it."""
+    """What becomes of a version that does not meet an expectation: critical keeps the last good one, the others publish
+    it."""
 
     CRITICAL = "critical"
     WARNING = "warning"
@@ -115,7 +116,8 @@ def parse(document: object, *, name: str, where: str) -> Suite:
     ]
     listed = section.get("expectations")
     if not isinstance(listed, list) or not listed:
-        problems.append(errors.Problem(where, f"expectations: a list is expected, found {values.shown(listed)}"))
+        told = "it names no expectation" if listed == [] else f"a list is expected, found {values.shown(listed)}"
+        problems.append(errors.Problem(where, f"expectations: {told}"))
         listed = []
     table = section.get("table") or name
     found = [_expectation(each, f"expectations[{number}]", where, problems) for number, each in enumerate(listed)]

@@ -6,8 +6,9 @@ their exact value: an integer of 64 bits in plain digits, the rest as
 `{"$numberDecimal":"<digits>E<exponent>"}` without trailing zeros; a double whose exact value has more than 34
 digits equals no decimal and stays `{"$numberDouble":"<shortest>"}`, so that double 0.1 and decimal 0.1 are
 two keys, as they are two documents. A value whose text is not UTF-8 is
-its bytes, `{"$bytes":{"base64":…,"type":…}}`, for repaired it could be another's. A symbol is a string; documents keep the order of their fields; booleans
-are no numbers, subtypes of binaries differ, and text is neither folded nor normalised.
+its bytes, `{"$bytes":{"base64":…,"type":…}}`, for repaired it could be another's. A symbol is a string; documents keep
+the order of their fields; booleans are no numbers, subtypes of binaries differ, and text is neither folded nor
+normalised.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from bson.objectid import ObjectId
 
 from cdc_core.extended_json import bson_to_json, raw_bson, wrappers
 
+# What a Decimal128 holds: a double of more digits can be equal to none.
 _DECIMAL_DIGITS = 34
 _INT64 = range(-(1 << 63), 1 << 63)
 _int32 = struct.Struct("<i").unpack
@@ -39,6 +41,7 @@ _OBJECT_ID_FIRST = b"\x07_id\0"
 def canonical(value: object) -> str:
     """The key of a Python or bson value of `_id`; ValueError for what has no BSON type."""
     kind = type(value)
+    # The types of nearly every `_id` first, by identity: subclasses (`Code` is a `str`) and booleans go the long way.
     if kind is ObjectId:
         return f'{{"$oid":"{value}"}}'
     if kind is str:
@@ -53,12 +56,12 @@ def canonical_raw(raw_document: bytes) -> str:
 
     KeyError where the document has no such field, ValueError where the bytes are no BSON.
     """
+    # Twelve bytes out of a slice instead of a walk over the document: the snapshot does this for each row that it
+    # reads.
     if raw_document[4:9] == _OBJECT_ID_FIRST and len(raw_document) > 21:
         return f'{{"$oid":"{raw_document[9:21].hex()}"}}'
-    for element in raw_bson.elements(raw_document):
-        if element.name == b"_id":
-            return _canonical_bytes(element.kind, raw_document[element.start : element.end])
-    raise KeyError("_id")
+    element = raw_bson.find(raw_document, b"_id")
+    return _canonical_bytes(element.kind, raw_document[element.start : element.end])
 
 
 def _canonical_bytes(kind: int, raw: bytes) -> str:
@@ -75,6 +78,7 @@ def _canonical_bytes(kind: int, raw: bytes) -> str:
 
 
 def _text(value: object) -> str:
+    # Before the integers: for Python a boolean is one, for MongoDB's index it is equal to none.
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
@@ -112,8 +116,11 @@ def _scoped(code: str, scope: str) -> str:
 def _double(value: float) -> str:
     if value != value or value in (float("inf"), float("-inf")):
         return _special(value)
+    # MongoDB compares numbers by their exact value, whatever their type: 5.0 is the document 5.
     if value.is_integer() and int(value) in _INT64:
         return str(int(value))
+    # Exactly, and not as it prints: double 0.1 is 0.1000000000000000055…, which the index does not hold equal to
+    # decimal 0.1.
     sign, digits, exponent = Decimal(value).as_tuple()
     stripped = _stripped(digits)
     if len(stripped) > _DECIMAL_DIGITS:
@@ -124,6 +131,7 @@ def _double(value: float) -> str:
 def _decimal(value: Decimal128) -> str:
     number = value.to_decimal()
     if not number.is_finite():
+        # Decimal128 has NaNs of either sign and with payloads; the index takes all of them for one.
         return _special(float("nan") if number.is_nan() else float(number))
     sign, digits, exponent = number.as_tuple()
     stripped = _stripped(digits)
@@ -144,6 +152,7 @@ def _number(sign: int, digits: str, exponent: int) -> str:
     if not digits:
         return "0"
     minus = "-" if sign else ""
+    # No integer of 64 bits has more than 19 digits: a larger exponent would only cost a power of ten.
     if 0 <= exponent < 20 and int(minus + digits) * 10**exponent in _INT64:
         return f"{minus}{digits}{'0' * exponent}"
     return f'{{"$numberDecimal":"{minus}{digits}E{exponent}"}}'

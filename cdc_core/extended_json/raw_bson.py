@@ -113,6 +113,14 @@ def elements(raw: bytes, at: int = 0) -> Iterator[Element]:
         raise ValueError(f"no BSON document: it ends inside the element at byte {at}") from error
 
 
+def find(raw: bytes, name: bytes, at: int = 0) -> Element:
+    """The first element of this name in the document that begins at `at`; KeyError where it has none."""
+    for each in elements(raw, at):
+        if each.name == name:
+            return each
+    raise KeyError(name.decode())
+
+
 def _end(raw: bytes, kind: int, start: int) -> int:
     size = _SIZES.get(kind)
     if size is not None:

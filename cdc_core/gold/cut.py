@@ -1,9 +1,9 @@
 """Where the log may be cut, so that everything before shows the source at one cluster time, transactions whole.
 
-The log is in stream order, and the events of a transaction share one cluster time. So the end of a batch is a clean cut where
-the next change is of a later time than the last one: no transaction, and nothing else that happened at one time, lies on both
-sides. Before it lies all that the source committed before that next change; rows of snapshots must not be newer, for they hold
-all changes up to the time at which they were read.
+The log is in stream order, and the events of a transaction share one cluster time. So the end of a batch is a clean cut
+where the next change is of a later time than the last one: no transaction, and nothing else that happened at one time,
+lies on both sides. Before it lies all that the source committed before that next change; rows of snapshots must not be
+newer, for they hold all changes up to the time at which they were read.
 
 Cluster times are 16 hex digits here: seconds and increment, as in `sequence`.
 """
@@ -25,8 +25,9 @@ _TIMESTAMP = re.compile(r"([0-9]{1,10})(?:[:,.]([0-9]{1,10}))?")
 
 
 @dataclass(frozen=True)
-class Batch:
-    """The cluster times in one batch: of its first and last change, and of its newest snapshot row; None where it has none."""
+class BatchTimes:
+    """The cluster times in one batch: of its first and last change, and of its newest snapshot row; None where it has
+    none."""
 
     number: int
     first: str | None = None
@@ -35,15 +36,16 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Boundary:
-    """The end of `batch`: everything in the log up to there shows the source at every cluster time from `time` to before `until`."""
+class CutBoundary:
+    """The end of `batch`: everything in the log up to there shows the source at every cluster time from `time` to
+    before `until`."""
 
     batch: int
     time: str
     until: str
 
 
-def boundaries(batches: Iterable[Batch], *, reached: str | None) -> list[Boundary]:
+def boundaries(batches: Iterable[BatchTimes], *, reached: str | None) -> list[CutBoundary]:
     """The batches after which the log may be cut, in order.
 
     `reached` is a cluster time before which the log is known to be complete, though no later change says so.
@@ -56,26 +58,27 @@ def boundaries(batches: Iterable[Batch], *, reached: str | None) -> list[Boundar
         first = ordered[place].first
         if first is not None:
             later = first if later is None else min(later, first)
-    found: list[Boundary] = []
+    found: list[CutBoundary] = []
     time = ""
     for each, until in zip(ordered, following):
         time = max(time, each.last or "", each.snapshot or "")
         if time and until > time:
-            found.append(Boundary(each.number, time, until))
+            found.append(CutBoundary(each.number, time, until))
     return found
 
 
-def chosen(found: Sequence[Boundary], *, at_least: int, asked: str | None) -> Boundary | None:
-    """The newest boundary that the tables can still be brought to, at a time that is not after `asked`.
+def chosen(found: Sequence[CutBoundary], *, at_least: int, latest: str | None) -> CutBoundary | None:
+    """The newest boundary that the tables can still reach, at a time that is not after `latest`.
 
     `at_least` is the batch that some table is at already. None where there is none.
     """
-    fit = [each for each in found if each.batch >= at_least and (asked is None or each.time <= asked)]
+    fit = [each for each in found if each.batch >= at_least and (latest is None or each.time <= latest)]
     return fit[-1] if fit else None
 
 
 def parsed(text: str) -> str | None:
-    """A cluster time as a person writes it: `seconds`, `seconds:increment`, or a time such as 2026-01-31T12:00:00Z; None for `now`.
+    """A cluster time as a person writes it: `seconds`, `seconds:increment`, or a time such as 2026-01-31T12:00:00Z;
+    None for `now`.
 
     Seconds alone, and a time, stand for their end. Raises `SettingsError`, for times that no server has, too.
     """

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from cdc_core.bronze import columns as bronze
 from cdc_core.silver import fold
-from cdc_core.silver.fold import Update
+from cdc_core.silver.fold import PartialUpdate
 from cdc_core.sql import arrow
 
 EVENT = ("sequence", "offset", "op", "is_whole", "after", "before", "updateDescription")
@@ -59,7 +59,7 @@ class DocumentEvent:
     is_whole: bool = False
     document: str | None = None
     before: str | None = None
-    update: Update | None = None
+    update: PartialUpdate | None = None
 
     @property
     def is_partial(self) -> bool:
@@ -68,7 +68,7 @@ class DocumentEvent:
 
 
 @dataclass(frozen=True)
-class Version:
+class DocumentVersion:
     """What a document was from `sequence` up to `until`; None where it still is.
 
     `offset` is that of the event that made it, None where it was stored before. `is_deleted` tells that a delete ended it. A
@@ -83,7 +83,7 @@ class Version:
     offset: int | None = None
 
 
-def changed(stored: Sequence[Version], events: Sequence[DocumentEvent], *, folds: bool) -> Iterator[Version]:
+def changed(stored: Sequence[DocumentVersion], events: Sequence[DocumentEvent], *, folds: bool) -> Iterator[DocumentVersion]:
     """The versions that the events make, and the stored ones that end otherwise now, in order.
 
     `stored` are the key's versions that end at the first of the events or later, with their documents where `folds` is true:
@@ -94,14 +94,16 @@ def changed(stored: Sequence[Version], events: Sequence[DocumentEvent], *, folds
     return (each for each in _all(before, events, folds=folds) if each != before.get(each.sequence))
 
 
-def _all(before: Mapping[str, Version], events: Sequence[DocumentEvent], *, folds: bool) -> Iterator[Version]:
+def _all(
+    before: Mapping[str, DocumentVersion], events: Sequence[DocumentEvent], *, folds: bool
+) -> Iterator[DocumentVersion]:
     """The key's versions, those `before` by their sequences among them, one at a time: each may hold a whole document."""
     new = {
         event.sequence: event for event in sorted(events, key=lambda event: event.offset) if folds or not event.is_partial
     }
     # An end may stand where no version begins: at a delete, or at a sweep, of which there is no row.
     ends = {version.until: version.is_deleted for version in before.values() if version.until is not None}
-    current: Version | None = None
+    current: DocumentVersion | None = None
     for sequence in sorted({*before, *new, *ends}):
         event, version = new.get(sequence), before.get(sequence)
         is_delete = event is not None and event.op is bronze.Op.DELETE
@@ -113,7 +115,7 @@ def _all(before: Mapping[str, Version], events: Sequence[DocumentEvent], *, fold
             yield replace(current, until=sequence, is_deleted=is_delete or (is_end and ends[sequence]))
         elif event is not None and is_delete:
             # Of a document that was never seen the delete is kept, too: a version from before it may still come.
-            yield Version(sequence, sequence, is_deleted=True, offset=event.offset)
+            yield DocumentVersion(sequence, sequence, is_deleted=True, offset=event.offset)
         current = following
         if event is None and version is not None and version.until == sequence:
             yield version
@@ -122,21 +124,22 @@ def _all(before: Mapping[str, Version], events: Sequence[DocumentEvent], *, fold
         yield current
 
 
-def _made(event: DocumentEvent, current: Version | None) -> Version:
+def _made(event: DocumentEvent, current: DocumentVersion | None) -> DocumentVersion:
     """The version that an event which is no delete begins."""
     if not event.is_partial:
-        return Version(event.sequence, document=event.document, offset=event.offset)
+        return DocumentVersion(event.sequence, document=event.document, offset=event.offset)
     base = None if current is None else current.document
     is_unsure = current is None or current.is_incomplete
     # A pre-image is the whole document as it was: nothing from before it is needed.
     if is_unsure and event.before is not None:
         base, is_unsure = event.before, False
-    document, is_incomplete = fold.folded_text(base, [event.update or Update.unreadable(event.sequence)])
-    return Version(event.sequence, document=document, is_incomplete=is_incomplete or is_unsure, offset=event.offset)
+    document, is_incomplete = fold.folded_text(base, [event.update or PartialUpdate.unreadable(event.sequence)])
+    return DocumentVersion(event.sequence, document=document, is_incomplete=is_incomplete or is_unsure, offset=event.offset)
 
 
 def laid_out(folds: bool) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """`changed` for `mapInArrow`: rows `__key, events, stored` (arrays of `EVENT`, and of the fields of `Version`) to rows of `LAID_OUT_DDL`."""
+    """`changed` for `mapInArrow`: rows `__key, events, stored` (arrays of `EVENT`, and of the fields of
+    `DocumentVersion`) to rows of `LAID_OUT_DDL`."""
 
     def lay_out(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows: list[dict[str, Any]] = []
@@ -144,7 +147,7 @@ def laid_out(folds: bool) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Re
         for batch in batches:
             for row in _one_by_one(batch):
                 events = [_event(each) for each in row["events"]]
-                stored = [Version(**each) for each in row["stored"] or ()]
+                stored = [DocumentVersion(**each) for each in row["stored"] or ()]
                 for each in changed(stored, events, folds=folds):
                     rows.append({"__key": row["__key"], **vars(each)})
                     size += len(each.document or "")
@@ -165,7 +168,7 @@ def _one_by_one(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
 
 def _event(row: Mapping[str, Any]) -> DocumentEvent:
     is_partial = row["op"] == bronze.Op.UPDATE.value and not row["is_whole"]
-    update = Update.from_bronze(row) if is_partial else None
+    update = PartialUpdate.from_bronze(row) if is_partial else None
     return DocumentEvent(
         row["sequence"], row["offset"], bronze.Op(row["op"]), row["is_whole"], row["after"], row["before"], update
     )

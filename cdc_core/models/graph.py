@@ -64,7 +64,7 @@ def _unknown(
 
 
 def _misused(found: Sequence[sql_model.Model]) -> Iterator[errors.Problem]:
-    views = {each.name for each in found if each.materialized is sql_model.Materialized.VIEW}
+    views = {each.name for each in found if each.materialized is sql_model.Materialization.VIEW}
     for each in found:
         for ref in each.refs:
             if ref.key and ref.name in views:

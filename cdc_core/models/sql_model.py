@@ -8,10 +8,11 @@ The notation is dbt's, as far as it names tables and settings:
     JOIN {{ ref('customers_by_city') }} AS c ON c._id = o.customer
     GROUP BY o.customer
 
-`ref('database.collection')` is a collection's gold table, `ref('name')` another model. `{# … #}` is a comment. There are no
-loops and no conditions: a model is one query. `key` (not dbt's) names the columns of that table whose values are those of
-`unique_key` in the rows that come of it: an incremental model's row depends, in tables that are referred to with a key, on
-rows of that key alone. So the keys of changed rows, as they were and as they are, are the keys that may change.
+`ref('database.collection')` is a collection's gold table, `ref('name')` another model. `{# … #}` is a comment; in SQL's
+own comments and strings a tag is text. There are no loops and no conditions: a model is one query. `key` (not dbt's)
+names the columns of that table whose values are those of `unique_key` in the rows that come of it: an incremental
+model's row depends, in tables that are referred to with a key, on rows of that key alone. So the keys of changed rows,
+as they were and as they are, are the keys that may change.
 """
 
 from __future__ import annotations
@@ -31,10 +32,16 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 # What only closes a tag is text, as in dbt: JSON in a query ends with }}.
 _TAG = re.compile(r"\{\{(.*?)\}\}|(\{%.*?%\}|\{\{|\{%|\{#|\$\{\s*(?:ref|config)\b.*?\}|\$(?:ref|config)\()", re.DOTALL)
+_QUIET = re.compile(
+    r"""--[^\n]*|/\*.*?\*/|(?<!\w)[rR](?:'[^']*'|"[^"]*")|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`""", re.DOTALL
+)
+"""SQL's comments, strings and quoted names: what looks like a tag or an end there is text."""
+_QUIET_OR_TAG = re.compile(f"(?P<quiet>{_QUIET.pattern})|{_TAG.pattern}", re.DOTALL)
+_END = re.compile(r";(?:[\s;]|--[^\n]*|/\*.*?\*/)*\Z", re.DOTALL)
 _KNOWN = "known are {{ ref('…') }} and {{ config(…) }}"
 
 
-class Materialized(enum.Enum):
+class Materialization(enum.Enum):
     """What becomes of a model's rows."""
 
     TABLE = "table"
@@ -62,7 +69,7 @@ class Model:
     name: str
     parts: tuple[str | Ref, ...]
     where: str
-    materialized: Materialized = Materialized.TABLE
+    materialized: Materialization = Materialization.TABLE
     unique_key: tuple[str, ...] = ()
     description: str = ""
     columns: tuple[tuple[str, str], ...] = ()
@@ -134,9 +141,27 @@ def parse(name: str, text: str, *, where: str) -> Model:
         _columns(settled.get("unique_key")),
     )
     problems += _inconsistent(model) if not problems else []
+    problems += _more_than_one(plain, where)
     if problems:
         raise errors.SettingsError(problems)
     return model
+
+
+def _more_than_one(text: str, where: str) -> Iterator[errors.Problem]:
+    """What ends the query before the end of its file: a semicolon, or the closing parenthesis of none. The query is
+    read as a part of others, where Spark would tell of a parenthesis that is not in the file, or take what follows for
+    its own."""
+    code = _END.sub("", _QUIET_OR_TAG.sub(lambda found: "\n" * found[0].count("\n"), text))
+    depth = 0
+    for found in re.finditer(r"[();]", code):
+        depth += {"(": 1, ")": -1, ";": 0}[found[0]]
+        place = f"{where}:{code.count(chr(10), 0, found.start()) + 1}"
+        if found[0] == ";":
+            yield errors.Problem(place, "a semicolon ends the query here, and a model is one query", "make two models of it")
+            return
+        if depth < 0:
+            yield errors.Problem(place, "there is a ) without its (")
+            return
 
 
 @dataclass(frozen=True)
@@ -161,11 +186,13 @@ class _Mistake(Exception):
 def _tagged(text: str) -> Iterator[str | _Tag]:
     """The text between tags, and the tags."""
     at = 0
-    for found in _TAG.finditer(text):
+    for found in _QUIET_OR_TAG.finditer(text):
+        if found["quiet"] is not None:
+            continue
         yield text[at : found.start()]
         line = text.count("\n", 0, found.start()) + 1
-        yield _Tag(found[2] if found[1] is None else found[1], line)
-        if found[1] is not None:
+        yield _Tag(found[3] if found[2] is None else found[2], line)
+        if found[2] is not None:
             yield "\n" * found[0].count("\n")
         at = found.end()
     yield text[at:]
@@ -207,7 +234,7 @@ def _check_config(call: _Call) -> None:
     if call.given:
         raise _Mistake("config takes names with values", "config(materialized='table')")
     wanted = call.named.get("materialized", "table")
-    choices = [each.value for each in Materialized]
+    choices = [each.value for each in Materialization]
     if wanted not in choices:
         hint = values.did_you_mean(str(wanted), choices)
         raise _Mistake(f"materialized is one of {', '.join(choices)}, found {values.shown(wanted)}", hint)
@@ -215,8 +242,8 @@ def _check_config(call: _Call) -> None:
         raise _Mistake("unique_key takes the name of a column, or a list of them")
 
 
-def _materialized(found: object) -> Materialized:
-    return next((each for each in Materialized if each.value == found), Materialized.TABLE)
+def _materialized(found: object) -> Materialization:
+    return next((each for each in Materialization if each.value == found), Materialization.TABLE)
 
 
 def _columns(found: object) -> tuple[str, ...]:
@@ -228,10 +255,10 @@ def _columns(found: object) -> tuple[str, ...]:
 
 
 def _without_end(parts: Sequence[str | Ref]) -> tuple[str | Ref, ...]:
-    """The query without the semicolon that a file may end with."""
+    """The query without the semicolon that a file may end with, and comments behind it."""
     found = [part for part in parts if part != ""]
     if found and isinstance(found[-1], str):
-        found[-1] = re.sub(r";\s*\Z", "", found[-1])
+        found[-1] = _END.sub("", found[-1])
     return tuple(found)
 
 
@@ -242,7 +269,7 @@ def _inconsistent(model: Model) -> Iterator[errors.Problem]:
     ):
         yield errors.Problem(model.where, "there is no query in it")
     keyed = [ref for ref in model.refs if ref.key]
-    if model.materialized is not Materialized.INCREMENTAL:
+    if model.materialized is not Materialization.INCREMENTAL:
         if model.unique_key or keyed:
             name = "unique_key" if model.unique_key else "ref's key"
             yield errors.Problem(
@@ -275,14 +302,14 @@ def described(models: Sequence[Model], document: object, *, where: str) -> tuple
     section = _section(document, ("models", "version"), where, problems)
     for number, each in enumerate(_listed(section.get("models"), f"{where}: models", problems)):
         place = f"{where}: models[{number}]"
-        told = _section(each, ("name", "description", "columns"), place, problems)
-        name = told.get("name")
+        section = _section(each, ("name", "description", "columns"), place, problems)
+        name = section.get("name")
         if name not in by_name:
             hint = values.did_you_mean(str(name), by_name) or f"known are {', '.join(by_name)}"
             problems.append(errors.Problem(f"{place}.name", f"there is no model {values.shown(name)}", hint))
             continue
-        columns = tuple(_described_columns(told.get("columns"), place, problems))
-        by_name[str(name)] = replace(by_name[str(name)], description=_text(told.get("description")), columns=columns)
+        columns = tuple(_described_columns(section.get("columns"), place, problems))
+        by_name[str(name)] = replace(by_name[str(name)], description=_text(section.get("description")), columns=columns)
     if problems:
         raise errors.SettingsError(problems)
     return tuple(by_name.values())
@@ -290,9 +317,9 @@ def described(models: Sequence[Model], document: object, *, where: str) -> tuple
 
 def _described_columns(found: object, place: str, problems: list[errors.Problem]) -> Iterator[tuple[str, str]]:
     for number, each in enumerate(_listed(found, f"{place}.columns", problems)):
-        told = _section(each, ("name", "description"), f"{place}.columns[{number}]", problems)
-        if isinstance(told.get("name"), str):
-            yield str(told["name"]), _text(told.get("description"))
+        section = _section(each, ("name", "description"), f"{place}.columns[{number}]", problems)
+        if isinstance(section.get("name"), str):
+            yield str(section["name"]), _text(section.get("description"))
         else:
             problems.append(errors.Problem(f"{place}.columns[{number}]", "a name is expected"))
 

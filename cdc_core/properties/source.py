@@ -494,7 +494,7 @@ class Source:
     )
     commit_max_bytes: int = _property(
         "commit.max.bytes",
-        values.Integer(1),
+        values.Integer(1, 1024 * MEBIBYTE),
         64 * MEBIBYTE,
         "Bytes of events in one commit, about, at most.",
         ours=True,

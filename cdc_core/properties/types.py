@@ -12,7 +12,7 @@ import difflib
 import enum
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -44,11 +44,6 @@ class Reference:
 
     def __repr__(self) -> str:
         return f"Reference({self.template!r})"
-
-    @property
-    def is_literal(self) -> bool:
-        """Whether there is nothing in it to resolve."""
-        return not _REFERENCE.search(self.template)
 
     def parts(self) -> list[tuple[str, str]]:
         """The text in order: ``("", text)``, ``("env", NAME)`` and ``("secret", "scope/key")``."""
@@ -90,7 +85,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """A text that may hold variables: where tables lie is no secret, and differs from machine to machine."""
 
     expected: str
@@ -145,7 +140,7 @@ class Integer:
 class Choice:
     """One member of a closed set, in any case; `older` holds names that the set once had."""
 
-    members: type[enum.Enum]
+    members: Iterable[enum.Enum]
     older: Mapping[str, enum.Enum] = field(default_factory=dict)
 
     @property
@@ -365,8 +360,11 @@ _PATTERN_TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _PLACEHOLDER = "\0"
-_SECRET_OPTIONS = re.compile(r"[?&](tlsCertificateKeyFilePassword|proxyPassword)=([^&]*)", re.IGNORECASE)
-_SESSION_TOKEN = re.compile(r"AWS_SESSION_TOKEN(?::|%3A)([^&,]*)", re.IGNORECASE)
+SECRET_OPTIONS = {"tlsCertificateKeyFilePassword": "MONGODB_TLS_KEY_PASSWORD", "proxyPassword": "MONGODB_PROXY_PASSWORD"}
+"""Options of a connection string that hold a secret, each with the variable that an import puts in its place."""
+SESSION_TOKEN = re.compile(r"(AWS_SESSION_TOKEN(?::|%3A))([^&,]*)", re.IGNORECASE)
+"""The one secret inside another option, `authMechanismProperties`."""
+_SECRET_OPTIONS = re.compile(rf"[?&]({'|'.join(SECRET_OPTIONS)})=([^&]*)", re.IGNORECASE)
 
 
 def without_references(text: str) -> str:
@@ -388,7 +386,7 @@ def _has_literal_password(text: str) -> bool:
     secrets = [
         password,
         *(match[2] for match in _SECRET_OPTIONS.finditer(text)),
-        *_SESSION_TOKEN.findall(text),
+        *(match[2] for match in SESSION_TOKEN.finditer(text)),
     ]
     return any(secret.replace(_PLACEHOLDER, "") for secret in secrets)
 

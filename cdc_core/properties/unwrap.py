@@ -16,13 +16,13 @@ Options that Kafka or the relational SMT read and this one never does are accept
 
 from __future__ import annotations
 
-import difflib
 import enum
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from cdc_core import errors
+from cdc_core.properties import types as values
 
 
 class ArrayEncoding(enum.Enum):
@@ -30,6 +30,10 @@ class ArrayEncoding(enum.Enum):
 
     ARRAY = "array"
     DOCUMENT = "document"
+
+
+class ArrayDocument(dict[str, Any]):
+    """An array as a document of `_0`, `_1`, …; where a value does not fit, it is written as the array that it is."""
 
 
 class FieldNameAdjustment(enum.Enum):
@@ -151,22 +155,56 @@ class FieldNames:
 
 
 @dataclass(frozen=True)
+class FieldValues:
+    """What the options do to a field's value, in a record and in a table alike.
+
+    A table's schema keeps it with the columns, so that a value that comes later is laid out as those before it.
+    """
+
+    arrays: ArrayEncoding = ArrayEncoding.ARRAY
+
+    def of(self, value: Any) -> Any:
+        """The value in the output, as parsed type-exact JSON; what it holds is given to `of` afterwards, level by level."""
+        if isinstance(value, list) and self.arrays_as_documents:
+            return ArrayDocument((f"_{index}", item) for index, item in enumerate(value))
+        return value
+
+    @property
+    def are_kept(self) -> bool:
+        """Every value stays as it is: then tables decode documents without a look at each value by itself."""
+        return self == FieldValues()
+
+    @property
+    def arrays_as_documents(self) -> bool:
+        """`array.encoding=document`."""
+        return self.arrays is ArrayEncoding.DOCUMENT
+
+    def to_json(self) -> dict[str, object]:
+        """Plain JSON values."""
+        return {"arrays_as_documents": self.arrays_as_documents}
+
+    @staticmethod
+    def from_json(fields: Mapping[str, object]) -> FieldValues:
+        """The inverse of `to_json`; other keys are not looked at. A schema that was kept before an option was there
+        lacks its key."""
+        return FieldValues(ArrayEncoding.DOCUMENT if fields["arrays_as_documents"] else ArrayEncoding.ARRAY)
+
+
+@dataclass(frozen=True)
 class UnwrapOptions:
     """The options of one collection, or of one run of the function; the defaults are the SMT's."""
 
-    array_encoding: ArrayEncoding = ArrayEncoding.ARRAY
     flatten_struct: bool = False
     flatten_struct_delimiter: str = "_"
     delete_tombstone_handling_mode: DeleteMode = DeleteMode.TOMBSTONE
     rewrite_with_id: bool = False
     add_fields: tuple[AddedField, ...] = ()
-    add_fields_prefix: str = "__"
     add_headers: tuple[AddedField, ...] = ()
-    add_headers_prefix: str = "__"
     field_names: FieldNames = FieldNames()
+    field_values: FieldValues = FieldValues()
 
 
-class OlderDelete(enum.Enum):
+class OlderDeleteMode(enum.Enum):
     """`delete.handling.mode`, the option that `delete.tombstone.handling.mode` replaced."""
 
     DROP = "drop"
@@ -189,6 +227,7 @@ _IGNORED_BOOLEANS = ("negate", "replace.null.with.default", "drop.fields.from.ke
 
 _MISSING = object()
 _Choice = TypeVar("_Choice", bound=enum.Enum)
+_Value = TypeVar("_Value")
 
 
 def parse(options: Mapping[str, object], *, where: str = "") -> UnwrapOptions:
@@ -212,42 +251,42 @@ def ignored(options: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def _options(reader: _Reader) -> UnwrapOptions:
-    fields_prefix = reader.text("add.fields.prefix", "__")
-    headers_prefix = reader.text("add.headers.prefix", "__")
+    fields_prefix, headers_prefix = reader.text("add.fields.prefix", "__"), reader.text("add.headers.prefix", "__")
     older_fields = [AddedField("source", name, f"__{name}") for name in reader.items("add.source.fields")]
     older_header = [AddedField("", "op", "__op")] if reader.boolean("operation.header", False) else []
+    # Read all the same, so that a mistyped value is a mistake here too, as in Kafka Connect.
     for name in _IGNORED_BOOLEANS:
         reader.boolean(name, False)
     return UnwrapOptions(
-        array_encoding=reader.choice("array.encoding", tuple(ArrayEncoding), ArrayEncoding.ARRAY),
+        field_values=FieldValues(reader.choice("array.encoding", tuple(ArrayEncoding), ArrayEncoding.ARRAY)),
         flatten_struct=reader.boolean("flatten.struct", False),
         flatten_struct_delimiter=reader.text("flatten.struct.delimiter", "_"),
         delete_tombstone_handling_mode=_delete_mode(reader),
         rewrite_with_id=reader.boolean("delete.tombstone.handling.mode.rewrite-with-id", False),
         add_fields=_unique([*reader.added("add.fields", fields_prefix), *older_fields]),
-        add_fields_prefix=fields_prefix,
         add_headers=_unique([*reader.added("add.headers", headers_prefix), *older_header]),
-        add_headers_prefix=headers_prefix,
         field_names=FieldNames(_adjustment(reader)),
     )
 
 
 def _delete_mode(reader: _Reader) -> DeleteMode:
+    # As when each was current: the newest option wins where it is given, and an older one says something only where it
+    # is given itself.
     older_given = reader.is_given("drop.tombstones") or reader.is_given("delete.handling.mode")
     drop_tombstones = reader.boolean("drop.tombstones", True)
-    older = reader.choice("delete.handling.mode", tuple(OlderDelete), OlderDelete.DROP)
+    older = reader.choice("delete.handling.mode", tuple(OlderDeleteMode), OlderDeleteMode.DROP)
     if reader.is_given("delete.tombstone.handling.mode") or not older_given:
         return reader.choice("delete.tombstone.handling.mode", DELETE_MODES, DeleteMode.TOMBSTONE)
     match (older, drop_tombstones):
-        case (OlderDelete.DROP, True):
+        case (OlderDeleteMode.DROP, True):
             return DeleteMode.DROP
-        case (OlderDelete.DROP, False):
+        case (OlderDeleteMode.DROP, False):
             return DeleteMode.OLDER_DROP_WITH_TOMBSTONE
-        case (OlderDelete.NONE, True):
+        case (OlderDeleteMode.NONE, True):
             return DeleteMode.TOMBSTONE
-        case (OlderDelete.NONE, False):
+        case (OlderDeleteMode.NONE, False):
             return DeleteMode.OLDER_NONE_WITH_TOMBSTONE
-        case (OlderDelete.REWRITE, True):
+        case (OlderDeleteMode.REWRITE, True):
             return DeleteMode.REWRITE
         case _:
             return DeleteMode.REWRITE_WITH_TOMBSTONE
@@ -299,48 +338,30 @@ class _Reader:
             return default
         if isinstance(value, str):
             return value
-        self._refuse(name, "a string is expected", _shown(value))
+        self._refuse(name, "a string is expected", values.shown(value))
         return default
 
     def boolean(self, name: str, default: bool) -> bool:
-        self.names.append(name)
         self.booleans.append(name)
-        if not self.is_given(name):
-            return default
-        value = self.options[name]
-        if isinstance(value, bool):
-            return value
-        if isinstance(value, str) and value.strip().lower() in ("true", "false"):
-            return value.strip().lower() == "true"
-        self._refuse(name, "one of true, false is expected", _shown(value))
-        return default
+        return self._read(name, values.Boolean("one of true, false"), default)
 
     def choice(self, name: str, members: tuple[_Choice, ...], default: _Choice) -> _Choice:
+        return self._read(name, values.Choice(members), default)
+
+    def items(self, name: str) -> tuple[str, ...]:
+        """The entries of a comma-separated list, spaces around them and blank ones left out."""
+        return self._read(name, values.NameList("a comma-separated list of field names"), ())
+
+    def _read(self, name: str, type_: values.PropertyType, default: _Value) -> _Value:
         self.names.append(name)
         if not self.is_given(name):
             return default
-        value = self.options[name]
-        wanted = value.strip().lower() if isinstance(value, str) else None
-        for member in members:
-            if member.value == wanted:
-                return member
-        names = [member.value for member in members]
-        nearest = difflib.get_close_matches(str(value).lower(), names, n=1)
-        hint = f"did you mean {nearest[0]}?" if nearest else ""
-        self._refuse(name, f"one of {', '.join(names)} is expected", _shown(value), hint)
-        return default
-
-    def items(self, name: str) -> list[str]:
-        """The entries of a comma-separated list, spaces around them and blank ones left out."""
-        self.names.append(name)
-        value = self.options.get(name)
-        if value is None:
-            return []
-        parts = value.split(",") if isinstance(value, str) else value
-        if isinstance(parts, (list, tuple)) and all(isinstance(part, str) for part in parts):
-            return [part.strip() for part in parts if part.strip()]
-        self._refuse(name, "a comma-separated list of field names is expected", _shown(value))
-        return []
+        try:
+            value: _Value = type_.read(self.options[name])
+        except values.InvalidValue as refused:
+            self._refuse(name, f"{refused.expected} is expected", values.shown(self.options[name]), refused.hint)
+            return default
+        return value
 
     def added(self, name: str, prefix: str) -> list[AddedField]:
         fields = (self._added(name, item, prefix) for item in self.items(name))
@@ -349,7 +370,7 @@ class _Reader:
     def _added(self, name: str, item: str, prefix: str) -> AddedField | None:
         reference, *new_names = (part.strip() for part in item.split(":"))
         if len(new_names) > 1 or not reference or "" in new_names:
-            self._refuse(name, "each entry is expected as [struct.]field[:new_name]", f"found {item}")
+            self._refuse(name, "each entry is expected as [struct.]field[:new_name]", item)
             return None
         struct, _, rest = reference.partition(".")
         field = rest.partition(".")[0]
@@ -360,16 +381,16 @@ class _Reader:
     def refuse_unknown(self) -> None:
         for name in self.options:
             if name not in NAMES:
-                nearest = difflib.get_close_matches(name, NAMES, n=1)
-                self._refuse(name, "there is no such option", hint=f"did you mean {nearest[0]}?" if nearest else "")
+                self._refuse(name, "there is no such option", hint=values.did_you_mean(name, NAMES))
 
     def _refuse(self, name: str, message: str, found: str = "", hint: str = "") -> None:
         path = f"{self.where}.{name}" if self.where else name
-        self.problems.append(errors.Problem(path, f"{message}, {found}" if found else message, hint))
+        self.problems.append(errors.Problem(path, f"{message}, found {found}" if found else message, hint))
 
 
 def _every() -> _Reader:
     reader = _Reader({}, "")
+    # A reader over no options: what it is asked for are all the names that there are.
     _options(reader)
     return reader
 
@@ -380,10 +401,6 @@ NAMES: tuple[str, ...] = tuple(dict.fromkeys((*_EVERY.names, *IGNORED)))
 
 BOOLEANS = frozenset(_EVERY.booleans)
 """The options whose values are `true` and `false`."""
-
-
-def _shown(value: object) -> str:
-    return f"found {value}" if isinstance(value, (str, int, float, bool)) else f"found a {type(value).__name__}"
 
 
 def _struct_of(field: str) -> str:
@@ -400,6 +417,8 @@ def _struct_of(field: str) -> str:
 
 
 def _units(name: str) -> list[int]:
+    # Java's `char`s, by which Debezium goes: outside the basic plane a character is two of them, each replaced by
+    # itself.
     data = name.encode("utf-16-be", "surrogatepass")
     return [int.from_bytes(data[at : at + 2], "big") for at in range(0, len(data), 2)]
 

@@ -1,6 +1,7 @@
 """A document as a row of the table, and what did not fit: dotted path to Extended JSON text.
 
-A field that is not there is a null, whether it never was or a `$unset` took it away.
+A field that is not there is a null, whether it never was or a `$unset` took it away: the row of a full document has all
+columns, and of a partial update the folded document is typed anew.
 
 This is the exact way, value by value; `cdc_core.typed` is held to the same result.
 """
@@ -16,9 +17,11 @@ from typing import Any
 
 import orjson
 
+from cdc_core.properties.unwrap import ArrayDocument
 from cdc_core.schema import names as column_names
-from cdc_core.schema.document_schema import BASE, Array, ColumnType, Decimal, DocumentSchema, Map, Scalar, Struct
-from cdc_core.schema.kinds import ABSENT, DOUBLES, ArrayDocument, Kind, arrays_as_documents, kind
+from cdc_core.schema.column_types import BASE, Array, ColumnType, Decimal, Map, Scalar, Struct
+from cdc_core.schema.document_schema import DocumentSchema
+from cdc_core.schema.kinds import ABSENT, DOUBLES, Kind, kind, laid_out
 
 
 class _Misfit(Exception):
@@ -27,7 +30,8 @@ class _Misfit(Exception):
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 MIN_DATE_MS = -62_135_424_000_000
-"""0001-01-03T00:00:00Z: Python's clocks, which PySpark's `collect()` goes by, do not reach the two days before it in every zone."""
+"""0001-01-03T00:00:00Z: Python's clocks, which PySpark's `collect()` goes by, do not reach the two days before it in
+every zone."""
 MAX_DATE_MS = 253_402_300_799_999
 """9999-12-31T23:59:59.999Z: the last."""
 
@@ -65,8 +69,7 @@ def row(parsed_document: Any, schema: DocumentSchema) -> tuple[dict[str, Any], d
     Where documents are flattened, one whose columns are all null is rescued as `{}`, or it could not be
     told from a document that is not there.
     """
-    document = arrays_as_documents(parsed_document) if schema.naming.arrays_as_documents else parsed_document
-    value, rescued = cast(document, schema.struct)
+    value, rescued = cast(laid_out(parsed_document, schema.naming.values), schema.struct)
     if not schema.naming.flatten:
         return {name: (value or {}).get(name) for name, _ in schema.table()}, rescued
     # Flattened, a document has no column of its own that could say that it is there.

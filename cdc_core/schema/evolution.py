@@ -20,19 +20,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from cdc_core.schema import names as column_names
-from cdc_core.schema.document_schema import (
-    BASE,
-    PARTS,
-    Array,
-    Column,
-    ColumnType,
-    DocumentSchema,
-    Field,
-    Map,
-    Scalar,
-    Struct,
-    ddl,
-)
+from cdc_core.schema.column_types import BASE, PARTS, Array, ColumnType, Field, Map, Scalar, Struct, ddl
+from cdc_core.schema.document_schema import Column, DocumentSchema
 from cdc_core.schema.kinds import DOUBLES, NOTHING, NUMBERS, Kind
 from cdc_core.schema.pins import Pin, Pins, widens
 from cdc_core.schema.shape import Shape
@@ -78,7 +67,7 @@ def join(
     shape: Shape,
     *,
     pins: Pins | None = None,
-    naming: column_names.Naming | None = None,
+    naming: column_names.ColumnNaming | None = None,
 ) -> tuple[DocumentSchema, tuple[Change, ...]]:
     """The schema that also holds what the shape saw, and the changes that this took, in order of the columns.
 
@@ -103,7 +92,8 @@ def join(
 
 @dataclass
 class _Room:
-    """How many columns and fields a table can still get: keys that are data, two levels deep, would be hundreds of thousands."""
+    """How many columns and fields a table can still get: keys that are data, two levels deep, would be hundreds of
+    thousands."""
 
     left: int
 
@@ -123,7 +113,7 @@ def _leaves(type_: ColumnType) -> int:
 class _Join:
     """One join: what the settings pin, how names are given, what there is room for, and the changes so far."""
 
-    def __init__(self, pins: Pins, naming: column_names.Naming, room: _Room) -> None:
+    def __init__(self, pins: Pins, naming: column_names.ColumnNaming, room: _Room) -> None:
         self.pins = pins
         self.naming = naming
         self.room = room
@@ -307,7 +297,9 @@ def values(shape: Shape) -> Shape:
     return merged
 
 
-def columns_of(current: tuple[Column, ...], fields: tuple[Field, ...], naming: column_names.Naming) -> tuple[Column, ...]:
+def columns_of(
+    current: tuple[Column, ...], fields: tuple[Field, ...], naming: column_names.ColumnNaming
+) -> tuple[Column, ...]:
     """The table's columns: those that it has, then a new one for each path that needs it."""
     known = {column.path for column in current}
     columns = list(current)
@@ -347,7 +339,8 @@ def leaf_paths(fields: Iterable[Field], path: tuple[str, ...]) -> list[tuple[str
 
 
 def differences(before: DocumentSchema, after: DocumentSchema) -> tuple[Change, ...]:
-    """What makes the second schema out of the first, field by field; the order of fields and names of columns do not count."""
+    """What makes the second schema out of the first, field by field; the order of fields and names of columns do not
+    count."""
     return tuple(_differences(before.struct, after.struct, ()))
 
 

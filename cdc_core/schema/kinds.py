@@ -1,7 +1,7 @@
 """The kinds of BSON value, as parsed type-exact Extended JSON v2 shows them.
 
 Nothing here looks into a document: `shape` does, and `cast` makes values of columns. Which column type a kind has
-where nothing pins one stands in `document_schema` (a Decimal128 is a STRING), and how two kinds come together in `evolution`.
+where nothing pins one stands in `column_types` (a Decimal128 is a STRING), and how two kinds come together in `evolution`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from typing import Any
+
+from cdc_core.properties.unwrap import ArrayDocument, FieldValues
 
 
 class Kind(enum.Enum):
@@ -68,10 +70,6 @@ WRAPPERS: Mapping[str, Kind] = {
 _INT32 = range(-(2**31), 2**31)
 
 
-class ArrayDocument(dict[str, Any]):
-    """An array read as a document of `_0`, `_1`, …: `array.encoding=document`."""
-
-
 def kind(value: Any) -> Kind:
     """The kind of one value of parsed EJSON."""
     if isinstance(value, str):
@@ -104,13 +102,16 @@ def _kind_of_object(value: Mapping[str, Any]) -> Kind:
     return Kind.DOCUMENT
 
 
-def arrays_as_documents(value: Any) -> Any:
-    """The value with every array as an `ArrayDocument`, at every depth."""
-    if isinstance(value, list):
-        return ArrayDocument((f"_{index}", arrays_as_documents(item)) for index, item in enumerate(value))
-    if isinstance(value, dict) and _kind_of_object(value) is Kind.DOCUMENT:
-        return {key: arrays_as_documents(item) for key, item in value.items()}
-    return value
+def laid_out(value: Any, values: FieldValues) -> Any:
+    """The value as the options want it, at every depth."""
+    if values.are_kept:
+        return value
+    own = values.of(value)
+    if isinstance(own, list):
+        return [laid_out(item, values) for item in own]
+    if isinstance(own, dict) and _kind_of_object(own) is Kind.DOCUMENT:
+        return type(own)((key, laid_out(item, values)) for key, item in own.items())
+    return own
 
 
 DOUBLES = frozenset({Kind.DOUBLE, Kind.NON_FINITE})

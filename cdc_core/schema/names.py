@@ -31,8 +31,8 @@ SPOKEN_FOR = frozenset(
         *("_metadata", "_change_type", "_commit_version", "_commit_timestamp"),
     }
 )
-"""Names that no column of a document gets: what statements over its table call columns of their own, and what Spark and Delta
-read as theirs."""
+"""Names that no column of a document gets: what statements over its table call columns of their own, and what Spark and
+Delta read as theirs."""
 
 MAX_LENGTH = 200
 """Characters of a column's name; a longer one is cut, and gets a digest."""
@@ -42,23 +42,23 @@ _ESCAPED = re.compile(rf"\$(\$+(?:{RESERVED_NAMES}))")
 
 
 @dataclass(frozen=True)
-class Naming:
+class ColumnNaming:
     """How the columns of one collection are named and laid out."""
 
     flatten: bool = False
     delimiter: str = "_"
     fields: unwrap_options.FieldNames = unwrap_options.FieldNames()
-    arrays_as_documents: bool = False
+    values: unwrap_options.FieldValues = unwrap_options.FieldValues()
     reserved: frozenset[str] = ENGINE | SPOKEN_FOR
 
     @staticmethod
-    def of(options: unwrap_options.UnwrapOptions) -> Naming:
+    def of(options: unwrap_options.UnwrapOptions) -> ColumnNaming:
         """What the options of the unwrap say about names; the names of `add.fields` and `add.headers` are taken."""
-        return Naming(
+        return ColumnNaming(
             flatten=options.flatten_struct,
             delimiter=options.flatten_struct_delimiter,
             fields=options.field_names,
-            arrays_as_documents=options.array_encoding is unwrap_options.ArrayEncoding.DOCUMENT,
+            values=options.field_values,
             reserved=ENGINE | SPOKEN_FOR | {added.name for added in (*options.add_fields, *options.add_headers)},
         )
 
@@ -68,17 +68,17 @@ class Naming:
             "flatten": self.flatten,
             "delimiter": self.delimiter,
             **self.fields.to_json(),
-            "arrays_as_documents": self.arrays_as_documents,
+            **self.values.to_json(),
         }
 
     @staticmethod
-    def from_json(fields: Mapping[str, object]) -> Naming:
+    def from_json(fields: Mapping[str, object]) -> ColumnNaming:
         """The inverse of `to_json`."""
-        return Naming(
+        return ColumnNaming(
             flatten=bool(fields["flatten"]),
             delimiter=str(fields["delimiter"]),
             fields=unwrap_options.FieldNames.from_json(fields),
-            arrays_as_documents=bool(fields["arrays_as_documents"]),
+            values=unwrap_options.FieldValues.from_json(fields),
         )
 
 
@@ -103,7 +103,8 @@ def fit(name: str) -> str:
 def without_case(name: str) -> str:
     """What two names have in common that Spark takes for one: each character's capital, made small again.
 
-    More than the small letters of Unicode: `ı` and `i`, `µ` and `μ`, `ſ` and `s`. Characters stay single, as in Java: `ß` is not `ss`.
+    More than the small letters of Unicode: `ı` and `i`, `µ` and `μ`, `ſ` and `s`. Characters stay single, as in Java:
+    `ß` is not `ss`.
     """
     # Spark also compares whole names in small letters, where `İ` is `i` and a dot above it: all three are one here.
     return "".join(map(_without_case, name)).replace("i\u0307", "i")
@@ -122,7 +123,7 @@ class UsedNames:
         self._names = {without_case(name) for name in names}
 
     def unique(self, name: str) -> str:
-        """The name itself, or with the first of `_2`, `_3`, … that nobody has; taken from now on."""
+        """The name itself, or with the first of `_2`, `_3`, … that is free; in use from now on."""
         candidate, number = name, 1
         while without_case(candidate) in self._names:
             number += 1
@@ -131,11 +132,11 @@ class UsedNames:
         return candidate
 
 
-def nested(name: str, *, taken: UsedNames, naming: Naming) -> str:
+def nested(name: str, *, taken: UsedNames, naming: ColumnNaming) -> str:
     """The name of a field inside a struct whose other fields have taken theirs."""
     return taken.unique(fit(naming.fields.of(name)))
 
 
-def top_level(path: Collection[str], *, taken: UsedNames, naming: Naming) -> str:
+def top_level(path: Collection[str], *, taken: UsedNames, naming: ColumnNaming) -> str:
     """The name of a column of the table: of a top-level field, or of a leaf where documents are flattened."""
     return taken.unique(fit(naming.delimiter.join(naming.fields.of(part) for part in path)))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cdc_core import errors
-from cdc_core.schema.document_schema import DECIMAL, ColumnType, Decimal, Scalar
+from cdc_core.schema.column_types import DECIMAL, ColumnType, Decimal, Scalar
 
 _MAP = re.compile(r"map(?:\s*<\s*(?:string\s*,)?\s*(.+?)\s*>)?", re.IGNORECASE)
 _PINS: Mapping[str, Scalar] = {

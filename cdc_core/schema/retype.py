@@ -1,4 +1,5 @@
-"""`schema.on.conflict: retype`: which rescued values speak against the schema, and the schema whose columns hold them too."""
+"""`schema.on.conflict: retype`: which rescued values speak against the schema, and the schema whose columns hold them
+too."""
 
 from __future__ import annotations
 
@@ -10,21 +11,10 @@ from dataclasses import dataclass, replace
 import orjson
 
 from cdc_core.schema.cast import cast
-from cdc_core.schema.document_schema import (
-    BASE,
-    ELEMENT,
-    VALUE,
-    Array,
-    ColumnType,
-    DocumentSchema,
-    Map,
-    Scalar,
-    Steps,
-    Struct,
-    ddl,
-)
+from cdc_core.schema.column_types import BASE, ELEMENT, VALUE, Array, ColumnType, Map, Scalar, Steps, Struct, ddl
+from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.schema.evolution import Change, ChangeKind, columns_of, leaf_paths
-from cdc_core.schema.kinds import NOTHING, NUMBERS, Kind, arrays_as_documents, kind
+from cdc_core.schema.kinds import NOTHING, NUMBERS, Kind, kind, laid_out
 from cdc_core.schema.pins import Pins
 
 
@@ -52,8 +42,8 @@ def conflicts(schema: DocumentSchema, path: str, text: str) -> tuple[Conflict, .
     That is so for a place without a column (limits, `[]` and `{}`), for a value that is out of its own type's range,
     and for the earlier of two fields of one name. A path that may lead to two places speaks of both.
     """
-    numbers_fields = schema.naming.arrays_as_documents
-    value = arrays_as_documents(orjson.loads(text)) if numbers_fields else orjson.loads(text)
+    numbers_fields = schema.naming.values.arrays_as_documents
+    value = laid_out(orjson.loads(text), schema.naming.values)
     seen = kind(value)
     if seen in NOTHING:
         return ()

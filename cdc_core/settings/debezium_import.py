@@ -54,11 +54,7 @@ REMARKS: Mapping[str, str] = {
 
 _CHANNELS = ("signal.enabled.channels", "notification.enabled.channels")
 _ENV = re.compile(r"\$\{env:[A-Za-z_][A-Za-z0-9_]*\}")
-_SECRET_OPTIONS = {
-    "tlscertificatekeyfilepassword": "MONGODB_TLS_KEY_PASSWORD",
-    "proxypassword": "MONGODB_PROXY_PASSWORD",
-}
-_SESSION_TOKEN = re.compile(r"(AWS_SESSION_TOKEN(?::|%3A))([^&,]*)", re.IGNORECASE)
+_SECRET_OPTIONS = {name.lower(): variable for name, variable in values.SECRET_OPTIONS.items()}
 
 
 @dataclass(frozen=True)
@@ -152,7 +148,8 @@ class _ImportReport:
 
 @dataclass
 class _ConnectionReader:
-    """How the source is reached: the connection string, or `mongodb.hosts` of older versions, and references for its secrets."""
+    """How the source is reached: the connection string, or `mongodb.hosts` of older versions, and references for its
+    secrets."""
 
     given: Mapping[str, object]
     report: _ImportReport
@@ -234,7 +231,7 @@ class _ConnectionReader:
         variable = _SECRET_OPTIONS.get(name.lower())
         if variable and value and not _ENV.fullmatch(value):
             return f"{name}={self.report.variable(variable, f'{name} of the connection string')}"
-        token = _SESSION_TOKEN.search(option)
+        token = values.SESSION_TOKEN.search(option)
         if token and token[2] and not _ENV.fullmatch(token[2]):
             held = self.report.variable("AWS_SESSION_TOKEN", "AWS_SESSION_TOKEN of the connection string")
             return option[: token.start(2)] + held + option[token.end(2) :]
@@ -357,7 +354,8 @@ class _ConnectorReader:
             self.report.note(origin, REMARKS[each.name])
 
     def _take_option(self, origin: str, option: str) -> None:
-        """Put an option of a Kafka client under `source`; those of the Java client alone are named, with what to do instead."""
+        """Put an option of a Kafka client under `source`; those of the Java client alone are named, with what to do
+        instead."""
         if (why := properties.of_javas_client(option)) is not None:
             self.report.note(origin, f"it is an option of Kafka's Java client: {why}")
         elif properties.is_secret(option) and _ENV.fullmatch(_text(self.given, origin)) is None:

@@ -19,7 +19,7 @@ from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.properties.source import (
     Source,
 )
-from cdc_core.schema.pins import parse_pins
+from cdc_core.schema.pins import Pins, parse_pins
 from cdc_core.settings.section_reader import SectionKey, SectionReader
 from cdc_core.settings.source_section import read_source
 from cdc_core.stream import filters
@@ -78,9 +78,14 @@ class CollectionSettings:
     on_drop: OnGone = OnGone.DELETE
     on_rename: OnGone = OnGone.DELETE
 
+    @property
+    def pins(self) -> Pins:
+        """The columns that the settings pin."""
+        return parse_pins({**self.schema, **dict.fromkeys(self.map_fields, "map")})
+
 
 @dataclass(frozen=True)
-class Silver:
+class SilverSettings:
     """Settings by collection; a collection without its own has the defaults."""
 
     defaults: CollectionSettings = CollectionSettings()
@@ -92,7 +97,7 @@ class Silver:
 
 
 @dataclass(frozen=True)
-class Gold:
+class GoldSettings:
     """The folders of SQL models and of expectations; None for none.
 
     `deletion_vectors` is None where new tables have them, and those that are there stay as they are.
@@ -118,7 +123,7 @@ class QuietHours:
 
 
 @dataclass(frozen=True)
-class Maintenance:
+class MaintenanceSettings:
     """How long what is not the source's own is kept, in days (None: for ever), and when `run` maintains by itself."""
 
     ops_retention_days: int = 90
@@ -134,10 +139,17 @@ class Settings:
     name: str
     lakehouse: Lakehouse
     source: Source
-    silver: Silver = Silver()
-    gold: Gold = Gold()
-    maintenance: Maintenance = Maintenance()
+    silver: SilverSettings = SilverSettings()
+    gold: GoldSettings = GoldSettings()
+    maintenance: MaintenanceSettings = MaintenanceSettings()
     warnings: tuple[str, ...] = ()
+
+    def keeps_document(self, namespace: str) -> bool:
+        """Whether a collection's table holds whole documents: where the settings ask for it, or the capture mode needs
+        it."""
+        # Without full updates the capture has no document for an update: the table must hold what to fold it onto.
+        kept = self.silver.for_collection(namespace).keep_document
+        return not self.source.capture_mode.has_full_updates if kept is None else kept
 
 
 def parse(document: object, *, where: str = "") -> Settings:
@@ -158,9 +170,9 @@ def parse(document: object, *, where: str = "") -> Settings:
 
 _SECTIONS = ("name", "lakehouse", "source", "silver", "gold", "maintenance")
 _LAKEHOUSE: Mapping[str, SectionKey] = {
-    "root": SectionKey(values.Place("a folder or a URL"), None),
-    "catalog": SectionKey(values.Place("the name of a catalog"), None),
-    "schema_prefix": SectionKey(values.Place("a prefix for schemas"), ""),
+    "root": SectionKey(values.Location("a folder or a URL"), None),
+    "catalog": SectionKey(values.Location("the name of a catalog"), None),
+    "schema_prefix": SectionKey(values.Location("a prefix for schemas"), ""),
     "single_driver": SectionKey(values.Boolean(), False),
 }
 _CREDENTIAL = re.compile(r"secret|password|token|\.key\b", re.IGNORECASE)
@@ -257,12 +269,12 @@ def _check_lakehouse(reader: SectionReader, lakehouse: Lakehouse) -> None:
         reader.refuse("lakehouse.schema_prefix", "letters, digits and _ are expected")
 
 
-def _gold(reader: SectionReader, found: object) -> Gold:
+def _gold(reader: SectionReader, found: object) -> GoldSettings:
     keys = reader.keys("gold", found, _GOLD)
-    return Gold(keys["models"], keys["expectations"], keys["delta.enableDeletionVectors"])
+    return GoldSettings(keys["models"], keys["expectations"], keys["delta.enableDeletionVectors"])
 
 
-def _maintenance(reader: SectionReader, found: object) -> Maintenance:
+def _maintenance(reader: SectionReader, found: object) -> MaintenanceSettings:
     read = reader.keys("maintenance", found, _MAINTENANCE)
     text = read["quiet.hours"]
     hours = None if text is None else _QUIET_HOURS.fullmatch(text)
@@ -272,10 +284,12 @@ def _maintenance(reader: SectionReader, found: object) -> Maintenance:
     if hours is not None:
         first, second, third, fourth = map(int, hours.groups())
         quiet = QuietHours(first * 60 + second, third * 60 + fourth)
-    return Maintenance(read["ops.retention.days"], read["deletes.retention.days"], read["bronze.retention.days"], quiet)
+    return MaintenanceSettings(
+        read["ops.retention.days"], read["deletes.retention.days"], read["bronze.retention.days"], quiet
+    )
 
 
-def _silver(reader: SectionReader, found: object, source: Source) -> Silver:
+def _silver(reader: SectionReader, found: object, source: Source) -> SilverSettings:
     section = reader.section("silver", found)
     reader.unknown("silver", section, ("defaults", "collections"))
     shared = reader.section("silver.defaults", section.get("defaults"))
@@ -291,7 +305,7 @@ def _silver(reader: SectionReader, found: object, source: Source) -> Silver:
         for namespace, options in own.items()
     }
     _check_namespaces(reader, collections, source)
-    return Silver(defaults, collections)
+    return SilverSettings(defaults, collections)
 
 
 def _check_namespaces(reader: SectionReader, namespaces: Mapping[str, object], source: Source) -> None:

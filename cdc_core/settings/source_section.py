@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -130,12 +131,19 @@ def _filter_overrides(reader: SectionReader, section: Mapping[str, Any], listed:
     }
 
 
+_REFERENCE = re.compile(r"\$\{\w+:")
+
+
 def _check_lists(reader: SectionReader, source: Source, name: str) -> None:
     for include, exclude in _EXCLUSIVE:
         if _value(source, include) and _value(source, exclude):
             reader.refuse(f"source.{exclude}", f"it does not stand beside {include}", "the include list alone decides")
-    if source.filters_match_mode is MatchMode.REGEX:
-        for list_name in _PATTERN_LISTS:
+    for list_name in _PATTERN_LISTS:
+        referring = [entry for entry in _value(source, list_name) if _REFERENCE.search(entry)]
+        for entry in referring:
+            # No name holds a $: such a list would capture nothing, and the position move on.
+            reader.refuse(f"source.{list_name}", f"names are expected, found {entry}", "only secrets may be references")
+        if source.filters_match_mode is MatchMode.REGEX and not referring:
             _check_patterns(reader, list_name, _value(source, list_name))
 
 
@@ -184,6 +192,9 @@ def _check_capture(reader: SectionReader, source: Source, name: str) -> None:
         case CaptureScope.COLLECTION if target is None or "." not in target.strip("."):
             expected = "database.collection is expected beside capture.scope: collection"
             reader.refuse("source.capture.target", expected)
+    _warn_of_unread_signals(reader, source)
+    if target is not None and source.capture_scope in (None, CaptureScope.DEPLOYMENT):
+        reader.warnings.append("source.capture.target has no effect without capture.scope: database or collection")
     if source.cursor_pipeline_order is PipelineOrder.USER_ONLY and source.cursor_pipeline is None:
         reader.refuse("source.cursor.pipeline", "it is expected beside cursor.pipeline.order: user_only")
     needs_description = not source.capture_mode.has_full_updates
@@ -192,6 +203,17 @@ def _check_capture(reader: SectionReader, source: Source, name: str) -> None:
     skips = source.cursor_oversize_handling_mode is OversizeMode.SKIP
     if skips and source.cursor_oversize_skip_threshold == 0:
         reader.refuse("source.cursor.oversize.skip.threshold", "a size is expected beside the mode skip", "16777216")
+
+
+def _warn_of_unread_signals(reader: SectionReader, source: Source) -> None:
+    """A narrower scope carries no other collection's inserts, a signal's neither."""
+    target, signals = source.capture_target, source.signal_data_collection
+    if source.capture_scope in (None, CaptureScope.DEPLOYMENT) or target is None or signals is None:
+        return
+    if SignalChannel.SOURCE in source.signal_enabled_channels and not f"{signals}.".startswith(f"{target}."):
+        reader.warnings.append(
+            f"source.signal.data.collection: no signal comes from {signals}: the stream is of capture.target alone, {target}"
+        )
 
 
 def _check_modes(reader: SectionReader, source: Source, name: str) -> None:

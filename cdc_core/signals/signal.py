@@ -23,7 +23,8 @@ from cdc_core.properties import types as values
 from cdc_core.stream import patterns
 
 _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError, BSONError)
-"""What parsers say of a text that is none of theirs: a wrapper with the wrong content, a number too large, too many levels."""
+"""What parsers say of a text that is none of theirs: a wrapper with the wrong content, a number too large, too many
+levels."""
 
 
 class SignalType(str, Enum):
@@ -48,7 +49,7 @@ class SignalRefused(ValueError):
 
 
 @dataclass(frozen=True)
-class Condition:
+class AdditionalCondition:
     """An additional condition: what a snapshot reads of the collections that a regular expression names."""
 
     data_collection: str
@@ -65,7 +66,8 @@ class Signal:
     channel: str = "source"
 
     def payload(self, **more: object) -> dict[str, Any]:
-        """The signal as a bronze row's payload holds it; without its data, and its text escaped, where JSON cannot say it."""
+        """The signal as a bronze row's payload holds it; without its data, and its text escaped, where JSON cannot say
+        it."""
         payload = {"id": self.id, "type": self.type, "data": dict(self.data), "channel": self.channel, **more}
         if _is_json(payload):
             return payload
@@ -83,13 +85,13 @@ class ReceivedSignal:
 
 
 @dataclass(frozen=True)
-class Request:
+class SignalRequest:
     """What a signal asks for, checked: `collections` are regular expressions over ``database.collection``, none for all."""
 
     type: SignalType
     collections: tuple[str, ...] = ()
     snapshot_type: SnapshotType = SnapshotType.INCREMENTAL
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[AdditionalCondition, ...] = ()
     message: str = ""
 
     def chosen(self, namespaces: Iterable[str]) -> tuple[str, ...]:
@@ -112,6 +114,8 @@ class Request:
 
 def from_document(document: object) -> Signal:
     """The signal that a document of the signal collection is; raises `SignalRefused`."""
+    if document is None:
+        raise SignalRefused("its document is missing: a stage of cursor.pipeline takes it away")
     if not isinstance(document, Mapping):
         raise SignalRefused("one of its fields stands in it more than once")
     if "_id" not in document:
@@ -134,6 +138,7 @@ def _signal(fields: Mapping[str, Any], channel: str) -> Signal:
     type_ = fields.get("type")
     if not isinstance(type_, str) or not type_:
         raise SignalRefused("a signal's type is missing")
+    # Both names are accepted: signals that were written for the connector carry either.
     data = fields.get("data", fields.get("payload"))
     if isinstance(data, str):
         try:
@@ -148,7 +153,7 @@ def _signal(fields: Mapping[str, Any], channel: str) -> Signal:
     return Signal("" if identifier is None else str(identifier), type_, data, channel)
 
 
-def request(signal: Signal) -> Request:
+def request(signal: Signal) -> SignalRequest:
     """What the signal asks for; raises `SignalRefused` for what the connector would not do either."""
     # A row of bronze must be able to hold what was done; what it cannot hold is refused before it is done.
     if "data" not in signal.payload():
@@ -158,10 +163,11 @@ def request(signal: Signal) -> Request:
     except ValueError:
         hint = values.did_you_mean(signal.type, [each.value for each in SignalType])
         raise SignalRefused(f"there is no signal of type {signal.type}{f', {hint}' if hint else ''}") from None
+    # Its data is a message for the log, and names no collections that could be wrong.
     if type_ is SignalType.LOG:
-        return Request(type_, message=str(signal.data.get("message", "")))
+        return SignalRequest(type_, message=str(signal.data.get("message", "")))
     collections = _collections(signal.data, is_required=type_ is SignalType.EXECUTE_SNAPSHOT)
-    return Request(type_, collections, _snapshot_type(signal.data), _conditions(signal.data))
+    return SignalRequest(type_, collections, _snapshot_type(signal.data), _conditions(signal.data))
 
 
 def _collections(data: Mapping[str, Any], *, is_required: bool) -> tuple[str, ...]:
@@ -185,7 +191,7 @@ def _snapshot_type(data: Mapping[str, Any]) -> SnapshotType:
         raise SignalRefused(f"there is no snapshot of type {text}: incremental or blocking") from None
 
 
-def _conditions(data: Mapping[str, Any]) -> tuple[Condition, ...]:
+def _conditions(data: Mapping[str, Any]) -> tuple[AdditionalCondition, ...]:
     if data.get("surrogate-key"):
         raise SignalRefused("surrogate-key is not supported: documents are read in the order of _id")
     found = data.get("additional-conditions", [])
@@ -200,7 +206,7 @@ def _conditions(data: Mapping[str, Any]) -> tuple[Condition, ...]:
         text = _filter_text(each["filter"])
         _check_filter(text)
         _pattern(str(each["data-collection"]))
-        read.append(Condition(str(each["data-collection"]), text))
+        read.append(AdditionalCondition(str(each["data-collection"]), text))
     return tuple(read)
 
 
@@ -219,6 +225,7 @@ def _check_filter(text: str) -> None:
         raise SignalRefused(f"its filter is no JSON: {error}") from error
     if not isinstance(parsed, dict):
         raise SignalRefused("its filter must be an object, as find takes it")
+    # JSON has texts and numbers that BSON has not: half a surrogate, or an integer of more than 64 bits.
     try:
         bson.encode(parsed)
     except _UNREADABLE as error:
@@ -233,7 +240,7 @@ def _pattern(text: str) -> patterns.Pattern:
 
 
 def _is_json(payload: Mapping[str, Any]) -> bool:
-    """Whether a row can hold the payload, as `event_rows.Rows.mark` writes it."""
+    """Whether a row can hold the payload, as `event_rows.EventRows.mark` writes it."""
     try:
         orjson.dumps(payload, default=str)
     except (TypeError, RecursionError):

@@ -1,5 +1,8 @@
 """Partial updates applied to documents as the server applied them: `updateDescription` onto what is stored.
 
+A removed field (a `$unset`, in `removedFields`) is absent from the document afterwards; that its column becomes a null
+is said in `cdc_core.schema.cast`.
+
 Everything here works on parsed type-exact Extended JSON (`orjson.loads` of what `cdc_core.extended_json.bson_to_json`
 writes), and nothing here raises on data: a base that is newer than the update, a path that leads nowhere and
 a text that cannot be read are answers, not errors.
@@ -49,7 +52,7 @@ OUTPUT_BYTES = 64 * 1024 * 1024
 _INDEX = re.compile(r"(?:0|[1-9][0-9]{0,9})\Z", re.ASCII)
 
 
-class Update(NamedTuple):
+class PartialUpdate(NamedTuple):
     """One update event's description: immutable (a tuple, because millions are made).
 
     Paths are the server's, with the fields' real names; values are parsed type-exact Extended JSON.
@@ -64,7 +67,7 @@ class Update(NamedTuple):
     is_readable: bool = True
 
     @classmethod
-    def from_bronze(cls, struct: Mapping[str, Any]) -> Update:
+    def from_bronze(cls, struct: Mapping[str, Any]) -> PartialUpdate:
         """The update of a bronze row's `sequence` and `updateDescription`; an unreadable one does nothing."""
         description = struct["updateDescription"]
         if description is None:
@@ -72,7 +75,7 @@ class Update(NamedTuple):
         return _update(struct["sequence"], *(description[field.name] for field in bronze.UPDATE_DESCRIPTION))
 
     @classmethod
-    def unreadable(cls, sequence: str) -> Update:
+    def unreadable(cls, sequence: str) -> PartialUpdate:
         """An update of which nothing is known but its place in the order."""
         return cls(sequence, {}, is_readable=False)
 
@@ -84,21 +87,21 @@ class FoldResult(NamedTuple):
     incomplete: bool
 
 
-class _Undecided(NamedTuple):
+class _UndecidedPath(NamedTuple):
     """A path left out. `blocked`: where the plain way ends; None where only a whole document can decide."""
 
     path: str
     blocked: str | None
 
 
-class _Place(NamedTuple):
+class _Target(NamedTuple):
     """A field of a document (container and stored name) or an element of an array (container and index)."""
 
     container: Any
     step: Any
 
 
-def fold(base: Document | None, updates: Sequence[Update]) -> FoldResult:
+def fold(base: Document | None, updates: Sequence[PartialUpdate]) -> FoldResult:
     """The document after the updates, in their `sequence`'s order, whatever order they come in.
 
     Without a base the result holds what the updates tell for certain (whole top-level fields) and is
@@ -108,8 +111,9 @@ def fold(base: Document | None, updates: Sequence[Update]) -> FoldResult:
     return _fold_in_place(None if base is None else _copied(base), ordered)
 
 
-def folded_text(base: str | None, updates: Sequence[Update]) -> tuple[str | None, bool]:
-    """`fold` over texts of type-exact Extended JSON: the document, None where nothing is known, and whether it is incomplete."""
+def folded_text(base: str | None, updates: Sequence[PartialUpdate]) -> tuple[str | None, bool]:
+    """`fold` over texts of type-exact Extended JSON: the document, None where nothing is known, and whether it is
+    incomplete."""
     document, incomplete = _folded(base, [_owned(update) for update in updates])
     return None if document is None else document.decode(), incomplete
 
@@ -124,7 +128,7 @@ def fold_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from _folded_batch(batch)
 
 
-def _fold_in_place(base: Document | None, updates: Sequence[Update]) -> FoldResult:
+def _fold_in_place(base: Document | None, updates: Sequence[PartialUpdate]) -> FoldResult:
     """The fold over values that it may keep and change; the updates are in order."""
     if base is None and not updates:
         return FoldResult(None, True)
@@ -143,23 +147,23 @@ def _fold_in_place(base: Document | None, updates: Sequence[Update]) -> FoldResu
     return FoldResult(document, is_lost or bool(blocked))
 
 
-def _apply_in_place(document: Document, update: Update) -> Sequence[_Undecided]:
+def _apply_in_place(document: Document, update: PartialUpdate) -> Sequence[_UndecidedPath]:
     """Applies what can be decided and returns the rest; the document takes the update's own values.
 
-    All paths are read before any is applied. A path with dots leads into what was there then, so it does not matter that those
-    without come first: where both are about the same field, the whole field is what stays.
+    All paths are read before any is applied. A path with dots leads into what was there then, so it does not matter
+    that those without come first: where both are about the same field, the whole field is what stays.
     """
     if not update.is_readable:
-        return (_Undecided("", None),)
+        return (_UndecidedPath("", None),)
     fields, cuts = update.updated_fields, update.truncated_arrays
-    whole, dotted = _parted(tuple(fields))
-    gone, dotted_gone = _parted(tuple(update.removed_fields))
+    whole, dotted = _by_depth(tuple(fields))
+    gone, dotted_gone = _by_depth(tuple(update.removed_fields))
     edits: list[tuple[Callable[[Any, Any, Any], None], str, Any]]
     # Cuts first, as the server does it: what is set behind a cut makes the array longer again.
     edits = [(_truncate, path, size) for path, size in cuts if "." in path] if cuts else []
     edits += [(_set, path, fields[path]) for path in dotted]
     edits += [(_remove, path, None) for path in dotted_gone]
-    readings = [_reading(document, path, update, is_set=edit is _set) for edit, path, _ in edits]
+    readings = [_target(document, path, update, is_set=edit is _set) for edit, path, _ in edits]
     for path, size in cuts:
         if "." not in path:
             _truncate(document, _stored(path), size)
@@ -167,9 +171,9 @@ def _apply_in_place(document: Document, update: Update) -> Sequence[_Undecided]:
         document[name] = fields[path]
     for _, name in gone:
         document.pop(name, None)
-    undecided: list[_Undecided] = []
+    undecided: list[_UndecidedPath] = []
     for (edit, _, argument), reading in zip(edits, readings):
-        if isinstance(reading, _Undecided):
+        if isinstance(reading, _UndecidedPath):
             undecided.append(reading)
         elif reading is not None:
             edit(*reading, argument)
@@ -177,12 +181,12 @@ def _apply_in_place(document: Document, update: Update) -> Sequence[_Undecided]:
 
 
 @functools.lru_cache(maxsize=MANY_PATHS)
-def _parted(paths: tuple[str, ...]) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
+def _by_depth(paths: tuple[str, ...]) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
     """The paths of one name, each with the name as stored, and those of several."""
     return tuple((path, _stored(path)) for path in paths if "." not in path), tuple(path for path in paths if "." in path)
 
 
-class _Way(NamedTuple):
+class _PathParts(NamedTuple):
     """What follows from the text of a path of several names alone; `stored` names and `indexes` are one for each component.
 
     `above` are the paths of what it lies in, `dotted` the names, as stored, that two or more components can be, by the
@@ -197,14 +201,14 @@ class _Way(NamedTuple):
 
 
 @functools.lru_cache(maxsize=MANY_PATHS)
-def _split(path: str) -> _Way:
-    return _way(tuple(path.split(".")))
+def _split(path: str) -> _PathParts:
+    return _path_parts(tuple(path.split(".")))
 
 
 @functools.lru_cache(maxsize=MANY_PATHS)
-def _way(components: tuple[str, ...]) -> _Way:
+def _path_parts(components: tuple[str, ...]) -> _PathParts:
     ends = range(1, len(components) + 1)
-    return _Way(
+    return _PathParts(
         components,
         tuple(map(_stored, components)),
         tuple(int(name) if _INDEX.match(name) else None for name in components),
@@ -216,20 +220,20 @@ def _way(components: tuple[str, ...]) -> _Way:
     )
 
 
-def _reading(document: Document, path: str, update: Update, *, is_set: bool) -> _Place | _Undecided | None:
+def _target(document: Document, path: str, update: PartialUpdate, *, is_set: bool) -> _Target | _UndecidedPath | None:
     """Where a path of several names leads in the document; None where there is nothing to do."""
     named = update.disambiguated_paths
-    way = _split(path) if named is None or path not in named else _way(tuple(str(part) for part in named[path]))
+    way = _split(path) if named is None or path not in named else _path_parts(tuple(str(part) for part in named[path]))
     walk = _walk(document, way)
     length = len(way.components)
     if named is None and (_is_within(way, update) or _has_dotted_reading(walk, way, is_set=is_set)):
-        return _Undecided(path, None)
+        return _UndecidedPath(path, None)
     if len(walk) == length and (step := _step(walk[-1], way, length - 1)) is not None:
-        return _Place(walk[-1], step)
-    return _Undecided(path, ".".join(way.components[: len(walk)])) if is_set and named is None else None
+        return _Target(walk[-1], step)
+    return _UndecidedPath(path, ".".join(way.components[: len(walk)])) if is_set and named is None else None
 
 
-def _walk(document: Document, way: _Way) -> list[Container]:
+def _walk(document: Document, way: _PathParts) -> list[Container]:
     """The containers that the components lead through; fewer than these where the way ends early."""
     here: Container = document
     walk = [here]
@@ -246,7 +250,7 @@ def _walk(document: Document, way: _Way) -> list[Container]:
     return walk
 
 
-def _has_dotted_reading(walk: Sequence[Container], way: _Way, *, is_set: bool) -> bool:
+def _has_dotted_reading(walk: Sequence[Container], way: _PathParts, *, is_set: bool) -> bool:
     """Whether a name with dots takes part: one that is there, or a new one whose neighbours have dots too."""
     documents = walk[: len(way.dotted)]
     for here, names in zip(documents, way.dotted):
@@ -257,7 +261,7 @@ def _has_dotted_reading(walk: Sequence[Container], way: _Way, *, is_set: bool) -
     return any("." in name for here in documents if isinstance(here, dict) for name in here)
 
 
-def _is_within(way: _Way, update: Update) -> bool:
+def _is_within(way: _PathParts, update: PartialUpdate) -> bool:
     """Whether the update sets what the path lies in, too: then one of the two has a name with dots."""
     fields = update.updated_fields
     return len(fields) > 1 and not way.above.isdisjoint(fields)
@@ -270,13 +274,13 @@ def _is_container(value: object) -> TypeGuard[Container]:
     return isinstance(value, list)
 
 
-def _has(container: Container, way: _Way) -> bool:
+def _has(container: Container, way: _PathParts) -> bool:
     """Whether what the last component names is there."""
     step = _step(container, way, len(way.components) - 1)
     return step in container if isinstance(container, dict) else step is not None and step < len(container)
 
 
-def _step(container: Container, way: _Way, depth: int) -> Any:
+def _step(container: Container, way: _PathParts, depth: int) -> Any:
     """The stored name in a document, the index in an array; None for what no array has as an index."""
     if isinstance(container, dict):
         return way.stored[depth]
@@ -311,7 +315,7 @@ def _truncate(container: Any, step: Any, size: int) -> None:
         del array[size:]
 
 
-def _explains(update: Update, blocked: str) -> bool:
+def _explains(update: PartialUpdate, blocked: str) -> bool:
     """Whether the update changes the path or what it lies in as a whole: what a newer base must have seen."""
     changed = {
         *update.updated_fields,
@@ -322,11 +326,11 @@ def _explains(update: Update, blocked: str) -> bool:
     return any(".".join(components[:end]) in changed for end in range(1, len(components) + 1))
 
 
-def _sequence(update: Update) -> str:
+def _sequence(update: PartialUpdate) -> str:
     return update.sequence
 
 
-def _owned(update: Update) -> Update:
+def _owned(update: PartialUpdate) -> PartialUpdate:
     """The update with values of its own, so that applying later ones to them changes no argument."""
     return update._replace(updated_fields=_copied(update.updated_fields))
 
@@ -364,7 +368,7 @@ def _results(
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _folded(base: str | None, updates: list[Update]) -> tuple[bytes | None, bool]:
+def _folded(base: str | None, updates: list[PartialUpdate]) -> tuple[bytes | None, bool]:
     """One row's result; a stored document that cannot be read counts as unknown."""
     # Spark's `collect_list` keeps no order.
     if len(updates) > 1:
@@ -397,14 +401,14 @@ def _update(
     removed_fields: Sequence[str] | None,
     truncated_arrays: Sequence[Mapping[str, Any]] | None,
     disambiguated_paths: str | None,
-) -> Update:
+) -> PartialUpdate:
     """An update of the texts of a bronze row."""
     updated = _paths(updated_fields)
     named = None if disambiguated_paths is None else _paths(disambiguated_paths)
     if updated is None or (named is None and disambiguated_paths is not None):
-        return Update.unreadable(sequence)
+        return PartialUpdate.unreadable(sequence)
     cuts = [(cut["field"], cut["size"]) for cut in truncated_arrays] if truncated_arrays else ()
-    return Update(sequence, updated, removed_fields or (), cuts, named)
+    return PartialUpdate(sequence, updated, removed_fields or (), cuts, named)
 
 
 def _paths(text: str | None) -> Any:
@@ -418,13 +422,13 @@ def _paths(text: str | None) -> Any:
     return parsed
 
 
-def _updates(column: pa.Array) -> Iterator[list[Update]]:
+def _updates(column: pa.Array) -> Iterator[list[PartialUpdate]]:
     """The updates of each row, read column by column, which is several times as fast as row by row."""
     sequences, descriptions = column.flatten().flatten()
     rows = zip(sequences.to_pylist(), *map(_values, descriptions.flatten()), strict=True)
     described = descriptions.is_valid().to_pylist()
     updates = (
-        _update(*row) if is_described else Update.unreadable(row[0])
+        _update(*row) if is_described else PartialUpdate.unreadable(row[0])
         for is_described, row in zip(described, rows, strict=True)
     )
     for count in pc.fill_null(pc.list_value_length(column), 0).to_pylist():

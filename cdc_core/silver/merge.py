@@ -1,8 +1,8 @@
 """The MERGE that brings reduced, typed rows into a collection's table, and the ALTERs that make room for them.
 
-A source row has the table's columns, `__guard` and `__action` (`cdc_core.silver.reduce`). Every clause is guarded by sequence: a
-row that holds a later document, or knows of a later event, keeps it, so that a statement may be run again, and ranges
-in any order.
+A source row has the table's columns, `__guard` and `__action` (`cdc_core.silver.reduce`). Every clause is guarded by
+sequence: a row that holds a later document, or knows of a later event, keeps it, so that a statement may be run again,
+and ranges in any order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from cdc_core.sql.names import identifier, literal
 
 
 def is_same(held: T.DataType, wanted: T.DataType) -> bool:
-    """Whether rows of the wanted type can stand in files beside rows of the held one: the same names and types, in any order."""
+    """Whether rows of the wanted type can stand in files beside rows of the held one: the same names and types, in any
+    order."""
     match held, wanted:
         case T.StructType(), T.StructType():
             fields = {each.name: each.dataType for each in wanted}
@@ -34,11 +35,12 @@ def is_same(held: T.DataType, wanted: T.DataType) -> bool:
 
 
 @dataclass(frozen=True)
-class Statement:
+class SilverMerge:
     """One MERGE of reduced rows.
 
-    `columns` are the table's, in the source too; `added` those of them that `add.fields` asked for. `removes`,
-    `marks_deleted` and `has_incomplete` say what may be among the rows, beside documents; `keys` are ranges that hold all of theirs.
+    `columns` are the table's, in the source too; `added` those of them that come from `add.fields`. `removes`,
+    `marks_deleted` and `has_incomplete` say what may be among the rows, beside documents; `keys` are ranges that hold
+    all of theirs.
     """
 
     columns: Sequence[str]
@@ -69,20 +71,22 @@ class Statement:
         if self.marks_deleted:
             deleted_columns = {"__deleted": "true", "__incomplete": "false", **known}
             yield sql_merge.Clause(
-                deleted_columns | sql_merge.given((*self.added, "__sequence", "__batch")), f"s.`__deleted` AND {is_newer}"
+                deleted_columns | sql_merge.from_source((*self.added, "__sequence", "__batch")),
+                f"s.`__deleted` AND {is_newer}",
             )
         if self.has_incomplete:
             incomplete_columns = {"__incomplete": "true", **known}
             yield sql_merge.Clause(
-                incomplete_columns | sql_merge.given(("__sequence", "__batch")), f"s.`__incomplete` AND {is_newer}"
+                incomplete_columns | sql_merge.from_source(("__sequence", "__batch")), f"s.`__incomplete` AND {is_newer}"
             )
         is_kept = f"s.`__action` <> {literal(reduce.Action.REMOVE.value)}" if self.removes else ""
-        yield sql_merge.Clause(sql_merge.given(self.columns), is_kept, is_matched=False)
+        yield sql_merge.Clause(sql_merge.from_source(self.columns), is_kept, is_matched=False)
 
     def _document(self) -> dict[str, str]:
-        """A newer document; a row that knows of an event after it stays incomplete, or deleted, with that event's sequence."""
+        """A newer document; a row that knows of an event after it stays incomplete, or deleted, with that event's
+        sequence."""
         if not self.is_late:
-            return sql_merge.given(self.columns)
+            return sql_merge.from_source(self.columns)
         is_behind = "s.`__sequence` < t.`__sequence`"
         values = {
             "__sequence": "greatest(s.`__sequence`, t.`__sequence`)",
@@ -96,20 +100,7 @@ class Statement:
             }
             values["__deleted"] = f"(s.`__deleted` OR {stays})"
             values["__incomplete"] = f"(s.`__incomplete` OR {is_behind}) AND NOT {stays}"
-        return sql_merge.given(self.columns) | {name: value for name, value in values.items() if name in self.columns}
-
-
-def keyed(target: str, source: str, *, columns: Sequence[str], on: str) -> str:
-    """The MERGE of rows `s` into `t`, which replaces the rows that meet `on` and deletes those whose source says `__gone`."""
-    names = ", ".join(map(identifier, columns))
-    inserted = ", ".join(f"s.{identifier(name)}" for name in columns)
-    assigned = ", ".join(f"t.{identifier(name)} = s.{identifier(name)}" for name in columns)
-    return (
-        f"MERGE INTO {target} AS t USING {identifier(source)} AS s ON {on}\n"
-        f"WHEN MATCHED AND s.`__gone` THEN DELETE\n"
-        f"WHEN MATCHED THEN UPDATE SET {assigned}\n"
-        f"WHEN NOT MATCHED AND NOT s.`__gone` THEN INSERT ({names}) VALUES ({inserted})"
-    )
+        return sql_merge.from_source(self.columns) | {name: value for name, value in values.items() if name in self.columns}
 
 
 HAS_NO_BASE = "(coalesce(`__incomplete`, false) AND coalesce(`__known`, '') = '')"
@@ -191,7 +182,8 @@ def _grown(current: T.DataType, wanted: T.DataType) -> T.DataType:
 
 
 def _unmarked(type_: T.DataType) -> T.DataType:
-    """A type without its fields' metadata: Delta notes there how a column was widened, and another table must not say that."""
+    """A type without its fields' metadata: Delta notes there how a column was widened, and another table must not say
+    that."""
     match type_:
         case T.StructType():
             return T.StructType([T.StructField(each.name, _unmarked(each.dataType)) for each in type_])
@@ -226,7 +218,8 @@ def _compare(
 
 
 def _widens(current: T.DataType, wanted: T.DataType) -> bool:
-    """Whether Delta changes the type in place (`reference`: INT to BIGINT, DOUBLE, DECIMAL; BIGINT to DECIMAL; wider DECIMAL)."""
+    """Whether Delta changes the type in place (`reference`: INT to BIGINT, DOUBLE, DECIMAL; BIGINT to DECIMAL; wider
+    DECIMAL)."""
     # The digits that Delta wants before the point of a DECIMAL that takes the integer's place.
     digits = {T.IntegerType: 10, T.LongType: 20}.get(type(current))
     if isinstance(wanted, T.DecimalType):

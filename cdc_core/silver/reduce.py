@@ -54,7 +54,7 @@ class Action(str, Enum):
 
 
 @dataclass(frozen=True)
-class Range:
+class BatchRange:
     """Bronze batches after `after`, up to and including `to`."""
 
     after: int
@@ -66,7 +66,7 @@ class Range:
         return f"batch > {self.after} AND batch <= {self.to}"
 
 
-def ranges(batches: Iterable[tuple[int, int]], *, span: Range, limit: int) -> tuple[Range, ...]:
+def ranges(batches: Iterable[tuple[int, int]], *, span: BatchRange, limit: int) -> tuple[BatchRange, ...]:
     """The span cut between batches so that each range holds at most `limit` events, or one batch.
 
     `batches` are pairs of batch and count of events, in order; batches without events may be left out. The ranges
@@ -83,7 +83,7 @@ def ranges(batches: Iterable[tuple[int, int]], *, span: Range, limit: int) -> tu
         held += events
         previous = batch
     edges = [span.after, *cuts, span.to]
-    return tuple(Range(low, high) for low, high in zip(edges, edges[1:]) if low < high)
+    return tuple(BatchRange(low, high) for low, high in zip(edges, edges[1:]) if low < high)
 
 
 class SweepCause(str, Enum):
@@ -107,10 +107,11 @@ class Sweep:
     cause: SweepCause = SweepCause.SNAPSHOT
 
     def is_due(self, *, after: int, swept: str) -> bool:
-        """Whether a table that is applied up to the batch `after`, and whose newest sweep has the mark `swept`, still needs it.
+        """Whether a table that is applied up to the batch `after`, and whose newest sweep has the mark `swept`, still
+        needs it.
 
-        Heartbeats repeat a snapshot's end, so that one with an older mark is done. A drop or a rename is told once, and a
-        stream that lags behind a snapshot comes to one before its mark together with the events before that.
+        Heartbeats repeat a snapshot's end, so that one with an older mark is done. A drop or a rename has one row, and a
+        stream that lags behind a snapshot brings one from before its mark together with the events before that.
         """
         return self.batch > after and (self.cause is not SweepCause.SNAPSHOT or self.first > swept)
 
@@ -143,7 +144,7 @@ def schema_sweeps(changes: Iterable[tuple[int, str, str, str, str]]) -> tuple[Sw
     return tuple(found)
 
 
-def within(sweeps: Iterable[Sweep], range_: Range) -> tuple[Sweep, ...]:
+def within(sweeps: Iterable[Sweep], range_: BatchRange) -> tuple[Sweep, ...]:
     """The sweeps that a range of batches calls for, in their order.
 
     Each comes right after its range, so that a run that ends between two ranges has forgotten none.
@@ -349,8 +350,8 @@ def needed(options: unwrap_options.UnwrapOptions) -> tuple[str, ...]:
 class AddedColumn:
     """A column of `add.fields` or `add.headers`: its name, Spark type and value over bronze columns.
 
-    `path` is where bronze has that very value: a column, or a field of one; empty for one that is always null, None for one that is
-    made of what bronze has.
+    `path` is where bronze has that very value: a column, or a field of one; empty for one that is always null, None for
+    one that is made of what bronze has.
     """
 
     name: str

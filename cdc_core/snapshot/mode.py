@@ -25,7 +25,7 @@ class Snapshotter(Protocol):
 
 
 @dataclass(frozen=True)
-class Decision:
+class SnapshotDecision:
     """What a start does: take a new snapshot, go on with an unfinished one, stream afterwards."""
 
     takes: bool
@@ -39,26 +39,26 @@ def decided(
     has_position: bool,
     is_unfinished: bool,
     custom: Snapshotter | None = None,
-) -> Decision:
+) -> SnapshotDecision:
     """The decision for a start whose position, if it has one, can be gone on from."""
     match source.snapshot_mode:
         # They differ only where the position is lost (`replaces_lost_position`), which is no start with a position.
         case SnapshotMode.INITIAL | SnapshotMode.WHEN_NEEDED:
-            return Decision(not has_position, is_unfinished, True)
+            return SnapshotDecision(not has_position, is_unfinished, True)
         case SnapshotMode.ALWAYS:
-            return Decision(not is_unfinished, is_unfinished, True)
+            return SnapshotDecision(not is_unfinished, is_unfinished, True)
         case SnapshotMode.INITIAL_ONLY:
-            return Decision(not has_position, is_unfinished, False)
+            return SnapshotDecision(not has_position, is_unfinished, False)
         case SnapshotMode.NO_DATA:
-            return Decision(False, False, True)
+            return SnapshotDecision(False, False, True)
         case SnapshotMode.CONFIGURATION_BASED:
             wanted = source.snapshot_mode_configuration_based_snapshot_data
             streams = source.snapshot_mode_configuration_based_start_stream
-            return Decision(wanted and not has_position, wanted and is_unfinished, streams)
+            return SnapshotDecision(wanted and not has_position, wanted and is_unfinished, streams)
         case SnapshotMode.CUSTOM:
             assert custom is not None
             wanted = custom.should_snapshot_data(has_position, is_unfinished)
-            return Decision(wanted and not is_unfinished, wanted and is_unfinished, custom.should_stream())
+            return SnapshotDecision(wanted and not is_unfinished, wanted and is_unfinished, custom.should_stream())
 
 
 def replaces_lost_position(source: Source, *, custom: Snapshotter | None = None) -> bool:

@@ -21,9 +21,9 @@ class SnapshotKind(str, Enum):
     INITIAL = "initial"
     """`snapshot.mode` says so."""
     INCREMENTAL = "incremental"
-    """A signal asked for it; the stream goes on beside it."""
+    """Started by a signal; the stream goes on beside it."""
     BLOCKING = "blocking"
-    """A signal asked for it; the stream waits for its end."""
+    """Started by a signal; the stream waits for its end."""
     REPLACED = "replaced"
     """A rename put another collection in the place of a captured one."""
 
@@ -33,8 +33,8 @@ class CollectionState:
     """How far one collection's snapshot is; `hi` is the `_id` before which everything is in bronze.
 
     `first` is the sequence of its first chunk, or what it was planned with: rows older than that are gone from the source.
-    `filter` is the find filter with which it was read so far, `failed` why it is read no further, `is_gone` whether there is no
-    such collection any more.
+    `filter` is the find filter with which it was read so far, `failed` why it is read no further, `is_gone` whether
+    there is no such collection any more.
     """
 
     chunks: int = 0
@@ -49,7 +49,8 @@ class CollectionState:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing that was in bronze before is older than the source, where the collection was read to its end."""
+        """Whether the snapshot accounts for the whole collection: it was read to its end and is swept, or the
+        collection is gone."""
         return self.completed and (self.sweep or self.is_gone)
 
     def as_json(self) -> dict[str, Any]:
@@ -81,7 +82,8 @@ class CollectionState:
 
 
 def _written_end(hi: bytes | None) -> dict[str, str | None]:
-    """The `_id` as JSON, and as base64 of its bytes where some of its text is not UTF-8: repaired it is another place."""
+    """The `_id` as JSON, or as base64 of its bytes where some of its text is not UTF-8: with repaired text it would be
+    another place."""
     if hi is None:
         return {"hi": None}
     encoded = bson_to_json.encode(hi)
@@ -90,7 +92,7 @@ def _written_end(hi: bytes | None) -> dict[str, str | None]:
 
 
 def _end(fields: Mapping[str, Any]) -> bytes | None:
-    """The `_id` before which everything is read; its bytes where its text is not all of it."""
+    """The `_id` before which everything is read, from its bytes where its text was not exact."""
     if "hi_bson" in fields:
         return base64.b64decode(fields["hi_bson"])
     hi = fields.get("hi")
@@ -98,11 +100,11 @@ def _end(fields: Mapping[str, Any]) -> bytes | None:
 
 
 @dataclass(frozen=True)
-class State:
+class SnapshotState:
     """One snapshot: which collections it was begun for, and how far each of them is.
 
     `conditions` holds the find filter of each collection that is read in part, `stopped` the collections that a signal took
-    out again, `signal` the identifier of the signal that asked for it.
+    out again, `signal` the identifier of the signal that started it.
     """
 
     id: str
@@ -141,16 +143,16 @@ class State:
         """How far one collection is."""
         return self.collections.get(namespace, CollectionState())
 
-    def advanced(self, namespace: str, state: CollectionState) -> State:
+    def advanced(self, namespace: str, state: CollectionState) -> SnapshotState:
         """The snapshot after a chunk of one collection."""
         return replace(self, collections={**self.collections, namespace: state})
 
-    def retried(self) -> State:
+    def retried(self) -> SnapshotState:
         """The snapshot with the collections that failed to be read on: what was wrong may have been mended."""
         mended = {name: replace(self.of(name), failed=None) for name in self.failed}
         return replace(self, collections={**self.collections, **mended})
 
-    def without(self, namespaces: Iterable[str]) -> State:
+    def without(self, namespaces: Iterable[str]) -> SnapshotState:
         """The snapshot after some of its collections were stopped."""
         return replace(self, stopped=self.stopped | (frozenset(namespaces) & frozenset(self.planned)))
 
@@ -178,7 +180,7 @@ class State:
         control = {"paused": self.is_paused, "stopped": sorted(self.stopped), "done": self.is_done}
         return {"snapshot": {"id": self.id, "collections": {}, **control}}
 
-    def _followed(self, found: Mapping[str, Any]) -> State:
+    def _followed(self, found: Mapping[str, Any]) -> SnapshotState:
         state = self
         for namespace, fields in found["collections"].items():
             state = state.advanced(namespace, CollectionState.from_json(fields))
@@ -187,8 +189,8 @@ class State:
         return state
 
     @staticmethod
-    def _planned(found: Mapping[str, Any]) -> State:
-        return State(
+    def _planned(found: Mapping[str, Any]) -> SnapshotState:
+        return SnapshotState(
             found["id"],
             tuple(found.get("planned", ())),
             kind=SnapshotKind(found.get("type", SnapshotKind.INITIAL.value)),
@@ -206,7 +208,7 @@ class Gap:
 
 
 @dataclass
-class _Open:
+class _OpenGap:
     """A gap in its time: `number` counts payloads, and only a plan behind it repairs it."""
 
     since: str
@@ -219,11 +221,11 @@ def unrepaired(payloads: Iterable[Mapping[str, Any]]) -> dict[str, Gap]:
 
     A gap is repaired for a collection when a snapshot of the whole of it that was planned afterwards is read to its end.
     """
-    gaps: dict[str, _Open] = {}
+    gaps: dict[str, _OpenGap] = {}
     plans: dict[str, tuple[int, Mapping[str, Any]]] = {}
     for number, payload in enumerate(payloads):
         for namespace in payload.get("gap", {}).get("collections", ()):
-            gaps[namespace] = _Open(gaps[namespace].since if namespace in gaps else payload["gap"]["since"], number)
+            gaps[namespace] = _OpenGap(gaps[namespace].since if namespace in gaps else payload["gap"]["since"], number)
         found = payload.get("snapshot")
         if found is None:
             continue
@@ -242,7 +244,7 @@ def unrepaired(payloads: Iterable[Mapping[str, Any]]) -> dict[str, Gap]:
     return {namespace: Gap(gap.since, gap.why) for namespace, gap in gaps.items()}
 
 
-def _told_of(gaps: dict[str, _Open], namespace: str, state: CollectionState, *, is_part: bool) -> None:
+def _told_of(gaps: dict[str, _OpenGap], namespace: str, state: CollectionState, *, is_part: bool) -> None:
     """What a chunk's heartbeat says about an open gap."""
     if state.failed is not None:
         gaps[namespace].why = f"the snapshot that read it again failed: {state.failed}"
@@ -252,16 +254,16 @@ def _told_of(gaps: dict[str, _Open], namespace: str, state: CollectionState, *, 
         gaps[namespace].why = "only what a filter lets through was read again"
 
 
-def states(payloads: Iterable[Mapping[str, Any]]) -> tuple[State, ...]:
+def states(payloads: Iterable[Mapping[str, Any]]) -> tuple[SnapshotState, ...]:
     """Every snapshot's state, from the payloads that tell of one, in their order; the order is that of their plans.
 
-    Of the snapshots that `snapshot.mode` asked for only the newest counts: it reads what those before it left.
+    Of the snapshots of `snapshot.mode` only the newest counts: it reads what those before it left.
     """
-    found: dict[str, State] = {}
+    found: dict[str, SnapshotState] = {}
     for payload in payloads:
         fields = payload["snapshot"]
         # The first payload of a snapshot is its plan; every later one only adds to what is known.
-        state = found.get(fields["id"]) or State._planned(fields)
+        state = found.get(fields["id"]) or SnapshotState._planned(fields)
         found[state.id] = state._followed(fields)
     initial = [state.id for state in found.values() if state.kind is SnapshotKind.INITIAL]
     return tuple(state for state in found.values() if state.kind is not SnapshotKind.INITIAL or state.id == initial[-1])
@@ -270,13 +272,14 @@ def states(payloads: Iterable[Mapping[str, Any]]) -> tuple[State, ...]:
 def incomplete(payloads: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     """The collections of which documents may be missing, from the payloads of heartbeats in their order.
 
-    Changes of them were lost, or no snapshot of the whole was read to its end: it goes on, failed, or was stopped. One that a
-    signal asked for takes nothing from a collection that was whole before, unless it is being read just then.
+    Changes of them were lost, or no snapshot of the whole was read to its end: it goes on, failed, or was stopped. A
+    snapshot that a signal started makes no collection incomplete that was whole before, unless it is reading it just
+    then.
     """
-    told = list(payloads)
+    all_payloads = list(payloads)
     whole: set[str] = set()
     partial: set[str] = set()
-    for state in states(each for each in told if "snapshot" in each):
+    for state in states(each for each in all_payloads if "snapshot" in each):
         for name in state.planned:
             if state.of(name).completed and name not in state.conditions:
                 whole.add(name)
@@ -285,4 +288,4 @@ def incomplete(payloads: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
                 continue
             elif name in state.missing or name not in whole or state.kind is SnapshotKind.REPLACED:
                 partial.add(name)
-    return tuple(sorted(partial | unrepaired(told).keys()))
+    return tuple(sorted(partial | unrepaired(all_payloads).keys()))

@@ -22,7 +22,8 @@ _STAYS, _NOTHING = -1, -2
 
 @dataclass(frozen=True)
 class Clause:
-    """What becomes of a row that is matched, or of one of the source that is not: its columns get `values`, or it goes (None)."""
+    """What becomes of a row that is matched, or of one of the source that is not: its columns get `values`, or it goes
+    (None)."""
 
     values: Mapping[str, str] | None
     when: str = ""
@@ -41,7 +42,7 @@ class Clause:
         )
 
 
-def given(names: Iterable[str]) -> dict[str, str]:
+def from_source(names: Iterable[str]) -> dict[str, str]:
     """These columns with the source's values."""
     return {name: f"s.{identifier(name)}" for name in names}
 
@@ -50,8 +51,8 @@ def replacing(columns: Sequence[str]) -> tuple[Clause, ...]:
     """The source's row in place of the table's, or none where it says `__gone`."""
     return (
         Clause(None, "s.`__gone`"),
-        Clause(given(columns)),
-        Clause(given(columns), "NOT s.`__gone`", is_matched=False),
+        Clause(from_source(columns)),
+        Clause(from_source(columns), "NOT s.`__gone`", is_matched=False),
     )
 
 

@@ -4,7 +4,9 @@ A drop, a rename, `$out` and an invalidate change what a table must hold, whatev
 pass every stage as they are, and no expression is evaluated over them. A `$match` lets them pass beside its own
 condition. Stages that transform get a copy of the event (`GUARD`) set beside its fields, which takes the event's place
 behind them. For documents' events that copy holds the fields without which an event has no place in a table, to be
-compared: `changed` names one that a stage took away or changed, `problems` what can be seen of that in the stages alone.
+compared: `changed` names one that a stage took away or changed, `problems` what can be seen of that in the stages alone. It
+also says which documents the server gave: a stage that sets a field of `fullDocument` makes one where there is none
+(`made_up`).
 
 Source: MongoDB manual, "Modify Change Stream Output" (the stages that a change stream takes).
 """
@@ -25,12 +27,16 @@ GUARD = "medallionEvent"
 PROTECTED = ("_id", "operationType", "clusterTime", "ns", "documentKey")
 """What a change of a document needs to find its row and its place."""
 
+GIVEN = ("fullDocument", "fullDocumentBeforeChange", "updateDescription")
+"""What a change of a document may have of its content."""
+
 DOCUMENTS = ("delete", "insert", "replace", "update")
 """The operation types of documents."""
 
 _TRANSFORMING = frozenset({"$addFields", "$set", "$project", "$unset", "$replaceRoot", "$replaceWith", "$redact"})
 _SPLIT = "$changeStreamSplitLargeEvent"
 _MARK = "isGuard"
+_TYPES = "types"
 
 
 def guarded(stages: Sequence[Stage]) -> list[dict[str, Any]]:
@@ -52,6 +58,16 @@ def changed(event: Mapping[str, Any]) -> list[str]:
     """The protected fields of a documents' event that are not as the server gave them; nothing without a copy."""
     copy = event.get(GUARD)
     return [] if copy is None else [name for name in PROTECTED if name not in event or event[name] != copy.get(name)]
+
+
+def made_up(event: Mapping[str, Any]) -> list[str]:
+    """The documents of a documents' event that a stage made where the server gave none; nothing without a copy.
+
+    An update without a look-up has no document, nor has a delete: what `{"$set": {"fullDocument.a": 1}}` makes there would
+    be taken for the whole of it.
+    """
+    types = event.get(GUARD, {}).get(_TYPES, {})
+    return [name for name in GIVEN if name in event and types.get(name, "object") != "object"]
 
 
 def problems(stages: Sequence[Stage], *, needs_description: bool = False) -> list[str]:
@@ -146,7 +162,8 @@ def _is_inclusion(given: Mapping[str, Any]) -> bool:
 
 
 def _copied() -> dict[str, Any]:
-    copy = {_MARK: True, **{name: f"${name}" for name in PROTECTED}}
+    types = {name: {"$type": f"${name}"} for name in GIVEN}
+    copy = {_MARK: True, _TYPES: types, **{name: f"${name}" for name in PROTECTED}}
     return {"$addFields": {GUARD: {"$cond": [{"$in": ["$operationType", list(DOCUMENTS)]}, copy, "$$ROOT"]}}}
 
 

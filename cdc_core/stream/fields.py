@@ -37,7 +37,7 @@ class Rename:
 
 
 @dataclass(frozen=True)
-class Fields:
+class FieldRules:
     """What happens to the fields of one collection."""
 
     excluded: tuple[Path, ...] = ()
@@ -71,12 +71,12 @@ class FieldFilter:
 
     entries: tuple[_FieldRule, ...] = ()
 
-    def of(self, db: str, collection: str) -> Fields | None:
+    def of(self, db: str, collection: str) -> FieldRules | None:
         """What happens to the fields of one collection; None for nothing."""
         mine = [entry for entry in self.entries if entry.namespace.fullmatch(f"{db}.{collection}")]
         if not mine:
             return None
-        return Fields(
+        return FieldRules(
             tuple(entry.path for entry in mine if entry.name is None),
             tuple(Rename(entry.path, entry.name) for entry in mine if entry.name is not None),
         )
@@ -87,7 +87,7 @@ def read(exclude: Sequence[str], renames: Sequence[str]) -> FieldFilter:
     return FieldFilter((*map(_exclusion, exclude), *map(_rename, renames)))
 
 
-def document(before: Document, *, fields: Fields) -> tuple[dict[str, Any], tuple[str, ...]]:
+def document(before: Document, *, fields: FieldRules) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The document, fields excluded and renamed, and the names onto which no field could be renamed."""
     kept = _excluded(before, fields.excluded)
     taken: list[str] = []
@@ -96,7 +96,7 @@ def document(before: Document, *, fields: Fields) -> tuple[dict[str, Any], tuple
     return kept, tuple(taken)
 
 
-def update(before: UpdateDescription, *, fields: Fields) -> tuple[UpdateDescription, tuple[str, ...]]:
+def update(before: UpdateDescription, *, fields: FieldRules) -> tuple[UpdateDescription, tuple[str, ...]]:
     """The same for an update description: in its keys, its values, and its removed and truncated paths.
 
     An update in which nothing is left is still an update.
@@ -123,6 +123,7 @@ def _entry(entry: str, expected: str) -> _FieldRule:
     steps = [_ESCAPED_DOT.sub(".", step) for step in _DOT.split(entry.strip())]
     if len(steps) < 3 or not all(steps):
         raise values.InvalidValue(f"{expected} is expected, found {entry}")
+    # Debezium takes `*` in these two names for any signs; in a field's path it stands for one whole field.
     namespace = r"\.".join(".*".join(map(re.escape, step.split("*"))) for step in steps[:2])
     return _FieldRule(re.compile(namespace, re.IGNORECASE | re.DOTALL), tuple(steps[2:]))
 
@@ -157,10 +158,11 @@ def _renamed(node: Any, path: Path, name: str, taken: list[str]) -> Any:
             each: _renamed(value, path[1:], name, taken) if _is_step(path[0], each) else value
             for each, value in node.items()
         }
+    # Of several fields that `*` means none can have the new name alone.
     old = [each for each in node if _is_step(path[0], each) and each != name]
     if not old:
         return dict(node)
-    # Overwriting would lose one of two values, and nobody could say which.
+    # Overwriting would lose one of two values, and which one would be left to chance.
     if name in node or len(old) > 1:
         taken.append(name)
         return dict(node)
@@ -222,6 +224,7 @@ def _keys(before: UpdateDescription) -> dict[str, None]:
 
 
 def _steps(key: str, before: UpdateDescription) -> Sequence[str | int]:
+    # The server says how a key divides where names hold dots or are numbers; elsewhere dots divide.
     return (before.disambiguated or {}).get(key) or key.split(".")
 
 
@@ -240,6 +243,7 @@ def _walks(path: Path, steps: Sequence[str | int], at: int = 0) -> Iterator[tupl
     step = steps[at]
     if isinstance(step, str) and _is_step(path[0], step):
         yield from _walks(path[1:], steps, at + 1)
+    # A path names fields and no places in arrays: it goes on through every element.
     if at > 0 and (isinstance(step, int) or step.isdecimal()):
         yield from _walks(path, steps, at + 1)
 

@@ -54,26 +54,36 @@ class NameFilter:
 
 @dataclass(frozen=True)
 class Filter:
-    """The lists of one pipeline; `signals` is the collection that is read for signals, captured or not."""
+    """The lists of one pipeline; `signals` is the collection that is read for signals, captured or not.
+
+    `target` is the database, or the database and the collection, of a narrower `capture.scope`: no event comes from
+    elsewhere.
+    """
 
     databases: NameFilter = NameFilter()
     collections: NameFilter = NameFilter()
     snapshots: NameFilter = NameFilter()
     signals: str | None = None
+    target: tuple[str, ...] = ()
 
     def includes(self, db: str, collection: str) -> bool:
         """Whether events of this collection are captured."""
-        if db in BUILT_IN or collection.startswith("system."):
+        if db in BUILT_IN or collection.startswith("system.") or not self._is_in_scope(db, collection):
             return False
         return self.databases.includes(db) and self.collections.includes(f"{db}.{collection}")
 
     def includes_database(self, db: str) -> bool:
         """Whether any collection of this database may be captured."""
-        if db in BUILT_IN or not self.databases.includes(db):
+        if db in BUILT_IN or not self._is_in_scope(db) or not self.databases.includes(db):
             return False
         pairs = [pattern.by_database() for pattern in self.collections.include]
         named = {name.casefold() for pair in pairs for name, _ in pair or ()}
         return not pairs or None in pairs or db.casefold() in named
+
+    def _is_in_scope(self, *names: str) -> bool:
+        """Whether the stream carries events of a database, or of a collection in it."""
+        at = min(len(names), len(self.target))
+        return names[:at] == self.target[:at]
 
     def is_snapshotted(self, db: str, collection: str) -> bool:
         """Whether a snapshot reads this collection: captured, and let in by
@@ -91,7 +101,7 @@ class Filter:
         return tuple((db, collection.literal) for db, collection in pairs if collection.literal is not None)
 
     def left_to_client(self) -> tuple[str, ...]:
-        """Entries that the server cannot be asked about: it sends more, which is dropped here."""
+        """Entries that cannot be written for the server: it sends more events, which are dropped here."""
         lists = (
             self.databases.include,
             self.databases.exclude,
@@ -127,7 +137,20 @@ def of(source: Source) -> Filter:
         collections=names(source.collection_include_list, source.collection_exclude_list),
         snapshots=names(source.snapshot_include_collection_list),
         signals=source.signal_data_collection,
+        target=_target(source),
     )
+
+
+def _target(source: Source) -> tuple[str, ...]:
+    target = source.capture_target or ""
+    match source.capture_scope:
+        case CaptureScope.DATABASE:
+            return (target,)
+        case CaptureScope.COLLECTION:
+            db, _, collection = target.partition(".")
+            return db, collection
+        case CaptureScope.DEPLOYMENT | None:
+            return ()
 
 
 def operations(source: Source) -> frozenset[str]:
@@ -156,7 +179,11 @@ def server_stages(filter_: Filter, *, operations: Collection[str] = OPERATIONS) 
         conditions.append(taken if filter_.signals is None else {"$or": [taken, _namespace(filter_.signals, "ns")]})
     captured = _captured(filter_, "ns")
     if captured is not None:
+        # A rename onto a captured collection replaces all of its documents, and is an event of the other namespace
+        # alone.
         renamed = _captured(filter_, "to") or {}
+        # A `$match` that swallows these ends the stream without a word: the cursor dies, with neither an event nor an
+        # error.
         always = {"operationType": {"$in": ["invalidate", "dropDatabase"]}}
         conditions.append({"$or": [always, captured, {"operationType": "rename", **renamed}]})
     return [{"$match": _all(conditions)}] if conditions else []
@@ -167,6 +194,7 @@ def pipeline(source: Source) -> list[dict[str, Any]]:
     internal = server_stages(of(source), operations=operations(source))
     user = cursor_pipeline.guarded(user_stages(source))
     split: list[dict[str, Any]] = (
+        # Last, because the server allows it nowhere else: it divides what the other stages have left.
         [{"$changeStreamSplitLargeEvent": {}}] if source.cursor_oversize_handling_mode is OversizeMode.SPLIT else []
     )
     match source.cursor_pipeline_order:
@@ -187,9 +215,7 @@ def user_stages(source: Source) -> list[dict[str, Any]]:
 
 
 def full_document(source: Source) -> str | None:
-    """The stream's `fullDocument`; post-images are asked for where available, as a missing one must not end a
-    stream.
-    """
+    """The stream's `fullDocument`; post-images `whenAvailable`, because a missing one must not end a stream."""
     if not source.capture_mode.has_full_updates:
         return None
     match source.capture_mode_full_update_type:
@@ -235,8 +261,11 @@ def fingerprint(source: Source) -> str:
         "pipeline": pipeline(source),
         "fullDocument": full_document(source),
         "fullDocumentBeforeChange": full_document_before_change(source),
+        # With it the server sends `disambiguatedPaths` (from 6.1 on), and a token is refused by a stream without it:
+        # error 280.
         "showExpandedEvents": True,
         "skip": _skip_threshold(source),
+        **_lists_of_the_client(source),
     }
     text = json_util.dumps(stream, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -320,11 +349,13 @@ def _anchored(texts: Iterable[str]) -> list[str]:
     groups: list[list[str]] = []
     size = _REGEX_LIMIT
     for text in sorted(set(texts)):
+        # In bytes, as the server counts them.
         size += len(text.encode()) + 1
         if size > _REGEX_LIMIT:
             groups.append([])
             size = len(text.encode())
         groups[-1].append(text)
+    # `\z` and not `$`, which also matches before a line's end that a name closes with.
     return [rf"^(?:{'|'.join(group)})\z" for group in groups]
 
 
@@ -348,6 +379,7 @@ def _narrowest(filter_: Filter, databases: Sequence[str]) -> Scope:
     written = _pinned_databases(filter_)
     if filter_.signals is not None:
         written = [*written, filter_.signals.partition(".")[0]] if written else []
+    # A stream is on one database or on all of them.
     if len({name.casefold() for name in written}) != 1:
         return Scope(CaptureScope.DEPLOYMENT)
     known = [name for name in databases if name.casefold() == written[0].casefold()]
@@ -363,6 +395,15 @@ def _pinned_databases(filter_: Filter) -> list[str]:
     if not pairs or None in pairs:
         return []
     return [db for db, _ in itertools.chain.from_iterable(pair for pair in pairs if pair is not None)]
+
+
+def _lists_of_the_client(source: Source) -> dict[str, Any]:
+    """The lists as far as they are applied here and not by the server, whose stages then say nothing of them."""
+    chosen = of(source)
+    if source.cursor_pipeline_order is not PipelineOrder.USER_ONLY and not chosen.left_to_client():
+        return {}
+    names = (chosen.databases, chosen.collections)
+    return {"lists": [sorted({each.text for each in side}) for one in names for side in (one.include, one.exclude)]}
 
 
 def _skip_threshold(source: Source) -> int | None:

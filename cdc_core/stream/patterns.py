@@ -1,4 +1,4 @@
-"""One entry of an include or exclude list: what it matches here, and how the server can be asked the same.
+"""One entry of an include or exclude list: what it matches here, and its form for the server's filter.
 
 Debezium's rules: an entry is a regular expression that matches the whole name, upper and lower case alike; in
 literal mode it is the name. Three dialects meet: Java's, in which lists are written, Python's, which decides
@@ -40,6 +40,7 @@ class Pattern:
         """The same in PCRE, with the option ``i``, neither anchored nor grouped; None where that is not
         certain.
         """
+        # Too many events from the server are dropped here; one too few would be lost without a trace.
         return self.text if _is_name(self.text) or _PORTABLE.fullmatch(self.text) else None
 
     def by_database(self) -> tuple[tuple[str, Pattern], ...] | None:
@@ -47,6 +48,7 @@ class Pattern:
 
         None where an entry leaves the database open, as ``shop.*`` does: it matches ``shopping.orders``.
         """
+        # What the two dialects may read differently is not cut apart either: its parts would go to the server.
         if self.server_text is None:
             return None
         pairs = [_pinned(alternative) for alternative in values.split_top_level(self.text, "|")]
@@ -55,6 +57,8 @@ class Pattern:
 
     @functools.cached_property
     def _regex(self) -> re.Pattern[str]:
+        # In a real expression `\w` and its like mean ASCII, as in Java; a name has none of them, and all of its letters
+        # are folded.
         return re.compile(self.text, re.IGNORECASE if _is_name(self.text) else re.IGNORECASE | re.ASCII)
 
 
@@ -62,6 +66,8 @@ def regex(entry: str) -> Pattern:
     """An entry of Debezium's lists in regex mode; raises `values.InvalidValue` where Python cannot read it."""
     pattern = Pattern(_JAVA.sub(_translated, entry))
     with warnings.catch_warnings():
+        # Python only warns of what a later version will read differently: here that is a list which may one day match
+        # other collections.
         warnings.simplefilter("error")
         try:
             pattern._regex  # noqa: B018 - compiled once, here, so that a mistake shows when settings are read
@@ -98,6 +104,7 @@ def _pinned(alternative: str) -> tuple[str, Pattern] | None:
     if not match:
         return None
     db, dot, rest = match.groups()
+    # A bare dot stands for any sign: `shop.orders` is a database and a collection only where the rest is plain.
     if dot == "." and not _PLAIN_WITHOUT_DOTS.fullmatch(rest):
         return None
     return _ESCAPED.sub(r"\1", db), Pattern(rest)

@@ -18,6 +18,7 @@ SNAPSHOT_INDEX = "ffffffff"
 """The index of a snapshot row: after every change up to its cluster time, before every later one."""
 
 _token = re.compile(r"82([0-9A-Fa-f]{8})([0-9A-Fa-f]{8})([0-9A-Fa-f]{2,})").fullmatch
+# KeyString integers: version 1 or 2, type 128 (an event), index 0.
 _FIRST_OF_ITS_TIME = frozenset({"2B022C010029", "2B042C010029"})
 _VERSION = slice(18, 22)
 _LARGEST_INDEX = 0xFFFFFFFE
@@ -37,7 +38,7 @@ class TokenPosition(NamedTuple):
 
     seconds: int
     increment: int
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks of a position
+    index: int  # type: ignore[assignment]  # hides tuple.index, of which a position has no use
 
 
 def position(data: str) -> TokenPosition:
@@ -90,8 +91,8 @@ def resumes_alone(data: str) -> bool:
 def behind(data: str) -> str:
     """The beginning of a token at the instant after an event's cluster time; a high-water mark as it is.
 
-    Where a stream says that nothing follows an event, all events of its cluster time were there: those of a transaction become
-    visible at once. A high-water mark may come before the events of its own time.
+    Where a stream says that nothing follows an event, all events of its cluster time were there: those of a transaction
+    become visible at once. A high-water mark may come before the events of its own time.
     """
     try:
         is_event, at = _has_identifier(data), position(data)
@@ -100,6 +101,7 @@ def behind(data: str) -> str:
     if not is_event:
         return data
     # Only the beginning of a token: it sorts before every token of that instant, and is never sent to a server.
+    # No carry: a second never has 2**32 operations.
     return f"82{at.seconds:08X}{at.increment + 1:08X}"
 
 
@@ -133,15 +135,21 @@ def without_fragment(data: str) -> str:
 def compare(this: str, other: str) -> int:
     """-1, 0 or 1: whether one token's place is before, at or after another's. Fragments of one event stand at one place.
 
-    Tokens of one format sort as texts. A server writes another format after an upgrade, and MongoDB 6.0 also where large events are
-    split: such two are compared by their cluster time, and by the operation inside it.
+    Tokens of one format sort as texts. A server writes another format after an upgrade, and MongoDB 6.0 also where
+    large events are split: such two are compared by their cluster time, and by the operation inside it.
     """
     one, two = without_fragment(this), without_fragment(other)
+    # Within one format the texts sort by themselves, and at different cluster times in any two: both begin with it.
     if one[: _VERSION.start] == two[: _VERSION.start] and one[_VERSION] != two[_VERSION]:
         with contextlib.suppress(ValueError):
             place, place_of_other = _place(one), _place(two)
             return (place > place_of_other) - (place < place_of_other)
     return (one > two) - (one < two)
+
+
+def later(this: str, other: str) -> str:
+    """The one whose place is not before the other's; `this` where they stand at one place."""
+    return this if compare(this, other) >= 0 else other
 
 
 def _place(data: str) -> tuple[bool, int]:

@@ -73,7 +73,7 @@ def _split(raw: bytes) -> tuple[int, int] | None:
 
 def _event(raw: bytes) -> str:
     """The token of an event, or of the event that a fragment belongs to."""
-    token = next(element for element in raw_bson.elements(raw) if element.name == b"_id")
+    token = raw_bson.find(raw, b"_id")
     return resume_token.without_fragment(decode(raw[token.start : token.end])["_data"])
 
 
@@ -86,7 +86,7 @@ def _joined(parts: list[bytes]) -> bytes:
                 continue
             # Copied as bytes: the joined event is as exact as its fragments.
             found.setdefault(element.name, _element(raw, element))
-    token = next(element for element in raw_bson.elements(parts[-1]) if element.name == b"_id")
+    token = raw_bson.find(parts[-1], b"_id")
     body = _element(parts[-1], token) + b"".join(found.values())
     return (len(body) + 5).to_bytes(4, "little") + body + b"\0"
 

@@ -47,7 +47,7 @@ class TransactionStep:
 NOTHING = TransactionStep()
 
 
-class Tracker:
+class TransactionTracker:
     """The transaction that is open as events come; `token` is that of the last event."""
 
     def __init__(self, found: OpenTransaction | None = None, *, token: str = "") -> None:

@@ -65,8 +65,8 @@ def verdict(
 ) -> Availability:
     """Whether the table is free for a new writer on `host` at `now_ms`.
 
-    `is_alive` tells whether the claim's process still runs (only asked for the same host); `committed_ms` is when the
-    claim was committed, for a lease that is given as a length in seconds.
+    `is_alive` tells whether the claim's process still runs (called only for a claim of the same host); `committed_ms`
+    is when the claim was committed, for a lease that is given as a length in seconds.
     """
     if claim is None or claim.get("released"):
         return Availability.FREE

@@ -1,5 +1,5 @@
-"""Deletion vectors as Delta's protocol writes them down: sets of the numbers of a file's rows, in the portable format of Roaring
-bitmaps, and the files that hold them.
+"""Deletion vectors as Delta's protocol writes them down: sets of the numbers of a file's rows, in the portable format
+of Roaring bitmaps, and the files that hold them.
 
 Sources: Delta's protocol, "Deletion Vector Format" and "Deletion Vector File Storage Format"; RoaringFormatSpec.
 """
@@ -123,7 +123,8 @@ _OFFSETS_FROM = 4
 
 
 def framed(content: bytes) -> bytes:
-    """The vector that stands at its offset in a file: its size comes before it, its checksum after. ValueError where they do not fit."""
+    """The vector that stands at its offset in a file: its size comes before it, its checksum after. ValueError where
+    they do not fit."""
     (size,) = struct.unpack_from(">i", content)
     vector = content[4 : 4 + size]
     if content[4 + size : 8 + size] != struct.pack(">I", zlib.crc32(vector)):

@@ -43,6 +43,8 @@ class TableRef:
     @staticmethod
     def at(path: str) -> TableRef:
         """The path-based table in the folder `path`."""
+        # A name that SQL and the writers of frames both take, without a metastore: two applications over one lakehouse
+        # would each need the same one, and Hive's embedded one admits a single process.
         return TableRef(f"delta.{identifier(path)}", path)
 
     @staticmethod
@@ -52,8 +54,9 @@ class TableRef:
 
 
 class Layer(str, Enum):
-    """The layers whose tables hold documents: each can be rebuilt, and compared with the source."""
+    """The layers: each can be compared with the source. Silver and gold, which hold documents as rows, can be rebuilt."""
 
+    BRONZE = "bronze"
     SILVER = "silver"
     GOLD = "gold"
 
@@ -72,6 +75,7 @@ def path_name(name: str) -> str:
     """
     if _PLAIN.fullmatch(name) and len(name) <= MAX_FOLDER:
         return name
+    # `quote` leaves these two: a dot would hide a folder or mean its parent, and `~` marks a name that was cut.
     encoded = quote(name, safe="").replace(".", "%2E").replace("~", "%7E")
     return encoded if len(encoded) <= MAX_FOLDER else f"{_CUT.sub('', encoded[:180])}~{_digest(name)}"
 
@@ -145,6 +149,7 @@ class Layout:
 
         Below a root each attempt has a folder of its own; without `attempt` it is the folder of all of them.
         """
+        # A catalog has no folders: the shadow's schemas lie beside the others, under a prefix of their own.
         if self.root is None:
             names = f"{catalog_name(db)}__{catalog_name(collection)}"
             return replace(self, schema_prefix=f"{self.schema_prefix}rebuild_{names}_")

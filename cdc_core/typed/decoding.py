@@ -26,7 +26,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_core.schema import evolution
-from cdc_core.schema.document_schema import PARTS, DocumentSchema
+from cdc_core.schema.column_types import PARTS
+from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.schema.pins import Pins
 from cdc_core.schema.shape import Shape
 from cdc_core.typed import exact
@@ -47,8 +48,8 @@ _LESSONS = (8, 100, 1000, 10_000)
 class TypedTexts:
     """Texts as columns: as `exact.rows` gives them, with what is known of each document.
 
-    `new` are those that may change the schema: one too many perhaps, never one too few. `refused` are not JSON to the letter.
-    `exact` counts those that went the exact way.
+    `new` are those that may change the schema: one too many perhaps, never one too few. `refused` are not JSON to the
+    letter. `exact` counts those that went the exact way.
     """
 
     rows: pa.StructArray
@@ -106,8 +107,8 @@ class Decoder:
 
     def _make(self) -> None:
         """A decoder for the schema and what was learned so far."""
-        # Without fields there is nothing to decode into; arrays as documents have no struct of their own, and go the exact way.
-        if self.schema.fields and not self.schema.naming.arrays_as_documents:
+        # Without fields there is nothing to decode into; values that the options change are looked at one by one, the exact way.
+        if self.schema.fields and self.schema.naming.values.are_kept:
             self._root = ReaderBuilder(self._pins, self._lessons).document(self.schema.struct, (), ())
             self._decode = msgspec.json.Decoder(self._root.struct).decode
 
@@ -178,7 +179,7 @@ class Decoder:
         """Whether some of the documents would change the schema; the decoder learns from all of them."""
         shape = Shape()
         for text in texts:
-            document = exact.seen(shape, text, "", arrays_as_documents=self.schema.naming.arrays_as_documents)
+            document = exact.observed(shape, text, "", values=self.schema.naming.values)
             if document is not None and self._refused < _LESSONS[-1]:
                 self._lessons.learn(document, self.schema.struct)
         before, self._refused = self._refused, self._refused + len(texts)
@@ -204,7 +205,8 @@ def _flattened(
     arrays: dict[tuple[str, ...], pa.Array],
     findings: Findings,
 ) -> tuple[pa.BooleanArray, list[tuple[int, str | None]]]:
-    """Puts the columns below a document into `arrays`; where all of them are null, and the documents below that hold nothing."""
+    """Puts the columns below a document into `arrays`; where all of them are null, and the documents below that hold
+    nothing."""
     blank = pa.array(itertools.repeat(True, len(structs)), pa.bool_())
     emptied: list[tuple[int, str | None]] = []
     for item, reader, values, classes, place in document.members(structs, where, findings):
@@ -261,13 +263,13 @@ def _bytes(texts: pa.Array) -> bytes:
 
 
 _HAZARD = re.compile(r'\\u[dD]|\\\\":|"[ \t\r\n]+:')
-"""Halves of surrogate pairs perhaps; and what makes the count of fields unsure: a key that ends with a backslash, or has space
-after it."""
+"""Halves of surrogate pairs perhaps; and what makes the count of fields unsure: a key that ends with a backslash, or
+has space after it."""
 
 
 def _hazardous(texts: pa.Array, given: list[str | None]) -> set[int]:
     """The numbers of texts in which something stands that the fast way does not read."""
-    blob = _bytes(texts)  # one sign alone is sought ten times as fast as two
+    blob = _bytes(texts)  # a search for one byte is ten times as fast as for two
     has_spaces = (b" " in blob and b'" ' in blob) or any(sign in blob for sign in (b"\n", b"\t", b"\r"))
     has_escapes = b"\\" in blob and (b"\\u" in blob or b'\\\\":' in blob)
     if not has_spaces and not has_escapes:

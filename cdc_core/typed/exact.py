@@ -11,9 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from cdc_core.schema import cast, document_schema, kinds, retype
+from cdc_core.properties.unwrap import FieldValues
+from cdc_core.schema import cast, column_types, kinds, retype
 from cdc_core.schema import names as column_names
-from cdc_core.schema.document_schema import Array, ColumnType, Decimal, DocumentSchema, Map, Scalar, Struct
+from cdc_core.schema.column_types import Array, ColumnType, Decimal, Map, Scalar, Struct
+from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.schema.shape import Shape
 
 RESCUED = pa.map_(pa.string(), pa.string())
@@ -81,11 +83,11 @@ def _whole(value: Any) -> Any:
     return [_whole(item) for item in value] if isinstance(value, list) else value
 
 
-def seen(shape: Shape, text: str, mark: str, *, arrays_as_documents: bool) -> dict[str, Any] | None:
+def observed(shape: Shape, text: str, mark: str, *, values: FieldValues) -> dict[str, Any] | None:
     """Adds a document to a shape; the document, or None where it cannot be read."""
     try:
         document, _ = parsed(text)
-        shape.see(kinds.arrays_as_documents(document) if arrays_as_documents else document, mark)
+        shape.see(kinds.laid_out(document, values), mark)
     except (ValueError, RecursionError):
         return None
     return document
@@ -119,7 +121,7 @@ def arrow(type_: ColumnType) -> pa.DataType:
         case Decimal(precision, scale):
             return pa.decimal128(precision, scale)
         case Scalar.REGEX | Scalar.CODE_WITH_SCOPE | Scalar.DB_POINTER:
-            return pa.struct([(part, pa.string()) for part in document_schema.PARTS[type_]])
+            return pa.struct([(part, pa.string()) for part in column_types.PARTS[type_]])
         case _:
             return _ARROW[type_]
 

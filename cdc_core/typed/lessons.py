@@ -11,7 +11,7 @@ from typing import Any
 
 from cdc_core.schema import kinds
 from cdc_core.schema import names as column_names
-from cdc_core.schema.document_schema import ELEMENT, VALUE, Array, ColumnType, Map, Steps, Struct
+from cdc_core.schema.column_types import ELEMENT, VALUE, Array, ColumnType, Map, Steps, Struct
 from cdc_core.schema.kinds import WRAPPERS, Kind
 
 LEARNED = 4000

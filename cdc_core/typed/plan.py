@@ -1,7 +1,7 @@
 """Documents typed on Spark's executors: Extended JSON text in, a struct of the table's columns out, in Arrow batches.
 
-Each task decodes its texts by `decoding.Decoder`, which sends what it cannot prove through `exact`. Both are plain Python over
-Arrow, so that they run wherever Spark runs Python, also over Spark Connect.
+Each task decodes its texts by `decoding.Decoder`, which sends what it cannot prove through `exact`. Both are plain
+Python over Arrow, so that they run wherever Spark runs Python, also over Spark Connect.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from cdc_core.schema import document_schema
+from cdc_core.schema import column_types
 from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.schema.pins import Pin, Pins
 from cdc_core.schema.shape import Shape
@@ -39,7 +39,7 @@ class Plan:
     def document_ddl(self) -> str:
         """The type of the column `document`."""
         table = self.schema.table()
-        fields = (f"{identifier(name)}: {document_schema.ddl(type_)}" for name, type_ in table)
+        fields = (f"{identifier(name)}: {column_types.ddl(type_)}" for name, type_ in table)
         return f"STRUCT<{', '.join(fields)}>"
 
 
@@ -80,8 +80,8 @@ def _decoder(schema_json: str, pins: tuple[tuple[tuple[str, ...], Pin], ...]) ->
 
 # --- a look at documents -------------------------------------------------------------------------------------
 
-LOOKED_AT = "shape STRING, first STRING, first_mark STRING, low STRING, refused BIGINT, also ARRAY<BIGINT>"
-_LOOKED_AT = pa.schema(
+INFERENCE_DDL = "shape STRING, first STRING, first_mark STRING, low STRING, refused BIGINT, also ARRAY<BIGINT>"
+_INFERENCE = pa.schema(
     [
         *((name, pa.string()) for name in ("shape", "first", "first_mark", "low")),
         ("refused", pa.int64()),
@@ -91,11 +91,12 @@ _LOOKED_AT = pa.schema(
 
 
 @dataclass(frozen=True)
-class Sight:
+class Inference:
     """What a look at documents gave.
 
-    `shape` is of those that were looked into, `first` the first of them, `first_mark` its mark. `low` is the least place in the
-    order of all rows, `refused` how many texts are not JSON to the letter, `also` how many rows fulfil each condition.
+    `shape` is of those that were looked into, `first` the first of them, `first_mark` its mark. `low` is the least
+    place in the order of all rows, `refused` how many texts are not JSON to the letter, `also` how many rows fulfil
+    each condition.
     """
 
     shape: Shape = field(default_factory=Shape)
@@ -105,14 +106,14 @@ class Sight:
     refused: int = 0
     also: tuple[int, ...] = ()
 
-    def with_other(self, other: Sight) -> Sight:
+    def with_other(self, other: Inference) -> Inference:
         """Both together."""
         firsts = [(each.first_mark, each.first) for each in (self, other) if each.first_mark is not None]
         shape = Shape()
         shape.add(self.shape)
         shape.add(other.shape)
         mark, first = min(firsts, default=(None, None))
-        return Sight(
+        return Inference(
             shape=shape,
             first=first,
             first_mark=mark,
@@ -122,27 +123,28 @@ class Sight:
         )
 
     def to_batch(self) -> pa.RecordBatch:
-        """One row of `LOOKED_AT`."""
+        """One row of `INFERENCE_DDL`."""
         values = (json.dumps(self.shape.to_json()), self.first, self.first_mark, self.low, self.refused, self.also)
-        return pa.RecordBatch.from_pydict(dict(zip(_LOOKED_AT.names, ([value] for value in values))), schema=_LOOKED_AT)
+        return pa.RecordBatch.from_pydict(dict(zip(_INFERENCE.names, ([value] for value in values))), schema=_INFERENCE)
 
     @staticmethod
-    def of_row(row: Any) -> Sight:
+    def of_row(row: Any) -> Inference:
         """The inverse of `to_batch`, of a row by names."""
         shape = Shape.from_json(json.loads(row["shape"]))
-        return Sight(shape, row["first"], row["first_mark"], row["low"], row["refused"], tuple(row["also"]))
+        return Inference(shape, row["first"], row["first_mark"], row["low"], row["refused"], tuple(row["also"]))
 
 
-def looked_at(plan: Plan, *, everything: bool = False) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """For `mapInArrow` over texts, their marks, their places in the order, and conditions: a row of `LOOKED_AT` a partition.
+def inference(plan: Plan, *, everything: bool = False) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """For `mapInArrow` over texts, their marks, their places in the order, and conditions: a row of `INFERENCE_DDL` a
+    partition.
 
     Documents that the plan's schema holds already are not looked into, unless `everything` is.
     """
     schema_json, pins = plan.schema.to_json(), tuple(plan.pins.items())
-    as_documents = plan.schema.naming.arrays_as_documents
+    values = plan.schema.naming.values
 
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        sight = Sight()
+        sight = Inference()
         for batch in batches:
             texts, marks, orders, *conditions = batch.columns
             if everything:
@@ -153,12 +155,12 @@ def looked_at(plan: Plan, *, everything: bool = False) -> Callable[[Iterator[pa.
             new = pa.table({"text": texts, "mark": marks}).filter(is_new)
             shape, documents = Shape(), []
             for text, mark in zip(new["text"].to_pylist(), new["mark"].to_pylist()):
-                if exact.seen(shape, text, mark, arrays_as_documents=as_documents) is not None:
+                if exact.observed(shape, text, mark, values=values) is not None:
                     documents.append((mark, text))
             first_mark, first = min(documents, default=(None, None))
             low = min((order for order in orders.to_pylist() if order is not None), default=None)
             also = tuple(condition.true_count for condition in conditions)
-            sight = sight.with_other(Sight(shape, first, first_mark, low, refused.true_count, also))
+            sight = sight.with_other(Inference(shape, first, first_mark, low, refused.true_count, also))
         yield sight.to_batch()
 
     return look

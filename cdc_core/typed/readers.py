@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from cdc_core.schema import cast, kinds
 from cdc_core.schema import names as column_names
-from cdc_core.schema.document_schema import ELEMENT, VALUE, Array, ColumnType, Field, Map, Scalar, Steps, Struct
+from cdc_core.schema.column_types import ELEMENT, VALUE, Array, ColumnType, Field, Map, Scalar, Steps, Struct
 from cdc_core.schema.kinds import Kind
 from cdc_core.schema.pins import Pins, widens
 from cdc_core.schema.shape import Shape

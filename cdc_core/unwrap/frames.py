@@ -4,7 +4,8 @@
     rows = unwrap_frames.unwrapped(events, options=unwrap_options.parse({"delete.tombstone.handling.mode": "rewrite"}))
 
 One DataFrame is one table: events of several collections are filtered apart before. The rows come from
-`cdc_core.unwrap.new_document_state`, record by record, in Arrow batches (a Python pass, some ten thousand events a second and core).
+`cdc_core.unwrap.new_document_state`, record by record, in Arrow batches (a Python pass, some ten thousand events a
+second and core).
 """
 
 from __future__ import annotations
@@ -17,21 +18,22 @@ import orjson
 import pyarrow as pa
 
 from cdc_core.properties.unwrap import UnwrapOptions
-from cdc_core.schema import cast, document_schema, evolution
+from cdc_core.schema import cast, column_types, document_schema, evolution
 from cdc_core.schema import names as column_names
-from cdc_core.schema.document_schema import ColumnType, DocumentSchema
+from cdc_core.schema.column_types import ColumnType
+from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.schema.shape import Shape
 from cdc_core.sql.names import identifier
 from cdc_core.typed import exact
-from cdc_core.unwrap import new_document_state as unwrap
+from cdc_core.unwrap import new_document_state
 from cdc_core.unwrap import rows as unwrap_rows
 from cdc_core.unwrap.change_event import Json
-from cdc_core.unwrap.new_document_state import Extracted, Unchanged
+from cdc_core.unwrap.new_document_state import ExtractedRecord, UnchangedRecord
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_NAMING = column_names.Naming(reserved=frozenset({unwrap_rows.RESCUED}))
+_NAMING = column_names.ColumnNaming(reserved=frozenset({unwrap_rows.RESCUED}))
 _HEADERS = pa.list_(pa.struct([("name", pa.string()), ("value", pa.string())]))
 
 
@@ -72,6 +74,8 @@ def schema_of(df: DataFrame, *, options: UnwrapOptions) -> DocumentSchema:
         context = TaskContext.get()
         partition = context.partitionId() if context else 0
         shape = Shape()
+        # Marks sort by partition and row, so that which type of a field came first does not depend on which task ended
+        # first.
         for number, document in enumerate(_documents(batches, options)):
             shape.see(document, f"{partition:06d}.{number:012d}")
         yield pa.RecordBatch.from_pydict({"shape": [json.dumps(shape.to_json())]})
@@ -91,7 +95,7 @@ def _texts(df: DataFrame) -> DataFrame:
 def _documents(batches: Iterable[pa.RecordBatch], options: UnwrapOptions) -> Iterator[dict[str, Any]]:
     for batch in batches:
         for result, _ in _results(batch, options):
-            if isinstance(result, Extracted) and result.document is not None:
+            if isinstance(result, ExtractedRecord) and result.document is not None:
                 yield result.document
 
 
@@ -99,21 +103,22 @@ def _results(batch: pa.RecordBatch, options: UnwrapOptions) -> Iterator[tuple[ob
     """What becomes of each event, or the `ValueError` of one that cannot be read; and its value as it came."""
     for key, value in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist()):
         try:
-            yield unwrap.extracted(_event(key, value), options=options), value
+            yield new_document_state.extracted(_event(key, value), options=options), value
         except ValueError as error:
             yield error, value
 
 
 def _event(key: str | None, value: str | None) -> Json:
     decoded = None if value is None else orjson.loads(value)
+    # A value alone may be a record with its key inside; without any value it can only be a tombstone of a key.
     return {"key": key, "value": decoded} if key is not None or value is None else decoded
 
 
 def _row(result: object, value: str | None, schema: DocumentSchema) -> dict[str, Any] | None:
     match result:
-        case Extracted():
+        case ExtractedRecord():
             return _typed(result, schema)
-        case Unchanged():
+        case UnchangedRecord():
             return {"passed": value}
         case ValueError():
             return {"passed": value, "error": str(result)}
@@ -121,7 +126,7 @@ def _row(result: object, value: str | None, schema: DocumentSchema) -> dict[str,
             return None
 
 
-def _typed(result: Extracted, schema: DocumentSchema) -> dict[str, Any]:
+def _typed(result: ExtractedRecord, schema: DocumentSchema) -> dict[str, Any]:
     return {
         "key": None if result.key is None else orjson.dumps(unwrap_rows.printed_key(result.key)).decode(),
         "value": None if result.document is None else _value(result, schema),
@@ -131,7 +136,7 @@ def _typed(result: Extracted, schema: DocumentSchema) -> dict[str, Any]:
     }
 
 
-def _value(result: Extracted, schema: DocumentSchema) -> dict[str, Any]:
+def _value(result: ExtractedRecord, schema: DocumentSchema) -> dict[str, Any]:
     values, rescued = cast.row(result.document, schema)
     kept = {name: _for_arrow(values[name], type_) for name, type_ in schema.table()}
     everything = {**result.displaced, **rescued}
@@ -147,11 +152,12 @@ def _for_arrow(value: Any, type_: ColumnType) -> Any:
     match type_:
         case _ if value is None:
             return None
-        case document_schema.Struct(fields):
+        case column_types.Struct(fields):
             return {item.column: _for_arrow(value.get(item.column), item.type) for item in fields}
-        case document_schema.Array(element):
+        case column_types.Array(element):
             return [_for_arrow(item, element) for item in value]
-        case document_schema.Map(item_type):
+        # Arrow has no other form of a map in rows of Python.
+        case column_types.Map(item_type):
             return [(name, _for_arrow(item, item_type)) for name, item in value.items()]
         case _:
             return value
@@ -162,7 +168,7 @@ def _for_arrow(value: Any, type_: ColumnType) -> Any:
 
 def _ddl(schema: DocumentSchema) -> str:
     rescued = f"{unwrap_rows.RESCUED}: MAP<STRING, STRING>"
-    columns = [f"{identifier(name)}: {document_schema.ddl(type_)}" for name, type_ in schema.table()]
+    columns = [f"{identifier(name)}: {column_types.ddl(type_)}" for name, type_ in schema.table()]
     return (
         f"key STRING, value STRUCT<{', '.join([*columns, rescued])}>, deleted BOOLEAN, "
         "headers ARRAY<STRUCT<name: STRING, value: STRING>>, collection STRING, passed STRING, error STRING"

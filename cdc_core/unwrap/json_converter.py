@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from cdc_core.extended_json import dialects as debezium_json
 from cdc_core.extended_json.dialects import Parsed
 from cdc_core.schema import cast, document_schema, evolution
-from cdc_core.schema.document_schema import Array, ColumnType, Map, Scalar, Struct
+from cdc_core.schema.column_types import Array, ColumnType, Map, Scalar, Struct
 from cdc_core.schema.shape import observe
 from cdc_core.unwrap.change_event import Json
 

@@ -3,10 +3,11 @@
     for row in rows.records(events, options=unwrap_options.parse({"flatten.struct": "true"})):
         ...
 
-An event is any form that `change_event` reads; what comes of it is a `Row`, `Unchanged` or `DROPPED`. Two steps, each
-usable alone: `extracted` applies every option to one event, and gives a key, a document and headers as type-exact JSON;
-`cdc_core.unwrap.rows.Tables` gives the documents of each collection one schema, and `row` prints them by it as Kafka's JsonConverter does.
-`cdc_core.unwrap.frames.unwrapped` is both steps over a Spark DataFrame, with typed columns.
+An event is any form that `change_event` reads; what comes of it is a `JsonRow`, an `UnchangedRecord` or `DROPPED`. Two
+steps, each usable alone: `extracted` applies every option to one event, and gives a key, a document and headers as
+type-exact JSON; `cdc_core.unwrap.rows.RecordTables` gives the documents of each collection one schema, and `row` prints
+them by it as Kafka's JsonConverter does. `cdc_core.unwrap.frames.unwrapped` is both steps over a Spark DataFrame, with
+typed columns.
 
 What the SMT does is in Debezium's documentation; the differences that are meant are in `docs/unwrap.md`:
 arrays of any mixture work, `$unset` is a null, a name that two fields meet in keeps both values, dots of flattened
@@ -30,7 +31,7 @@ DELETED = "__deleted"
 
 
 @dataclass(frozen=True)
-class Extracted:
+class ExtractedRecord:
     """A change event after the SMT, not yet part of a table.
 
     `key` and `document` are parsed type-exact JSON; a null document is a delete. `displaced` holds, by path, the
@@ -46,54 +47,57 @@ class Extracted:
 
 
 @dataclass(frozen=True)
-class Unchanged:
+class UnchangedRecord:
     """Something that is no change event: it passes as it came."""
 
     event: Json
 
 
-class Dropped:
+class DroppedRecord:
     """An event that the delete mode takes out of the stream."""
 
     def __repr__(self) -> str:
         return "DROPPED"
 
 
-DROPPED = Dropped()
+DROPPED = DroppedRecord()
 
 
-def extracted(event: Json, *, options: UnwrapOptions) -> Extracted | Unchanged | Dropped:
+def extracted(event: Json, *, options: UnwrapOptions) -> ExtractedRecord | UnchangedRecord | DroppedRecord:
     """One event under the options.
 
     Raises `ValueError` where one of the JSON texts inside the event (`after`, `updatedFields`, …) cannot be read.
     """
     change = change_event.read(event)
     if change is None:
-        return Unchanged(event)
+        return UnchangedRecord(event)
     if change.envelope is None:
         return _tombstone(change, options)
     identity = _identity(change)
     state = _state(change, identity)
+    # Asked before the fields are made: a delete that is dropped needs none of them, and its pre-image may be large.
     if state is None and options.delete_tombstone_handling_mode.drops_delete:
         return DROPPED
     displaced: dict[str, str] = {}
     document = record_fields.joined(_fields(change, state, identity, options, displaced), displaced)
     key = _key(change, identity, options)
-    return Extracted(
+    return ExtractedRecord(
         change.collection, key, document or None, added_fields.added_headers(change, options), displaced, state is None
     )
 
 
-def _tombstone(change: ChangeEvent, options: UnwrapOptions) -> Extracted | Dropped:
+def _tombstone(change: ChangeEvent, options: UnwrapOptions) -> ExtractedRecord | DroppedRecord:
     if not options.delete_tombstone_handling_mode.keeps_tombstone:
         return DROPPED
     headers = tuple((added.name, "d") for added in options.add_headers if added.field == "op")
-    return Extracted("", _key(change, _identity(change), options), None, headers, is_delete=True)
+    return ExtractedRecord("", _key(change, _identity(change), options), None, headers, is_delete=True)
 
 
 def _identity(change: ChangeEvent) -> Parsed | legacy_patches.NoId:
-    """The `_id`: as a legacy event's `filter` has it, else as the key has it; `legacy_patches.NO_ID` where neither is there."""
+    """The `_id`: as a legacy event's `filter` has it, else as the key has it; `legacy_patches.NO_ID` where neither is
+    there."""
     criteria = (change.envelope or {}).get("filter")
+    # Debezium 1.x puts an update's `_id` into `filter`; a `patch` of operators does not hold it.
     if criteria is not None:
         selected = _parsed_document(criteria)
         if "_id" in selected:
@@ -104,6 +108,8 @@ def _identity(change: ChangeEvent) -> Parsed | legacy_patches.NoId:
 def _key_id(key: Json) -> Parsed | legacy_patches.NoId:
     if not (isinstance(key, dict) and "id" in key):
         return legacy_patches.NO_ID
+    # The connector writes the key's `id` as JSON text; a plain string that is no JSON, as other sources write it,
+    # stands for itself.
     try:
         return _parsed(key["id"])
     except ValueError:
@@ -135,6 +141,8 @@ def _state(change: ChangeEvent, identity: Parsed | legacy_patches.NoId) -> recor
     """What the event says of the document, whole or partial; None for a delete."""
     envelope = change.envelope or {}
     if envelope.get("after") is not None:
+        # With both, `after` is the look-up: a field that the update removed is not in it, and a table could not tell it
+        # from one that was never there. So `$unset` becomes a null.
         return _with_nulls(_parsed_document(envelope["after"]), _removed(change))
     if envelope.get("updateDescription") is not None:
         updated = change.part("updateDescription").get("updatedFields")
@@ -170,6 +178,7 @@ def _with_null(document: record_fields.Document, path: Sequence[str]) -> record_
     name = debezium_json.escaped(path[0])
     if len(path) == 1:
         return {**document, name: document.get(name)}
+    # A path that leads through something else than a document says nothing here: the look-up is newer than the update.
     inner = document.get(name)
     return {**document, name: _with_null(inner, path[1:])} if debezium_json.is_document(inner) else document
 
@@ -183,12 +192,15 @@ def _fields(
 ) -> Iterator[record_fields.RecordField]:
     """The fields of the document, then `__deleted`, then `_id`, then `add.fields`; none for a delete without value."""
     mode = options.delete_tombstone_handling_mode
+    # Nothing is added to a record without a field of the document: a delete's key and null, or an update whose fields
+    # were all left out.
     if not state and not mode.rewrites_delete:
         return
     document = _before(change) if state is None else state
     yield from record_fields.document_fields(document, options, displaced, flat=options.flatten_struct)
     if mode.adds_deleted:
         yield record_fields.engine_field(DELETED, state is None, options)
+        # Only a delete without a pre-image lacks its `_id`: the connector's event of it holds nothing but the key.
         if options.rewrite_with_id and "_id" not in document and identity is not legacy_patches.NO_ID:
             yield from record_fields.document_fields({"_id": identity}, options, displaced, flat=options.flatten_struct)
     for added in options.add_fields:

@@ -9,7 +9,7 @@ import orjson
 
 from cdc_core.extended_json import dialects as debezium_json
 from cdc_core.extended_json.dialects import Parsed
-from cdc_core.properties.unwrap import ArrayEncoding, FieldNameAdjustment, UnwrapOptions
+from cdc_core.properties.unwrap import FieldNameAdjustment, UnwrapOptions
 
 Document = dict[str, Parsed]
 
@@ -99,25 +99,17 @@ def _struct(value: Parsed, options: UnwrapOptions) -> Document | None:
         case {"$dbPointer": {"$ref": namespace, "$id": pointer}}:
             return {"$$ref": namespace, "$id": pointer}
         case _:
-            return _document(value, options)
-
-
-def _document(value: Parsed, options: UnwrapOptions) -> Document | None:
-    """A document, or the one that an array is encoded as."""
-    if isinstance(value, list) and options.array_encoding is ArrayEncoding.DOCUMENT:
-        return {f"_{index}": item for index, item in enumerate(value)}
-    return value if debezium_json.is_document(value) else None
+            own = options.field_values.of(value)
+            return own if debezium_json.is_document(own) else None
 
 
 def record_value(value: Parsed, path: tuple[str, ...], options: UnwrapOptions, displaced: dict[str, str]) -> Parsed:
-    """A value with the names and the arrays of the output, in parsed type-exact JSON."""
-    if not isinstance(value, (dict, list)):
-        return value
+    """A value as the output has it, with the names of what it holds, in parsed type-exact JSON."""
     if _is_undefined(value):
         return None
-    document = _document(value, options)
-    if document is not None:
-        return joined(document_fields(document, options, displaced, flat=False, path=path), displaced)
-    if isinstance(value, list):
-        return [record_value(item, (*path, str(index)), options, displaced) for index, item in enumerate(value)]
-    return value
+    own: Parsed = options.field_values.of(value)
+    if debezium_json.is_document(own):
+        return joined(document_fields(own, options, displaced, flat=False, path=path), displaced)
+    if isinstance(own, list):
+        return [record_value(item, (*path, str(index)), options, displaced) for index, item in enumerate(own)]
+    return own

@@ -34,17 +34,17 @@ class JsonRow:
 
 def records(
     events: Iterable[Json], *, options: UnwrapOptions
-) -> Iterator[JsonRow | new_document_state.Unchanged | new_document_state.Dropped]:
+) -> Iterator[JsonRow | new_document_state.UnchangedRecord | new_document_state.DroppedRecord]:
     """What each event becomes, in order; the events of one collection are one table. Holds all of them in memory.
 
     Raises `ValueError` as `extracted` does, before the first row.
     """
     results = [new_document_state.extracted(event, options=options) for event in events]
-    tables = Tables()
+    tables = RecordTables()
     for result in results:
         tables.see(result)
     for result in results:
-        yield tables.row(result) if isinstance(result, new_document_state.Extracted) else result
+        yield tables.row(result) if isinstance(result, new_document_state.ExtractedRecord) else result
 
 
 def passed(event: Json) -> Json:
@@ -54,7 +54,7 @@ def passed(event: Json) -> Json:
     return {"key": None, "value": event, "headers": []}
 
 
-class Tables:
+class RecordTables:
     """The schemas of the collections: first `see` every event, in order, then ask for rows."""
 
     def __init__(self) -> None:
@@ -62,9 +62,12 @@ class Tables:
         self._schemas: dict[str, DocumentSchema] = {}
         self._seen = 0
 
-    def see(self, result: new_document_state.Extracted | new_document_state.Unchanged | new_document_state.Dropped) -> None:
+    def see(
+        self,
+        result: new_document_state.ExtractedRecord | new_document_state.UnchangedRecord | new_document_state.DroppedRecord,
+    ) -> None:
         """Takes the document's fields and types into its collection's schema."""
-        if isinstance(result, new_document_state.Extracted) and result.document:
+        if isinstance(result, new_document_state.ExtractedRecord) and result.document:
             self._seen += 1
             shape = self._shapes.setdefault(result.collection, Shape())
             shape.see(result.document, f"{self._seen:012d}")
@@ -77,7 +80,7 @@ class Tables:
             self._schemas[collection], _ = evolution.join(document_schema.EMPTY, shape, naming=_NAMING)
         return self._schemas[collection]
 
-    def row(self, result: new_document_state.Extracted) -> JsonRow:
+    def row(self, result: new_document_state.ExtractedRecord) -> JsonRow:
         """The record, its document typed by the collection's schema; what does not fit is under `__rescued`."""
         key = None if result.key is None else printed_key(result.key)
         if result.document is None:
@@ -87,14 +90,14 @@ class Tables:
         return JsonRow(key, {**value, RESCUED: {**rescued}} if rescued else value, result.headers)
 
 
-_NAMING = column_names.Naming(reserved=frozenset({RESCUED}))
+_NAMING = column_names.ColumnNaming(reserved=frozenset({RESCUED}))
 
 
 def printed_key(key: Parsed) -> Json:
-    """A key of `Extracted` as it is printed, typed by itself: no two keys share a schema."""
+    """A key of `ExtractedRecord` as it is printed, typed by itself: no two keys share a schema."""
     if not debezium_json.is_document(key):
         return connect_json.untyped(key)
-    tables = Tables()
-    tables.see(new_document_state.Extracted("", None, key))
+    tables = RecordTables()
+    tables.see(new_document_state.ExtractedRecord("", None, key))
     rescued: dict[str, str] = {}
     return connect_json.document(key, tables.schema("").struct, rescued)

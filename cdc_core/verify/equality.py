@@ -1,4 +1,5 @@
-"""The rule of *source equals gold* for one document: its values are in their columns, or in `__rescued`, and nothing else is.
+"""The rule of *source equals gold* for one document: its values are in their columns, or in `__rescued`, and nothing
+else is.
 
 The expected row is the exact path's (`cast.row`). A row that was written under an earlier schema may hold a value
 in `__rescued` that would have a column today, and is equal all the same: such values are taken out of the document before
@@ -12,6 +13,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import hashlib
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -20,9 +22,10 @@ from typing import Any
 
 import orjson
 
-from cdc_core.schema import cast
+from cdc_core.schema import cast, kinds
 from cdc_core.schema import names as column_names
-from cdc_core.schema.document_schema import Array, ColumnType, DocumentSchema, Map, Scalar, Struct
+from cdc_core.schema.column_types import Array, ColumnType, Map, Scalar, Struct
+from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.typed import exact
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
@@ -97,17 +100,65 @@ def digest(row: TableRow) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big", signed=True)
 
 
+def exact_digest(text: str) -> int:
+    """64 bits, the same for texts of one document whatever the order of its fields: absent is not null here."""
+    try:
+        exactly = json.dumps(exact.parsed(text), sort_keys=True)
+    except (ValueError, RecursionError):
+        exactly = text
+    return int.from_bytes(hashlib.blake2b(exactly.encode(), digest_size=8).digest(), "big", signed=True)
+
+
+def exact_differences(source: str, held: str) -> tuple[Difference, ...]:
+    """Where two documents differ as texts of Extended JSON, without regard to the order of their fields."""
+    (wanted, repeated), (found, also_repeated) = exact.parsed(source), exact.parsed(held)
+    names = dict.fromkeys((*repeated, *also_repeated))
+    twice = (Difference(name, "it is there twice") for name in names if repeated.get(name) != also_repeated.get(name))
+    return (*_exactly_between(wanted, found, ""), *twice)
+
+
+def _exactly_between(wanted: Any, held: Any, path: str) -> Iterator[Difference]:
+    if _as_text(wanted) == _as_text(held):
+        return
+    both = kinds.kind(wanted), kinds.kind(held)
+    if _DOCUMENTS.issuperset(both):
+        for name in dict.fromkeys((*wanted, *held)):
+            own = column_names.unescaped(name)
+            inner = f"{path}.{own}" if path else own
+            if name not in held:
+                yield Difference(inner, "in the source, not in the table")
+            elif name not in wanted:
+                yield Difference(inner, "in the table, not in the source")
+            else:
+                yield from _exactly_between(wanted[name], held[name], inner)
+    elif isinstance(wanted, list) and isinstance(held, list) and len(wanted) == len(held):
+        for number, (left, right) in enumerate(zip(wanted, held, strict=True)):
+            yield from _exactly_between(left, right, f"{path}.{number}")
+    elif isinstance(wanted, list) and isinstance(held, list):
+        yield Difference(path, f"{len(wanted)} elements in the source, {len(held)} in the table")
+    else:
+        told = f"{both[0].value} in the source, {both[1].value} in the table"
+        yield Difference(path, "another value" if both[0] is both[1] else told)
+
+
+_DOCUMENTS = frozenset({kinds.Kind.DOCUMENT, kinds.Kind.EMPTY_DOCUMENT})
+
+
+def _as_text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
 @dataclass(frozen=True)
-class Document:
+class ExactDocument:
     """A document as the exact path reads it, with the earlier values of fields that it holds twice."""
 
     parsed: Mapping[str, Any]
     repeated: Mapping[str, str]
 
     @staticmethod
-    def read(text: str) -> Document:
+    def read(text: str) -> ExactDocument:
         """The document of its Extended JSON; ValueError where it is none."""
-        return Document(*exact.parsed(text))
+        return ExactDocument(*exact.parsed(text))
 
     def expected(self, schema: DocumentSchema) -> TableRow:
         """The row that the schema makes of it."""
@@ -117,7 +168,7 @@ class Document:
         return TableRow(columns, rescued, {})
 
 
-def differences(document: Document, row: TableRow, schema: DocumentSchema) -> tuple[Difference, ...]:
+def differences(document: ExactDocument, row: TableRow, schema: DocumentSchema) -> tuple[Difference, ...]:
     """What is not equal, in no particular order; nothing for a row that holds the document."""
     found: list[Difference] = []
     whole = document.expected(schema)
@@ -131,7 +182,7 @@ def differences(document: Document, row: TableRow, schema: DocumentSchema) -> tu
         if pruned is None:
             found.append(Difference(path, "what is rescued is not what the source holds"))
         else:
-            rest = Document(pruned, rest.repeated)
+            rest = ExactDocument(pruned, rest.repeated)
     expected = whole if rest is document else rest.expected(schema)
     found += (Difference(path, "neither in its column nor rescued") for path in expected.rescued if path not in row.rescued)
     types = dict(schema.table())
@@ -206,8 +257,8 @@ def _words(wanted: Any, held: Any) -> str:
         return "in the source, not in the table"
     if wanted is None:
         return "in the table, not in the source"
-    kinds = _kind(wanted), _kind(held)
-    return "another value" if kinds[0] == kinds[1] else f"{kinds[0]} in the source, {kinds[1]} in the table"
+    both = _kind(wanted), _kind(held)
+    return "another value" if both[0] == both[1] else f"{both[0]} in the source, {both[1]} in the table"
 
 
 def _kind(value: Any) -> str:

@@ -15,17 +15,18 @@ def check(file: options.SettingsFile) -> None:
     """Is everything there that the pipeline needs?
 
     Reads the settings, then asks the source: reachable, a replica set, new enough, rights, oplog window, pre-images.
-    A store that is no folder is tried: an object is written twice, listed and removed. Says what to mend. Changes nothing else.
+    A store that is no folder is tried: an object is written twice, listed and removed. Says what to mend. Changes
+    nothing else.
     """
-    from pipelines.operations import check as pipeline
+    from pipelines.operations import check
     from pipelines.terminal import tables as report
 
     application.quiet_log()
     settings = file.load()
-    findings = pipeline.run(settings, lambda: application.session(file, settings, "check"))
+    findings = check.run(settings, lambda: application.session(file, settings, "check"))
     report.findings(findings)
     # After the report: the exit code is for scripts, the findings for people.
-    pipeline.refuse(findings)
+    check.refuse(findings)
 
 
 @click.command("cut")
@@ -40,8 +41,8 @@ def check(file: options.SettingsFile) -> None:
 def show_cut(file: options.SettingsFile, action: str, name: str | None, as_of: str | None, as_json: bool) -> None:
     """The cuts that medallion gold --as-of made: which version of each table shows the source at one time.
 
-    `show` tells the newest, with a query that reads all tables there; `list` tells all. With --as-of it tells how the tables of
-    versions (history: true) are read at a time that nobody made a cut of.
+    `show` tells the newest, with a query that reads all tables there; `list` tells all. With --as-of it tells how the
+    tables of versions (history: true) are read at a time that nobody made a cut of.
 
     \b
     Examples:
@@ -53,7 +54,7 @@ def show_cut(file: options.SettingsFile, action: str, name: str | None, as_of: s
     import json
 
     from cdc_core.gold import cut as times
-    from pipelines.gold import cut as pipeline
+    from pipelines.operations import cut
     from pipelines.terminal import tables as report
 
     if action == "list" and (name is not None or as_of is not None):
@@ -63,11 +64,11 @@ def show_cut(file: options.SettingsFile, action: str, name: str | None, as_of: s
     if as_of is not None:
         times.parsed(as_of)
     settings, spark = application.opened(file, "cut", quiet=True)
-    found = pipeline.read(spark, settings) if as_of is None else []
+    found = cut.read(spark, settings) if as_of is None else []
     if action == "list":
         click.echo(json.dumps([dataclasses.asdict(each) for each in found])) if as_json else report.cuts(found)
         return
-    one = pipeline.named(found, name) if as_of is None else pipeline.past(spark, settings, as_of=as_of)
+    one = cut.named(found, name) if as_of is None else cut.past(spark, settings, as_of=as_of)
     click.echo(json.dumps({**dataclasses.asdict(one), "sql": one.sql})) if as_json else report.cut(one)
 
 
@@ -109,20 +110,20 @@ def status(file: options.SettingsFile, as_json: bool, html: Path | None) -> None
 
     Reads tables and asks the source for its oplog; claims nothing, changes nothing.
     """
-    from pipelines.operations import status as pipeline
+    from pipelines.operations import status as pipeline_status
     from pipelines.terminal import tables as report
 
     if as_json and html is not None:
         raise click.UsageError("--json or --html, not both")
     settings, spark = application.opened(file, "status", quiet=True)
     if html is not None:
-        from pipelines.page import page
+        from pipelines.page import page as pages
 
-        page.write(html, page.rendered(page.read(spark, settings)))
+        pages.write(html, pages.text(spark, settings))
         click.echo(f"the page is in {html}")
         return
-    found = pipeline.read(spark, settings)
-    click.echo(pipeline.to_json(found)) if as_json else report.status(found)
+    found = pipeline_status.read(spark, settings)
+    click.echo(pipeline_status.to_json(found)) if as_json else report.status(found)
 
 
 @click.command()
@@ -132,8 +133,8 @@ def status(file: options.SettingsFile, as_json: bool, html: Path | None) -> None
         "--layer",
         default="gold",
         show_default=True,
-        type=click.Choice(["gold", "silver"]),
-        help="Which tables are compared with the source.",
+        type=click.Choice(["gold", "silver", "bronze"]),
+        help="What is compared with the source; bronze: what its events come to.",
     ),
     click.option("--sample", metavar="N", type=click.IntRange(1, 20_000), help="Look at N documents and N rows only."),
     click.option(
@@ -162,7 +163,7 @@ def verify(
     repair: bool,
     as_json: bool,
 ) -> None:
-    """Is gold (or silver) what MongoDB holds?
+    """Is gold (or silver, or bronze) what MongoDB holds?
 
     Compares every document with its row, where both lie, at cluster times that are known, also while the source is written
     to, and names by key and path what is missing, extra or different. Exit code 3 where something is. Changes nothing, but
@@ -176,24 +177,24 @@ def verify(
       medallion verify --config conf/shop.yml --repair
     """
     from pipelines.terminal import tables as report
-    from pipelines.verify import run as pipeline
+    from pipelines.verify import run as verify
 
     # What cannot be read is refused before Spark is started.
-    if pipeline.as_of(as_of) is not None and sample is not None:
+    if verify.as_of(as_of) is not None and sample is not None:
         raise click.UsageError("--sample looks at documents as they are now: leave --as-of out")
     with interrupts.stopping() as stop:
         settings, spark = application.opened(file, "verify", quiet=True)
-        wanted = pipeline.VerifyOptions(
+        wanted = verify.VerifyOptions(
             collection=collection,
-            layer=pipeline.Layer(layer),
+            layer=verify.Layer(layer),
             sample=sample,
             as_of=as_of,
             documents_per_second=max_docs_per_second,
             repair=repair,
         )
-        result = pipeline.run(spark, settings, wanted, stop=stop)
-    click.echo(pipeline.to_json(result)) if as_json else report.verified(result)
-    pipeline.refuse(result)
+        result = verify.run(spark, settings, wanted, stop=stop)
+    click.echo(verify.to_json(result)) if as_json else report.verified(result)
+    verify.refuse(result)
 
 
 @click.command()

@@ -17,13 +17,14 @@ def capture(file: options.SettingsFile, once: bool, take_over: bool) -> None:
     The first start takes a snapshot of the collections while the stream is already open. SIGTERM commits what was read
     and ends within seconds. There can be one capture a table; a second one stops and has changed nothing.
     """
-    from pipelines.capture import service as pipeline
+    from pipelines.capture import service as capture
+    from pipelines.page import page as pages
     from pipelines.spark import session as sparks
     from pipelines.terminal import tables as report
 
     with interrupts.stopping() as stop, report.progress() as progress:
         settings, spark = application.opened(file, "capture", captures=True, stop=stop)
-        result = pipeline.run(
+        result = capture.run(
             spark,
             settings,
             once=once,
@@ -31,6 +32,7 @@ def capture(file: options.SettingsFile, once: bool, take_over: bool) -> None:
             stop=stop,
             progress=progress,
             sessions=sparks.sessions(spark),
+            page=pages.text,
         )
     report.result("capture", result)
 
@@ -39,19 +41,17 @@ def capture(file: options.SettingsFile, once: bool, take_over: bool) -> None:
 @options.with_settings(options.once(default=True), options.take_over)
 def silver(file: options.SettingsFile, once: bool, take_over: bool) -> None:
     """Apply captured events to the silver tables, one a collection."""
-    from pipelines.silver import run as pipeline
+    from pipelines.silver import run as silver
     from pipelines.spark import session as sparks
     from pipelines.terminal import tables as report
 
     with interrupts.stopping() as stop:
         # A run that finds nothing new ends without the seconds that a start of Spark costs.
-        settings, spark = application.opened(file, "silver", lazily=True)
+        settings, spark = application.opened(file, "silver", lazily=True, is_service=not once)
         # Stays None where the stop cancelled what was running: then there is no result to show.
         result = None
         with sparks.cancelling(spark, stop):
-            result = pipeline.run(
-                spark, settings, once=once, take_over=take_over, sessions=sparks.sessions(spark), stop=stop
-            )
+            result = silver.run(spark, settings, once=once, take_over=take_over, sessions=sparks.sessions(spark), stop=stop)
     if result is not None:
         report.result("silver", result)
 
@@ -73,23 +73,23 @@ def gold(
 ) -> None:
     """Bring the gold tables up to date: current documents, then SQL models, for analysts.
 
-    What expectations refuse is not published: the last good version stays, and the exit code is 3. With --as-of all tables show
-    the source at the same time, and ops/cuts names their versions; silver is brought up to there, too.
+    What expectations refuse is not published: the last good version stays, and the exit code is 3. With --as-of all
+    tables show the source at the same time, and ops/cuts names their versions; silver is brought up to there, too.
     """
     if as_of is not None:
         if not once or only_models or full_refresh:
             raise click.UsageError("--as-of is one run of everything: leave --continuous, --models and --full-refresh out")
         # A cut is another pipeline behind the same verb: for a person it is gold, at a time that they name.
         return _cut(file, as_of, take_over)
-    from pipelines.gold import publish as pipeline
+    from pipelines.gold import publish
     from pipelines.spark import session as sparks
     from pipelines.terminal import tables as report
 
     with interrupts.stopping() as stop:
-        settings, spark = application.opened(file, "gold", lazily=True)
+        settings, spark = application.opened(file, "gold", lazily=True, is_service=not once)
         results: dict[str, object] = {}
         with sparks.cancelling(spark, stop):
-            results = pipeline.run(
+            results = publish.run(
                 spark,
                 settings,
                 once=once,
@@ -105,7 +105,7 @@ def gold(
 
 def _cut(file: options.SettingsFile, as_of: str, take_over: bool) -> None:
     from cdc_core.gold import cut as times
-    from pipelines.gold import cut as pipeline
+    from pipelines.operations import cut_requests
     from pipelines.spark import session as sparks
     from pipelines.terminal import tables as report
 
@@ -115,7 +115,7 @@ def _cut(file: options.SettingsFile, as_of: str, take_over: bool) -> None:
         settings, spark = application.opened(file, "gold")
         made = None
         with sparks.cancelling(spark, stop):
-            made = pipeline.run(
+            made = cut_requests.run(
                 spark, settings, as_of=as_of, take_over=take_over, sessions=sparks.sessions(spark), stop=stop
             )
     if made is not None:
@@ -129,13 +129,13 @@ def run(file: options.SettingsFile, once: bool, take_over: bool) -> None:
 
     With --once: each layer in turn, up to what was there at the start.
     """
-    from pipelines import run as pipeline
+    from pipelines import run as layers
     from pipelines.terminal import tables as report
 
     with interrupts.stopping() as stop, report.progress() as progress:
-        settings, spark = application.opened(file, "run", captures=True, stop=stop)
-        results = pipeline.run_again(
-            spark, settings, again=functools.partial(application.session, file, settings, "run"), once=once, take_over=take_over, stop=stop,
+        settings, spark = application.opened(file, "run", captures=True, is_service=not once, stop=stop)
+        results = layers.run_again(
+            spark, settings, again=functools.partial(application.session, file, settings, "run", is_service=not once), once=once, take_over=take_over, stop=stop,
             progress=progress,
         )  # fmt: skip
     for layer, result in results.items():

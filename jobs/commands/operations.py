@@ -28,13 +28,13 @@ def maintain(file: options.SettingsFile, collection: str | None, beside_writers:
     that the settings under maintenance ask for. Nothing that silver, gold or a rebuild still needs is taken, and no table
     loses its position. Says what it did, with files and bytes before and after.
     """
-    from pipelines.operations import maintain as pipeline
+    from pipelines.operations import maintain
     from pipelines.terminal import tables as report
 
     with interrupts.stopping() as stop:
         settings, spark = application.opened(file, "maintain", quiet=True)
-        result = pipeline.run(spark, settings, collection=collection, beside_writers=beside_writers, stop=stop)
-    click.echo(pipeline.to_json(result)) if as_json else report.maintained(result)
+        result = maintain.run(spark, settings, collection=collection, beside_writers=beside_writers, stop=stop)
+    click.echo(maintain.to_json(result)) if as_json else report.maintained(result)
 
 
 @click.command("signal")
@@ -96,7 +96,7 @@ def send_signal(
     import json
 
     from cdc_core.properties import types as values
-    from pipelines.channels import signals
+    from pipelines.channels import signals as channels
 
     content: dict[str, Any] = {}
     if data is not None:
@@ -122,7 +122,7 @@ def send_signal(
     settings, spark = application.opened(file, "signal", quiet=True)
     # One commit of a table: interrupted half way, nobody would know whether the signal was sent.
     with interrupts.undisturbed():
-        sent = signals.send(spark, settings, type_=type_, data=content, id_=id_, ts_ms=clock.now_ms())
+        sent = channels.send(spark, settings, type_=type_, data=content, id_=id_, ts_ms=clock.now_ms())
     said = f"signal {sent.id} ({sent.type}) is sent; the capture of {settings.name} does it at its next look"
     click.echo(json.dumps({"id": sent.id, "type": sent.type, "data": content}) if as_json else said)
 
@@ -167,7 +167,7 @@ def quarantine(
       medallion quarantine list   --config conf/shop.yml --collection shop.orders --documents --json
       medallion quarantine replay --config conf/shop.yml --collection shop.orders --corrections mended.json
     """
-    from pipelines.operations import quarantine as pipeline
+    from pipelines.operations import quarantine
     from pipelines.terminal import tables as report
 
     if (tokens or corrections) and not collection:
@@ -176,16 +176,16 @@ def quarantine(
         if tokens or corrections or take_over:
             raise click.UsageError("--token, --corrections and --take-over belong to replay")
         settings, spark = application.opened(file, "quarantine", quiet=True)
-        events = pipeline.of_pipeline(spark, settings, collection=collection, all_states=all_states, with_texts=documents)
-        click.echo(pipeline.to_json(events)) if as_json else report.quarantined(events)
+        events = quarantine.of_pipeline(spark, settings, collection=collection, all_states=all_states, with_texts=documents)
+        click.echo(quarantine.to_json(events)) if as_json else report.quarantined(events)
         return
     if all_states or documents:
         raise click.UsageError("--all and --documents belong to list")
     text = None if corrections is None else corrections.read_text("utf-8")
-    mended = None if text is None else pipeline.read_corrections(text, where=str(corrections))
+    mended = None if text is None else quarantine.read_corrections(text, where=str(corrections))
     settings, spark = application.opened(file, "quarantine", quiet=True)
     with interrupts.undisturbed():
-        done = pipeline.replay_pipeline(
+        done = quarantine.replay_pipeline(
             spark,
             settings,
             collection=collection,
@@ -194,7 +194,7 @@ def quarantine(
             now_ms=clock.now_ms(),
             take_over=take_over,
         )
-    click.echo(pipeline.to_json(done)) if as_json else report.replayed(done)
+    click.echo(quarantine.to_json(done)) if as_json else report.replayed(done)
 
 
 @click.command()
@@ -233,25 +233,26 @@ def rebuild(
       medallion rebuild --config conf/shop.yml --collection shop.orders
       medallion rebuild --config conf/shop.yml --collection shop.orders --layer gold
     """
-    from pipelines.operations import rebuild as pipeline
+    from pipelines.operations import rebuild
+    from pipelines.silver import rebuild as silver_rebuild
     from pipelines.terminal import tables as report
 
     with interrupts.stopping() as stop:
         settings, spark = application.opened(file, "rebuild", quiet=True)
-        result = pipeline.run(
+        result = rebuild.run(
             spark,
             settings,
             collection=collection,
-            layer=pipeline.Layer(layer),
+            layer=rebuild.Layer(layer),
             take_over=take_over,
             is_trial=dry_run,
             drops_lost=drop_missing,
             stop=stop,
         )
-    click.echo(pipeline.to_json(result)) if as_json else report.rebuilt(result)
+    click.echo(rebuild.to_json(result)) if as_json else report.rebuilt(result)
     # A dry run has done its work, whatever it shows.
     if not dry_run:
-        pipeline.refuse(result)
+        silver_rebuild.refuse(result)
 
 
 @click.command()
@@ -263,18 +264,18 @@ def rebuild(
 def repair(file: options.SettingsFile, dry_run: bool, as_json: bool, take_over: bool) -> None:
     """Mend tables whose log names data files that are not there.
 
-    Files go missing by hand, by a VACUUM that did not wait, or with a disk; every reader of the table then ends with an error. This
-    takes them out of the table by a commit that puts its position back, so that the next capture, silver and gold bring
-    the rows back. Stop the pipeline first.
+    Files go missing by hand, by a VACUUM that did not wait, or with a disk; every reader of the table then ends with an
+    error. This takes them out of the table by a commit that puts its position back, so that the next capture, silver
+    and gold bring the rows back. Stop the pipeline first.
 
     \b
     Examples:
       medallion repair --config conf/shop.yml --dry-run
       medallion repair --config conf/shop.yml
     """
-    from pipelines.operations import repair as pipeline
+    from pipelines.operations import repair
     from pipelines.terminal import tables as report
 
     settings, spark = application.opened(file, "repair", quiet=True)
-    found = pipeline.run(spark, settings, is_trial=dry_run, take_over=take_over)
-    click.echo(pipeline.to_json(found)) if as_json else report.repaired(found)
+    found = repair.run(spark, settings, is_trial=dry_run, take_over=take_over)
+    click.echo(repair.to_json(found)) if as_json else report.repaired(found)

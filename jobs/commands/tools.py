@@ -31,14 +31,14 @@ def demo(directory: Path, mongodb_uri: str | None, seconds: int, on_s3: bool) ->
     """Watch a shop's changes go from MongoDB to gold tables.
 
     Starts an embedded MongoDB, plays a shop's life against it while the pipeline runs, and shows the tables, what
-    changed, how far behind each layer was, and how to query the result. With --s3 the tables lie below s3a://, as in production,
-    in an S3 emulator of this process.
+    changed, how far behind each layer was, and how to query the result. With --s3 the tables lie below s3a://, as in
+    production, in an S3 emulator of this process.
     """
-    from pipelines.demo import run as pipeline
+    from pipelines.demo import run as demo
 
     application.quiet_log()
     with interrupts.stopping() as stop:
-        pipeline.run(directory, mongodb_uri=mongodb_uri, seconds=seconds, on_s3=on_s3, stop=stop)
+        demo.run(directory, mongodb_uri=mongodb_uri, seconds=seconds, on_s3=on_s3, stop=stop)
 
 
 @click.command()

@@ -76,10 +76,11 @@ class KnownCollections:
     refused: Mapping[Namespace, errors.DecisionNeeded] = field(default_factory=dict)
 
 
-def parted(settings: Settings, namespaces: Sequence[Namespace]) -> KnownCollections:
-    """The collections, in the order in which they were found, without those whose tables would be an earlier one's.
+def with_own_tables(settings: Settings, namespaces: Sequence[Namespace]) -> KnownCollections:
+    """The collections, in the order in which they were found, without those whose tables would have the name of an
+    earlier one's.
 
-    One that is not captured any more is not spoken of.
+    A collection that is no longer captured is not reported.
     """
     layout, chosen = delta.layout(settings.lakehouse), filters.of(settings.source)
     owners: dict[str, Namespace] = {}
@@ -99,7 +100,8 @@ def parted(settings: Settings, namespaces: Sequence[Namespace]) -> KnownCollecti
 
 
 def read(spark: SparkSession, settings: Settings, *, log: str | None = None) -> KnownCollections:
-    """What is noted of a pipeline, `discovered` in the bronze whose history is called `log`; nothing where there is no table yet."""
+    """What `ops/collections` holds of a pipeline; `discovered` counts for the bronze whose history is called `log`.
+    Nothing where the table does not exist yet."""
     table = delta.layout(settings.lakehouse).ops("collections")
     if not delta.exists(spark, table):
         return KnownCollections()
@@ -114,7 +116,7 @@ def read(spark: SparkSession, settings: Settings, *, log: str | None = None) -> 
             first[names] = min(row["batch"], first.get(names, row["batch"]))
     discovered = max((row["batch"] for row in rows if row["log"] == log), default=0)
     in_order = sorted(first, key=lambda names: (first[names], names))
-    known = parted(settings, list(itertools.starmap(Namespace, in_order)))
+    known = with_own_tables(settings, list(itertools.starmap(Namespace, in_order)))
     return replace(known, discovered=discovered, namespaces=tuple(sorted(known.namespaces, key=_names)))
 
 
@@ -166,14 +168,14 @@ class CaughtUp:
 
     @staticmethod
     def at(batch: int, positions: Mapping[Namespace, SilverPosition]) -> CaughtUp:
-        """The statement about tables at these positions."""
+        """The statement for silver tables that are at these positions."""
         # All of them in one digest: the statement is about the set, and a single table that moved makes it void.
         places = sorted((str(namespace), each.to, each.generation) for namespace, each in positions.items())
         return CaughtUp(batch, hashlib.blake2b(json.dumps(places).encode(), digest_size=12).hexdigest())
 
     @staticmethod
     def among(positions: Mapping[Namespace, SilverPosition]) -> int:
-        """The greatest batch that a table names for these very positions; 0 where none does."""
+        """The greatest batch that a table states for exactly these positions; 0 where none does."""
         of = CaughtUp.at(0, positions).of
         return max((each.settled.batch for each in positions.values() if each.settled and each.settled.of == of), default=0)
 
@@ -242,10 +244,8 @@ def silver_position(spark: SparkSession, table: tables.TableRef) -> SilverPositi
 
 
 def _position_and_version(spark: SparkSession, table: tables.TableRef) -> tuple[local_log.Commit | None, int]:
-    """The commit that says a table's position, and the newest version that holds no other one's rows.
-
-    What others committed since, OPTIMIZE say, leaves the rows as they are and files of older versions to VACUUM.
-    """
+    """The commit that states a table's position, and the newest version with the same rows: commits of others since
+    then, such as OPTIMIZE, leave the rows as they are and the files of older versions to VACUUM."""
     commit = table_history.position(spark, table)
     while True:
         version = table_history.version(spark, table)

@@ -1,6 +1,6 @@
 """The bronze table: an append-only log of every event, which carries its own position.
 
-`Log` is the one writer of one pipeline's bronze table. Rows are numbered and committed under one lock, so that `batch`
+`BronzeLog` is the one writer of one pipeline's bronze table. Rows are numbered and committed under one lock, so that `batch`
 is dense and in commit order, whoever brings them: the stream or a snapshot. Recovery reads the table and nothing else.
 """
 
@@ -9,30 +9,27 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import re
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from cdc_core import errors
 from cdc_core.bronze import columns as bronze
-from cdc_core.silver import reduce
 from cdc_core.snapshot import state as snapshot_state
-from cdc_core.stream import transactions
+from cdc_core.stream import resume_token, transactions
 from cdc_core.tables import layout as tables
+from pipelines.bronze import batch_rows
 from pipelines.delta import local_log, maintenance, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 PROPERTIES = {
     "delta.appendOnly": "true",
@@ -48,15 +45,6 @@ TRIMMED = "medallion.trimmed"
 
 COMPACT_EVERY = 400
 """Commits between two clustered compactions: the log's state stays small, and so does the price of a commit."""
-
-MANY_FILES = 32
-"""More files than these Spark would list by a job."""
-
-MANY_BYTES = 64 * 2**20
-"""Rows of more bytes are read by executors: a document may have 16 MB, and a service reads several collections at a time."""
-
-_GLOB = re.compile(r"[\\{}\[\]*?]")
-"""What Spark takes for a pattern in the path of a file."""
 
 RowFactory = Callable[[int, int], pa.Table]
 """``(batch, first offset) -> rows``: called under the commit lock, once a commit."""
@@ -80,7 +68,7 @@ class UnclaimedPosition:
 
 
 @dataclass
-class Log:
+class BronzeLog:
     """The bronze table of one pipeline, claimed; `position` is None while it is empty.
 
     `log` names the table's history: silver goes by the numbers of batches, which mean nothing in another one. `numbered` is
@@ -114,7 +102,7 @@ class Log:
         take_over: bool = False,
         extra: Mapping[str, object] | None = None,
         found: UnclaimedPosition | None = None,
-    ) -> Log:
+    ) -> BronzeLog:
         """Make the table if there is none, claim it, and read its position from its rows, unless it is as it was `found`.
 
         Raises `TableOwned`, `LeaseHeld` or `TableNotOurs`; a refused capture has changed nothing.
@@ -126,7 +114,7 @@ class Log:
             position = found.position
         else:
             position = read_position(spark, table)
-        return Log(spark, table, writer, position, extra or {})
+        return BronzeLog(spark, table, writer, position, extra or {})
 
     def append(self, numbered: RowFactory, *, token: str | None = None) -> BronzePosition:
         """Number the rows and commit them; the new position.
@@ -155,8 +143,8 @@ class Log:
         """Commit heartbeat rows, one a payload, at once. They carry `token`, or the position where that is further by now."""
 
         def numbered(batch: int, first: int) -> pa.Table:
-            # Tokens sort in stream order: the commit lock may have been held by one that moved the position further.
-            newest = max(token, self._token or "")
+            # The commit lock may have been held by one that moved the position further.
+            newest = resume_token.later(token, self._token or "")
             return pa.concat_tables(
                 heartbeat_row(payload, token=newest, batch=batch, offset=first + number, ts_ms=ts_ms)
                 for number, payload in enumerate(payloads)
@@ -201,8 +189,8 @@ class Log:
             self.writer.release({} if self.complete is None else {"complete": self.complete})
 
 
-def found(spark: SparkSession, table: tables.TableRef) -> UnclaimedPosition:
-    """Where a table is that nobody has claimed, or somebody else."""
+def unclaimed_position(spark: SparkSession, table: tables.TableRef) -> UnclaimedPosition:
+    """A table's position, read before this process has claimed it."""
     version = table_history.version(spark, table)  # read first: what is committed meanwhile makes the position be read again
     return UnclaimedPosition(version, read_position(spark, table))
 
@@ -239,7 +227,7 @@ def _last_rows(table: tables.TableRef) -> pa.Table | None:
         return None
     newest = max((span[1] for span, _ in spans if span), default=None)
     paths = [file.path for span, file in spans if span and span[1] == newest]
-    return _read(paths, ["resume_token", "batch", "offset"], where=[("batch", "==", newest)] if paths else None)
+    return batch_rows.read(paths, ["resume_token", "batch", "offset"], where=[("batch", "==", newest)] if paths else None)
 
 
 def _payload_rows(spark: SparkSession, table: tables.TableRef, kind: bronze.RowKind, *begins: str) -> list[dict[str, Any]]:
@@ -248,25 +236,14 @@ def _payload_rows(spark: SparkSession, table: tables.TableRef, kind: bronze.RowK
     files = None if folder is None else local_log.files(folder)
     rows = None
     if files is not None:
-        paths = [file.path for file in files if _may_hold(file, "kind", kind.value)]
-        rows = _read(paths, columns, where=[("kind", "==", kind.value)])
+        paths = [file.path for file in files if batch_rows.may_hold(file, "kind", kind.value)]
+        rows = batch_rows.read(paths, columns, where=[("kind", "==", kind.value)])
     if rows is None:
         names = ", ".join(f"`{name}`" for name in columns)
         rows = spark.sql(f"SELECT {names} FROM {table} WHERE kind = '{kind.value}'").toArrow()
     chosen = [pc.starts_with(rows["payload"], each) for each in begins]
     rows = rows.filter(functools.reduce(pc.or_kleene, chosen)) if chosen else rows
     return list(rows.sort_by("offset").to_pylist())
-
-
-def _read(paths: Sequence[Path], columns: list[str], *, where: list[tuple[str, str, Any]] | None) -> pa.Table | None:
-    """Columns of Parquet files of bronze; None where one of them was vacuumed meanwhile, or cannot be read from here."""
-    schema = pa.schema([bronze.SCHEMA.field(name) for name in columns])
-    if not paths:
-        return schema.empty_table()
-    try:
-        return pq.read_table([str(path) for path in paths], columns=columns, filters=where, partitioning=None).cast(schema)
-    except (OSError, pa.ArrowException):
-        return None
 
 
 @dataclass(frozen=True)
@@ -293,85 +270,6 @@ def newest(spark: SparkSession, table: tables.TableRef) -> BronzeHead:
     return BronzeHead(batch, ((own.metadata if own else None) or {}).get("log"))
 
 
-def rows(
-    spark: SparkSession, table: tables.TableRef, span: reduce.Range, *, among: Mapping[str, str] | None = None
-) -> DataFrame:
-    """The rows of a span of batches, in no order, with the columns of `cdc_core.bronze.columns.SCHEMA`.
-
-    `among` says which values of some columns are asked for: files that hold none of them may be left out.
-
-    A few commits of a table on a local file system are read as the Parquet files that they added. Spark then need not ask
-    Delta for them with a job a query; and no number that changes from span to span stands in the code that Spark compiles,
-    which the JVM would optimize anew for each.
-    """
-    files = _files(table, span, among or {})
-    if not files:
-        return spark.table(str(table)).where(span.predicate)
-    return spark.read.schema(bronze.COLUMNS_DDL).parquet(*files)
-
-
-class SweepRow(NamedTuple):
-    """A row that may call for a sweep: a heartbeat, of which batch and payload count, or a schema change."""
-
-    offset: int
-    kind: str
-    batch: int
-    db: str
-    collection: str
-    sequence: str
-    payload: str
-
-
-def few_rows(table: tables.TableRef, span: reduce.Range, columns: Sequence[str], *, limit: int) -> pa.Table | None:
-    """Columns of the rows of a span, in no order, read by this process; None where they are more than `limit`, or of more than
-    `MANY_BYTES`, or where it does not see all their files."""
-    found = _span_files(table, span, {})
-    if not found or sum(file.stats.get("numRecords", limit + 1) for file in found) > limit:
-        return None
-    with contextlib.suppress(OSError, pa.ArrowException):  # which `_read` meets, too
-        if sum(local_log.columns_bytes(file.path, columns) for file in found) > MANY_BYTES:
-            return None
-    return _read([file.path for file in found], list(columns), where=None)
-
-
-def _files(table: tables.TableRef, span: reduce.Range, among: Mapping[str, str]) -> list[str]:
-    """The files of `_span_files` as Spark names them; none where they are many."""
-    found = _span_files(table, span, among)
-    return [f"file://{file.path}" for file in found] if len(found) <= MANY_FILES else []
-
-
-def _span_files(table: tables.TableRef, span: reduce.Range, among: Mapping[str, str]) -> list[local_log.Appended]:
-    """The files that hold all rows of the span among these and none of another span; none where that is not known."""
-    folder = local_log.folder(table)
-    if folder is None or _GLOB.search(str(folder)):
-        return []
-    found = local_log.appended(folder, lambda commit: _is_up_to(span.after, commit))
-    held: list[local_log.Appended] = []
-    for file in found or ():
-        batches = file.between("batch")
-        if batches is None:
-            return []
-        if not all(_may_hold(file, column, value) for column, value in among.items()):
-            continue
-        low, high = batches
-        if low > span.after and high <= span.to:
-            held.append(file)
-        # A compaction has put rows of this span and of others into one file: only Delta's predicate tells them apart.
-        elif high > span.after and low <= span.to:
-            return []
-    return held
-
-
-def _may_hold(file: local_log.Appended, column: str, value: str) -> bool:
-    low, high = file.between(column) or (value, value)
-    return bool(low <= value <= high)
-
-
-def _is_up_to(batch: int, commit: local_log.Commit) -> bool:
-    held = (commit.metadata or {}).get("batch")
-    return isinstance(held, int) and held <= batch
-
-
 def snapshot_heartbeats(spark: SparkSession, table: tables.TableRef) -> list[dict[str, Any]]:
     """The payloads of all heartbeats that hold a snapshot's progress, in order."""
     return [payload for payload in gap_and_snapshot_heartbeats(spark, table) if "snapshot" in payload]
@@ -387,11 +285,12 @@ def gap_and_snapshot_heartbeats(
 
 @dataclass(frozen=True)
 class FilterChange:
-    """That the settings let other events in from `token` on, and which collections were captured then."""
+    """That the settings let other events in from `token` on: which collections were captured then, and which with rows were
+    left out."""
 
     token: str
-    offset: int
     captured: frozenset[str]
+    left_out: frozenset[str]
 
 
 def is_whole(spark: SparkSession, table: tables.TableRef, namespace: str) -> bool:
@@ -429,14 +328,18 @@ def is_trimmed_behind(spark: SparkSession, table: tables.TableRef, batch: int) -
 def notes(spark: SparkSession, table: tables.TableRef) -> list[FilterChange]:
     """What was noted each time when the settings let in other events, in order."""
     rows = _payload_rows(spark, table, bronze.RowKind.HEARTBEAT, '{"stream"')
-    read = ((row, json.loads(row["payload"]).get("captured")) for row in rows)
-    return [FilterChange(row["resume_token"], row["offset"], frozenset(found)) for row, found in read if found is not None]
+    read = ((row["resume_token"], json.loads(row["payload"])) for row in rows)
+    return [
+        FilterChange(token, frozenset(said["captured"]), frozenset(said.get("left_out", ())))
+        for token, said in read
+        if "captured" in said
+    ]
 
 
-def captured_collections(spark: SparkSession, table: tables.TableRef, *, behind: int = -1) -> list[tuple[str, str]]:
-    """The namespaces of all documents in the table, or of those with a greater offset."""
+def captured_collections(spark: SparkSession, table: tables.TableRef) -> list[tuple[str, str]]:
+    """The namespaces of all documents in the table."""
     rows = spark.sql(
-        f"SELECT DISTINCT db, collection FROM {table} WHERE kind IN ('change', 'snapshot') AND `offset` > {behind} ORDER BY 1, 2"
+        f"SELECT DISTINCT db, collection FROM {table} WHERE kind IN ('change', 'snapshot') ORDER BY 1, 2"
     ).collect()
     return [(row.db, row.collection) for row in rows]
 
@@ -471,16 +374,15 @@ def open_transaction(spark: SparkSession, table: tables.TableRef) -> transaction
 
 def heartbeat_row(payload: Mapping[str, Any], *, token: str, batch: int, offset: int, ts_ms: int) -> pa.Table:
     """One heartbeat row as a table of `bronze.SCHEMA`."""
-    values: dict[str, Any] = dict.fromkeys(bronze.SCHEMA.names)
-    values |= {
-        "resume_token": token,
-        "offset": offset,
-        "batch": batch,
-        "kind": bronze.RowKind.HEARTBEAT.value,
-        "payload": json.dumps(payload, separators=(",", ":")),
-        "ts_ms": ts_ms,
-    }
-    return pa.Table.from_pylist([values], schema=bronze.SCHEMA)
+    return bronze.table(
+        1,
+        resume_token=token,
+        offset=offset,
+        batch=batch,
+        kind=bronze.RowKind.HEARTBEAT.value,
+        payload=json.dumps(payload, separators=(",", ":")),
+        ts_ms=ts_ms,
+    )
 
 
 def _check_columns(spark: SparkSession, table: tables.TableRef) -> None:

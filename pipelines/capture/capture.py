@@ -13,7 +13,7 @@ from cdc_core import errors
 from cdc_core.settings.parse import Settings
 from cdc_core.snapshot import mode as snapshot_mode
 from cdc_core.stream import filters, transactions
-from pipelines.bronze import log as bronze
+from pipelines.bronze import log as bronze_log
 from pipelines.capture import byte_queue, metrics, snapshot_start, threads
 from pipelines.capture import position as positions
 from pipelines.capture.committer import Committer
@@ -24,12 +24,12 @@ from pipelines.capture.heartbeats import Heartbeats
 from pipelines.capture.intake import Intake
 from pipelines.capture.main_loop import MainLoop, RunEnd, StreamPosition
 from pipelines.capture.oplog_watch import OplogWatch
-from pipelines.capture.progress import CaptureResult, Progress, Reporter, RunCounts
-from pipelines.capture.reader import Reader
+from pipelines.capture.progress import CaptureProgress, CaptureResult, ProgressReporter, RunCounts
+from pipelines.capture.reader import StreamReader
 from pipelines.capture.selection import Selection
 from pipelines.capture.shutdown import Shutdown
 from pipelines.capture.signal_reader import Inbox, SignalReader
-from pipelines.capture.start import Start, StartPlan
+from pipelines.capture.start import CaptureStart, StartPlan
 from pipelines.capture.stream_opener import ExistingBronze, OpenStream, StreamOpener
 from pipelines.channels import notifier
 from pipelines.delta import tables as delta
@@ -37,7 +37,7 @@ from pipelines.mongodb import change_stream
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as connections
 from pipelines.mongodb import server as mongodb_server
-from pipelines.snapshot import queue
+from pipelines.snapshot import queue as snapshot_queue
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,13 +47,13 @@ ONCE_AWAIT_MS = 100
 
 
 @dataclass(frozen=True)
-class Service:
+class CaptureService:
     """What the capture service was started with: the same for each of its runs."""
 
     spark: SparkSession
     settings: Settings
     stop: threading.Event
-    report: Callable[[Progress], None] | None
+    report: Callable[[CaptureProgress], None] | None
     sessions: Callable[[], SparkSession] | None
     metrics: metrics.Metrics
 
@@ -65,7 +65,7 @@ class Service:
 class Capture:
     """One run of the service, over one client of the source."""
 
-    def __init__(self, service: Service, connection: connections.Connection, client: mongodb.Client) -> None:
+    def __init__(self, service: CaptureService, connection: connections.Connection, client: mongodb.Client) -> None:
         source = service.settings.source
         self._service = service
         # The first heartbeat is due one interval after this, also where no row has come by then.
@@ -78,7 +78,7 @@ class Capture:
         self._custom = _snapshotter(source.snapshot_mode_custom_name)
         self._notifier = notifier.Notifier(service.spark, service.settings)
         self._shutdown = Shutdown(service.stop, self._threads)
-        self._log: bronze.Log | None = None
+        self._log: bronze_log.BronzeLog | None = None
         self._stream: change_stream.ChangeStream | None = None
         self._committer: Committer | None = None
 
@@ -97,7 +97,7 @@ class Capture:
         control = ControlEvents(self._deployment, snapshots, inbox)
         loop = self._loop(log, opened, control, RunEnd(until, plan.streams, control, self._threads, self._shutdown))
         if plan.streams:
-            reader = Reader(opened.stream, self._threads, log, self._counts, service.metrics.streaming)
+            reader = StreamReader(opened.stream, self._threads, log, self._counts, service.metrics.streaming)
             self._threads.start(threads.READER, reader.run)
         self._threads.start(threads.COMMITTER, loop.committer.run)
         oplog = OplogWatch(self._deployment, log, service.metrics, halt)
@@ -128,7 +128,8 @@ class Capture:
 
     @property
     def attempts(self) -> int:
-        """How often the stream was tried in vain since it last answered; at least the one that ended the run."""
+        """How many attempts to open the stream failed since it last worked; at least 1, for the one that ended the
+        run."""
         return max(1, self._stream.attempts if self._stream is not None else 0)
 
     def result(self) -> CaptureResult:
@@ -148,7 +149,9 @@ class Capture:
             streaming.captured = tuple(captured)
             self._deployment.check_guardrail(len(captured))
 
-    def _begin(self, options: change_stream.StreamOptions, *, take_over: bool) -> tuple[bronze.Log, OpenStream, StartPlan]:
+    def _begin(
+        self, options: change_stream.StreamOptions, *, take_over: bool
+    ) -> tuple[bronze_log.BronzeLog, OpenStream, StartPlan]:
         """Open the stream, claim bronze and commit where the run begins.
 
         The stream comes first: a capture that cannot go on has changed nothing.
@@ -162,18 +165,20 @@ class Capture:
         )
         opened = opener.open_or_restart(existing.position)
         extra = {"stream": fingerprint}
-        log = self._log = bronze.Log.open(service.spark, table, take_over=take_over, extra=extra, found=existing.found)
+        log = self._log = bronze_log.BronzeLog.open(
+            service.spark, table, take_over=take_over, extra=extra, found=existing.found
+        )
         # The stream was opened behind a position that is not the table's any more: events would be missing, or come twice.
         if log.position != existing.position:  # another capture has committed in between
             opened.stream.close()
             opened = opener.open_or_restart(log.position)
-        start = Start(service.spark, self._deployment, log, fingerprint, self._custom, existing.is_other_stream)
+        start = CaptureStart(service.spark, self._deployment, log, fingerprint, self._custom, existing.is_other_stream)
         plan = start.begin(opened)
         self._stream = opened.stream
         service.metrics.streaming.opened(opened.stream)
         return log, opened, plan
 
-    def _snapshots(self, log: bronze.Log) -> queue.Snapshots:
+    def _snapshots(self, log: bronze_log.BronzeLog) -> snapshot_queue.SnapshotQueue:
         service = self._service
         start = snapshot_start.SnapshotStart(
             name=service.settings.name,
@@ -185,11 +190,11 @@ class Capture:
             counts=self._counts,
             metrics=service.metrics.snapshot,
         )
-        return queue.Snapshots(start.ready, self._notifier, self._threads.halt, service.metrics.snapshot)
+        return snapshot_queue.SnapshotQueue(start.ready, self._notifier, self._threads.halt, service.metrics.snapshot)
 
-    def _loop(self, log: bronze.Log, opened: OpenStream, control: ControlEvents, end: RunEnd) -> MainLoop:
+    def _loop(self, log: bronze_log.BronzeLog, opened: OpenStream, control: ControlEvents, end: RunEnd) -> MainLoop:
         service, source = self._service, self._deployment.source
-        reporter = Reporter(self._counts, service.report, has_read_snapshots=lambda: control.is_idle)
+        reporter = ProgressReporter(self._counts, service.report, has_read_snapshots=lambda: control.is_idle)
         committer = Committer(log, self._threads, self._counts, service.metrics, reporter, service.sessions)
         self._committer = committer
         return MainLoop(
@@ -204,11 +209,11 @@ class Capture:
             commit_seconds=source.commit_interval_ms / 1000,
         )
 
-    def _encoder(self, log: bronze.Log) -> Encoder:
+    def _encoder(self, log: bronze_log.BronzeLog) -> Encoder:
         source, tracker = self._deployment.source, None
         if source.provide_transaction_metadata:
-            opened = bronze.open_transaction(self._service.spark, log.table)
-            tracker = transactions.Tracker(opened, token=positions.token_of(log))
+            opened = bronze_log.open_transaction(self._service.spark, log.table)
+            tracker = transactions.TransactionTracker(opened, token=positions.token_of(log))
         return Encoder(
             self._service.settings.name,
             self._selection,
@@ -217,8 +222,8 @@ class Capture:
             tracker=tracker,
         )
 
-    def _finish(self, loop: MainLoop, read: StreamPosition, snapshots: queue.Snapshots) -> None:
-        """Commit what was read in order, end the threads, and raise what one of them met."""
+    def _finish(self, loop: MainLoop, read: StreamPosition, snapshots: snapshot_queue.SnapshotQueue) -> None:
+        """Commit what was read in order, end the threads, and raise the error of one that failed."""
         if self._threads.failure is None:
             loop.committer.finish(loop.encoder.rows)
         # Not after the threads: their end may take seconds, and no rate is meant to hold them.

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from cdc_core.bronze import event_rows as events
 from pipelines import clock
-from pipelines.bronze import log as bronze
+from pipelines.bronze import log as bronze_log
 from pipelines.capture import metrics, threads
 from pipelines.capture.logger import log
-from pipelines.capture.progress import Reporter, RunCounts, StreamCounts
+from pipelines.capture.progress import ProgressReporter, RunCounts, StreamCounts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,25 +27,25 @@ class Committer:
     `sessions` makes the session of a compaction, which none is without.
     """
 
-    log: bronze.Log
+    log: bronze_log.BronzeLog
     threads: threads.Threads
     counts: RunCounts
     metrics: metrics.Metrics
-    reporter: Reporter
+    reporter: ProgressReporter
     sessions: Callable[[], SparkSession] | None
     # One place: the next commit is encoded while one is written, and no more rows than that are in memory.
-    _queue: queue.Queue[events.Rows | None] = field(default_factory=lambda: queue.Queue(maxsize=1))
+    _queue: queue.Queue[events.EventRows | None] = field(default_factory=lambda: queue.Queue(maxsize=1))
     _submitted: int = 0
     _committed: int = 0
     _names_in_use: set[str] = field(default_factory=set)
 
     # --- called by the main thread
 
-    def submit(self, rows: events.Rows) -> None:
+    def submit(self, rows: events.EventRows) -> None:
         """Hand rows over, in the committer's turn; nothing of a run that a thread has failed in."""
         self._put(rows)
 
-    def finish(self, rows: events.Rows) -> None:
+    def finish(self, rows: events.EventRows) -> None:
         """Hand the last rows over, and wait until everything is committed."""
         if len(rows):
             self._put(rows)
@@ -57,7 +57,7 @@ class Committer:
     def abandon(self) -> None:
         """End the thread of a run that failed, which has not handed over the mark that no more rows come."""
         end = time.monotonic() + threads.CLOSE_SECONDS
-        # The queue may be full of rows that nobody takes any more: the mark is offered until the thread has gone, or the
+        # The queue may be full of rows that the thread will not take: the mark is offered until the thread has ended, or the
         # time is up.
         while self.threads.is_alive(threads.COMMITTER) and time.monotonic() < end:
             with contextlib.suppress(queue.Full):
@@ -73,7 +73,7 @@ class Committer:
         """Whether all rows that were handed over are in bronze."""
         return self._committed == self._submitted
 
-    def _put(self, rows: events.Rows | None) -> bool:
+    def _put(self, rows: events.EventRows | None) -> bool:
         """Wait for the committer's turn; whether it has come: a failure of any thread ends the wait."""
         while self.threads.failure is None:
             try:
@@ -94,7 +94,7 @@ class Committer:
             # Counted by this thread alone, as `_submitted` is by the main thread: their comparison needs no lock.
             self._committed += 1
 
-    def _commit(self, rows: events.Rows) -> None:
+    def _commit(self, rows: events.EventRows) -> None:
         """Commit the rows, then do what waits for them: a snapshot begins, a channel forgets its signal."""
         ts_ms, operations, newest = clock.now_ms(), rows.operations(), rows.newest_time
         self.log.append(lambda batch, first: rows.table(batch=batch, first_offset=first, ts_ms=ts_ms))
@@ -111,10 +111,10 @@ class Committer:
         streaming.transactions += rows.ended_transactions
         self.metrics.commits += 1
         self._count(rows, newest)
-        if self.log.commits % bronze.COMPACT_EVERY == 0 and self.sessions is not None:
+        if self.log.commits % bronze_log.COMPACT_EVERY == 0 and self.sessions is not None:
             self.log.compact(self.sessions())
 
-    def _count(self, rows: events.Rows, newest: tuple[int, int] | None) -> None:
+    def _count(self, rows: events.EventRows, newest: tuple[int, int] | None) -> None:
         """Add the commit to the run's counts."""
         before = self.counts.stream
         self.counts.stream = StreamCounts(

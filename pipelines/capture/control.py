@@ -25,7 +25,7 @@ from pipelines.capture.logger import log
 from pipelines.capture.signal_reader import Inbox
 from pipelines.capture.start import new_id
 from pipelines.mongodb import snapshot_read
-from pipelines.snapshot import queue as snapshots
+from pipelines.snapshot import queue as snapshot_queue
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ControlEvents:
     """Acts on control events; only the main thread does."""
 
     deployment: Deployment
-    snapshots: snapshots.Snapshots
+    snapshots: snapshot_queue.SnapshotQueue
     inbox: Inbox
 
     @property
@@ -46,13 +46,13 @@ class ControlEvents:
         """Whether the stream waits, because a blocking snapshot is read."""
         return self.snapshots.is_blocking
 
-    def handle(self, rows: events.Rows, event: Mapping[str, Any]) -> None:
+    def handle(self, rows: events.EventRows, event: Mapping[str, Any]) -> None:
         """Act on an event of the stream, whose own row, if it has one, is the last of `rows`."""
         token = event["_id"]["_data"]
         # Only an inserted document is a signal, as in Debezium: a later change of it, or its removal, is none.
         if event["operationType"] == "insert":
             try:
-                signal = signals.from_document(event["fullDocument"])
+                signal = signals.from_document(event.get("fullDocument"))
             except signals.SignalRefused as error:
                 log.warning("a signal that cannot be read is left out (%s): %s", error, event["documentKey"].get("_id"))
                 return
@@ -64,7 +64,7 @@ class ControlEvents:
             if self.deployment.filter.includes(target["db"], target["coll"]):
                 self._plan_replaced(rows, f"{target['db']}.{target['coll']}", token)
 
-    def handle_received(self, rows: events.Rows, *, token: str) -> None:
+    def handle_received(self, rows: events.EventRows, *, token: str) -> None:
         """Act on what came from the channels, at `token`, up to which the stream is in `rows` or in bronze.
 
         A channel forgets a signal when its row is committed: until then a capture that is killed reads it again.
@@ -73,24 +73,26 @@ class ControlEvents:
             self._handle_signal(rows, received.signal, token=token, row=received.mark)
             rows.then.append(functools.partial(channel.handled, received))
 
-    def _plan_replaced(self, rows: events.Rows, namespace: str, token: str) -> None:
+    def _plan_replaced(self, rows: events.EventRows, namespace: str, token: str) -> None:
         """Read a collection whose whole content was replaced; what is older than that is gone."""
         log.info("%s was replaced by a rename: a snapshot of it begins", namespace)
         # Silver sweeps what is older than `first`: rows of the collection that was replaced, and none that the rename
         # brought.
         first = snapshot_state.CollectionState(first=resume_token.sequence_of(token))
-        state = snapshot_state.State(new_id(), (namespace,), {namespace: first}, snapshot_state.SnapshotKind.REPLACED)
+        state = snapshot_state.SnapshotState(
+            new_id(), (namespace,), {namespace: first}, snapshot_state.SnapshotKind.REPLACED
+        )
         self._plan(rows, state, token)
 
-    def _plan(self, rows: events.Rows, state: snapshot_state.State, token: str) -> None:
+    def _plan(self, rows: events.EventRows, state: snapshot_state.SnapshotState, token: str) -> None:
         """Note a snapshot in the rows; it begins when they are committed."""
-        rows.mark(events.Mark(token, bronze.RowKind.HEARTBEAT, state.begun()))
+        rows.mark(events.OtherRow(token, bronze.RowKind.HEARTBEAT, state.begun()))
         # Added now, begun later: a signal behind this one may pause or stop it before its plan is committed.
         rows.then.append(self.snapshots.plan(state))
 
     def _handle_signal(
         self,
-        rows: events.Rows,
+        rows: events.EventRows,
         signal: signals.Signal,
         *,
         token: str,
@@ -108,18 +110,18 @@ class ControlEvents:
             log.warning("signal %s (%s) is not done: %s", signal.id, signal.type, error)
         # The row of a table, the offset of a topic: by it a restart knows which signals are done.
         marked = signal.payload(**refused, **({"row": row} if signal.channel in ("table", "kafka") else {}))
-        rows.mark(events.Mark(token, bronze.RowKind.SIGNAL, marked, db, collection))
+        rows.mark(events.OtherRow(token, bronze.RowKind.SIGNAL, marked, db, collection))
         match request:
             case None:
                 return
-            case signals.Request(type=signals.SignalType.EXECUTE_SNAPSHOT):
+            case signals.SignalRequest(type=signals.SignalType.EXECUTE_SNAPSHOT):
                 self._execute_snapshot(rows, signal, request, token)
                 return
-            case signals.Request(type=signals.SignalType.STOP_SNAPSHOT):
+            case signals.SignalRequest(type=signals.SignalType.STOP_SNAPSHOT):
                 changed = self.snapshots.stop(request.chosen)
-            case signals.Request(type=signals.SignalType.PAUSE_SNAPSHOT | signals.SignalType.RESUME_SNAPSHOT):
+            case signals.SignalRequest(type=signals.SignalType.PAUSE_SNAPSHOT | signals.SignalType.RESUME_SNAPSHOT):
                 changed = self.snapshots.pause(request.type is signals.SignalType.PAUSE_SNAPSHOT)
-            case signals.Request(type=signals.SignalType.LOG):
+            case signals.SignalRequest(type=signals.SignalType.LOG):
                 offset = json.dumps({"resume_token": token})
                 log.info("%s", request.message.replace("{}", offset))
                 return
@@ -127,20 +129,22 @@ class ControlEvents:
         for state in changed:
             # A snapshot's state is read from bronze at a start: what is not noted there (a pause, a stop) ends with the
             # process.
-            rows.mark(events.Mark(token, bronze.RowKind.HEARTBEAT, state.controlled()))
+            rows.mark(events.OtherRow(token, bronze.RowKind.HEARTBEAT, state.controlled()))
 
-    def _check_filters(self, request: signals.Request) -> None:
+    def _check_filters(self, request: signals.SignalRequest) -> None:
         """Raise `signals.SignalRefused` for a filter that the server would refuse: a snapshot of it could never be read."""
         if not request.conditions:
             return
-        # Asked of the server now: in a chunk it would be refused later, and the snapshot with it.
+        # The server checks it now: in a chunk it would be refused later, and the snapshot with it.
         captured = self.deployment.namespaces()
         for namespace, condition in request.filters(request.chosen(captured)).items():
             reason = snapshot_read.refusal_of_filter(self.deployment.client, namespace, json_util.loads(condition))
             if reason is not None:
                 raise signals.SignalRefused(f"its filter for {namespace} is refused by the server: {reason}")
 
-    def _execute_snapshot(self, rows: events.Rows, signal: signals.Signal, request: signals.Request, token: str) -> None:
+    def _execute_snapshot(
+        self, rows: events.EventRows, signal: signals.Signal, request: signals.SignalRequest, token: str
+    ) -> None:
         """Plan the snapshot of those captured collections that the signal means."""
         planned = request.chosen(self.deployment.namespaces())
         if not planned:
@@ -151,5 +155,5 @@ class ControlEvents:
         log.info("signal %s: an %s snapshot of %s", signal.id, request.snapshot_type.value, ", ".join(planned))
         kind = snapshot_state.SnapshotKind(request.snapshot_type.value)
         filters = request.filters(planned)
-        state = snapshot_state.State(new_id(), planned, kind=kind, conditions=filters, signal=signal.id or None)
+        state = snapshot_state.SnapshotState(new_id(), planned, kind=kind, conditions=filters, signal=signal.id or None)
         self._plan(rows, state, token)

@@ -28,7 +28,11 @@ class Deployment:
 
     def collections(self) -> list[catalog.SourceCollection]:
         """The collections that are captured and exist now."""
-        return connections.captured(self.source, self.client)
+        return connections.captured(self.source, self.client, is_begun=True)
+
+    def check_collections(self) -> None:
+        """Raise `SourceUnsuitable` where the settings name something that cannot be captured: at a first start."""
+        connections.captured(self.source, self.client)
 
     def namespaces(self) -> list[str]:
         """The names of the collections that are captured and exist now, each as ``database.collection``."""

@@ -24,11 +24,11 @@ class Encoder:
     selection: Selection
     max_rows: int
     max_bytes: int
-    tracker: transactions.Tracker | None = None
-    rows: events.Rows = field(init=False)
+    tracker: transactions.TransactionTracker | None = None
+    rows: events.EventRows = field(init=False)
 
     def __post_init__(self) -> None:
-        self.rows = events.Rows(self.name)
+        self.rows = events.EventRows(self.name)
 
     def add(self, event: bytes) -> Mapping[str, Any] | None:
         """Add an event's rows; the event where it is a control event (`control`): more than a change of a document."""
@@ -58,7 +58,7 @@ class Encoder:
         # hold.
         return len(self.rows) >= self.max_rows or self.rows.bytes >= self.max_bytes
 
-    def take(self) -> events.Rows:
+    def take(self) -> events.EventRows:
         """The rows, to be committed; the next event begins new ones."""
-        rows, self.rows = self.rows, events.Rows(self.name)
+        rows, self.rows = self.rows, events.EventRows(self.name)
         return rows

@@ -1,12 +1,13 @@
-"""Gaps: changes of a collection that bronze can never hold, because nobody read them in time.
+"""Gaps: changes of a collection that bronze can never hold, because they were not read in time.
 
-There are two kinds. A position was lost, and a snapshot makes up for what it reads. Or the settings left a collection out for
-a while: its changes come again from now on, and a signal may ask for a snapshot. Each gap is a heartbeat's payload, by which
-`status` says what is incomplete (`cdc_core.snapshot.state.unrepaired`).
+There are two kinds. A position was lost, and a snapshot makes up for what it reads. Or the settings left a collection
+out for a while: its changes come again from now on, and a signal may ask for a snapshot. Each gap is a heartbeat's
+payload, by which `status` says what is incomplete (`cdc_core.snapshot.state.unrepaired`).
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from cdc_core.properties.source import SnapshotMode
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.stream import resume_token
-from pipelines import clock
-from pipelines.bronze import log as bronze
+from pipelines.bronze import collections as registry
+from pipelines.bronze import log as bronze_log
 from pipelines.capture import position as positions
 from pipelines.capture.deployment import Deployment
 from pipelines.capture.logger import log
@@ -26,43 +27,55 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class OtherStream:
+    """What a start notes of changed settings, as payloads, and the snapshots that it plans with them."""
+
+    payloads: Sequence[Mapping[str, Any]] = ()
+    states: tuple[snapshot_state.SnapshotState, ...] = ()
+
+
+@dataclass(frozen=True)
 class Gaps:
     """What a start writes down about lost changes, from the settings, the source and bronze as they are now."""
 
     spark: SparkSession
     deployment: Deployment
-    log: bronze.Log
+    log: bronze_log.BronzeLog
 
     def after_lost_position(
-        self, gap: Mapping[str, object], state: snapshot_state.State, token: str
-    ) -> tuple[snapshot_state.State, Mapping[str, Any]]:
+        self, gap: Mapping[str, object], state: snapshot_state.SnapshotState, token: str
+    ) -> tuple[snapshot_state.SnapshotState, Mapping[str, Any]]:
         """The snapshot that makes up for a lost position, and the payload of the gap.
 
         The stream begins at `token`. Of collections that do not exist any more there is nothing to read, and all rows are to
         go: they are added to the snapshot.
         """
         captured, known = self.deployment.namespaces(), self._known()
-        # A drop that nobody saw leaves no event: without a sweep their documents would stay in silver for good.
+        # A drop in the gap has left no event: without a sweep their documents would stay in silver for good.
         state = _with_gone(state, [name for name in known if name not in captured], token)
         self._warn_of_unread(captured, state)
         return state, {"gap": {**gap, "collections": sorted({*captured, *known})}}
 
-    def note_other_stream(self, states: Sequence[snapshot_state.State], *, fingerprint: str) -> None:
-        """Note that the settings let in other events from here on, and name the collections that were not captured before.
+    def of_other_stream(self, states: Sequence[snapshot_state.SnapshotState], *, fingerprint: str, id_: str) -> OtherStream:
+        """What is to be noted where the settings let in other events from here on; names the collections that are new.
+        `id_` is for a snapshot, if one is to be planned.
 
         Their changes come; what they held, or what became of it meanwhile, comes when a signal asks for it.
         """
-        captured, notes = self.deployment.namespaces(), bronze.notes(self.spark, self.log.table)
+        captured, notes = self.deployment.namespaces(), bronze_log.notes(self.spark, self.log.table)
+        before = set(self._in_bronze())
         if notes:
             known = notes[-1].captured
         else:
             # A table of before there were such notes: what has rows or a plan was captured.
-            known = frozenset(self._in_bronze())
-            known = known.union(*(state.planned for state in states))
+            known = frozenset(before).union(*(state.planned for state in states))
         new = [name for name in captured if name not in known]
-        note = {"stream": fingerprint, "captured": captured}
-        gaps = self._while_left_out(new, notes) if notes and new else []
-        self.log.heartbeat(note, *gaps, token=positions.token_of(self.log), ts_ms=clock.now_ms())
+        # By the settings alone: one that was dropped and is captured is not left out, nor is one that was made since.
+        ever = before.union(*(note.left_out for note in notes[-1:]))
+        left_out = sorted(name for name in ever if not self._is_captured(name))
+        note = {"stream": fingerprint, "captured": captured, "left_out": left_out}
+        again = self._let_in_again(notes)
+        gone = [name for name in again if name not in captured]
         # Who wants no snapshots at all is not told to take one.
         if new and self.deployment.source.snapshot_mode is not SnapshotMode.NO_DATA:
             log.warning(
@@ -70,30 +83,38 @@ class Gaps:
                 ", ".join(new),
                 _as_options(new),
             )
+        payloads: list[Mapping[str, Any]] = [note, *({"gap": {**gap, "collections": [name]}} for name, gap in again.items())]
+        if not gone:
+            return OtherStream(payloads)
+        # Their drop was left out, too: nothing is to be read of them, and all rows are to go.
+        empty = snapshot_state.SnapshotState(id_, kind=snapshot_state.SnapshotKind.REPLACED)
+        state = _with_gone(empty, gone, positions.token_of(self.log))
+        return OtherStream([*payloads, state.begun()], (state,))
 
-    def _while_left_out(self, new: Sequence[str], notes: Sequence[bronze.FilterChange]) -> list[Mapping[str, Any]]:
-        """What was lost of collections that were captured once, then left out, and are let in again."""
-        gaps: list[Mapping[str, Any]] = []
-        before = set(self._in_bronze())
-        for name in (name for name in new if name in before):
-            left_out = next(note for at, note in enumerate(notes) if not any(name in later.captured for later in notes[at:]))
-            if name not in self._in_bronze(behind=left_out.offset):  # else it was made since then, and the stream brought it
-                since = positions.utc(left_out.token)
-                gap = {"from": left_out.token, "to": positions.token_of(self.log), "since": since}
-                gaps.append({"gap": {**gap, "collections": [name]}})
-        return gaps
+    def _let_in_again(self, notes: Sequence[bronze_log.FilterChange]) -> dict[str, Mapping[str, Any]]:
+        """The collections with rows that the settings left out until now, each with what was lost of it."""
+        to = positions.token_of(self.log)
+        found: dict[str, Mapping[str, Any]] = {}
+        for name in sorted(notes[-1].left_out if notes else ()):
+            if self._is_captured(name):
+                *_, first = itertools.takewhile(lambda note: name in note.left_out, reversed(notes))  # noqa: B023
+                found[name] = {"from": first.token, "to": to, "since": positions.utc(first.token)}
+        return found
+
+    def _is_captured(self, namespace: str) -> bool:
+        return self.deployment.filter.includes(*namespace.split(".", 1))
 
     def _known(self) -> list[str]:
         """The collections that are captured and have documents in bronze."""
-        found = bronze.captured_collections(self.spark, self.log.table)
+        found = bronze_log.captured_collections(self.spark, self.log.table)
         return [f"{db}.{name}" for db, name in found if self.deployment.filter.includes(db, name)]
 
-    def _in_bronze(self, *, behind: int = -1) -> list[str]:
-        """The collections that have documents in bronze, or with a greater offset."""
-        found = bronze.captured_collections(self.spark, self.log.table, behind=behind)
-        return [f"{db}.{name}" for db, name in found]
+    def _in_bronze(self) -> list[str]:
+        """The collections that have documents in bronze, without those that a command made for its own time."""
+        found = (registry.Namespace(*each) for each in bronze_log.captured_collections(self.spark, self.log.table))
+        return [str(each) for each in found if not each.is_temporary]
 
-    def _warn_of_unread(self, captured: Sequence[str], state: snapshot_state.State) -> None:
+    def _warn_of_unread(self, captured: Sequence[str], state: snapshot_state.SnapshotState) -> None:
         """Name what the snapshot after a gap leaves as it was: `snapshot.mode` reads what the settings let it read."""
         filtered = self.deployment.source.snapshot_collection_filter_overrides
         unread = [name for name in captured if name not in state.planned or name in filtered]
@@ -106,7 +127,7 @@ class Gaps:
             )
 
 
-def _with_gone(state: snapshot_state.State, gone: Sequence[str], token: str) -> snapshot_state.State:
+def _with_gone(state: snapshot_state.SnapshotState, gone: Sequence[str], token: str) -> snapshot_state.SnapshotState:
     """A snapshot after a gap, with the collections that are not there any more: nothing to read, and all rows to go."""
     at = positions.cluster_time(token)
     first = snapshot_state.CollectionState(first=resume_token.snapshot_sequence(at.time, at.inc))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cdc_core.stream import resume_token
 from pipelines import clock
-from pipelines.bronze import log as bronze
+from pipelines.bronze import log as bronze_log
 from pipelines.capture import position as positions
 
 LEASE_EVERY_MS = 60_000
@@ -16,9 +16,10 @@ LEASE_EVERY_MS = 60_000
 
 @dataclass
 class Heartbeats:
-    """The heartbeats of one run: `interval_ms` is `heartbeat.interval.ms`, 0 for none, and `moved_at` when rows last came."""
+    """The heartbeats of one run: `interval_ms` is `heartbeat.interval.ms`, 0 for none, and `moved_at` when rows last
+    came."""
 
-    log: bronze.Log
+    log: bronze_log.BronzeLog
     interval_ms: int
     moved_at: float
 
@@ -40,7 +41,7 @@ class Heartbeats:
         interval = self.interval_ms / 1000
         is_due = interval > 0 and time.monotonic() - self.moved_at >= interval
         # Rows that are read and not committed lie before `token`: a position there would lose them.
-        if is_due and has_committed_all and token > positions.token_of(self.log):
+        if is_due and has_committed_all and resume_token.compare(token, positions.token_of(self.log)) > 0:
             self.moved_at = time.monotonic()
             self.log.heartbeat({}, token=token, ts_ms=clock.now_ms())
         else:
@@ -60,4 +61,4 @@ class Heartbeats:
         """Whether a run that was not over would have committed a heartbeat in the meantime."""
         committed = positions.token_of(self.log)
         gap = positions.cluster_time(token).time - positions.cluster_time(committed).time
-        return token > committed and 0 < self.interval_ms / 1000 <= gap
+        return resume_token.compare(token, committed) > 0 and 0 < self.interval_ms / 1000 <= gap

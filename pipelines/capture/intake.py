@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from cdc_core import errors
 from cdc_core.properties.source import OversizeMode, Source
 from cdc_core.stream import split_events
 from pipelines.capture import position as positions
@@ -34,6 +35,17 @@ class Intake:
                 if positions.is_at_or_before(raw, self.bronze_token):
                     continue
                 self.bronze_token = None  # tokens sort in stream order: no later event is in bronze
-            event = raw if self.fragments is None else self.fragments.whole(raw)
+            event = raw if self.fragments is None else self._whole(self.fragments, raw)
             if event is not None:
                 yield event
+
+    @staticmethod
+    def _whole(fragments: split_events.Fragments, raw: bytes) -> bytes | None:
+        try:
+            return fragments.whole(raw)
+        except split_events.MissingFragment as error:
+            # Behind a lost connection a stage of cursor.pipeline may hide the rest: its document is looked up anew. The run
+            # starts over behind the last whole event.
+            raise errors.SourceUnreachable(
+                "reading the change stream: a large event did not come whole; it is read again"
+            ) from error

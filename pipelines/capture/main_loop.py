@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from bson.timestamp import Timestamp
 
 from cdc_core import errors
+from cdc_core.stream import resume_token
 from pipelines.capture import position as positions
 from pipelines.capture.committer import Committer
 from pipelines.capture.control import ControlEvents
 from pipelines.capture.encoder import Encoder
 from pipelines.capture.heartbeats import Heartbeats
 from pipelines.capture.intake import Intake
-from pipelines.capture.progress import Reporter
+from pipelines.capture.progress import ProgressReporter
 from pipelines.capture.shutdown import Shutdown
 from pipelines.capture.threads import IDLE_WAIT, Threads
 from pipelines.mongodb import change_stream
@@ -53,7 +54,7 @@ class RunEnd:
 
     def _is_caught_up(self, read: StreamPosition, until: Timestamp) -> bool:
         """Whether all events up to `until` were read. A high-water mark at a time does not hold that time's events yet."""
-        # The queue is asked too: the token of the last batch says how far the reader is only when nothing waits behind it.
+        # The queue counts, too: the token of the last batch says how far the reader is only when nothing waits behind it.
         if not self.control.is_idle or not self.threads.queue.is_empty():
             return False
         at = positions.cluster_time(read.token)
@@ -70,7 +71,7 @@ class MainLoop:
     control: ControlEvents
     committer: Committer
     heartbeats: Heartbeats
-    reporter: Reporter
+    reporter: ProgressReporter
     end: RunEnd
     commit_seconds: float
 
@@ -95,7 +96,7 @@ class MainLoop:
                 # An empty batch says how far the stream is: a transaction whose time is over has ended there.
                 if not batch.events:
                     encoder.end_transaction(batch.token)
-                read = StreamPosition(max(read.token, batch.token), is_drained=batch.is_drained)
+                read = StreamPosition(resume_token.later(batch.token, read.token), is_drained=batch.is_drained)
             # The interval of a commit begins with its first row, and not with the commit before it.
             first_at = time.monotonic() if len(encoder.rows) == 0 else first_at
             # After the batch: a signal of a channel has no place of its own in the stream, and gets the one that was
@@ -154,5 +155,6 @@ class MainLoop:
         return min(IDLE_WAIT, max(0.0, first_at + self.commit_seconds - time.monotonic()))
 
     def _is_due(self, first_at: float) -> bool:
-        """Whether rows have waited long enough, and the committer has room: else they grow into a larger commit meanwhile."""
+        """Whether rows have waited long enough, and the committer has room: else they grow into a larger commit
+        meanwhile."""
         return time.monotonic() - first_at >= self.commit_seconds and self.committer.has_room

@@ -27,7 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from cdc_core import errors
-from pipelines.snapshot import queue as snapshots
+from pipelines.snapshot import queue as snapshot_queue
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -46,7 +46,7 @@ Labelled = Mapping[str, float]
 
 
 @dataclass
-class Streaming:
+class StreamingMetrics:
     """What the stream has counted since the service started. Each field has one thread that writes it."""
 
     queue: ByteQueue | None = None
@@ -102,8 +102,8 @@ class Metrics:
     """Everything that one capture service counts, over restarts of the capture inside it."""
 
     name: str
-    streaming: Streaming = field(default_factory=Streaming)
-    snapshot: snapshots.SnapshotMetrics = field(default_factory=snapshots.SnapshotMetrics)
+    streaming: StreamingMetrics = field(default_factory=StreamingMetrics)
+    snapshot: snapshot_queue.SnapshotMetrics = field(default_factory=snapshot_queue.SnapshotMetrics)
     headroom_hours: float | None = None
     commits: int = 0
     restarts: int = 0
@@ -129,13 +129,13 @@ class Metrics:
         }
 
 
-class _Server(ThreadingMixIn, WSGIServer):
+class _MetricsServer(ThreadingMixIn, WSGIServer):
     """One thread a question: a page that takes seconds keeps no metrics waiting."""
 
     daemon_threads = True
 
 
-class _Quiet(WSGIRequestHandler):
+class _SilentHandler(WSGIRequestHandler):
     """Writes no line a request."""
 
     def log_message(self, format: str, *args: object) -> None:
@@ -191,7 +191,7 @@ def serve(metrics: Metrics, *, port: int | None, address: str, page: Callable[[]
     shown = prometheus_client.make_wsgi_app(registry)
     site = shown if page is None else _Site(shown, page)
     try:
-        server = make_server(address, port, site, _Server, _Quiet)
+        server = make_server(address, port, site, _MetricsServer, _SilentHandler)
     except OSError as error:
         message = f"{address}:{port} cannot be listened on: {error.strerror}"
         raise errors.SettingsError(errors.Problem("source.metrics.port", message, "choose another port")) from None
@@ -239,7 +239,7 @@ class _OnScrape(Collector):
         return ()
 
 
-def _streaming(found: Streaming, now: float) -> dict[str, float | Labelled]:
+def _streaming(found: StreamingMetrics, now: float) -> dict[str, float | Labelled]:
     seconds, increment = found.position or (-1, -1)
     return {
         "Connected": found.stream is not None and found.stream.is_open,
@@ -293,7 +293,7 @@ def _queue(queue: ByteQueue | None) -> dict[str, float]:
     }
 
 
-def _snapshot(found: snapshots.SnapshotMetrics, now: float) -> dict[str, float | Labelled]:
+def _snapshot(found: snapshot_queue.SnapshotMetrics, now: float) -> dict[str, float | Labelled]:
     state = found.taken.state if found.taken is not None else None
     controls = found.taken.controls if found.taken is not None else None
     planned = state.planned if state else ()

@@ -6,7 +6,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from pipelines.bronze import log as bronze
+from pipelines.bronze import log as bronze_log
 from pipelines.capture import metrics
 from pipelines.capture import position as positions
 from pipelines.capture.deployment import Deployment
@@ -23,7 +23,7 @@ class OplogWatch:
     """Warns while a capture that stops now could soon not go on: `oplog.headroom.warning.hours`."""
 
     deployment: Deployment
-    log: bronze.Log
+    log: bronze_log.BronzeLog
     metrics: metrics.Metrics
     halt: threading.Event
 

@@ -1,6 +1,7 @@
 """What a resume token says of a place in the stream, and the error of a place that the oplog no longer holds.
 
-Where a restart goes on is read from bronze (`pipelines.bronze.log`) and given to the stream in `stream_opener`.
+The position comes back to the stream in two steps: `pipelines.bronze.log.read_position` reads the last token of
+bronze's rows, and `stream_opener` opens the stream behind it (`pipelines.mongodb.change_stream`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from bson.timestamp import Timestamp
 
 from cdc_core import errors
 from cdc_core.stream import resume_token
-from pipelines.bronze import log as bronze
+from pipelines.bronze import log as bronze_log
 from pipelines.mongodb import change_stream
 from pipelines.mongodb import failures as mongodb_failures
 
@@ -27,7 +28,7 @@ def utc(token: str) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(cluster_time(token).time))
 
 
-def token_of(log: bronze.Log) -> str:
+def token_of(log: bronze_log.BronzeLog) -> str:
     """The token up to which bronze is complete; the empty text, which sorts before every token, while it is empty."""
     return log.position.token if log.position is not None else ""
 
@@ -37,7 +38,7 @@ def is_at_or_before(raw: bytes, token: str) -> bool:
     return resume_token.compare(change_stream.event_token(raw), token) <= 0
 
 
-def lost(position: bronze.BronzePosition | None, error: mongodb_failures.HistoryLost | None) -> errors.PositionLost:
+def lost(position: bronze_log.BronzePosition | None, error: mongodb_failures.HistoryLost | None) -> errors.PositionLost:
     """The error that tells a person that the oplog no longer holds a position (None: `capture.start.op.time`)."""
     code = error.code if error else mongodb_failures.CHANGE_STREAM_HISTORY_LOST
     if position is None:

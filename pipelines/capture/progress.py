@@ -10,7 +10,7 @@ from pipelines.snapshot import snapshot
 
 
 @dataclass(frozen=True)
-class Progress:
+class CaptureProgress:
     """What a person wants to see of a running capture.
 
     `lag_seconds` is the age of the newest committed event; `has_read_snapshots`: none is planned or being read.
@@ -50,6 +50,8 @@ def joined(earlier: CaptureResult | None, later: CaptureResult) -> CaptureResult
         return later
     return CaptureResult(
         events=earlier.events + later.events,
+        # Not a sum: a snapshot that was interrupted counts its documents from bronze, those of the run before among
+        # them.
         snapshot_documents=later.snapshot_documents or earlier.snapshot_documents,
         commits=earlier.commits + later.commits,
         token=later.token or earlier.token,
@@ -61,7 +63,8 @@ def joined(earlier: CaptureResult | None, later: CaptureResult) -> CaptureResult
 
 @dataclass(frozen=True)
 class StreamCounts:
-    """What the commits of the stream hold; `batches` is how many commits there were with the newest of them, a snapshot's too."""
+    """What the commits of the stream hold; `batches` is how many commits there were with the newest of them, a
+    snapshot's too."""
 
     events: int = 0
     lossy: int = 0
@@ -94,10 +97,10 @@ class RunCounts:
         if self.began_at is not None:
             self.seconds = time.monotonic() - self.began_at
 
-    def progress(self, *, has_read_snapshots: bool) -> Progress:
+    def progress(self, *, has_read_snapshots: bool) -> CaptureProgress:
         """All of it, for a person."""
         stream = self.stream
-        return Progress(
+        return CaptureProgress(
             events=stream.events,
             batches=stream.batches,
             lag_seconds=stream.lag_seconds,
@@ -120,11 +123,11 @@ class RunCounts:
 
 
 @dataclass(frozen=True)
-class Reporter:
+class ProgressReporter:
     """Shows the progress of a run to whoever wants to see it."""
 
     counts: RunCounts
-    report: Callable[[Progress], None] | None
+    report: Callable[[CaptureProgress], None] | None
     has_read_snapshots: Callable[[], bool]
 
     def show(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from pipelines.bronze import log as bronze
+from pipelines.bronze import log as bronze_log
 from pipelines.capture import metrics
 from pipelines.capture import position as positions
 from pipelines.capture.progress import RunCounts
@@ -15,14 +15,14 @@ from pipelines.mongodb import failures as mongodb_failures
 
 
 @dataclass(frozen=True)
-class Reader:
+class StreamReader:
     """Reads ahead of the encoder, as far as the queue has room."""
 
     stream: change_stream.ChangeStream
     threads: Threads
-    log: bronze.Log
+    log: bronze_log.BronzeLog
     counts: RunCounts
-    metrics: metrics.Streaming
+    metrics: metrics.StreamingMetrics
 
     def run(self) -> None:
         """Read until the end of the run, or to where the stream fails: what came before that is committed first."""

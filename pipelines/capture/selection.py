@@ -19,8 +19,8 @@ OfCollection = Callable[[str, str], bool]
 class Selection:
     """The settings' filters as the encoder applies them.
 
-    `includes` is None where the server lets nothing else through: then nothing is looked at twice. `skipped` are operation types that
-    come for the collection of signals alone, and get no row.
+    `includes` is None where the server lets nothing else through: then nothing is looked at twice. `skipped` are
+    operation types that come for the collection of signals alone, and get no row.
     """
 
     includes: OfCollection | None

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING
 
 from cdc_core import errors
 from pipelines.capture import metrics
-from pipelines.capture.capture import Capture, Service
+from pipelines.capture.capture import Capture, CaptureService
 from pipelines.capture.logger import log
-from pipelines.capture.progress import NOTHING, CaptureResult, Progress, joined
+from pipelines.capture.progress import NOTHING, CaptureProgress, CaptureResult, joined
 from pipelines.capture.threads import IDLE_WAIT
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as connections
@@ -45,8 +45,9 @@ def run(
     once: bool = False,
     take_over: bool = False,
     stop: threading.Event | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[CaptureProgress], None] | None = None,
     sessions: Callable[[], SparkSession] | None = None,
+    page: Callable[[SparkSession, Settings], str] | None = None,
 ) -> CaptureResult:
     """Capture until `stop` is set, or with `once` until everything up to the start of the run is in bronze.
 
@@ -55,26 +56,27 @@ def run(
 
     Safe to repeat and to kill: the table carries the position. Raises one of `errors`, and has then committed all that
     it had read in order up to the error.
+
+    `page` makes what `metrics.port` shows at `/`: it is of all layers, of which the capture knows none.
     """
     stop = stop or threading.Event()
     counted = metrics.Metrics(settings.name)
-    service = Service(spark, settings, stop, progress, sessions, counted)
+    service = CaptureService(spark, settings, stop, progress, sessions, counted)
 
-    def page() -> str:
-        from pipelines.page import page as pages
-
-        return pages.rendered(pages.read(service.session(), settings))
+    def shown() -> str:
+        assert page is not None
+        return page(service.session(), settings)
 
     port, address = settings.source.metrics_port, settings.source.metrics_address
     # Around all runs: counters that began anew with each restart would look like a reset to Prometheus.
-    with metrics.serve(counted, port=port, address=address, page=page):
+    with metrics.serve(counted, port=port, address=address, page=shown if page else None):
         done, spent = None, 0
         while True:
             capture = None
             try:
                 with _connected(service) as capture:
                     return joined(done, capture.run(once=once, take_over=take_over))
-            except Stopped:
+            except StoppedBeforeStart:
                 return done or NOTHING
             except errors.SourceUnreachable as error:
                 has_begun = capture is not None and capture.has_begun
@@ -93,26 +95,29 @@ def run(
                 log.warning("%s; the capture starts over in %.1f s", error, wait)
             if capture is not None and has_begun:
                 done = joined(done, capture.result())
+                # A person knew of the owner of then. Who claimed the table since, while the source was away, is another one.
+                take_over = False
             counted.restarts += 1
             if stop.wait(wait) and done is not None:
                 return done
 
 
-class Stopped(Exception):
+class StoppedBeforeStart(Exception):
     """The run was stopped while it waited for a server that had not answered yet: nothing was begun."""
 
 
 def check_source(settings: Settings, stop: threading.Event | None = None) -> None:
     """Raises what `run` would raise of a source that it cannot reach, log in to or follow: before Spark is started for it.
 
-    Raises `Stopped` where `stop` is set before the server has answered.
+    Raises `StoppedBeforeStart` where `stop` is set before the server has answered.
     """
     with _suitable(settings, stop or threading.Event()):
         pass
 
 
 def _answer(request: Callable[[], mongodb_server.ServerInfo], stop: threading.Event) -> mongodb_server.ServerInfo:
-    """What a server answers; `Stopped` where the run is to end before: nobody waits for a server that may be gone."""
+    """What a server answers; `StoppedBeforeStart` where the run is to end before: nobody waits for a server that may be
+    gone."""
     answers: queue.SimpleQueue[mongodb_server.ServerInfo | BaseException] = queue.SimpleQueue()
 
     def send() -> None:
@@ -128,7 +133,7 @@ def _answer(request: Callable[[], mongodb_server.ServerInfo], stop: threading.Ev
             answer = answers.get(timeout=IDLE_WAIT)
         except queue.Empty:
             if stop.is_set():
-                raise Stopped from None
+                raise StoppedBeforeStart from None
         else:
             if isinstance(answer, BaseException):
                 raise answer
@@ -150,7 +155,7 @@ def _suitable(settings: Settings, stop: threading.Event) -> Iterator[tuple[conne
 
 
 @contextlib.contextmanager
-def _connected(service: Service) -> Iterator[Capture]:
+def _connected(service: CaptureService) -> Iterator[Capture]:
     """A capture with a client of its own, both closed at the end."""
     with _suitable(service.settings, service.stop) as (connection, client):
         capture = Capture(service, connection, client)

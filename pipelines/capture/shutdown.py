@@ -9,10 +9,10 @@ import time
 from dataclasses import dataclass, field
 
 from cdc_core import errors
-from pipelines.bronze import log as bronze
+from pipelines.bronze import log as bronze_log
 from pipelines.capture.committer import Committer
 from pipelines.capture.threads import READER, SIGNALS, SNAPSHOT, Threads
-from pipelines.snapshot import queue as snapshots
+from pipelines.snapshot import queue as snapshot_queue
 from pipelines.spark import session as sparks
 
 STOP_SECONDS = 3.0
@@ -35,8 +35,9 @@ class Shutdown:
             self.threads.halt.set()
         return self.stop.is_set() or self.threads.halt.is_set()
 
-    def end_threads(self, queue: snapshots.Snapshots) -> None:
-        """End the threads that no commit of the stream waits for; of a run that fails or is stopped none is waited for long."""
+    def end_threads(self, queue: snapshot_queue.SnapshotQueue) -> None:
+        """End the threads that no commit of the stream waits for; of a run that fails or is stopped none is waited for
+        long."""
         # The stream's error becomes the run's only now: everything that was read before it has been handed over by then.
         self.threads.failure = self.threads.failure or self.threads.stream_failure
         self.threads.end()
@@ -52,7 +53,7 @@ class Shutdown:
         """Whether the run ends without this error: where it is to stop, a source that is gone is none."""
         return self.stop.is_set() and isinstance(failure, errors.SourceUnreachable)
 
-    def close(self, committer: Committer | None, log: bronze.Log | None) -> None:
+    def close(self, committer: Committer | None, log: bronze_log.BronzeLog | None) -> None:
         """End every thread, however far the run got; nothing that was not committed is committed after this."""
         self.threads.end()
         if committer is not None:

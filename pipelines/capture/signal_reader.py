@@ -12,7 +12,7 @@ from cdc_core import errors
 from cdc_core.properties.source import SignalChannel
 from cdc_core.settings.parse import Settings
 from cdc_core.signals import signal as signals
-from pipelines.bronze import log as bronze
+from pipelines.bronze import log as bronze_log
 from pipelines.capture.logger import log
 from pipelines.channels import notifier
 from pipelines.channels import signals as channels
@@ -54,7 +54,7 @@ class SignalReader:
 
     settings: Settings
     session: Callable[[], SparkSession]
-    log: bronze.Log
+    log: bronze_log.BronzeLog
     notifier: notifier.Notifier
     halt: threading.Event
     inbox: Inbox
@@ -67,7 +67,7 @@ class SignalReader:
         is_noted = delta.exists(session, delta.layout(self.settings.lakehouse).ops("signals"))
         is_noted = is_noted or SignalChannel.KAFKA in source.signal_enabled_channels
         # Read once: only this capture adds rows to bronze, and each channel knows what it gave since then.
-        done = bronze.handled_signals(session, self.log.table) if is_noted else set()
+        done = bronze_log.handled_signals(session, self.log.table) if is_noted else set()
         opened = channels.channels(session, self.settings, done=done)
         try:
             while True:
@@ -103,7 +103,8 @@ class SignalReader:
             self._mute.discard("ops/notifications")
 
     def _warn_once(self, what: str, message: str, error: Exception) -> None:
-        """Warn when a failure begins, and not at each poll; a foreign error's text may hold data, so that its class is named."""
+        """Warn when a failure begins, and not at each poll; a foreign error's text may hold data, so that its class is
+        named."""
         if what not in self._mute:
             log.warning(message, what, error if isinstance(error, errors.MedallionError) else type(error).__name__)
         self._mute.add(what)

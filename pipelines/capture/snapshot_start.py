@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from cdc_core.bronze import event_rows as events
 from cdc_core.signals import notification as notifications
 from cdc_core.snapshot import state as snapshot_state
-from pipelines.bronze import log as bronze
+from pipelines.bronze import log as bronze_log
 from pipelines.capture import position as positions
 from pipelines.capture.deployment import Deployment
 from pipelines.capture.progress import RunCounts
@@ -19,7 +19,7 @@ from pipelines.capture.start import StartPlan, new_id
 from pipelines.channels.notifier import Notifier
 from pipelines.mongodb import server as mongodb_server
 from pipelines.snapshot import chunk_reader, snapshot
-from pipelines.snapshot import queue as snapshots
+from pipelines.snapshot import queue as snapshot_queue
 from pipelines.snapshot.controls import SnapshotControls
 from pipelines.spark import jvm
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def add_planned(queue: snapshots.Snapshots, plan: StartPlan, notifier: Notifier) -> None:
+def add_planned(queue: snapshot_queue.SnapshotQueue, plan: StartPlan, notifier: Notifier) -> None:
     """Queue what a start has planned, and what earlier runs have begun."""
     if plan.initial is not None:
         queue.add(plan.initial)
@@ -47,13 +47,13 @@ class SnapshotStart:
     name: str
     session: Callable[[], SparkSession]
     deployment: Deployment
-    log: bronze.Log
+    log: bronze_log.BronzeLog
     fields: events.FieldsOf | None
     halt: threading.Event
     counts: RunCounts
-    metrics: snapshots.SnapshotMetrics
+    metrics: snapshot_queue.SnapshotMetrics
 
-    def ready(self, state: snapshot_state.State, controls: SnapshotControls) -> snapshot.Snapshot | None:
+    def ready(self, state: snapshot_state.SnapshotState, controls: SnapshotControls) -> snapshot.Snapshot | None:
         """The snapshot; None where the capture ends within `snapshot.delay.ms`."""
         # The position of before the delay: what is read is only the newer for it.
         position = self.log.position

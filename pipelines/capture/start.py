@@ -16,10 +16,10 @@ from cdc_core.properties.source import SnapshotMode
 from cdc_core.snapshot import mode as snapshot_mode
 from cdc_core.snapshot import state as snapshot_state
 from pipelines import clock
-from pipelines.bronze import log as bronze
+from pipelines.bronze import log as bronze_log
 from pipelines.capture import position as positions
 from pipelines.capture.deployment import Deployment
-from pipelines.capture.gaps import Gaps
+from pipelines.capture.gaps import Gaps, OtherStream
 from pipelines.capture.logger import log
 from pipelines.capture.stream_opener import OpenStream
 
@@ -33,17 +33,17 @@ class StartPlan:
     on with the `states` of snapshots that earlier runs began."""
 
     streams: bool
-    initial: snapshot_state.State | None
-    states: tuple[snapshot_state.State, ...] = ()
+    initial: snapshot_state.SnapshotState | None
+    states: tuple[snapshot_state.SnapshotState, ...] = ()
 
 
 @dataclass(frozen=True)
-class Start:
+class CaptureStart:
     """The start of a run whose stream is open and whose bronze is claimed."""
 
     spark: SparkSession
     deployment: Deployment
-    log: bronze.Log
+    log: bronze_log.BronzeLog
     fingerprint: str
     custom: snapshot_mode.Snapshotter | None
     is_other_stream: bool
@@ -62,16 +62,20 @@ class Start:
             custom=self.custom,
         )
         gaps = Gaps(self.spark, self.deployment, self.log)
+        noted = OtherStream()
+        if self.is_other_stream and self.log.position is not None:
+            noted = gaps.of_other_stream(states, fingerprint=self.fingerprint, id_=new_id())
+        states = (*states, *noted.states)
         if has_position and not decision.takes:
-            if self.is_other_stream:
-                gaps.note_other_stream(states, fingerprint=self.fingerprint)
+            if noted.payloads:
+                self.log.heartbeat(*noted.payloads, token=positions.token_of(self.log), ts_ms=clock.now_ms())
             self._warn_of_no_snapshot(decision, states)
             return StartPlan(decision.streams, unfinished if decision.resumes else None, states)
         token = opened.stream.begins  # and not how far it has read: what it has read is not in bronze yet
         if token is None:
             raise errors.SourceUnsuitable("opening the change stream: the server gave no resume token")
         state = self._new_snapshot() if decision.takes or gap is not None else None
-        payloads: list[Mapping[str, Any]] = []
+        payloads: list[Mapping[str, Any]] = [*noted.payloads]
         if gap is not None and state is not None:
             state, lost = gaps.after_lost_position(gap, state, token)
             payloads.append(lost)
@@ -81,25 +85,35 @@ class Start:
         self.log.heartbeat(*payloads, token=position_token, ts_ms=clock.now_ms())
         return StartPlan(decision.streams, state, states)
 
-    def _states(self) -> tuple[snapshot_state.State, ...]:
-        """The snapshots in bronze. A failed one is tried again, except a signal's: that signal is to be sent again."""
-        found = snapshot_state.states(bronze.snapshot_heartbeats(self.spark, self.log.table))
-        by_signal = (snapshot_state.SnapshotKind.INCREMENTAL, snapshot_state.SnapshotKind.BLOCKING)
-        return tuple(state if state.kind in by_signal else state.retried() for state in found)
+    def _states(self) -> tuple[snapshot_state.SnapshotState, ...]:
+        """The snapshots in bronze. A failed one is tried again, except a signal's: that signal is to be sent again.
 
-    def _goes_on(self, unfinished: snapshot_state.State) -> bool:
-        """Whether a snapshot keeps a mode that takes one at each start from a new one: not for collections that are left out."""
+        Where each start takes a snapshot the new one tries it: a collection that always fails keeps no other from it.
+        """
+        found = snapshot_state.states(bronze_log.snapshot_heartbeats(self.spark, self.log.table))
+        by_others = {snapshot_state.SnapshotKind.INCREMENTAL, snapshot_state.SnapshotKind.BLOCKING}
+        if self.deployment.source.snapshot_mode is SnapshotMode.ALWAYS:
+            by_others.add(snapshot_state.SnapshotKind.INITIAL)
+        return tuple(state if state.kind in by_others else state.retried() for state in found)
+
+    def _goes_on(self, unfinished: snapshot_state.SnapshotState) -> bool:
+        """Whether a snapshot keeps a mode that takes one at each start from a new one: not for collections that are
+        left out."""
         if self.deployment.source.snapshot_mode not in (SnapshotMode.ALWAYS, SnapshotMode.CUSTOM):
             return True
         return any(self.deployment.filter.includes(*name.split(".", 1)) for name in unfinished.missing)
 
-    def _new_snapshot(self) -> snapshot_state.State:
+    def _new_snapshot(self) -> snapshot_state.SnapshotState:
         """A snapshot of every captured collection that `snapshot.include.collection.list` lets in."""
+        if self.log.position is None:  # a person is there to see it
+            self.deployment.check_collections()
         includes = self.deployment.filter.is_snapshotted
         planned = tuple(each.namespace for each in self.deployment.collections() if includes(each.db, each.name))
-        return snapshot_state.State(new_id(), planned)
+        return snapshot_state.SnapshotState(new_id(), planned)
 
-    def _warn_of_no_snapshot(self, decision: snapshot_mode.Decision, states: tuple[snapshot_state.State, ...]) -> None:
+    def _warn_of_no_snapshot(
+        self, decision: snapshot_mode.SnapshotDecision, states: tuple[snapshot_state.SnapshotState, ...]
+    ) -> None:
         """Say that a snapshot mode which would take a snapshot takes none, where bronze has a position and no snapshot."""
         mode = self.deployment.source.snapshot_mode
         if mode not in (SnapshotMode.INITIAL, SnapshotMode.INITIAL_ONLY, SnapshotMode.WHEN_NEEDED) or decision.resumes:
@@ -113,7 +127,7 @@ class Start:
         )
 
 
-def _unfinished(states: tuple[snapshot_state.State, ...]) -> snapshot_state.State | None:
+def _unfinished(states: tuple[snapshot_state.SnapshotState, ...]) -> snapshot_state.SnapshotState | None:
     """The initial snapshot that was not read to its end."""
     initial = [state for state in states if state.kind is snapshot_state.SnapshotKind.INITIAL]
     return initial[-1] if initial and not initial[-1].is_done else None

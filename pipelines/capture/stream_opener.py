@@ -15,39 +15,43 @@ from bson.timestamp import Timestamp
 from cdc_core import errors
 from cdc_core.snapshot import mode as snapshot_mode
 from cdc_core.stream import resume_token
-from pipelines.bronze import log as bronze
+from pipelines.bronze import log as bronze_log
 from pipelines.capture import position as positions
 from pipelines.capture.deployment import Deployment
 from pipelines.capture.logger import log
 from pipelines.delta import table_history
 from pipelines.delta import tables as delta
-from pipelines.mongodb import change_stream
+from pipelines.mongodb import catalog, change_stream
 from pipelines.mongodb import failures as mongodb_failures
+from pipelines.mongodb import server as mongodb_server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+AHEAD_SECONDS = 60
+"""A position may be so far ahead of what a server says: a mongos knows of its cluster's time by hearsay."""
 
 
 @dataclass(frozen=True)
 class ExistingBronze:
     """What is read from a bronze table before it is claimed: its position, and whether it was written through another filter."""
 
-    found: bronze.UnclaimedPosition | None = None
+    found: bronze_log.UnclaimedPosition | None = None
     is_other_stream: bool = False
 
     @property
-    def position(self) -> bronze.BronzePosition | None:
+    def position(self) -> bronze_log.BronzePosition | None:
         return self.found.position if self.found is not None else None
 
     @staticmethod
-    def read(spark: SparkSession, table: bronze.tables.TableRef, *, fingerprint: str) -> ExistingBronze:
+    def read(spark: SparkSession, table: bronze_log.tables.TableRef, *, fingerprint: str) -> ExistingBronze:
         """Read it; `fingerprint` is that of the settings' filter. Raises `TableNotOurs`."""
         if not delta.exists(spark, table):
             return ExistingBronze()
         delta.check_ours(spark, table)
         last = table_history.last_commit(spark, table)
         before = last.metadata.get("stream") if last is not None and last.metadata else None
-        return ExistingBronze(bronze.found(spark, table), before is not None and before != fingerprint)
+        return ExistingBronze(bronze_log.unclaimed_position(spark, table), before is not None and before != fingerprint)
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ class StreamOpener:
     custom: snapshot_mode.Snapshotter | None = None
     is_other_stream: bool = False
 
-    def open_or_restart(self, position: bronze.BronzePosition | None) -> OpenStream:
+    def open_or_restart(self, position: bronze_log.BronzePosition | None) -> OpenStream:
         """The stream, and the gap before it where the position was lost and the snapshot mode says to start over.
 
         A first start whose `capture.start.op.time` is lost begins now: it takes a snapshot anyway.
@@ -97,7 +101,7 @@ class StreamOpener:
             log.warning("the oplog no longer holds the position of %s: a new snapshot begins", lost_at)
             return OpenStream(stream, gap={"from": position.token, "to": stream.begins, "since": lost_at})
 
-    def open(self, position: bronze.BronzePosition | None) -> OpenStream:
+    def open(self, position: bronze_log.BronzePosition | None) -> OpenStream:
         """A stream that continues behind the position, or begins now.
 
         A token of a stream with another filter, or one that the server refuses, is replaced by its cluster time; what
@@ -112,7 +116,7 @@ class StreamOpener:
         return OpenStream(self._first_accepted(starts, position), bronze_token=position.token)
 
     def _first_accepted(
-        self, starts: Sequence[change_stream.StreamStart], position: bronze.BronzePosition | None
+        self, starts: Sequence[change_stream.StreamStart], position: bronze_log.BronzePosition | None
     ) -> change_stream.ChangeStream:
         """A stream from the first of these places that the server takes."""
         lost: mongodb_failures.HistoryLost | None = None
@@ -120,6 +124,9 @@ class StreamOpener:
             stream = self._stream(start)
             try:
                 with mongodb_failures.translating("opening the change stream"):
+                    if position is not None:
+                        self._check_begins_within(stream, position)
+                        self._check_not_ahead(position)
                     stream.open()
                     # Opening alone proves nothing: the server says that a position is lost with the first batch.
                     stream.probe()
@@ -132,8 +139,39 @@ class StreamOpener:
                     break  # the place is older than the oplog, however it is named
         raise positions.lost(position, lost)
 
+    @staticmethod
+    def _check_begins_within(stream: change_stream.ChangeStream, position: bronze_log.BronzePosition) -> None:
+        """Raise `HistoryLost` for a position from before the oplog.
+
+        An oplog that never rolled takes any earlier time for its beginning: then it is that of another deployment.
+        """
+        # Of the server that is read: a secondary's oplog may reach further back than the primary's.
+        window = mongodb_server.oplog_window(stream.server)
+        if window is not None and positions.cluster_time(position.token).time < window.first:
+            raise mongodb_failures.HistoryLost(mongodb_failures.CHANGE_STREAM_HISTORY_LOST)
+
+    def _check_not_ahead(self, position: bronze_log.BronzePosition) -> None:
+        """Raise `SourceUnsuitable` for a position from the server's future.
+
+        No event would come until then, and what silver holds would be newer than all of them.
+        """
+        latest, client = positions.cluster_time(position.token).time - AHEAD_SECONDS, self.deployment.client
+        if latest <= mongodb_server.operation_time(client).time:
+            return
+        # A mongos that was just started knows of its shards' time when they have answered it.
+        catalog.database_names(client)
+        if latest > mongodb_server.operation_time(client).time:
+            raise errors.SourceUnsuitable(
+                f"source: the server's time is behind the position of {positions.utc(position.token)}: it is another deployment than "
+                "the one that was captured, or its clock was set back. Nothing was changed. Capture it under another name or "
+                "lakehouse root: in these tables its documents would count as older than those that are there"
+            )
+
     def _check_held(
-        self, stream: change_stream.ChangeStream, start: change_stream.StreamStart, position: bronze.BronzePosition | None
+        self,
+        stream: change_stream.ChangeStream,
+        start: change_stream.StreamStart,
+        position: bronze_log.BronzePosition | None,
     ) -> None:
         """Raise `HistoryLost` where a stream goes on by its position's time in an oplog that does not hold the position's event:
         another deployment has taken the place of the one that was captured. Of a stream with another filter that is not known."""

@@ -66,7 +66,8 @@ def consumer_options(settings: Settings) -> dict[str, Any]:
 
 
 def producer_options(settings: Settings) -> dict[str, Any]:
-    """librdkafka's options for the notifications: `producer.override.*`; its brokers are the signals' unless it names others."""
+    """librdkafka's options for the notifications: `producer.override.*`; its brokers are the signals' unless it names
+    others."""
     source = settings.source
     return {
         "bootstrap.servers": source.signal_kafka_bootstrap_servers,
@@ -128,7 +129,7 @@ class _Trouble:
 
 
 @dataclass
-class Topic:
+class KafkaTopic:
     """A channel of `pipelines.channels.signals`; `done` are the marks of the signals that bronze holds.
 
     Raises `SettingsError` for options that the client refuses.
@@ -186,17 +187,20 @@ class Topic:
             self._trouble.say("the topic does not exist; make it, with one partition")
             return False
         partitions = [kafka.TopicPartition(self.name, number) for number in sorted(described.partitions)]
+        begins: dict[int, int] = {}
         for each in self._consumer.committed(partitions, timeout=ANSWER_SECONDS):
             if each.offset >= 0:
-                self._committed[each.partition] = self._next[each.partition] = each.offset
+                self._committed[each.partition] = begins[each.partition] = each.offset
             else:
-                self._next[each.partition] = self._beginning(each)
-        self._consumer.assign([kafka.TopicPartition(self.name, *each) for each in self._next.items()])
-        self._waits_for = set(self._next)
+                begins[each.partition] = self._beginning(each)
+        self._consumer.assign([kafka.TopicPartition(self.name, *each) for each in begins.items()])
+        # Not before all of them are known: a broker that fails on the way is asked anew by the next look.
+        self._next, self._waits_for = begins, set(begins)
         return True
 
     def _beginning(self, partition: confluent_kafka.TopicPartition) -> int:
-        """The end of what is there now, unless `signal.consumer.auto.offset.reset` says otherwise or the topic was made since."""
+        """The end of what is there now, unless `signal.consumer.auto.offset.reset` says otherwise or the topic was made
+        since."""
         low, high = self._consumer.get_watermark_offsets(partition, timeout=ANSWER_SECONDS)
         reset = self.settings.source.signal_consumer.get("auto.offset.reset")
         from_beginning = reset is not None and secrets.resolve(reset) in ("earliest", "smallest", "beginning")
@@ -254,7 +258,7 @@ class Topic:
             self._committed = reached
 
 
-class Sink:
+class KafkaSink:
     """The channel `sink`: each notification is a message of `notification.sink.topic.name`, sent in the background.
 
     Key ``{"id"}``, value ``{"id", "aggregate_type", "type", "additional_data", "timestamp"}``, as Kafka's JsonConverter
@@ -267,21 +271,24 @@ class Sink:
         options = {**producer_options(settings), "error_cb": self._trouble}
         self._producer = _client(library().Producer, options, "producer.override.")
 
-    def send(self, told: notifications.Notification) -> None:
+    def send(self, notification: notifications.Notification) -> None:
         """Hand it to the client, which sends it as soon as the broker answers."""
         value = {
-            "id": told.id,
-            "aggregate_type": told.aggregate_type,
-            "type": told.type.value,
-            "additional_data": dict(told.additional_data),
-            "timestamp": told.timestamp,
+            "id": notification.id,
+            "aggregate_type": notification.aggregate_type,
+            "type": notification.type.value,
+            "additional_data": dict(notification.additional_data),
+            "timestamp": notification.timestamp,
         }
         try:
             self._producer.produce(
-                self.topic, key=json.dumps({"id": told.id}), value=json.dumps(value), on_delivery=self._delivered
+                self.topic, key=json.dumps({"id": notification.id}), value=json.dumps(value), on_delivery=self._delivered
             )
         except BufferError:
-            log.warning("a notification is lost, too many wait for the topic %s: %s", self.topic, told)
+            log.warning("a notification is lost, too many wait for the topic %s: %s", self.topic, notification)
+        # A message that is too large, say: of many collections, or with a large key.
+        except library().KafkaException as error:
+            log.warning("a notification is not sent to the topic %s: %s", self.topic, _text(error.args[0]))
 
     def serve(self) -> None:
         """Handle the delivery reports that have come."""

@@ -53,11 +53,11 @@ class Notifier:
     settings: Settings
     _waiting: list[notifications.Notification] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _sink: kafka.Sink | None = None
+    _sink: kafka.KafkaSink | None = None
 
     def __post_init__(self) -> None:
         if NotificationChannel.SINK in self.settings.source.notification_enabled_channels:
-            self._sink = kafka.Sink(self.settings)
+            self._sink = kafka.KafkaSink(self.settings)
 
     def notify(
         self, aggregate_type: str, type_: notifications.NotificationType, *, id_: str, data: Mapping[str, str] | None = None

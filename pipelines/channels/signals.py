@@ -74,7 +74,7 @@ def channels(spark: SparkSession, settings: Settings, *, done: Collection[str]) 
                 table = delta.layout(settings.lakehouse).ops("signals")
                 found.append(TableChannel(spark, table, settings.name, set(done)))
             case SignalChannel.KAFKA:
-                found.append(kafka.Topic(settings, set(done)))
+                found.append(kafka.KafkaTopic(settings, set(done)))
             case SignalChannel.SOURCE:
                 pass
     return found
@@ -97,7 +97,8 @@ class FileChannel:
         if self.path.exists() and not os.access(self.path, os.W_OK):
             if not self._is_refused:
                 log.warning(
-                    "%s: its signals are not heeded, because it cannot be written, and handled ones stay in it", self.path
+                    "%s: its signals are not read, because the file cannot be written, and signals that were done would stay in it",
+                    self.path,
                 )
             self._is_refused = True
             return []

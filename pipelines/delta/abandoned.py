@@ -1,4 +1,5 @@
-"""What a process that was killed while it made a table left in its folder, so that nobody else can make it."""
+"""What a process left in a table's folder when it was killed while it made the table: nobody can make that table until
+it is gone."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ NAMED_WITHIN_MS = 60_000
 def clear(spark: SparkSession, table: tables.TableRef, location: str | None) -> bool:
     """Remove what was begun at `location`, a path or URL; False where that is for a person to do.
 
-    Without a commit: hidden files and empty folders, in which a store keeps a place for a folder. Of a catalog's table, which
-    is committed before the catalog has it: its folder, where it holds an old first commit of ours, and no row.
+    Without a commit: hidden files and empty folders, in which a store keeps a place for a folder. Of a catalog's table,
+    which is committed before the catalog has it: its folder, where it holds an old first commit of ours, and no row.
     """
     folder = local_log.folder(table)
     if folder is not None:

@@ -19,7 +19,8 @@ from pipelines.delta.table_files import TableFiles
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file of a table's newest version: its name in the log, Delta's statistics, its deletion vector, and whether it is there."""
+    """A file of a table's newest version: its name in the log, Delta's statistics, its deletion vector, and whether it
+    is there."""
 
     name: str
     stats: Mapping[str, Any]
@@ -89,7 +90,8 @@ def _statistics(rows: pa.Table, columns: Sequence[str]) -> dict[str, Any]:
 
 
 def _has_bounds(type_: pa.DataType) -> bool:
-    """Whether the log can hold the least and the greatest value of a type to the letter; without them a file is read once too often."""
+    """Whether the log can hold the least and the greatest value of a type to the letter; without them a file is read
+    once too often."""
     return pa.types.is_string(type_) or pa.types.is_integer(type_) or pa.types.is_timestamp(type_)
 
 

@@ -1,6 +1,6 @@
-"""Delta's own transaction, reached through the JVM: the only module that calls Delta's private classes.
+"""Delta's own transaction, reached through the JVM: the only module, with `log_actions`, that calls Delta's private classes.
 
-It is to be had for path tables with a classic Spark session. A commit is a compare-and-set on the version, without a Spark job
+There is one for path tables with a classic Spark session. A commit is a compare-and-set on the version, without a Spark job
 where the rows are few. Everywhere else (catalogs, Databricks, Spark Connect, another Delta) `of` gives None, and the same is
 done by public statements.
 """
@@ -23,7 +23,8 @@ from pyspark.sql import functions as F
 from cdc_core.tables import definition, deletion_vector
 from cdc_core.tables import layout as tables
 from pipelines import clock
-from pipelines.delta import data_file, live_files, local_log, table_errors, table_files, upsert
+from pipelines.delta import data_file, live_files, local_log, log_actions, table_errors, table_files, upsert
+from pipelines.delta.log_actions import CONVERTERS, DELTA
 from pipelines.delta.table_files import TableFiles
 from pipelines.spark import jvm
 from pipelines.spark import session as sparks
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-
-DELTA = "org.apache.spark.sql.delta"
-CONVERTERS = "scala.jdk.javaapi.CollectionConverters"
 
 MANY_TOUCHED = 500
 """Rows of more files are marked as deleted by a job."""
@@ -65,14 +63,14 @@ class DirectLog:
 
     def commit(self, file: data_file.ParquetFile | None, *, base: int, metadata: str) -> int:
         """Commit the file, or nothing but the fence, as version `base` + 1, or raise `VersionTaken` and change nothing."""
-        return self._committed(self._at(base), self._actions(file, base + 1), base=base, metadata=metadata)
+        return self._committed(self._at(base), log_actions.fenced(self._spark, file, base), base=base, metadata=metadata)
 
     def upsert(
         self,
         rows: DataFrame,
         table: tables.TableRef,
         touched: DataFrame | None,
-        sought: upsert.PendingDelete | None,
+        pending_deletes: upsert.PendingDelete | None,
         unless: Callable[[], bool] | None,
         few: bool,
         *,
@@ -84,27 +82,25 @@ class DirectLog:
 
         The rows are looked for in a thread beside the one that writes: neither fills two cores all the time.
         """
-        transaction = self._able(base)
-        actions = jvm.java_class(self._spark, "java.util.ArrayList")()
+        transaction, actions = self._able(base), log_actions.fenced(self._spark, None, base)
         try:
             with ThreadPoolExecutor(1, thread_name_prefix="medallion-upsert") as pool:
-                deleting = None if sought is None or sought.version != base else sought.actions
+                deleting = None if pending_deletes is None or pending_deletes.version != base else pending_deletes.actions
                 if deleting is None and touched is not None:
                     mark = self._vectors.actions_of_few if few else self._vectors.actions
                     deleting = pool.submit(mark, transaction, table, touched)
-                # Delta's own writer: files with its statistics, which nobody sees before the commit.
+                # Delta's own writer: files with its statistics, which no reader sees before the commit.
                 written = transaction.writeFiles(rows._jdf)
-                deleted = () if deleting is None else (deleting.result(),)
-                # The fence is an action of the same commit: neither it nor the rows can be in the log without the other.
-                for found in (self._actions(None, base + 1), *deleted, written):
-                    actions.addAll(jvm.java_class(self._spark, CONVERTERS).asJava(found))
+                if deleting is not None:
+                    actions.extend(deleting.result())
+                actions.extend(written)
         except table_errors.SPARK_ERRORS as error:
             raise self._translated(error, base) from error
         except (Py4JError, TypeError) as error:  # another Delta has other methods
             raise upsert.NeedsMerge from error
         if unless is not None and unless():
             raise upsert.NotCommitted  # VACUUM takes the files
-        return self._committed(transaction, _seq(self._spark, actions), base=base, metadata=metadata)
+        return self._committed(transaction, actions, base=base, metadata=metadata)
 
     def replace(
         self,
@@ -118,8 +114,8 @@ class DirectLog:
     ) -> int:
         """Delete the rows of the keys by deletion vectors and add the file, as version `base` + 1, without a Spark job.
 
-        Raises `VersionTaken`, or `NeedsMerge` where the rows cannot be found without one, or where others made the table one that
-        checks its rows or has another `schema` than the file; then nothing is changed.
+        Raises `VersionTaken`, or `NeedsMerge` where the rows cannot be found without one, or where others made the
+        table one that checks its rows or has another `schema` than the file; then nothing is changed.
         """
         transaction = self._able(base)
         if not live.at(base) or not live.is_unchecked() or live.schema != schema:
@@ -130,17 +126,15 @@ class DirectLog:
             raise upsert.NeedsMerge from error
         if any("stats" not in held for held, _ in placed):
             raise upsert.NeedsMerge
-        actions = jvm.java_class(self._spark, "java.util.ArrayList")()
-        actions.addAll(jvm.java_class(self._spark, CONVERTERS).asJava(self._actions(file, base + 1)))
+        actions = log_actions.fenced(self._spark, file, base)
         try:
             for held, rows in placed:
-                for action in self._vectors.without(held, rows):
-                    actions.add(self._action.fromJson(json.dumps(action)))
+                actions.add(*self._vectors.without(held, rows))
         except table_errors.SPARK_ERRORS as error:
             raise self._translated(error, base) from error
-        return self._committed(transaction, _seq(self._spark, actions), base=base, metadata=metadata)
+        return self._committed(transaction, actions, base=base, metadata=metadata)
 
-    def put_together(
+    def compact_files(
         self,
         file: data_file.ParquetFile | None,
         parts: Sequence[Mapping[str, Any]],
@@ -156,13 +150,12 @@ class DirectLog:
         transaction = self._at(base)
         if not live.at(base) or not live.holds(parts):
             raise upsert.NeedsMerge
-        actions = jvm.java_class(self._spark, "java.util.ArrayList")()
-        actions.addAll(jvm.java_class(self._spark, CONVERTERS).asJava(self._actions(file, base + 1, is_change=False)))
+        actions = log_actions.fenced(self._spark, file, base, is_change=False)
         for part in parts:
             removed = {name: part[name] for name in ("path", "partitionValues", "size", "deletionVector") if name in part}
             said = {"deletionTimestamp": clock.now_ms(), "dataChange": False, "extendedFileMetadata": True}
-            actions.add(self._action.fromJson(json.dumps({"remove": removed | said})))
-        return self._committed(transaction, _seq(self._spark, actions), base=base, metadata=metadata)
+            actions.add({"remove": removed | said})
+        return self._committed(transaction, actions, base=base, metadata=metadata)
 
     def define(self, schema_json: str, before: str, *, base: int, metadata: str) -> int:
         """Give the table these columns, as version `base` + 1, or raise `VersionTaken` and change nothing.
@@ -180,18 +173,16 @@ class DirectLog:
             transaction.updateMetadata(self._action.fromJson(json.dumps(held)), False)
         except table_errors.SPARK_ERRORS as error:
             raise self._translated(error, base) from error
-        return self._committed(transaction, self._actions(None, base + 1), base=base, metadata=metadata)
+        return self._committed(transaction, log_actions.fenced(self._spark, None, base), base=base, metadata=metadata)
 
-    def take_out(self, files: Sequence[data_file.DataFile], *, base: int, metadata: str) -> int:
+    def remove_files(self, files: Sequence[data_file.DataFile], *, base: int, metadata: str) -> int:
         """Take files out of the version `base`, as version `base` + 1, or raise `VersionTaken` and change nothing."""
-        now_ms = clock.now_ms()
-        actions = jvm.java_class(self._spark, "java.util.ArrayList")()
-        actions.addAll(jvm.java_class(self._spark, CONVERTERS).asJava(self._actions(None, base + 1)))
+        now_ms, actions = clock.now_ms(), log_actions.fenced(self._spark, None, base)
         for file in files:
             # An append-only table lets no rows go, but a file that is not there has none.
             removed = {"path": file.name, "deletionTimestamp": now_ms, "dataChange": False, "deletionVector": file.vector}
-            actions.add(self._action.fromJson(json.dumps({"remove": removed})))
-        return self._committed(self._at(base), _seq(self._spark, actions), base=base, metadata=metadata)
+            actions.add({"remove": removed})
+        return self._committed(self._at(base), actions, base=base, metadata=metadata)
 
     def live(self) -> DataFrame:
         """The files of the newest version, one a row, as the log has them."""
@@ -231,19 +222,19 @@ class DirectLog:
         # Two looks at file names instead of a listing of the log; another process may have committed since Delta looked
         # last.
         has_commit = self.store.has_commit
-        # Where nobody can tell, the commit itself does: it is refused where the version is taken.
+        # Where the store cannot tell, the commit does: it is refused where the version is taken.
         is_newest = held.version() == base and has_commit(base) is not False and not has_commit(base + 1)
         transaction = self._begun(held if is_newest else self._newest())
         if transaction.readVersion() != base:
             raise VersionTaken
         return transaction
 
-    def _committed(self, transaction: Any, actions: Any, *, base: int, metadata: str) -> int:
+    def _committed(self, transaction: Any, actions: log_actions.ActionList, *, base: int, metadata: str) -> int:
         # Delta takes `maxCommitAttempts` from the thread's active session: with none left, a version that is taken is an
-        # error instead of a second attempt one version higher, on top of what nobody has looked at.
+        # error instead of a second attempt one version higher, on top of commits that were not checked.
         self._session.setActiveSession(self._fencing)
         try:
-            return int(transaction.commit(actions, self._operation(metadata)))
+            return int(transaction.commit(actions.seq(), self._operation(metadata)))
         except table_errors.SPARK_ERRORS as error:
             raise self._translated(error, base) from error
         finally:
@@ -252,7 +243,9 @@ class DirectLog:
 
     def append(self, file: data_file.ParquetFile) -> None:
         """Commit the file after whatever others committed."""
-        self._begun(self._newest()).commit(self._actions(file, None), self._operation(None))
+        actions = log_actions.ActionList(self._spark)
+        actions.add(log_actions.added(file))
+        self._begun(self._newest()).commit(actions.seq(), self._operation(None))
 
     def _begun(self, snapshot: Any) -> Any:
         """A transaction on a version."""
@@ -268,26 +261,6 @@ class DirectLog:
         none = self._none
         said = none() if metadata is None else self._option.apply(metadata)
         return self._write(self._save_mode, none(), none(), said, none(), none(), none(), none(), none())
-
-    def _actions(self, file: data_file.ParquetFile | None, txn_version: int | None, *, is_change: bool = True) -> Any:
-        now_ms = clock.now_ms()
-        found: list[dict[str, Any]] = []
-        if txn_version is not None:
-            found.append({"txn": {"appId": definition.APP_ID, "version": txn_version, "lastUpdated": now_ms}})
-        if file is not None:
-            added = {
-                "path": file.name,
-                "partitionValues": {},
-                "size": file.size,
-                "modificationTime": now_ms,
-                "dataChange": is_change,
-                "stats": file.stats,
-            }
-            found.append({"add": added})
-        actions = jvm.java_class(self._spark, "java.util.ArrayList")()
-        for action in found:
-            actions.add(self._action.fromJson(json.dumps(action)))
-        return _seq(self._spark, actions)
 
     def _translated(self, error: Exception, base: int) -> Exception:
         # Not by the error's text: whether somebody came first is what the log says.
@@ -359,11 +332,10 @@ class DeletionVectors:
         files = self._named(transaction, list(by_file))
         if len(files) < len(by_file) or any("stats" not in file for file in files):  # somebody else wrote them
             return self.actions(transaction, table, touched)
-        actions = jvm.java_class(self._spark, "java.util.ArrayList")()
+        actions = log_actions.ActionList(self._spark)
         for file in files:
-            for action in self.without(file, by_file[file["path"]]):
-                actions.add(self._action.fromJson(json.dumps(action)))
-        return _seq(self._spark, actions)
+            actions.add(*self.without(file, by_file[file["path"]]))
+        return actions.seq()
 
     def _named(self, transaction: Any, names: Sequence[str]) -> list[dict[str, Any]]:
         """The `add` actions of the files of these names, as the log has them."""
@@ -422,11 +394,6 @@ class DeletionVectors:
         }
 
 
-def _seq(spark: SparkSession, actions: Any) -> Any:
-    """A Java list as the immutable sequence that Delta's Scala methods take."""
-    return jvm.java_class(spark, CONVERTERS).asScala(actions).toSeq()
-
-
 def of(spark: SparkSession, table: tables.TableRef) -> DirectLog | None:
     """The table's log where it can be reached, else None; the way that commits take is logged once a process."""
     try:
@@ -483,8 +450,8 @@ _FENCING: WeakKeyDictionary[Any, dict[bool, SparkSession]] = WeakKeyDictionary()
 def _fencing_session(spark: SparkSession, *, names_files: bool = True) -> SparkSession:
     """The application's session for fenced commits, in which Delta tries none of them again on a newer version.
 
-    Without `names_files` the checksum of a version does not name the table's files. A setting is a whole session's: set and taken
-    back around each commit, it would be gone where another thread's ends.
+    Without `names_files` the checksum of a version does not name the table's files. A setting is a whole session's: set
+    and taken back around each commit, it would be gone where another thread's ends.
     """
     context = spark.sparkContext
     sessions = _FENCING.setdefault(context, {})

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Said = Callable[[], tuple[object, Mapping[str, object] | None]]
-"""Position and extras of a commit, computed anew for each attempt: a commit that landed after all changes what the last one said."""
+"""Position and extras of a commit, computed anew for each attempt: a commit that landed after all changes what the last
+one said."""
 
 REFUSED = (errors.OwnershipLost, errors.CommitConflict, errors.StorageExhausted, *table_errors.SPARK_ERRORS)
 """What a commit raises that is known to be in no log."""
@@ -47,7 +48,7 @@ class FencedCommits:
         self.surplus_files = 0
         """Files that the last compaction of this writer left beyond those that the size explains."""
         self._unanswered: dict[str, Any] | None = None
-        # A weak reference: a writer that nobody holds any more holds no table.
+        # A weak reference: a writer that was dropped without a release must not hold its table.
         owners.HELD[identity.writer] = self
 
     @functools.cached_property
@@ -55,7 +56,7 @@ class FencedCommits:
         """The table's direct log, reached once; None where commits go through Spark."""
         return direct_log.of(self.spark, self.table)
 
-    def last_said(self) -> tuple[object, dict[str, Any]]:
+    def last_metadata(self) -> tuple[object, dict[str, Any]]:
         """Position and extras of the last commit, for one that changes neither."""
         return self.metadata.get("to"), carried(self.metadata)
 
@@ -120,7 +121,8 @@ class FencedCommits:
         return new
 
     def _outcome(self, metadata: str, act: Callable[[], int | None]) -> int:
-        """The version in which `act` committed, by its answer or by the log; raises what it raises where it committed nothing.
+        """The version in which `act` committed, by its answer or by the log; raises what it raises where it committed
+        nothing.
 
         An answer may be an error although the commit is in the log, and a success although it was fenced off. Where there is
         no answer (the JVM is gone, an interrupt), the commit may be there, or come yet: `_unanswered` remembers it.
@@ -161,7 +163,8 @@ class FencedCommits:
         return next((commit.version for commit in found if commit.metadata == said), None)
 
     def _looked_up(self, said: Mapping[str, Any]) -> int | None:
-        """`_landed`, or `CommitUnknown` where the log cannot be read, as in an outage of its store that took the answer, too."""
+        """`_landed`, or `CommitUnknown` where the log cannot be read, as in an outage of its store that took the
+        answer, too."""
         try:
             return self._landed(said)
         except (errors.MedallionError, OSError, *table_errors.SPARK_ERRORS) as error:

@@ -1,7 +1,8 @@
-"""The data files of a Delta table on a file system that this process sees: which are live in a version, and what rows they hold.
+"""The data files of a Delta table on a file system that this process sees: which are live in a version, and what rows
+they hold.
 
 For a table that changes with every second: a version is read from the commits since the last one that was, and neither Spark
-nor Delta is asked. Source: Delta's protocol, "Action Reconciliation", "Deletion Vectors", "Schema Serialization Format".
+nor Delta is called. Source: Delta's protocol, "Action Reconciliation", "Deletion Vectors", "Schema Serialization Format".
 """
 
 from __future__ import annotations
@@ -69,6 +70,10 @@ class LiveFiles:
         """The `add` actions of the live files."""
         return list(self._files.values())
 
+    def row_count(self) -> int:
+        """How many rows the live files have, deleted ones too; very many where Delta's statistics do not say it."""
+        return sum(map(_count, self.files()))
+
     def holds(self, files: Sequence[Mapping[str, Any]]) -> bool:
         """Whether all of these are live, with the same deleted rows."""
         return all(_identity(each) in self._files for each in files)
@@ -90,11 +95,15 @@ class LiveFiles:
         Raises `NotReadable` where they are of more than `MANY_BYTES`.
         """
         self._refuse_large(files, set(self.schema.names))
-        found = [conformed(self._present(each, self._read(each, self.schema.names)), self.schema) for each in files]
+        found = [
+            conformed(_present(self.folder, each, _read(self.folder, each, self.schema.names)), self.schema)
+            for each in files
+        ]
         return pa.concat_tables(found) if found else self.schema.empty_table()
 
     def places(self, column: str, values: Sequence[str]) -> list[tuple[dict[str, Any], list[int]]]:
-        """The files that hold one of these values, each with the numbers of the rows; those that are deleted already among them.
+        """The files that hold one of these values, each with the numbers of the rows; those that are deleted already
+        among them.
 
         Raises `NotReadable` where too many rows would have to be looked through.
         """
@@ -105,7 +114,7 @@ class LiveFiles:
         held = pa.array(wanted, pa.string())
         found = []
         for each in files:
-            is_wanted = pc.is_in(self._read(each, [column])[column], value_set=held)
+            is_wanted = pc.is_in(_read(self.folder, each, [column])[column], value_set=held)
             rows = pc.indices_nonzero(is_wanted).to_pylist()
             if rows:
                 found.append((each, rows))
@@ -130,35 +139,8 @@ class LiveFiles:
             raise NotReadable
 
     def _rows_above(self, file: Mapping[str, Any], column: str, bound: int, schema: pa.Schema) -> pa.Table:
-        table = self._present(file, self._read(file, list(dict.fromkeys([*schema.names, column]))))
+        table = _present(self.folder, file, _read(self.folder, file, list(dict.fromkeys([*schema.names, column]))))
         return conformed(table.filter(pc.fill_null(pc.greater(table[column], bound), False)), schema)
-
-    def _present(self, file: Mapping[str, Any], table: pa.Table) -> pa.Table:
-        """The rows of a file that are not deleted."""
-        vector = file.get("deletionVector")
-        if not vector:
-            return table
-        is_present = [True] * len(table)
-        for row in deletion_vector.rows(self._vector(vector)):
-            is_present[row] = False
-        return table.filter(pa.array(is_present, pa.bool_()))
-
-    def _vector(self, vector: Mapping[str, Any]) -> bytes:
-        if vector["storageType"] == "i":
-            return deletion_vector.inline(vector["pathOrInlineDv"], vector["sizeInBytes"])
-        if vector["storageType"] != "u":
-            raise NotReadable
-        path = self.folder / deletion_vector.relative_path(vector["pathOrInlineDv"])
-        with open(path, "rb") as file:
-            file.seek(vector.get("offset") or 0)
-            return deletion_vector.framed(file.read(vector["sizeInBytes"] + 8))
-
-    def _read(self, file: Mapping[str, Any], columns: list[str]) -> pa.Table:
-        path = local_log.data_path(self.folder, file["path"])
-        # Spark's own form of a timestamp, by default, which in nanoseconds would end in 2262.
-        with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as parquet:
-            # A file that is older than a column has none of it.
-            return parquet.read([name for name in columns if name in parquet.schema_arrow.names])
 
     # --- the log
 
@@ -211,7 +193,8 @@ class LiveFiles:
         return StructType.fromJson(json.loads(self.schema_json))
 
     def has_vectors(self) -> bool:
-        """Whether rows may be marked as deleted: with deletion vectors, and without a change feed, whose readers want updates."""
+        """Whether rows may be marked as deleted: with deletion vectors, and without a change feed, whose readers want
+        updates."""
         feed = self.configuration.get("delta.enableChangeDataFeed")
         return self.configuration.get(definition.DELETION_VECTORS) == "true" and feed != "true"
 
@@ -225,6 +208,38 @@ class LiveFiles:
         return not any(name.startswith("delta.constraints.") for name in self.configuration) and all(
             each.nullable and not each.metadata for each in self.schema
         )
+
+
+def _present(folder: Path, file: Mapping[str, Any], table: pa.Table) -> pa.Table:
+    """The rows of a file that are not deleted."""
+    vector = file.get("deletionVector")
+    if not vector:
+        return table
+    is_present = [True] * len(table)
+    for row in deletion_vector.rows(_vector(folder, vector)):
+        is_present[row] = False
+    return table.filter(pa.array(is_present, pa.bool_()))
+
+
+def _vector(folder: Path, vector: Mapping[str, Any]) -> bytes:
+    """A deletion vector: from the log itself, or from the file that it names."""
+    if vector["storageType"] == "i":
+        return deletion_vector.inline(vector["pathOrInlineDv"], vector["sizeInBytes"])
+    if vector["storageType"] != "u":
+        raise NotReadable
+    path = folder / deletion_vector.relative_path(vector["pathOrInlineDv"])
+    with open(path, "rb") as file:
+        file.seek(vector.get("offset") or 0)
+        return deletion_vector.framed(file.read(vector["sizeInBytes"] + 8))
+
+
+def _read(folder: Path, file: Mapping[str, Any], columns: list[str]) -> pa.Table:
+    """Columns of a data file, with the rows that are deleted in it."""
+    path = local_log.data_path(folder, file["path"])
+    # Spark's own form of a timestamp, by default, which in nanoseconds would end in 2262.
+    with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as parquet:
+        # A file that is older than a column has none of it.
+        return parquet.read([name for name in columns if name in parquet.schema_arrow.names])
 
 
 _CHECKPOINT = re.compile(r"[0-9]{20}\.checkpoint\.parquet")

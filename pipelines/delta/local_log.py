@@ -45,7 +45,7 @@ class Commit:
 
 
 @dataclass(frozen=True)
-class Appended:
+class AddedFile:
     """A data file, and Delta's statistics of it."""
 
     path: Path
@@ -123,7 +123,8 @@ def restored_version(folder: Path, version: int) -> int | None:
 
 
 def _changed(folder: Path, version: int) -> frozenset[tuple[str, str]]:
-    """The files that are in a version or in the one before it, and not in both; with another deletion vector it is another file."""
+    """The files that are in a version or in the one before it, and not in both; with another deletion vector it is
+    another file."""
     found: set[tuple[str, str]] = set()
     for line in (folder / "_delta_log" / f"{version:020}.json").read_text("utf-8").split("\n"):
         action = json.loads(line) if line else {}
@@ -177,21 +178,21 @@ def _newest_checkpoint(folder: Path) -> Path | None:
 
 
 @dataclass(frozen=True)
-class Size:
+class VersionSize:
     """How many files a table's newest version has, and how many bytes they hold."""
 
     files: int = 0
     size_bytes: int = 0
 
 
-def size(folder: Path) -> Size | None:
+def size(folder: Path) -> VersionSize | None:
     """The size of the newest version, where its checksum says it; nothing for a table that is not there yet."""
     newest = next(iter(_commits(folder)), None)
     if newest is None:
-        return Size()
+        return VersionSize()
     try:
         checksum = json.loads((folder / "_delta_log" / newest).with_suffix(".crc").read_text("utf-8"))
-        return Size(checksum["numFiles"], checksum["tableSizeBytes"])
+        return VersionSize(checksum["numFiles"], checksum["tableSizeBytes"])
     except (OSError, ValueError, KeyError):
         return None
 
@@ -208,13 +209,13 @@ def rows(folder: Path, schema: pa.Schema) -> pa.Table | None:
     None where only Delta can tell the rows.
     """
     try:
-        found = [pq.ParquetFile(file.path).read() for file in _Files.read(folder).files()]
+        found = [pq.ParquetFile(file.path).read() for file in _LogFiles.read(folder).files()]
     except (_NotPlain, FileNotFoundError):
         return None
     return aligned(pa.concat_tables(found, promote_options="permissive") if found else schema.empty_table(), schema)
 
 
-def part(file: Appended, schema: pa.Schema) -> pa.Table | None:
+def part(file: AddedFile, schema: pa.Schema) -> pa.Table | None:
     """The columns of `schema` of one file's rows; None where it is gone meanwhile."""
     try:
         return aligned(pq.ParquetFile(file.path).read(), schema)
@@ -222,10 +223,10 @@ def part(file: Appended, schema: pa.Schema) -> pa.Table | None:
         return None
 
 
-def files(folder: Path) -> list[Appended] | None:
+def files(folder: Path) -> list[AddedFile] | None:
     """The data files of the newest version; None where only Delta can tell them."""
     try:
-        return _Files.read(folder).files()
+        return _LogFiles.read(folder).files()
     except (_NotPlain, FileNotFoundError, pa.ArrowInvalid):
         return None
 
@@ -247,12 +248,12 @@ def columns_bytes(path: Path, columns: Collection[str]) -> int:
     return sum(each.total_uncompressed_size for each in chunks if each.path_in_schema.partition(".")[0] in columns)
 
 
-def appended(folder: Path, is_before: Callable[[Commit], bool]) -> list[Appended] | None:
+def appended(folder: Path, is_before: Callable[[Commit], bool]) -> list[AddedFile] | None:
     """The files that hold what was appended after the newest append that `is_before`, and perhaps older rows beside it.
 
     None where the last `LOOKED_THROUGH` commits do not say it: there are more, or some are neither ours nor compactions.
     """
-    found: list[Appended] = []
+    found: list[AddedFile] = []
     removed: set[str] = set()
     for name in _commits(folder)[:LOOKED_THROUGH]:
         try:
@@ -274,7 +275,7 @@ def appended(folder: Path, is_before: Callable[[Commit], bool]) -> list[Appended
             return None
         # Newest first: a file that a later compaction removed is in `removed` before the commit that added it is reached.
         live = (each for each in added if each["path"] not in removed)
-        found += [Appended(folder / unquote(each["path"]), json.loads(each.get("stats") or "{}")) for each in live]
+        found += [AddedFile(folder / unquote(each["path"]), json.loads(each.get("stats") or "{}")) for each in live]
         removed.update(action["remove"]["path"] for action in actions if "remove" in action)
     return None
 
@@ -290,7 +291,7 @@ class _NotPlain(Exception):
 
 
 @dataclass
-class _Files:
+class _LogFiles:
     """The data files of a table's newest version, while its log is replayed."""
 
     folder: Path
@@ -298,7 +299,7 @@ class _Files:
     """Delta's statistics of each file, by its name."""
 
     @staticmethod
-    def read(folder: Path) -> _Files:
+    def read(folder: Path) -> _LogFiles:
         """What the newest checkpoint and the commits after it say."""
         names = sorted(entry.name for entry in os.scandir(folder / "_delta_log"))
         checkpoint = max(filter(_CHECKPOINT.fullmatch, names), default=None)
@@ -308,7 +309,7 @@ class _Files:
         # meanwhile.
         if [int(name[:20]) for name in later] != list(range(after + 1, after + 1 + len(later))):
             raise _NotPlain
-        found = _Files(folder)
+        found = _LogFiles(folder)
         if checkpoint is not None:
             found._checkpoint(folder / "_delta_log" / checkpoint)
         for name in later:
@@ -317,10 +318,10 @@ class _Files:
                     found._action(json.loads(line))
         return found
 
-    def files(self) -> list[Appended]:
+    def files(self) -> list[AddedFile]:
         """The files, in the order of their names."""
         return [
-            Appended(self.folder / unquote(name), json.loads(stats or "{}")) for name, stats in sorted(self.live.items())
+            AddedFile(self.folder / unquote(name), json.loads(stats or "{}")) for name, stats in sorted(self.live.items())
         ]
 
     def _checkpoint(self, path: Path) -> None:

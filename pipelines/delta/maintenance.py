@@ -24,7 +24,8 @@ COMPACTION = {
     "spark.databricks.delta.optimize.maxFileSize": str(128 * 1024 * 1024),
     "spark.databricks.delta.optimize.maxDeletedRowsRatio": str(MUCH_DELETED),
 }
-"""What a writer's own compaction takes: small files, and those of which a third is deleted: what it rewrites follows what was written."""
+"""What a writer's own compaction takes: small files, and those of which a third is deleted: what it rewrites follows
+what was written."""
 
 
 CUBE_BYTES = 1024 * 1024 * 1024
@@ -40,8 +41,8 @@ MANY_FILES = 24
 
 FEW_ROWS = 10_000
 FEW_BYTES = 16 * 1024 * 1024
-"""So much of its smallest files a writer puts together itself. It is little, so that whoever reads what is new in the table has not
-to read much that is not."""
+"""So much of its smallest files a writer puts together itself. It is little, so that whoever reads what is new in the
+table has not to read much that is not."""
 
 
 def optimize(spark: SparkSession, table: tables.TableRef, *, metadata: str | None, purges: bool = False) -> bool:
@@ -67,7 +68,8 @@ ALL_DELETED = {"spark.databricks.delta.optimize.maxDeletedRowsRatio": "0"}
 
 
 def _purged(spark: SparkSession, table: tables.TableRef) -> bool:
-    """Purge a table's deletion vectors; False where Delta cannot: its REORG asks executors for a session (delta-io/delta#5780)."""
+    """Purge a table's deletion vectors; False where Delta cannot: its REORG asks executors for a session
+    (delta-io/delta#5780)."""
     try:
         spark.sql(f"REORG TABLE {table} APPLY (PURGE)").collect()
     except table_errors.SPARK_ERRORS as error:
@@ -92,9 +94,10 @@ def vacuum(spark: SparkSession, table: tables.TableRef) -> None:
 
 
 def checkpoint(spark: SparkSession, table: tables.TableRef) -> bool:
-    """Write down the table's state, and remove entries of its log that are past their retention; whether that was done.
+    """Write a checkpoint of the log, and remove its entries that are past their retention; whether that was done.
 
-    Not where the newest entry says no position and an older one does: that one would go with the rest when it is old enough.
+    Not done where the newest entry states no position and an older one does: the older one would be removed with the
+    rest as soon as it is past its retention.
     """
     said = table_history.position(spark, table)
     if said is not None and said.version < table_history.version(spark, table):
@@ -111,15 +114,16 @@ def delete_claimed(writer: Writer, where: str) -> int:
     with table_errors.translating(writer.table):
         count = int(writer.spark.sql(f"SELECT count(*) AS n FROM {writer.table} WHERE {where}").collect()[0].n)
     if count:
-        to, extra = writer.last_said()
+        to, extra = writer.last_metadata()
         writer.remove(where, to=to, extra=extra)
     return count
 
 
 def set_deletion_vectors(writer: Writer, wanted: bool) -> None:
-    """Give the table deletion vectors, or take them away so that readers need not know of them; nothing where it is so.
+    """Enable deletion vectors, or remove them so that readers need not support them; nothing where the table is so
+    already.
 
-    Taking them away rewrites the files that have some. Killed on its way, it is gone on with the next time.
+    Removing them rewrites the files that have some. Interrupted, it goes on at the next call.
     """
     detail = writer.spark.sql(f"DESCRIBE DETAIL {writer.table}").collect()[0]
     has_feature = "deletionVectors" in (detail.tableFeatures or ())
@@ -130,21 +134,21 @@ def set_deletion_vectors(writer: Writer, wanted: bool) -> None:
 
 
 def compact(writer: Writer) -> None:
-    """Put small files together and rewrite those of which much is deleted, where there came to be many.
+    """Put small files together and rewrite files with many deleted rows, where there are many of either.
 
-    Bounded by what was written since the last time, not by the table; only on a local file system, elsewhere it is
-    maintenance that does it. The rows stay as they are, and the position.
+    The work is bounded by what was written since the last time, not by the table. Only on a local file system;
+    elsewhere maintenance does it. The rows stay as they are, and so does the position.
     """
     surplus = _surplus_files(writer.table)
     if surplus < writer.surplus_files + MANY_FILES:
         return
-    if not _put_together(writer):
+    if not _compact_files(writer):
         _optimize(writer)
     # What is left now cannot be put together any further: the next compaction is for what comes on top of it.
     writer.surplus_files = _surplus_files(writer.table)
 
 
-def _put_together(writer: Writer) -> bool:
+def _compact_files(writer: Writer) -> bool:
     """Put the smallest files together in this process; False where a compaction by Spark is due."""
     live = writer.live
     if live is None or not live.at(writer.version):
@@ -154,7 +158,7 @@ def _put_together(writer: Writer) -> bool:
     are_many = len([each for each in others if each["size"] < LARGE_FILE // 4]) >= MANY_FILES
     if are_many or any(live_files.share_deleted(each) > MUCH_DELETED for each in others):
         return False
-    return len(parts) > 1 and writer.put_together(parts) is not None
+    return len(parts) > 1 and writer.compact_files(parts) is not None
 
 
 def _optimize(writer: Writer) -> None:
@@ -166,7 +170,7 @@ def _optimize(writer: Writer) -> None:
 
 
 def _surplus_files(table: tables.TableRef) -> int:
-    """How many files the table has beyond those that its size explains; 0 where its log does not say it."""
+    """How many files the table has beyond those that its size explains; 0 where its log does not tell."""
     folder = local_log.folder(table)
     size = None if folder is None else local_log.size(folder)
     return 0 if size is None else max(0, size.files - size.size_bytes // LARGE_FILE)

@@ -1,4 +1,5 @@
-"""Tables of facts: a few rows that anybody appends, in which order and repetition mean nothing. Nobody claims them."""
+"""Tables of facts: a few rows that any process appends, without a claim; their order means nothing, and neither does a
+repetition."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ _APPENDING: defaultdict[tables.TableRef, threading.Lock] = defaultdict(threading
 def append_rows(spark: SparkSession, table: tables.TableRef, rows: pa.Table, *, statistics: Sequence[str] = ()) -> None:
     """Append a few rows, whoever else appends; a table of facts, in which order and repetition mean nothing.
 
-    `statistics` as in `Writer.append_arrow`. Without a Spark job where the direct log is to be had; elsewhere as Spark appends.
+    `statistics` as in `Writer.append_arrow`. Without a Spark job where there is a direct log; elsewhere by Spark.
     """
     store_exclusion.check(spark, table.path or delta.catalog_location(spark, table))
     direct = direct_log.of(spark, table)

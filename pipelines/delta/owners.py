@@ -1,7 +1,7 @@
 """Which process owns a table: the identity that a writer claims it with, and whether the owner of a claim still lives.
 
-A second writer is refused here (`refuse_second`; the rule is `cdc_core.tables.claims`). One whose claim was taken over learns of
-it at its next commit, in `fenced_commits`.
+A second writer is refused here (`refuse_second`; the rule is `cdc_core.tables.claims`). One whose claim was taken over
+learns of it at its next commit, in `fenced_commits`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,13 @@ HELD: WeakValueDictionary[str, object] = WeakValueDictionary()
 
 def is_held(spark: SparkSession, table: tables.TableRef) -> bool:
     """Whether a writer holds the table: a live process of this host, or one of another host whose lease is not over."""
-    if not delta.exists(spark, table):
-        return False
-    return _verdict(table_history.last_commit(spark, table)) is not claims.Availability.FREE
+    return holder(spark, table) is not None
+
+
+def holder(spark: SparkSession, table: tables.TableRef) -> Mapping[str, Any] | None:
+    """The claim of the writer that holds the table, in the sense of `is_held`; None where nobody does."""
+    last = table_history.last_commit(spark, table) if delta.exists(spark, table) else None
+    return None if last is None or _verdict(last) is claims.Availability.FREE else last.metadata
 
 
 def _verdict(last: Commit | None) -> claims.Availability:
@@ -109,7 +113,7 @@ def _started(pid: int) -> str | None:
 
 def _signalable(pid: int) -> bool:
     try:
-        # Signal 0 is delivered to nobody: it only asks whether the process is there.
+        # Signal 0 is not delivered: the call only checks that the process is there.
         os.kill(pid, 0)
     except ProcessLookupError:
         return False

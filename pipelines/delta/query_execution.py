@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -14,7 +15,8 @@ from pyspark.errors import PySparkException
 
 from cdc_core.tables import layout as tables
 from pipelines.delta import local_log
-from pipelines.spark import failures
+from pipelines.delta.live_files import LiveFiles
+from pipelines.spark import failures as spark_failures
 from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
@@ -26,7 +28,8 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def session_confs(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """The session's settings for the time of a block, which none of its results depends on; what was there before comes back.
+    """The session's settings for the time of a block, which none of its results depends on; what was there before comes
+    back.
 
     A session that takes no settings, as on serverless compute, runs the block as it is.
     """
@@ -68,14 +71,14 @@ PROBE = {"spark.databricks.delta.write.txnVersion.autoReset.enabled": "true"}
 
 
 def takes_settings(spark: SparkSession) -> bool:
-    """Whether the session takes Delta's settings; asked once of each session."""
+    """Whether the session takes Delta's settings; tried once for each session."""
     if spark not in _takes_settings:
         try:
             with required_confs(spark, PROBE):
                 _takes_settings[spark] = True
         except PySparkException as error:
             _takes_settings[spark] = False
-            log.info("%s (%s)", WITHOUT_SETTINGS, failures.condition(error))
+            log.info("%s (%s)", WITHOUT_SETTINGS, spark_failures.condition(error))
     return _takes_settings[spark]
 
 
@@ -86,16 +89,30 @@ INTERPRETED = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.files.minPartitionNum": "1",
 }
-"""In one piece, without compiled code. A plan of a wide table takes seconds to compile, and milliseconds to run over a few rows."""
+"""In one piece, without compiled code. A plan of a wide table takes seconds to compile, and milliseconds to run over a
+few rows."""
 
 
 FEW_BYTES = 32 * 1024 * 1024
+FEW_ROWS = 50_000
+"""Documents that resemble each other compress a hundredfold: without compiled code, millions of rows would fit into
+`FEW_BYTES`."""
 
 
 def are_small(*touched: tables.TableRef) -> bool:
-    """Whether all of these tables are known to be small; only on a local file system, where the log tells it without a job."""
+    """Whether all of these tables are known to be small; only on a local file system, where the log tells it without a
+    job."""
     folders = [local_log.folder(table) for table in touched]
-    return all(folder is not None and local_log.is_smaller(folder, FEW_BYTES) for folder in folders)
+    return all(folder is not None and _is_small(folder) for folder in folders)
+
+
+def _is_small(folder: Path) -> bool:
+    # The checksum first: it is one small file, and of a table that is large the log need not be read.
+    if not local_log.is_smaller(folder, FEW_BYTES):
+        return False
+    newest = local_log.newest_version(folder)
+    live = LiveFiles(folder)
+    return newest is None or (live.at(newest) and live.row_count() <= FEW_ROWS)
 
 
 @contextmanager
@@ -109,7 +126,7 @@ def held(df: DataFrame) -> Iterator[DataFrame]:
 
 
 def computed(df: DataFrame) -> DataFrame:
-    """The rows, computed once and held until nobody refers to them, so that a MERGE does not plan them again.
+    """The rows, computed once and held until nothing refers to them, so that a MERGE does not plan them again.
 
     Where the platform keeps no rows for a session, as on serverless compute, they are computed each time that they are read.
     """

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cdc_core import errors
-from pipelines.delta import log_store, table_errors
+from pipelines.delta import table_errors
 from pipelines.spark import conf as spark_conf
-from pipelines.spark import failures, jvm, stores
+from pipelines.spark import failures as spark_failures
+from pipelines.spark import jvm, log_store, stores
 from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
@@ -57,12 +58,13 @@ def check(spark: SparkSession, location: str) -> None:
     if scheme == "file" or place in _PROVEN or sparks.is_databricks():
         return
     prove(spark, location)
-    # Only what passed is remembered: a store that was refused is asked again, because its settings may have changed.
+    # Only a success is remembered: a store that was refused is probed again, because its settings may have changed.
     _PROVEN.add(place)
 
 
 def prove(spark: SparkSession, location: str) -> str:
-    """How commits to tables below `location` exclude each other, in a sentence; raises as `check`, and `StoreUnreachable`."""
+    """How commits to tables below `location` exclude each other, in a sentence; raises as `check`, and
+    `StoreUnreachable`."""
     scheme = stores.scheme(location)
     if sparks.is_databricks():
         return "Databricks commits to it"
@@ -124,10 +126,10 @@ def _probed(spark: SparkSession, location: str) -> str | None:
         listed = [each.getPath().getName() for each in file_system.listStatus(path.getParent())]
         return refusal if path.getName() in listed else "it does not list what was just written to it"
     except table_errors.SPARK_ERRORS as error:
-        if failures.is_caused_by(error, _NO_FILE_SYSTEM):
+        if spark_failures.is_caused_by(error, _NO_FILE_SYSTEM):
             raise errors.DecisionNeeded(_needs_package(location)) from error
         raise errors.StoreUnreachable(
-            f"{location}: the store cannot be written, read and listed ({failures.class_name(error)}); look at the bucket's "
+            f"{location}: the store cannot be written, read and listed ({spark_failures.class_name(error)}); look at the bucket's "
             "name, the endpoint, the credentials and their rights"
         ) from error
     finally:
@@ -140,14 +142,14 @@ def _refusal(write: Callable[[str, bool], None]) -> str | None:
     try:
         write("first", False)
     except table_errors.SPARK_ERRORS as error:
-        if not failures.is_caused_by(error, _UNABLE):
+        if not spark_failures.is_caused_by(error, _UNABLE):
             raise
         write("first", True)  # where the condition is not what is wrong, this is refused as well
         return "it takes no conditional PUT (the store has to know If-None-Match, and S3A is able to from Hadoop 3.4.2 on)"
     try:
         write("second", False)
     except table_errors.SPARK_ERRORS as error:
-        if failures.is_caused_by(error, ("FileAlreadyExistsException",)):
+        if spark_failures.is_caused_by(error, ("FileAlreadyExistsException",)):
             return None
         raise
     return "the store takes no notice of If-None-Match"
@@ -156,7 +158,7 @@ def _refusal(write: Callable[[str, bool], None]) -> str | None:
 def _needs_package(location: str) -> str:
     """That this Spark has no file system for such locations, and where one comes from."""
     scheme = stores.scheme(location)
-    packages = stores.STORES.get(scheme, stores.Store()).packages
+    packages = stores.STORES.get(scheme, stores.ObjectStore()).packages
     package = f"--packages {packages[0]}, of its own Hadoop's version" if packages else "the package that has it"
     return f"{location}: this Spark has no file system for {scheme}://; start it with {package}"
 

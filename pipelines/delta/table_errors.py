@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 
 from cdc_core import errors
 from cdc_core.tables import layout as tables
-from pipelines.spark import failures
+from pipelines.spark import failures as spark_failures
 
 COMMIT_ATTEMPTS = 8
 
@@ -54,29 +54,29 @@ def is_conflict(error: BaseException) -> bool:
     """Whether Delta refused a commit because another one came first."""
     java = getattr(error, "java_exception", None)
     name = type(error).__name__ if java is None else str(java.getClass().getSimpleName())
-    return name in _CONFLICT_CLASSES or failures.condition(error).startswith(_CONFLICTS)
+    return name in _CONFLICT_CLASSES or spark_failures.condition(error).startswith(_CONFLICTS)
 
 
 def translated(error: BaseException, table: tables.TableRef) -> BaseException:
     """A Spark or Delta error as one of ours where it has a meaning for the user; itself otherwise."""
     if is_conflict(error):
         return conflict(table)
-    condition = failures.condition(error)
+    condition = spark_failures.condition(error)
     if condition.startswith(("DELTA_TABLE_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND")):
         return errors.TableNotOurs(f"{table.label}: there is no such table; was the layer before it run?")
-    if (missing := failures.missing_file(error)) is not None:
+    if (missing := spark_failures.missing_file(error)) is not None:
         return errors.FilesMissing(
             f"{table.label}: its log names the file {missing.rpartition('/')[2]}, and it is not there: removed by hand, by a "
             "VACUUM, or with a disk. Start again; where it says so again, medallion repair --config … mends the table"
         )
-    if failures.is_full(error):
+    if spark_failures.is_full(error):
         return _storage_exhausted(table)
     return error
 
 
 def disk_error(error: OSError, table: tables.TableRef) -> BaseException:
     """A full disk as `StorageExhausted`; any other operating system error as it is."""
-    return _storage_exhausted(table) if failures.is_full(error) else error
+    return _storage_exhausted(table) if spark_failures.is_full(error) else error
 
 
 def _storage_exhausted(table: tables.TableRef) -> errors.StorageExhausted:

@@ -28,7 +28,8 @@ class TableFiles(Protocol):
         """Take a file away again that no commit names."""
 
     def has_commit(self, version: int) -> bool | None:
-        """Whether the log holds a commit as JSON; after the retention time it goes. None where to ask is dearer than to try."""
+        """Whether the log holds a commit as JSON; after the retention time it goes. None where to ask is dearer than to
+        try."""
 
 
 @dataclass(frozen=True)

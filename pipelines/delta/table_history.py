@@ -46,8 +46,8 @@ def commits(spark: SparkSession, table: tables.TableRef, *, limit: int | None = 
 
 
 def _restored(said: str | None) -> int:
-    """The version that a RESTORE brought back. One to a time does not say it, in which zone neither: then one before all, so
-    that no commit's position is taken for that of the rows."""
+    """The version that a RESTORE brought back. A RESTORE to a time does not name its version: then -1, a version before
+    all, so that no commit's position is taken for that of the rows."""
     return -1 if said is None else int(said)
 
 
@@ -69,7 +69,7 @@ def since(spark: SparkSession, table: tables.TableRef, version: int) -> list[Com
 
 
 def _newest_first(spark: SparkSession, table: tables.TableRef) -> Iterator[Commit]:
-    """The whole history, of which little more is read than somebody asks for, however long it is."""
+    """The whole history, newest first, read in portions that grow: most callers stop after the first few commits."""
     folder = local_log.folder(table)
     if folder is not None and (folder / "_delta_log").is_dir():
         yield from local_log.commits(folder)

@@ -20,7 +20,8 @@ from cdc_core import errors
 from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
 from pipelines.delta import abandoned, data_file, direct_log, local_log, store_exclusion, table_errors
-from pipelines.spark import failures, jvm
+from pipelines.spark import failures as spark_failures
+from pipelines.spark import jvm
 from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def exists(spark: SparkSession, table: tables.TableRef) -> bool:
     try:
         spark.sql(f"DESCRIBE HISTORY {table} LIMIT 1").collect()
     except table_errors.SPARK_ERRORS as error:
-        if failures.condition(error).startswith(_MISSING):
+        if spark_failures.condition(error).startswith(_MISSING):
             return False
         raise table_errors.translated(error, table) from error
     return True
@@ -88,12 +89,12 @@ def create(
                     return None
             except table_errors.SPARK_ERRORS as error:
                 # Another process has made the folder, and not its first commit yet: it is on its way, or was killed there.
-                is_being_made = failures.condition(error).startswith("DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION")
+                is_being_made = spark_failures.condition(error).startswith("DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION")
                 # Another process may have taken this one, which was slow, for killed (`abandoned.clear`).
-                is_cleared = failures.is_path_gone(error) and attempt < ABANDONED_AFTER_ATTEMPTS
+                is_cleared = spark_failures.is_path_gone(error) and attempt < ABANDONED_AFTER_ATTEMPTS
                 if not (table_errors.is_conflict(error) or is_being_made or is_cleared):
                     raise table_errors.translated(error, table) from error
-                location = location or failures.parameter(error, "tableLocation")
+                location = location or spark_failures.parameter(error, "tableLocation")
             time.sleep(0.2 * (attempt + 1))
             if attempt < ABANDONED_AFTER_ATTEMPTS or exists(spark, table):
                 continue

@@ -1,14 +1,13 @@
-"""The verbs of whoever holds a claim on a table: what a commit may add, replace, change or take out.
+"""Whoever holds a claim on a table, and what only its holder may do: claim it, and commit through Delta's log itself.
 
-`append_arrow` and `upsert` commit through the direct log where it is to be had, because a statement of Spark takes longer: there
-they write the files first and commit them after. Elsewhere they are an ordinary append, and a MERGE.
+`append_arrow` and `upsert` commit through the direct log where there is one, because a statement of Spark takes longer: there
+they write the files first and commit them after. Elsewhere they are an ordinary append, and a MERGE (`statement_commits`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,8 +17,6 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from cdc_core import errors
-from cdc_core.sql import merge as sql_merge
-from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
 from pipelines.delta import (
     data_file,
@@ -34,17 +31,14 @@ from pipelines.delta import (
     upsert,
 )
 from pipelines.delta import tables as delta
+from pipelines.delta.statement_commits import StatementCommits
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 
-MANY_KEYS = 5_000
-"""Rows of so many keys are replaced by their keys, those of more by the range that holds these."""
-
-
-class Writer(fenced_commits.FencedCommits):
+class Writer(StatementCommits):
     """A held claim on one table: the only way to commit to it.
 
     Made by `Writer.claim`; every commit renews the lease. A commit that was fenced off, or that finds another writer's
@@ -83,129 +77,6 @@ class Writer(fenced_commits.FencedCommits):
                 break
         return writer
 
-    def mark(self, *, to: object, extra: Mapping[str, object] | None = None) -> int:
-        """One fenced commit without rows, for what its metadata says; the new version."""
-        self.refuse_unanswered()
-        return self._marked(lambda: (to, extra))
-
-    def append(self, df: DataFrame, *, to: object, extra: Mapping[str, object] | None = None) -> int:
-        """Append the rows of `df` as one fenced commit; the new version."""
-        self.refuse_unanswered()
-        return self._appended(df, lambda: (to, extra))
-
-    def overwrite(
-        self,
-        df: DataFrame,
-        *,
-        to: object,
-        extra: Mapping[str, object] | None = None,
-        overwrite_schema: bool = False,
-    ) -> int:
-        """Replace the table's rows by those of `df` in one fenced commit; the new version."""
-        writer = df.write.format("delta").mode("overwrite").option("overwriteSchema", str(overwrite_schema).lower())
-        path = self.table.path
-
-        def act(options: dict[str, str]) -> None:
-            chosen = writer.options(**options)
-            # By its name, a path table that another session has just made is sometimes taken for missing, and made again.
-            chosen.saveAsTable(str(self.table)) if path is None else chosen.save(path)
-
-        self.refuse_unanswered()
-        return self.through_spark(act, lambda: (to, extra))
-
-    def replace(
-        self,
-        df: DataFrame,
-        *,
-        to: object,
-        extra: Mapping[str, object] | None = None,
-        properties: Mapping[str, str],
-        cluster_by: Sequence[str] = (),
-    ) -> int:
-        """Replace the table's rows, columns, properties and clustering in one fenced commit; the new version."""
-        if not query_execution.takes_settings(self.spark):  # the properties stay those that the table was made with
-            return self.overwrite(df, to=to, extra=extra, overwrite_schema=True)
-        ddl = definition.ddl(self.table, "", properties, cluster_by)
-        self.refuse_unanswered()
-        return self._executed(
-            lambda view: f"CREATE OR REPLACE TABLE {ddl} AS SELECT * FROM {view}", df, lambda: (to, extra), {}
-        )
-
-    def merge(
-        self,
-        source: DataFrame,
-        statement: sql_merge.Merge,
-        *,
-        to: object,
-        extra: Mapping[str, object] | None = None,
-        confs: Mapping[str, str] | None = None,
-    ) -> int:
-        """Merge the rows of `source` as one fenced commit; the new version.
-
-        Retried on Delta's conflicts, each time with ownership checked and the fence set anew: the statement must be a
-        function of its source and of the table as it is. Raises `CommitConflict` when the retries are used up. A session that
-        takes no settings runs no fenced MERGE: there the rows of its keys are replaced by what the MERGE would leave of them.
-        """
-        self.refuse_unanswered()
-        if query_execution.takes_settings(self.spark):
-            return self._executed(
-                lambda view: statement.render(str(self.table), view), source, lambda: (to, extra), confs or {}
-            )
-        return self._replaced(source, statement, lambda: (to, extra))
-
-    def remove(self, where: str, *, to: object, extra: Mapping[str, object] | None = None) -> int:
-        """Remove the rows that the SQL condition holds for, as one fenced commit; the new version."""
-        self.refuse_unanswered()
-        nothing = self._rows().limit(0)
-        return self._written(lambda: (nothing, F.expr(where)), lambda: (to, extra))
-
-    def _replaced(self, source: DataFrame, statement: sql_merge.Merge, said: fenced_commits.Said) -> int:
-        """The rows of the source's keys, replaced by what the statement leaves of them."""
-        keys = [row[0] for row in source.select(upsert.KEY).distinct().limit(MANY_KEYS + 1).collect()]
-        if not keys:
-            return self._marked(said)
-        key = F.col(upsert.KEY)
-        if len(keys) > MANY_KEYS:
-            bounds = source.agg(F.min(upsert.KEY), F.max(upsert.KEY)).collect()[0]
-            among = key.between(*bounds)
-        else:
-            among = key.isin(keys)
-        return self._written(lambda: (statement.outcome(self._rows().where(among), source), among), said)
-
-    def _written(self, made: Callable[[], tuple[DataFrame, Column]], said: fenced_commits.Said) -> int:
-        """Rows in place of those that a condition holds for: the options of a write carry the fence, without a setting."""
-
-        def act(options: dict[str, str]) -> None:
-            rows, among = made()
-            rows.writeTo(str(self.table)).options(**options).overwrite(among)
-
-        return self.through_spark(act, said)
-
-    def _executed(
-        self, sql: Callable[[str], str], source: DataFrame, said: fenced_commits.Said, confs: Mapping[str, str]
-    ) -> int:
-        """A statement over a view of the source, with the fence in the session's settings: SQL has no other place for it."""
-        view = f"source_{uuid.uuid4().hex[:12]}"
-
-        def act(fence: dict[str, str]) -> None:
-            settings = {
-                "spark.databricks.delta.write.txnAppId": fence["txnAppId"],
-                "spark.databricks.delta.write.txnVersion": fence["txnVersion"],
-                # Taken back by Delta after one commit: a later statement of this session must not carry the fence of this
-                # one.
-                "spark.databricks.delta.write.txnVersion.autoReset.enabled": "true",
-                "spark.databricks.delta.commitInfo.userMetadata": fence["userMetadata"],
-                **confs,
-            }
-            with query_execution.required_confs(self.spark, settings):
-                self.spark.sql(sql(view)).collect()
-
-        source.createOrReplaceTempView(view)
-        try:
-            return self.through_spark(act, said)
-        finally:
-            self.spark.catalog.dropTempView(view)
-
     @functools.cached_property
     def live(self) -> live_files.LiveFiles | None:
         """The table's files as this process sees them; None where it sees none."""
@@ -218,11 +89,11 @@ class Writer(fenced_commits.FencedCommits):
         return self.direct is not None
 
     @contextmanager
-    def seeking(self, touched: DataFrame) -> Iterator[upsert.PendingDelete | None]:
+    def finding_rows(self, touched: DataFrame) -> Iterator[upsert.PendingDelete | None]:
         """What `upsert` would take out of the table as it is now, looked for beside what the block does; None where it cannot.
 
         `touched` as in `upsert`, or the `ROW_LOCATION` of each row, as it was read since this writer's last commit. The block's end
-        waits for the search; what it wrote and nobody took is vacuumed with the rest.
+        waits for the search; files that it wrote for nothing are left to VACUUM.
         """
         direct = self.direct
         if direct is None:
@@ -234,10 +105,10 @@ class Writer(fenced_commits.FencedCommits):
             )
 
     def can_upsert(self) -> bool:
-        """Whether `upsert` does without a MERGE here, and rows have `places`."""
+        """Whether `upsert` does without a MERGE here, and rows have `row_locations`."""
         return self.direct is not None and self.direct.can_upsert()
 
-    def places(self) -> tuple[Column, Column]:
+    def row_locations(self) -> tuple[Column, Column]:
         """`ROW_LOCATION` of each row of the table, where it is read for an `upsert`; nulls where none can be made."""
         if self.can_upsert():
             return upsert.row_location()
@@ -245,7 +116,7 @@ class Writer(fenced_commits.FencedCommits):
         return F.lit(None).cast("string").alias(file), F.lit(None).cast("bigint").alias(row)
 
     @contextmanager
-    def listing(self) -> Iterator[None]:
+    def listing_files(self) -> Iterator[None]:
         """The files of the newest version are listed beside what the block does: the first query over the table asks for them."""
         with ThreadPoolExecutor(1, thread_name_prefix="medallion-list") as pool:
             if self.direct is not None:
@@ -257,7 +128,7 @@ class Writer(fenced_commits.FencedCommits):
         rows: DataFrame,
         *,
         touched: DataFrame | None,
-        sought: upsert.PendingDelete | None = None,
+        pending_deletes: upsert.PendingDelete | None = None,
         to: object,
         extra: Mapping[str, object] | None = None,
         confs: Mapping[str, str] | None = None,
@@ -269,14 +140,14 @@ class Writer(fenced_commits.FencedCommits):
         What ``MERGE … WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *`` does, with the table's keys looked through
         once and not three times. `touched` has one column, the key, by its name in the table; `rows` have the table's columns. None
         where only a MERGE can do it: off a local file system, with another Delta, or for a table without deletion vectors or with a change feed.
-        `sought` is what was found before; it counts for the version that it was found in, and is looked for again in any other.
-        Without `touched` the rows are only put in. `unless` is asked when they are written and before they are committed; where it
-        is true, nothing is, and `NotCommitted` is raised. Of `few` rows the deletion vectors are made here, without a job.
+        `pending_deletes` is what was found before; it counts for the version that it was found in, and is looked for again in any other.
+        Without `touched` the rows are only put in. `unless` is called between the write and the commit; where it
+        returns true, nothing is committed, and `NotCommitted` is raised. Of `few` rows the deletion vectors are made here, without a job.
         """
         if self.direct is None:
             return None
         self.refuse_unanswered()
-        commit = functools.partial(self.direct.upsert, rows, self.table, touched, sought, unless, few)
+        commit = functools.partial(self.direct.upsert, rows, self.table, touched, pending_deletes, unless, few)
         try:
             with query_execution.session_confs(self.spark, confs or {}):
                 return self.through_log(commit, lambda: (to, extra))
@@ -307,7 +178,7 @@ class Writer(fenced_commits.FencedCommits):
             functools.partial(self.direct.replace, file, keys, self.live, rows.schema), lambda: (to, extra), file
         )
 
-    def put_together(self, parts: Sequence[Mapping[str, Any]]) -> int | None:
+    def compact_files(self, parts: Sequence[Mapping[str, Any]]) -> int | None:
         """Write the rows of these live files, which are few, as one file; the new version.
 
         A fenced commit that says what the last one said, without a Spark job. None where only Spark can do it.
@@ -328,8 +199,8 @@ class Writer(fenced_commits.FencedCommits):
         file = None
         if held.num_rows:
             file = data_file.ParquetFile.write(self.direct.store, held, statistics=statistics, table=self.table)
-        commit = functools.partial(self.direct.put_together, file, parts, live)
-        return self._through_log_or_none(commit, self.last_said, file)
+        commit = functools.partial(self.direct.compact_files, file, parts, live)
+        return self._through_log_or_none(commit, self.last_metadata, file)
 
     def _through_log_or_none(
         self, commit: Callable[..., int], said: fenced_commits.Said, file: data_file.ParquetFile | None
@@ -352,14 +223,6 @@ class Writer(fenced_commits.FencedCommits):
         if local_log.folder(self.table) is not None or not isinstance(error, table_errors.SPARK_ERRORS):
             file.discard()
 
-    def alter(self, change: str) -> None:
-        """Run `ALTER TABLE … change` on the table after ownership was checked; the next commit is fenced on top of it."""
-        self.check_ownership()
-        confs = {"spark.databricks.delta.commitInfo.userMetadata": self.user_metadata(*self.last_said())}
-        with query_execution.session_confs(self.spark, confs), table_errors.translating(self.table):
-            self.spark.sql(f"ALTER TABLE {self.table} {change}").collect()
-        self.check_ownership()  # a claim may have come just before it, and an ALTER is fenced by nothing
-
     def define(self, schema: StructType) -> bool:
         """Give the table these columns, of which those that `live` has lacks some, as one fenced commit that says what the last one
         said; whether that was done.
@@ -370,7 +233,7 @@ class Writer(fenced_commits.FencedCommits):
             return False
         self.refuse_unanswered()
         commit = functools.partial(self.direct.define, schema.json(), self.live.schema_json)
-        return self._through_log_or_none(commit, self.last_said, None) is not None
+        return self._through_log_or_none(commit, self.last_metadata, None) is not None
 
     def append_arrow(
         self,
@@ -382,7 +245,7 @@ class Writer(fenced_commits.FencedCommits):
     ) -> int:
         """Append Arrow rows as one fenced commit; the new version.
 
-        `statistics` names the columns whose minimum and maximum are kept for skipping. Where the direct log is to be had, the
+        `statistics` names the columns whose minimum and maximum are kept for skipping. Where there is a direct log, the
         Parquet file is written here and committed through Delta's transaction; elsewhere Spark appends the rows.
         """
         if self.direct is None:
@@ -396,41 +259,16 @@ class Writer(fenced_commits.FencedCommits):
             self._discard(file, error)
             raise
 
-    def take_out(self, files: Sequence[data_file.DataFile], *, to: object, extra: Mapping[str, object] | None = None) -> int:
+    def remove_files(
+        self, files: Sequence[data_file.DataFile], *, to: object, extra: Mapping[str, object] | None = None
+    ) -> int:
         """Take files out of the table without reading them, as one fenced commit, whose position is `to`; the new version.
 
-        Only where the direct log is to be had (`DecisionNeeded`).
+        Only where there is a direct log (else `DecisionNeeded`).
         """
         if self.direct is None:
             raise errors.DecisionNeeded(
                 f"{self.table.label}: its log cannot be mended from here; on Databricks FSCK REPAIR TABLE does it"
             )
         self.refuse_unanswered()
-        return self.through_log(functools.partial(self.direct.take_out, files), lambda: (to, extra))
-
-    def renew(self) -> None:
-        """Renew the lease by an empty commit that says what the last one said."""
-        self.refuse_unanswered()
-        self._marked(self.last_said)
-
-    def release(self, extra: Mapping[str, object] | None = None) -> None:
-        """Say that the owner left cleanly, so that a successor on another host need not wait for the lease.
-
-        Whatever comes of it, no successor in this process is refused because of this writer. A commit that got no answer, and
-        is in the log, counts as the last one.
-        """
-        owners.HELD.pop(self.identity.writer, None)
-        self._marked(
-            lambda: (self.metadata.get("to"), {**fenced_commits.carried(self.metadata), **(extra or {}), "released": True})
-        )
-
-    def _marked(self, said: fenced_commits.Said) -> int:
-        if self.direct is not None:
-            return self.through_log(functools.partial(self.direct.commit, None), said)
-        return self._appended(self.spark.createDataFrame([], self._rows().schema), said)
-
-    def _rows(self) -> DataFrame:
-        return self.spark.table(str(self.table))
-
-    def _appended(self, df: DataFrame, said: fenced_commits.Said) -> int:
-        return self.through_spark(lambda options: df.writeTo(str(self.table)).options(**options).append(), said)
+        return self.through_log(functools.partial(self.direct.remove_files, files), lambda: (to, extra))

@@ -59,7 +59,7 @@ exit $status
 
 
 @dataclass(frozen=True)
-class Options:
+class ServerOptions:
     """How the server is run; `parameters` are mongod's `--setParameter`, `arguments` the rest of its command."""
 
     binary: Path | None = None
@@ -75,13 +75,13 @@ class EmbeddedMongoDB:
     """A mongod over `data_dir`, from `start()` to `stop()` or the end of the process; a context manager too.
 
     Data that is there is taken up again: the port it had is kept where it is free, and the replica set
-    follows to another where it is not. With `Options(auth=True)` the server asks for credentials and `uri`
+    follows to another where it is not. With `ServerOptions(auth=True)` the server asks for credentials and `uri`
     holds those of an administrator; `address` never holds any.
     """
 
-    def __init__(self, data_dir: Path | str, options: Options | None = None) -> None:
+    def __init__(self, data_dir: Path | str, options: ServerOptions | None = None) -> None:
         self.data_dir = Path(data_dir).absolute()
-        self.options = options or Options()
+        self.options = options or ServerOptions()
         self.pid = 0
         self.port = 0
         self._process: subprocess.Popen[str] | None = None
@@ -193,7 +193,7 @@ class EmbeddedMongoDB:
         options = self.options
         parameters: dict[str, object] = {
             "diagnosticDataCollectionEnabled": "false",
-            # A server without other members has nobody to hand over to; its default is 15 seconds.
+            # A server without other members cannot hand over to one; it would try for 15 seconds.
             "shutdownTimeoutMillisForSignaledShutdown": 100,
             **options.parameters,
         }
@@ -286,7 +286,7 @@ def find(binary: Path | None = None) -> Path:
 def _replica_set(client: MongoClient[dict[str, Any]]) -> dict[str, Any] | None:
     """The replica set's configuration as it is stored, None before it is initiated.
 
-    The server's own answer is not asked for: while it starts it says that there is none.
+    The server's own answer would be wrong: while it starts it says that there is none.
     """
     try:
         return client["local"]["system.replset"].find_one()

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cdc_core import errors
-from cdc_core.settings.parse import Gold, Settings
+from cdc_core.settings.parse import GoldSettings, Settings
 from pipelines.delta import tables as delta
 from pipelines.gold import expectations, models
 
@@ -44,12 +44,12 @@ expectations:
 
 
 def show(spark: SparkSession, settings: Settings, folder: Path, *, screen: Console) -> None:
-    """Make the models, show what came out, and what the gate said of the one that it refused."""
+    """Make the models, show what came out, and why the gate refused one of them."""
     for name, text in FILES.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    gold = Gold(models=str(folder / "models"), expectations=str(folder / "expectations"))
+    gold = GoldSettings(models=str(folder / "models"), expectations=str(folder / "expectations"))
     chosen = dataclasses.replace(settings, gold=gold)
     refused = ""
     try:

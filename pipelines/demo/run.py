@@ -10,7 +10,6 @@ import io
 import json
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -27,15 +26,16 @@ from cdc_core.settings.parse import Settings
 from cdc_core.tables import layout as tables
 from pipelines import clock
 from pipelines import run as layers
-from pipelines.capture.progress import Progress
+from pipelines.capture.progress import CaptureProgress
 from pipelines.delta import table_history
 from pipelines.delta import tables as delta
 from pipelines.demo import embedded_mongodb, emulated_s3, quality, shop
 from pipelines.demo import tables as demo_report
 from pipelines.demo.emulated_s3 import EmulatedS3
+from pipelines.demo.stage import DemoRun, DemoStage
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import server as mongodb_server
-from pipelines.page import page
+from pipelines.page import page as pages
 from pipelines.settings import file as settings_file
 from pipelines.spark import conf as spark_conf
 from pipelines.spark import delta_jars
@@ -44,7 +44,7 @@ from pipelines.terminal import tables as report
 from pipelines.verify import run as verify
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 BUCKET = "demo"
 
@@ -95,47 +95,14 @@ def run(directory: Path, *, mongodb_uri: str | None, seconds: int, on_s3: bool =
     screen.print(f"[dim]Done in {time.monotonic() - began:.0f} s. Run it again, and the shop goes on from here.[/]")
 
 
-def _judge(stage: Stage, screen: Console) -> None:
+def _judge(stage: DemoStage, screen: Console) -> None:
     """A verification of every collection, and the page that shows it all."""
     found = verify.run(stage.spark, stage.settings, verify.VerifyOptions())
     screen.print("\n[bold]Is gold what MongoDB holds?[/]  medallion verify")
     report.verified(found)
     path = stage.folder / "status.html"
-    page.write(path, page.rendered(page.read(stage.spark, stage.settings)))
+    pages.write(path, pages.text(stage.spark, stage.settings))
     screen.print(f"All of this on one page: {demo_report.near(str(path))}")
-
-
-@dataclass(frozen=True)
-class Stage:
-    """What the demo plays on."""
-
-    folder: Path
-    settings: Settings
-    layout: tables.Layout
-    spark: SparkSession
-    client: mongodb.Client
-
-    def gold(self, collection: str) -> tables.TableRef:
-        return self.layout.gold(shop.DATABASE, collection)
-
-    def silver(self, collection: str) -> tables.TableRef:
-        return self.layout.silver(shop.DATABASE, collection)
-
-    @property
-    def bronze(self) -> tables.TableRef:
-        return self.layout.bronze(self.settings.name)
-
-
-@dataclass
-class DemoRun:
-    """What has happened so far: the shop's steps by name, and what the capture says of itself."""
-
-    steps: Counter[str] = field(default_factory=Counter)
-    capture: Progress = field(default_factory=Progress)
-    began_ms: int = field(default_factory=lambda: clock.now_ms())
-    ended_ms: int = 0
-    rate: report.Rate = field(default_factory=report.Rate)
-    published: int = 0
 
 
 def _opened(
@@ -145,7 +112,7 @@ def _opened(
     store: EmulatedS3 | None,
     screen: Console,
     stack: contextlib.ExitStack,
-) -> Stage:
+) -> DemoStage:
     """MongoDB and Spark, started side by side; the server ends with `stack`, Spark with the process."""
     goes_on = store is None and (folder / "lakehouse").exists()
     screen.print(
@@ -175,7 +142,7 @@ def _opened(
     text = SETTINGS.format(directory=folder, lakehouse=_lakehouse(root, store), interval=10_000 if store else 2000)
     (folder / "shop.yml").write_text(text, encoding="utf-8")
     settings = _connected(settings_file.load(folder / "shop.yml"), uri)
-    return Stage(folder, settings, delta.layout(settings.lakehouse), spark, client)
+    return DemoStage(folder, settings, delta.layout(settings.lakehouse), spark, client)
 
 
 def _lakehouse(root: str, store: EmulatedS3 | None) -> str:
@@ -238,12 +205,12 @@ def _server(data: Path, mongodb_uri: str | None, stack: contextlib.ExitStack) ->
     return stack.enter_context(embedded_mongodb.EmbeddedMongoDB(data)).uri
 
 
-def _played(stage: Stage, *, seconds: int, stop: threading.Event, screen: Console) -> DemoRun:
+def _played(stage: DemoStage, *, seconds: int, stop: threading.Event, screen: Console) -> DemoRun:
     """The shop trades while the pipeline runs: until the snapshot is in gold, for `seconds` more, and until all is there."""
     played = DemoRun()
     ended, shut = threading.Event(), threading.Event()
 
-    def hear(now: Progress) -> None:
+    def hear(now: CaptureProgress) -> None:
         played.capture = now
 
     def capture() -> None:
@@ -262,7 +229,8 @@ def _played(stage: Stage, *, seconds: int, stop: threading.Event, screen: Consol
 
         try:
             watch(
-                lambda: "The shop has opened; what was there before is on its way to gold", until=_Published(stage, played)
+                lambda: "The shop has opened; what was there before is on its way to gold",
+                until=_PublishedCheck(stage, played),
             )
             played.began_ms = clock.now_ms()
             end = time.monotonic() + seconds
@@ -270,7 +238,7 @@ def _played(stage: Stage, *, seconds: int, stop: threading.Event, screen: Consol
             shut.set()
             running[1].result()
             played.ended_ms = clock.now_ms()
-            caught_up = _Published(stage, played, sequence=shop.close(stage.client))
+            caught_up = _PublishedCheck(stage, played, sequence=shop.close(stage.client))
             watch(lambda: "The shop has closed; its last changes are on their way to gold", until=caught_up)
         finally:
             shut.set()
@@ -281,10 +249,10 @@ def _played(stage: Stage, *, seconds: int, stop: threading.Event, screen: Consol
 
 
 @dataclass
-class _Published:
+class _PublishedCheck:
     """Whether gold holds what bronze held when every collection was in it, and everything up to `sequence`."""
 
-    stage: Stage
+    stage: DemoStage
     played: DemoRun
     sequence: str = ""
     wanted: Mapping[str, int] = field(default_factory=dict)

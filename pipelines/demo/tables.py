@@ -21,7 +21,7 @@ from pipelines.delta import local_log, table_history
 from pipelines.demo import shop
 
 if TYPE_CHECKING:
-    from pipelines.demo.run import DemoRun, Stage
+    from pipelines.demo.stage import DemoRun, DemoStage
 
 LATEST = "__source_ts_ms"
 ROWS, WIDTH = 3, 24
@@ -33,7 +33,7 @@ SHOWN = {
 }
 
 
-def show(stage: Stage, played: DemoRun, *, screen: Console) -> None:
+def show(stage: DemoStage, played: DemoRun, *, screen: Console) -> None:
     """Everything that came out, in the order in which one asks."""
     for collection in shop.COLLECTIONS:
         screen.print(_rows(stage, collection))
@@ -44,7 +44,7 @@ def show(stage: Stage, played: DemoRun, *, screen: Console) -> None:
     _show_how_to_query(stage, screen=screen)
 
 
-def _rows(stage: Stage, collection: str) -> Table:
+def _rows(stage: DemoStage, collection: str) -> Table:
     """The rows of one gold table that changed last."""
     df = stage.spark.table(str(stage.gold(collection)))
     columns = [name for name in SHOWN[collection] if name in df.columns]
@@ -83,7 +83,7 @@ def _cell(value: object) -> Text:
     return Text(shown if len(shown) <= WIDTH else shown[: WIDTH - 1] + "…")
 
 
-def _changes(stage: Stage) -> Table:
+def _changes(stage: DemoStage) -> Table:
     """What bronze holds: rows of the snapshot, and changes by operation."""
     rows = stage.spark.sql(
         f"SELECT collection, op, count(*) AS events FROM {stage.bronze} WHERE op IS NOT NULL GROUP BY collection, op"
@@ -96,7 +96,7 @@ def _changes(stage: Stage) -> Table:
     return table
 
 
-def _one_order(stage: Stage) -> Table:
+def _one_order(stage: DemoStage) -> Table:
     """The life of the order that changed most often, event by event."""
     events = f"{stage.bronze} WHERE collection = 'orders' AND op IS NOT NULL"
     found = stage.spark.sql(
@@ -119,7 +119,7 @@ def _names(updated: str | None) -> list[str]:
     return list(orjson.loads(updated)) if updated else []
 
 
-def _passage(stage: Stage, played: DemoRun) -> Table:
+def _passage(stage: DemoStage, played: DemoRun) -> Table:
     """How long events of this run took to each layer, and how many a second went through it while the shop was open."""
     numbers = ("commits", "events", "events/s", "lag: median", "95 %")
     table = _table("lag and rate of each layer, while the shop was open", "layer", *numbers, right=numbers)
@@ -130,7 +130,7 @@ def _passage(stage: Stage, played: DemoRun) -> Table:
 
 
 @dataclass(frozen=True)
-class Passage:
+class LayerLag:
     """One layer: its commits, events a second, and for each event the seconds from its operation until it was there."""
 
     layer: str
@@ -143,7 +143,7 @@ Arrivals = Sequence[tuple[int, int]]
 """The commits of a table in their order: up to which batch, and when, in milliseconds since 1970."""
 
 
-def passages(stage: Stage, *, since_ms: int, until_ms: int) -> list[Passage]:
+def passages(stage: DemoStage, *, since_ms: int, until_ms: int) -> list[LayerLag]:
     """What became of the operations of a span of time, as the tables say: when they committed, and up to where."""
     events = stage.spark.sql(
         f"""SELECT collection, batch, coalesce(source.wallTime, source.ts_ms) AS at FROM {stage.bronze}
@@ -162,12 +162,12 @@ def passages(stage: Stage, *, since_ms: int, until_ms: int) -> list[Passage]:
 
 def _passage_of(
     layer: str, arrivals: Mapping[str, Arrivals], events: Sequence[tuple[str, int, int]], *, since_ms: int
-) -> Passage:
+) -> LayerLag:
     there = [(_arrival(arrivals[collection], batch), at) for collection, batch, at in events]
     lags = sorted(max(0, when - at) / 1000 for when, at in there if when is not None)
     last = max((when for when, _ in there if when is not None), default=since_ms)
     commits = len({when for each in arrivals.values() for when in each})
-    return Passage(layer, commits, len(lags) / max(1.0, (last - since_ms) / 1000), lags)
+    return LayerLag(layer, commits, len(lags) / max(1.0, (last - since_ms) / 1000), lags)
 
 
 def _arrival(arrivals: Arrivals, batch: int) -> int | None:
@@ -175,7 +175,7 @@ def _arrival(arrivals: Arrivals, batch: int) -> int | None:
     return next((when for position, when in arrivals if position >= batch), None)
 
 
-def _arrivals(stage: Stage, table: tables.TableRef, *, position: str, since_ms: int) -> Arrivals:
+def _arrivals(stage: DemoStage, table: tables.TableRef, *, position: str, since_ms: int) -> Arrivals:
     commits = sorted(table_history.commits(stage.spark, table), key=lambda commit: commit.version)
     return [
         (int(commit.metadata[position]), commit.timestamp_ms)
@@ -189,7 +189,7 @@ def _quantile(ordered: Sequence[float], part: float) -> float:
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
 
 
-def _equality(stage: Stage) -> Table:
+def _equality(stage: DemoStage) -> Table:
     """Documents in MongoDB beside rows in gold."""
     table = _table("source and gold", "collection", "documents", "gold rows", "", right=("documents", "gold rows"))
     for collection in shop.COLLECTIONS:
@@ -216,7 +216,7 @@ QUERIES: Mapping[str, Callable[[str], str]] = {
 """One line of Python each, over the gold table at a path."""
 
 
-def _show_how_to_query(stage: Stage, *, screen: Console) -> None:
+def _show_how_to_query(stage: DemoStage, *, screen: Console) -> None:
     lay = f"[bold]The tables[/] lie below {near(stage.layout.root or '')}: bronze/shop, silver/shop/*, gold/shop/*."
     if local_log.folder(stage.bronze) is None:
         screen.print(f"{lay} They end with the emulator; shop.yml has what a store of your own needs.")

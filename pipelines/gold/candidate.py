@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 class Candidate:
     """The rows that a table is about to have; readers see none of them yet.
 
-    `name` is the collection or the model, `whole` makes the table as it would be, `changed` those of its rows that the last good
-    version does not have (None where that is not known), `keys` the columns that name a row. `live` is what
-    the metadata of the last good version's commit says. Both frames give the rows that are then published: they are computed
-    already, or are functions of versions of tables.
+    `name` is the collection or the model, `whole` makes the table as it would be, `changed` those of its rows that the
+    last good version does not have (None where that is not known), `keys` the columns that name a row. `live` is what
+    the metadata of the last good version's commit says. Both frames give the rows that are then published: they are
+    computed already, or are functions of versions of tables.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Audit(Protocol):
         """Whether anything is expected of the candidates of this name."""
 
 
-class Unjudged:
+class NoAudit:
     """The audit of tables without expectations."""
 
     def __call__(self, spark: SparkSession, candidate: Candidate) -> Mapping[str, object]:
@@ -52,4 +52,4 @@ class Unjudged:
         return False
 
 
-unjudged = Unjudged()
+no_audit = NoAudit()

@@ -18,18 +18,18 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.types import StructField, StructType
 
-from cdc_core.gold import spans
+from cdc_core.gold import key_ranges
 from cdc_core.schema import names as column_names
 from cdc_core.silver import merge
 from cdc_core.sql import merge as sql_merge
 from cdc_core.sql.names import identifier, literal
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
+from pipelines.bronze import survey
 from pipelines.delta import query_execution, upsert
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
-from pipelines.gold.candidate import Audit, Candidate, unjudged
-from pipelines.silver import survey
+from pipelines.gold.candidate import Audit, Candidate, no_audit
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession
@@ -87,7 +87,7 @@ class GoldWork:
 
 
 def at_silver(
-    spark: SparkSession, layout: tables.Layout, namespace: registry.Namespace, *, audit: Audit = unjudged
+    spark: SparkSession, layout: tables.Layout, namespace: registry.Namespace, *, audit: Audit = no_audit
 ) -> GoldTable:
     """One collection's gold table as it would be made whole from silver now, whatever the table holds."""
     names = (namespace.db, namespace.collection)
@@ -101,7 +101,7 @@ class _KeyChanges:
     """Which keys changed: how many, in which ranges, and whether any of their rows has rescued values."""
 
     count: int
-    spans: tuple[spans.Span, ...]
+    spans: tuple[key_ranges.KeyRange, ...]
     has_rescued: bool
 
 
@@ -114,7 +114,7 @@ class GoldTable:
     silver: tables.TableRef
     deletes: tables.TableRef
     is_few: bool = False
-    audit: Audit = unjudged
+    audit: Audit = no_audit
     said: list[Mapping[str, object]] = field(default_factory=list)
     """What the audit adds to the metadata of the publishing commit; empty until the table was judged."""
 
@@ -179,7 +179,7 @@ class GoldTable:
         # Readers of gold are to need no table feature for wider types: the rows are written anew with the new type.
         if alteration.widened or alteration.impossible:
             return self.rewritten(writer)
-        # Without a changed key the rows are those that were judged already, and the commit repeats what was said of them.
+        # Without a changed key the rows are those that were judged already, and the commit repeats their judgement.
         if changes.count:
             columns = self._columns(has_rescued="__rescued" in wanted.names)
             self.judge(writer.table, changed.where("NOT `__gone`").select(*columns), writer.metadata)
@@ -214,7 +214,7 @@ class GoldTable:
         keys = changed.select("__key")
         # The ranges let Delta skip files; the join alone would read the whole table.
         among = functools.reduce(operator.or_, (F.col("__key").between(*span) for span in changes.spans))
-        rows = self.spark.table(str(writer.table)).where(among).select("__key", *writer.places())
+        rows = self.spark.table(str(writer.table)).where(among).select("__key", *writer.row_locations())
         few = F.broadcast(keys) if changes.count <= survey.MAX_BROADCAST_EVENTS else keys
         return rows.join(few, "__key", "left_semi").select(*upsert.ROW_LOCATION)
 
@@ -309,12 +309,12 @@ class GoldTable:
 
 
 def judgement(writer: Writer) -> dict[str, object]:
-    """What the table's last commit said of its audit, for one that changes no row."""
+    """The audit's result in the table's last commit, for a commit that changes no row."""
     return {name: writer.metadata[name] for name in ("suite", "expectations") if name in writer.metadata}
 
 
 def _changes(keys: Sequence[str], has_rescued: bool) -> _KeyChanges:
-    covering = spans.covering(keys, limit=16 if len(keys) <= FEW_KEYS else 1)
+    covering = key_ranges.covering(keys, limit=16 if len(keys) <= FEW_KEYS else 1)
     return _KeyChanges(len(keys), covering, has_rescued)
 
 

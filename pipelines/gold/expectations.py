@@ -5,9 +5,9 @@
     refused     where a critical one fails: nothing is published, and the last good version stays
 
 Nothing of a candidate lies where readers look: what is judged is computed, or a function of versions of tables, and becomes
-visible by the one commit that follows. A run that is killed between the two has published nothing. That only changed rows are
-judged is sound because the rows that stay met the same expectation when they came: the commit says which suite that was and
-what was not met. Where it was another suite, or none, and for what was not met, the whole table is judged.
+visible by the one commit that follows. A run that is killed between the two has published nothing. That only changed
+rows are judged is sound because the rows that stay met the same expectation when they came: the commit says which suite
+that was and what was not met. Where it was another suite, or none, and for what was not met, the whole table is judged.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ SCHEMA = pa.schema(
         ("result", pa.string()),
     ]
 )
-"""`judged` is `changed` or `whole`, `examples` are keys of rows that do not meet it, `result` is Great Expectations' JSON."""
+"""`judged` is `changed` or `whole`, `examples` are keys of rows that do not meet it, `result` is Great Expectations'
+JSON."""
 
 PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "50"}
 ENDINGS = (".json", ".yml", ".yaml")
@@ -94,7 +95,8 @@ def read(settings: Settings) -> tuple[suites.Suite, ...]:
 def check_tables(
     found: Sequence[suites.Suite], *, known: Sequence[str], is_captured: Callable[[str], bool], histories: Collection[str]
 ) -> None:
-    """Raise `SettingsError` for suites of tables that there are not and cannot be, and of histories, which nothing judges."""
+    """Raise `SettingsError` for suites of tables that do not exist and never can, and for suites of histories, which
+    are not judged."""
     problems = [
         errors.Problem(each.where, f"{each.table} is a history, which is not judged", "judge a model over it")
         for each in found
@@ -114,7 +116,8 @@ def check_tables(
 
 
 def check_views(found: Sequence[suites.Suite], *, views: Collection[str]) -> None:
-    """Raise `SettingsError` for critical expectations of views in a catalog: readers see their rows before anything judges them."""
+    """Raise `SettingsError` for critical expectations of views in a catalog: readers see their rows before anything
+    judges them."""
     problems = [
         errors.Problem(
             one.where,
@@ -150,8 +153,8 @@ class Gate:
     def __call__(self, spark: SparkSession, candidate: Candidate) -> Mapping[str, object]:
         """Judge a candidate and note the results; what its commit is to say.
 
-        Raises `GateFailed` where a critical expectation is not met, `SettingsError` where one is about a column that the table has
-        not; a warning about such a column is not met.
+        Raises `GateFailed` where a critical expectation is not met, `SettingsError` where one is about a column that
+        the table has not; a warning about such a column is not met.
         """
         suite = self.suites.get(candidate.name)
         if suite is None:
@@ -194,8 +197,8 @@ class Gate:
     def _was_met(suite: Suite, expectation: Expectation, live: Mapping[str, object]) -> bool:
         """Whether each row of the last good version has met an expectation, so that only those that change are to be judged.
 
-        After any change of the suite all rows are judged. So they are for a warning that was not met: the rows that did not meet
-        it may still be there, and the next version is no better for them.
+        After any change of the suite all rows are judged. So they are for a warning that was not met: the rows that did
+        not meet it may still be there, and the next version is no better for them.
         """
         said = live.get("expectations")
         not_met = said.get("not_met") if isinstance(said, Mapping) else None
@@ -234,7 +237,8 @@ class Gate:
 
 
 def _with_rescued(suite: Suite, rows: DataFrame) -> DataFrame:
-    """The rows with `__rescued` where it is spoken of: a table has the column from the first rescued value on, before it is null."""
+    """The rows with `__rescued` where an expectation names it: a table has the column from its first rescued value on,
+    and before that it counts as null."""
     if "__rescued" in rows.columns or not any("__rescued" in each.columns for each in suite.expectations):
         return rows
     return rows.withColumn("__rescued", F.lit(None).cast("string"))

@@ -1,6 +1,6 @@
 """Great Expectations over Spark: the one module that imports it.
 
-It is asked for results alone: no project folder, no telemetry, no progress bars, and no more of the rows than a few examples
+It gives results alone: no project folder, no telemetry, no progress bars, and no more of the rows than a few examples
 come to this process. One suite is judged at a time, because the library keeps its project in a global.
 """
 
@@ -35,8 +35,8 @@ _one_at_a_time = threading.Lock()
 class ExpectationResult:
     """How one expectation fared: of `rows` looked at, `unexpected` did not meet it; `examples` are keys of some of them.
 
-    `observed` is what was found of a whole table, `failure` the class of what was raised instead of a result, `result` what the
-    library says, as JSON.
+    `observed` is what was found of a whole table, `failure` the class of what was raised instead of a result, `result`
+    what the library says, as JSON.
     """
 
     is_met: bool
@@ -152,9 +152,9 @@ def _exception(info: dict[str, Any]) -> str | None:
     raised = [one for one in each if isinstance(one, dict) and one.get("raised_exception")]
     if not raised:
         return None
-    told = str(raised[0].get("exception_traceback") or "")
+    traceback = str(raised[0].get("exception_traceback") or "")
     # The last one is what ended it. Spark's conditions say more than its classes, and like these hold no values.
-    return " ".join([*_CLASS.findall(told)[-1:], *_CONDITION.findall(told)[-1:]]) or "Exception"
+    return " ".join([*_CLASS.findall(traceback)[-1:], *_CONDITION.findall(traceback)[-1:]]) or "Exception"
 
 
 @contextmanager

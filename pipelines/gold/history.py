@@ -32,19 +32,17 @@ from cdc_core.gold import versions
 from cdc_core.properties.source import FullUpdateType
 from cdc_core.schema import document_schema
 from cdc_core.silver import merge, reduce
-from cdc_core.silver import quarantine as unreadable
+from cdc_core.silver import quarantine as quarantine_rules
 from cdc_core.sql import merge as sql_merge
 from cdc_core.sql.names import identifier, literal
 from cdc_core.typed import plan as typed
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze_log
+from pipelines.bronze import quarantine_table, survey
 from pipelines.delta import query_execution, table_history, upsert
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
-from pipelines.operations import quarantine
 from pipelines.schema import log as schemas
-from pipelines.silver import survey
-from pipelines.silver import tables as silver_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession
@@ -141,7 +139,7 @@ class History:
 
     def __post_init__(self) -> None:
         self.options: CollectionSettings = self.settings.silver.for_collection(str(self.namespace))
-        self.folds = silver_tables.keeps_document(self.settings, self.namespace)
+        self.folds = self.settings.keeps_document(str(self.namespace))
         self.bronze = self.layout.bronze(self.settings.name)
         self.mode = self.options.unwrap.delete_tombstone_handling_mode
         kept = schemas.latest(self.spark, self.layout.ops("schemas"), generations={str(self.namespace): GENERATION})
@@ -156,7 +154,7 @@ class History:
         added = {*at.added, *(each.name for each in self._added())}
         start = 0 if silver.is_of_other(at.log) else at.to
         reached = replace(at, to=start, log=silver.log, added=tuple(sorted(added)), has_gap=False)
-        span = reduce.Range(reached.to, silver.to)
+        span = reduce.BatchRange(reached.to, silver.to)
         if not reached.to and not bronze_log.is_whole(self.spark, self.bronze, str(self.namespace)):
             log.warning(
                 "%s: old events were taken from bronze; the history begins with what it holds. Documents that did not change since "
@@ -167,7 +165,7 @@ class History:
         counts, sweeps = survey.surveyed(self.spark, self.bronze, span, only=self.namespace)
         own = counts.get(self.namespace, survey.EventCounts())
         due = [each for each in survey.sweeps_to_apply(sweeps, self.options) if each.db_collection == str(self.namespace)]
-        ranges: Sequence[reduce.Range] = (span,)
+        ranges: Sequence[reduce.BatchRange] = (span,)
         if own.events > self.options.max_batch_events:
             ranges = survey.bounded(self._events(span), span=span, limit=self.options.max_batch_events)
         silver_table = self.layout.silver(self.namespace.db, self.namespace.collection)
@@ -180,7 +178,7 @@ class History:
         return own.events
 
     def _with_sweeps(
-        self, range_: reduce.Range, reached: HistoryPosition, sweeps: Sequence[reduce.Sweep]
+        self, range_: reduce.BatchRange, reached: HistoryPosition, sweeps: Sequence[reduce.Sweep]
     ) -> HistoryPosition:
         """One range and the sweeps that it calls for. While any is to come, the position stays: a crash in between repeats the range."""
         reached = replace(reached, to=reached.to if sweeps else range_.to)
@@ -194,12 +192,12 @@ class History:
 
     # --- events
 
-    def _events(self, span: reduce.Range) -> DataFrame:
+    def _events(self, span: reduce.BatchRange) -> DataFrame:
         return survey.events(self.spark, self.bronze, self.namespace, span)
 
-    def _range(self, range_: reduce.Range, reached: HistoryPosition) -> None:
+    def _range(self, range_: reduce.BatchRange, reached: HistoryPosition) -> None:
         # Where updates are folded, what cannot be read leaves the versions from there on incomplete until it comes again.
-        found = unreadable.readable(self._events(range_), with_holes=self.folds)
+        found = quarantine_rules.readable(self._events(range_), with_holes=self.folds)
         if reached.floor:
             # Behind a drop the key is another document: an event from before it would open a version of one that is gone.
             found = found.where(f"sequence >= {literal(reached.floor)}")
@@ -223,14 +221,14 @@ class History:
     def _stored(self) -> DataFrame:
         return self.spark.table(str(self.writer.table))
 
-    def _with_awaited(self, found: DataFrame, range_: reduce.Range, stack: ExitStack) -> DataFrame:
+    def _with_awaited(self, found: DataFrame, range_: reduce.BatchRange, stack: ExitStack) -> DataFrame:
         """The events and, for documents that come later than updates of theirs, those updates, to be folded once more."""
         unknown = self._stored().where("`__incomplete`").select(F.col("__key").alias("key"), F.col("__sequence").alias("at"))
         late = found.where("after IS NOT NULL").join(unknown, "key").where("sequence < at")
         since = stack.enter_context(query_execution.held(late.groupBy("key").agg(F.min("sequence").alias("since"))))
         if since.isEmpty():
             return found
-        earlier = self._events(reduce.Range(0, range_.after)).where(reduce.is_partial())
+        earlier = self._events(reduce.BatchRange(0, range_.after)).where(reduce.is_partial())
         return found.unionByName(earlier.join(F.broadcast(since), "key").where("sequence > since").select(*found.columns))
 
     def _versions_of(self, found: DataFrame, seen: Row) -> DataFrame:
@@ -238,7 +236,7 @@ class History:
         keys = found.select(F.col("key").alias("__key"))
         few = F.broadcast(keys) if seen.events <= survey.MAX_BROADCAST_EVENTS else keys
         ends_later = f"`__until` IS NULL OR `__until` >= {literal(seen.low)}"
-        rows = self._stored().select("*", *self.writer.places()).where(F.col("__key").between(seen.first, seen.last))
+        rows = self._stored().select("*", *self.writer.row_locations()).where(F.col("__key").between(seen.first, seen.last))
         return rows.where(ends_later).join(few, "__key", "left_semi")
 
     def _laid_out(self, found: DataFrame, stored: DataFrame) -> DataFrame:
@@ -277,7 +275,7 @@ class History:
             made.select("after", "sequence"),
             current=self.schema.schema,
             options=self.options.unwrap,
-            pins=silver_tables.pins(self.options),
+            pins=self.options.pins,
             mark="sequence",
             reserved=RESERVED | {*reached.added, *(each.name for each in self._added())},
         )
@@ -388,10 +386,10 @@ class History:
     def _statement(self, names: Sequence[str]) -> sql_merge.Merge:
         """A new version has all columns; one that is there gets its end."""
         ends = ["__until", *(["__deleted"] if self.mode.adds_deleted else []), "valid_to"]
-        whole, new = sql_merge.given(names), "s.`__is_new`"
+        whole, new = sql_merge.from_source(names), "s.`__is_new`"
         clauses = (
             sql_merge.Clause(whole, new),
-            sql_merge.Clause(sql_merge.given(ends)),
+            sql_merge.Clause(sql_merge.from_source(ends)),
             sql_merge.Clause(whole, is_matched=False),
         )
         return sql_merge.Merge(SAME_VERSION, clauses)
@@ -418,7 +416,7 @@ class History:
     def _but_waiting(self, rows: DataFrame, since: str) -> DataFrame:
         """The rows without documents that were there since: events of theirs are in quarantine, and will come again."""
         table = self.layout.quarantine(self.namespace.db, self.namespace.collection)
-        waiting = quarantine.waiting_keys(self.spark, table, since=since)
+        waiting = quarantine_table.waiting_keys(self.spark, table, since=since)
         return rows if waiting is None else rows.join(waiting, "__key", "left_anti")
 
 

@@ -56,7 +56,8 @@ def changed_keys(spark: SparkSession, table: tables.TableRef, before: int, after
 
 
 def _places(spark: SparkSession, table: tables.TableRef, version: int) -> dict[str, tuple[int, int]]:
-    """The files of a version, each with the number of its rows and, in a table with deletion vectors, a sign of their places."""
+    """The files of a version, each with the number of its rows and, in a table with deletion vectors, a sign of their
+    places."""
     for places in ("bit_xor(xxhash64(_metadata.row_index))", "0"):
         try:
             rows = spark.sql(

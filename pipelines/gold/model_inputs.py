@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class ModelInput:
     """A table that models refer to, as it is while they are made.
 
-    `version` is the version that is read. `at` identifies the rows of that version: commits that bring no rows do not change it.
-    `id` is Delta's id of the table: it tells the table from another one that was created in its place.
+    `version` is the version that is read. `at` identifies the rows of that version: commits that bring no rows do not
+    change it. `id` is Delta's id of the table: it tells the table from another one that was created in its place.
     """
 
     name: str
@@ -94,10 +94,11 @@ class ModelInputs:
         return ModelInput(name, table, version, detail.id, at)
 
     def _version(self, name: str, table: tables.TableRef) -> tuple[int, str]:
-        """The version that is read, and what identifies its rows: a digest of the metadata of the last commit that brought any.
+        """The version that is read, and what identifies its rows: a digest of the metadata of the last commit that
+        brought any.
 
-        Claims and maintenance change no rows, so their commits do not count. A RESTORE carries no metadata of ours: after one
-        the version itself identifies the rows.
+        Claims and maintenance change no rows, so their commits do not count. A RESTORE carries no metadata of ours:
+        after one the version itself identifies the rows.
         """
         pinned = self.pinned.get(name)
         # The commit is nearly always among the newest; the whole history is read only where it is not.

@@ -31,7 +31,7 @@ from pipelines.delta.writer import Writer
 from pipelines.gold import model_changes, queries
 from pipelines.gold.candidate import Audit, Candidate
 from pipelines.gold.model_inputs import ModelInputs
-from pipelines.spark import failures
+from pipelines.spark import failures as spark_failures
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -95,7 +95,7 @@ class ModelTable:
         moved = [name for name in to if not is_same(held.get(name), to[name])]
         if not moved and held.keys() == to.keys():
             return ModelWork("nothing", to, live)
-        if model.materialized is not sql_model.Materialized.INCREMENTAL:
+        if model.materialized is not sql_model.Materialization.INCREMENTAL:
             return ModelWork("whole", to, live)
         if held.keys() != to.keys():
             return ModelWork("whole", to, live, "it refers to other tables")
@@ -110,7 +110,8 @@ class ModelTable:
         return ModelWork("changed", to, live, moved=tuple(moved))
 
     def written(self, whole: DataFrame) -> tuple[str, int, int | None]:
-        """Publish the rows of the query `whole`, or those of changed keys: what was done, how many rows or keys, the version."""
+        """Publish the rows of the query `whole`, or those of changed keys: what was done, how many rows or keys, the
+        version."""
         work = self.work()
         if work.kind == "nothing":
             return "nothing", 0, None
@@ -235,7 +236,7 @@ class ModelTable:
             assert found is not None
             return query_execution.computed(found.distinct())
         except (PySparkException, Py4JJavaError, errors.CommitConflict) as error:
-            condition = failures.condition(error) or type(error).__name__
+            condition = spark_failures.condition(error) or type(error).__name__
             log.info("%s is made whole: what changed is not known (%s)", self.model.name, condition)
             return None
 
@@ -250,11 +251,13 @@ class ModelTable:
         return functools.reduce(operator.and_, (left.eqNullSafe(right) for left, right in pairs))
 
     def _named(self, rows: DataFrame) -> tuple[str, ...]:
-        """The columns that name a row to people: what the model says is unique, or a document's own key that it hands on."""
+        """The columns by which a message names a row: those that the model declares unique, or the key of the document
+        that the row passes on."""
         return self.model.unique_key or tuple(name for name in ("__key", "_id") if name in rows.columns)[:1]
 
     def _check_led(self, rows: DataFrame, keys: Sequence[DataFrame]) -> None:
-        """Raise where rows have keys that no changed row leads to: they would stay as they are when what they are made of changes."""
+        """Raise where rows have keys that no changed row leads to: such rows would stay as they are when their inputs
+        change."""
         if not self.model.unique_key:
             return
         strays = rows
@@ -278,7 +281,8 @@ class ModelTable:
 
 
 def is_same(held: object, now: object) -> bool:
-    """Whether a table, or the tables that a view reads, hold the same rows: `version` does not count, as commits without rows raise it."""
+    """Whether a table, or the tables that a view reads, hold the same rows: `version` does not count, as commits
+    without rows raise it."""
     if not isinstance(held, dict) or not isinstance(now, dict) or held.keys() != now.keys():
         return held == now
     # A table's position, and not positions by names: a model may be called `at`.

@@ -7,8 +7,8 @@
     audited     where there are expectations, before any of it is published
     published   one commit; its metadata carries the positions of the tables that it was made from
 
-Exactly once: what is published is a function of the pinned versions. A model whose tables have not moved gets no commit, and a
-killed run leaves each model at its last commit, from which the next one goes on.
+Exactly once: what is published is a function of the pinned versions. A model whose tables have not moved gets no
+commit, and a killed run leaves each model at its last commit, from which the next one goes on.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from typing import TYPE_CHECKING
 
 from cdc_core import errors
 from cdc_core.models import graph, sql_model
+from cdc_core.properties import types as values
 from cdc_core.sql.names import identifier, literal
 from cdc_core.stream import filters
 from pipelines.bronze import collections as registry
 from pipelines.delta import tables as delta
 from pipelines.gold import model_table, queries
-from pipelines.gold.candidate import Audit, Candidate, unjudged
+from pipelines.gold.candidate import Audit, Candidate, no_audit
 from pipelines.gold.model_inputs import ModelInputs, collection_table
 from pipelines.settings import file as settings_file
 
@@ -44,7 +45,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """What a run would do to one model: nothing, wait for a table that is not there yet, or make it, whole or for some keys."""
+    """What a run would do to one model: nothing, wait for a table that is not there yet, or make it, whole or for some
+    keys."""
 
     name: str
     materialized: str
@@ -161,7 +163,7 @@ def check(spark: SparkSession, settings: Settings) -> tuple[ModelPlan, ...]:
     Changes nothing. Raises `SettingsError` with the mistakes of all models.
     """
     inputs = ModelInputs(spark, delta.layout(settings.lakehouse), {})
-    dry_run = _DryRun(spark, inputs)
+    dry_run = _DryRun(spark, inputs, known_collections(spark, settings))
     problems: list[errors.Problem] = []
     planned = []
     try:
@@ -179,7 +181,7 @@ def run(
     spark: SparkSession,
     settings: Settings,
     *,
-    audit: Audit = unjudged,
+    audit: Audit = no_audit,
     take_over: bool = False,
     is_anew: bool = False,
     pinned: Mapping[str, int] | None = None,
@@ -188,11 +190,11 @@ def run(
 ) -> ModelsResult:
     """Bring every model to where the tables are that it refers to; `is_anew` makes each whole once more.
 
-    `pinned` gives versions of collections' gold tables by their names; others are read as they are at the start. `judged` is kept
-    by who runs again and again: what was refused, and views, are not judged a second time while their tables stay. One model's
-    failure stops those that refer to it and no other: the first one is raised when the others are done. Raises
-    `SettingsError` for a query that is wrong, `GateFailed`, `DecisionNeeded` for one that fails over the rows, `TableOwned`,
-    `LeaseHeld`, `CommitConflict`; a model that is refused keeps its last good version.
+    `pinned` gives versions of collections' gold tables by their names; others are read as they are at the start.
+    `judged` is kept by who runs again and again: what was refused, and views, are not judged a second time while their
+    tables stay. One model's failure stops those that refer to it and no other: the first one is raised when the others
+    are done. Raises `SettingsError` for a query that is wrong, `GateFailed`, `DecisionNeeded` for one that fails over
+    the rows, `TableOwned`, `LeaseHeld`, `CommitConflict`; a model that is refused keeps its last good version.
     """
     started = time.monotonic()
     refused: list[errors.MedallionError] = []
@@ -249,34 +251,40 @@ class _DryRun:
 
     spark: SparkSession
     inputs: ModelInputs
+    known: tuple[str, ...] = ()
     moved: set[str] = field(default_factory=set)
+
+    def _with_nearest(self, name: str) -> str:
+        """A name that gold does not hold; a collection that nobody has seen may be a mistyped one."""
+        hint = "" if name in self.known else values.did_you_mean(name, self.known)
+        return f"{name} ({hint})" if hint else name
 
     def planned(self, model: sql_model.Model) -> ModelPlan:
         """What a run would do to one model. Its query is analysed, over the queries of models that have no table yet."""
         missing = list(self.inputs.missing(model))
         if missing:
             queries.check_syntax(self.spark, model)
-            would = f"wait for {', '.join(missing)}, which gold does not hold yet"
+            would = f"wait for {', '.join(map(self._with_nearest, missing))}, which gold does not hold yet"
         else:
             frame = queries.frame(self.spark, model, self.inputs.relation)
             queries.check_columns(self.spark, model, frame, self.inputs.relation)
             _check_no_table(self.spark, model, self.inputs.layout.model(model.name))
             would = self._would(model)
-            if model.name in self.moved or model.materialized is sql_model.Materialized.VIEW:
+            if model.name in self.moved or model.materialized is sql_model.Materialization.VIEW:
                 self.inputs.add_view(model, frame)
         reads = tuple(f"{ref.name} by {', '.join(ref.key)}" if ref.key else ref.name for ref in model.refs)
         return ModelPlan(model.name, model.materialized.value, reads, would)
 
     def _would(self, model: sql_model.Model) -> str:
-        if model.materialized is sql_model.Materialized.VIEW:
+        if model.materialized is sql_model.Materialization.VIEW:
             return "be a view" if self.inputs.layout.root is None else "be read by the models that refer to it"
         if self.moved & set(model.names):
             is_followed = any(ref.key and ref.name in self.moved for ref in model.refs)
             self.moved.add(model.name)
-            if model.materialized is sql_model.Materialized.INCREMENTAL and is_followed:
+            if model.materialized is sql_model.Materialization.INCREMENTAL and is_followed:
                 return "take in the keys that change"
             return "be made whole"
-        work = model_table.ModelTable(self.spark, model, self.inputs, unjudged).work()
+        work = model_table.ModelTable(self.spark, model, self.inputs, no_audit).work()
         if work.kind != "nothing":
             self.moved.add(model.name)
         said = {
@@ -289,7 +297,7 @@ class _DryRun:
 
 def _check_no_table(spark: SparkSession, model: sql_model.Model, table: tables.TableRef) -> None:
     """Raise where a view was a table before: readers would go on with rows that nothing brings up to date any more."""
-    if model.materialized is sql_model.Materialized.VIEW and delta.exists(spark, table):
+    if model.materialized is sql_model.Materialization.VIEW and delta.exists(spark, table):
         how = f"DROP TABLE {table}" if table.path is None else f"remove the folder {table.path}"
         message = "it is a view, and the table that it was before is still there, with the rows of its last run"
         raise errors.SettingsError(errors.Problem(model.where, message, how))
@@ -307,7 +315,7 @@ class _ModelsRun:
     judged: dict[str, ModelVerdict]
 
     def verdict(self, model: sql_model.Model) -> ModelVerdict | None:
-        """The last verdict on these very rows: judged again, they would have the same."""
+        """The last verdict on exactly these rows: judging them again would give the same."""
         found = self.judged.get(model.name)
         return found if found is not None and model_table.is_same(found.made_from, self._made_from(model)) else None
 
@@ -327,7 +335,7 @@ class _ModelsRun:
             return ModelResult(model.name, "waits", 0, None, time.monotonic() - started)
         whole = queries.frame(self.spark, model, self.inputs.relation)
         queries.check_columns(self.spark, model, whole, self.inputs.relation)
-        if model.materialized is sql_model.Materialized.VIEW:
+        if model.materialized is sql_model.Materialization.VIEW:
             did, rows, version = self._viewed(model, whole)
         else:
             table = model_table.ModelTable(self.spark, model, self.inputs, self.audit, self.take_over, self.is_anew)

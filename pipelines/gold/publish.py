@@ -14,7 +14,7 @@ from cdc_core.stream import filters
 from pipelines.bronze import collections as registry
 from pipelines.gold import expectations, models
 from pipelines.gold import run as gold
-from pipelines.news import News
+from pipelines.new_commits import NewCommits
 from pipelines.spark import failures as spark_failures
 from pipelines.spark import parallel
 
@@ -37,7 +37,7 @@ def run(
     is_anew: bool = False,
     sessions: parallel.Sessions | None = None,
     stop: threading.Event | None = None,
-    silver_news: News | None = None,
+    silver_news: NewCommits | None = None,
 ) -> dict[str, object]:
     """What was done to the current documents and to the models, by `gold` and `models`.
 
@@ -102,7 +102,7 @@ def _gate(spark: SparkSession, settings: Settings, made: Sequence[sql_model.Mode
     if settings.lakehouse.root is None:
         expectations.check_views(
             tuple(found.suites.values()),
-            views={each.name for each in made if each.materialized is sql_model.Materialized.VIEW},
+            views={each.name for each in made if each.materialized is sql_model.Materialization.VIEW},
         )
     if found.suites:
         captured = filters.of(settings.source)
@@ -117,7 +117,8 @@ def _gate(spark: SparkSession, settings: Settings, made: Sequence[sql_model.Mode
 
 
 class _ModelsThread(threading.Thread):
-    """Makes models while the documents are published. What is refused, or fails, is logged, and tried again at the next look.
+    """Makes models while the documents are published. What is refused, or fails, is logged, and tried again at the next
+    look.
 
     A thread of its own, because a model may take minutes, and documents are to be fresh in seconds.
     """

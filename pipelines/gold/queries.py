@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 from cdc_core import errors
 from cdc_core.models import sql_model
 from cdc_core.properties import types as values
-from pipelines.spark import failures
+from pipelines.spark import failures as spark_failures
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -108,7 +108,9 @@ def _place(model: sql_model.Model, error: PySparkException) -> str:
 def _first_line(error: PySparkException) -> str:
     """Spark's sentence, without its code and the plan."""
     first = next((line for line in str(error).splitlines() if line.strip()), "")
-    return re.sub(r"\s*SQLSTATE: \w+.*", "", first).strip().rstrip(";")
+    said = re.sub(r"\s*SQLSTATE: \w+.*", "", first).strip().rstrip(";")
+    # The query is read in parentheses, and one that Spark asks for, or finds too many, is not in the file.
+    return re.sub(r"^\[\w+(?:\.\w+)*\]\s*|: (?:missing '\)'|extra input '[^']*')\.?$", "", said)
 
 
 @contextmanager
@@ -117,12 +119,12 @@ def errors_of_rows(model: sql_model.Model) -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
-        known = failures.translated(error)
+        known = spark_failures.translated(error)
         if known is not None:
             raise known from error
-        condition = failures.condition(error) or failures.class_name(error)
+        condition = spark_failures.condition(error) or spark_failures.class_name(error)
         stays = "Nothing of it was published; the last good version stays"
-        if failures.sql_state(error)[:2] in OF_ROWS:
+        if spark_failures.sql_state(error)[:2] in OF_ROWS:
             raise errors.DecisionNeeded(f"{model.where}: the query failed over the rows: {condition}. {stays}") from error
         # A lost executor, memory, a file that could not be read: the same rows may pass the next time.
         raise errors.Temporary(f"{model.where}: the query could not be computed: {condition}. {stays}; try again") from error

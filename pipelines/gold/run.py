@@ -33,10 +33,9 @@ from pipelines.bronze import collections as registry
 from pipelines.delta import maintenance, query_execution, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
-from pipelines.gold import current, history
-from pipelines.gold import few as by_process
-from pipelines.gold.candidate import Audit, unjudged
-from pipelines.news import News
+from pipelines.gold import current, history, small_batch
+from pipelines.gold.candidate import Audit, no_audit
+from pipelines.new_commits import NewCommits
 from pipelines.spark import parallel
 from pipelines.spark.parallel import Outcome
 
@@ -91,8 +90,8 @@ def run(
     sessions: parallel.Sessions | None = None,
     stop: threading.Event | None = None,
     pause_seconds: float = 1.0,
-    audit: Audit = unjudged,
-    silver_news: News | None = None,
+    audit: Audit = no_audit,
+    silver_news: NewCommits | None = None,
 ) -> GoldResult:
     """Bring every gold table to where its silver table is; without `once`, go on until `stop` is set.
 
@@ -106,7 +105,7 @@ def run(
     among them; a refused run has committed nothing.
     """
     ended = stop or threading.Event()
-    gold = _Gold(spark, settings, take_over, parallel.Pool(spark, sessions), ended, audit)
+    gold = _GoldRun(spark, settings, take_over, parallel.Pool(spark, sessions), ended, audit)
     started = time.monotonic()
     found: list[GoldTableResult] = []
     changed = 0
@@ -119,7 +118,7 @@ def run(
             if once or ended.is_set():
                 break
             if not published:
-                (silver_news or News()).wait(pause_seconds, stop=ended)
+                (silver_news or NewCommits()).wait(pause_seconds, stop=ended)
         gold.failures.raised()
     finally:
         gold.close()
@@ -130,7 +129,7 @@ def run(
 
 @dataclass(frozen=True)
 class _Refusal:
-    """What was said of the version that was made from silver at `version`."""
+    """The error of the version that was made from silver at `version`."""
 
     version: int
     error: errors.GateFailed | errors.SettingsError
@@ -187,7 +186,7 @@ def _release(writer: Writer) -> None:
 
 
 @dataclass
-class _Gold:
+class _GoldRun:
     """The gold tables of one pipeline, with the claims that are held while it runs."""
 
     spark: SparkSession
@@ -195,11 +194,11 @@ class _Gold:
     take_over: bool
     pool: parallel.Pool
     stop: threading.Event
-    audit: Audit = unjudged
+    audit: Audit = no_audit
     refused: dict[registry.Namespace, _Refusal] = field(default_factory=dict)
     switched: set[registry.Namespace] = field(default_factory=set)
     failures: parallel.Failures = field(default_factory=parallel.Failures)
-    sources: dict[registry.Namespace, by_process.Sources | None] = field(default_factory=dict)
+    sources: dict[registry.Namespace, small_batch.SourceFiles | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.layout = delta.layout(self.settings.lakehouse)
@@ -347,7 +346,7 @@ class _Gold:
         sources = self._sources(table)
         first = None
         if place not in self.claims and not delta.exists(spark, place):
-            first = None if sources is None else by_process.first_load(table, sources)
+            first = None if sources is None else small_batch.first_load(table, sources)
             if not first.rows.num_rows if first is not None else table.is_empty:
                 return None
             table.judge(place)
@@ -362,9 +361,9 @@ class _Gold:
         writer = self.claims.writer(spark, place)
         changed = None
         if first is not None:
-            changed = by_process.loaded(first, table, writer)
+            changed = small_batch.loaded(first, table, writer)
         elif sources is not None and not work.is_rewrite:
-            changed = by_process.merged(table, sources, writer)
+            changed = small_batch.merged(table, sources, writer)
         if changed is None:
             changed = table.rewritten(writer) if work.is_rewrite else table.merged(writer)
         maintenance.compact(writer)
@@ -378,13 +377,13 @@ class _Gold:
             time.monotonic() - started,
         )
 
-    def _sources(self, table: current.GoldTable) -> by_process.Sources | None:
+    def _sources(self, table: current.GoldTable) -> small_batch.SourceFiles | None:
         """The tables from which this process can publish a few changes; None where it must not, or cannot."""
         namespace = table.work.namespace
         if self.audit.judges(str(namespace)):
             return None
         if namespace not in self.sources:
-            self.sources[namespace] = by_process.Sources.of(table.silver, table.deletes)
+            self.sources[namespace] = small_batch.SourceFiles.of(table.silver, table.deletes)
         return self.sources[namespace]
 
     def _silver(self, namespace: registry.Namespace) -> tables.TableRef:

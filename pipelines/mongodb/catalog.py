@@ -60,8 +60,7 @@ def collections(connection: pymongo.MongoClient[Any], databases: Sequence[str] |
 
 def _listed(connection: pymongo.MongoClient[Any], db: str) -> list[Mapping[str, Any]]:
     """What `listCollections` says; the driver's own method reads it strictly, whatever codec the database has."""
-    database = connection.get_database(db, codec_options=cursor_reply.LENIENT)
-    return list(database.cursor_command({"listCollections": 1, "cursor": {}}, codec_options=cursor_reply.LENIENT))
+    return cursor_reply.drained(connection, db, {"listCollections": 1, "cursor": {}}, codec_options=cursor_reply.LENIENT)
 
 
 def _collection(db: str, entry: Mapping[str, Any]) -> SourceCollection:
@@ -88,8 +87,13 @@ class CollectionSize:
 def size(connection: pymongo.MongoClient[Any], collection: SourceCollection) -> CollectionSize:
     """The server's own estimate; an unknown average counts as 1 KiB."""
     with mongodb_failures.translating_read(f"measuring {collection.namespace}"):
-        pipeline: list[Mapping[str, Any]] = [{"$collStats": {"storageStats": {}}}]
-        stats = list(connection[collection.db][collection.name].aggregate(pipeline))
+        stats = cursor_reply.drained(
+            connection,
+            collection.db,
+            {"aggregate": collection.name, "pipeline": [{"$collStats": {"storageStats": {}}}], "cursor": {}},
+            codec_options=cursor_reply.LENIENT,
+            read_preference=connection.read_preference,
+        )
     # One entry a shard: a sharded collection is as large as all of them.
     documents = sum(int(shard["storageStats"].get("count", 0)) for shard in stats)
     total = sum(int(shard["storageStats"].get("size", 0)) for shard in stats)

@@ -66,7 +66,7 @@ _VERSION = slice(18, 22)
 """Where a token has the version of its format."""
 
 OUTAGE_SECONDS = 5.0
-TELL_AGAIN_SECONDS = 60.0
+LOG_AGAIN_SECONDS = 60.0
 
 CAREFUL_BYTES = 64 * 1024 * 1024
 """So much is read one event at a time behind a failure at an event: more than one answer of the server holds."""
@@ -77,19 +77,19 @@ class Outage:
     """Since when the server does not answer, and when that was last logged; in seconds."""
 
     since: float = field(default_factory=time.monotonic)
-    told_at: float | None = None
+    logged_at: float | None = None
 
     @property
-    def is_told(self) -> bool:
-        return self.told_at is not None
+    def is_logged(self) -> bool:
+        return self.logged_at is not None
 
     def is_due(self) -> bool:
         """Whether to log it now: not of an election, which is over in seconds."""
         now = time.monotonic()
-        due_at = self.since + OUTAGE_SECONDS if self.told_at is None else self.told_at + TELL_AGAIN_SECONDS
+        due_at = self.since + OUTAGE_SECONDS if self.logged_at is None else self.logged_at + LOG_AGAIN_SECONDS
         if now < due_at:
             return False
-        self.told_at = now
+        self.logged_at = now
         return True
 
 
@@ -144,6 +144,7 @@ class ChangeStream:
         self._cursor = stream_cursor.StreamCursor(self.connection)
         self._replay: Replay | None = None
         self._probed: EventBatch | None = None
+        self._is_of_other_scope = False
         self._careful = 0  # bytes that are still to be read one event at a time
         self._election: Any = None
         self.elections = 0
@@ -154,6 +155,11 @@ class ChangeStream:
     def is_open(self) -> bool:
         """Whether a cursor is open on the server, as far as is known."""
         return self._cursor.is_open
+
+    @property
+    def server(self) -> pymongo.MongoClient[Any]:
+        """A client of the server that it reads, or will read."""
+        return self._cursor.server()
 
     def open(self) -> str | None:
         """Open the cursor; the token of its position (the server gives one from the first reply on)."""
@@ -187,7 +193,7 @@ class ChangeStream:
                 if not self._cursor.is_open:
                     self.open()
                 batch = self._more()
-                if self._outage.is_told:
+                if self._outage.is_logged:
                     log.warning("the source answers again, after %d attempts", self.attempts)
                 self.attempts, self._outage = 0, Outage()
                 return batch
@@ -198,10 +204,24 @@ class ChangeStream:
                     self.reconnects += 1
                     self._tell_of_outage(error)
                     self.stopped.wait(self.delay())
+                elif self._is_refused_for_its_scope(error):
+                    self._is_of_other_scope = True
                 elif self._has_failed_at_an_event(error):
                     self._careful = CAREFUL_BYTES
                 else:
                     raise mongodb_failures.stream_error(error) from error
+
+    def _is_refused_for_its_scope(self, error: driver.PyMongoError) -> bool:
+        """Whether the stream began behind an invalidate that is another namespace's, as the server says with the first event.
+
+        The one database that is captured was dropped, and is waited for everywhere, or has come back in another case.
+        """
+        return (
+            getattr(error, "code", None) in mongodb_failures.TOKEN_REFUSED
+            and not self._is_of_other_scope
+            and self.token == self.start.token
+            and resume_token.is_invalidate(self.token or "")
+        )
 
     def _tell_of_outage(self, error: Exception) -> None:
         """Log it where it lasts, and now and then: attempts without an end look like a quiet source."""
@@ -290,37 +310,14 @@ class ChangeStream:
         The stream that read it may have had a wider scope: one database that does not exist yet is waited for everywhere. A server
         of another version may write its token otherwise: then an event of its cluster time has to do.
         """
-        server: Any = self._cursor.server()
         if self.options.db is None:
-            return self._is_in(server, token)
-        database = server[self.options.db]
-        if self._is_in(database if self.options.collection is None else database[self.options.collection], token):
+            return _is_in(self, None, None, token)
+        if _is_in(self, self.options.db, self.options.collection, token):
             return True
         try:
-            return self._is_in(server, token)
+            return _is_in(self, None, None, token)
         except driver.OperationFailure:  # a user who may read one database
             return False
-
-    def _is_in(self, target: Any, token: str) -> bool:
-        """Whether a stream over the target has this event."""
-        at, wanted = resume_token.position(token), resume_token.without_fragment(token)
-        bare = target.watch(
-            [{"$project": {"_id": 1}}],
-            start_at_operation_time=Timestamp(at.seconds, at.increment),
-            show_expanded_events=self.options.show_expanded_events or None,
-            batch_size=1,
-            max_await_time_ms=LONGEST_AWAIT_MS,
-        )
-        with bare as stream:
-            while not self.stopped.is_set():
-                event, mark = stream.try_next(), stream.resume_token
-                found = event["_id"]["_data"] if event is not None else mark["_data"] if mark is not None else token
-                if resume_token.position(found)[:2] > at[:2]:
-                    return False
-                is_other_format = found[_VERSION] != token[_VERSION]
-                if event is not None and (is_other_format or resume_token.without_fragment(found) == wanted):
-                    return True
-        return True
 
     def _stage(self) -> dict[str, Any]:
         stage: dict[str, Any] = {}
@@ -333,7 +330,7 @@ class ChangeStream:
         if self.options.show_expanded_events:
             stage["showExpandedEvents"] = True
         self._replay = None
-        if self.token and self._is_moved():
+        if self.token and (self._is_moved() or (self._is_of_other_scope and self.token == self.start.token)):
             position = resume_token.position(self.token)
             stage["startAtOperationTime"] = Timestamp(position.seconds, position.increment)
             # The token is of a namespace that this stream does not read: its event cannot come again here.
@@ -360,3 +357,30 @@ class ChangeStream:
 def event_token(event: bytes) -> str:
     """An event's token; its documents are not looked into, as not every one can be decoded."""
     return str(RawBSONDocument(event)["_id"]["_data"])
+
+
+def _is_in(stream: ChangeStream, db: str | None, collection: str | None, token: str) -> bool:
+    """Whether a stream like this one, over this namespace and without further stages, has this event."""
+    at, wanted = resume_token.position(token), resume_token.without_fragment(token)
+    stage: dict[str, Any] = {"startAtOperationTime": Timestamp(at.seconds, at.increment)}
+    if db is None:
+        stage["allChangesForCluster"] = True
+    if stream.options.show_expanded_events:
+        stage["showExpandedEvents"] = True
+    # Read raw, as the stream itself: the driver's own has no collection of every name, and decodes what it reads.
+    bare = stream_cursor.StreamCursor(stream.connection)
+    try:
+        bare.open(db, collection, [{"$changeStream": stage}, {"$project": {"_id": 1}}])
+        while bare.is_open and not stream.stopped.is_set():
+            _, events, rest = bare.more(max_await_ms=LONGEST_AWAIT_MS, batch_size=1)
+            mark = rest.get("postBatchResumeToken")
+            found = event_token(events[0]) if events else mark["_data"] if mark else token
+            if resume_token.position(found)[:2] > at[:2]:
+                return False
+            is_other_format = found[_VERSION] != token[_VERSION]
+            if events and (is_other_format or resume_token.without_fragment(found) == wanted):
+                return True
+    finally:
+        bare.close()
+    # It was not read to its end; or an invalidate ended it, and the event would have come before that.
+    return stream.stopped.is_set()

@@ -26,8 +26,8 @@ APP_NAME = "mongo-medallion"
 def client(uri: str, *, is_known: bool = False, **options: Any) -> pymongo.MongoClient[dict[str, Any]]:
     """A client for a connection string; raises `SettingsError` for one that cannot be used.
 
-    Raises `SourceUnreachable` where the SRV record of mongodb+srv:// cannot be looked up now; that there is none is a mistake in
-    the settings only as long as nobody has found one: in this process, or elsewhere (`is_known`).
+    Raises `SourceUnreachable` where the SRV record of mongodb+srv:// cannot be looked up now; that there is none is a
+    mistake in the settings only as long as nobody has found one: in this process, or elsewhere (`is_known`).
     """
     try:
         with warnings.catch_warnings(record=True) as said:  # the driver's words quote the values
@@ -82,8 +82,8 @@ def _unusable(uri: str, options: Mapping[str, Any]) -> errors.SettingsError:
 
 
 def _given(uri: str) -> dict[str, str]:
-    """The options of a connection string."""
-    options = (part.partition("=") for part in uri.partition("://")[2].partition("?")[2].split("&") if "=" in part)
+    """The options of a connection string: behind the last @, for a password may hold a ? that should have been encoded."""
+    options = (part.partition("=") for part in uri.rpartition("@")[2].partition("?")[2].split("&") if "=" in part)
     return {name: value for name, _, value in options if name.isalnum()}
 
 

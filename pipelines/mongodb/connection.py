@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ from pipelines.settings import secrets
 
 if TYPE_CHECKING:
     from cdc_core.properties.source import Source
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -103,8 +106,9 @@ def stream_options(source: Source, client: mongodb.Client) -> change_stream.Stre
 def stream_scope(source: Source, client: mongodb.Client) -> filters.Scope:
     """How wide the change stream is; the whole deployment where the one database that is captured does not exist yet.
 
-    Lists are blind to case and streams are not: nobody knows how its name will be spelled. A user who may read that one
-    database alone gets a stream of the name as the settings have it, for the right is bound to its spelling too.
+    Lists ignore case and streams do not: the spelling of a database that is not there yet is unknown. A user who may
+    read that one database alone gets a stream of the name as the settings have it, for the right is bound to its
+    spelling too.
     """
     names = catalog.database_names(client)
     scope = filters.stream_scope(source, databases=names)
@@ -117,7 +121,8 @@ EVENT_BYTES = 16 * 1024 * 1024 - 64 * 1024
 """What the documents of one event may have together: the server sends no larger one, whatever the settings allow."""
 
 TOKEN_FACTOR = 4
-"""So often an event has the document's key about: by itself, in its token (as hexadecimal digits), in a transaction's copy."""
+"""So often an event has the document's key about: by itself, in its token (as hexadecimal digits), in a transaction's
+copy."""
 
 
 def _skipping(source: Source) -> list[dict[str, Any]]:
@@ -157,10 +162,11 @@ def captured_databases(source: Source, names: Collection[str]) -> list[str]:
     return [name for name in names if chosen.includes_database(name) and scope.db in (None, name)]
 
 
-def captured(source: Source, client: mongodb.Client) -> list[catalog.SourceCollection]:
+def captured(source: Source, client: mongodb.Client, *, is_begun: bool = False) -> list[catalog.SourceCollection]:
     """The collections that the settings capture and that exist now, in order of their names.
 
     Raises `SourceUnsuitable` for a view or a time-series collection that the settings name: they have no change stream.
+    Where a capture `is_begun` one of them may have taken a collection's name: the others go on, and it is warned of.
     """
     chosen = filters.of(source)
     found = [
@@ -173,10 +179,16 @@ def captured(source: Source, client: mongodb.Client) -> list[catalog.SourceColle
     for collection in found:
         if collection.kind != "collection" and (collection.db.lower(), collection.name.lower()) in named:
             kind = "time-series collection" if collection.kind == "timeseries" else collection.kind
-            raise errors.SourceUnsuitable(
-                f"{collection.namespace} is a {kind}, which has no change stream; take it out of the include list"
-            )
+            message = f"{collection.namespace} is a {kind}, which has no change stream; take it out of the include list"
+            if not is_begun:
+                raise errors.SourceUnsuitable(message)
+            _warn_once(message)
     return [collection for collection in found if collection.kind == "collection"]
+
+
+@functools.lru_cache(maxsize=1000)
+def _warn_once(message: str) -> None:
+    log.warning("%s", message)
 
 
 @functools.lru_cache(maxsize=4)

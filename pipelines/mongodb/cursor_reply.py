@@ -5,8 +5,11 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+import pymongo
 from bson import decode
 from bson.codec_options import CodecOptions, DatetimeConversion
+
+from cdc_core.extended_json import raw_bson
 
 EXACT: CodecOptions[dict[str, Any]] = CodecOptions(datetime_conversion=DatetimeConversion.DATETIME_MS)
 LENIENT: CodecOptions[dict[str, Any]] = CodecOptions(
@@ -17,13 +20,25 @@ LENIENT: CodecOptions[dict[str, Any]] = CodecOptions(
 _int32 = struct.Struct("<i").unpack_from
 
 
+def drained(
+    connection: pymongo.MongoClient[Any], db: str, command: dict[str, Any], *, codec_options: CodecOptions[Any], **more: Any
+) -> list[Any]:
+    """All documents of a command's cursor: of few documents, or small ones.
+
+    Of a collection of any name: the driver's `Collection` refuses some that a server has, `a..b` for one.
+    """
+    # The cursor goes on with the codec of its database, and not with that of the command.
+    database = connection.get_database(db, codec_options=codec_options)
+    return list(database.cursor_command(command, codec_options=codec_options, **more))
+
+
 def split_batch(reply: bytes, name: bytes) -> tuple[list[bytes], dict[str, Any]]:
     """The raw documents of a cursor reply's batch, and the rest of its `cursor` document, decoded."""
-    start, end = _element(reply, 4, len(reply), b"cursor")
-    first, last = _element(reply, start + 4, end, name)
+    cursor = raw_bson.find(reply, b"cursor")
+    array = raw_bson.find(reply, name, cursor.start)
     documents: list[bytes] = []
     append, index = documents.append, reply.index
-    at, stop = first + 4, last - 1
+    at, stop = array.start + 4, array.end - 1
     # The inner loop of the capture: of each element of the array only its name, which ends with a zero byte, and the length
     # of its document are looked at.
     while at < stop:
@@ -32,29 +47,6 @@ def split_batch(reply: bytes, name: bytes) -> tuple[list[bytes], dict[str, Any]]
         append(reply[at:following])
         at = following
     # Without the batch's array, its type byte and its name the rest is a document again, small enough to decode.
-    before = first - len(name) - 2
-    rest = reply[start + 4 : before] + reply[last:end]
+    before = array.start - len(name) - 2
+    rest = reply[cursor.start + 4 : before] + reply[array.end : cursor.end]
     return documents, decode((len(rest) + 4).to_bytes(4, "little") + rest, EXACT)
-
-
-_FIXED = {0x01: 8, 0x07: 12, 0x08: 1, 0x09: 8, 0x0A: 0, 0x10: 4, 0x11: 8, 0x12: 8, 0x13: 16}
-
-
-def _element(raw: bytes, at: int, end: int, name: bytes) -> tuple[int, int]:
-    """Where the value of one field of a document begins and ends."""
-    while at < end - 1:
-        kind = raw[at]
-        zero = raw.index(b"\0", at + 1)
-        value = zero + 1
-        if kind in (0x03, 0x04):
-            after = value + _int32(raw, value)[0]
-        elif kind == 0x02:
-            after = value + 4 + _int32(raw, value)[0]
-        elif kind == 0x05:
-            after = value + 5 + _int32(raw, value)[0]
-        else:
-            after = value + _FIXED[kind]
-        if raw[at + 1 : zero] == name:
-            return value, after
-        at = after
-    raise KeyError(name.decode())

@@ -12,7 +12,7 @@ from bson.timestamp import Timestamp
 
 from cdc_core import errors
 from cdc_core.stream import resume_token
-from pipelines.mongodb import catalog, change_stream
+from pipelines.mongodb import catalog, change_stream, cursor_reply
 from pipelines.mongodb import failures as mongodb_failures
 
 
@@ -23,11 +23,18 @@ def sampled_ids(
     documents: int,
     condition: Mapping[str, Any] | None = None,
 ) -> list[bytes]:
-    """So many documents of a collection, or of those that a condition lets through, by chance: raw, with nothing but their `_id`."""
+    """So many documents of a collection, or of those that a condition lets through, by chance: raw, with nothing but
+    their `_id`."""
     matched: list[Mapping[str, Any]] = [{"$match": condition}] if condition else []
     stages = [*matched, {"$sample": {"size": documents}}, {"$project": {"_id": 1}}]
     with mongodb_failures.translating_read(f"choosing documents of {collection.namespace}"):
-        found = connection[collection.db][collection.name].with_options(DEFAULT_RAW_BSON_OPTIONS).aggregate(stages)
+        found = cursor_reply.drained(
+            connection,
+            collection.db,
+            {"aggregate": collection.name, "pipeline": stages, "cursor": {}},
+            codec_options=DEFAULT_RAW_BSON_OPTIONS,
+            read_preference=connection.read_preference,
+        )
         # A set: $sample may give a document more than once.
         return list({bytes(each.raw) for each in found})
 

@@ -17,6 +17,8 @@ INVALID_RESUME_TOKEN = 260
 CHANGE_STREAM_FATAL = 280
 CHANGE_STREAM_HISTORY_LOST = 286
 ONLY_ON_REPLICA_SETS = 40573
+TOKEN_REFUSED = (CHANGE_STREAM_FATAL, INVALID_RESUME_TOKEN)
+"""The codes of a token that the server does not find, or does not take."""
 CURSOR_LOST = (CURSOR_NOT_FOUND, 175, 237)
 """The codes of a cursor that is gone: not found, its plan killed (the collection was dropped), killed."""
 
@@ -30,7 +32,14 @@ TRANSIENT = frozenset(
         # What an operator does to an operation, its cursor or its session, and what passes by itself (locks, time
         # limits, conflicts, full pools, tickets): nobody is at a capture's terminal to start it again.
         *KILLED,
-        *(24, 46, 50, 112, 134, 202, 290, 365),
+        *(24, 46, 50, 112, 134, 143, 145, 202, 216, 281, 282, 290, 314, 355, 365, 46841, 91331, 10045600),
+        # What an overloaded server refuses for now.
+        *(402, 407, 412, 433, 449, 450, 462),
+        # Shards that come and go, chunks that move (250 and 272 end reads of one time), routers that have not heard of it.
+        *(70, 199, 203, 249, 250, 272, 343, 453, 56846),
+        # The oplog overtook the cursor (136): opened again, the stream is told whether its position is lost. Keys that sign cluster
+        # times are not there yet (211), or a directory that knows the user's roles does not answer (404).
+        *(136, 211, 404),
     }
 )
 """The codes of an operation that was interrupted and can be done again: the one list, of streams, chunks and all the rest."""

@@ -115,7 +115,8 @@ class Oplog:
 
 
 def oplog(connection: pymongo.MongoClient[Any]) -> Oplog | None:
-    """The oplog; None where there is none to see (mongos), the user may not (it needs clusterMonitor), or nobody answers."""
+    """The oplog; None where there is none (mongos), the user may not read it (that takes clusterMonitor), or the server
+    does not answer."""
     try:
         window = oplog_window(connection)
         if window is None:

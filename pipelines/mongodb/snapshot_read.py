@@ -12,7 +12,6 @@ from bson.int64 import Int64
 from bson.raw_bson import DEFAULT_RAW_BSON_OPTIONS, RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo import errors as driver
-from pymongo.read_concern import ReadConcern
 from pymongo.read_preferences import ReadPreference
 
 from cdc_core.extended_json import raw_bson
@@ -86,7 +85,7 @@ def hi_as_lo(hi: bytes) -> bytes:
 def id_as_hi(raw: bytes) -> bytes:
     """The `_id` of a raw document as the end of the range before it."""
     # Not decoded: an `_id` may hold what the driver refuses, a date after the year 9999 for one.
-    found = next(element for element in raw_bson.elements(raw) if element.name == b"_id")
+    found = raw_bson.find(raw, b"_id")
     return _single(found.kind, b"hi", raw[found.start : found.end])
 
 
@@ -161,16 +160,28 @@ def existing_ids(
     connection: pymongo.MongoClient[Any], collection: catalog.SourceCollection, condition: Mapping[str, Any]
 ) -> list[bytes]:
     """Of the documents that a condition matches now, raw documents of their `_id` alone."""
-    held = connection[collection.db].get_collection(
-        collection.name, codec_options=DEFAULT_RAW_BSON_OPTIONS, read_concern=ReadConcern("majority")
-    )
+    command = {
+        "find": collection.name,
+        "filter": condition,
+        "projection": {"_id": 1},
+        "hint": {"_id": 1},
+        "readConcern": {"level": "majority"},
+    }
     with mongodb_failures.translating_read(f"looking for documents of {collection.namespace}"):
-        return [each.raw for each in held.find(condition, {"_id": True}, hint={"_id": 1})]
+        found = cursor_reply.drained(
+            connection,
+            collection.db,
+            command,
+            codec_options=DEFAULT_RAW_BSON_OPTIONS,
+            read_preference=connection.read_preference,
+        )
+        return [each.raw for each in found]
 
 
 @contextmanager
 def _reading(connection: pymongo.MongoClient[Any], preferred: Any) -> Iterator[tuple[pymongo.MongoClient[Any], Any, Any]]:
-    """The server that a chunk is read from, a session on it, and the read preference for it, where `preferred` is the user's.
+    """The server that a chunk is read from, a session on it, and the read preference for it, where `preferred` is the
+    user's.
 
     A chunk whose cursor is gone (an election, a collection that was dropped) is to be read again.
     """
@@ -223,4 +234,6 @@ def refusal_of_filter(connection: pymongo.MongoClient[Any], namespace: str, cond
             connection[db].command({"explain": find, "verbosity": "queryPlanner"}, codec_options=cursor_reply.LENIENT)
     except driver.OperationFailure as error:
         return mongodb_failures.first_line(error)
+    except mongodb_failures.CollectionChanged:  # it was dropped just now: there is nothing to refuse
+        return None
     return None

@@ -20,16 +20,16 @@ from pipelines.delta import local_log, store_exclusion
 from pipelines.delta import tables as delta
 from pipelines.mongodb import catalog, change_stream, snapshot_read
 from pipelines.mongodb import client as mongodb
-from pipelines.mongodb import connection as source
+from pipelines.mongodb import connection as connections
 from pipelines.mongodb import failures as mongodb_failures
 from pipelines.mongodb import server as mongodb_server
-from pipelines.terminal import units
+from pipelines.operations import units
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class Verdict(enum.Enum):
+class CheckVerdict(enum.Enum):
     """What an answer means."""
 
     FINE = "fine"
@@ -42,7 +42,7 @@ class Finding:
     """One answer: about what, what was found, what to do, and the error that a run would end with."""
 
     about: str
-    verdict: Verdict
+    verdict: CheckVerdict
     found: str
     mend: str = ""
     error: errors.MedallionError | None = None
@@ -70,7 +70,7 @@ def run(settings: Settings, session: Callable[[], SparkSession] | None = None) -
     A server that cannot be used ends the questions: the findings before it, and that one.
     """
     findings = [*_settings(settings), *_lakehouse(settings, session), *_kafka(settings)]
-    client = source.connection(settings.source).client()
+    client = connections.connection(settings.source).client()
     try:
         findings.append(_server(client))
         if findings[-1].error is None:
@@ -91,9 +91,9 @@ def refuse(findings: Sequence[Finding]) -> None:
 
 
 def _settings(settings: Settings) -> Iterator[Finding]:
-    yield Finding("settings", Verdict.FINE, f"pipeline {settings.name}, {settings.source.capture_mode.value}")
+    yield Finding("settings", CheckVerdict.FINE, f"pipeline {settings.name}, {settings.source.capture_mode.value}")
     for warning in settings.warnings:
-        yield Finding("settings", Verdict.WARNING, warning)
+        yield Finding("settings", CheckVerdict.WARNING, warning)
 
 
 def _lakehouse(settings: Settings, session: Callable[[], SparkSession] | None) -> Iterator[Finding]:
@@ -103,23 +103,23 @@ def _lakehouse(settings: Settings, session: Callable[[], SparkSession] | None) -
         if bronze.path is None and session is not None:
             yield _catalog(bronze.label, session)
             return
-        yield Finding("lakehouse", Verdict.FINE, bronze.label)
+        yield Finding("lakehouse", CheckVerdict.FINE, bronze.label)
         if bronze.path is not None and session is not None:
             yield _store(bronze.path, session)
         return
     there = next(parent for parent in (Path(layout.root or ""), *Path(layout.root or "").parents) if parent.exists())
     if os.access(there, os.W_OK):
-        yield Finding("lakehouse", Verdict.FINE, str(layout.root))
+        yield Finding("lakehouse", CheckVerdict.FINE, str(layout.root))
     else:
         mend = f"give this user the right to write in {there}, or choose another lakehouse.root"
-        yield Finding("lakehouse", Verdict.WRONG, f"{there} cannot be written", mend, errors.DecisionNeeded())
+        yield Finding("lakehouse", CheckVerdict.WRONG, f"{there} cannot be written", mend, errors.DecisionNeeded())
 
 
 def _catalog(table: str, session: Callable[[], SparkSession]) -> Finding:
     """Whether Spark has the catalog, and keeps it when it ends."""
     try:
         session()
-        return Finding("lakehouse", Verdict.FINE, table)
+        return Finding("lakehouse", CheckVerdict.FINE, table)
     except errors.MedallionError as error:
         return _wrong("lakehouse", error)
 
@@ -127,7 +127,7 @@ def _catalog(table: str, session: Callable[[], SparkSession]) -> Finding:
 def _store(location: str, session: Callable[[], SparkSession]) -> Finding:
     """Whether the store can be written and listed, and lets one of two drivers win that commit the same version."""
     try:
-        return Finding("store", Verdict.FINE, store_exclusion.prove(session(), location))
+        return Finding("store", CheckVerdict.FINE, store_exclusion.prove(session(), location))
     except errors.MedallionError as error:
         return _wrong("store", error)
 
@@ -136,10 +136,10 @@ def _kafka(settings: Settings) -> Iterator[Finding]:
     """A capture runs without its Kafka channels: what is wrong with them is a warning."""
     for topic, trouble in kafka.troubles(settings).items():
         if trouble is None:
-            yield Finding("kafka", Verdict.FINE, f"the topic {topic} is there")
+            yield Finding("kafka", CheckVerdict.FINE, f"the topic {topic} is there")
         else:
             mend = "make it, with one partition; look at signal.kafka.bootstrap.servers, signal.consumer.* and producer.override.*"
-            yield Finding("kafka", Verdict.WARNING, f"the topic {topic} cannot be used: {trouble}", mend)
+            yield Finding("kafka", CheckVerdict.WARNING, f"the topic {topic} cannot be used: {trouble}", mend)
 
 
 def _server(client: mongodb.Client) -> Finding:
@@ -149,7 +149,7 @@ def _server(client: mongodb.Client) -> Finding:
     except errors.MedallionError as error:
         return _wrong("server", error)
     kind = "a sharded cluster" if info.is_sharded else "a replica set"
-    return Finding("server", Verdict.FINE, f"MongoDB {info.text}, {kind}")
+    return Finding("server", CheckVerdict.FINE, f"MongoDB {info.text}, {kind}")
 
 
 def _listed(
@@ -163,7 +163,7 @@ def _listed(
     names = {*catalog.database_names(client), *(db for db, _ in chosen.named())}
     found: list[catalog.SourceCollection] = []
     refused: dict[str, errors.AccessRefused] = {}
-    for db in sorted(source.captured_databases(settings.source, names)):
+    for db in sorted(connections.captured_databases(settings.source, names)):
         try:
             found.extend(catalog.collections(client, [db]))
         except errors.AccessRefused as error:
@@ -188,23 +188,23 @@ def _collections(checked: CheckedSource) -> Iterator[Finding]:
         yield _wrong(f"collections of {db}", error, f"db.grantRolesToUser(<user>, [{_role(db)}])")
     for db, name in sorted((db, name) for db, name in named - known if db not in checked.refused):
         mend = "upper and lower case count for MongoDB; a collection that is made later is captured from then on"
-        yield Finding("collections", Verdict.WARNING, f"{db}.{name} does not exist", mend)
+        yield Finding("collections", CheckVerdict.WARNING, f"{db}.{name} does not exist", mend)
     watched = [each.namespace for each in captured if each.kind == "collection"]
     if watched:
         shown = ", ".join(watched[:8]) + (f" and {len(watched) - 8} more" if len(watched) > 8 else "")
-        yield Finding("collections", Verdict.FINE, f"{len(watched)} to capture: {shown}")
+        yield Finding("collections", CheckVerdict.FINE, f"{len(watched)} to capture: {shown}")
     elif not checked.refused:
         mend = "look at source.collection.include.list and database.include.list: they hold regular expressions"
-        yield Finding("collections", Verdict.WARNING, "the lists let no collection in that exists", mend)
+        yield Finding("collections", CheckVerdict.WARNING, "the lists let no collection in that exists", mend)
 
 
 def _unwatchable(collection: catalog.SourceCollection, *, is_named: bool) -> Finding:
     kind = "time-series collection" if collection.kind == "timeseries" else collection.kind
     found = f"{collection.namespace} is a {kind}, which has no change stream"
     if not is_named:
-        return Finding("collections", Verdict.WARNING, f"{found}: it is not captured")
+        return Finding("collections", CheckVerdict.WARNING, f"{found}: it is not captured")
     mend = "take it out of source.collection.include.list"
-    return Finding("collections", Verdict.WRONG, found, mend, errors.SourceUnsuitable())
+    return Finding("collections", CheckVerdict.WRONG, found, mend, errors.SourceUnsuitable())
 
 
 def _names_meet(checked: CheckedSource) -> Iterator[Finding]:
@@ -213,12 +213,12 @@ def _names_meet(checked: CheckedSource) -> Iterator[Finding]:
     for first, second, name in tables.collisions([(each.db, each.name) for each in _captured(checked)]):
         found = f"{first} and {second} would both be the table {name}"
         mend = "take one of them out of the include list, or give it a pipeline with another schema_prefix"
-        yield Finding("names", Verdict.WRONG, found, mend, errors.SourceUnsuitable())
+        yield Finding("names", CheckVerdict.WRONG, found, mend, errors.SourceUnsuitable())
 
 
 def _stream(checked: CheckedSource) -> Iterator[Finding]:
     """The change stream is opened as a capture would, and closed."""
-    options = source.stream_options(checked.settings.source, checked.client)
+    options = connections.stream_options(checked.settings.source, checked.client)
     stream = change_stream.ChangeStream(checked.client, options, change_stream.StreamStart())
     where = f"the database {options.db}" if options.db else "the whole deployment"
     try:
@@ -230,7 +230,7 @@ def _stream(checked: CheckedSource) -> Iterator[Finding]:
     except errors.MedallionError as error:
         yield _wrong("change stream", error)
     else:
-        yield Finding("change stream", Verdict.FINE, f"can be opened on {where}")
+        yield Finding("change stream", CheckVerdict.FINE, f"can be opened on {where}")
     finally:
         stream.close()
 
@@ -242,7 +242,7 @@ def _snapshot_reads(checked: CheckedSource) -> Iterator[Finding]:
     for collection, error in refused:
         yield _wrong(f"snapshot of {collection.namespace}", error, f"db.grantRolesToUser(<user>, [{_role(collection.db)}])")
     if watched and not refused:
-        yield Finding("snapshot reads", Verdict.FINE, "allowed on each of them")
+        yield Finding("snapshot reads", CheckVerdict.FINE, "allowed on each of them")
 
 
 def _refusal(client: mongodb.Client, collection: catalog.SourceCollection) -> errors.MedallionError | None:
@@ -268,18 +268,18 @@ def _oplog(checked: CheckedSource) -> Iterator[Finding]:
     window = mongodb_server.oplog_window(checked.client)
     if window is None:
         mend = "grant clusterMonitor to see it here and in status; the pipeline runs without"
-        yield Finding("oplog", Verdict.WARNING, "its window is unknown to this user", mend)
+        yield Finding("oplog", CheckVerdict.WARNING, "its window is unknown to this user", mend)
         return
     seconds = window.last - window.first
     found = f"reaches back {units.duration(seconds)}"
     if seconds >= checked.settings.source.oplog_headroom_warning_hours * 3600:
-        yield Finding("oplog", Verdict.FINE, found)
+        yield Finding("oplog", CheckVerdict.FINE, found)
         return
     mend = (
         "a capture that is down for longer loses its position: make it larger "
         "(replSetResizeOplog with minRetentionHours), unless this server is young"
     )
-    yield Finding("oplog", Verdict.WARNING, found, mend)
+    yield Finding("oplog", CheckVerdict.WARNING, found, mend)
 
 
 def _images(checked: CheckedSource) -> Iterator[Finding]:
@@ -295,16 +295,16 @@ def _images(checked: CheckedSource) -> Iterator[Finding]:
     for each in without:
         mend = f"use {each.db}; db.runCommand({{collMod: '{each.name}', changeStreamPreAndPostImages: {{enabled: true}}}})"
         found = f"{each.namespace} keeps none, and the capture mode asks for them"
-        yield Finding(about, Verdict.WRONG, found, mend, errors.SourceUnsuitable())
+        yield Finding(about, CheckVerdict.WRONG, found, mend, errors.SourceUnsuitable())
     if not without:
-        yield Finding(about, Verdict.FINE, "kept by every collection")
+        yield Finding(about, CheckVerdict.FINE, "kept by every collection")
 
 
 QUESTIONS: tuple[Question, ...] = (_collections, _names_meet, _stream, _snapshot_reads, _oplog, _images)
 
 
 def _wrong(about: str, error: errors.MedallionError, mend: str = "") -> Finding:
-    return Finding(about, Verdict.WRONG, str(error), mend, error)
+    return Finding(about, CheckVerdict.WRONG, str(error), mend, error)
 
 
 def _role(db: str | None) -> str:

@@ -33,12 +33,12 @@ from cdc_core.stream import resume_token
 from cdc_core.tables import layout as tables
 from pipelines import clock
 from pipelines.bronze import collections as registry
-from pipelines.bronze import log as bronze
+from pipelines.bronze import log as bronze_log
+from pipelines.bronze import quarantine_table
 from pipelines.delta import maintenance, ops_tables, owners, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold import history, models
-from pipelines.operations import quarantine
 from pipelines.spark import parallel
 
 if TYPE_CHECKING:
@@ -55,11 +55,15 @@ OPS = {
     "expectations": "at_ms",
     "signals": "ts_ms",
     "cuts": "made_ms",
+    "cut_requests": "at_ms",
 }
 """Tables of ops whose rows get old, and the column that says how old."""
 
 KEPT_OPS = ("collections", "schemas")
 """Tables of ops whose rows never get old: a run goes by them however long ago they were written."""
+
+IDLE_ROWS = "(kind IN ('transaction', 'notification') OR (kind = 'heartbeat' AND payload = '{}'))"
+"""Rows of bronze that say nothing for ever: of snapshots, gaps and filters others tell, which stay."""
 
 HELD = "not compacted: its writer is alive (--beside-writers compacts it, too)"
 
@@ -117,7 +121,7 @@ def run(
     """
     began = time.monotonic()
     ended = stop or threading.Event()
-    maintaining = _Maintaining(spark, settings, beside_writers, clock.now_ms())
+    maintaining = _MaintenanceRun(spark, settings, beside_writers, clock.now_ms())
     # One table that is damaged or somebody else's must not keep the others from being compacted.
     failures = parallel.Failures()
 
@@ -146,7 +150,7 @@ class _Table:
 
 
 @dataclass
-class _Words:
+class _ResultLines:
     """The lines of one table's result: what was done, and what was left and why."""
 
     done: list[str] = field(default_factory=list)
@@ -154,7 +158,7 @@ class _Words:
 
 
 @dataclass
-class _Maintaining:
+class _MaintenanceRun:
     spark: SparkSession
     settings: Settings
     beside_writers: bool
@@ -167,7 +171,7 @@ class _Maintaining:
     @functools.cached_property
     def _log(self) -> str | None:
         """Whose batches this bronze counts; None where it is not there, or has no name."""
-        return bronze.newest(self.spark, self.bronze).log if delta.exists(self.spark, self.bronze) else None
+        return bronze_log.newest(self.spark, self.bronze).log if delta.exists(self.spark, self.bronze) else None
 
     # --- which tables
 
@@ -202,7 +206,7 @@ class _Maintaining:
         """One table, in its steps."""
         delta.check_ours(self.spark, table.ref)
         # Ours, or nothing is touched: VACUUM of another program's table could take what its readers still need.
-        before, words = delta.size(self.spark, table.ref), _Words()
+        before, words = delta.size(self.spark, table.ref), _ResultLines()
         # First: what a compaction commits says no position, and the log must not be cleaned up behind that.
         if maintenance.checkpoint(self.spark, table.ref):
             words.done.append("checkpoint written")
@@ -215,7 +219,7 @@ class _Maintaining:
         words.done[:0] = [*_compared(before, after)]
         return TableResult(table.ref.label, table.kind, before, after, tuple(words.done), tuple(words.left))
 
-    def _claimed(self, table: _Table, words: _Words) -> None:
+    def _claimed(self, table: _Table, words: _ResultLines) -> None:
         """A table with one writer at a time, compacted without a claim: it would end a writer that comes to an idle table just
         then, and a compaction's commit says no position. What goes from bronze does so under one."""
         if table.kind is TableKind.BRONZE:
@@ -228,7 +232,7 @@ class _Maintaining:
         """Whether there is anything to compact: several files, or rows that are hidden in one."""
         return delta.size(self.spark, table.ref).files > 1 or self._has_vectors(table)
 
-    def _compacted(self, table: _Table, words: _Words) -> None:
+    def _compacted(self, table: _Table, words: _ResultLines) -> None:
         if not self._is_due(table):
             return
         try:
@@ -240,7 +244,7 @@ class _Maintaining:
     def _has_vectors(self, table: _Table) -> bool:
         return delta.properties(self.spark, table.ref).get("delta.enableDeletionVectors") == "true"
 
-    def _facts(self, table: _Table, words: _Words) -> None:
+    def _facts(self, table: _Table, words: _ResultLines) -> None:
         """A table to which anybody appends."""
         try:
             if table.kind is TableKind.DELETES:
@@ -258,7 +262,7 @@ class _Maintaining:
     def _before(self, days: int) -> int:
         return self.now_ms - days * DAY_MS
 
-    def _expire(self, table: _Table, words: _Words) -> None:
+    def _expire(self, table: _Table, words: _ResultLines) -> None:
         """Rows of a table of ops that are too old; signals only when the capture has handled them."""
         days = self.settings.maintenance.ops_retention_days
         if table.age not in self.spark.table(str(table.ref)).columns:
@@ -266,24 +270,24 @@ class _Maintaining:
         where = f"`{table.age}` < {self._before(days)}"
         if table.ref == self.layout.ops("signals"):
             # A signal that no capture has read yet, however old, is still to be carried out.
-            handled = bronze.handled_signals(self.spark, self.bronze) if delta.exists(self.spark, self.bronze) else set()
+            handled = bronze_log.handled_signals(self.spark, self.bronze) if delta.exists(self.spark, self.bronze) else set()
             where += f" AND row IN ({', '.join(map(names.literal, sorted(handled))) or 'NULL'})"
         _note_removed(words, ops_tables.delete(self.spark, table.ref, where), f"rows older than {days} days")
 
-    def _dismiss(self, table: _Table, words: _Words) -> None:
+    def _dismiss(self, table: _Table, words: _ResultLines) -> None:
         """Events whose stay in quarantine has ended: applied, or superseded, in a range that every layer has behind it."""
         assert table.namespace is not None
         days = self.settings.maintenance.ops_retention_days
-        count = quarantine.dismiss(
+        count = quarantine_table.dismiss(
             self.spark, table.ref, before_ms=self._before(days), applied=self._applied(table.namespace)
         )
         _note_removed(words, count, f"events that left quarantine, older than {days} days,")
 
-    def _forget(self, table: _Table, words: _Words) -> None:
+    def _forget(self, table: _Table, words: _ResultLines) -> None:
         """Remembered deletes that gold has published and that nothing late can come before."""
         assert table.namespace is not None
         days = self.settings.maintenance.deletes_retention_days
-        held = quarantine.count(self.spark, self.layout.quarantine(table.namespace.db, table.namespace.collection))
+        held = quarantine_table.count(self.spark, self.layout.quarantine(table.namespace.db, table.namespace.collection))
         if held:
             words.left.append(f"no delete is forgotten: {held} events in quarantine may come before them")
             return
@@ -310,19 +314,24 @@ class _Maintaining:
         to = said.get("to")
         return to if isinstance(to, int) and not is_of_other else 0
 
-    def _trim(self, table: TableRef, words: _Words) -> None:
+    def _trim(self, table: TableRef, words: _ResultLines) -> None:
         """Old events of bronze that every layer has applied; a rebuild then needs a snapshot, and says so."""
         days = self.settings.maintenance.bronze_retention_days
         if days is None:
             return
         before = self._before(days)
+        newest = self.spark.sql(f"SELECT max(batch) AS newest FROM {table}").collect()[0].newest or 0
+        # Nobody asks for them again. The first batch and the last one stay: the one says that bronze has its beginning, the other
+        # has the position.
+        idle = f"{IDLE_ROWS} AND ts_ms < {before} AND batch > 1 AND batch < {newest}"
         own = [self._trimmed(each, before, words) for each in registry.read(self.spark, self.settings).namespaces]
         chosen = " OR ".join(each for each in own if each)
-        if not chosen:
-            return
-        where = f"kind IN ('change', 'snapshot') AND ts_ms < {before} AND ({chosen})"
+        events = f"kind IN ('change', 'snapshot') AND ts_ms < {before} AND ({chosen or 'false'})"
         # Looked for first: the claim would refuse a capture that starts meanwhile, and each property is a commit.
-        if not self.spark.sql(f"SELECT 1 FROM {table} WHERE {where} LIMIT 1").collect():
+        has_events, has_idle = (
+            bool(self.spark.sql(f"SELECT 1 FROM {table} WHERE {where} LIMIT 1").collect()) for where in (events, idle)
+        )
+        if not (has_events or has_idle):
             return
         try:
             writer = Writer.claim(self.spark, table, kept=("batch", "log"), errand="medallion maintain")
@@ -331,8 +340,10 @@ class _Maintaining:
             return
         try:
             # Said before anything goes: a rebuild must never take what is left for all that there was.
-            writer.alter(f"SET TBLPROPERTIES ({names.literal(bronze.TRIMMED)} = '{before}', 'delta.appendOnly' = 'false')")
-            count = maintenance.delete_claimed(writer, where)
+            said = f"{names.literal(bronze_log.TRIMMED)} = '{before}', " if has_events else ""
+            writer.alter(f"SET TBLPROPERTIES ({said}'delta.appendOnly' = 'false')")
+            count = maintenance.delete_claimed(writer, events) if has_events else 0
+            others = maintenance.delete_claimed(writer, idle) if has_idle else 0
             writer.alter("SET TBLPROPERTIES ('delta.appendOnly' = 'true')")
         except errors.CommitConflict as error:
             words.left.append(f"events older than {days} days stay: {error}")
@@ -340,14 +351,16 @@ class _Maintaining:
         finally:
             writer.release()
         _note_removed(words, count, f"events older than {days} days")
-        words.left.append("a rebuild of silver now needs a snapshot of the collection first")
+        _note_removed(words, others, f"rows of no document older than {days} days")
+        if has_events:
+            words.left.append("a rebuild of silver now needs a snapshot of the collection first")
 
-    def _trimmed(self, namespace: registry.Namespace, before: int, words: _Words) -> str | None:
+    def _trimmed(self, namespace: registry.Namespace, before: int, words: _ResultLines) -> str | None:
         """Which events of one collection may go, as SQL: not the last batch that it has, by which it is known."""
         names_ = (namespace.db, namespace.collection)
         silver = self.layout.silver(*names_)
         # An incomplete row, or an event in quarantine, may need the updates that came since, which only bronze has.
-        waiting = quarantine.count(self.spark, self.layout.quarantine(*names_))
+        waiting = quarantine_table.count(self.spark, self.layout.quarantine(*names_))
         if delta.exists(self.spark, silver):
             rows = self.spark.sql(f"SELECT count_if(`__incomplete`) AS n FROM {silver}").collect()[0].n
             waiting += rows
@@ -359,7 +372,7 @@ class _Maintaining:
         chosen = f"({namespace.predicate} AND batch <= {upto})"
         return chosen if self._is_gap_noted(namespace, f"{chosen} AND ts_ms < {before}", words) else None
 
-    def _is_gap_noted(self, namespace: registry.Namespace, chosen: str, words: _Words) -> bool:
+    def _is_gap_noted(self, namespace: registry.Namespace, chosen: str, words: _ResultLines) -> bool:
         """Whether events may go for all that a history needs: one that is there, and not kept for now, has to know that it has a gap."""
         table = self.layout.history(namespace.db, namespace.collection)
         if self.settings.silver.for_collection(str(namespace)).history or not delta.exists(self.spark, table):
@@ -374,14 +387,14 @@ class _Maintaining:
             words.left.append(f"{namespace}: its events stay, a writer of its history is alive")
             return False
         try:
-            to, extra = writer.last_said()
+            to, extra = writer.last_metadata()
             writer.mark(to=to, extra={**extra, history.GAP: True})
         finally:
             writer.release()
         return True
 
 
-def _note_removed(words: _Words, count: int, what: str) -> None:
+def _note_removed(words: _ResultLines, count: int, what: str) -> None:
     if count:
         words.done.append(f"{count:,} {what} removed")
 

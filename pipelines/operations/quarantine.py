@@ -1,18 +1,15 @@
-"""The quarantine tables: events that silver cannot read, listed, and brought back through bronze.
+"""What a person does with events that silver could not read: list them, and bring them back through bronze.
 
-    parted    a range's events without those that cannot be read; these are noted first
     listed    what is in a collection's quarantine, and what became of it
     replay    events that can be read now, appended to bronze again with their own place in the order
 
-Silver appends facts before it applies the range that they are of. A range that is applied again appends them
-again, which changes nothing: the newest fact of an event counts.
+The tables, and how events come into them, are in `pipelines.bronze.quarantine_table`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -24,25 +21,16 @@ from pyspark.sql import functions as F
 
 from cdc_core import errors
 from cdc_core.bronze import columns as bronze
-from cdc_core.silver import quarantine, reduce
+from cdc_core.silver import quarantine as quarantine_rules
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
-from pipelines.bronze import log as bronze_table
-from pipelines.delta import live_files, local_log, query_execution, table_errors
+from pipelines.bronze import log as bronze_log
 from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from cdc_core.settings.parse import Settings
-
-PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "50"}
-
-MANY_FACTS = 20_000
-"""Of more facts a query says which events they hold."""
-
-FEW = 1000
-"""At most so many keys are named in a query; with more of them all events of a range are looked at."""
 
 CORRECTABLE = ("before", "after", "updatedFields", "disambiguatedPaths")
 """The texts of an event that a replay may bring anew."""
@@ -86,67 +74,6 @@ class ReplayResult:
     held: int = 0
 
 
-def parted(
-    spark: SparkSession, table: tables.TableRef, *, events: DataFrame, span: reduce.Range, has_suspects: bool
-) -> DataFrame | None:
-    """The events of `span` as silver may apply them; None where they are as they are, as nearly always.
-
-    `has_suspects` says whether `quarantine.is_suspect` holds for any of them. Facts are appended to `table`,
-    which is made where it is needed. The result may hold updates of which nothing is known
-    (`cdc_core.silver.quarantine.Split`).
-    """
-    # Also readable events are parted where an earlier one of their document waits: applied before it, they would build on
-    # a document that lacks its change.
-    waiting = _waiting(spark, table, before=span.after)
-    if not has_suspects and (waiting is None or _of_same_keys(events, waiting).isEmpty()):
-        return None
-    delta.create(spark, table, columns=quarantine.COLUMNS_DDL, properties=PROPERTIES)
-    known = spark.table(str(table)).limit(0) if waiting is None else waiting
-    split = quarantine.split(events, waiting=known, to=span.to, keys=_concerned(events, known))
-    # Noted before the range is applied: a crash in between repeats the range, and no event is in neither place.
-    split.facts.writeTo(str(table)).append()
-    return split.events
-
-
-@dataclass
-class HeldEvents:
-    """Whether a quarantine holds any event, as this process sees its files: what `count` says, without a query."""
-
-    live: live_files.LiveFiles
-    _version: int = -1
-    _are_none: bool = False
-
-    @staticmethod
-    def of(table: tables.TableRef) -> HeldEvents | None:
-        """None where this process does not see the table."""
-        folder = local_log.folder(table)
-        return None if folder is None else HeldEvents(live_files.LiveFiles(folder))
-
-    def are_none(self) -> bool:
-        """Whether it holds none; False where that cannot be told from here."""
-        newest = local_log.newest_version(self.live.folder)
-        if newest is not None and newest != self._version:
-            self._version, self._are_none = newest, self._hold_none(newest)
-        return newest is not None and self._are_none
-
-    def _hold_none(self, version: int) -> bool:
-        columns = (*quarantine.IDENTITY, "reason", "to", "batch")
-        try:
-            if not self.live.at(version):
-                return False
-            facts = self.live.rows_above("to", -1, columns=columns, limit=MANY_FACTS)
-        except (OSError, pa.ArrowException, live_files.NotReadable):
-            return False
-        newest: dict[tuple[Any, ...], tuple[int, bool, int]] = {}
-        for *identity, reason, to, batch in zip(*(facts[name].to_pylist() for name in columns)):
-            order = (to, reason in _ENDING_REASONS, batch)
-            newest[tuple(identity)] = max(order, newest.get(tuple(identity), order))
-        return all(is_ending for _, is_ending, _ in newest.values())
-
-
-_ENDING_REASONS = frozenset(each.value for each in quarantine.ENDINGS)
-
-
 def listed(
     spark: SparkSession, table: tables.TableRef, *, all_states: bool = False, with_texts: bool = False
 ) -> list[QuarantinedEvent]:
@@ -154,7 +81,7 @@ def listed(
     if not delta.exists(spark, table):
         return []
     facts = spark.table(str(table))
-    chosen = quarantine.current(facts) if all_states else quarantine.held(facts)
+    chosen = quarantine_rules.current(facts) if all_states else quarantine_rules.held(facts)
     names = ("resume_token", "kind", "op", "key", "sequence", "batch", "reason")
     texts = F.struct("before", "after", *(f"updateDescription.{name}" for name in CORRECTABLE[2:]))
     columns = (
@@ -163,36 +90,6 @@ def listed(
         *([texts.alias("texts")] if with_texts else []),
     )
     return [_event(row) for row in chosen.select(*columns).orderBy("sequence", "batch").collect()]
-
-
-def count(spark: SparkSession, table: tables.TableRef) -> int:
-    """How many events a collection's quarantine holds."""
-    return quarantine.held(spark.table(str(table))).count() if delta.exists(spark, table) else 0
-
-
-def dismiss(spark: SparkSession, table: tables.TableRef, *, before_ms: int, applied: int) -> int:
-    """Remove the facts about events from before a time whose stay ended in a batch up to `applied`; how many events.
-
-    All facts of an event go in one commit: an older one that stayed behind would hold the event again. Raises `CommitConflict`.
-    """
-    ended = quarantine.current(spark.table(str(table))).where(
-        F.col("reason").isin([each.value for each in quarantine.ENDINGS])
-        & (F.col("ts_ms") < before_ms)
-        & (F.col("to") <= applied)
-    )
-    chosen = query_execution.computed(ended.select(*quarantine.IDENTITY))
-    view = f"ended_{uuid.uuid4().hex[:8]}"
-    same = " AND ".join(f"t.`{name}` <=> s.`{name}`" for name in quarantine.IDENTITY)
-    try:
-        count = chosen.count()
-        if count:
-            chosen.createOrReplaceTempView(view)
-            with table_errors.translating(table):
-                spark.sql(f"MERGE INTO {table} AS t USING {view} AS s ON {same} WHEN MATCHED THEN DELETE").collect()
-        return count
-    finally:
-        spark.catalog.dropTempView(view)
-        query_execution.release(chosen)
 
 
 def replay(
@@ -228,7 +125,7 @@ def replay(
     waiting = _not_yet_again(spark, layout.bronze(name), readable)
     if not waiting:
         return ReplayResult(0, None, still)
-    log = bronze_table.Log.open(spark, layout.bronze(name), take_over=take_over)
+    log = bronze_log.BronzeLog.open(spark, layout.bronze(name), take_over=take_over)
     # The capture goes by what the newest commit says of its stream: this commit must say the same.
     log.extra = {"stream": log.writer.metadata.get("stream")}
     try:
@@ -307,47 +204,8 @@ def _without_nothing(event: QuarantinedEvent) -> dict[str, Any]:
     return fields if event.texts is not None else {name: value for name, value in fields.items() if name != "texts"}
 
 
-def waiting_keys(spark: SparkSession, table: tables.TableRef, *, since: str) -> DataFrame | None:
-    """The keys, as `__key`, of documents with events of this sequence or later that are held; None where nothing is."""
-    if not delta.exists(spark, table):
-        return None
-    held = quarantine.held(spark.table(str(table))).where((F.col("sequence") >= since) & F.col("key").isNotNull())
-    return held.select(F.col("key").alias("__key")).distinct()
-
-
-def supersede(spark: SparkSession, table: tables.TableRef, *, before: str, to: int) -> None:
-    """End what is held with a sequence before this one: the collection was dropped or renamed since."""
-    if not delta.exists(spark, table):
-        return
-    held = quarantine.held(spark.table(str(table))).where(F.col("sequence") < before)
-    # A fact like any other, and no DELETE: what became of an event can be listed, and the table is only appended to.
-    ended = {"reason": F.lit(quarantine.Reason.SUPERSEDED.value), "to": F.lit(to).cast("bigint")}
-    facts = held.withColumns(ended).select(*spark.table(str(table)).columns)
-    if not facts.isEmpty():
-        facts.writeTo(str(table)).append()
-
-
-def _waiting(spark: SparkSession, table: tables.TableRef, *, before: int) -> DataFrame | None:
-    if not delta.exists(spark, table):
-        return None
-    return quarantine.held(spark.table(str(table)), before=before)
-
-
-def _of_same_keys(events: DataFrame, waiting: DataFrame) -> DataFrame:
-    keys = F.broadcast(waiting.select(F.col("key").alias("_key")).distinct())
-    return events.select("key").join(keys, F.col("key") == F.col("_key"), "left_semi")
-
-
-def _concerned(events: DataFrame, waiting: DataFrame) -> list[str] | None:
-    """The keys that the quarantine has anything to do with; None where there are too many to name."""
-    # One more than may be named is enough to know that they are too many.
-    broken = events.where(quarantine.reason().isNotNull()).select("key")
-    keys = broken.union(waiting.select("key")).where("key IS NOT NULL").distinct().limit(FEW + 1).collect()
-    return [row.key for row in keys] if len(keys) <= FEW else None
-
-
 def _event(row: Any) -> QuarantinedEvent:
-    ending = {each.value for each in quarantine.ENDINGS}
+    ending = {each.value for each in quarantine_rules.ENDINGS}
     found = row.asDict(recursive=True)
     if "texts" in found:
         found["texts"] = {name: text for name, text in found["texts"].items() if text is not None}
@@ -358,7 +216,7 @@ def _held_rows(spark: SparkSession, table: tables.TableRef) -> list[dict[str, An
     """The events that are held, as bronze's rows, each with `to`, in the order that they must apply in."""
     if not delta.exists(spark, table):
         return []
-    held = quarantine.held(spark.table(str(table))).orderBy("sequence", "batch", "offset")
+    held = quarantine_rules.held(spark.table(str(table))).orderBy("sequence", "batch", "offset")
     return [row.asDict(recursive=True) for row in held.drop("reason").collect()]
 
 
@@ -413,14 +271,14 @@ def _readable(spark: SparkSession, rows: Sequence[dict[str, Any]]) -> list[dict[
     # The offset carries the row's number through Spark, which keeps no order.
     numbered = [{name: row[name] for name in bronze.SCHEMA.names} | {"offset": at} for at, row in enumerate(rows)]
     frame = spark.createDataFrame(pa.Table.from_pylist(numbered, schema=bronze.SCHEMA))
-    judged = frame.select("offset", quarantine.reason().alias("reason")).where("reason IS NOT NULL").collect()
+    judged = frame.select("offset", quarantine_rules.reason().alias("reason")).where("reason IS NOT NULL").collect()
     reasons = {row.offset: row.reason for row in judged}
     # Backwards, so that a document's first unreadable event stays. One without a place in the order holds nothing back: nothing
     # can be said to come after it.
     blocked = {
         rows[at]["key"]: at
         for at, reason in sorted(reasons.items(), reverse=True)
-        if reason != quarantine.Reason.NO_SEQUENCE.value
+        if reason != quarantine_rules.Reason.NO_SEQUENCE.value
     }
     return [row for at, row in enumerate(rows) if at not in reasons and at < blocked.get(row["key"], len(rows))]
 
@@ -446,7 +304,7 @@ def _not_yet_again(spark: SparkSession, table: tables.TableRef, rows: Sequence[d
     return [row for row in rows if newest.get((row["resume_token"], row["kind"], row["key"]), 0) <= row["to"]]
 
 
-def _appended(log: bronze_table.Log, rows: Sequence[dict[str, Any]], now_ms: int) -> ReplayResult:
+def _appended(log: bronze_log.BronzeLog, rows: Sequence[dict[str, Any]], now_ms: int) -> ReplayResult:
     """One commit: the events, then a heartbeat that keeps the capture service's position."""
     if log.position is None:
         raise errors.DecisionNeeded(f"{log.table.label}: bronze is empty, there is nothing to replay onto")
@@ -458,7 +316,7 @@ def _appended(log: bronze_table.Log, rows: Sequence[dict[str, Any]], now_ms: int
             {name: row[name] for name in bronze.SCHEMA.names} | {"batch": batch, "offset": first + number}
             for number, row in enumerate(rows)
         ]
-        heartbeat = bronze_table.heartbeat_row(
+        heartbeat = bronze_log.heartbeat_row(
             {"replay": {"events": len(rows)}},
             token=token,
             batch=batch,

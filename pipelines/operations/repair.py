@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Repaired:
+class RepairResult:
     """A table with missing files: how many were missing, how many went with them, and what brings their rows back.
 
     `version` is the table's after that, None where nothing was changed.
@@ -51,7 +51,7 @@ class Repaired:
     version: int | None
 
 
-def run(spark: SparkSession, settings: Settings, *, is_trial: bool = False, take_over: bool = False) -> list[Repaired]:
+def run(spark: SparkSession, settings: Settings, *, is_trial: bool = False, take_over: bool = False) -> list[RepairResult]:
     """Mend every table of the lakehouse that names missing files; with `is_trial` only name them.
 
     Raises `DecisionNeeded` where the tables do not lie on a file system that this process sees, `TableOwned` and `LeaseHeld`
@@ -83,14 +83,14 @@ def run(spark: SparkSession, settings: Settings, *, is_trial: bool = False, take
     return found
 
 
-def to_json(found: Sequence[Repaired]) -> str:
+def to_json(found: Sequence[RepairResult]) -> str:
     """The tables as one JSON object, with the names of the dataclasses' fields."""
     return json.dumps({"tables": [dataclasses.asdict(each) for each in found]}, indent=2)
 
 
 def _table(
     spark: SparkSession, table: tables.TableRef, names: Sequence[str], *, is_trial: bool, take_over: bool
-) -> Repaired | None:
+) -> RepairResult | None:
     files = delta.data_files(spark, table)
     if files is None:
         raise errors.DecisionNeeded(
@@ -106,11 +106,11 @@ def _table(
         writer = Writer.claim(spark, table, take_over=take_over, kept=("batch", "log"))
         try:
             to, extra = _position(writer, names)
-            version = writer.take_out(gone, to=to, extra=extra)
+            version = writer.remove_files(gone, to=to, extra=extra)
         finally:
             with suppress(errors.MedallionError):
                 writer.release()
-    return Repaired(table.label, tuple(sorted(file.name for file in missing)), len(gone), then, version)
+    return RepairResult(table.label, tuple(sorted(file.name for file in missing)), len(gone), then, version)
 
 
 def _plan(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cdc_core.schema import document_schema, evolution
+from cdc_core.schema import column_types, document_schema, evolution
 from pipelines.bronze import collections as registry
 from pipelines.delta import tables as delta
 from pipelines.schema import log as schemas
@@ -84,7 +84,7 @@ def _evolution(collection: str, rows: Sequence[Row], generation: str) -> SchemaH
         return SchemaHistory(collection, 0, (), ())
     last = max(whole, key=lambda row: row.version)
     schema = document_schema.DocumentSchema.from_json(last.schema)
-    columns = tuple(SilverColumn(name, document_schema.ddl(type_)) for name, type_ in schema.table())
+    columns = tuple(SilverColumn(name, column_types.ddl(type_)) for name, type_ in schema.table())
     line = _line(rows, generation)
     changes = [row for row in rows if row.generation in line]
     changes.sort(key=lambda row: (line.index(row.generation), row.version))

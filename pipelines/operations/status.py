@@ -22,13 +22,13 @@ from cdc_core.tables import claims
 from cdc_core.tables import layout as tables
 from pipelines import clock
 from pipelines.bronze import collections as registry
-from pipelines.bronze import log as bronze
+from pipelines.bronze import log as bronze_log
+from pipelines.bronze import quarantine_table
 from pipelines.capture import metrics
 from pipelines.delta import direct_log, local_log, query_execution, table_history
 from pipelines.delta import tables as delta
-from pipelines.mongodb import connection as source
+from pipelines.mongodb import connection as connections
 from pipelines.mongodb import server as mongodb_server
-from pipelines.operations import quarantine
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
@@ -73,7 +73,7 @@ class SnapshotStatus:
 
 
 @dataclass(frozen=True)
-class Bronze:
+class BronzeStatus:
     """The log: `position` is the cluster time in seconds up to which it is complete, `slow_commits` why commits go through
     Spark and not straight into Delta's log (None where they do)."""
 
@@ -111,7 +111,7 @@ class TableStatus:
 
 
 @dataclass(frozen=True)
-class Collection:
+class CollectionStatus:
     """One captured collection through the layers; None where a layer has no table of it yet.
 
     `incomplete_since` is set from the loss of changes (the oplog no longer held the position) to the end of the snapshot
@@ -129,31 +129,31 @@ class Collection:
 
 
 @dataclass(frozen=True)
-class Status:
+class PipelineStatus:
     """A pipeline at `at_ms`, milliseconds since 1970; `metrics` are those of its capture, where it runs and shows them."""
 
     name: str
     at_ms: int
     source: ServerStatus
-    bronze: Bronze | None
-    collections: tuple[Collection, ...]
+    bronze: BronzeStatus | None
+    collections: tuple[CollectionStatus, ...]
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
-def read(spark: SparkSession, settings: Settings) -> Status:
+def read(spark: SparkSession, settings: Settings) -> PipelineStatus:
     """The status of a pipeline, also where it never ran or the source does not answer."""
     now_ms = clock.now_ms()
     server = _source(settings)
     log = delta.layout(settings.lakehouse).bronze(settings.name)
     shown = metrics.scrape(port=settings.source.metrics_port, address=settings.source.metrics_address)
     if not delta.exists(spark, log):
-        return Status(settings.name, now_ms, server, None, (), shown)
+        return PipelineStatus(settings.name, now_ms, server, None, (), shown)
     delta.check_ours(spark, log)
-    reading = _Reading(spark, settings, log, now_ms)
-    return Status(settings.name, now_ms, server, reading.bronze(server), reading.collections(), shown)
+    reading = _StatusReader(spark, settings, log, now_ms)
+    return PipelineStatus(settings.name, now_ms, server, reading.bronze(server), reading.collections(), shown)
 
 
-def to_json(status: Status) -> str:
+def to_json(status: PipelineStatus) -> str:
     """The status as one JSON object, with the names of the dataclasses' fields."""
     return json.dumps(dataclasses.asdict(status), indent=2)
 
@@ -161,7 +161,7 @@ def to_json(status: Status) -> str:
 def _source(settings: Settings) -> ServerStatus:
     # A server that cannot be reached is a line of the status, not its end: the tables say where they stand without it.
     try:
-        client = source.connection(settings.source).client(serverSelectionTimeoutMS=PATIENCE_MS)
+        client = connections.connection(settings.source).client(serverSelectionTimeoutMS=PATIENCE_MS)
     except errors.MedallionError as error:
         return ServerStatus(problem=str(error))
     with contextlib.closing(client):
@@ -175,7 +175,7 @@ def _source(settings: Settings) -> ServerStatus:
 
 
 @dataclass(frozen=True)
-class _Progress:
+class _TableProgress:
     """A table of silver or gold: the batch that it is at, and the one that it was at `seconds` before its last commit."""
 
     table: tables.TableRef
@@ -187,16 +187,16 @@ class _Progress:
 
 
 @dataclass(frozen=True)
-class _Both:
+class _CollectionTables:
     """One collection's tables."""
 
     namespace: registry.Namespace
-    silver: _Progress | None
-    gold: _Progress | None
+    silver: _TableProgress | None
+    gold: _TableProgress | None
 
 
 @dataclass(frozen=True)
-class _Reading:
+class _StatusReader:
     """One look at the tables of a pipeline."""
 
     spark: SparkSession
@@ -208,13 +208,13 @@ class _Reading:
     def layout(self) -> tables.Layout:
         return delta.layout(self.settings.lakehouse)
 
-    def bronze(self, server: ServerStatus) -> Bronze | None:
-        position = bronze.read_position(self.spark, self.log)
+    def bronze(self, server: ServerStatus) -> BronzeStatus | None:
+        position = bronze_log.read_position(self.spark, self.log)
         if position is None:
             return None
         at = resume_token.position(position.token).seconds
         commit = table_history.last_commit(self.spark, self.log)
-        return Bronze(
+        return BronzeStatus(
             table=self.log.label,
             batch=position.batch,
             events=position.offset + 1,
@@ -231,8 +231,8 @@ class _Reading:
         takes_settings = why is None or query_execution.takes_settings(self.spark)
         return why if takes_settings else f"{why}; {query_execution.WITHOUT_SETTINGS}"
 
-    def collections(self) -> tuple[Collection, ...]:
-        payloads = bronze.gap_and_snapshot_heartbeats(self.spark, self.log)
+    def collections(self) -> tuple[CollectionStatus, ...]:
+        payloads = bronze_log.gap_and_snapshot_heartbeats(self.spark, self.log)
         snapshots, gaps = _snapshots(payloads), snapshot_state.unrepaired(payloads)
         # A collection whose snapshot has begun may have no event yet, and so no table: it is shown all the same.
         met = registry.read(self.spark, self.settings).namespaces
@@ -252,15 +252,15 @@ class _Reading:
         ).collect()[0]
         return row.events / ((row.last - row.first) / 1000) if row.events and row.last > row.first else None
 
-    def _both(self, namespace: registry.Namespace) -> _Both:
+    def _both(self, namespace: registry.Namespace) -> _CollectionTables:
         db, collection = namespace.db, namespace.collection
-        return _Both(
+        return _CollectionTables(
             namespace,
             self._progress(self.layout.silver(db, collection)),
             self._progress(self.layout.gold(db, collection)),
         )
 
-    def _progress(self, table: tables.TableRef) -> _Progress | None:
+    def _progress(self, table: tables.TableRef) -> _TableProgress | None:
         """Where a table stands, and where it stood ten minutes before its last commit; None where there is none."""
         if not delta.exists(self.spark, table):
             return None
@@ -273,9 +273,9 @@ class _Reading:
             each for each in reversed(commits) if last.timestamp_ms - each[0].timestamp_ms <= RATE_SECONDS * 1000
         )
         seconds = (last.timestamp_ms - first.timestamp_ms) / 1000
-        return _Progress(table, last.version, batch, before, seconds, self._writer(last))
+        return _TableProgress(table, last.version, batch, before, seconds, self._writer(last))
 
-    def _waiting(self, found: Sequence[_Both]) -> Mapping[registry.Namespace, Row]:
+    def _waiting(self, found: Sequence[_CollectionTables]) -> Mapping[registry.Namespace, Row]:
         """For each collection what waits for silver and for gold, and what each took in lately: one query over bronze."""
         if not found:
             return {}
@@ -303,21 +303,21 @@ class _Reading:
         return {registry.Namespace(row.db, row.collection): row for row in rows}
 
     def _collection(
-        self, each: _Both, snapshots: Mapping[str, SnapshotStatus], waiting: Mapping[registry.Namespace, Row]
-    ) -> Collection:
+        self, each: _CollectionTables, snapshots: Mapping[str, SnapshotStatus], waiting: Mapping[registry.Namespace, Row]
+    ) -> CollectionStatus:
         name = str(each.namespace)
         row = waiting.get(each.namespace)
         held = self.layout.quarantine(each.namespace.db, each.namespace.collection)
-        return Collection(
+        return CollectionStatus(
             collection=name,
             snapshot=snapshots.get(name),
             silver=self._layer(each.silver, row, "silver"),
             gold=self._layer(each.gold, row, "gold"),
             waiting_events=row.silver_events if row else 0,
-            quarantined=quarantine.count(self.spark, held),
+            quarantined=quarantine_table.count(self.spark, held),
         )
 
-    def _layer(self, progress: _Progress | None, row: Row | None, layer: str) -> TableStatus | None:
+    def _layer(self, progress: _TableProgress | None, row: Row | None, layer: str) -> TableStatus | None:
         if progress is None:
             return None
         since = row[f"{layer}_since"] if row else None
@@ -369,7 +369,7 @@ def _snapshots(payloads: Sequence[Mapping[str, Any]]) -> Mapping[str, SnapshotSt
     return found
 
 
-def _with_gap(each: Collection, gap: snapshot_state.Gap | None) -> Collection:
+def _with_gap(each: CollectionStatus, gap: snapshot_state.Gap | None) -> CollectionStatus:
     return each if gap is None else dataclasses.replace(each, incomplete_since=gap.since, incomplete_because=gap.why)
 
 
@@ -385,7 +385,7 @@ def _with_position(commits: Sequence[local_log.Commit]) -> Iterator[tuple[local_
             yield commit, to
 
 
-def _bounds(each: _Both) -> tuple[int, int, int, int]:
+def _bounds(each: _CollectionTables) -> tuple[int, int, int, int]:
     silver, gold = each.silver, each.gold
     return (
         silver.before if silver else 0,

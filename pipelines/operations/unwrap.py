@@ -24,15 +24,15 @@ import orjson
 from cdc_core import errors
 from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.properties.unwrap import UnwrapOptions
-from cdc_core.unwrap import new_document_state as unwrap
+from cdc_core.unwrap import new_document_state
 from cdc_core.unwrap import rows as unwrap_rows
 from cdc_core.unwrap.change_event import Json
-from cdc_core.unwrap.new_document_state import Dropped, Extracted, Unchanged
+from cdc_core.unwrap.new_document_state import DroppedRecord, ExtractedRecord, UnchangedRecord
 
 STANDARD_STREAM = "-"
 Name = str | os.PathLike[str]
 _SMT = "ExtractNewDocumentState"
-_Result = Extracted | Unchanged | Dropped
+_Result = ExtractedRecord | UnchangedRecord | DroppedRecord
 
 
 class _Sink(Protocol):
@@ -42,7 +42,7 @@ class _Sink(Protocol):
 
 
 @dataclass(frozen=True)
-class Summary:
+class UnwrapSummary:
     """What became of the lines."""
 
     lines: int = 0
@@ -60,7 +60,7 @@ class Summary:
         )
 
 
-def run(options_path: Name, in_path: Name, out_path: Name) -> Summary:
+def run(options_path: Name, in_path: Name, out_path: Name) -> UnwrapSummary:
     """Writes the rows of the events in `in_path` to `out_path`; `-` is standard input or output, `.gz` is compressed.
 
     The options are a JSON object of the SMT's options, or a connector's whole JSON. The output appears whole or not
@@ -70,7 +70,7 @@ def run(options_path: Name, in_path: Name, out_path: Name) -> Summary:
     options = load_options(options_path)
     events = os.fspath(in_path)
     with _readable(events) as path, _writable(os.fspath(out_path)) as out:
-        tables = unwrap_rows.Tables()
+        tables = unwrap_rows.RecordTables()
         for _, result in _results(path, events, options):
             tables.see(result)
         return _written(_results(path, events, options), tables, out)
@@ -97,25 +97,25 @@ def _of_connector(found: Mapping[str, object]) -> Mapping[str, object]:
     return {name: value for name, value in properties.items() if name.startswith(starts)}
 
 
-def _written(results: Iterator[tuple[bytes, _Result]], tables: unwrap_rows.Tables, out: _Sink) -> Summary:
+def _written(results: Iterator[tuple[bytes, _Result]], tables: unwrap_rows.RecordTables, out: _Sink) -> UnwrapSummary:
     counts = dict.fromkeys(("lines", "rows", "deletes", "dropped", "unchanged", "rescued"), 0)
     collections: dict[str, None] = {}
     for line, result in results:
         counts["lines"] += 1
         match result:
-            case Extracted():
+            case ExtractedRecord():
                 row = tables.row(result)
                 collections.setdefault(result.collection)
                 counts["deletes" if result.is_delete else "rows"] += 1
                 counts["rescued"] += int(unwrap_rows.RESCUED in (row.value or {}))
                 out.write(orjson.dumps(row.to_json()) + b"\n")
-            case Dropped():
+            case DroppedRecord():
                 counts["dropped"] += 1
                 out.write(b'{"dropped":true}\n')
             case _:
                 counts["unchanged"] += 1
                 out.write(orjson.dumps(unwrap_rows.passed(orjson.loads(line))) + b"\n")
-    return Summary(**counts, collections=tuple(name for name in collections if name))
+    return UnwrapSummary(**counts, collections=tuple(name for name in collections if name))
 
 
 def _results(path: pathlib.Path, shown: str, options: UnwrapOptions) -> Iterator[tuple[bytes, _Result]]:
@@ -129,7 +129,7 @@ def _results(path: pathlib.Path, shown: str, options: UnwrapOptions) -> Iterator
 def _result(line: bytes, where: str, options: UnwrapOptions) -> _Result:
     event = _json(line, where)
     try:
-        return unwrap.extracted(event, options=options)
+        return new_document_state.extracted(event, options=options)
     except ValueError as error:
         raise errors.SettingsError(errors.Problem(where, f"the event cannot be read: {error}")) from error
 

@@ -84,7 +84,7 @@ class TableSummary:
 class PageContent:
     """All that the page shows."""
 
-    status: pipeline_status.Status
+    status: pipeline_status.PipelineStatus
     points: tuple[Point, ...] = ()
     changes: tuple[SchemaChangeRow, ...] = ()
     verifications: tuple[Mapping[str, Any], ...] = ()
@@ -98,6 +98,11 @@ def write(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise errors.SettingsError(errors.Problem("--html", f"{path} cannot be written: {error.strerror}")) from None
+
+
+def text(spark: SparkSession, settings: Settings) -> str:
+    """The page as it is now, as HTML."""
+    return rendered(read(spark, settings))
 
 
 def read(spark: SparkSession, settings: Settings) -> PageContent:
@@ -152,7 +157,7 @@ def rendered(seen: PageContent) -> str:
 class _PageReader:
     spark: SparkSession
     settings: Settings
-    status: pipeline_status.Status
+    status: pipeline_status.PipelineStatus
 
     @property
     def _layout(self) -> Any:

@@ -61,10 +61,20 @@ def bars(names: Sequence[str], series: Sequence[Series], *, unit: str) -> str:
     height = 70 + 30 * max(1, len(names)) * len(series)
     chart = pygal.HorizontalBar(**(_shape() | {"height": height}))
     chart.value_formatter = lambda value: f"{value:,.4g} {unit}".strip()
-    chart.x_labels = list(names)
+    chart.x_labels = list(map(_label, names))
     for each in series:
         chart.add(each.name, list(each.values))
     return _inline(chart)
+
+
+LABEL = 28
+"""So many signs of a name leave room for its bar, on a phone too; the tables of the page have it whole."""
+
+
+def _label(name: str) -> str:
+    """A name beside its bar: one that is long without its middle, and without signs that no SVG may hold."""
+    shown = "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in name)
+    return shown if len(shown) <= LABEL else f"{shown[: LABEL // 2]}…{shown[1 - LABEL // 2 :]}"
 
 
 def _shape() -> dict[str, object]:

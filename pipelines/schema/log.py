@@ -57,8 +57,8 @@ FEW_FIELDS = 100
 class Evolution:
     """What a batch did to its collection's schema, and how it is typed.
 
-    `refused` counts texts that are not JSON to the letter: they go through the exact path, and come out typed or unreadable. `seen_at` is the mark of the batch's first event. `also` has the counts that
-    `evolve` was asked for.
+    `refused` counts texts that are not JSON to the letter: they go through the exact path, and come out typed or
+    unreadable. `seen_at` is the mark of the batch's first event. `also` has the counts that `evolve` was given.
     """
 
     schema: DocumentSchema
@@ -88,15 +88,15 @@ def evolve(
     the events do (`sequence`, `__sequence` or `offset` by default): where one path shows values of several kinds, the
     first one gives the column its type, so that the result depends on the documents and the current schema alone, and is
     the same for any partitioning and any cut into batches. `also` are conditions over `df`, as SQL by name, whose rows are
-    counted on the way. `reserved` are names that no field's column may take, beside the engine's. `events` is how many rows there
-    are, where that is known: of few the first documents are all of them, and are not searched for.
+    counted on the way. `reserved` are names that no field's column may take, beside the engine's. `events` is how many
+    rows there are, where that is known: of few the first documents are all of them, and are not searched for.
     """
     order = mark or next((name for name in _MARKS if name in df.columns), None)
     few = 0 < events <= BEGINNING
 
-    def look(plan: typed.Plan, also: Mapping[str, str], *, everything: bool) -> typed.Sight:
+    def look(plan: typed.Plan, also: Mapping[str, str], *, everything: bool) -> typed.Inference:
         rows = df if few or not everything else _beginning(df, column, order)
-        return _seen(rows, column, order, plan, also=also, everything=everything)
+        return _inference(rows, column, order, plan, also=also, everything=everything)
 
     evolution = _evolution(look, current, options or unwrap_options.UnwrapOptions(), pins, also or {}, reserved)
     return evolution if order else replace(evolution, seen_at=None)
@@ -117,11 +117,11 @@ def evolve_here(
     marks = pa.array([f"{place}/{digest}" for place, digest in zip(places.to_pylist(), digests)], pa.string())
     batch = pa.RecordBatch.from_arrays([texts, marks, places], names=["text", "mark", "place"])
 
-    def look(plan: typed.Plan, also: Mapping[str, str], *, everything: bool) -> typed.Sight:
+    def look(plan: typed.Plan, also: Mapping[str, str], *, everything: bool) -> typed.Inference:
         # Collections of one schema share their plan's decoder, which learns, and is for one thread at a time.
         with _LOOKING:
-            (found,) = typed.looked_at(plan, everything=everything)(iter([batch]))
-        return typed.Sight.of_row(found.to_pylist()[0])
+            (found,) = typed.inference(plan, everything=everything)(iter([batch]))
+        return typed.Inference.of_row(found.to_pylist()[0])
 
     return _evolution(look, current, options, pins, {}, reserved)
 
@@ -135,23 +135,23 @@ def _digest(text: str | None) -> int:
     return _SEED if text is None else xxhash.xxh64_intdigest(text.encode(), seed=_SEED)
 
 
-class _Look(Protocol):
+class _Infer(Protocol):
     """Looks at documents by a plan, at all of the first ones where `everything` is set; counts the conditions `also`."""
 
-    def __call__(self, plan: typed.Plan, also: Mapping[str, str], *, everything: bool) -> typed.Sight: ...
+    def __call__(self, plan: typed.Plan, also: Mapping[str, str], *, everything: bool) -> typed.Inference: ...
 
 
 def _evolution(
-    look: _Look,
+    look: _Infer,
     current: DocumentSchema,
     options: unwrap_options.UnwrapOptions,
     pins: Pins | None,
     also: Mapping[str, str],
     reserved: frozenset[str],
 ) -> Evolution:
-    naming = column_names.Naming.of(options)
+    naming = column_names.ColumnNaming.of(options)
     naming = replace(naming, reserved=naming.reserved | reserved)
-    known, begun = current, typed.Sight()
+    known, begun = current, typed.Inference()
     if not current.fields:
         begun = look(typed.Plan(replace(current, naming=naming)), {}, everything=True)
         known, _ = _joined(current, begun, pins, naming)
@@ -175,10 +175,10 @@ def begun(
 
     None where it shall be made of all: there is no document, or one of them may be used as a map.
     """
-    naming = column_names.Naming.of(options)
+    naming = column_names.ColumnNaming.of(options)
     naming = replace(naming, reserved=naming.reserved | reserved)
     start = typed.Plan(replace(document_schema.EMPTY, naming=naming))
-    sight = _seen(_beginning(df, "after", mark), "after", mark, start, everything=True)
+    sight = _inference(_beginning(df, "after", mark), "after", mark, start, everything=True)
     if sight.first is None or _most_fields(sight.shape) > FEW_FIELDS:
         return None
     schema, changes = _joined(document_schema.EMPTY, sight, pins, naming)
@@ -192,7 +192,7 @@ def _most_fields(shape: Shape) -> int:
 
 
 def _joined(
-    schema: DocumentSchema, sight: typed.Sight, pins: Pins | None, naming: column_names.Naming
+    schema: DocumentSchema, sight: typed.Inference, pins: Pins | None, naming: column_names.ColumnNaming
 ) -> tuple[DocumentSchema, tuple[Change, ...]]:
     """The schema with what was seen; new columns in the order of the first document."""
     first = None if sight.first is None else exact.parsed(sight.first)[0]
@@ -202,7 +202,8 @@ def _joined(
 def _marks(df: DataFrame, column: str, order: str | None) -> tuple[str, str]:
     """A row's place in the order, and its document's own mark, as SQL.
 
-    Both sort as the events do. Rows of a snapshot's chunk share their place, so that a digest of the text follows it in a mark.
+    Both sort as the events do. Rows of a snapshot's chunk share their place, so that a digest of the text follows it in
+    a mark.
     """
     place = "''"
     if order is not None:
@@ -220,7 +221,7 @@ def _beginning(df: DataFrame, column: str, order: str | None) -> DataFrame:
     return df
 
 
-def _seen(
+def _inference(
     df: DataFrame,
     column: str,
     order: str | None,
@@ -228,13 +229,13 @@ def _seen(
     *,
     also: Mapping[str, str] = {},
     everything: bool = False,
-) -> typed.Sight:
+) -> typed.Inference:
     """A look at the documents that the plan's schema does not hold, or at all."""
     place, mark = _marks(df, column, order)
     conditions = [f"({condition}) AS also_{number}" for number, condition in enumerate(also.values())]
     given = df.selectExpr(f"{identifier(column)} AS text", f"{mark} AS mark", f"{place} AS place", *conditions)
-    found = given.mapInArrow(typed.looked_at(plan, everything=everything), typed.LOOKED_AT)
-    return functools.reduce(typed.Sight.with_other, map(typed.Sight.of_row, found.collect()), typed.Sight())
+    found = given.mapInArrow(typed.inference(plan, everything=everything), typed.INFERENCE_DDL)
+    return functools.reduce(typed.Inference.with_other, map(typed.Inference.of_row, found.collect()), typed.Inference())
 
 
 @dataclass(frozen=True)
@@ -253,7 +254,8 @@ def latest(
     generations: Mapping[str, str] | None = None,
     until: int | None = None,
 ) -> dict[str, SchemaVersion]:
-    """The schema that each collection has now, or had at a batch; `generations` are those of the silver tables that a rebuild made."""
+    """The schema that each collection has now, or had at a batch; `generations` are those of the silver tables that a
+    rebuild made."""
     return of_generations(newest(spark, table, until=until), generations or {})
 
 

@@ -74,7 +74,8 @@ def _placed(parsed: settings.Settings, path: Path) -> settings.Settings:
 
 
 def _found(folder: str | None, path: Path) -> str | None:
-    """A folder of the settings: from the working directory, else from the file's folder or the one above, where a job finds it."""
+    """A folder of the settings: from the working directory, else from the file's folder or the one above, where a job
+    finds it."""
     if folder is None or Path(folder).is_dir():
         return folder
     beside = (path.resolve().parent / folder, path.resolve().parents[1] / folder)

@@ -16,8 +16,8 @@ from pyspark.sql import functions as F
 from cdc_core.silver import reduce
 from cdc_core.typed import plan as typed
 from pipelines.bronze import collections as registry
+from pipelines.bronze import survey
 from pipelines.delta import upsert
-from pipelines.silver import survey
 from pipelines.silver.collection import SilverCollection
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Deletes:
-    """Deleted keys with the sequence of their delete, as columns `__key` and `__sequence`, and the number of delete events."""
+    """Deleted keys with the sequence of their delete, as columns `__key` and `__sequence`, and the number of delete
+    events."""
 
     rows: DataFrame
     events: int
@@ -41,7 +42,7 @@ class RowBatch:
     """
 
     rows: DataFrame
-    range_: reduce.Range
+    range_: reduce.BatchRange
     after: registry.SilverPosition
     plan: typed.Plan
     counts: survey.EventCounts = field(default_factory=survey.EventCounts)
@@ -54,7 +55,7 @@ class RowBatch:
     is_late: bool = False
     touched: DataFrame | None = None
     """The keys of the rows, where they are cheaper to find than the rows are."""
-    sought: upsert.PendingDelete | None = None
+    pending_deletes: upsert.PendingDelete | None = None
     """The search for these keys in the table, where it has begun already."""
     unless: Callable[[], bool] | None = None
     """Says, once the rows are written, that they must not be committed."""

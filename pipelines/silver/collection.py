@@ -15,10 +15,9 @@ from cdc_core.silver import reduce
 from cdc_core.tables import layout as tables
 from cdc_core.typed.decoding import Decoder
 from pipelines.bronze import collections as registry
+from pipelines.bronze import quarantine_table, survey
 from pipelines.delta.writer import Writer
-from pipelines.operations import quarantine
 from pipelines.schema import log as schemas
-from pipelines.silver import survey
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,10 +44,10 @@ class SilverCollection:
     """Columns of the table that `add.fields` made, now or once: no field of a document gets their names."""
     origin: str = ""
     """What its rows are called from now on where they begin anew; empty where they go on."""
-    held: quarantine.HeldEvents | None = None
+    held: quarantine_table.HeldEvents | None = None
     """What is known of its events in quarantine, once there is one."""
     decoder: Decoder | None = None
-    """What types the documents of batches that this process applies itself (`pipelines.silver.few`)."""
+    """What types the documents of batches that this process applies itself (`pipelines.silver.small_batch`)."""
 
     def __post_init__(self) -> None:
         self.columns = reduce.needed(self.options.unwrap)
@@ -72,7 +71,7 @@ class SilverCollection:
         """The table as it is now. Not kept: a DataFrame goes on with the columns and files that it was made with."""
         return self.spark.table(str(self.writer.table))
 
-    def events(self, span: reduce.Range) -> DataFrame:
+    def events(self, span: reduce.BatchRange) -> DataFrame:
         """Its events in a span of bronze's batches, in no order."""
         return survey.events(self.spark, self.bronze, self.namespace, span)
 
@@ -92,3 +91,19 @@ class SilverCollection:
     def move(self, after: registry.SilverPosition) -> None:
         """Only the position moves: an empty commit."""
         self.writer.mark(to=after.to, extra=after.extra)
+
+
+@dataclass(frozen=True)
+class CollectionWork:
+    """What one collection's table lacks: the events and sweeps between its position and the batch `to`."""
+
+    namespace: registry.Namespace
+    position: registry.SilverPosition
+    to: int
+    counts: survey.EventCounts
+    sweeps: tuple[reduce.Sweep, ...] = ()
+
+    @property
+    def span(self) -> reduce.BatchRange:
+        """The batches to apply."""
+        return reduce.BatchRange(self.position.to, self.to)

@@ -1,8 +1,8 @@
 """The deletes that a collection's table remembers: a document that was deleted does not come back with a late event.
 
 Where a delete takes the row away, the table itself no longer says that the key had one. So the delete is noted in a table
-of its own, and events that come late are compared with it. That a delete which comes late removes no newer row is decided
-where rows are compared, in `cdc_core.silver.merge`.
+of its own, and events that come late are compared with it (`not_resurrected`). The other way round, a delete that comes
+late removes no newer row: that is the guard of the MERGE, in `cdc_core.silver.merge`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from cdc_core.bronze import columns as bronze
+from pipelines.bronze import survey
 from pipelines.delta import ops_tables
 from pipelines.delta import tables as delta
-from pipelines.silver import survey
 from pipelines.silver import tables as silver_tables
 from pipelines.silver.batch import Deletes, RowBatch
 from pipelines.silver.collection import SilverCollection

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from cdc_core.bronze import columns as bronze
-from cdc_core.silver import quarantine as unreadable
+from cdc_core.silver import quarantine as quarantine_rules
 from cdc_core.silver import reduce
-from pipelines.operations import quarantine
+from pipelines.bronze import quarantine_table, survey
 from pipelines.schema import log as schemas
-from pipelines.silver import survey
-from pipelines.silver import tables as silver_tables
 from pipelines.silver.batch import RowBatch
 from pipelines.silver.collection import SilverCollection
 
@@ -34,7 +32,7 @@ def _braced(text: str) -> str:
 _PARTIAL = "(op = 'u' AND `after` IS NULL)"
 COUNTED = {
     "partial": _PARTIAL,
-    # Wider than `unreadable.is_suspect`, and cheap: it is evaluated for each event, the exact one only where this counts any.
+    # Wider than `quarantine_rules.is_suspect`, and cheap: it is evaluated for each event, the exact one only where this counts any.
     "suspect": (
         "key IS NULL OR sequence IS NULL OR length(sequence) <> 24 OR op IS NULL OR op NOT IN ('c', 'u', 'd', 'r') "
         f"OR (op IN ('c', 'r') AND `after` IS NULL) OR (op <> 'd' AND NOT {_braced('`after`')})"
@@ -54,12 +52,12 @@ def evolved(collection: SilverCollection, batch: RowBatch) -> RowBatch:
     texts, events = looked_at(collection, batch.rows, batch.counts), batch.counts.events
     evolution = evolve(collection, texts, batch.number, also=counted, records=False, events=events)
     suspects = evolution.refused + evolution.also["suspect"] + evolution.also.get("updates", 0)
-    parted = quarantine.parted(
+    parted = quarantine_table.applicable(
         collection.spark,
         collection.quarantine,
         events=batch.rows,
         span=batch.range_,
-        has_suspects=suspects > 0 and not batch.rows.where(unreadable.is_suspect()).isEmpty(),
+        has_suspects=suspects > 0 and not batch.rows.where(quarantine_rules.is_suspect()).isEmpty(),
     )
     if parted is None:
         record(collection, evolution, batch.number)
@@ -67,7 +65,7 @@ def evolved(collection: SilverCollection, batch: RowBatch) -> RowBatch:
     texts = looked_at(collection, parted, batch.counts)
     evolution = evolve(collection, texts, batch.number, also=counted, events=events)
     # The search for keys took those of the events in quarantine for replaced, too; their rows stay.
-    return replace(batch, rows=parted, plan=evolution.plan, partial=evolution.also["partial"], sought=None)
+    return replace(batch, rows=parted, plan=evolution.plan, partial=evolution.also["partial"], pending_deletes=None)
 
 
 def evolve(
@@ -84,7 +82,7 @@ def evolve(
         texts,
         current=collection.schema.schema,
         options=collection.options.unwrap,
-        pins=silver_tables.pins(collection.options),
+        pins=collection.options.pins,
         mark="sequence",
         also=also,
         reserved=collection.reserved,
@@ -107,7 +105,7 @@ def has_schema(collection: SilverCollection, batch: RowBatch) -> bool:
         begun = schemas.begun(
             batch.rows,
             options=collection.options.unwrap,
-            pins=silver_tables.pins(collection.options),
+            pins=collection.options.pins,
             mark="sequence",
             reserved=collection.reserved,
         )

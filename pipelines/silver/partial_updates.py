@@ -18,9 +18,9 @@ from pyspark.sql import functions as F
 from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.silver import merge, reduce
 from cdc_core.sql.names import identifier
+from pipelines.bronze import survey
 from pipelines.delta import query_execution, upsert
 from pipelines.silver import batch as batches
-from pipelines.silver import survey
 from pipelines.silver.batch import RowBatch
 from pipelines.silver.collection import SilverCollection
 
@@ -61,14 +61,14 @@ def with_awaited(collection: SilverCollection, batch: RowBatch) -> DataFrame:
     first = late.agg(F.min("__since")).first()[0]
     if first is None:
         return events
-    earlier = collection.events(reduce.Range(0, batch.range_.after)).where(reduce.is_partial())
+    earlier = collection.events(reduce.BatchRange(0, batch.range_.after)).where(reduce.is_partial())
     updates = earlier.where(F.col("sequence") > first).join(F.broadcast(late), "key").where("sequence > `__since`")
     return events.unionByName(updates.select(*events.columns))
 
 
 def _stored(collection: SilverCollection, events: DataFrame, batch: RowBatch) -> DataFrame:
     """What the table holds of the events' keys: the documents, how far each is known, and where it lies."""
-    table = collection.rows().select("*", *collection.writer.places())
+    table = collection.rows().select("*", *collection.writer.row_locations())
     if batch.keys is not None:
         table = table.where(F.col("__key").between(*batch.keys))
     if batch.counts.events <= survey.MAX_BROADCAST_EVENTS:

@@ -64,7 +64,7 @@ class Positions:
             self.is_trimmed = self._is_trimmed()
             positions = zip(noted.namespaces, pool.map(self._readable_position, noted.namespaces))
             self.known = {namespace: position for namespace, position in positions if position is not None}
-        # What was said of another bronze's batches says nothing of this one's: all of it is searched.
+        # The notes are about another bronze's batches, and their numbers mean nothing here: all of this one is searched.
         is_other = any(position.is_of_other(self.log) for position in self.known.values())
         self.settled = 0 if is_other else registry.CaughtUp.among(self.known)
         self.scanned = dict.fromkeys(self.known, self.settled)
@@ -88,7 +88,7 @@ class Positions:
             self.failures.note(str(namespace), error)
 
     def check_log(self) -> None:
-        """Refuse collections whose tables were made from the batches of another bronze: their numbers say nothing of this one's."""
+        """Refuse collections whose tables were made from another bronze: its batch numbers mean nothing in this one."""
         for namespace, position in self.known.items():
             if position.is_of_other(self.log):
                 self.failures.note(
@@ -101,12 +101,13 @@ class Positions:
                 )
 
     def note(self, new: Sequence[registry.Namespace], to: int) -> None:
-        """Note new collections before any of them is touched: a crash after the first one's commit loses none of the others."""
+        """Write new collections down before any of their tables is touched: a crash after the first one's commit loses
+        none of the others."""
         # Without new ones now and then, so that the next start need not search all of bronze for them.
         if new or to - self.noted >= IDLE_BATCHES:
             registry.note(self.spark, self.settings, new=new, discovered=to, log=self.log)
             self.noted = to
-        accepted = registry.parted(self.settings, (*self.known, *new))
+        accepted = registry.with_own_tables(self.settings, (*self.known, *new))
         self._refuse(accepted)
         positions = {namespace: self._readable_position(namespace) for namespace in new if namespace in accepted.namespaces}
         found = {namespace: position for namespace, position in positions.items() if position is not None}
@@ -122,16 +123,18 @@ class Positions:
         return max(self.known[namespace].to, self.scanned.get(namespace, 0))
 
     def is_far_behind(self, namespace: registry.Namespace, to: int) -> bool:
-        """Whether a table's own position is so old that it is worth a commit without any row."""
+        """Whether a table's own position is so old that a commit without rows is worth its price."""
         return to - self.known[namespace].to >= IDLE_BATCHES
 
     def settle(self, to: int) -> None:
-        """Take note of `to` where every collection has come so far."""
+        """Remember `to` as the batch up to which no collection has unapplied events, where that is true of all of
+        them."""
         if all(self.start(namespace) >= to for namespace in self.known):
             self.settled = to
 
     def settled_metadata(self) -> dict[str, object]:
-        """What the last commit of a table says of all of them, so that the next start need not search what lies before."""
+        """What a table's last commit states about all tables, so that the next start need not search the batches before
+        it."""
         return {"settled": asdict(registry.CaughtUp.at(self.settled, self.known))}
 
     def is_left_out(self, namespace: registry.Namespace) -> bool:

@@ -1,7 +1,7 @@
 """The way of a collection's work into its table: range by range, each with the sweeps that it calls for.
 
 A range is one batch, which goes through `STEPS`; its last step is the commit that moves the position. Where it is small and plain
-(`pipelines.silver.few`), this process does all of that itself.
+(`pipelines.silver.small_batch`), this process does all of that itself.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from cdc_core.silver import reduce
 from cdc_core.sql.names import literal
 from cdc_core.typed import plan as typed
 from pipelines.bronze import collections as registry
+from pipelines.bronze import survey
 from pipelines.delta import query_execution, upsert
 from pipelines.silver import batch as batches
-from pipelines.silver import deletes, evolve, few, reduction, survey, sweeps, write
+from pipelines.silver import deletes, evolve, reduction, small_batch, sweeps, write
 from pipelines.silver.batch import RowBatch, Step
-from pipelines.silver.collection import SilverCollection
+from pipelines.silver.collection import CollectionWork, SilverCollection
 from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ NOT_ADAPTIVE = {ADAPTIVE: "false"}
 _HAS_NO_TEXT = "`__document` IS NULL AND NOT coalesce(`__incomplete`, false)"
 
 
-def apply(collection: SilverCollection, work: survey.CollectionWork, *, stop: threading.Event) -> registry.SilverPosition:
+def apply(collection: SilverCollection, work: CollectionWork, *, stop: threading.Event) -> registry.SilverPosition:
     """Apply the work range by range, then its sweeps; the position reached. Between ranges it ends where `stop` is set."""
     reached = _under_these_settings(collection, work.position)
     ranges = _ranges(collection, work)
@@ -60,7 +61,7 @@ def apply(collection: SilverCollection, work: survey.CollectionWork, *, stop: th
 
 def _with_sweeps(
     collection: SilverCollection,
-    range_: reduce.Range,
+    range_: reduce.BatchRange,
     counts: survey.EventCounts,
     reached: registry.SilverPosition,
     due: Sequence[reduce.Sweep],
@@ -76,7 +77,7 @@ def _with_sweeps(
 
 def _range(
     collection: SilverCollection,
-    range_: reduce.Range,
+    range_: reduce.BatchRange,
     counts: survey.EventCounts,
     reached: registry.SilverPosition,
     *,
@@ -90,7 +91,7 @@ def _range(
     # After a repair the position is 0, and the rows are there: what is applied again then comes late. What is older than a
     # sweep is late, too: the row that it would be compared with may be gone.
     is_late = not collection.is_empty() and (reached.high is None or counts.low <= max(reached.high, reached.swept))
-    if not is_late and counts.low >= reached.floor and few.applied(collection, range_, counts, after):
+    if not is_late and counts.low >= reached.floor and small_batch.applied(collection, range_, counts, after):
         return after
     events = _wanted(collection, collection.events(range_), counts)
     if counts.low < reached.floor:
@@ -101,7 +102,7 @@ def _range(
         is_local = sparks.is_local(collection.spark)
         adaptive = {ADAPTIVE: collection.spark.conf.get(ADAPTIVE) or "true"} if is_local else {}
         resources.enter_context(query_execution.session_confs(collection.spark, NOT_ADAPTIVE if is_local else {}))
-        sought = resources.enter_context(_seeking_keys(collection, events, counts, is_late=is_late))
+        pending_deletes = resources.enter_context(_finding_keys(collection, events, counts, is_late=is_late))
         batch = RowBatch(
             rows=events,
             range_=range_,
@@ -110,7 +111,7 @@ def _range(
             counts=counts,
             keys=(counts.first_key, counts.last_key) if counts.first_key else None,
             is_late=is_late,
-            sought=sought,
+            pending_deletes=pending_deletes,
             merge_confs=adaptive,
             resources=resources,
         )
@@ -133,20 +134,20 @@ def _written_at_once(collection: SilverCollection, batch: RowBatch) -> bool:
 
 
 @contextmanager
-def _seeking_keys(
+def _finding_keys(
     collection: SilverCollection, events: DataFrame, counts: survey.EventCounts, *, is_late: bool
 ) -> Iterator[upsert.PendingDelete | None]:
     """Where the table holds the events' keys, looked for while their documents are: the driver waits much in both."""
     is_large = reduction.is_large(counts) and not collection.is_empty()
     if is_large and collection.keeps_document:
-        with collection.writer.listing():  # the places come with the stored documents
+        with collection.writer.listing_files():  # the places come with the stored documents
             yield None
         return
     if is_late or not is_large or collection.shows_deleted(counts):
         yield None
         return
-    with collection.writer.seeking(batches.keys(events, counts)) as sought:
-        yield sought
+    with collection.writer.finding_rows(batches.keys(events, counts)) as pending_deletes:
+        yield pending_deletes
 
 
 def _wanted(collection: SilverCollection, events: DataFrame, counts: survey.EventCounts) -> DataFrame:
@@ -156,14 +157,14 @@ def _wanted(collection: SilverCollection, events: DataFrame, counts: survey.Even
     return events
 
 
-def _ranges(collection: SilverCollection, work: survey.CollectionWork) -> tuple[reduce.Range, ...]:
+def _ranges(collection: SilverCollection, work: CollectionWork) -> tuple[reduce.BatchRange, ...]:
     limit = collection.options.max_batch_events
     if work.counts.events <= limit:
         return (work.span,)
     return survey.bounded(collection.events(work.span), span=work.span, limit=limit)
 
 
-def _counts(collection: SilverCollection, range_: reduce.Range) -> survey.EventCounts:
+def _counts(collection: SilverCollection, range_: reduce.BatchRange) -> survey.EventCounts:
     counted = survey.counted(collection.events(range_))
     return counted.get(collection.namespace, survey.EventCounts())
 

@@ -17,11 +17,10 @@ from pyspark.sql import functions as F
 
 from cdc_core.silver import reduce
 from cdc_core.typed import plan as typed
+from pipelines.bronze import quarantine_table, survey
 from pipelines.delta import upsert
-from pipelines.operations import quarantine
 from pipelines.silver import batch as batches
-from pipelines.silver import deletes, evolve, partial_updates, survey
-from pipelines.silver import tables as silver_tables
+from pipelines.silver import deletes, evolve, partial_updates
 from pipelines.silver.batch import RowBatch
 from pipelines.silver.collection import SilverCollection
 
@@ -59,7 +58,7 @@ def _latest(collection: SilverCollection, batch: RowBatch, *, has_partial: bool)
 def _folded(collection: SilverCollection, batch: RowBatch, whole: DataFrame) -> RowBatch:
     """The rows with partial updates folded onto the stored documents, and the schema that holds what came out of that."""
     rows = batch.resources.enter_context(partial_updates.folded(collection, whole, batch))
-    sought = batch.resources.enter_context(_seeking_places(collection, rows, batch))
+    pending_deletes = batch.resources.enter_context(_finding_places(collection, rows, batch))
     texts = rows.select("after", F.col("__sequence").alias("sequence"), "__incomplete")
     if batch.partial < batch.counts.events:  # documents that lost count, too
         events = evolve.looked_at(collection, batch.rows, batch.counts)
@@ -75,23 +74,24 @@ def _folded(collection: SilverCollection, batch: RowBatch, whole: DataFrame) -> 
         plan=evolution.plan,
         has_incomplete=evolution.also["incomplete"] > 0,  # a MERGE without any reads and writes much less
         touched=F.broadcast(rows.select("__key")),  # they lie in memory
-        sought=sought,
+        pending_deletes=pending_deletes,
     )
 
 
 @contextmanager
-def _seeking_places(collection: SilverCollection, rows: DataFrame, batch: RowBatch) -> Iterator[upsert.PendingDelete | None]:
+def _finding_places(collection: SilverCollection, rows: DataFrame, batch: RowBatch) -> Iterator[upsert.PendingDelete | None]:
     """Where the table holds the rows, which was seen when their documents were read."""
     if batch.is_late:  # a MERGE finds them itself
         yield None
         return
     places = rows.select(*upsert.ROW_LOCATION).where(F.col(upsert.ROW_LOCATION[0]).isNotNull())
-    with collection.writer.seeking(places) as sought:
-        yield sought
+    with collection.writer.finding_rows(places) as pending_deletes:
+        yield pending_deletes
 
 
 def at_once(collection: SilverCollection, batch: RowBatch) -> RowBatch | None:
-    """Reduced rows of many events, without a look at them before: they are typed by the schema as it is, and looked at on the way.
+    """Reduced rows of many events, without a look at them before: they are typed by the schema as it is, and looked at
+    on the way.
 
     None where that cannot be. `unless` is true where one of them would change the schema, cannot be read or is no whole
     document; then nothing may be committed.
@@ -105,12 +105,12 @@ def at_once(collection: SilverCollection, batch: RowBatch) -> RowBatch | None:
     ):
         return None
     # A document that waits for an event in quarantine has readable events, too: no look at them shows that they must wait.
-    parted = quarantine.parted(
+    parted = quarantine_table.applicable(
         collection.spark, collection.quarantine, events=batch.rows, span=batch.range_, has_suspects=False
     )
     if parted is not None:
         return None
-    plan = typed.Plan(collection.schema.schema, silver_tables.pins(collection.options))
+    plan = typed.Plan(collection.schema.schema, collection.options.pins)
     # An observation counts while the rows are written: the documents are read and parsed once.
     doubts = Observation()
     is_doubtful = " OR ".join(["is_doubtful", *(f"({condition})" for condition in evolve.COUNTED.values())])

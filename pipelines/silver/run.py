@@ -37,16 +37,17 @@ from cdc_core import errors
 from cdc_core.settings.parse import OnConflict
 from cdc_core.silver import reduce
 from pipelines.bronze import collections as registry
-from pipelines.bronze import log as bronze
+from pipelines.bronze import log as bronze_log
+from pipelines.bronze import survey
 from pipelines.delta import maintenance, query_execution, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
-from pipelines.news import News
-from pipelines.operations import rebuild
+from pipelines.new_commits import NewCommits
 from pipelines.schema import log as schemas
-from pipelines.silver import ranges, survey
+from pipelines.silver import ranges
+from pipelines.silver import rebuild as silver_rebuild
 from pipelines.silver import tables as silver_tables
-from pipelines.silver.collection import SilverCollection
+from pipelines.silver.collection import CollectionWork, SilverCollection
 from pipelines.silver.positions import Positions
 from pipelines.spark import parallel
 
@@ -88,8 +89,8 @@ def run(
     stop: threading.Event | None = None,
     pause_seconds: float = 1.0,
     to: int | None = None,
-    bronze_news: News | None = None,
-    news: News | None = None,
+    bronze_news: NewCommits | None = None,
+    news: NewCommits | None = None,
 ) -> SilverResult:
     """Apply every event that bronze held at the start, of batches up to `to` where it is given; without `once`, go on until
     `stop` is set.
@@ -101,37 +102,38 @@ def run(
     `TableOwned`, `LeaseHeld`, `OwnershipLost`, `CommitConflict` among them; a refused run has committed nothing.
     """
     ended = stop or threading.Event()
-    silver = _Silver(spark, settings, take_over, parallel.Pool(spark, sessions), ended, to)
+    silver = _SilverRun(spark, settings, take_over, parallel.Pool(spark, sessions), ended, to)
     started = time.monotonic()
     total = SilverResult(0, 0, 0.0)
     try:
         while True:
             applied = silver.caught_up()
-            total = _together(total, applied)
+            total = together(total, applied)
             if news is not None and applied.collections:
                 news.tell()
             if once or ended.is_set():
                 break
             if not applied.events:
-                (bronze_news or News()).wait(pause_seconds, stop=ended)
+                (bronze_news or NewCommits()).wait(pause_seconds, stop=ended)
         silver.failures.raised()
     finally:
         silver.close()
     return replace(total, seconds=time.monotonic() - started)
 
 
-def _together(total: SilverResult, last: SilverResult) -> SilverResult:
+def together(total: SilverResult, last: SilverResult) -> SilverResult:
+    """Two results, one after the other, as one."""
     by_name = {each.namespace: each for each in total.collections}
     for each in last.collections:
         before = by_name.get(each.namespace, replace(each, events=0, seconds=0.0))
         by_name[each.namespace] = replace(
             each, after=before.after, events=before.events + each.events, seconds=before.seconds + each.seconds
         )
-    return SilverResult(last.batch, total.events + last.events, 0.0, tuple(by_name.values()))
+    return SilverResult(last.batch, total.events + last.events, total.seconds + last.seconds, tuple(by_name.values()))
 
 
 @dataclass
-class _Silver:
+class _SilverRun:
     """One run over the tables of a pipeline's silver, with the claims that are held while it goes on."""
 
     spark: SparkSession
@@ -163,7 +165,7 @@ class _Silver:
         started = time.monotonic()
         if not delta.exists(self.spark, self.bronze):
             return SilverResult(0, 0, 0.0)
-        positions, newest = self.positions, bronze.newest(self.spark, self.bronze)
+        positions, newest = self.positions, bronze_log.newest(self.spark, self.bronze)
         to, positions.log = newest.batch if self.bound is None else min(newest.batch, self.bound), newest.log
         if positions.discovered is None:
             positions.read()
@@ -196,13 +198,13 @@ class _Silver:
 
     # --- what there is to do
 
-    def _is_due(self, work: survey.CollectionWork) -> bool:
+    def _is_due(self, work: CollectionWork) -> bool:
         if self.failures.waits(str(work.namespace)):
             return False
         is_far = self.positions.is_far_behind(work.namespace, work.to)
         return bool(work.counts.events or work.sweeps or is_far)
 
-    def _works(self, to: int) -> list[survey.CollectionWork]:
+    def _works(self, to: int) -> list[CollectionWork]:
         """One `CollectionWork` a collection; one query over bronze, however many collections there are."""
         positions = self.positions
         discovered = positions.discovered or 0
@@ -210,15 +212,15 @@ class _Silver:
         start = min([discovered, *map(positions.start, going)])
         if start >= to:
             return []
-        span = reduce.Range(start, to)
+        span = reduce.BatchRange(start, to)
         counts, sweeps = self._surveyed(span)
         new = [each for each in counts if each not in positions.known and not positions.is_left_out(each)]
         if new and start > 0:
             # A drop may have come before the rows of the snapshot that it overtook.
-            sweeps = (*survey.sweeps(self.spark, self.bronze, reduce.Range(0, start), among=new), *sweeps)
+            sweeps = (*survey.sweeps(self.spark, self.bronze, reduce.BatchRange(0, start), among=new), *sweeps)
         positions.note(new, to)
         works = [
-            survey.CollectionWork(
+            CollectionWork(
                 namespace,
                 replace(position, to=positions.start(namespace), log=positions.log),
                 to,
@@ -233,7 +235,9 @@ class _Silver:
         positions.scanned |= {work.namespace: to for work in looked_at if not work.counts.events and not work.sweeps}
         return works
 
-    def _surveyed(self, span: reduce.Range) -> tuple[dict[registry.Namespace, survey.EventCounts], tuple[reduce.Sweep, ...]]:
+    def _surveyed(
+        self, span: reduce.BatchRange
+    ) -> tuple[dict[registry.Namespace, survey.EventCounts], tuple[reduce.Sweep, ...]]:
         """What each collection has in the span, each from its own position on, and the sweeps of all."""
         starts = {namespace: self.positions.start(namespace) for namespace in self.positions.known}
         ahead = {namespace: start for namespace, start in starts.items() if start > span.after}
@@ -241,7 +245,7 @@ class _Silver:
 
     # --- doing it
 
-    def _applied(self, spark: SparkSession, work: survey.CollectionWork) -> SilverCollectionResult:
+    def _applied(self, spark: SparkSession, work: CollectionWork) -> SilverCollectionResult:
         started = time.monotonic()
         known, namespace = self.positions.known, work.namespace
         few = work.counts.events <= survey.MAX_DRIVER_ROWS and query_execution.are_small(self.positions.table(namespace))
@@ -253,7 +257,7 @@ class _Silver:
         if collection.options.on_conflict is OnConflict.RETYPE:
             # The first time all rows are looked at: what they rescued may be older than the setting.
             after = work.position.to if namespace in self.retyped else 0
-            reached = rebuild.retyped(collection, self.settings, reached, after=after, stop=self.stop)
+            reached = silver_rebuild.retyped(collection, self.settings, reached, after=after, stop=self.stop)
             known[namespace] = reached
             self.retyped.add(namespace)
         return SilverCollectionResult(
@@ -265,7 +269,7 @@ class _Silver:
             time.monotonic() - started,
         )
 
-    def _collection(self, spark: SparkSession, work: survey.CollectionWork) -> SilverCollection:
+    def _collection(self, spark: SparkSession, work: CollectionWork) -> SilverCollection:
         """The collection's table, made where there is none, and claimed; from now on in the session `spark`."""
         collection = self.collections.get(work.namespace)
         if collection is None:
@@ -274,7 +278,7 @@ class _Silver:
                 spark=spark,
                 namespace=work.namespace,
                 options=self.settings.silver.for_collection(str(work.namespace)),
-                keeps_document=silver_tables.keeps_document(self.settings, work.namespace),
+                keeps_document=self.settings.keeps_document(str(work.namespace)),
                 layout=self.layout,
                 bronze=self.bronze,
                 writer=writer,

@@ -14,17 +14,17 @@ from cdc_core.silver import reduce
 from cdc_core.sql.names import literal
 from cdc_core.typed import plan as typed
 from pipelines.bronze import collections as registry
-from pipelines.operations import quarantine
+from pipelines.bronze import quarantine_table, survey
 from pipelines.silver import batch as batches
-from pipelines.silver import survey, write
+from pipelines.silver import write
 from pipelines.silver.batch import Deletes, RowBatch
-from pipelines.silver.collection import SilverCollection
+from pipelines.silver.collection import CollectionWork, SilverCollection
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-def split(collection: SilverCollection, work: survey.CollectionWork) -> tuple[list[reduce.Sweep], list[reduce.Sweep]]:
+def split(collection: SilverCollection, work: CollectionWork) -> tuple[list[reduce.Sweep], list[reduce.Sweep]]:
     """The sweeps that no row can be older than, now or after this work, and the others."""
     due = survey.sweeps_to_apply(work.sweeps, collection.options)
     oldest = work.counts.low if collection.is_empty() else ""
@@ -42,11 +42,11 @@ def after(collection: SilverCollection, sweep: reduce.Sweep, reached: registry.S
 
 
 def apply(
-    collection: SilverCollection, sweep: reduce.Sweep, after: registry.SilverPosition, *, range_: reduce.Range
+    collection: SilverCollection, sweep: reduce.Sweep, after: registry.SilverPosition, *, range_: reduce.BatchRange
 ) -> registry.SilverPosition:
     """Delete, at the sequence of the snapshot's first chunk, the rows that are older than it; the position `after`."""
     if after.floor >= sweep.first:  # what is in quarantine from before can never be applied any more
-        quarantine.supersede(collection.spark, collection.quarantine, before=sweep.first, to=range_.to)
+        quarantine_table.supersede(collection.spark, collection.quarantine, before=sweep.first, to=range_.to)
     older = collection.rows().where(f"`__sequence` < {literal(sweep.first)}")
     gone = _without_waiting(collection, older, since=sweep.first)
     if collection.mode.marks_deleted:
@@ -72,5 +72,5 @@ def apply(
 
 def _without_waiting(collection: SilverCollection, rows: DataFrame, *, since: str) -> DataFrame:
     """The rows without those whose documents were there since: events of theirs are in quarantine, and will come again."""
-    waiting = quarantine.waiting_keys(collection.spark, collection.quarantine, since=since)
+    waiting = quarantine_table.waiting_keys(collection.spark, collection.quarantine, since=since)
     return rows if waiting is None else rows.join(waiting, "__key", "left_anti")

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cdc_core.schema.pins import Pins, parse_pins
 from cdc_core.tables import layout as tables
-from pipelines.bronze import collections as registry
 from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from cdc_core.settings.parse import CollectionSettings, Settings
 
 PROPERTIES = {
     "delta.enableDeletionVectors": "true",
@@ -45,15 +42,3 @@ def create(spark: SparkSession, table: tables.TableRef) -> None:
 def create_deletes(spark: SparkSession, table: tables.TableRef) -> None:
     """Make the table of a collection's remembered deletes where there is none."""
     delta.create(spark, table, columns=DELETES_DDL, properties=DELETES_PROPERTIES)
-
-
-def keeps_document(settings: Settings, namespace: registry.Namespace) -> bool:
-    """Whether a collection's table holds whole documents: where the settings ask for it, or the capture mode needs it."""
-    # Without full updates the capture has no document for an update: the table must hold what to fold it onto.
-    kept = settings.silver.for_collection(str(namespace)).keep_document
-    return not settings.source.capture_mode.has_full_updates if kept is None else kept
-
-
-def pins(options: CollectionSettings) -> Pins:
-    """The columns that the settings pin."""
-    return parse_pins({**options.schema, **dict.fromkeys(options.map_fields, "map")})

@@ -14,9 +14,10 @@ from pyspark.sql import functions as F
 from cdc_core import errors
 from cdc_core.silver import merge, reduce
 from cdc_core.typed import plan as typed
+from pipelines.bronze import survey
 from pipelines.delta import query_execution, upsert
 from pipelines.silver import batch as batches
-from pipelines.silver import deletes, survey
+from pipelines.silver import deletes
 from pipelines.silver import tables as silver_tables
 from pipelines.silver.batch import RowBatch, Step
 from pipelines.silver.collection import SilverCollection
@@ -36,7 +37,8 @@ _ENGINE = ("__guard", "__action")
 
 
 def table_rows(collection: SilverCollection, batch: RowBatch) -> RowBatch:
-    """Step: the rows with the table's columns, which are added or widened where they are missing, `__guard` and `__action`."""
+    """Step: the rows with the table's columns, which are added or widened where they are missing, `__guard` and
+    `__action`."""
     held = collection.rows().schema
     source = _typed(collection, batch, held)
     _make_room(collection, source, held)
@@ -108,7 +110,7 @@ def _upserted(collection: SilverCollection, batch: RowBatch) -> bool:
     done = collection.writer.upsert(
         rows,
         touched=batch.touched,
-        sought=batch.sought,
+        pending_deletes=batch.pending_deletes,
         to=batch.after.to,
         extra=batch.after.extra,
         confs=MERGE_CONFS,
@@ -121,7 +123,7 @@ def _upserted(collection: SilverCollection, batch: RowBatch) -> bool:
 def _typed(collection: SilverCollection, batch: RowBatch, held: StructType) -> DataFrame:
     """Rows of the table's columns, with `__guard` and `__action`.
 
-    A column that the settings no longer ask for says nothing of what is written now: it is null, and no document deleted.
+    A column that the settings no longer ask for is null in new rows (`__deleted` is false).
     """
     documents = batch.rows
     if "document" not in documents.columns:
@@ -163,8 +165,8 @@ def _make_room(collection: SilverCollection, source: DataFrame, held: StructType
         collection.writer.alter(statement)
 
 
-def _statement(collection: SilverCollection, batch: RowBatch) -> merge.Statement:
-    return merge.Statement(
+def _statement(collection: SilverCollection, batch: RowBatch) -> merge.SilverMerge:
+    return merge.SilverMerge(
         columns=[name for name in batch.rows.columns if name not in _ENGINE],
         added=[each.name for each in collection.added(batch.plan.schema)],
         removes=batch.deletes is not None and collection.mode.removes_row,
@@ -182,7 +184,7 @@ def _left(column: StructField) -> Column:
 
 
 def _uncompiled(number: int) -> Column:
-    """A number that changes with each batch, kept out of the code that Spark compiles: as an element of an array, by an index
-    that is 0 for every row. With the number in it, the JVM would optimize the whole stage anew for each batch."""
+    """A number that changes with each batch, kept out of the code that Spark compiles: as an element of an array, by an
+    index that is 0 for every row. With the number in it, the JVM would optimize the whole stage anew for each batch."""
     is_never = F.col("__key") == ""
     return F.get(F.array(F.lit(number).cast("bigint")), is_never.cast("int"))

@@ -46,26 +46,22 @@ def snapshot_rows(
     # Only a repair asks for keys that may not be there; a range holds what there is.
     is_gone = chunk.column("after").is_null()
     ops = pc.if_else(is_gone, bronze.Op.DELETE.value, bronze.Op.READ.value)
-    columns = {
-        "resume_token": constant(label, pa.string()),
-        "offset": pa.array(range(first_offset, first_offset + rows), pa.int64()),
-        "batch": constant(batch, pa.int64()),
-        "kind": constant(bronze.RowKind.SNAPSHOT.value, pa.string()),
-        "op": ops,
-        "db": dbs,
-        "collection": names,
-        "key": chunk.column("key"),
-        "documentKey": pa.nulls(rows, pa.string()),
-        "sequence": constant(resume_token.snapshot_sequence(*at), pa.string()),
-        "before": pa.nulls(rows, pa.string()),
-        "after": chunk.column("after"),
-        "updateDescription": pa.nulls(rows, bronze.UPDATE_DESCRIPTION),
-        "source": marks,
-        "transaction": pa.nulls(rows, bronze.TRANSACTION),
-        "payload": chunk.column("payload"),
-        "ts_ms": constant(ts_ms, pa.int64()),
-    }
-    return pa.table(columns, schema=bronze.SCHEMA)
+    return bronze.table(
+        rows,
+        resume_token=label,
+        offset=pa.array(range(first_offset, first_offset + rows), pa.int64()),
+        batch=batch,
+        kind=bronze.RowKind.SNAPSHOT.value,
+        op=ops,
+        db=dbs,
+        collection=names,
+        key=chunk.column("key"),
+        sequence=resume_token.snapshot_sequence(*at),
+        after=chunk.column("after"),
+        source=marks,
+        payload=chunk.column("payload"),
+        ts_ms=ts_ms,
+    )
 
 
 def _signed32(value: int) -> int:

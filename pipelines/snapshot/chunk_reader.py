@@ -17,7 +17,7 @@ from cdc_core import errors
 from cdc_core.bronze import event_rows as events
 from pipelines.mongodb import catalog, snapshot_read
 from pipelines.mongodb import client as mongodb
-from pipelines.mongodb import connection as source
+from pipelines.mongodb import connection as connections
 from pipelines.mongodb import failures as mongodb_failures
 from pipelines.snapshot import chunks
 from pipelines.spark import session as sparks
@@ -36,7 +36,7 @@ class ChunkReader:
     """Reads what a snapshot reads of its source: each chunk on an executor, at a cluster time at or after `after`."""
 
     spark: SparkSession
-    connection: source.Connection
+    connection: connections.Connection
     after: Timestamp
     chunk_bytes: int
     fetch_size: int = 0
@@ -53,7 +53,7 @@ class ChunkReader:
             except errors.SourceUnreachable as error:
                 if mongodb_failures.has_lost_connection(error):
                     raise
-                self._wait_behind(error, attempt)
+                self.wait_behind(error, attempt)
         raise _given_up()
 
     def ranges(
@@ -76,17 +76,17 @@ class ChunkReader:
             try:
                 return snapshot_read.boundary(client, collection, lo=lo, documents=documents)
             except mongodb_failures.SnapshotExpired:
-                self._wait_behind(_given_up(), attempt)
+                self.wait_behind(_given_up(), attempt)
             except errors.SourceUnreachable as error:
                 if mongodb_failures.has_lost_connection(error):
                     raise  # the capture starts over, as often as errors.max.retries says
-                self._wait_behind(error, attempt)
+                self.wait_behind(error, attempt)
         raise _given_up()
 
     def read(
         self, collection: catalog.SourceCollection, bounds: snapshot_read.IdRange, *, condition: str | None
     ) -> chunks.ChunkRows:
-        """Read one chunk on an executor, again where its time was no longer to be had."""
+        """Read one chunk on an executor, and again where the server no longer has its cluster time."""
         spec = chunks.ChunkSpec(
             self.connection,
             collection,
@@ -110,12 +110,12 @@ class ChunkReader:
                 case "expired":
                     # The time of its read was over before its end: a smaller one takes less time.
                     spec = replace(spec, max_bytes=max(1, spec.max_bytes // 2))
-                    self._wait_behind(_given_up(), attempt)
+                    self.wait_behind(_given_up(), attempt)
                 case _:
                     error = chunks.error_of(meta)
                     if not isinstance(error, errors.SourceUnreachable):
                         raise error
-                    self._wait_behind(error, attempt)
+                    self.wait_behind(error, attempt)
         raise _given_up()
 
     def _reply(self, spec: chunks.ChunkSpec) -> tuple[pa.Table, dict[str, Any]]:
@@ -137,7 +137,7 @@ class ChunkReader:
             self.on_driver.set()
         return reply, meta
 
-    def _wait_behind(self, error: errors.SourceUnreachable | mongodb_failures.ReadRefused, attempt: int) -> None:
+    def wait_behind(self, error: errors.SourceUnreachable | mongodb_failures.ReadRefused, attempt: int) -> None:
         """Wait before the next attempt, longer each time: an election takes seconds, and so do locks and full pools.
 
         Raises the error behind the last attempt, and `SourceUnreachable` where the capture ends meanwhile.

@@ -9,8 +9,8 @@ from __future__ import annotations
 import builtins
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -19,11 +19,12 @@ from bson.timestamp import Timestamp
 
 from cdc_core import errors
 from cdc_core.bronze import raw_event
-from cdc_core.extended_json import bson_to_json, keys
-from cdc_core.snapshot import repair
+from cdc_core.extended_json import bson_to_json
+from cdc_core.extended_json import keys as canonical_keys
+from cdc_core.snapshot import key_filter
 from cdc_core.stream import fields as field_filters
 from pipelines.mongodb import catalog, snapshot_read
-from pipelines.mongodb import connection as source
+from pipelines.mongodb import connection as connections
 from pipelines.mongodb import failures as mongodb_failures
 
 ROWS = pa.schema([("key", pa.string()), ("after", pa.string()), ("payload", pa.string())])
@@ -40,14 +41,14 @@ CHUNK_SECONDS = 120.0
 class ChunkSpec:
     """What an executor needs to read one chunk."""
 
-    connection: source.Connection
+    connection: connections.Connection
     collection: catalog.SourceCollection
     bounds: snapshot_read.IdRange
     after: tuple[int, int]
     fetch_size: int
     max_bytes: int
     condition: str | None = None
-    fields: field_filters.Fields | None = None
+    fields: field_filters.FieldRules | None = None
 
 
 @dataclass(frozen=True)
@@ -92,14 +93,47 @@ def _read_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
         yield {"outcome": "refused", "message": f"it cannot be read ({type(error).__name__})"}, None
 
 
+@dataclass
+class _EncodedRows:
+    """The rows of a chunk that are still to be sent; `size` and `lossy` are of all that were added."""
+
+    fields: field_filters.FieldRules | None
+    keys: list[str] = field(default_factory=list)
+    texts: list[bytes | None] = field(default_factory=list)
+    originals: list[bytes | None] = field(default_factory=list)
+    size: int = 0
+    sent: int = 0
+    lossy: int = 0
+
+    def add(self, key: str, raw: bytes) -> None:
+        """Add a document, as the stream's events are written."""
+        encoded = bson_to_json.encode(raw)
+        text = encoded.text if self.fields is None else raw_event.filtered(encoded.text, fields=self.fields, taken=set())
+        self.keys.append(key)
+        self.texts.append(text)
+        # Text cannot hold such a document exactly; its bytes come along, without the fields that are left out.
+        self.originals.append(raw_event.original(raw, fields=self.fields) if encoded.lossy else None)
+        self.lossy += encoded.lossy
+        self.size += len(text)
+
+    def add_gone(self, keys: Collection[str]) -> None:
+        """Add keys of a repair that the source does not hold: a row without a document is their delete."""
+        self.keys += keys
+        self.texts += [None] * len(keys)
+        self.originals += [None] * len(keys)
+
+    def take(self) -> bytes:
+        """The rows, packed; those that are added next are another piece."""
+        piece = _packed(self.keys, self.texts, self.originals)
+        self.keys, self.texts, self.originals, self.sent = [], [], [], self.size
+        return piece
+
+
 def encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
-    client = source.worker_client(spec.connection)
-    found_keys: list[str] = []
-    texts: list[bytes | None] = []
-    originals: list[bytes | None] = []
-    size = sent = lossy = 0
-    repaired = repair.keys_of(spec.condition)
-    missing = dict.fromkeys(filter(repair.can_ask, repaired or ()))
+    """The chunk in pieces, the last with what is to be known of all of it."""
+    client = connections.worker_client(spec.connection)
+    rows = _EncodedRows(spec.fields)
+    missing = dict.fromkeys(filter(key_filter.can_ask, key_filter.keys_of(spec.condition) or ()))
     at: Timestamp | None = None
     cut: bytes | None = None
     # A cursor of a snapshot read dies with its time; a chunk that ends early is committed, and read on at another time.
@@ -114,49 +148,38 @@ def encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
     ):
         at = chunk.at
         # Never before the first document, or a chunk could end where it began.
-        if size and chunk.documents and (size > spec.max_bytes or time.monotonic() > until):
+        if rows.size and chunk.documents and (rows.size > spec.max_bytes or time.monotonic() > until):
             cut = snapshot_read.id_as_hi(chunk.documents[0])
             break
         for raw in chunk.documents:
-            encoded = bson_to_json.encode(raw)
-            key = keys.canonical_raw(raw)
-            found_keys.append(key)
+            key = canonical_keys.canonical_raw(raw)
             # What is left in `missing` at the end has no document.
             missing.pop(key, None)
-            text = encoded.text if spec.fields is None else raw_event.filtered(encoded.text, fields=spec.fields, taken=set())
-            texts.append(text)
-            # Text cannot hold such a document exactly; its bytes come along, without the fields that are left out.
-            originals.append(raw_event.original(raw, fields=spec.fields) if encoded.lossy else None)
-            lossy += encoded.lossy
-            size += len(text)
-            if size - sent > PIECE_BYTES:
-                yield None, _packed(found_keys, texts, originals)
-                found_keys, texts, originals, sent = [], [], [], size
+            rows.add(key, raw)
+            if rows.size - rows.sent > PIECE_BYTES:
+                yield None, rows.take()
     assert at is not None
     if missing and (cut is not None or spec.bounds.lo is not None):
         # Others of the repair's documents are in another chunk: what is missing from this one may be there.
-        held = () if cut is not None else snapshot_read.existing_ids(client, spec.collection, repair.condition(missing))
-        existing = {keys.canonical_raw(raw) for raw in held}
+        held = () if cut is not None else snapshot_read.existing_ids(client, spec.collection, key_filter.condition(missing))
+        existing = {canonical_keys.canonical_raw(raw) for raw in held}
         missing = {} if cut is not None else {key: None for key in missing if key not in existing}
-    # Keys of a repair that the source does not hold: a row without a document is their delete.
-    found_keys += missing
-    texts += [None] * len(missing)
-    originals += [None] * len(missing)
+    rows.add_gone(missing)
     meta = {
         "outcome": "read",
         "at": [at.time, at.inc],
-        "bytes": size,
-        "lossy": lossy,
+        "bytes": rows.size,
+        "lossy": rows.lossy,
         "cut": None if cut is None else cut.hex(),
     }
-    yield meta, _packed(found_keys, texts, originals)
+    yield meta, rows.take()
 
 
 def _condition(spec: ChunkSpec) -> Mapping[str, Any] | None:
     """What the chunk's documents match, beside their range."""
-    repaired = repair.keys_of(spec.condition)
+    repaired = key_filter.keys_of(spec.condition)
     if repaired is not None:
-        return repair.condition(repaired)
+        return key_filter.condition(repaired)
     return None if spec.condition is None else json_util.loads(spec.condition)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from cdc_core.signals import notification as notifications
-from cdc_core.snapshot.state import SnapshotKind, State
+from cdc_core.snapshot.state import SnapshotKind, SnapshotState
 from pipelines.snapshot import snapshot
 from pipelines.snapshot.controls import SnapshotControls
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from pipelines.channels import notifier
 
 IDLE_WAIT = 0.5
-SnapshotFactory = Callable[[State, SnapshotControls], "snapshot.Snapshot | None"]
+SnapshotFactory = Callable[[SnapshotState, SnapshotControls], "snapshot.Snapshot | None"]
 """Makes a snapshot ready to run; None where the capture ends before it begins."""
 
 
 @dataclass
 class _Entry:
-    state: State
+    state: SnapshotState
     controls: SnapshotControls
     is_new: bool
     is_planned: bool = True
     """Whether its plan is in bronze."""
 
     @property
-    def now(self) -> State:
+    def now(self) -> SnapshotState:
         """The state, with the pauses and stops that signals brought since it was planned."""
         # Derived anew each time: a signal may come between two chunks, while the snapshot itself changes `state`.
         state = replace(self.state, is_paused=self.controls.is_paused)
@@ -43,11 +43,11 @@ class _Entry:
 
     @property
     def is_paused(self) -> bool:
-        """Whether it waits to be resumed: there is something that it would read."""
+        """Whether it waits to be resumed, and has anything left to read."""
         return self.controls.is_paused and not self.now.is_done
 
 
-def _controls(state: State) -> SnapshotControls:
+def _controls(state: SnapshotState) -> SnapshotControls:
     return SnapshotControls(is_paused=state.is_paused, stopped=state.stopped)
 
 
@@ -66,13 +66,13 @@ class SnapshotMetrics:
         self.taken, self.began_at, self.ended_at, self.is_aborted = taken, at, None, False
 
     def ended(self, *, at: float) -> None:
-        """It is done, or was stopped or failed half way."""
+        """Whether it is done, or was stopped or failed half way."""
         self.ended_at = at
         self.is_aborted = self.taken is not None and not self.taken.state.is_done
 
 
 @dataclass
-class Snapshots:
+class SnapshotQueue:
     """What is planned and what runs; every method but `run` may be called from any thread."""
 
     taking: SnapshotFactory
@@ -83,12 +83,13 @@ class Snapshots:
     _running: _Entry | None = None
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def add(self, state: State, *, is_new: bool = True) -> None:
+    def add(self, state: SnapshotState, *, is_new: bool = True) -> None:
         """Take this snapshot after those that are planned already; `is_new`: no earlier run has begun it."""
         self._add(_Entry(state, _controls(state), is_new))
 
-    def plan(self, state: State) -> Callable[[], None]:
-        """Take this snapshot when what is returned is called: when its plan is in bronze. It can be paused and stopped before."""
+    def plan(self, state: SnapshotState) -> Callable[[], None]:
+        """Plan this snapshot; it is taken from when the returned function is called, which is when its plan is in
+        bronze. It can be paused and stopped before that."""
         entry = _Entry(state, _controls(state), is_new=True, is_planned=False)
         self._add(entry)
 
@@ -111,7 +112,8 @@ class Snapshots:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is read now nor will be without a signal: paused snapshots wait, and those that a pause holds back."""
+        """Whether nothing is read now nor will be without a signal: paused snapshots wait, and those that a pause holds
+        back."""
         with self._changed:
             return self._following() is None and all(entry.is_planned for entry in self._entries)
 
@@ -125,7 +127,7 @@ class Snapshots:
     def _following(self) -> _Entry | None:
         """What is read now, or else next: the first that is planned and not paused.
 
-        A pause holds back all that is incremental, also what a signal asked for after it.
+        A pause holds back every incremental snapshot, also one that a signal starts after it.
         """
         if self._running is not None:
             return self._running
@@ -138,7 +140,7 @@ class Snapshots:
                 return entry
         return None
 
-    def pause(self, is_paused: bool) -> list[State]:
+    def pause(self, is_paused: bool) -> list[SnapshotState]:
         """Pause or resume the incremental snapshots; the states that changed."""
         changed = []
         for entry in self._incremental():
@@ -151,7 +153,7 @@ class Snapshots:
         self.wake()
         return changed
 
-    def stop(self, chosen: Callable[[Iterable[str]], Iterable[str]]) -> list[State]:
+    def stop(self, chosen: Callable[[Iterable[str]], Iterable[str]]) -> list[SnapshotState]:
         """Read no further the collections of incremental snapshots that `chosen` chooses; the states that changed."""
         changed = []
         for entry in self._incremental():
@@ -189,7 +191,7 @@ class Snapshots:
             return False
         if entry.is_new:
             self._tell(entry.state, notifications.NotificationType.STARTED)
-            # A snapshot that is resumed has told of its start already.
+            # A snapshot that is resumed was announced when it began.
             entry.is_new = False
         taken.notify = lambda what, data: self._tell(taken.state, what, **data)
         self.metrics.begun(taken, at=time.time())
@@ -207,7 +209,7 @@ class Snapshots:
             )
         return taken.has_paused
 
-    def _tell(self, state: State, type_: notifications.NotificationType, **data: str) -> None:
+    def _tell(self, state: SnapshotState, type_: notifications.NotificationType, **data: str) -> None:
         is_incremental = state.kind is SnapshotKind.INCREMENTAL
         has_collections = is_incremental and type_ is not notifications.NotificationType.COMPLETED
         names = {"data_collections": ", ".join(state.planned)} if has_collections else {}

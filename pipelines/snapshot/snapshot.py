@@ -18,11 +18,11 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from cdc_core.signals import notification as notifications
-from cdc_core.snapshot import repair
-from cdc_core.snapshot.state import CollectionState, SnapshotKind, State
+from cdc_core.snapshot import key_filter
+from cdc_core.snapshot.state import CollectionState, SnapshotKind, SnapshotState
 from cdc_core.stream import resume_token
 from pipelines import clock
-from pipelines.bronze import log as bronze_table
+from pipelines.bronze import log as bronze_log
 from pipelines.mongodb import catalog, snapshot_read
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import failures as mongodb_failures
@@ -60,11 +60,11 @@ class Snapshot:
     (`left_out`) are not read, and stay in the plan: they are read on when the settings include them again.
     """
 
-    log: bronze_table.Log
+    log: bronze_log.BronzeLog
     name: str
     reader: chunk_reader.ChunkReader
     collections: Sequence[catalog.SourceCollection]
-    state: State
+    state: SnapshotState
     threads: int
     filters: Mapping[str, str] = field(default_factory=dict)
     stopped: threading.Event = field(default_factory=threading.Event)
@@ -76,7 +76,7 @@ class Snapshot:
     has_paused: bool = False
     """Whether it ended because it was paused: another one goes on from its state when it is resumed."""
 
-    def run(self) -> State:
+    def run(self) -> SnapshotState:
         """Read and commit what is missing; the state at its end, which is not done if it was stopped or paused."""
         client = self.reader.connection.client()
         try:
@@ -114,10 +114,8 @@ class Snapshot:
                 self._mark_completed(namespace)
 
     def _mark_completed(self, namespace: str) -> None:
-        """There is no such collection any more.
-
-        Of one that was read in part nothing is swept: its rows go with the event of the drop or the rename.
-        """
+        """Mark a collection as read that is no longer there. If a part of it was read, nothing is swept: the event of
+        the drop or the rename removes its rows."""
         found = self.state.of(namespace)
         ended = replace(found, completed=True, sweep=found.sweep and not found.chunks, is_gone=True)
         self.state = self.state.advanced(namespace, ended)
@@ -190,6 +188,7 @@ class Snapshot:
         reads: deque[tuple[snapshot_read.IdRange, Future[chunks.ChunkRows]]],
     ) -> None:
         ranges = self._ranges(client, collection, documents)
+        changes = 0
         while self._may_read(collection.namespace):
             # One more than the threads: none is idle while the oldest chunk is committed.
             while len(reads) <= self.threads and (bounds := next(ranges, None)) is not None:
@@ -200,12 +199,16 @@ class Snapshot:
             bounds, read = reads.popleft()
             try:
                 self._land(collection, bounds, read.result())
+                changes = 0
             # Reads that are under way are of the collection that is gone.
             except mongodb_failures.CollectionChanged:
                 _cancel(reads)
                 if (anew := self._made_anew(client, collection)) is None:
                     self._mark_completed(collection.namespace)
                     return
+                # Time and again, and no chunk of it read: one that nobody can read by its name would be tried for ever.
+                self.reader.wait_behind(_not_the_same(), changes)
+                changes += 1
                 collection = anew
                 ranges = self._ranges(client, collection, documents)
 
@@ -217,7 +220,7 @@ class Snapshot:
     def _ranges(
         self, client: mongodb.Client, collection: catalog.SourceCollection, documents: int
     ) -> Iterator[snapshot_read.IdRange]:
-        if repair.keys_of(self._filter(collection.namespace)) is not None:
+        if key_filter.keys_of(self._filter(collection.namespace)) is not None:
             yield snapshot_read.IdRange()  # all of its keys in one read: what is not there is gone
             return
         yield from self.reader.ranges(client, collection, behind=self.state.of(collection.namespace).hi, documents=documents)
@@ -238,18 +241,8 @@ class Snapshot:
 
     def _commit(self, collection: catalog.SourceCollection, chunk: chunks.ChunkRows, end: bytes | None) -> None:
         namespace = collection.namespace
-        before = self.state.of(namespace)
-        sequence = resume_token.snapshot_sequence(*chunk.at)
-        after = CollectionState(
-            chunks=before.chunks + 1,
-            documents=before.documents + chunk.rows.num_rows,
-            hi=end,
-            # The earliest of all chunks: its rows have this very sequence, and a later mark would sweep them.
-            first=min(filter(None, (before.first, sequence))),
-            completed=end is None,
-            sweep=self._is_swept(namespace),
-            filter=self._filter(namespace),
-        )
+        before, filter_ = self.state.of(namespace), self._filter(namespace)
+        after = _with_chunk(before, chunk, end=end, is_swept=self._is_swept(namespace), filter_=filter_)
         state = self.state.advanced(namespace, after)
         label = f"snapshot:{state.id}:{namespace}:{after.chunks}"
         ts_ms = clock.now_ms()
@@ -269,7 +262,7 @@ class Snapshot:
             )
             # The token of this moment: the stream commits beside the snapshot, and a position never goes back.
             now_token = self._token()
-            heartbeat = bronze_table.heartbeat_row(
+            heartbeat = bronze_log.heartbeat_row(
                 state.progress(namespace),
                 token=now_token,
                 batch=batch,
@@ -316,6 +309,29 @@ class Snapshot:
                 namespace, state.documents, max(self._about.get(namespace, 0), state.documents), done, about, rate, left
             )
         )
+
+
+def _with_chunk(
+    before: CollectionState, chunk: chunks.ChunkRows, *, end: bytes | None, is_swept: bool, filter_: str | None
+) -> CollectionState:
+    """How far a collection is read when the chunk, which ends at `end`, is committed."""
+    sequence = resume_token.snapshot_sequence(*chunk.at)
+    return CollectionState(
+        chunks=before.chunks + 1,
+        documents=before.documents + chunk.rows.num_rows,
+        hi=end,
+        # The earliest of all chunks: its rows have this very sequence, and a later mark would sweep them.
+        first=min(filter(None, (before.first, sequence))),
+        completed=end is None,
+        sweep=is_swept,
+        filter=filter_,
+    )
+
+
+def _not_the_same() -> mongodb_failures.ReadRefused:
+    return mongodb_failures.ReadRefused(
+        f"{chunk_reader.ATTEMPTS} times the server had another collection under its name than it had listed (error 361)"
+    )
 
 
 def _cancel(reads: deque[tuple[snapshot_read.IdRange, Future[chunks.ChunkRows]]]) -> None:

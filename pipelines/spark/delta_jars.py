@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines.delta import log_store
+from pipelines.spark import log_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,7 +1,7 @@
 """What Spark, its JVM and Delta raise, as one of our errors where it has a meaning for whoever runs the command.
 
-By class and condition. It is asked where no single table is known, at the end of a command; statements over one table are
-translated by `pipelines.delta.table_errors`, which asks here too.
+By class and condition. Called where no single table is known, at the end of a command; errors of statements over one
+table are translated by `pipelines.delta.table_errors`, which uses this too.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ _FILE_MISSING = (
 )
 _GONE = ("FileNotFoundException", "NoSuchFileException")
 _DATA_FILE = re.compile(r"/(?:part-|deletion_vector_)[^/]*$")
+# Spark wraps what a task raised two or three times; the bound is for chains that lead back to themselves.
 _CAUSES = 5
 
 
@@ -33,6 +34,8 @@ def translated(error: BaseException) -> errors.MedallionError | None:
     """The error in our words; None where it says nothing that we know."""
     if isinstance(error, errors.MedallionError):
         return error
+    # First: with the JVM gone every question about a Java exception below would fail, and look like an error without a
+    # class.
     if jvm.is_gone() or isinstance(error, Py4JNetworkError):
         return errors.SparkLost(
             "Spark's JVM ended or answers no more (killed, or out of memory; its log: "
@@ -56,8 +59,9 @@ def is_full(error: BaseException) -> bool:
 def missing_file(error: BaseException) -> str | None:
     """The data file that a table's log names and that is not there, as a URL or a path; None for any other error."""
     for found in _chain(error):
-        if _asked(found, "getCondition", "getErrorClass") in _FILE_MISSING:
-            said = str((_asked(found, "getMessageParameters") or {}).get("path") or "")
+        if _called(found, "getCondition", "getErrorClass") in _FILE_MISSING:
+            said = str((_called(found, "getMessageParameters") or {}).get("path") or "")
+            # A missing folder or log file is somebody's mistake in a path; only a data file that a log names was lost.
             return said if _DATA_FILE.search(said) else None
     return None
 
@@ -72,13 +76,13 @@ def is_path_gone(error: BaseException) -> bool:
 def is_caused_by(error: BaseException, names: Collection[str]) -> bool:
     """Whether the exception, or one of Java's that caused it, has one of these class names."""
     return class_name(error) in names or any(
-        _asked(_asked(each, "getClass"), "getSimpleName") in names for each in _chain(error)
+        _called(_called(each, "getClass"), "getSimpleName") in names for each in _chain(error)
     )
 
 
 def class_name(error: BaseException) -> str:
     """The Java exception's class; PySpark has a few of the same name itself."""
-    return str(_asked(_asked(getattr(error, "java_exception", None), "getClass"), "getSimpleName") or type(error).__name__)
+    return str(_called(_called(getattr(error, "java_exception", None), "getClass"), "getSimpleName") or type(error).__name__)
 
 
 def _files_missing(file: str) -> errors.FilesMissing:
@@ -92,7 +96,7 @@ def _files_missing(file: str) -> errors.FilesMissing:
 def condition(error: BaseException) -> str:
     """Spark's name for the error, as `FAILED_READ_FILE.FILE_NOT_EXIST`; empty where it has none."""
     for found in (error, getattr(error, "java_exception", None)):
-        if found is not None and (said := _asked(found, "getCondition", "getErrorClass")):
+        if found is not None and (said := _called(found, "getCondition", "getErrorClass")):
             return str(said)
     return ""
 
@@ -100,14 +104,14 @@ def condition(error: BaseException) -> str:
 def sql_state(error: BaseException) -> str:
     """The five characters of SQLSTATE; empty where it has none."""
     for found in (error, getattr(error, "java_exception", None)):
-        if found is not None and (said := _asked(found, "getSqlState")):
+        if found is not None and (said := _called(found, "getSqlState")):
             return str(said)
     return ""
 
 
 def parameter(error: BaseException, name: str) -> str | None:
     """What Spark's message says of this name; None where it has none."""
-    said = (_asked(error, "getMessageParameters") or {}).get(name)
+    said = (_called(error, "getMessageParameters") or {}).get(name)
     return None if said is None else str(said)
 
 
@@ -119,11 +123,12 @@ def _chain(error: BaseException) -> Iterator[Any]:
         if java is None:
             return
         yield java
-        java = _asked(java, "getCause")
+        java = _called(java, "getCause")
 
 
-def _asked(found: Any, *names: str) -> Any:
+def _called(found: Any, *names: str) -> Any:
     """What the first of these methods that there is says; nothing where the Java exception has no such method."""
+    # Spark 4 calls it `getCondition`, Databricks' runtimes and Spark 3 `getErrorClass`.
     get = next((method for name in names if (method := getattr(found, name, None)) is not None), None)
     try:
         return None if get is None else get()

@@ -17,16 +17,16 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdc_core import errors
-from pipelines.delta import log_store
 from pipelines.spark import conf as spark_conf
-from pipelines.spark import delta_jars, stores
+from pipelines.spark import delta_jars, log_store, stores
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def launch(
     *,
     master: str | None,
     conf: Mapping[str, str],
-    store: stores.Store,
+    store: stores.ObjectStore,
     hadoop: Mapping[str, str],
     profile: Mapping[str, str],
     catalog: str | None,
@@ -52,12 +52,9 @@ def launch(
     """A session on a JVM of its own, with Delta's jars and what `store` needs; its log is `log_file()`.
 
     `profile` is over what every session of one machine has, and below what the user chose. `hadoop` may hold secrets: the
-    JVM gets it when it runs, and not on its command line, which every user of the machine sees; so it is with what a user chose
-    that may be one. Raises `SettingsError` where the settings do not give `catalog`.
+    JVM gets it when it runs, and not on its command line, which every user of the machine sees; so it is with what a
+    user chose that may be one. Raises `SettingsError` where the settings do not give `catalog`.
     """
-    from pyspark import SparkConf, SparkContext
-    from pyspark.errors import PySparkRuntimeError
-    from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -67,49 +64,66 @@ def launch(
     packages = (*store.packages, *filter(None, chosen.pop("spark.jars.packages", "").split(",")))
     given = [jar for jar in chosen.pop("spark.jars", "").split(",") if jar]
     chosen["spark.master"] = master or chosen.get("spark.master", "local[*]")
-    # Executors elsewhere would have to have the jar of our local file system before anything else.
-    is_alone = re.fullmatch(r"local(\[.*\])?", chosen["spark.master"]) is not None and os.pathsep not in str(
-        log_store.FILES_JAR
-    )
     with delta_jars.settings(packages, store.excludes) as resolved:
-        settings = {
-            **spark_conf.LOCAL,
-            **(spark_conf.LOOPBACK if chosen["spark.master"].startswith("local") else {}),
-            **(log_store.FILE_SYSTEM if is_alone else {}),
-            **spark_conf.REQUIRED,
-            **profile,
-            "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir(), "medallion-no-warehouse")),
-            **resolved,
-            "spark.jars": ",".join([str(log_store.JAR), *given, *filter(None, [resolved.get("spark.jars")])]),
-            **chosen,
-            "spark.app.name": name,
-        }
-        if is_alone:
-            paths = [str(log_store.FILES_JAR), *filter(None, [chosen.get(_CLASS_PATH)])]
-            settings[_CLASS_PATH] = os.pathsep.join(paths)
+        settings = _settings(name, chosen, given, resolved, profile)
         spark_conf.check_catalog(catalog, settings)
-        # Spark and its JVM leave nothing behind: what they write lies in a folder that goes with this process.
         _folder().mkdir(exist_ok=True)
-        settings = {"spark.local.dir": str(_folder()), **settings}
-        java = f"-Djava.io.tmpdir={_folder()} {spark_conf.startable(settings['spark.driver.extraJavaOptions'])}"
-        settings["spark.driver.extraJavaOptions"] = java
         atexit.register(_end, os.getpid())
-        hidden = set(filter(spark_conf.is_confidential, settings)) - set(log_store.FILE_SYSTEM)
-        launch_conf = SparkConf(loadDefaults=False).setAll([each for each in settings.items() if each[0] not in hidden])
-        with log_file().open("wb") as said:
-            try:
-                gateway = launch_gateway(launch_conf, _Launch(stdout=said, stderr=said))
-            except (PySparkRuntimeError, OSError) as error:
-                raise _why_not() from error
-        with _interrupts_as_they_are():
-            # Not the jars: the JVM was given these, and has added those of the packages to them.
-            rest = {name: value for name, value in settings.items() if name != "spark.jars"}
-            whole = SparkConf(loadDefaults=False).setAll(list({**hadoop, **rest}.items()))
-            context = SparkContext(conf=whole, gateway=gateway)
+        context = _context(settings, hadoop)
         _end_without_traceback(context)
         spark = SparkSession.builder.getOrCreate()
         delta_jars.remember(spark, packages, given)
     return spark
+
+
+def _settings(
+    name: str, chosen: Mapping[str, str], given: Sequence[str], resolved: Mapping[str, str], profile: Mapping[str, str]
+) -> dict[str, str]:
+    """What the JVM is started with: what a user chose is over everything else, but for where Spark keeps its files."""
+    # Executors elsewhere would have to have the jar of our local file system before anything else.
+    is_alone = re.fullmatch(r"local(\[.*\])?", chosen["spark.master"]) is not None and os.pathsep not in str(
+        log_store.FILES_JAR
+    )
+    settings = {
+        **spark_conf.LOCAL,
+        **(spark_conf.LOOPBACK if chosen["spark.master"].startswith("local") else {}),
+        **(log_store.FILE_SYSTEM if is_alone else {}),
+        **spark_conf.REQUIRED,
+        **profile,
+        "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir(), "medallion-no-warehouse")),
+        **resolved,
+        "spark.jars": ",".join([str(log_store.JAR), *given, *filter(None, [resolved.get("spark.jars")])]),
+        **chosen,
+        "spark.app.name": name,
+    }
+    if is_alone:
+        paths = [str(log_store.FILES_JAR), *filter(None, [chosen.get(_CLASS_PATH)])]
+        settings[_CLASS_PATH] = os.pathsep.join(paths)
+    # Spark and its JVM leave nothing behind: what they write lies in a folder that goes with this process.
+    settings = {"spark.local.dir": str(_folder()), **settings}
+    java = f"-Djava.io.tmpdir={_folder()} {spark_conf.startable(settings['spark.driver.extraJavaOptions'])}"
+    settings["spark.driver.extraJavaOptions"] = java
+    return settings
+
+
+def _context(settings: Mapping[str, str], hadoop: Mapping[str, str]) -> SparkContext:
+    """The context of a JVM that is started now."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.java_gateway import launch_gateway
+
+    hidden = set(filter(spark_conf.is_confidential, settings)) - set(log_store.FILE_SYSTEM)
+    launch_conf = SparkConf(loadDefaults=False).setAll([each for each in settings.items() if each[0] not in hidden])
+    with log_file().open("wb") as said:
+        try:
+            gateway = launch_gateway(launch_conf, _Launch(stdout=said, stderr=said))
+        except (PySparkRuntimeError, OSError) as error:
+            raise _why_not() from error
+    with _interrupts_as_they_are():
+        # Not the jars: the JVM was given these, and has added those of the packages to them.
+        rest = {name: value for name, value in settings.items() if name != "spark.jars"}
+        whole = SparkConf(loadDefaults=False).setAll(list({**hadoop, **rest}.items()))
+        return SparkContext(conf=whole, gateway=gateway)
 
 
 def _folder() -> Path:
@@ -158,7 +172,8 @@ def is_gone() -> bool:
 
 
 def forget() -> None:
-    """Let go of a session whose JVM is gone, so that the next `session` starts another; a JVM that no longer answers is ended first."""
+    """Let go of a session whose JVM is gone, so that the next `session` starts another; a JVM that no longer answers is
+    ended first."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -170,8 +185,8 @@ def forget() -> None:
 
 
 def abandon() -> None:
-    """End the JVM that this process started, whatever it is doing: calls that wait for it fail, and each commit is in its table
-    as a whole or not at all."""
+    """End the JVM that this process started, whatever it is doing: calls that wait for it fail, and each commit is in
+    its table as a whole or not at all."""
     from pyspark import SparkContext
 
     process = getattr(SparkContext._gateway, "proc", None)
@@ -182,7 +197,8 @@ def abandon() -> None:
 
 @contextlib.contextmanager
 def _interrupts_as_they_are() -> Iterator[None]:
-    """Restore the handler of Ctrl-C that PySpark replaces by one that cancels every job: the commands decide what it does."""
+    """Restore the handler of Ctrl-C that PySpark replaces by one that cancels every job: the commands decide what it
+    does."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -238,8 +254,8 @@ def _ignoring_sigterm(first: Callable[[], None]) -> Callable[[], None]:
 def java_class(spark: SparkSession, name: str) -> Any:
     """A class of the session's JVM by its full name, one lookup: `jvm.org.apache…` asks for a class at each of its dots.
 
-    Each such question looks through all of Spark's jars in vain, which takes milliseconds. Where there is no such class, what
-    comes back raises `TypeError` when it is called.
+    Each such question looks through all of Spark's jars in vain, which takes milliseconds. Where there is no such
+    class, what comes back raises `TypeError` when it is called.
     """
     return getattr(spark._jvm, name)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from cdc_core import errors
-from pipelines.spark import failures
+from pipelines.spark import failures as spark_failures
 from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 class Failures:
     """The collections that could not be brought up to date, each with its error, while the others go on.
 
-    One whose error is temporary, or whose table another writer holds for now, is tried again; any other waits for the next start.
+    One whose error is temporary, or whose table another writer holds for now, is tried again; any other waits for the
+    next start.
     """
 
     found: dict[str, Exception] = field(default_factory=dict)
@@ -53,13 +54,14 @@ class Failures:
 
     def note(self, name: str, error: Exception) -> None:
         """Note and tell an error, once however often it comes; raise it where it is not the collection's: Spark is gone."""
-        known = failures.translated(error) or error
+        known = spark_failures.translated(error) or error
         if isinstance(known, errors.SparkLost):
             raise known from error
         if sparks.is_cancelling():
             log.info("%s: what was being done was left, and is done at the next start", name)
             self.found[name] = known
             return
+        # A service tries again every second: the same line each time would hide all others.
         before = self.found.get(name)
         self.found[name] = known
         if before is None or errors.message_of(before) != errors.message_of(known):
@@ -95,6 +97,7 @@ class Pool:
 
         The first error is raised, when the items that had begun have ended.
         """
+        # One item needs no thread, and a session of its own would cost its first statement.
         if len(items) < 2 or self.sessions is None:
             return [act(self.spark, item) for item in items if not stop.is_set()]
         first = self._session(self.sessions)
@@ -119,6 +122,7 @@ class Pool:
             try:
                 return [act(session, item)]
             except BaseException:
+                # What has not begun stays undone, so that the error is seen soon; what has begun commits, and may.
                 failed.set()
                 raise
             finally:

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from cdc_core import errors
-from pipelines.delta import log_store
 from pipelines.spark import conf as spark_conf
-from pipelines.spark import jvm, stores
+from pipelines.spark import jvm, log_store, stores
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,12 +47,13 @@ def session(
 
     A session that is there already, or that the platform gives, is taken; `master` and what of `conf` belongs
     to the start of an application then have no effect. Otherwise one is built for `master` (all cores of this
-    machine by default), with `profile`, such as `CAPTURE`, with what the store of `root` needs, `SPARK_CONF_DIR/spark-defaults.conf` where that variable is set,
-    and `conf`, each over what comes before it. Times are UTC in either case. `hadoop` are settings of the root's file system, as
-    `spark.hadoop.…`; they may be secrets, and stand on no command line.
+    machine by default), with `profile`, such as `CAPTURE`, with what the store of `root` needs,
+    `SPARK_CONF_DIR/spark-defaults.conf` where that variable is set, and `conf`, each over what comes before it. Times
+    are UTC in either case. `hadoop` are settings of the root's file system, as `spark.hadoop.…`; they may be secrets,
+    and stand on no command line.
 
-    Raises SettingsError where Spark is not installed, a given one lacks Delta, or one that is built would not have `catalog`, DecisionNeeded where Java is
-    missing or too old, Temporary where Delta's jars could not be downloaded.
+    Raises SettingsError where Spark is not installed, a given one lacks Delta, or one that is built would not have
+    `catalog`, DecisionNeeded where Java is missing or too old, Temporary where Delta's jars could not be downloaded.
     """
     wanted = dict(conf or {})
     store = stores.of(root)
@@ -134,8 +134,8 @@ def _connect_session() -> SparkSession | None:
 def _close_at_exit(spark: SparkSession) -> None:
     """Close a Connect session while the process's threads still run.
 
-    PySpark does it when the object is collected, which at the end of a process may wait for ever: gRPC waits for a call whose
-    thread the interpreter has stopped.
+    PySpark does it when the object is collected, which at the end of a process may wait for ever: gRPC waits for a call
+    whose thread the interpreter has stopped.
     """
     client: Any = spark.client
 
@@ -190,7 +190,8 @@ def is_cancelling() -> bool:
 def cancelling(spark: SparkSession, stop: threading.Event) -> Iterator[threading.Event]:
     """When `stop` is set and the block has not ended `GRACE_SECONDS` later, its Spark jobs are cancelled, so that it ends.
 
-    What a cancelled statement leads to is then no error: a statement commits or it does not, and the next start does it again.
+    What a cancelled statement leads to is then no error: a statement commits or it does not, and the next start does it
+    again.
     """
     ended, cancelled = threading.Event(), _CANCELLED
     cancelled.clear()
@@ -249,7 +250,7 @@ def _is_given() -> bool:
     )
 
 
-def _given(name: str, store: stores.Store, hadoop: Mapping[str, str]) -> SparkSession:
+def _given(name: str, store: stores.ObjectStore, hadoop: Mapping[str, str]) -> SparkSession:
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.appName(name).getOrCreate()
@@ -271,8 +272,9 @@ def _given(name: str, store: stores.Store, hadoop: Mapping[str, str]) -> SparkSe
     return spark
 
 
-def _add_log_store(spark: SparkSession, store: stores.Store) -> None:
-    """Give a driver that was started by somebody else our log stores, before Delta opens a table; what it names itself stays."""
+def _add_log_store(spark: SparkSession, store: stores.ObjectStore) -> None:
+    """Give a driver that was started by somebody else our log stores, before Delta opens a table; what it names itself
+    stays."""
     context: Any = spark.sparkContext
     if context._jsc.sc().conf().contains(stores.LOG_STORE_OF_ALL):
         return

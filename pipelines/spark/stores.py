@@ -1,4 +1,5 @@
-"""What Spark needs to keep tables in a store: its file system's packages, and a log store that commits by compare-and-set."""
+"""What Spark needs to keep tables in a store: its file system's packages, and a log store that commits by
+compare-and-set."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from pipelines.delta import log_store
+from pipelines.spark import log_store
 
 HADOOP = "3.5.0"
 """The Hadoop of the pinned Spark: a file system of another version does not work with it."""
@@ -22,7 +23,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
 
 @dataclass(frozen=True)
-class Store:
+class ObjectStore:
     """Packages to resolve, of which `excludes` are left out, and settings of Spark."""
 
     packages: tuple[str, ...] = ()
@@ -33,7 +34,7 @@ class Store:
         """Those of the settings that name log stores."""
         return {name: value for name, value in self.conf.items() if name.startswith("spark.delta.logStore.")}
 
-    def without_log_stores(self) -> Store:
+    def without_log_stores(self) -> ObjectStore:
         """The same where `LOG_STORE_OF_ALL` is set."""
         return replace(self, conf={name: value for name, value in self.conf.items() if name not in self.log_stores()})
 
@@ -47,10 +48,10 @@ def log_store_of(scheme: str) -> str:
     return f"spark.delta.logStore.{scheme}.impl"
 
 
-LOCAL = Store(conf={log_store_of("file"): log_store.LOCAL})
+LOCAL = ObjectStore(conf={log_store_of("file"): log_store.LOCAL})
 
-STORES: Mapping[str, Store] = {
-    "s3a": Store(
+STORES: Mapping[str, ObjectStore] = {
+    "s3a": ObjectStore(
         _S3A,
         ("software.amazon.awssdk:bundle", "org.wildfly.openssl:wildfly-openssl", "org.slf4j:slf4j-api"),
         {
@@ -62,8 +63,8 @@ STORES: Mapping[str, Store] = {
             "spark.hadoop.fs.s3a.fast.upload.active.blocks": "2",
         },
     ),
-    "abfss": Store((f"org.apache.hadoop:hadoop-azure:{HADOOP}",)),
-    "gs": Store(
+    "abfss": ObjectStore((f"org.apache.hadoop:hadoop-azure:{HADOOP}",)),
+    "gs": ObjectStore(
         ("com.google.cloud.bigdataoss:gcs-connector:hadoop3-2.2.26",),
         conf={
             "spark.hadoop.fs.gs.impl": "com.google.cloud.hadoop.fs.gcs.GoogleHadoopFileSystem",
@@ -79,7 +80,7 @@ def scheme(root: str | None) -> str:
     return found[1].lower() if found else "file"
 
 
-def of(root: str | None) -> Store:
+def of(root: str | None) -> ObjectStore:
     """What a session of ours needs for a lakehouse below `root`; every session may write local tables."""
-    store = STORES.get(scheme(root), Store())
-    return Store(store.packages, store.excludes, {**LOCAL.conf, **store.conf})
+    store = STORES.get(scheme(root), ObjectStore())
+    return ObjectStore(store.packages, store.excludes, {**LOCAL.conf, **store.conf})

@@ -19,19 +19,19 @@ from rich.table import Table
 from rich.text import Text
 
 from cdc_core import errors
-from pipelines.terminal import units
+from pipelines.operations import units
 
 if TYPE_CHECKING:
-    from pipelines.capture.progress import Progress
-    from pipelines.gold.cut import Cut
+    from pipelines.capture.progress import CaptureProgress
     from pipelines.gold.models import ModelPlan
     from pipelines.operations.check import Finding
+    from pipelines.operations.cut import Cut
     from pipelines.operations.maintain import MaintenanceResult as Maintenance
     from pipelines.operations.quarantine import QuarantinedEvent, ReplayResult
-    from pipelines.operations.rebuild import RebuildResult
-    from pipelines.operations.repair import Repaired
+    from pipelines.operations.repair import RepairResult
     from pipelines.operations.schema import SchemaHistory
-    from pipelines.operations.status import Collection, Status, TableStatus
+    from pipelines.operations.status import CollectionStatus, PipelineStatus, TableStatus
+    from pipelines.silver.rebuild import RebuildResult
     from pipelines.snapshot.snapshot import SnapshotProgress
     from pipelines.verify.result import Verification
 
@@ -130,7 +130,7 @@ def _pairs(outcome: object) -> dict[str, object]:
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[Progress], None]]:
+def progress() -> Iterator[Callable[[CaptureProgress], None]]:
     """Hears a capture's progress: one live line where stderr is a terminal, a log line every 30 seconds elsewhere."""
     if not sys.stderr.isatty():
         yield _ProgressLog().hear
@@ -155,7 +155,7 @@ class Rate:
         return (count - first) / (now - first_at) if now > first_at else 0.0
 
 
-def described(now: Progress, *, rate: float) -> str:
+def described(now: CaptureProgress, *, rate: float) -> str:
     """A capture's progress as one line: the snapshot where one runs, then the stream."""
     parts = []
     if now.snapshot is not None and now.snapshot.seconds_left != 0:
@@ -187,7 +187,7 @@ class _ProgressLog:
         self._told: object = None
         self._rate = Rate()
 
-    def hear(self, now: Progress) -> None:
+    def hear(self, now: CaptureProgress) -> None:
         rate = self._rate.of(now.events)
         if time.monotonic() - self._last_at < LOG_EVERY_SECONDS or now == self._told:
             return
@@ -195,7 +195,7 @@ class _ProgressLog:
         log.info("progress: %s", described(now, rate=rate))
 
 
-def status(found: Status) -> None:
+def status(found: PipelineStatus) -> None:
     """What `medallion status` shows: the source, the log, and a line for each collection."""
     screen = console()
     grid = Table.grid(padding=(0, 2))
@@ -297,7 +297,7 @@ def replayed(found: Mapping[str, ReplayResult]) -> None:
         screen.print("no collection has come to silver yet")
 
 
-def repaired(found: Sequence[Repaired]) -> None:
+def repaired(found: Sequence[RepairResult]) -> None:
     """What `medallion repair` shows: each table with missing files, and what brings their rows back."""
     screen = console()
     if not found:
@@ -337,7 +337,7 @@ def _plain_table(*names: str) -> Table:
     return table
 
 
-def _source_line(found: Status) -> Text:
+def _source_line(found: PipelineStatus) -> Text:
     server = found.source
     if server.problem is not None:
         return Text(server.problem, style="yellow")
@@ -346,7 +346,7 @@ def _source_line(found: Status) -> Text:
     return Text(f"{server.server}, its oplog reaches back {units.duration(server.now - server.oplog_first)}")
 
 
-def _bronze_line(found: Status) -> Text:
+def _bronze_line(found: PipelineStatus) -> Text:
     log = found.bronze
     if log is None:
         return Text("nothing captured yet: medallion capture begins it", style="yellow")
@@ -377,7 +377,7 @@ def _writer(writer: object) -> str:
 TROUBLES = ("rescued", "incomplete", "quarantined", "incomplete since")
 
 
-def _collections_table(found: Status) -> Table:
+def _collections_table(found: PipelineStatus) -> Table:
     """A line for each collection; a column in which no collection has anything is left out."""
     is_snapshot = any(each.snapshot is not None and not each.snapshot.is_done for each in found.collections)
     troubles = [name for name in TROUBLES if any(_trouble(each, name) for each in found.collections)]
@@ -396,7 +396,7 @@ def _collections_table(found: Status) -> Table:
     return table
 
 
-def _troubles_told(found: Status) -> Iterator[str]:
+def _troubles_told(found: PipelineStatus) -> Iterator[str]:
     """A line for each collection that waits for a person: what is wrong, and what to do."""
     for each in found.collections:
         if each.snapshot is not None and each.snapshot.failed is not None:
@@ -406,11 +406,11 @@ def _troubles_told(found: Status) -> Iterator[str]:
             yield f"{each.collection}: changes since {each.incomplete_since} were lost: {each.incomplete_because}; {again}"
 
 
-def _trouble_cell(each: Collection, name: str) -> str:
+def _trouble_cell(each: CollectionStatus, name: str) -> str:
     return each.incomplete_since or "" if name == "incomplete since" else f"{_trouble(each, name):,}"
 
 
-def _trouble(each: Collection, name: str) -> int:
+def _trouble(each: CollectionStatus, name: str) -> int:
     if name == "quarantined":
         return each.quarantined
     if name == "incomplete since":
@@ -418,7 +418,7 @@ def _trouble(each: Collection, name: str) -> int:
     return int(getattr(each.silver, name)) if each.silver is not None else 0
 
 
-def _snapshot_cell(each: Collection) -> str:
+def _snapshot_cell(each: CollectionStatus) -> str:
     if each.snapshot is None:
         return ""
     if each.snapshot.failed is not None:

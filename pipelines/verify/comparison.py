@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bson import json_util
 from pyspark.sql import functions as F
@@ -24,10 +24,10 @@ from pipelines.bronze import collections as registry
 from pipelines.delta import query_execution
 from pipelines.mongodb import catalog, document_keys
 from pipelines.mongodb import client as mongodb
-from pipelines.mongodb import connection as source
+from pipelines.mongodb import connection as connections
 from pipelines.mongodb import server as mongodb_server
 from pipelines.schema import log as schemas
-from pipelines.verify import documents, explanations, table_progress
+from pipelines.verify import bronze_state, documents, explanations, table_progress
 from pipelines.verify.result import CollectionVerification, KeyDifference, KeyVerdict
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 PATIENCE_SECONDS = 60.0
 """How long one look waits for the table to be past its time, and how long documents that change are looked at again."""
 MOST_WRONG = 20_000
-"""Of a table with so many wrong keys no more are looked at: the rest is counted as `unsettled`, as is what is beyond the next two."""
+"""Of a table with so many wrong keys no more are looked at: the rest is counted as `unsettled`, as is what is beyond
+the next two."""
 MOST_SUSPECTS = 1_000_000
 """So many keys that differ at first sight are looked at closely."""
 LOOK_SECONDS = 900.0
@@ -53,7 +54,7 @@ class VerifyContext:
 
     spark: SparkSession
     settings: Settings
-    connection: source.Connection
+    connection: connections.Connection
     client: mongodb.Client
     layout: tables.Layout
     bronze: tables.TableRef
@@ -66,8 +67,8 @@ class VerifyContext:
 
 @dataclass(frozen=True)
 class _FullRead:
-    """A collection read whole: how many documents there are, how many rows are equal, how many are kept without a document, the
-    keys of the others as far as they are listed, and how many more differ."""
+    """A collection read whole: how many documents there are, how many rows are equal, how many are kept without a
+    document, the keys of the others as far as they are listed, and how many more differ."""
 
     documents: int
     equal: int
@@ -77,8 +78,9 @@ class _FullRead:
 
 
 @dataclass(frozen=True)
-class _Settled:
-    """The verdicts on keys that were looked at closely, how many of them are equal documents, and how many keys were not looked at."""
+class _SettledKeys:
+    """The verdicts on keys that were looked at closely, how many of them are equal documents, and how many keys were
+    not looked at."""
 
     verdicts: list[KeyDifference]
     equal: int
@@ -87,7 +89,8 @@ class _Settled:
 
 @dataclass
 class CollectionComparison:
-    """The comparison of one collection. `last` is the latest cluster time of a read, `version` the table's that was compared.
+    """The comparison of one collection. `last` is the latest cluster time of a read, `version` the table's that was
+    compared.
 
     `gone` are keys that neither the source nor the table holds any more: they are equal, and no documents.
     """
@@ -112,23 +115,26 @@ class CollectionComparison:
     # --- what is read
 
     def _schema(self, *, at: int | None = None) -> schemas.SchemaVersion:
-        """The schema by which the table is written, at the batch `at` or now: gold may be behind silver, whose the schemas are."""
+        """The schema by which the table is written, at the batch `at` or now: gold may be behind silver, whose the
+        schemas are."""
+        if self.context.layer is Layer.BRONZE:  # it has documents as they are
+            return schemas.SchemaVersion()
         name = str(self.namespace)
         silver = registry.silver_position(self.spark, self.progress.silver)
         ops, to = self.context.layout.ops("schemas"), self.progress.position() if at is None else at
         found = schemas.latest(self.spark, ops, generations={name: silver.generation}, until=to or None)
         return found.get(name, schemas.SchemaVersion())
 
-    def _reading(self, schema: schemas.SchemaVersion, *, is_whole: bool) -> documents.Reading:
+    def _reading(self, schema: schemas.SchemaVersion, *, is_whole: bool) -> documents.ReadSpec:
         assert self.collection is not None
         given = self.context.settings.source
         listed = field_filters.read(given.field_exclude_list, given.field_renames)
         at = self.context.at if is_whole else None
-        return documents.Reading(
+        return documents.ReadSpec(
             connection=self.context.connection,
             collection=self.collection,
             after=at or self.begun,
-            schema=schema.schema.to_json(),
+            schema=None if self.context.layer is Layer.BRONZE else schema.schema.to_json(),
             is_exact=at is not None,
             fields=listed.of(*self._names) if listed.entries else None,
             condition=self._filter if is_whole else None,
@@ -212,7 +218,7 @@ class CollectionComparison:
 
     # --- looking closely
 
-    def _settled(self, keys: Sequence[str]) -> _Settled:
+    def _settled(self, keys: Sequence[str]) -> _SettledKeys:
         """The verdict on each key, slice by slice. Keys that wait or change are read again until patience ends."""
         self.gone.clear()
         settled: list[KeyDifference] = []
@@ -236,7 +242,7 @@ class CollectionComparison:
                 waiting += moving
         # What is gone from both sides is no document.
         equal = sum(each.kind is KeyVerdict.EQUAL and each.key not in self.gone for each in settled)
-        return _Settled([*settled, *waiting], equal, len(keys) - done)
+        return _SettledKeys([*settled, *waiting], equal, len(keys) - done)
 
     def _parted(self, keys: Sequence[str], *, until: float) -> tuple[list[KeyDifference], list[KeyDifference]]:
         """The verdicts of one look, explained, and those that another look may change."""
@@ -263,7 +269,11 @@ class CollectionComparison:
         schema = self._schema(at=reached.to)
         rows = reached.held.some(keys, schema.schema)
         moved = self.progress.moved(reached, keys, since=first, first=self.first_batch)
-        found = [self._judged(key, seen[key], rows.get(key, []), reached, moved.get(key), schema) for key in keys]
+
+        def difference(text: str, held: Any) -> tuple[equality.Difference, ...]:
+            return reached.held.compared(text, held, schema.schema)
+
+        found = [self._judged(key, seen[key], rows.get(key, []), reached, moved.get(key), difference) for key in keys]
         if self._schema() == schema:
             return found
         # The table may be of a later batch than its position said, with other columns.
@@ -276,13 +286,13 @@ class CollectionComparison:
         self,
         key: str,
         seen: documents.SourceDocument,
-        rows: Sequence[equality.TableRow],
+        rows: Sequence[equality.TableRow | bronze_state.FoldedDocument],
         reached: table_progress.TableProgress,
         moved: table_progress.KeyEvents | None,
-        schema: schemas.SchemaVersion,
+        difference: Callable[[str, Any], tuple[equality.Difference, ...]],
     ) -> KeyDifference:
         if len(rows) == 1 and seen.text is not None:
-            found = equality.differences(equality.Document.read(seen.text), rows[0], schema.schema)
+            found = difference(seen.text, rows[0])
             if not found:
                 return KeyDifference(key, KeyVerdict.EQUAL)
         else:
@@ -298,6 +308,9 @@ class CollectionComparison:
             return KeyDifference(key, KeyVerdict.EQUAL)
         if not rows:
             return KeyDifference(key, KeyVerdict.MISSING)
+        # Bronze says so by itself, as silver does in a column.
+        if any(isinstance(row, bronze_state.FoldedDocument) and row.is_incomplete for row in rows):
+            return KeyDifference(key, KeyVerdict.INCOMPLETE, found)
         if len(rows) > 1:
             return KeyDifference(key, KeyVerdict.DIFFERENT, (equality.Difference("", f"{len(rows)} rows"),))
         if seen.text is None:

@@ -1,4 +1,5 @@
-"""The source's side of a comparison: documents read at a cluster time that is known, as keys and digests of the rows they should be.
+"""The source's side of a comparison: documents read at a cluster time that is known, as keys and digests of the rows
+they should be.
 
 Executors read ranges of `_id` and send back a key, 64 bits and the time of the read for each document; documents stay where
 they were read. Those few that are looked at closely are read by their keys, on the driver.
@@ -20,15 +21,16 @@ from bson.timestamp import Timestamp
 
 from cdc_core import errors
 from cdc_core.bronze import raw_event
-from cdc_core.extended_json import bson_to_json, keys
+from cdc_core.extended_json import bson_to_json
+from cdc_core.extended_json import keys as canonical_keys
 from cdc_core.schema.document_schema import DocumentSchema
-from cdc_core.snapshot import repair
+from cdc_core.snapshot import key_filter
 from cdc_core.stream import fields as field_filters
 from cdc_core.stream import resume_token
 from cdc_core.verify import equality
 from pipelines.mongodb import catalog, snapshot_read
 from pipelines.mongodb import client as mongodb
-from pipelines.mongodb import connection as source
+from pipelines.mongodb import connection as connections
 from pipelines.mongodb import failures as mongodb_failures
 from pipelines.snapshot import chunks
 
@@ -62,22 +64,25 @@ Outcome = TypeVar("Outcome")
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How a collection is read, by whoever reads it: what, from when on, how fast, and what its documents should become."""
+class ReadSpec:
+    """How a collection is read, by whoever reads it: what, from when on, how fast, and what its documents should become.
 
-    connection: source.Connection
+    Without a `schema` they are compared as they are, as bronze holds them.
+    """
+
+    connection: connections.Connection
     collection: catalog.SourceCollection
     after: Time
-    schema: str
+    schema: str | None
     is_exact: bool = False
-    fields: field_filters.Fields | None = None
+    fields: field_filters.FieldRules | None = None
     condition: str | None = None
     documents_per_second: float | None = None
 
     @property
-    def kept_schema(self) -> DocumentSchema:
+    def kept_schema(self) -> DocumentSchema | None:
         """The collection's schema."""
-        return DocumentSchema.from_json(self.schema)
+        return None if self.schema is None else DocumentSchema.from_json(self.schema)
 
     def chunk(
         self, client: mongodb.Client, bounds: snapshot_read.IdRange, condition: Mapping[str, Any] | None
@@ -101,7 +106,7 @@ class Reading:
         return text.decode()
 
 
-class _Pace:
+class _RateLimit:
     """Waits so that no more than so many documents a second are read."""
 
     def __init__(self, documents_per_second: float | None, wait: Callable[[float], object] = time.sleep) -> None:
@@ -115,7 +120,7 @@ class _Pace:
             self._wait(max(0.0, self._documents / self._rate - (time.monotonic() - self._began)))
 
 
-def ranges(client: mongodb.Client, reading: Reading, *, threads: int) -> list[snapshot_read.IdRange]:
+def ranges(client: mongodb.Client, reading: ReadSpec, *, threads: int) -> list[snapshot_read.IdRange]:
     """The collection cut into ranges of `_id`, found in its index alone."""
     size = catalog.size(client, reading.collection)
     # At least four ranges a thread, so that no thread is left with a long last one; under 500 documents a read is mostly waiting.
@@ -134,7 +139,7 @@ def ranges(client: mongodb.Client, reading: Reading, *, threads: int) -> list[sn
         lo = snapshot_read.hi_as_lo(hi)
 
 
-def digests(spark: SparkSession, reading: Reading, found: Sequence[snapshot_read.IdRange]) -> DataFrame:
+def digests(spark: SparkSession, reading: ReadSpec, found: Sequence[snapshot_read.IdRange]) -> DataFrame:
     """Every document of the ranges as a row of `READ`, each range read by one task at a time of its own.
 
     A range that cannot be read is a row with nothing but its `error`: see `error_of`.
@@ -153,15 +158,15 @@ _failed: dict[str, str] = {}
 
 
 def _read_ranges(
-    reading: Reading, found: Sequence[snapshot_read.IdRange], read: str, batches: Iterator[pa.RecordBatch]
+    reading: ReadSpec, found: Sequence[snapshot_read.IdRange], read: str, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     schema = reading.kept_schema
-    pace = _Pace(reading.documents_per_second)
+    pace = _RateLimit(reading.documents_per_second)
     for batch in batches:
         for number in batch.column(0).to_pylist():
             if read not in _failed:
                 try:
-                    client = source.worker_client(reading.connection)
+                    client = connections.worker_client(reading.connection)
                     yield _read_range(client, reading, found[number], schema, pace)
                     continue
                 # Outcomes are data: an exception of an executor would come as Spark's, with its text and without its class.
@@ -173,7 +178,7 @@ def _read_ranges(
 
 
 def _read_range(
-    client: mongodb.Client, reading: Reading, bounds: snapshot_read.IdRange, schema: DocumentSchema, pace: _Pace
+    client: mongodb.Client, reading: ReadSpec, bounds: snapshot_read.IdRange, schema: DocumentSchema | None, pace: _RateLimit
 ) -> pa.RecordBatch:
     condition = None if reading.condition is None else json_util.loads(reading.condition)
 
@@ -182,7 +187,7 @@ def _read_range(
         found: dict[str, list[Any]] = {name: [] for name in READ.names}
         for chunk in reading.chunk(client, bounds, condition):
             for raw in chunk.documents:
-                found["key"].append(keys.canonical_raw(raw))
+                found["key"].append(canonical_keys.canonical_raw(raw))
                 found["digest"].append(_digest(reading.text(raw), schema))
                 found["seconds"].append(chunk.at.time)
                 found["increment"].append(chunk.at.inc)
@@ -193,7 +198,7 @@ def _read_range(
     return _tried(reading, read)
 
 
-def _tried(reading: Reading, read: Callable[[], Outcome]) -> Outcome:
+def _tried(reading: ReadSpec, read: Callable[[], Outcome]) -> Outcome:
     """What a read returns, again behind a pause where it was interrupted."""
     for attempt in range(ATTEMPTS):
         try:
@@ -208,7 +213,8 @@ def _tried(reading: Reading, read: Callable[[], Outcome]) -> Outcome:
 
 
 def failure(name: str, error: Exception) -> errors.MedallionError:
-    """What ended the comparison of a collection, as one of our errors; nothing of another's text, it may quote a document."""
+    """The error that ended the comparison of a collection, as one of our errors; of a foreign error only its class,
+    because its text may quote a document."""
     match error:
         case errors.MedallionError():
             return error
@@ -221,8 +227,8 @@ def failure(name: str, error: Exception) -> errors.MedallionError:
     return errors.MedallionError(f"verifying {name}: this is a bug: {type(error).__name__}")
 
 
-def expired(reading: Reading) -> errors.MedallionError:
-    """What is said where the server no longer has a time to read at."""
+def expired(reading: ReadSpec) -> errors.MedallionError:
+    """The error for a time that the server can no longer read at."""
     name = reading.collection.namespace
     if reading.is_exact:
         return errors.DecisionNeeded(
@@ -232,10 +238,13 @@ def expired(reading: Reading) -> errors.MedallionError:
     return errors.SourceUnreachable(f"verifying {name}: the server gave up a range {ATTEMPTS} times; try again")
 
 
-def _digest(text: str, schema: DocumentSchema) -> int:
-    """The digest of the row that a document should be; of one that nobody can read, a number that no row has by intent."""
+def _digest(text: str, schema: DocumentSchema | None) -> int:
+    """The digest of the row that a document should be; for one that cannot be read a number that no row has but by
+    chance."""
+    if schema is None:
+        return equality.exact_digest(text)
     try:
-        return equality.digest(equality.Document.read(text).expected(schema))
+        return equality.digest(equality.ExactDocument.read(text).expected(schema))
     except (ValueError, RecursionError):
         # Not left out: the key has to be compared, and is then looked at closely.
         return 0
@@ -250,11 +259,11 @@ class SourceDocument:
 
 
 def by_keys(
-    client: mongodb.Client, reading: Reading, wanted: Sequence[str], *, wait: Callable[[float], object] = time.sleep
+    client: mongodb.Client, reading: ReadSpec, wanted: Sequence[str], *, wait: Callable[[float], object] = time.sleep
 ) -> dict[str, SourceDocument]:
     """What the source holds under each key, some hundred keys at a time; `wait` keeps the pace."""
     found: dict[str, SourceDocument] = {}
-    pace = _Pace(reading.documents_per_second, wait)
+    pace = _RateLimit(reading.documents_per_second, wait)
     for start in range(0, len(wanted), BY_KEY):
         some = wanted[start : start + BY_KEY]
         found |= _some_by_keys(client, reading, some)
@@ -262,15 +271,15 @@ def by_keys(
     return found
 
 
-def _some_by_keys(client: mongodb.Client, reading: Reading, wanted: Sequence[str]) -> dict[str, SourceDocument]:
-    named = [key for key in wanted if repair.is_key(key)]
+def _some_by_keys(client: mongodb.Client, reading: ReadSpec, wanted: Sequence[str]) -> dict[str, SourceDocument]:
+    named = [key for key in wanted if key_filter.is_key(key)]
 
     def read() -> dict[str, SourceDocument]:
         found: dict[str, SourceDocument] = {}
         at: Time | None = None
-        for chunk in reading.chunk(client, snapshot_read.IdRange(), repair.condition(named)):
+        for chunk in reading.chunk(client, snapshot_read.IdRange(), key_filter.condition(named)):
             at = (chunk.at.time, chunk.at.inc)
-            found |= {keys.canonical_raw(raw): SourceDocument(reading.text(raw), at) for raw in chunk.documents}
+            found |= {canonical_keys.canonical_raw(raw): SourceDocument(reading.text(raw), at) for raw in chunk.documents}
         assert at is not None
         return {key: found.get(key, SourceDocument(None, at)) for key in wanted}
 
@@ -284,7 +293,7 @@ def sequence(at: Time) -> str:
 
 def key_of(document_key: bytes) -> str:
     """The key of a raw document key."""
-    return keys.canonical_raw(document_key)
+    return canonical_keys.canonical_raw(document_key)
 
 
 def nothing(at: Time, wanted: Iterable[str]) -> dict[str, SourceDocument]:

@@ -1,4 +1,4 @@
-"""What the settings, silver and bronze say of differences: some are asked for, some are known, some are on their way."""
+"""Differences that are no mistake: the settings ask for them, silver marks them, or bronze has the change already."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pyspark.sql import functions as F
 from cdc_core.properties.source import Operation
 from cdc_core.settings.parse import OnGone, Settings
 from cdc_core.snapshot import state as snapshot_state
-from pipelines.bronze import log as bronze
+from cdc_core.tables.layout import Layer
+from pipelines.bronze import log as bronze_log
 from pipelines.delta import tables as delta
 from pipelines.operations import quarantine
 from pipelines.verify import table_progress
@@ -27,7 +28,7 @@ class Explanations:
     has_source: bool
 
     def explained(self, found: Sequence[KeyDifference]) -> list[KeyDifference]:
-        """The same differences, of which some are what the settings ask for, or what silver knows of itself."""
+        """The same differences, those marked that the settings ask for or that silver itself marks as incomplete."""
         wrong = [each.key for each in found if each.kind.is_wrong]
         if not wrong:
             return list(found)
@@ -50,14 +51,16 @@ class Explanations:
 
     def keeps_rows(self) -> bool:
         """Whether the settings keep the row of a document that is gone."""
+        skips = Operation.DELETE in self.settings.source.skipped_operations
+        if self.progress.layer is Layer.BRONZE:  # which holds what happened, whatever is made of it
+            return skips
         options = self.progress.options
         is_dropped = not self.has_source and OnGone.KEEP in (options.on_drop, options.on_rename)
-        skips = Operation.DELETE in self.settings.source.skipped_operations
         return options.unwrap.delete_tombstone_handling_mode.keeps_row or is_dropped or skips
 
     def _incomplete(self, keys: Iterable[str]) -> set[str]:
         table = self.progress.silver
-        if not delta.exists(self.progress.spark, table):
+        if self.progress.layer is Layer.BRONZE or not delta.exists(self.progress.spark, table):
             return set()
         named = self.progress.spark.createDataFrame(pa.table({"__key": pa.array(list(keys), pa.string())}))
         marked = self.progress.spark.table(str(table)).where("coalesce(`__incomplete`, false)").select("__key")
@@ -69,7 +72,8 @@ class Explanations:
         return {each.key for each in events if each.key is not None}
 
     def _is_being_read(self) -> bool:
-        """Whether a snapshot of the whole collection is not at its end: what it has not read yet may be older in the table."""
+        """Whether a snapshot of the whole collection is not at its end: what it has not read yet may be older in the
+        table."""
         name = str(self.progress.namespace)
-        states = snapshot_state.states(bronze.snapshot_heartbeats(self.progress.spark, self.progress.bronze))
+        states = snapshot_state.states(bronze_log.snapshot_heartbeats(self.progress.spark, self.progress.bronze))
         return any(name in state.missing and name not in state.conditions for state in states)

@@ -1,6 +1,6 @@
 """A repair: what differs is read again from the source, through a signal, so that bronze stays the truth of every table.
 
-The signal asks the capture for an incremental snapshot of single keys (`cdc_core.snapshot.repair`): documents land as
+The signal asks the capture for an incremental snapshot of single keys (`cdc_core.snapshot.key_filter`): documents land as
 snapshot rows, keys that the source does not hold as deletes, both at the cluster time of the read, so that what changes
 meanwhile wins. A pipeline that runs takes it up; where no capture runs, one run of each layer is done here.
 """
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 
 from cdc_core import errors
 from cdc_core.properties.source import SignalChannel
-from cdc_core.snapshot import repair
+from cdc_core.snapshot import key_filter
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.stream import patterns
 from cdc_core.tables.layout import Layer
 from pipelines import clock
 from pipelines.bronze import collections as registry
-from pipelines.bronze import log as bronze
-from pipelines.channels import signals
+from pipelines.bronze import log as bronze_log
+from pipelines.channels import signals as channels
 from pipelines.delta import owners
 from pipelines.delta import tables as delta
 from pipelines.spark import session as sparks
@@ -73,10 +73,10 @@ def _send(spark: SparkSession, settings: Settings, namespace: registry.Namespace
     data = {
         "data-collections": [name],
         "type": "incremental",
-        "additional-conditions": [{"data-collection": name, "filter": repair.filter_of(keys)}],
+        "additional-conditions": [{"data-collection": name, "filter": key_filter.filter_of(keys)}],
     }
     id_ = f"repair-{uuid.uuid4().hex[:8]}"
-    signals.send(spark, settings, type_="execute-snapshot", data=data, id_=id_, ts_ms=clock.now_ms())
+    channels.send(spark, settings, type_="execute-snapshot", data=data, id_=id_, ts_ms=clock.now_ms())
     return id_
 
 
@@ -87,8 +87,8 @@ def _wait(spark: SparkSession, settings: Settings, ids: Sequence[str], *, stop: 
     waiting = set(ids)
     while not stop.wait(PAUSE):
         # Read first: a signal's row is committed with the plan that it leads to.
-        handled = bronze.handled_signal_ids(spark, table)
-        states = snapshot_state.states(bronze.snapshot_heartbeats(spark, table))
+        handled = bronze_log.handled_signal_ids(spark, table)
+        states = snapshot_state.states(bronze_log.snapshot_heartbeats(spark, table))
         unplanned = handled.intersection(ids) - {state.signal for state in states}
         left = waiting - unplanned - {state.signal for state in states if state.is_done}
         if len(left) < len(waiting):  # one after the other: of many, the last one waits for all before it
@@ -110,12 +110,13 @@ def _run(spark: SparkSession, settings: Settings, *, layer: Layer, stop: threadi
     """One run of each layer up to the one that is compared."""
     # Only a repair without a running pipeline needs the layers; a comparison does not load them.
     from pipelines.capture import service as capture
-    from pipelines.gold import publish as gold
+    from pipelines.gold import publish
     from pipelines.silver import run as silver
 
     sessions = sparks.sessions(spark)
     # In the order of the layers: each applies what the one before it has committed.
     capture.run(sessions(), settings, once=True, stop=stop, sessions=sessions)
-    silver.run(sessions(), settings, once=True, stop=stop, sessions=sessions)
+    if layer is not Layer.BRONZE:
+        silver.run(sessions(), settings, once=True, stop=stop, sessions=sessions)
     if layer is Layer.GOLD:
-        gold.run(sessions(), settings, once=True, stop=stop, sessions=sessions)
+        publish.run(sessions(), settings, once=True, stop=stop, sessions=sessions)

@@ -50,7 +50,8 @@ class KeyDifference:
 
 @dataclass(frozen=True)
 class CollectionVerification:
-    """The comparison of one collection. `documents` were read from the source; `as_of` is the last cluster time of a read."""
+    """The comparison of one collection. `documents` were read from the source; `as_of` is the last cluster time of a
+    read."""
 
     collection: str
     layer: Layer
@@ -80,7 +81,7 @@ class CollectionVerification:
 
     @property
     def is_judged(self) -> bool:
-        """Whether every document could be judged that has come to rest."""
+        """Whether every document that no longer changes could be judged."""
         return not (self.waiting or self.unsettled)
 
     @property
@@ -101,10 +102,10 @@ class Verification:
 
     @property
     def is_equal(self) -> bool:
-        """Whether all collections are, and could be compared."""
+        """Whether every collection could be compared, and is equal."""
         return not self.failures and all(each.is_equal for each in self.collections)
 
     @property
     def is_judged(self) -> bool:
-        """Whether all collections could be."""
+        """Whether every collection could be judged."""
         return not self.failures and all(each.is_judged for each in self.collections)

@@ -4,7 +4,8 @@ For each collection:
 
     digests     ranges of `_id` are read on executors, each at a cluster time of its own: key and digest of every document
     join        by key with the digests of the table's rows, once the table is past those times; equal ones are done
-    close look  the others are read once more, by key, and judged where the row is known to have all their events up to the time
+    close look  the others are read once more, by key, and judged where the row is known to have all their events up to
+    the time
                 of the read, and no later ones; those that changed meanwhile are read again
     result      one row a run and collection in `ops/verifications`
 
@@ -27,24 +28,25 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from cdc_core import errors
-from cdc_core.gold import cut
+from cdc_core.gold import cut as times
 from cdc_core.properties import types as values
 from cdc_core.settings.parse import Settings
-from cdc_core.snapshot import repair as keys
+from cdc_core.snapshot import key_filter
 from cdc_core.stream import filters
 from cdc_core.tables.layout import Layer
 from pipelines import clock
 from pipelines.bronze import collections as registry
+from pipelines.bronze import log as bronze_log
 from pipelines.delta import ops_tables
 from pipelines.delta import tables as delta
 from pipelines.mongodb import catalog
 from pipelines.mongodb import client as mongodb
-from pipelines.mongodb import connection as source
+from pipelines.mongodb import connection as connections
 from pipelines.mongodb import failures as mongodb_failures
 from pipelines.mongodb import server as mongodb_server
 from pipelines.spark import parallel
 from pipelines.spark import session as sparks
-from pipelines.verify import documents, repair, table_progress
+from pipelines.verify import bronze_state, documents, repair, table_progress
 from pipelines.verify.comparison import PATIENCE_SECONDS, CollectionComparison, VerifyContext
 from pipelines.verify.result import CollectionVerification, Verification
 
@@ -106,12 +108,12 @@ def run(
 ) -> Verification:
     """Compare the collections, and append the results to `ops/verifications`.
 
-    A collection that cannot be compared, or was not when `stop` was set, is among the result's `failures`. Raises `SettingsError`, `DecisionNeeded` where the
-    pipeline never ran, and the errors of a source that cannot be asked for its collections. Nothing else raises here: `refuse`
-    turns differences and failures into an error.
+    A collection that cannot be compared, or was not when `stop` was set, is among the result's `failures`. Raises
+    `SettingsError`, `DecisionNeeded` where the pipeline never ran, and the errors of a source that does not list
+    its collections. Nothing else raises here: `refuse` turns differences and failures into an error.
     """
     began, id_, stop = time.monotonic(), f"{clock.now_ms():x}", stop or threading.Event()
-    connection = source.connection(settings.source)
+    connection = connections.connection(settings.source)
     with contextlib.closing(connection.client()) as client:
         mongodb_server.check_suitable(mongodb_server.server_info(client))
         run_ = _VerifyRun.begin(spark, settings, options, connection, client, stop)
@@ -140,8 +142,8 @@ def run(
 
 
 def refuse(result: Verification) -> None:
-    """Raise what most wants to be seen: the errors of collections that could not be compared, `DecisionNeeded` where a table is not
-    what the source holds, `Temporary` where that could not be told of some rows."""
+    """Raise what most wants to be seen: the errors of collections that could not be compared, `DecisionNeeded` where a
+    table is not what the source holds, `Temporary` where that could not be decided for some rows."""
     refusal = _refusal(result)
     if not result.failures:
         if refusal is not None:
@@ -186,7 +188,7 @@ def to_json(result: Verification) -> str:
 
 def as_of(text: str) -> documents.Time | None:
     """The cluster time of `--as-of`, as `gold --as-of` takes it; None for now. Raises `SettingsError`."""
-    found = cut.parsed(text)
+    found = times.parsed(text)
     return None if found is None else (int(found[:8], 16), int(found[8:], 16))
 
 
@@ -203,7 +205,7 @@ class _VerifyRun:
         spark: SparkSession,
         settings: Settings,
         options: VerifyOptions,
-        connection: source.Connection,
+        connection: connections.Connection,
         client: mongodb.Client,
         stop: threading.Event,
     ) -> _VerifyRun:
@@ -224,12 +226,18 @@ class _VerifyRun:
         )
         # For its error alone: without bronze there is nothing to compare with, and the source is not read for that.
         table_progress.position_of(spark, context.bronze)
-        return _VerifyRun(context, options, {each.namespace: each for each in source.captured(settings.source, client)})
+        return _VerifyRun(
+            context, options, {each.namespace: each for each in connections.captured(settings.source, client, is_begun=True)}
+        )
 
     def chosen(self) -> list[registry.Namespace]:
-        """The collections that are captured, and those that were and are gone; only the one of the options where they name one."""
+        """The collections that are captured, and those that were and are gone; only the one of the options where they
+        name one."""
         names = {registry.Namespace(each.db, each.name) for each in self.sources.values()}
         noted = registry.read(self.context.spark, self.context.settings).namespaces
+        if self.context.layer is Layer.BRONZE:  # silver, which notes them, may never have run
+            in_log = bronze_log.captured_collections(self.context.spark, self.context.bronze)
+            noted = tuple({*noted, *(registry.Namespace(*each) for each in in_log)})
         captured = filters.of(self.context.settings.source)
         known = sorted(names | {each for each in noted if captured.includes(each.db, each.collection)}, key=str)
         wanted = self.options.collection
@@ -245,6 +253,8 @@ class _VerifyRun:
     def compared(self, namespace: registry.Namespace) -> CollectionVerification:
         """One collection, compared and, with `repair`, repaired and compared again."""
         began = time.monotonic()
+        if self.context.layer is Layer.BRONZE:
+            bronze_state.check_whole(self.context.spark, self.context.bronze, namespace)
         comparison = self._comparison(namespace)
         try:
             found = comparison.sampled(self.options.sample) if self.options.sample else comparison.whole()
@@ -252,7 +262,7 @@ class _VerifyRun:
             raise documents.failure(str(namespace), error) from error
         # What no document can have as its key, no capture can read again.
         differing = [each.key for each in found.differences if each.kind.is_wrong]
-        wrong = [key for key in differing if keys.is_key(key)]
+        wrong = [key for key in differing if key_filter.is_key(key)]
         if self.options.repair and len(wrong) < len(differing):
             log.warning(
                 "%s: %d rows have keys that no document can have, and stay; medallion rebuild makes the table without them",

@@ -23,14 +23,14 @@ from cdc_core.stream import resume_token
 from cdc_core.tables import layout as tables
 from cdc_core.tables.layout import Layer
 from pipelines.bronze import collections as registry
-from pipelines.bronze import log as bronze
+from pipelines.bronze import log as bronze_log
+from pipelines.bronze import survey
 from pipelines.delta import owners, table_history
 from pipelines.delta import tables as delta
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import document_keys
 from pipelines.mongodb import failures as mongodb_failures
-from pipelines.silver import survey
-from pipelines.verify import documents, table_rows
+from pipelines.verify import bronze_state, documents, table_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,9 +51,9 @@ def _no_bronze(table: tables.TableRef) -> errors.MedallionError:
     return errors.DecisionNeeded(f"{table.label}: bronze holds nothing yet; run the pipeline first: medallion run --once")
 
 
-def position_of(spark: SparkSession, table: tables.TableRef) -> bronze.BronzePosition:
+def position_of(spark: SparkSession, table: tables.TableRef) -> bronze_log.BronzePosition:
     """The position of bronze; `DecisionNeeded` where there is none."""
-    position = bronze.read_position(spark, table) if delta.exists(spark, table) else None
+    position = bronze_log.read_position(spark, table) if delta.exists(spark, table) else None
     if position is None:
         raise _no_bronze(table)
     return position
@@ -67,7 +67,7 @@ class TableProgress:
     read again to its end.
     """
 
-    held: table_rows.TableVersion
+    held: table_rows.TableVersion | bronze_state.BronzeState
     to: int
     batch: int
     unseen: frozenset[str]
@@ -103,12 +103,23 @@ class TableProgressReader:
     @property
     def table(self) -> tables.TableRef:
         """The table that is compared."""
-        is_silver = self.layer is Layer.SILVER
-        return self.silver if is_silver else self.layout.gold(self.namespace.db, self.namespace.collection)
+        match self.layer:
+            case Layer.BRONZE:
+                return self.bronze
+            case Layer.SILVER:
+                return self.silver
+            case Layer.GOLD:
+                return self.layout.gold(self.namespace.db, self.namespace.collection)
 
-    def newest(self) -> table_rows.TableVersion:
+    def newest(self) -> table_rows.TableVersion | bronze_state.BronzeState:
         """The table as it is now."""
+        if self.layer is Layer.BRONZE:
+            return self._bronze(self.position())
         return table_rows.newest(self.spark, self.table, self.options, silver=self.silver)
+
+    def _bronze(self, batch: int) -> bronze_state.BronzeState:
+        version = table_history.version(self.spark, self.bronze)
+        return bronze_state.BronzeState(self.spark, self.bronze, self.namespace, batch, version)
 
     def captures(self) -> bool:
         """Whether a capture writes bronze now."""
@@ -133,7 +144,7 @@ class TableProgressReader:
                 time.sleep(PAUSE)
                 continue
             unseen = frozenset() if is_past else self._unseen(position.token, at)
-            to = self.position()
+            to = position.batch if self.layer is Layer.BRONZE else self.position()
             # Beside a running capture silver and gold may only be about to claim the table: they do so when there is something to write.
             is_unapplied, awaits_sweep = self._unapplied(to, position.batch)
             if is_unapplied:
@@ -144,13 +155,16 @@ class TableProgressReader:
                 time.sleep(PAUSE)
                 continue
             # The position was read first: what the version holds beyond it counts as not applied, and is looked at again.
-            return TableProgress(self.newest(), to, position.batch, unseen, awaits_sweep)
+            held = self._bronze(to) if self.layer is Layer.BRONZE else self.newest()
+            return TableProgress(held, to, position.batch, unseen, awaits_sweep)
 
     def _has_time(self, until: float) -> bool:
         return time.monotonic() < until and not self.is_stopped()
 
     def position(self) -> int:
         """The batch up to which the table is at least applied."""
+        if self.layer is Layer.BRONZE:
+            return position_of(self.spark, self.bronze).batch
         if not delta.exists(self.spark, self.table):
             return 0
         commit = table_history.position(self.spark, self.table)
@@ -196,7 +210,7 @@ class TableProgressReader:
         """Whether the table lacks anything of bronze's batches up to `batch`, and whether that is a sweep of its rows."""
         if to >= batch:
             return False, False
-        counts, found = survey.surveyed(self.spark, self.bronze, reduce.Range(to, batch), only=self.namespace)
+        counts, found = survey.surveyed(self.spark, self.bronze, reduce.BatchRange(to, batch), only=self.namespace)
         own = (sweep for sweep in found if sweep.db_collection == str(self.namespace))
         is_sweep = bool(survey.sweeps_to_apply(own, self.options))
         return is_sweep or self.namespace in counts, is_sweep

@@ -31,8 +31,8 @@ HELD_DDL = "key STRING, digest BIGINT"
 
 @dataclass(frozen=True)
 class TableVersion:
-    """One version of a table; `version` is None where there is no table yet, `added` are the columns of silver that `add.fields` and
-    `add.headers` ever made."""
+    """One version of a table; `version` is None where there is no table yet, `added` are the columns of silver that
+    `add.fields` and `add.headers` ever made."""
 
     spark: SparkSession
     table: tables.TableRef
@@ -73,6 +73,10 @@ class TableVersion:
                 found.setdefault(key, []).append(row)
         return found
 
+    def compared(self, text: str, held: equality.TableRow, schema: DocumentSchema) -> tuple[equality.Difference, ...]:
+        """What a document of the source and a row differ in."""
+        return equality.differences(equality.ExactDocument.read(text), held, schema)
+
     def sampled(self, documents: int) -> list[str]:
         """The keys of so many rows, by chance."""
         rows = self.current()
@@ -88,8 +92,8 @@ class TableVersion:
     def _hidden(self, schema: DocumentSchema) -> set[str]:
         """The columns that hold nothing of a document: the engine's, and those of `add.fields`, also of earlier settings."""
         documents = {name for name, _ in schema.table()}
-        asked = {each.name for each in reduce.added(self.options.unwrap, documents=documents)}
-        return {*column_names.ENGINE, *((asked | set(self.added)) - documents)}
+        added = {each.name for each in reduce.added(self.options.unwrap, documents=documents)}
+        return {*column_names.ENGINE, *((added | set(self.added)) - documents)}
 
     def _part(self, schema: DocumentSchema) -> _Parts:
         return _Parts(frozenset(name for name, _ in schema.table()))

@@ -51,7 +51,7 @@ class Stream:
         self._stream = opened.stream
         self._intake = Intake.of(begun, bronze_token=opened.bronze_token)
         selection = Selection.of(begun, deployment.filter)
-        tracker = transactions.Tracker() if begun.provide_transaction_metadata else None
+        tracker = transactions.TransactionTracker() if begun.provide_transaction_metadata else None
         self._encoder = Encoder(settings.name, selection, begun.max_batch_size, begun.commit_max_bytes, tracker)
         self._control = ControlEvents(deployment, _snapshots(settings), Inbox())
 
@@ -71,7 +71,7 @@ class Stream:
                 return
 
     @property
-    def rows(self) -> events.Rows:
+    def rows(self) -> events.EventRows:
         """The rows so far."""
         return self._encoder.rows
 
@@ -85,10 +85,10 @@ class Stream:
         self._stream.close()
 
 
-def _snapshots(settings: Settings) -> snapshots.Snapshots:
+def _snapshots(settings: Settings) -> snapshots.SnapshotQueue:
     """Snapshots that are planned, and never run: there is no Spark."""
     told = notifier.Notifier(None, settings)  # type: ignore[arg-type]
-    return snapshots.Snapshots(lambda state, controls: None, told, threading.Event(), snapshots.SnapshotMetrics())
+    return snapshots.SnapshotQueue(lambda state, controls: None, told, threading.Event(), snapshots.SnapshotMetrics())
 
 
 def snapshot_rows(

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pyspark
 
-from pipelines.delta import log_store
 from pipelines.spark import conf as spark_conf
-from pipelines.spark import delta_jars, stores
+from pipelines.spark import delta_jars, log_store, stores
 from tests.harness import processes
 
 HOOK = '''\

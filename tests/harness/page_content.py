@@ -16,8 +16,8 @@ def layer(name: str, rows: int, **more: int) -> status.TableStatus:
 
 
 def seen() -> page.PageContent:
-    bronze = status.Bronze("/lake/bronze", 9, 12_345, 1_700_000_000, 3, 90_000, 12.5, WRITER)
-    orders = status.Collection(
+    bronze = status.BronzeStatus("/lake/bronze", 9, 12_345, 1_700_000_000, 3, 90_000, 12.5, WRITER)
+    orders = status.CollectionStatus(
         "shop.<orders>",
         status.SnapshotStatus(1000, True),
         layer("silver", 1001, rescued=5, incomplete=2, lag_events=17, lag_seconds=130),
@@ -31,7 +31,9 @@ def seen() -> page.PageContent:
         "equal": 997, **told, "missing": 3, "quarantined": 0, "unsettled": 0, "repaired": 0, "milliseconds": 1500,
     }  # fmt: skip
     return page.PageContent(
-        status.Status("shop", 1_700_000_000_000, status.ServerStatus("MongoDB 6.0.5", 1_700_000_003), bronze, (orders,)),
+        status.PipelineStatus(
+            "shop", 1_700_000_000_000, status.ServerStatus("MongoDB 6.0.5", 1_700_000_003), bronze, (orders,)
+        ),
         points=tuple(page.Point(1_700_000_000_000 + 900_000 * n, n * 10, None if n < 50 else n / 10) for n in range(96)),
         changes=(page.SchemaChangeRow("shop.<orders>", "widened", "total INT → DOUBLE", 9, 1_700_000_000),),
         verifications=(verified,),

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SCHEMA = pa.schema([("__key", pa.string()), ("number", pa.int64())])
-ADDING = merge.Merge("t.`__key` = s.`__key`", (merge.Clause(merge.given(SCHEMA.names), is_matched=False),))
+ADDING = merge.Merge("t.`__key` = s.`__key`", (merge.Clause(merge.from_source(SCHEMA.names), is_matched=False),))
 
 
 def _row(number: int) -> pa.Table:

@@ -51,10 +51,8 @@ class Transfers(threading.Thread):
             time.sleep(rng.uniform(0.1, 0.5))
 
 
-@pytest.mark.timeout(2400)
-def test_the_sum_is_the_same_at_every_cut(tmp_path: Path, mongodb_uri: str, mongo: Any, database: Any) -> None:
-    """200 transfers under load, the capture and the makers of cuts killed again and again: at each cut that was noted the two
-    collections together, and a model over both, hold what they held at the beginning."""
+def with_totals(tmp_path: Path, mongodb_uri: str, database: Any) -> processes.Pipeline:
+    """A pipeline over both collections, full of accounts, with a model of their sum."""
     models = tmp_path / "models"
     models.mkdir()
     sides = " UNION ALL ".join(f"SELECT balance FROM {{{{ ref('{database.name}.{name}') }}}}" for name in COLLECTIONS)
@@ -64,6 +62,14 @@ def test_the_sum_is_the_same_at_every_cut(tmp_path: Path, mongodb_uri: str, mong
     )
     for name in COLLECTIONS:
         database[name].insert_many([{"_id": number, "balance": AMOUNT} for number in range(ACCOUNTS)])
+    return pipeline
+
+
+@pytest.mark.timeout(2400)
+def test_the_sum_is_the_same_at_every_cut(tmp_path: Path, mongodb_uri: str, mongo: Any, database: Any) -> None:
+    """200 transfers under load, the capture and the makers of cuts killed again and again: at each cut that was noted the two
+    collections together, and a model over both, hold what they held at the beginning."""
+    pipeline = with_totals(tmp_path, mongodb_uri, database)
     rng, transfers = random.Random("kills"), Transfers(mongo, database)
     capture, maker = pipeline.command("capture", "--continuous"), pipeline.command("gold", "--as-of", "now")
     kills = 0
@@ -97,6 +103,66 @@ def test_the_sum_is_the_same_at_every_cut(tmp_path: Path, mongodb_uri: str, mong
     for name, options in (("capture", ("--once",)), ("gold", ("--as-of", "now"))):
         last = pipeline.command(name, *options, log=f"last-{name}")
         assert last.run(400) == 0, last.said[-3000:]
+    check_cuts(pipeline)
+    assert {name: oracle.compare(database[name], pipeline.gold(name)) for name in (*COLLECTIONS, "noise")} == {
+        "checking": [],
+        "savings": [],
+        "noise": [],
+    }
+
+
+@pytest.mark.timeout(2400)
+def test_the_sum_is_the_same_at_every_cut_beside_a_running_pipeline(
+    tmp_path: Path, mongodb_uri: str, mongo: Any, database: Any
+) -> None:
+    """200 transfers under load beside `medallion run`, which is asked for cuts, and is killed while it makes some of them."""
+    pipeline = with_totals(tmp_path, mongodb_uri, database)
+    rng, transfers = random.Random("beside"), Transfers(mongo, database)
+    running, asking = pipeline.command("run"), pipeline.command("gold", "--as-of", "now")
+    kills, made = 0, 0
+    with processes.all_killed(running, asking):
+        running.start()
+        transfers.start()
+        try:
+            for number in range(ROUNDS):
+                wait_for_a_commit(pipeline.gold("savings"), running)
+                if number % 3 == 2:
+                    asking.start()
+                    time.sleep(rng.uniform(8, 20))
+                    rng.choice((running.kill, running.kill_alone))()
+                    assert asking.wait(400) in (DONE, TEMPORARY), asking.said[-3000:]
+                    kills += 1
+                    running.start()
+                    continue
+                code = asking.run(400)
+                assert code in (DONE, TEMPORARY), asking.said[-3000:]
+                made += code == DONE
+        finally:
+            transfers.stop.set()
+            transfers.join()
+        assert asking.run(400) == DONE, asking.said[-3000:]
+        running.terminate()
+        assert running.wait(120) == 0, running.said[-3000:]
+    assert transfers.made >= TRANSFERS and kills >= 2 and made >= 3
+    for name, options in (("capture", ("--once",)), ("gold", ("--as-of", "now"))):
+        last = pipeline.command(name, *options, log=f"last-{name}")
+        assert last.run(400) == 0, last.said[-3000:]
+    check_cuts(pipeline)
+    assert {name: oracle.compare(database[name], pipeline.gold(name)) for name in (*COLLECTIONS, "noise")} == {
+        "checking": [],
+        "savings": [],
+        "noise": [],
+    }
+
+
+def wait_for_a_commit(table: Path, writer: processes.Command) -> None:
+    """Until the table has a version more than now."""
+    seen = processes.version(table)
+    processes.until(lambda: processes.version(table) > seen, seconds=240, what="a commit", alive=[writer])
+
+
+def check_cuts(pipeline: processes.Pipeline) -> None:
+    """At each cut both collections together, and the model over them, hold what they held at the beginning."""
     cuts = listed(pipeline)
     assert len(cuts) >= 3, "too few cuts were made to say anything"
     for cut in cuts:
@@ -105,15 +171,10 @@ def test_the_sum_is_the_same_at_every_cut(tmp_path: Path, mongodb_uri: str, mong
         held = [
             amount
             for name in COLLECTIONS
-            for amount in balances(pipeline.gold(name), at[f"{database.name}.{name}"], "balance")
+            for amount in balances(pipeline.gold(name), at[f"{pipeline.database}.{name}"], "balance")
         ]
         assert sum(held) == 2 * ACCOUNTS * AMOUNT, cut["name"]
         assert balances(pipeline.model("total"), at["total"], "n") == [2 * ACCOUNTS * AMOUNT], cut["name"]
-    assert {name: oracle.compare(database[name], pipeline.gold(name)) for name in (*COLLECTIONS, "noise")} == {
-        "checking": [],
-        "savings": [],
-        "noise": [],
-    }
 
 
 def listed(pipeline: processes.Pipeline) -> list[dict[str, Any]]:

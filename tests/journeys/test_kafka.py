@@ -83,7 +83,7 @@ def test_a_signal_that_was_taken_and_not_yet_committed_is_done_once(
     found = pipeline(mongodb_uri, lakehouse, database.name, **QUICK, **more, **group)
     once(spark, found)
     kafka_broker.send(brokers, database.name, ("shop", asked(database, "one")))
-    monkeypatch.setattr("pipelines.channels.kafka.Topic._commit", lambda _: None)
+    monkeypatch.setattr("pipelines.channels.kafka.KafkaTopic._commit", lambda _: None)
     assert once(spark, found).snapshot_documents == 1
     monkeypatch.undo()
     assert once(spark, found).snapshot_documents == 0

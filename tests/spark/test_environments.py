@@ -11,9 +11,8 @@ import pytest
 from cdc_core import errors
 from cdc_core.sql import merge
 from cdc_core.tables import layout as tables
-from pipelines.delta import query_execution, table_history
+from pipelines.delta import query_execution, statement_commits, table_history
 from pipelines.delta import tables as delta
-from pipelines.delta import writer as writers
 from pipelines.delta.writer import Writer
 from tests.harness import environments, history_tables, layers, model
 from tests.harness.environments import Environment
@@ -72,7 +71,7 @@ def test_a_writer_replaces_rows_by_their_keys_or_by_their_range(
     statement = merge.Merge("t.`__key` = s.`__key`", merge.replacing(["__key", "v", "s"]))
     wanted = [("a", 10, (10, [(10, 9)])), ("c", 3, (3, [(3, 0)])), ("d", 4, (4, [(4, 0)])), ("e", 50, (50, [(50, 9)]))]
     for number, most in enumerate((5_000, 1), 1):
-        monkeypatch.setattr(writers, "MANY_KEYS", most)
+        monkeypatch.setattr(statement_commits, "MANY_KEYS", most)
         version = writer.merge(session.sql(f"SELECT *, {other} FROM ({given})"), statement, to=number)
         assert table_history.commits(session, table, limit=1)[0].version == version
         found = table_history.position(session, table)

@@ -59,7 +59,7 @@ def by_spark(writer: Writer, number: int) -> None:
 
 
 def by_merge(writer: Writer, number: int) -> None:
-    inserting = merge.Merge("t.n = s.n", (merge.Clause(merge.given(["n"]), is_matched=False),))
+    inserting = merge.Merge("t.n = s.n", (merge.Clause(merge.from_source(["n"]), is_matched=False),))
     writer.merge(writer.spark.createDataFrame(rows(number)), inserting, to=number)
 
 
@@ -164,17 +164,17 @@ def test_bronze_numbers_no_batch_twice(spark: SparkSession, tmp_path: Path) -> N
     """After a commit without an answer another thread's append is refused; the next start numbers on behind what is there."""
     ref = tables.TableRef.at(str(tmp_path / "bronze"))
 
-    def heartbeat(log: bronze.Log, token: str) -> None:
+    def heartbeat(log: bronze.BronzeLog, token: str) -> None:
         log.heartbeat({}, token=token, ts_ms=1)
 
-    log = bronze.Log.open(spark, ref)
+    log = bronze.BronzeLog.open(spark, ref)
     heartbeat(log, "82")
     with faults.injected(Fault(Boundary.AFTER_COMMIT, Kind.NETWORK)), pytest.raises(Py4JNetworkError):
         heartbeat(log, "83")
     with pytest.raises(errors.CommitUnknown):
         heartbeat(log, "84")
     log.close()
-    again = bronze.Log.open(spark, ref)
+    again = bronze.BronzeLog.open(spark, ref)
     assert again.position == bronze.BronzePosition("83", 2, 1)
     heartbeat(again, "85")
     again.close()

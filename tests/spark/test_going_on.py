@@ -10,11 +10,12 @@ import pytest
 from cdc_core import errors
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
+from pipelines.bronze import quarantine_table
 from pipelines.delta import table_history
 from pipelines.delta.writer import Writer
 from pipelines.gold import history
 from pipelines.gold import run as gold
-from pipelines.operations import quarantine, rebuild
+from pipelines.operations import rebuild
 from pipelines.silver import ranges
 from pipelines.silver import run as silver
 from pipelines.silver.collection import SilverCollection
@@ -32,9 +33,9 @@ def hop(spark: SparkSession, lakehouse: Path) -> Hop:
     return Hop(spark, pipeline(lakehouse))
 
 
-def running(hop: Hop) -> silver._Silver:
+def running(hop: Hop) -> silver._SilverRun:
     """Silver as a service holds it, from round to round."""
-    return silver._Silver(hop.spark, hop.settings, False, parallel.Pool(hop.spark, None), threading.Event())
+    return silver._SilverRun(hop.spark, hop.settings, False, parallel.Pool(hop.spark, None), threading.Event())
 
 
 def keys(hop: Hop, collection: str) -> dict[int, Any]:
@@ -167,7 +168,7 @@ def test_a_history_that_fails_hinders_no_documents(
         raise errors.DecisionNeeded("columns cannot change in place")
 
     monkeypatch.setattr(history.History, "brought_up", refused)
-    service = gold._Gold(spark, hop.settings, False, parallel.Pool(spark, None), threading.Event())
+    service = gold._GoldRun(spark, hop.settings, False, parallel.Pool(spark, None), threading.Event())
     for v in (1, 2):
         hop.bronze.append({"a": [document(1, 10 * v, v=v)]})
         hop.silver()
@@ -182,7 +183,7 @@ def test_what_waits_from_before_a_drop_ends_with_it(hop: Hop) -> None:
     hop.bronze.append({"a": [document(1, 10, "c", v=1), {"op": "u", "key": 1, "at": 11, "text": "{broken"}]})
     hop.silver()
     held = hop.layout.quarantine("cases", "a")
-    assert quarantine.count(hop.spark, held) == 1
+    assert quarantine_table.count(hop.spark, held) == 1
     hop.bronze.append({"a": [{"drop": 20}]})
     hop.silver()
-    assert quarantine.count(hop.spark, held) == 0 and not hop.rows("a")
+    assert quarantine_table.count(hop.spark, held) == 0 and not hop.rows("a")

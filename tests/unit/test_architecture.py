@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,10 @@ LAYERS = {
     "pipelines": {"cdc_core", "pipelines"},
     "jobs": {"cdc_core", "pipelines", "jobs"},
 }
+
+
+ERRORS = {"Exception", "ValueError", "MedallionError", "DecisionNeeded", "Temporary"}
+"""The bases of errors, whose names say what happened."""
 
 
 @dataclass(frozen=True)
@@ -184,50 +189,75 @@ def _methods(node: ast.ClassDef) -> list[str]:
     return [each.name for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
 
 
-SMALL = (
-    "pipelines/capture/",
-    "pipelines/silver/",
-    "pipelines/mongodb/",
-    "pipelines/snapshot/",
-    "pipelines/spark/",
-    "pipelines/demo/",
-    "jobs/",
-)
+TABLES_OF_DATA = {"cdc_core/properties/source.py"}
+"""Files that a person looks things up in, and does not read: the properties of the source."""
 
 
-def test_parts_are_small() -> None:
-    """No class of these packages does everything, and no file of them is longer than a person reads at once."""
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_house_is_made_of_small_parts(package: str) -> None:
+    """No file is longer than a person reads at once, tables of data excepted, and no class does everything."""
     for module in MODULES:
-        if module.name.startswith(SMALL):
-            assert len(module.path.read_text().splitlines()) <= 500, module.name
+        if module.package == package:
+            assert module.name in TABLES_OF_DATA or len(module.path.read_text().splitlines()) <= 500, module.name
             for node in ast.walk(module.tree):
                 if isinstance(node, ast.ClassDef):
                     assert len(_methods(node)) <= 20, f"{module.name}: {node.name}"
 
 
-LONG_FILES = {
-    "cdc_core/properties/source.py",  # the table of the properties
-    "cdc_core/bronze/event_rows.py",
-}
-
-
-def test_the_core_is_made_of_small_parts() -> None:
-    """No file of the core is longer than a person reads at once, tables of data excepted, and no class does everything."""
-    for module in MODULES:
-        if module.package == "cdc_core":
-            assert module.name in LONG_FILES or len(module.path.read_text().splitlines()) <= 500, module.name
-            for node in ast.walk(module.tree):
-                if isinstance(node, ast.ClassDef):
-                    assert len(_methods(node)) <= 20, f"{module.name}: {node.name}"
-
-
-def test_the_core_imports_in_one_direction() -> None:
-    """No two modules of the core need each other, not for types alone and not inside a function."""
-    ours = {_dotted(module): module for module in MODULES if module.package == "cdc_core"}
+def test_no_two_modules_need_each_other() -> None:
+    """No circle of imports, not for types alone and not inside functions."""
+    ours = {_dotted(module): module for module in MODULES}
     needs = {name: set(_imported(module.tree)) & set(ours) - {name} for name, module in ours.items()}
+    assert not _circle(needs)
+
+
+FLOORS = (
+    {"clock", "new_commits", "settings", "spark"},
+    {"delta", "mongodb", "standstill"},
+    {"bronze", "channels", "schema"},
+    {"snapshot"},
+    {"capture", "silver", "gold"},
+    {"operations"},
+    {"page", "verify"},
+    {"run", "terminal"},
+    {"demo"},
+)
+"""The packages of `pipelines/`, from the ground up."""
+
+
+def test_a_package_uses_only_floors_below_its_own() -> None:
+    """Layers meet in tables: capture, silver and gold do not know each other, and what shows or starts them stands above."""
+    floor = {package: number for number, packages in enumerate(FLOORS) for package in packages}
+    assert set(floor) == {
+        path.stem for path in (PROJECT / "pipelines").iterdir() if path.stem[0] != "_" and path.name != "py.typed"
+    }
+    for module in MODULES:
+        if module.package == "pipelines" and (own := _package(_dotted(module))):
+            used = {_package(name) for name in _imported(module.tree) if name.startswith("pipelines.")} - {own}
+            assert not {name for name in used if floor[name] >= floor[own]}, module.name
+
+
+def test_packages_of_the_core_need_each_other_in_one_direction() -> None:
+    """What is true of its modules is true of the core's packages: none needs one that needs it."""
+    needs: dict[str, set[str]] = {}
+    for module in MODULES:
+        if module.package == "cdc_core" and (own := _package(_dotted(module))):
+            needs.setdefault(own, set()).update(
+                {_package(name) for name in _imported(module.tree) if "cdc_core" in name} - {own, ""}
+            )
+    assert not _circle(needs)
+
+
+def _package(name: str) -> str:
+    """The package, or the module that lies beside the packages, that a dotted name belongs to."""
+    return name.split(".")[1] if name.startswith(("pipelines.", "cdc_core.")) else ""
+
+
+def _circle(needs: dict[str, set[str]]) -> dict[str, set[str]]:
+    """What is left when everything that needs nothing is taken away, again and again."""
     while free := {name for name, needed in needs.items() if not needed}:
         needs = {name: needed - free for name, needed in needs.items() if name not in free}
-    assert not needs, f"a circle: {needs}"
+    return needs
 
 
 @pytest.mark.parametrize(
@@ -237,8 +267,9 @@ def test_the_core_imports_in_one_direction() -> None:
             "cdc_core/schema",
             (
                 ("names", "kinds"),
-                ("shape", "document_schema"),
-                ("pins", "cast"),
+                ("shape", "column_types"),
+                ("document_schema", "pins"),
+                ("cast",),
                 ("evolution",),
                 ("retype",),
             ),
@@ -258,71 +289,6 @@ def test_a_step_imports_only_earlier_steps(package: str, steps: tuple[tuple[str,
         assert not set(_imported(modules[name].tree)) & later, name
 
 
-@pytest.mark.parametrize(
-    "package",
-    ["pipelines/capture/", "pipelines/silver/", "pipelines/mongodb/", "pipelines/snapshot/", "pipelines/spark/", "jobs/"],
-)
-def test_modules_of_a_package_import_in_one_direction(package: str) -> None:
-    """No two modules of a package need each other, not for types alone, and not inside functions."""
-    ours = {_dotted(module): module for module in MODULES if module.name.startswith(package)}
-    needs = {name: {each for each in ours if each in set(_imported(module.tree)) - {name}} for name, module in ours.items()}
-    while free := {name for name, needed in needs.items() if not needed}:
-        needs = {name: needed - free for name, needed in needs.items() if name not in free}
-    assert not needs, f"a circle: {needs}"
-
-
-def test_no_package_below_knows_the_capture() -> None:
-    """The capture uses bronze, snapshots, channels and MongoDB, and none of them one of its modules."""
-    ours = {_dotted(module) for module in MODULES if module.name.startswith("pipelines/capture/")}
-    for module in MODULES:
-        if module.name.startswith(("pipelines/bronze/", "pipelines/snapshot/", "pipelines/channels/", "pipelines/mongodb/")):
-            assert not set(_imported(module.tree)) & ours, module.name
-
-
-SMALL_PARTS = (
-    "cdc_core/models/",
-    "pipelines/gold/",
-    "pipelines/verify/",
-    "pipelines/page/",
-    "pipelines/terminal/",
-    "pipelines/channels/",
-    "pipelines/schema/",
-    "pipelines/settings/",
-    "pipelines/run.py",
-)
-
-
-def test_gold_and_what_stands_above_it_are_made_of_small_parts() -> None:
-    """No class of gold, of verify or of what shows and starts them does everything, and no file is longer than a person reads at once."""
-    for module in MODULES:
-        if module.name.startswith(SMALL_PARTS):
-            assert len(module.path.read_text().splitlines()) <= 500, module.name
-            for node in ast.walk(module.tree):
-                if isinstance(node, ast.ClassDef):
-                    assert len(_methods(node)) <= 20, f"{module.name}: {node.name}"
-
-
-GOLD_AND_ABOVE = ("pipelines/gold/", "pipelines/verify/", "pipelines/page/", "pipelines/terminal/", "pipelines/operations/")
-
-
-def test_gold_and_what_stands_above_it_import_in_one_direction() -> None:
-    """No two modules of gold, verify, operations and what shows them need each other, not for types alone, and not inside functions."""
-    ours = {_dotted(module): module for module in MODULES if module.name.startswith(GOLD_AND_ABOVE)}
-    needs = {name: set(_imported(module.tree)) & set(ours) - {name} for name, module in ours.items()}
-    while free := {name for name, needed in needs.items() if not needed}:
-        needs = {name: needed - free for name, needed in needs.items() if name not in free}
-    assert not needs, f"a circle: {needs}"
-
-
-def test_no_package_below_gold_knows_gold() -> None:
-    """Gold meets the layers below it in their tables, and none of them knows one of its modules, or one of verify."""
-    above = {_dotted(module) for module in MODULES if module.name.startswith(GOLD_AND_ABOVE[:2])}
-    below = ("capture", "bronze", "silver", "schema", "delta", "mongodb", "snapshot", "channels", "spark", "settings")
-    for module in MODULES:
-        if module.name.startswith(tuple(f"pipelines/{each}/" for each in below)):
-            assert not set(_imported(module.tree)) & above, module.name
-
-
 def test_no_two_classes_have_one_name() -> None:
     """A class's name says which it is without its module's: no other class of the product has it."""
     homes: dict[str, list[str]] = {}
@@ -331,6 +297,33 @@ def test_no_two_classes_have_one_name() -> None:
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, []).append(module.name)
     assert not {name: where for name, where in homes.items() if len(where) > 1}
+
+
+def test_a_type_is_a_noun() -> None:
+    """What a class is called says what it is, not what was done to it: no type ends as `Settled` or `Repaired` do, errors excepted."""
+    last_words = {
+        node.name: re.findall("[A-Z][a-z]*", node.name)[-1]
+        for module in MODULES
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef)
+        and not any(isinstance(base, ast.Name) and base.id in ERRORS for base in node.bases)
+    }
+    assert {name for name, word in last_words.items() if re.search("(ed|ught|ept|aken)$", word)} <= {
+        "Undefined"
+    }  # a BSON type
+
+
+def test_a_module_has_one_name_wherever_it_is_imported() -> None:
+    """`from pipelines.bronze import log as bronze_log` is `bronze_log` to every reader, and has no second alias."""
+    names: dict[str, set[str]] = {}
+    ours = {_dotted(module) for module in MODULES}
+    for module in MODULES:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    if (full := f"{node.module}.{alias.name}") in ours:
+                        names.setdefault(full, set()).add(alias.asname or alias.name)
+    assert not {full: aliases for full, aliases in names.items() if len(aliases) > 1}
 
 
 def _dotted(module: Module) -> str:

@@ -23,7 +23,7 @@ from cdc_core.settings import parse as settings
 from pipelines.bronze import log as bronze
 from pipelines.capture import heartbeats
 from pipelines.capture import service as capture
-from pipelines.capture.progress import Progress
+from pipelines.capture.progress import CaptureProgress
 from pipelines.delta import table_history
 from pipelines.delta import tables as delta
 from pipelines.demo import embedded_mongodb
@@ -97,7 +97,7 @@ def test_stopped_snapshot_goes_on(spark: Any, mongodb_uri: str, database: Any, l
     found = pipeline(mongodb_uri, lakehouse, database.name, **{"commit.max.bytes": 50_000, "snapshot.max.threads": 1})
     stop = threading.Event()
 
-    def stop_early(progress: Progress) -> None:
+    def stop_early(progress: CaptureProgress) -> None:
         if progress.snapshot is not None and progress.snapshot.documents > 100:
             stop.set()
 
@@ -199,7 +199,7 @@ def test_a_collection_that_is_let_in_later_is_offered_a_snapshot(
 
 def test_lost_position_changes_nothing(spark: Any, start_mongodb: Any, lakehouse: Path) -> None:
     """A position that the oplog no longer holds is for a person to decide, and the table stays as it is."""
-    server = start_mongodb(embedded_mongodb.Options(oplog_mb=4, arguments=("--syncdelay", "2")))
+    server = start_mongodb(embedded_mongodb.ServerOptions(oplog_mb=4, arguments=("--syncdelay", "2")))
     found = pipeline(server.uri, lakehouse, "shop")
     client = mongodb.client(server.uri)
     client.shop.orders.insert_many([{"_id": number} for number in range(3)])
@@ -270,7 +270,7 @@ def test_full_disk_commits_nothing(
 
 def test_election_is_survived(spark: Any, start_mongodb: Any, lakehouse: Path) -> None:
     """A primary that steps down in the middle of the stream costs no event."""
-    server = start_mongodb(embedded_mongodb.Options())
+    server = start_mongodb(embedded_mongodb.ServerOptions())
     found = pipeline(server.uri, lakehouse, "shop")
     client = mongodb.client(server.uri)
     with Running(spark, found):
@@ -372,7 +372,7 @@ def test_source_that_cannot_be_reached(spark: Any, lakehouse: Path, uri: str, ex
 
 def test_wrong_password_is_refused(spark: Any, start_mongodb: Any, lakehouse: Path) -> None:
     """A wrong password is for a person to mend, and is not shown."""
-    server = start_mongodb(embedded_mongodb.Options(auth=True))
+    server = start_mongodb(embedded_mongodb.ServerOptions(auth=True))
     found = pipeline(f"mongodb://{server.address}/", lakehouse, "shop")
     client = mongodb.client(f"mongodb://someone:hunter2@{server.address}/?authSource=admin")
     with pytest.raises(errors.AccessRefused) as refused:

@@ -17,7 +17,7 @@ from bson.raw_bson import DEFAULT_RAW_BSON_OPTIONS, RawBSONDocument
 from cdc_core import errors
 from cdc_core.settings import parse
 from pipelines.demo import embedded_mongodb
-from pipelines.mongodb import catalog, change_stream, snapshot_read
+from pipelines.mongodb import catalog, change_stream, document_keys, snapshot_read
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import connection as connections
 from pipelines.mongodb import server as mongodb_server
@@ -164,6 +164,55 @@ def test_chunks_end_and_begin_at_any_id(mongo: Any, database: Any) -> None:
     assert len(seen) == len(given)
 
 
+# --- collections that the driver has no object for ---
+
+NAMES = ("a..b", "a.", " a", "a/b", "a\nb", "-", "*", "\u202e")
+
+
+def test_collections_of_every_name_are_read(mongodb_uri: str, mongo: Any, database: Any) -> None:
+    """MongoDB has names that the driver's `Collection` refuses (`a..b`, `a.`): they are measured, planned, read and followed as
+    the others, and a position in a stream of one of them alone is held."""
+    found = settings(mongodb_uri, **{"database.include.list": database.name})
+    with stream(mongo, found) as opened:
+        for name in NAMES:
+            database.command({"insert": name, "documents": [{"_id": 1}, {"_id": 2}]})
+        assert [row["collection"] for row in changes(opened, mongo)] == [name for name in NAMES for _ in range(2)]
+    for each in catalog.collections(mongo, [database.name]):
+        assert catalog.size(mongo, each).documents == 2
+        assert snapshot_read.boundary(mongo, each, lo=None, documents=1) is not None
+        assert len(snapshot_read.existing_ids(mongo, each, {"_id": 1})) == 1
+        assert len(document_keys.sampled_ids(mongo, each, documents=1)) == 1
+        assert snapshot_read.refusal_of_filter(mongo, each.namespace, {"a": 1}) is None
+    rows = snapshot_rows(found, mongo, after=mongodb_server.operation_time(mongo))
+    assert sorted(row["collection"] for row in rows) == sorted([*NAMES, *NAMES])
+    alone = settings(mongodb_uri, **{"capture.scope": "collection", "capture.target": f"{database.name}.a..b"})
+    with stream(mongo, alone) as opened:
+        database.command({"insert": "a..b", "documents": [{"_id": 3}]})
+        token = changes(opened, mongo)[-1]["resume_token"]
+        assert opened._stream.holds(token)
+    # And it alone is read: of the others no event would follow.
+    rows = snapshot_rows(alone, mongo, after=mongodb_server.operation_time(mongo))
+    assert [row["collection"] for row in rows] == ["a..b"] * 3
+
+
+def test_a_view_in_the_place_of_a_named_collection(mongodb_uri: str, mongo: Any, database: Any) -> None:
+    """It is refused when a capture begins; one that runs goes on with the other collections, also where a signal asks for them."""
+    lists = {"collection.include.list": f"{database.name}.a, {database.name}.b"}
+    found = settings(mongodb_uri, **lists, **{"signal.data.collection": f"{database.name}.signals"})
+    for name in ("a", "b"):
+        database[name].insert_one({"_id": 1})
+    with stream(mongo, found) as opened:
+        database.b.drop()
+        database.create_collection("b", viewOn="a", pipeline=[])
+        data = {"data-collections": [f"{database.name}.a"]}
+        database.signals.insert_one({"_id": "s", "type": "execute-snapshot", "data": data})
+        opened.read(mongodb_server.operation_time(mongo))
+        plans = [json.loads(row["payload"])["snapshot"]["planned"] for row in opened.table if row["kind"] == "heartbeat"]
+        assert plans == [[f"{database.name}.a"]]
+    with pytest.raises(errors.SourceUnsuitable, match="b is a view"):
+        connections.captured(found.source, mongo)
+
+
 # --- events that are too large ---
 
 
@@ -272,7 +321,7 @@ def test_a_read_preference_in_the_connection_string_keeps_the_credentials(
     start_mongodb: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stream is pinned to one server by a client of its own: user, password and the rest of the string go with it."""
-    server = start_mongodb(embedded_mongodb.Options(auth=True))
+    server = start_mongodb(embedded_mongodb.ServerOptions(auth=True))
     monkeypatch.setenv("PLAIN", server.uri)
     monkeypatch.setenv("CHOSEN", f"{server.uri}&readPreference=secondaryPreferred&readPreferenceTags=dc:a,use:b")
     for name in ("PLAIN", "CHOSEN"):

@@ -20,7 +20,7 @@ from cdc_core.settings import parse as settings
 from pipelines.bronze import log as bronze
 from pipelines.capture import service as capture
 from pipelines.capture.main_loop import MainLoop
-from pipelines.capture.progress import Progress
+from pipelines.capture.progress import CaptureProgress
 from pipelines.delta import tables as delta
 from pipelines.gold import run as gold
 from pipelines.mongodb import catalog, change_stream, snapshot_read
@@ -207,7 +207,7 @@ def test_a_collection_that_is_left_out_in_the_middle_of_its_snapshot(
     found = pipeline(mongodb_uri, lakehouse, name, **given)
     stop = threading.Event()
 
-    def stop_early(progress: Progress) -> None:
+    def stop_early(progress: CaptureProgress) -> None:
         if progress.snapshot is not None and progress.snapshot.documents > 50:
             stop.set()
 
@@ -304,10 +304,10 @@ def test_an_end_at_every_commit(
         "provide.transaction.metadata": True,
     }
     found = pipeline(mongodb_uri, lakehouse, database.name, **given)
-    append = bronze.Log.append
+    append = bronze.BronzeLog.append
     runs = commits = 0
 
-    def killed(log: bronze.Log, *args: Any, **kwargs: Any) -> Any:
+    def killed(log: bronze.BronzeLog, *args: Any, **kwargs: Any) -> Any:
         nonlocal commits
         if log.commits and runs % 2:
             raise Killed
@@ -317,7 +317,7 @@ def test_an_end_at_every_commit(
             raise Killed
         return position
 
-    monkeypatch.setattr(bronze.Log, "append", killed)
+    monkeypatch.setattr(bronze.BronzeLog, "append", killed)
 
     def run_to_its_end() -> None:
         nonlocal runs
@@ -358,7 +358,7 @@ def test_a_clock_that_is_wrong(
         skewed.setattr(time, "time", lambda: right() + 30 * 3600)
         once(spark, layers.found)
         database.orders.insert_many([{"_id": number, "v": "new"} for number in (1, 2)])
-        told: list[Progress] = []
+        told: list[CaptureProgress] = []
         once(spark, layers.found, progress=told.append)
         silver.run(spark, layers.found)
         assert all(each.lag_seconds is None or each.lag_seconds >= 0 for each in told)

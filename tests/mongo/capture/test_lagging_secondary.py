@@ -45,7 +45,7 @@ def member(folder: Path, port: int) -> Iterator[str]:
 @pytest.fixture
 def hosts(start_mongodb: Any, tmp_path: Path) -> Iterator[list[str]]:
     """A primary, and a secondary that applies no writes any more; the capped collection and one more are older than that."""
-    server = start_mongodb(embedded_mongodb.Options(oplog_mb=64))
+    server = start_mongodb(embedded_mongodb.ServerOptions(oplog_mb=64))
     with member(tmp_path / "second", embedded_mongodb._free_port()) as second, contextlib.ExitStack() as stack:
         first = stack.enter_context(contextlib.closing(mongodb.client(server.uri)))
         config = first.admin.command("replSetGetConfig")["config"]

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cdc_core import errors
 from pipelines.capture import metrics
 from pipelines.capture import service as capture
-from pipelines.capture.progress import Progress
+from pipelines.capture.progress import CaptureProgress
 from pipelines.demo import embedded_mongodb
 from pipelines.mongodb import client as mongodb
 from tests.harness.captures import Running, once, pipeline, until
@@ -114,7 +114,7 @@ def test_elections_and_disconnects_are_counted_and_a_short_oplog_is_warned_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A primary that steps down is one election; an oplog with less headroom than asked for is a warning in the log."""
-    server = start_mongodb(embedded_mongodb.Options(oplog_mb=4, arguments=("--setParameter", "enableTestCommands=1")))
+    server = start_mongodb(embedded_mongodb.ServerOptions(oplog_mb=4, arguments=("--setParameter", "enableTestCommands=1")))
     client = clients.enter_context(contextlib.closing(mongodb.client(server.uri, appname="test")))
     client.shop.orders.insert_one({"_id": 1})
     given = {"metrics.port": port, "metrics.address": "127.0.0.1", "oplog.headroom.warning.hours": 10_000_000}
@@ -141,7 +141,7 @@ def test_a_snapshot_is_counted_while_it_runs(
     found = pipeline(mongodb_uri, lakehouse, database.name, **given)
     stop, seen = threading.Event(), []
 
-    def look(progress: Progress) -> None:
+    def look(progress: CaptureProgress) -> None:
         if progress.snapshot is not None and progress.snapshot.documents > 100 and not stop.is_set():
             seen.append(fetched(port))
             stop.set()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import threading
 import uuid
 from typing import Any
 
@@ -10,8 +11,14 @@ from bson import Binary, Code, Decimal128, Int64, MaxKey, ObjectId, Timestamp
 from bson.datetime_ms import DatetimeMS
 from bson.raw_bson import RawBSONDocument
 
+from cdc_core import errors
+from cdc_core.settings import parse as settings
 from cdc_core.stream import resume_token
+from pipelines.bronze import log as bronze
+from pipelines.capture.deployment import Deployment
+from pipelines.capture.stream_opener import StreamOpener
 from pipelines.mongodb import change_stream
+from pipelines.mongodb import connection as connections
 from pipelines.mongodb import failures as mongodb_failures
 
 IDS = (
@@ -128,6 +135,53 @@ def test_a_position_of_another_oplog_is_lost(database: Any, recorded: tuple[str 
     foreign = events[3][0].replace(resume_token_uuid(events[3][0]), "00" * 16)
     with pytest.raises(mongodb_failures.HistoryLost):
         read(stream(database.client, database.name, foreign), 1)
+
+
+def test_a_position_from_outside_the_oplogs_time_is_none_of_this_deployment(mongodb_uri: str, mongo: Any) -> None:
+    """An oplog that never rolled takes a time from before its beginning: what it holds is another deployment's. A position that is
+    ahead of the server's time would be waited for, and every event until then be lost."""
+    found = settings.parse(
+        {"name": "shop", "lakehouse": {"root": "lake"}, "source": {"mongodb.connection.string": mongodb_uri}}
+    )
+    deployment = Deployment.of(found.source, connections.connection(found.source), mongo)
+    opener = StreamOpener(deployment, deployment.stream_options(), threading.Event())
+    first = opener.open(None).stream
+    first.close()
+    assert first.begins is not None and resume_token.resumes_alone(first.begins)
+
+    def at(seconds: int) -> bronze.BronzePosition:
+        moved = resume_token.position(first.begins or "").seconds + seconds
+        return bronze.BronzePosition(f"82{moved:08X}{(first.begins or '')[10:]}", 1, 1)
+
+    opener.open(at(0)).stream.close()
+    with pytest.raises(errors.PositionLost):
+        opener.open(at(-100 * 86_400))
+    with pytest.raises(errors.SourceUnsuitable, match="behind the position"):
+        opener.open(at(86_400))
+
+
+def test_a_stream_goes_on_everywhere_behind_the_end_of_its_database(mongo: Any, database: Any) -> None:
+    """A capture of one database that was dropped, started again while it is not there: the deployment's stream does not know the
+    invalidate, and the server says so with the first event. It is no lost position."""
+    name = f"{database.name}_gone"
+    mongo[name].things.insert_one({"_id": 0})
+    of_one = stream(mongo, name, None)
+    of_one.open()
+    mongo.drop_database(name)
+    tokens: list[str] = []
+    with contextlib.closing(of_one):
+        while not tokens or not resume_token.is_invalidate(tokens[-1]):
+            tokens += [RawBSONDocument(raw)["_id"]["_data"] for raw in of_one.next().events]
+    everywhere = change_stream.ChangeStream(
+        mongo, change_stream.StreamOptions(max_await_ms=50), change_stream.StreamStart(tokens[-1])
+    )
+    everywhere.open()
+    everywhere.probe()
+    mongo[name].things.insert_one({"_id": 1})
+    try:
+        assert [key for _, key in read(everywhere, 1)] == ["1"]
+    finally:
+        mongo.drop_database(name)
 
 
 def resume_token_uuid(token: str) -> str:

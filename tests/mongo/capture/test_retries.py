@@ -21,7 +21,7 @@ from tests.harness.captures import Running, check_numbers, once, pipeline, rows,
 @pytest.fixture
 def server(start_mongodb: Any) -> embedded_mongodb.EmbeddedMongoDB:
     """A server that can be told to fail."""
-    return start_mongodb(embedded_mongodb.Options(arguments=("--setParameter", "enableTestCommands=1")))
+    return start_mongodb(embedded_mongodb.ServerOptions(arguments=("--setParameter", "enableTestCommands=1")))
 
 
 def fail(client: Any, times: int | str, *commands: str) -> None:

@@ -56,7 +56,7 @@ def test_a_server_that_does_not_answer_does_not_hold_a_capture(
         threading.Timer(0.5, stop.set).start()
         began = time.monotonic()
         assert capture.run(spark, found, stop=stop).events == 0
-        with pytest.raises(capture.Stopped):
+        with pytest.raises(capture.StoppedBeforeStart):
             capture.check_source(found, stop)
         assert time.monotonic() - began < 15
         proxy.mend()

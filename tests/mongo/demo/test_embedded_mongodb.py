@@ -91,7 +91,7 @@ def test_two_owners_of_one_folder_are_refused(tmp_path: Path, monkeypatch: pytes
 
 def test_users_are_asked_for_credentials(tmp_path: Path) -> None:
     """With users, the administrator of the connection string gets in, also later, and nobody else."""
-    server = embedded_mongodb.EmbeddedMongoDB(tmp_path, embedded_mongodb.Options(auth=True))
+    server = embedded_mongodb.EmbeddedMongoDB(tmp_path, embedded_mongodb.ServerOptions(auth=True))
     for expected in (1, 2):
         with server:
             assert count(server, add=1) == expected
@@ -104,17 +104,17 @@ def test_users_are_asked_for_credentials(tmp_path: Path) -> None:
     ("options", "says"),
     [
         (
-            embedded_mongodb.Options(binary=Path("/nowhere/mongod")),
+            embedded_mongodb.ServerOptions(binary=Path("/nowhere/mongod")),
             "/nowhere/mongod does not run here: No such file",
         ),
-        (embedded_mongodb.Options(binary=Path("/bin/false")), "/bin/false does not run here"),
+        (embedded_mongodb.ServerOptions(binary=Path("/bin/false")), "/bin/false does not run here"),
         (
-            embedded_mongodb.Options(arguments=("--nonsense",)),
+            embedded_mongodb.ServerOptions(arguments=("--nonsense",)),
             "did not start .* unrecognised option '--nonsense'",
         ),
     ],
 )
-def test_a_server_that_does_not_start_says_why(tmp_path: Path, options: embedded_mongodb.Options, says: str) -> None:
+def test_a_server_that_does_not_start_says_why(tmp_path: Path, options: embedded_mongodb.ServerOptions, says: str) -> None:
     """A mongod that is missing, is none, or refuses its options is one line with the reason."""
     with pytest.raises(errors.DecisionNeeded, match=says):
         embedded_mongodb.EmbeddedMongoDB(tmp_path, options).start()
@@ -126,7 +126,7 @@ def test_an_old_server_is_refused(tmp_path: Path) -> None:
     old.write_text("#!/bin/sh\necho 'db version v5.0.31'\n")
     old.chmod(0o755)
     with pytest.raises(errors.DecisionNeeded, match="is MongoDB 5.0; 6.0 or later is needed"):
-        embedded_mongodb.EmbeddedMongoDB(tmp_path / "data", embedded_mongodb.Options(binary=old)).start()
+        embedded_mongodb.EmbeddedMongoDB(tmp_path / "data", embedded_mongodb.ServerOptions(binary=old)).start()
 
 
 def test_a_mongod_on_the_path_is_taken_where_the_wheel_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,15 @@ import pytest
 
 from cdc_core import errors
 from cdc_core.settings import parse as settings
+from pipelines import run as layers
 from pipelines.capture import service as capture
+from pipelines.delta import owners
 from pipelines.delta import tables as delta
-from pipelines.gold import cut
+from pipelines.delta.writer import Writer
 from pipelines.gold import run as gold
+from pipelines.operations import cut, cut_requests
 from pipelines.silver import run as silver
+from tests.harness import captures
 
 if TYPE_CHECKING:
     from pymongo import MongoClient
@@ -125,3 +129,86 @@ def test_every_cut_shows_transactions_whole(
         for row in spark.table(str(layout.gold(database.name, name))).collect()
     }
     assert live == newest
+
+
+def test_a_running_pipeline_makes_the_cuts_it_is_asked_for(
+    spark: SparkSession,
+    mongo: MongoClient[Any],
+    mongodb_uri: str,
+    database: Database[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Beside a writer, whose transactions are whole in each of them; the pipeline goes on behind, and what cannot be is told to who
+    asked. Where none runs, the cut is made at once."""
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "total.sql").write_text(TOTALS.format(database.name))
+    chosen = settings.parse(
+        {
+            "name": "beside",
+            "lakehouse": {"root": str(tmp_path / "lakehouse")},
+            "source": {
+                "mongodb.connection.string": mongodb_uri,
+                "collection.include.list": rf"{database.name}\..*",
+                "capture.mode": "change_streams",
+                "max.batch.size": 7,
+                "commit.interval.ms": 200,
+                "signal.poll.interval.ms": 200,
+            },
+            "gold": {"models": str(tmp_path / "models")},
+        }
+    )
+    for collection in COLLECTIONS:
+        database[collection].insert_many([{"_id": number, "balance": AMOUNT} for number in range(ACCOUNTS)])
+    random, written, stop = Random("beside"), threading.Event(), threading.Event()
+
+    def write() -> None:
+        while not written.wait(0.05):
+            transfer(mongo, database, random)
+
+    def asked(as_of: str = "now") -> cut.Cut:
+        return cut_requests.run(spark, chosen, as_of=as_of)
+
+    writer = threading.Thread(target=write)
+    ended: list[Any] = []
+    beside = threading.Thread(target=lambda: ended.append(layers.run(spark, chosen, once=False, stop=stop)))
+    layout = delta.layout(chosen.lakehouse)
+    beside.start()
+    try:
+        writer.start()
+        captures.until(lambda: owners.is_held(spark, layout.gold(database.name, "savings")), seconds=240)
+        made = [asked() for _ in range(3)]
+        with pytest.raises(errors.DecisionNeeded, match="silver is past"):
+            asked("1700000000:1")
+        written.set()
+        writer.join()
+        made.append(asked())  # of a source at rest
+        database.checking.insert_one({"_id": "behind", "balance": 0})
+        gold_table = str(layout.gold(database.name, "checking"))
+        captures.until(lambda: spark.table(gold_table).count() == ACCOUNTS + 1, seconds=120)
+    finally:
+        written.set()
+        stop.set()
+        beside.join(120)
+    assert len({each.name for each in made}) >= 3 and cut.read(spark, chosen)[0].name == made[-1].name
+    for each in made:
+        held = {
+            table.name: spark.sql(f"SELECT * FROM {table.identifier} VERSION AS OF {table.version}") for table in each.tables
+        }
+        balances = [row.balance for name in COLLECTIONS for row in held[f"{database.name}.{name}"].collect()]
+        assert (sum(balances), each.missing, held["total"].collect()[0].n) == (1600, (), 1600), each
+    assert ended and ended[0]["silver"].events > 2 * ACCOUNTS
+    assert asked().tables  # by this process itself
+
+    # A pipeline that says that it serves and does not, and one that is gone.
+    cut_requests._say(spark, chosen, cut_requests.SERVING)
+    monkeypatch.setattr(cut_requests, "TAKE_SECONDS", 1.0)
+    owner = Writer.claim(spark, layout.bronze(chosen.name), kept=("batch", "log"))
+    with pytest.raises(errors.Temporary, match="did not take the request up"):
+        asked()
+    answers = {"id": "1", "name": "beside", "host": "elsewhere", "process": 1, "started": ""}
+    assert not cut_requests._is_served(spark, chosen, answers)
+    owner.release()
+    assert not cut_requests._is_served(spark, chosen)
+    states = [row["state"] for row in cut_requests._rows(spark, chosen)]
+    assert states.count("made") == 4 and states.count("failed") == 1 and states.count("withdrawn") == 1

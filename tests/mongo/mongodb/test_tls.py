@@ -44,7 +44,7 @@ def secured(tmp_path: Path, start_mongodb: StartServer) -> Iterator[Secured]:
     issued.private_key_and_cert_chain_pem.write_to_path(str(mine))
     tls = ["--tlsMode", "preferTLS", "--tlsCertificateKeyFile", str(own), "--tlsCAFile", str(ca)]
     mechanisms = {"authenticationMechanisms": "SCRAM-SHA-256,MONGODB-X509"}
-    options = embedded_mongodb.Options(
+    options = embedded_mongodb.ServerOptions(
         auth=True, parameters=mechanisms, arguments=[*tls, "--tlsAllowConnectionsWithoutCertificates"]
     )
     server = start_mongodb(options)

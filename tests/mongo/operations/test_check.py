@@ -18,7 +18,7 @@ from pipelines.demo import embedded_mongodb
 from pipelines.mongodb import catalog, connection
 from pipelines.mongodb import client as mongodb
 from pipelines.operations import check
-from pipelines.operations.check import Finding, Verdict
+from pipelines.operations.check import CheckVerdict, Finding
 
 if TYPE_CHECKING:
     from pymongo import MongoClient
@@ -52,7 +52,7 @@ def checked(tmp_path: Path) -> Checked:
 
 
 def _wrong(found: dict[str, list[Finding]]) -> list[Finding]:
-    return [each for findings in found.values() for each in findings if each.verdict is Verdict.WRONG]
+    return [each for findings in found.values() for each in findings if each.verdict is CheckVerdict.WRONG]
 
 
 def test_a_good_source_has_nothing_to_mend(
@@ -79,7 +79,7 @@ def test_a_view_that_is_named_is_refused_by_name(
     assert f"{database.name}.recent is a view" in finding.found and isinstance(finding.error, errors.SourceUnsuitable)
     met = checked(mongodb_uri, database_include_list=database.name)
     assert _wrong(met) == []
-    assert [each.verdict for each in met["collections"]] == [Verdict.WARNING, Verdict.FINE]
+    assert [each.verdict for each in met["collections"]] == [CheckVerdict.WARNING, CheckVerdict.FINE]
 
 
 def test_a_time_series_collection_is_refused_by_name(
@@ -164,7 +164,7 @@ def test_a_server_that_is_no_replica_set_is_unsuitable(checked: Checked, standal
 
 def test_rights_and_passwords(checked: Checked, start_mongodb: StartServer) -> None:
     """`read` on the database is enough; a wrong password and a missing right are told apart, each with what to do."""
-    server = start_mongodb(embedded_mongodb.Options(auth=True))
+    server = start_mongodb(embedded_mongodb.ServerOptions(auth=True))
     with contextlib.closing(mongodb.client(server.uri)) as root:
         _stock(root)
     lists = {"collection_include_list": "shop.orders", "mongodb_authsource": "admin"}
@@ -176,7 +176,7 @@ def test_rights_and_passwords(checked: Checked, start_mongodb: StartServer) -> N
     with pytest.MonkeyPatch.context() as patch:
         reader = checked(uri("reader", "r", patch), **lists)
         assert _wrong(reader) == []
-        assert [each.verdict for each in reader["oplog"]] == [Verdict.WARNING]
+        assert [each.verdict for each in reader["oplog"]] == [CheckVerdict.WARNING]
         (wrong_password,) = _wrong(checked(uri("reader", "nope", patch), **lists))
         assert isinstance(wrong_password.error, errors.AccessRefused) and "password" in wrong_password.found
         elsewhere = _wrong(checked(uri("elsewhere", "e", patch), **lists))

@@ -51,7 +51,7 @@ def recorded(collection: Collection[Any], documents: list[Any], operations: Iter
     """Runs the operations one by one; each document's history, and how often a kind of description came."""
     raw: Any = collection.with_options(codec_options=RAW)
     at: dict[bson.Timestamp | None, str] = {}
-    rows = events.Rows("test")
+    rows = events.EventRows("test")
     with (
         raw.watch(show_expanded_events=True, batch_size=1000) as stream,
         collection.database.client.start_session() as session,

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from bson.raw_bson import RawBSONDocument
 
-from cdc_core.extended_json import json_to_bson, keys
-from cdc_core.snapshot import repair
-from pipelines.mongodb import catalog, connection, snapshot_read
+from cdc_core.extended_json import json_to_bson
+from cdc_core.extended_json import keys as canonical_keys
+from cdc_core.snapshot import key_filter
+from pipelines.mongodb import catalog, snapshot_read
+from pipelines.mongodb import connection as connections
 from pipelines.mongodb import server as mongodb_server
 from pipelines.snapshot import chunks
 from tests.harness import captured
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 def workers(mongodb_uri: str) -> Iterator[None]:
     """Chunks are read here, by the client of an executor's process."""
     yield
-    captured.close_worker_clients(connection.Connection(mongodb_uri))
+    captured.close_worker_clients(connections.Connection(mongodb_uri))
 
 
 def read(
@@ -35,7 +37,7 @@ def read(
     while True:
         bounds = snapshot_read.IdRange(lo, None)
         spec = chunks.ChunkSpec(
-            connection.Connection(uri), collection, bounds, (at.time, at.inc), 1, max_bytes, repair.filter_of(wanted)
+            connections.Connection(uri), collection, bounds, (at.time, at.inc), 1, max_bytes, key_filter.filter_of(wanted)
         )
         *pieces, last = chunks.encoded_chunk(spec)
         meta = last[0]
@@ -70,6 +72,6 @@ def test_documents_whose_id_python_does_not_know_are_found(mongodb_uri: str, mon
     documents = [RawBSONDocument(json_to_bson.loads(f'{{"_id":{each}}}')) for each in ids]
     database.a.insert_many(documents)
     (collection,) = catalog.collections(mongo, [database.name])
-    wanted = [*(keys.canonical_raw(each.raw) for each in documents), '{"$undefined":true}', "6"]
+    wanted = [*(canonical_keys.canonical_raw(each.raw) for each in documents), '{"$undefined":true}', "6"]
     found = read(mongodb_uri, mongo, collection, wanted, max_bytes=10**9)
     assert found == {**{key: [True] for key in wanted[:-2]}, "6": [False]}

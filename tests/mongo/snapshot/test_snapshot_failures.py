@@ -31,7 +31,7 @@ REFUSED = {
 SECRET = "secret-123-45-6789"
 
 
-def by_name(spark: Any, found: Any) -> dict[str, status.Collection]:
+def by_name(spark: Any, found: Any) -> dict[str, status.CollectionStatus]:
     return {each.collection.rpartition(".")[2]: each for each in status.read(spark, found).collections}
 
 
@@ -166,15 +166,39 @@ def test_a_gap_stays_open_for_what_was_not_read_again(
 def test_a_collection_that_was_left_out_for_a_while_is_incomplete(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path
 ) -> None:
-    """Its changes meanwhile are lost, as status says from when it is let in again."""
-    for name in ("a", "b"):
+    """Its changes meanwhile are lost, as status says from when it is let in again: whether the lists left it out or the scope,
+    whether it was there when they were changed the first time or made later, and whether it is still there.
+
+    Of one that was dropped meanwhile there is nothing to read, and all rows are to go.
+    """
+    alone = {
+        "lists": {"collection.include.list": f"{database.name}.a"},
+        "scope": {"capture.scope": "collection", "capture.target": f"{database.name}.a"},
+    }
+    every = pipeline(mongodb_uri, lakehouse, database.name)
+    for name in ("a", "b", "dropped"):
         database[name].insert_one({"_id": 1})
-    both = pipeline(mongodb_uri, lakehouse, database.name)
-    once(spark, both)
-    once(spark, pipeline(mongodb_uri, lakehouse, database.name, **{"collection.include.list": f"{database.name}.a"}))
-    database.b.insert_one({"_id": 2})
-    once(spark, both)
-    assert {name for name, each in by_name(spark, both).items() if each.incomplete_since} == {"b"}
+    once(spark, every)
+    # The settings are changed once before `made` is there.
+    changed = {"cursor.pipeline": '[{"$match": {"fullDocument.x": {"$ne": 1}}}]'}
+    once(spark, pipeline(mongodb_uri, lakehouse, database.name, **changed))
+    database.made.insert_one({"_id": 1})
+    once(spark, pipeline(mongodb_uri, lakehouse, database.name, **changed))
+    once(spark, pipeline(mongodb_uri, lakehouse, database.name, **alone["lists"]))
+    once(spark, pipeline(mongodb_uri, lakehouse, database.name, **alone["scope"]))
+    for name in ("b", "made"):
+        database[name].insert_one({"_id": 2})
+    database.dropped.drop()
+    once(spark, every)
+    incomplete = {name: each for name, each in by_name(spark, every).items() if each.incomplete_since}
+    assert set(incomplete) == {"b", "made"}
+    landed = rows(spark, every)
+    check_numbers(landed)
+    (gone,) = [each for plan in plans(landed) for name, each in plan["collections"].items() if each.get("gone")]
+    assert gone["completed"] and gone["sweep"] and gone["first"]
+    assert [each for each in plans(landed) if each.get("planned") == [f"{database.name}.dropped"]]
+    once(spark, every)
+    assert len(rows(spark, every)) == len(landed)
 
 
 def test_a_start_that_takes_no_snapshot_says_why(

@@ -89,6 +89,34 @@ def test_the_stages_still_do_what_they_say(mongo: Any, database: Any) -> None:
     ]
 
 
+@pytest.mark.parametrize("mode", ["change_streams", "change_streams_update_full_with_pre_image"])
+def test_a_stage_makes_no_document_where_there_is_none(mongo: Any, database: Any, mode: str) -> None:
+    """A field that is set in each `fullDocument`, to hide it: an update without a look-up, or a delete, gets none by it, for it
+    would be taken for the whole document. A signal whose document a stage takes away is left out, and ends nothing."""
+    hidden = {"fullDocument.ssn": "*", "fullDocumentBeforeChange.ssn": "*", "updateDescription.updatedFields.ssn": "*"}
+    stages = [{"$set": {name: value for name, value in hidden.items() if mode != "change_streams" or "update" not in name}}]
+    signals = {"signal.data.collection": f"{database.name}.signals"}
+    if mode != "change_streams":
+        database.create_collection("orders", changeStreamPreAndPostImages={"enabled": True})
+    with stream(mongo, settings(database.name, stages, **{"capture.mode": mode}, **signals)) as opened:
+        database.orders.insert_one({"_id": 1, "ssn": "123", "n": 1})
+        database.orders.update_one({"_id": 1}, {"$set": {"n": 2}})
+        database.orders.delete_one({"_id": 1})
+        opened.read(mongodb_server.operation_time(mongo))
+        rows = [row for row in opened.table if row["kind"] == "change"]
+    assert [row["op"] for row in rows] == ["c", "u", "d"]
+    assert json.loads(rows[0]["after"]) == {"_id": 1, "ssn": "*", "n": 1}
+    assert [row["after"] for row in rows[1:]] == [None, None]
+    assert [row["updateDescription"] is None for row in rows] == [True, False, True]
+    assert rows[0]["before"] is None
+    if mode != "change_streams":
+        assert [json.loads(row["before"]) for row in rows[1:]] == [{"_id": 1, "ssn": "*", "n": n} for n in (1, 2)]
+    with stream(mongo, settings(database.name, [{"$unset": "fullDocument"}], **signals)) as opened:
+        database.signals.insert_one({"_id": "s", "type": "log", "data": {"message": "x"}})
+        opened.read(mongodb_server.operation_time(mongo))
+        assert [row["key"] for row in opened.table if row["kind"] == "change"][-1] == '"s"'
+
+
 @pytest.mark.parametrize(
     ("stage", "named"),
     [

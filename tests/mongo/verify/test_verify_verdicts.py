@@ -167,6 +167,51 @@ def test_rows_of_a_drop_that_silver_has_not_applied_wait(
     assert verify.run(spark, found, verify.VerifyOptions()).is_equal
 
 
+def test_bronze_is_compared_by_what_its_events_come_to(spark: Any, mongodb_uri: str, database: Any, lakehouse: Path) -> None:
+    """Updates are folded, deletes and drops count, and a value of another type that prints alike is found, whatever silver made of
+    it; without a run of silver, too."""
+    database.people.insert_many([{"_id": n} for n in range(3)])
+    database.orders.insert_many(
+        [{"_id": n, "n": n, "null": None, "deep": {"list": [1, {"a": n}], "gone": 1}} for n in range(10)]
+    )
+    found = pipeline(mongodb_uri, lakehouse, database.name, **{"capture.mode": "change_streams"})
+    once(spark, found)
+    database.people.drop()
+    database.people.insert_one({"_id": 2, "again": True})
+    database.orders.delete_one({"_id": 0})
+    database.orders.update_many({}, {"$set": {"deep.list.1.a": 1.5}, "$unset": {"deep.gone": 1}, "$push": {"tags": "x"}})
+    late = verify.VerifyOptions(layer=Layer.BRONZE)
+    behind = verify.run(spark, found, late)
+    assert (only(behind).waiting, only(behind).is_wrong) == (10, False), only(behind).differences
+    once(spark, found)
+    clean = verify.run(spark, found, late)
+    assert clean.is_equal and clean.is_judged, clean
+    assert (only(clean).equal, only(clean, "people").equal) == (9, 1)
+
+    bronze = table(found)
+    spark.sql(f"ALTER TABLE {bronze} SET TBLPROPERTIES ('delta.appendOnly' = 'false')")
+    of_orders = "collection = 'orders'"
+    spark.sql(f"DELETE FROM {bronze} WHERE {of_orders} AND key = '1'")  # its first event, and its update
+    spark.sql(f"DELETE FROM {bronze} WHERE {of_orders} AND key = '2' AND op = 'u'")
+    spark.sql(f"DELETE FROM {bronze} WHERE {of_orders} AND key = '3' AND op = 'r'")
+    plants = {"4": ('"n":4', '"n":4.0'), "5": ('"null":null,', ""), "6": ('"n":6', '"n":{"$numberLong":"6"}')}
+    for key, (old, new) in plants.items():
+        spark.sql(f"UPDATE {bronze} SET after = replace(after, '{old}', '{new}') WHERE {of_orders} AND key = '{key}'")
+    spark.sql(f"DELETE FROM {bronze} WHERE {of_orders} AND key = '0' AND op = 'd'")
+    wrong = only(verify.run(spark, found, late))
+    assert kinds(wrong) == {"extra": ["0"], "missing": ["1"], "different": ["2", "4", "5", "6"], "incomplete": ["3"]}
+    told = {each.key: {(path.path, path.what) for path in each.paths} for each in wrong.differences}
+    assert {path for path, _ in told["2"]} == {"deep.gone", "deep.list.1.a", "tags"}
+    assert told["4"] == {("n", "int32 in the source, double in the table")}
+    assert told["5"] == {("null", "in the source, not in the table")}
+    assert told["6"] == {("n", "int32 in the source, int64 in the table")}
+    mended = only(verify.run(spark, found, replace(late, repair=True)))
+    assert (mended.is_equal, mended.repaired, mended.equal) == (True, 7, 9), mended.differences
+    assert only(verify.run(spark, found, replace(late, sample=50))).equal == 9
+    play(spark, found)
+    assert verify.run(spark, found, verify.VerifyOptions()).is_equal
+
+
 def with_silver(found: Settings, options: dict[str, Any]) -> Settings:
     """The pipeline with other options of silver."""
     return replace(found, silver=parse.parse({**BARE, "silver": {"defaults": options}}).silver)

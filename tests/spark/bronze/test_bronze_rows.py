@@ -12,6 +12,7 @@ import pytest
 from cdc_core import errors
 from cdc_core.silver import reduce
 from cdc_core.tables import layout as tables
+from pipelines.bronze import batch_rows
 from pipelines.bronze import log as bronze
 from pipelines.delta import local_log, maintenance, table_history
 from pipelines.delta import tables as delta
@@ -21,43 +22,43 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def log(spark: SparkSession, tmp_path: Path) -> Iterator[bronze.Log]:
+def log(spark: SparkSession, tmp_path: Path) -> Iterator[bronze.BronzeLog]:
     """A bronze table of six batches, of a row each."""
-    opened = bronze.Log.open(spark, tables.TableRef.at(str(tmp_path / "a b" / "bronze")))
+    opened = bronze.BronzeLog.open(spark, tables.TableRef.at(str(tmp_path / "a b" / "bronze")))
     beat(opened, 6)
     yield opened
     with contextlib.suppress(errors.MedallionError):  # where a test took it away from this writer
         opened.close()
 
 
-def beat(log: bronze.Log, count: int) -> None:
+def beat(log: bronze.BronzeLog, count: int) -> None:
     for number in range(count):
         log.heartbeat({"n": number}, token=f"82{log.commits:04}", ts_ms=number)
 
 
-def check(log: bronze.Log, after: int, to: int, *, of_files: bool) -> None:
+def check(log: bronze.BronzeLog, after: int, to: int, *, of_files: bool) -> None:
     """The rows are those of the batches, and Spark read them from files by their names where `of_files`."""
-    found = bronze.rows(log.spark, log.table, reduce.Range(after, to))
+    found = batch_rows.rows(log.spark, log.table, reduce.BatchRange(after, to))
     assert found.columns == log.spark.table(str(log.table)).columns
     assert sorted(row.batch for row in found.collect()) == list(range(after + 1, to + 1))
     plan = found._jdf.queryExecution().optimizedPlan().toString()
     assert ("Filter" not in plan) == of_files
 
 
-def test_the_last_commits_are_read_from_their_files(log: bronze.Log) -> None:
+def test_the_last_commits_are_read_from_their_files(log: bronze.BronzeLog) -> None:
     check(log, 2, 6, of_files=True)
     check(log, 2, 4, of_files=True)
     log.renew()
     check(log, 5, 6, of_files=True)
 
 
-def test_the_first_batches_are_read_from_their_files(log: bronze.Log) -> None:
+def test_the_first_batches_are_read_from_their_files(log: bronze.BronzeLog) -> None:
     """The log's first commit says that there was none before them."""
     check(log, 0, 6, of_files=True)
 
 
 def test_the_first_batches_are_asked_of_delta_where_the_log_has_lost_its_beginning(
-    spark: SparkSession, log: bronze.Log
+    spark: SparkSession, log: bronze.BronzeLog
 ) -> None:
     """Nothing says then that there was none before them."""
     assert maintenance.checkpoint(spark, log.table)
@@ -65,29 +66,29 @@ def test_the_first_batches_are_asked_of_delta_where_the_log_has_lost_its_beginni
     check(log, 0, 6, of_files=False)
 
 
-def test_many_files_are_asked_of_delta(log: bronze.Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bronze, "MANY_FILES", 3)
+def test_many_files_are_asked_of_delta(log: bronze.BronzeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_rows, "MANY_FILES", 3)
     check(log, 2, 6, of_files=False)
     check(log, 3, 6, of_files=True)
 
 
 def test_large_documents_are_read_by_executors(
-    spark: SparkSession, log: bronze.Log, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, log: bronze.BronzeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = bronze.few_rows(log.table, reduce.Range(0, 6), ["batch", "after"], limit=6)
+    found = batch_rows.few_rows(log.table, reduce.BatchRange(0, 6), ["batch", "after"], limit=6)
     assert found is not None and found.num_rows == 6
-    monkeypatch.setattr(bronze, "MANY_BYTES", 10)
-    assert bronze.few_rows(log.table, reduce.Range(0, 6), ["batch", "after"], limit=6) is None
+    monkeypatch.setattr(batch_rows, "MANY_BYTES", 10)
+    assert batch_rows.few_rows(log.table, reduce.BatchRange(0, 6), ["batch", "after"], limit=6) is None
 
 
-def test_files_of_other_values_are_left_out(log: bronze.Log) -> None:
+def test_files_of_other_values_are_left_out(log: bronze.BronzeLog) -> None:
     """What Delta's statistics say of a file counts as it does for Delta; a column without any says nothing."""
-    span = reduce.Range(1, 6)
-    assert len(bronze._files(log.table, span, {"kind": "heartbeat", "db": "shop"})) == 5
-    assert not bronze._files(log.table, span, {"kind": "change"})
+    span = reduce.BatchRange(1, 6)
+    assert len(batch_rows._files(log.table, span, {"kind": "heartbeat", "db": "shop"})) == 5
+    assert not batch_rows._files(log.table, span, {"kind": "change"})
 
 
-def test_what_was_compacted_is_not_read_twice(spark: SparkSession, log: bronze.Log) -> None:
+def test_what_was_compacted_is_not_read_twice(spark: SparkSession, log: bronze.BronzeLog) -> None:
     """A compacted file that holds more than the span is Delta's; later commits are read as before."""
     maintenance.optimize(spark, log.table, metadata=log.writer.user_metadata("x", {"batch": 6}))
     check(log, 2, 6, of_files=False)
@@ -96,12 +97,12 @@ def test_what_was_compacted_is_not_read_twice(spark: SparkSession, log: bronze.L
     check(log, 5, 8, of_files=False)
 
 
-def test_rows_that_others_appended_are_there(spark: SparkSession, log: bronze.Log) -> None:
+def test_rows_that_others_appended_are_there(spark: SparkSession, log: bronze.BronzeLog) -> None:
     """Also where a claim that came later says the batch of before them."""
     row = spark.table(str(log.table)).where("batch = 6").selectExpr("* EXCEPT (`batch`)", "batch + 1 AS batch")
     row.select(spark.table(str(log.table)).columns).write.format("delta").mode("append").save(log.table.path)
     log.close()
-    again = bronze.Log.open(spark, log.table)
+    again = bronze.BronzeLog.open(spark, log.table)
     beat(again, 1)
     check(again, 6, 8, of_files=False)
     beat(again, 1)
@@ -109,19 +110,19 @@ def test_rows_that_others_appended_are_there(spark: SparkSession, log: bronze.Lo
     again.close()
 
 
-def test_a_restored_table_is_asked_of_delta(spark: SparkSession, log: bronze.Log) -> None:
+def test_a_restored_table_is_asked_of_delta(spark: SparkSession, log: bronze.BronzeLog) -> None:
     """The files of what was taken back are still named in the log."""
     restored(spark, log, batches=1)
     check(log, 2, 5, of_files=False)
 
 
-def test_numbers_that_a_restore_took_back_do_not_come_again(spark: SparkSession, log: bronze.Log) -> None:
+def test_numbers_that_a_restore_took_back_do_not_come_again(spark: SparkSession, log: bronze.BronzeLog) -> None:
     """Silver has had them; whoever wrote the table meanwhile stops, and the next one goes on from the last row that is left."""
     restored(spark, log, batches=2)
     with pytest.raises(errors.CommitConflict, match="restored"):
         beat(log, 1)
     for batch in (7, 8):
-        again = bronze.Log.open(spark, log.table, take_over=True)
+        again = bronze.BronzeLog.open(spark, log.table, take_over=True)
         assert again.position is not None
         assert (again.position.token, again.position.batch) == (("820003", 4) if batch == 7 else ("829999", 7))
         assert bronze.newest(spark, log.table) == bronze.BronzeHead(batch - 1, log.log)
@@ -129,14 +130,14 @@ def test_numbers_that_a_restore_took_back_do_not_come_again(spark: SparkSession,
         again.close()
 
 
-def test_the_position_never_goes_back(log: bronze.Log) -> None:
+def test_the_position_never_goes_back(log: bronze.BronzeLog) -> None:
     """A heartbeat that was begun before another thread's commit carries what that one brought."""
     assert log.heartbeat({}, token="820009", ts_ms=1).token == "820009"
     assert log.heartbeat({}, token="820004", ts_ms=1).token == "820009"
     assert bronze.read_position(log.spark, log.table) == log.position
 
 
-def test_a_renewal_says_which_stream_the_rows_are_of(spark: SparkSession, log: bronze.Log) -> None:
+def test_a_renewal_says_which_stream_the_rows_are_of(spark: SparkSession, log: bronze.BronzeLog) -> None:
     """The next start compares it with its own: other lists are told by it."""
     log.extra = {"stream": "those lists"}
     beat(log, 1)
@@ -146,14 +147,14 @@ def test_a_renewal_says_which_stream_the_rows_are_of(spark: SparkSession, log: b
     assert last is not None and last.metadata is not None and last.metadata["stream"] == "those lists"
 
 
-def restored(spark: SparkSession, log: bronze.Log, *, batches: int) -> None:
+def restored(spark: SparkSession, log: bronze.BronzeLog, *, batches: int) -> None:
     """Takes back the last batches."""
     version = table_history.version(spark, log.table)
     spark.sql(f"ALTER TABLE {log.table} SET TBLPROPERTIES ('delta.appendOnly' = 'false')")
     spark.sql(f"RESTORE TABLE {log.table} TO VERSION AS OF {version - batches}").collect()
 
 
-def told(log: bronze.Log) -> tuple[object, ...]:
+def told(log: bronze.BronzeLog) -> tuple[object, ...]:
     """What a start asks of bronze."""
     return (
         bronze.read_position(log.spark, log.table),
@@ -165,7 +166,7 @@ def told(log: bronze.Log) -> tuple[object, ...]:
 
 
 def test_a_start_reads_from_files_what_spark_reads(
-    spark: SparkSession, log: bronze.Log, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, log: bronze.BronzeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Position, snapshots' progress, notes and signals: behind a checkpoint, after a compaction and after a RESTORE."""
 

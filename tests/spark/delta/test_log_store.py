@@ -12,9 +12,9 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from cdc_core import errors
-from pipelines.delta import log_store, store_exclusion
+from pipelines.delta import store_exclusion
+from pipelines.spark import log_store, stores
 from pipelines.spark import session as sparks
-from pipelines.spark import stores
 
 
 def _store(spark: SparkSession, name: str) -> Any:

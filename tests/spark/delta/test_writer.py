@@ -12,7 +12,7 @@ import pytest
 
 from cdc_core import errors
 from cdc_core.tables import layout as tables
-from pipelines.delta import abandoned, direct_log, ops_tables, table_history
+from pipelines.delta import abandoned, direct_log, log_actions, ops_tables, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 
@@ -94,7 +94,7 @@ def test_a_fence_holds_whatever_the_session_is_set_to(spark: SparkSession, table
                 old = Writer.claim(spark, table, take_over=True)
                 log = old.direct
                 assert log is not None
-                transaction, actions = log._at(old.version), log._actions(None, old.version + 1)
+                transaction, actions = log._at(old.version), log_actions.fenced(spark, None, old.version)
                 Writer.claim(spark, table, take_over=True)
                 with pytest.raises(direct_log.VersionTaken):
                     log._committed(transaction, actions, base=old.version, metadata=old.user_metadata(number, None))

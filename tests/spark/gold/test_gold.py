@@ -14,8 +14,8 @@ from cdc_core.gold import cut
 from cdc_core.tables import layout as tables
 from pipelines.delta import maintenance, query_execution, table_history
 from pipelines.delta import tables as delta
-from pipelines.gold import cut as published_cut
 from pipelines.gold import run as gold
+from pipelines.operations import cut as published_cut
 from pipelines.silver import run as silver
 from pipelines.spark import session as sparks
 from tests.harness import bronze_rows

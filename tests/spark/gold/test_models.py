@@ -75,6 +75,11 @@ def test_models_follow_their_tables(shop: MakeShop) -> None:
 
     made.change("customers", {"_id": 1, "city": "Graz"}, {"_id": 2, "city": "Lyon"})
     made.change("orders", *({"_id": n, "customer": n % 3, "amount": n} for n in range(12)))
+    (made.folder / "typed.sql").write_text("SELECT * FROM {{ ref('cases.ordes') }}")
+    assert {each.name: each.would for each in models.check(made.spark, made.settings)}["typed"] == (
+        "wait for cases.ordes (did you mean cases.orders?), which gold does not hold yet"
+    )
+    (made.folder / "typed.sql").unlink()
     assert made.run() == {"totals": "whole", "big": "view", "cities": "whole"}
     assert made.rows("totals") == anew(made) == {(0, None, 18, 4), (1, "Graz", 22, 4), (2, "Lyon", 26, 4)}
     assert made.rows("cities") == {(None, 18), ("Graz", 22), ("Lyon", 26)}
@@ -143,7 +148,9 @@ def test_what_is_wrong_with_a_query_is_said_with_its_place(shop: MakeShop) -> No
     assert [str(each).rpartition("/")[2] for each in unread.value.problems] == [
         "folder.sql: it cannot be read: Is a directory",
         "latin.sql: not UTF-8 at byte 8",
+        "two.sql:2: a semicolon ends the query here, and a model is one query (make two models of it)",
     ]
+    (made.folder / "two.sql").unlink()
     (made.folder / "folder.sql").rmdir()
     (made.folder / "latin.sql").unlink()
     made.change("orders", {"_id": 1, "customer": 1, "amount": 1})
@@ -151,8 +158,7 @@ def test_what_is_wrong_with_a_query_is_said_with_its_place(shop: MakeShop) -> No
         models.check(made.spark, made.settings)
     told = "\n".join(str(problem).removeprefix(f"{made.folder}/") for problem in refused.value.problems)
     for wanted in (
-        "typo.sql:1: it is no query",
-        "two.sql:2: it is no query",
+        "typo.sql:1: it is no query: Syntax error at or near '",
         "drop.sql:1: it is no query",
         "column.sql:2: ",
         "count.sql: a table cannot have a column with the name count(1) (name it: … AS name",

@@ -147,7 +147,7 @@ def test_status_counts_what_is_held(person: Person) -> None:
     hop.bronze.append({"orders": [document(1, 30, v=3), document(2, 31) | {"text": "{"}]})
     silver.run(hop.spark, hop.settings)
     assert hop.spark.table(str(hop.layout.quarantine(bronze_rows.DB, "orders"))).count() == 3
-    reading = status._Reading(hop.spark, hop.settings, hop.bronze.table, 0)
+    reading = status._StatusReader(hop.spark, hop.settings, hop.bronze.table, 0)
     assert [each.quarantined for each in reading.collections()] == [1]
 
 

@@ -17,6 +17,7 @@ from cdc_core.bronze import columns as bronze
 from cdc_core.silver import quarantine, reduce
 from cdc_core.tables import layout as tables
 from pipelines.bronze import log as bronze_table
+from pipelines.bronze import quarantine_table
 from pipelines.delta import table_history
 from pipelines.operations import quarantine as quarantines
 
@@ -223,7 +224,7 @@ def layout(lakehouse: Path) -> tables.Layout:
 
 
 def filled(spark: SparkSession, layout: tables.Layout, rows: Sequence[dict[str, Any]]) -> None:
-    log = bronze_table.Log.open(spark, layout.bronze("shop"), extra={"stream": "fingerprint"})
+    log = bronze_table.BronzeLog.open(spark, layout.bronze("shop"), extra={"stream": "fingerprint"})
     log.append(
         lambda batch, first: pa.Table.from_pylist(
             [row | {"batch": batch, "offset": first + n} for n, row in enumerate(rows)], schema=bronze.SCHEMA
@@ -236,11 +237,11 @@ def filled(spark: SparkSession, layout: tables.Layout, rows: Sequence[dict[str, 
 
 def applied(spark: SparkSession, layout: tables.Layout, after: int, to: int) -> list[str]:
     """What silver would apply of a range, in order of its place."""
-    span = reduce.Range(after, to)
+    span = reduce.BatchRange(after, to)
     events = spark.table(str(layout.bronze("shop"))).where(f"{span.predicate} AND kind = 'change'")
     suspects = not events.where(quarantine.is_suspect()).isEmpty()
     table = layout.quarantine("shop", "orders")
-    parts = quarantines.parted(spark, table, events=events, span=span, has_suspects=suspects)
+    parts = quarantine_table.applicable(spark, table, events=events, span=span, has_suspects=suspects)
     return [row.resume_token for row in (events if parts is None else parts).orderBy("sequence").collect()]
 
 
@@ -275,7 +276,7 @@ def test_replay(spark: SparkSession, layout: tables.Layout) -> None:
     ]
     assert applied(spark, layout, 2, 3) == ["token-2", "token-3"]
     assert [each.resume_token for each in quarantines.listed(spark, table)] == ["token-4"]
-    assert quarantines.count(spark, table) == 1
+    assert quarantine_table.count(spark, table) == 1
     states = {each.resume_token: each.state for each in quarantines.listed(spark, table, all_states=True)}
     assert states["token-2"] is quarantines.EventState.ENDED
 

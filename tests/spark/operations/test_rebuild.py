@@ -12,12 +12,13 @@ import pytest
 
 from cdc_core import errors
 from pipelines.bronze import collections as registry
-from pipelines.delta import table_history
+from pipelines.delta import table_comparison, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.operations import rebuild
 from pipelines.operations import schema as evolution
 from pipelines.silver import ranges
+from pipelines.silver import rebuild as silver_rebuild
 from pipelines.silver import tables as silver_tables
 from tests.harness import bronze_rows
 from tests.harness.layers import CASES, Hop, Killed, document, forget_claims, killing, pipeline
@@ -37,7 +38,7 @@ def hop(spark: SparkSession, lakehouse: Path) -> Hop:
 Row = dict[str, Any]
 
 
-def rebuilt(hop: Hop, collection: str = ORDERS, **named: Any) -> rebuild.RebuildResult:
+def rebuilt(hop: Hop, collection: str = ORDERS, **named: Any) -> silver_rebuild.RebuildResult:
     return rebuild.run(hop.spark, hop.settings, collection=f"{bronze_rows.DB}.{collection}", **named)
 
 
@@ -140,7 +141,7 @@ def test_a_damaged_table_is_mended(hop: Hop) -> None:
     hop.spark.sql(f"UPDATE {hop.silver_table(ORDERS)} SET v = 99 WHERE _id = 2")
     found = rebuilt(hop, is_trial=True)
     assert (found.version, found.comparison.new, found.comparison.differing) == (None, 1, 1)
-    assert found.comparison.differences == (rebuild.ColumnDifference("v", 1, "the value", ("2",)),)
+    assert found.comparison.differences == (table_comparison.ColumnDifference("v", 1, "the value", ("2",)),)
     assert [row["v"] for row in hop.rows(ORDERS)] == [0, 1, 99]
     assert rebuilt(hop).version is not None
     hop.gold()
@@ -163,9 +164,9 @@ def test_documents_that_bronze_does_not_hold_are_not_lost(hop: Hop) -> None:
     result = rebuilt(hop)
     assert (result.version, result.comparison.lost, result.comparison.lost_keys) == (None, 1, ("7",))
     with pytest.raises(errors.DecisionNeeded, match="nothing was swapped"):
-        rebuild.refuse(result)
+        silver_rebuild.refuse(result)
     assert len(hop.rows(ORDERS)) == 2
-    rebuild.refuse(rebuilt(hop, drops_lost=True))
+    silver_rebuild.refuse(rebuilt(hop, drops_lost=True))
     assert [row["_id"] for row in hop.rows(ORDERS)] == [1]
 
 
@@ -222,13 +223,13 @@ def test_a_writer_that_was_taken_over_swaps_nothing(hop: Hop, monkeypatch: pytes
     """Whoever takes the table over while the shadow is built wins: the rebuild ends with OwnershipLost."""
     hop.bronze.append({ORDERS: [document(1, 10, "c", v=1)]})
     hop.silver()
-    compared: Callable[..., Any] = rebuild.compared
+    compared: Callable[..., Any] = table_comparison.compared
 
     def taken_over(*tables: Any, **named: Any) -> Any:
         Writer.claim(hop.spark, hop.silver_table(ORDERS), take_over=True).release()
         return compared(*tables, **named)
 
-    monkeypatch.setattr(rebuild, "compared", taken_over)
+    monkeypatch.setattr(table_comparison, "compared", taken_over)
     with pytest.raises(errors.OwnershipLost):
         rebuilt(hop)
     assert not position(hop).generation
@@ -237,7 +238,7 @@ def test_a_writer_that_was_taken_over_swaps_nothing(hop: Hop, monkeypatch: pytes
 
 KILLS = [
     (ranges, "apply"),
-    (rebuild._Rebuild, "_remember"),
+    (silver_rebuild.SilverRebuild, "_remember"),
     (Writer, "replace"),
 ]
 

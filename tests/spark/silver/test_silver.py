@@ -12,12 +12,13 @@ from cdc_core import errors
 from cdc_core.silver import reduce
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
+from pipelines.bronze import survey
 from pipelines.delta import table_history
 from pipelines.delta.writer import Writer
 from pipelines.gold import run as gold
 from pipelines.operations import rebuild
 from pipelines.schema import log as schemas
-from pipelines.silver import deletes, positions, survey
+from pipelines.silver import deletes, positions
 from pipelines.silver import run as silver
 from pipelines.spark import session as sparks
 from tests.harness import bronze_rows
@@ -262,7 +263,7 @@ def test_idle_collections_cost_nothing(hop: Hop, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.journey
 def test_a_start_reads_no_batch_that_all_collections_have_behind_them(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though the tables of idle ones stand still; but a table that was set back gets its events again."""
-    spans: list[reduce.Range] = []
+    spans: list[reduce.BatchRange] = []
     surveyed = survey.surveyed
 
     def noted(*arguments: Any, **named: Any) -> Any:

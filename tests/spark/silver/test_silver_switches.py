@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pipelines.bronze import quarantine_table
 from pipelines.operations import quarantine
 from pipelines.silver import ranges
 from pipelines.silver import run as silver
@@ -141,7 +142,7 @@ def test_a_sweep_spares_what_waits_in_quarantine(spark: SparkSession, tmp_path: 
         (1, 1, True),
         (2, 2, False),
     ]
-    assert quarantine.count(spark, hop.layout.quarantine(bronze_rows.DB, "dropping")) == 1, (
+    assert quarantine_table.count(spark, hop.layout.quarantine(bronze_rows.DB, "dropping")) == 1, (
         "of no known operation, where deletes do nothing"
     )
     [held] = quarantine.listed(spark, hop.layout.quarantine(bronze_rows.DB, "orders"))

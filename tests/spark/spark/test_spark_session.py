@@ -13,9 +13,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from pipelines.delta import log_store
 from pipelines.spark import conf as spark_conf
-from pipelines.spark import delta_jars, jvm
+from pipelines.spark import delta_jars, jvm, log_store
 from pipelines.spark import session as sparks
 
 PROJECT = Path(__file__).parents[3]

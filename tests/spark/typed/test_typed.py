@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import functions as sf
 
 from cdc_core.properties import unwrap as unwrap_options
-from cdc_core.schema import document_schema
+from cdc_core.schema import column_types, document_schema
 from cdc_core.schema import names as column_names
 from cdc_core.schema.evolution import join
 from cdc_core.schema.pins import parse_pins
@@ -84,7 +84,7 @@ def check(
     shape = Shape()
     for number, text in enumerate(texts):
         mark = f"{first + number:024x}"
-        reference.seen(shape, text or "", mark, arrays_as_documents=evolution.schema.naming.arrays_as_documents)
+        reference.observed(shape, text or "", mark, values=evolution.schema.naming.values)
     expected, _ = join(current, shape, pins=named.get("pins"), naming=evolution.schema.naming)
     assert types(evolution.schema.struct) == types(expected.struct)
     for left, right in zip(native(df, evolution.plan), exact(texts, evolution.schema), strict=True):
@@ -93,14 +93,14 @@ def check(
     return evolution
 
 
-def types(type_: document_schema.ColumnType) -> Any:
+def types(type_: column_types.ColumnType) -> Any:
     """A type without the order of its fields and the names of their columns."""
     match type_:
-        case document_schema.Struct(fields):
+        case column_types.Struct(fields):
             return {item.name: types(item.type) for item in fields}
-        case document_schema.Array(element):
+        case column_types.Array(element):
             return [types(element)]
-        case document_schema.Map(value):
+        case column_types.Map(value):
             return ("map", types(value))
         case _:
             return type_
@@ -194,7 +194,7 @@ def test_documents_of_one_mark(spark: SparkSession) -> None:
     df = frame(spark, texts).withColumn("sequence", sf.lit("0" * 24))
     evolved = [schemas.evolve(rows).schema for rows in (df, df.orderBy("after"))]
     first, second = (schema.struct.by_name["a"].type for schema in evolved)
-    assert first == second and first is not document_schema.Scalar.TEXT
+    assert first == second and first is not column_types.Scalar.TEXT
 
 
 def test_what_cannot_be_read(spark: SparkSession) -> None:
@@ -252,7 +252,7 @@ def test_the_record_of_a_schema(spark: SparkSession, tmp_path: pathlib.Path) -> 
 def test_names_are_kept(spark: SparkSession) -> None:
     """Columns keep their names when a name that would meet them comes later."""
     first = schemas.evolve(frame(spark, ['{"_id":1,"b":{"c":1}}']), options=OPTIONS["flatten"])
-    assert first.schema.naming == column_names.Naming.of(OPTIONS["flatten"])
+    assert first.schema.naming == column_names.ColumnNaming.of(OPTIONS["flatten"])
     later = frame(spark, ['{"_id":2,"b_c":"x"}'], 1)
     second = schemas.evolve(later, current=first.schema, options=OPTIONS["flatten"])
     assert [column.name for column in second.schema.columns] == ["_id", "b_c", "b_c_2"]

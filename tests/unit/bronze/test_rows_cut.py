@@ -7,12 +7,12 @@ from cdc_core.bronze import columns, event_rows
 
 def test_what_was_added_in_vain_is_taken_back() -> None:
     """Rows and what is to be done when they are committed; the rows before them stay, and so does their token."""
-    rows = event_rows.Rows("shop")
+    rows = event_rows.EventRows("shop")
     done: list[str] = []
-    rows.mark(event_rows.Mark("8201", columns.RowKind.HEARTBEAT, {"n": 1}))
+    rows.mark(event_rows.OtherRow("8201", columns.RowKind.HEARTBEAT, {"n": 1}))
     rows.then.append(lambda: done.append("first"))
     held = rows.length
-    rows.mark(event_rows.Mark("8202", columns.RowKind.SIGNAL, {"id": "1"}, "shop", "signals"))
+    rows.mark(event_rows.OtherRow("8202", columns.RowKind.SIGNAL, {"id": "1"}, "shop", "signals"))
     rows.then.append(lambda: done.append("second"))
     rows.cut(held)
     assert (len(rows), rows.token, rows.length) == (1, "8201", held)

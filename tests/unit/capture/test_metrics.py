@@ -83,7 +83,7 @@ def test_a_restart_of_the_capture_keeps_the_counts() -> None:
         def __init__(self, reconnects: int) -> None:
             self.reconnects, self.elections, self.is_open = reconnects, 1, False
 
-    found = metrics.Streaming()
+    found = metrics.StreamingMetrics()
     for reconnects in (2, 3):
         found.opened(Stream(reconnects))  # type: ignore[arg-type]
     assert (found.disconnects, found.elections) == (5, 2)
@@ -92,7 +92,7 @@ def test_a_restart_of_the_capture_keeps_the_counts() -> None:
 def test_a_snapshot_is_running_then_completed_or_aborted() -> None:
     """One of the three at a time; an aborted one is completed by the start that goes on with it."""
     controls = SnapshotControls()
-    taken = SimpleNamespace(state=snapshot_state.State("x", planned=("shop.a", "shop.b")), controls=controls)
+    taken = SimpleNamespace(state=snapshot_state.SnapshotState("x", planned=("shop.a", "shop.b")), controls=controls)
     found = metrics.Metrics("shop")
 
     def states(now: float) -> tuple[float, ...]:

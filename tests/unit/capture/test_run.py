@@ -10,8 +10,10 @@ import pytest
 from cdc_core import errors
 from cdc_core.settings import parse as settings
 from pipelines import run as pipeline
+from pipelines import standstill
 from pipelines.spark import jvm
 from pipelines.spark import session as sparks
+from tests.harness import captures
 
 SETTINGS = settings.parse(
     {"name": "shop", "lakehouse": {"root": "/nowhere"}, "source": {"mongodb.connection.string": "mongodb://localhost/"}}
@@ -27,8 +29,8 @@ class Layers:
         monkeypatch.setattr(sparks, "is_local", lambda spark: True)
         monkeypatch.setattr(sparks, "sessions", lambda spark: lambda: spark)
         monkeypatch.setattr(pipeline, "SNAPSHOT_SECONDS", 0.0)
-        for name in ("capture", "silver", "gold"):
-            monkeypatch.setattr(getattr(pipeline, name), "run", self._layer(name))
+        for name, module in (("capture", pipeline.capture), ("silver", pipeline.silver), ("gold", pipeline.publish)):
+            monkeypatch.setattr(module, "run", self._layer(name))
 
     def _layer(self, name: str) -> Any:
         def run(*_: object, stop: threading.Event, once: bool, **__: object) -> object:
@@ -80,3 +82,38 @@ def test_one_that_ends_at_once_is_for_a_scheduler_to_see(monkeypatch: pytest.Mon
     monkeypatch.setattr(jvm, "is_gone", lambda: True)
     with pytest.raises(errors.SparkLost):
         pipeline.run_again(None, SETTINGS, again=lambda: None, once=False, stop=threading.Event())  # type: ignore[arg-type,return-value]
+
+
+def test_layers_stand_still_and_go_on() -> None:
+    """In a block no layer runs; what each says before and behind it comes together, and a stop ends them in either."""
+    still, stop = standstill.Standstill(), threading.Event()
+    running: set[str] = set()
+    ended: dict[str, list[int]] = {}
+
+    def layer(name: str) -> Any:
+        def rounds(stop: threading.Event) -> list[int]:
+            running.add(name)
+            assert stop.wait(10) and stop.is_set()
+            running.discard(name)
+            if name == "gold" and not ended:
+                ended["failed"] = []
+                raise errors.CollectionsFailed("one of its collections", 3)
+            return [1]
+
+        body = still.stoppable(name, rounds, together=lambda before, last: before + last)
+        return threading.Thread(target=lambda: ended.update({name: body(stop)}))
+
+    threads = [layer(name) for name in ("silver", "gold")]
+    for thread in threads:
+        thread.start()
+    for _ in range(2):
+        captures.until(lambda: len(running) == 2, seconds=10)
+        with still.standing(stop):
+            assert not running and "silver" not in ended
+    captures.until(lambda: len(running) == 2, seconds=10)
+    stop.set()
+    with pytest.raises(errors.Temporary), still.standing(stop):
+        raise AssertionError("nothing is done behind a stop")
+    for thread in threads:
+        thread.join(10)
+    assert (ended["silver"], ended["gold"]) == ([1, 1, 1], [1, 1])

@@ -9,7 +9,8 @@ import pytest
 
 from cdc_core.properties.source import SnapshotMode
 from cdc_core.snapshot import state as snapshot_state
-from pipelines.capture.start import Start
+from pipelines.bronze import log as bronze_log
+from pipelines.capture.start import CaptureStart
 
 
 @pytest.mark.parametrize(
@@ -23,10 +24,27 @@ from pipelines.capture.start import Start
 def test_what_is_left_out_keeps_no_start_from_a_new_snapshot(
     mode: SnapshotMode, left_out: tuple[str, ...], goes_on: bool
 ) -> None:
-    unfinished = snapshot_state.State("1", ("shop.a", "shop.b")).advanced(
+    unfinished = snapshot_state.SnapshotState("1", ("shop.a", "shop.b")).advanced(
         "shop.a", snapshot_state.CollectionState(completed=True)
     )
     filter_ = SimpleNamespace(includes=lambda db, name: name not in left_out)
     deployment: Any = SimpleNamespace(source=SimpleNamespace(snapshot_mode=mode), filter=filter_)
     nothing: Any = None
-    assert Start(nothing, deployment, nothing, "", None, False)._goes_on(unfinished) is goes_on
+    assert CaptureStart(nothing, deployment, nothing, "", None, False)._goes_on(unfinished) is goes_on
+
+
+@pytest.mark.parametrize(("mode", "left"), [(SnapshotMode.ALWAYS, ()), (SnapshotMode.INITIAL, ("shop.a",))])
+def test_a_collection_that_fails_keeps_no_start_from_a_new_snapshot(
+    mode: SnapshotMode, left: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where each start takes one, it tries the collection again with all the others; else the old one does."""
+    state = snapshot_state.SnapshotState("1", ("shop.a", "shop.b")).advanced(
+        "shop.b", snapshot_state.CollectionState(completed=True)
+    )
+    failed = state.advanced("shop.a", snapshot_state.CollectionState(failed="refused"))
+    monkeypatch.setattr(bronze_log, "snapshot_heartbeats", lambda *_: [failed.begun(), failed.progress("shop.a")])
+    deployment: Any = SimpleNamespace(source=SimpleNamespace(snapshot_mode=mode))
+    log: Any = SimpleNamespace(table=None)
+    nothing: Any = None
+    (found,) = CaptureStart(nothing, deployment, log, "", None, False)._states()
+    assert found.missing == left

@@ -40,7 +40,7 @@ def test_collections_that_meet_in_one_name() -> None:
     source = {"mongodb.connection.string": "${env:NOWHERE}", "collection.include.list": "a.*"}
     chosen = settings.parse({"name": "hand", "lakehouse": {"catalog": "main", "schema_prefix": "x_"}, "source": source})
     names = (("a", "x.y"), ("a", "x_y"), ("a", "z"), ("a", "X_Y"), ("b", "z"), ("a__b", "c"), ("b__c", "d"), ("b", "c__d"))
-    found = registry.parted(chosen, [registry.Namespace(*each) for each in names])
+    found = registry.with_own_tables(chosen, [registry.Namespace(*each) for each in names])
     assert [str(each) for each in found.namespaces] == ["a.x.y", "a.z", "b.z", "a__b.c", "b__c.d"]
     assert [str(each) for each in found.refused] == ["a.x_y", "a.X_Y"]
     assert "which is that of a.x.y" in str(found.refused[registry.Namespace("a", "x_y")])

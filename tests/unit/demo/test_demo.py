@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from pipelines.capture.progress import Progress
+from pipelines.capture.progress import CaptureProgress
 from pipelines.demo import run as demo
 
 
@@ -16,7 +16,7 @@ def test_plain_lines_where_the_output_is_no_terminal(monkeypatch: pytest.MonkeyP
     now = [100.0]
     monkeypatch.setattr(demo.time, "monotonic", lambda: now[0])
     out = io.StringIO()
-    played = demo.DemoRun(capture=Progress(events=1234))
+    played = demo.DemoRun(capture=CaptureProgress(events=1234))
     with demo.telling(Console(file=out, width=120)) as tell:
         for seconds in (0, 3, 9, 10, 15, 21):
             now[0] = 100.0 + seconds

@@ -10,7 +10,7 @@ import pytest
 from cdc_core import errors
 from cdc_core.gold import cut
 from cdc_core.sql.names import literal
-from pipelines.gold import cut as pipeline
+from pipelines.operations import cut as pipeline
 from pipelines.verify import run as verify
 
 
@@ -21,46 +21,46 @@ def at(seconds: int, increment: int = 1) -> str:
 def test_a_cut_never_splits_a_cluster_time() -> None:
     """A batch that ends inside a transaction is none; the newest one is only where something says that no more comes of its time."""
     batches = [
-        cut.Batch(1, at(10), at(12)),
-        cut.Batch(2, at(13), at(15)),
-        cut.Batch(3, at(15), at(15)),
-        cut.Batch(4),
-        cut.Batch(5, at(15), at(16)),
+        cut.BatchTimes(1, at(10), at(12)),
+        cut.BatchTimes(2, at(13), at(15)),
+        cut.BatchTimes(3, at(15), at(15)),
+        cut.BatchTimes(4),
+        cut.BatchTimes(5, at(15), at(16)),
     ]
-    ends = [cut.Boundary(1, at(12), at(13))]
+    ends = [cut.CutBoundary(1, at(12), at(13))]
     assert cut.boundaries(batches, reached=None) == ends
     assert cut.boundaries(batches, reached=at(16)) == ends
-    assert cut.boundaries(batches, reached=at(17)) == [*ends, cut.Boundary(5, at(16), at(17))]
+    assert cut.boundaries(batches, reached=at(17)) == [*ends, cut.CutBoundary(5, at(16), at(17))]
 
 
 def test_snapshot_rows_must_not_be_newer_than_the_stream() -> None:
     """A chunk that was read at a time holds all changes up to it: the cut comes where the stream has passed that time."""
     batches = [
-        cut.Batch(1, snapshot=at(20)),
-        cut.Batch(2, at(18), at(19)),
-        cut.Batch(3, at(22), at(22)),
-        cut.Batch(4, at(23), at(24)),
+        cut.BatchTimes(1, snapshot=at(20)),
+        cut.BatchTimes(2, at(18), at(19)),
+        cut.BatchTimes(3, at(22), at(22)),
+        cut.BatchTimes(4, at(23), at(24)),
     ]
-    assert cut.boundaries(batches, reached=None) == [cut.Boundary(2, at(20), at(22)), cut.Boundary(3, at(22), at(23))]
+    assert cut.boundaries(batches, reached=None) == [cut.CutBoundary(2, at(20), at(22)), cut.CutBoundary(3, at(22), at(23))]
 
 
 def test_an_event_that_comes_back_late_moves_the_cut_behind_itself() -> None:
     """What a replay lands with its old time was missing before."""
     batches = [
-        cut.Batch(1, at(10), at(11)),
-        cut.Batch(2, at(12), at(12)),
-        cut.Batch(3, at(10), at(10)),
-        cut.Batch(4, at(20), at(20)),
+        cut.BatchTimes(1, at(10), at(11)),
+        cut.BatchTimes(2, at(12), at(12)),
+        cut.BatchTimes(3, at(10), at(10)),
+        cut.BatchTimes(4, at(20), at(20)),
     ]
     assert [each.batch for each in cut.boundaries(batches, reached=None)] == [3]
 
 
 def test_the_newest_boundary_that_can_be_reached_is_chosen() -> None:
     """Not before what a table holds, not after the time that is asked."""
-    found = [cut.Boundary(n, at(n), at(n + 1)) for n in (1, 2, 3)]
-    assert cut.chosen(found, at_least=0, asked=None) == found[2]
-    assert cut.chosen(found, at_least=2, asked=at(2, 9)) == found[1]
-    assert cut.chosen(found, at_least=3, asked=at(2)) is None
+    found = [cut.CutBoundary(n, at(n), at(n + 1)) for n in (1, 2, 3)]
+    assert cut.chosen(found, at_least=0, latest=None) == found[2]
+    assert cut.chosen(found, at_least=2, latest=at(2, 9)) == found[1]
+    assert cut.chosen(found, at_least=3, latest=at(2)) is None
 
 
 def test_the_query_over_a_cut_names_each_table_once() -> None:

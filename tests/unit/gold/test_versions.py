@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cdc_core.bronze import columns as bronze
 from cdc_core.gold import versions
-from cdc_core.gold.versions import DocumentEvent, Version
+from cdc_core.gold.versions import DocumentEvent, DocumentVersion
 from cdc_core.silver import fold
 
 
@@ -26,14 +26,14 @@ def delete(at: int) -> DocumentEvent:
 
 def partial(at: int, before: Any = None, **fields: Any) -> DocumentEvent:
     text = None if before is None else orjson.dumps(before).decode()
-    return DocumentEvent(f"{at:04}", at, bronze.Op.UPDATE, before=text, update=fold.Update(f"{at:04}", fields))
+    return DocumentEvent(f"{at:04}", at, bronze.Op.UPDATE, before=text, update=fold.PartialUpdate(f"{at:04}", fields))
 
 
 class Kept:
     """A key's versions, as a table keeps them."""
 
     def __init__(self) -> None:
-        self.versions: dict[str, Version] = {}
+        self.versions: dict[str, DocumentVersion] = {}
 
     def add(self, *events: DocumentEvent, folds: bool = True) -> None:
         low = min(event.sequence for event in events)
@@ -42,8 +42,8 @@ class Kept:
             before = self.versions.get(version.sequence)
             if version.offset is None:  # only where it ends is written
                 assert before is not None
-                version = Version(**{**vars(before), "until": version.until, "is_deleted": version.is_deleted})
-            self.versions[version.sequence] = Version(**{**vars(version), "offset": None})
+                version = DocumentVersion(**{**vars(before), "until": version.until, "is_deleted": version.is_deleted})
+            self.versions[version.sequence] = DocumentVersion(**{**vars(version), "offset": None})
 
     def spans(self) -> list[tuple[int, int | None, Any]]:
         """From, to and value, in order; what ends where it begins holds nothing."""
@@ -147,7 +147,7 @@ def test_what_is_there_already_changes_nothing(op: bronze.Op) -> None:
     kept.add(whole(1, "a", op), delete(2))
     held = list(kept.versions.values())
     again = versions.changed(held, [whole(1, "a", op), delete(2)], folds=True)
-    assert [Version(**{**vars(each), "offset": None}) for each in again] in ([], held)
+    assert [DocumentVersion(**{**vars(each), "offset": None}) for each in again] in ([], held)
 
 
 def test_a_document_that_changes_all_the_time_is_laid_out_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

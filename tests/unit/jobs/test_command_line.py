@@ -240,7 +240,7 @@ def test_a_log_event_is_one_line_with_its_values() -> None:
             "where": "a b",
         }
     )
-    assert log_lines.Line().format(record) == (
+    assert log_lines.LogLine().format(record) == (
         '1970-01-01T00:00:00.250Z info pipelines.capture.service committed\\nit batch=7 where="a b"'
     )
 

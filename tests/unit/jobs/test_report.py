@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.capture.progress import Progress
-from pipelines.operations import status
+from pipelines.capture.progress import CaptureProgress
+from pipelines.operations import status, units
 from pipelines.snapshot.snapshot import SnapshotProgress
 from pipelines.terminal import tables as report
-from pipelines.terminal import units
 
 
 @pytest.mark.parametrize(
@@ -30,7 +29,7 @@ def test_a_rate_is_that_of_the_last_ten_seconds() -> None:
 def test_progress_tells_the_snapshot_and_the_stream() -> None:
     """Documents done of about how many, rate and time left; then events, rate and lag."""
     snapshot = SnapshotProgress("shop.orders", 500, 1000, 2500, 10_000, 1250.0, 6.0)
-    line = report.described(Progress(events=1234, lag_seconds=1.6, snapshot=snapshot), rate=99.5)
+    line = report.described(CaptureProgress(events=1234, lag_seconds=1.6, snapshot=snapshot), rate=99.5)
     assert line == (
         "snapshot of shop.orders: 2,500 of about 10,000 documents, 1,250/s, 6 s left · "
         "stream: 1,234 events, 100/s, 2 s behind"
@@ -47,15 +46,15 @@ def _layer(**fields: object) -> status.TableStatus:
     return status.TableStatus(**{"table": "t", "rate": None, "writer": None, **standing, **fields})  # type: ignore[arg-type]
 
 
-def _shown(found: status.Status, capsys: pytest.CaptureFixture[str]) -> str:
+def _shown(found: status.PipelineStatus, capsys: pytest.CaptureFixture[str]) -> str:
     report.status(found)
     return " ".join(capsys.readouterr().out.split())
 
 
 def test_status_shows_lag_headroom_and_writer(capsys: pytest.CaptureFixture[str]) -> None:
     """The source's line, the log's line, and a line a collection with what waits for each layer."""
-    log = status.Bronze("bronze", 12, 3456, 1_700_000_000, 5, 7200, 250.0, WRITER)
-    orders = status.Collection(
+    log = status.BronzeStatus("bronze", 12, 3456, 1_700_000_000, 5, 7200, 250.0, WRITER)
+    orders = status.CollectionStatus(
         "shop.orders",
         status.SnapshotStatus(10, is_done=False),
         _layer(rows=100, lag_events=7, lag_seconds=65, rescued=3),
@@ -64,7 +63,7 @@ def test_status_shows_lag_headroom_and_writer(capsys: pytest.CaptureFixture[str]
         2,
     )
     asked = status.ServerStatus("MongoDB 7.0.1", 1_700_000_005, 1_699_992_800)
-    text = _shown(status.Status("shop", 0, asked, log, (orders,)), capsys)
+    text = _shown(status.PipelineStatus("shop", 0, asked, log, (orders,)), capsys)
     assert "MongoDB 7.0.1, its oplog reaches back 2 h" in text
     assert "3,456 rows in 12 batches, complete up to 2023-11-14 22:13:20 UTC, 5 s behind, headroom 2 h, 250 events/s" in text
     assert "written by process 17 on host-a (lease 80 s)" in text
@@ -74,12 +73,12 @@ def test_status_shows_lag_headroom_and_writer(capsys: pytest.CaptureFixture[str]
 
 def test_status_before_anything_ran_says_how_to_begin(capsys: pytest.CaptureFixture[str]) -> None:
     """Neither a source that answers nor a table: still a status."""
-    text = _shown(status.Status("shop", 0, status.ServerStatus(problem="no server answered"), None, ()), capsys)
+    text = _shown(status.PipelineStatus("shop", 0, status.ServerStatus(problem="no server answered"), None, ()), capsys)
     assert "no server answered" in text and "medallion capture begins it" in text
 
 
 def test_a_position_behind_the_oplog_is_called_lost(capsys: pytest.CaptureFixture[str]) -> None:
     """Negative headroom is said in words."""
-    log = status.Bronze("bronze", 1, 1, 100, 0, -5, None, None)
-    text = _shown(status.Status("shop", 0, status.ServerStatus("MongoDB 6.0.5", 100, 105), log, ()), capsys)
+    log = status.BronzeStatus("bronze", 1, 1, 100, 0, -5, None, None)
+    text = _shown(status.PipelineStatus("shop", 0, status.ServerStatus("MongoDB 6.0.5", 100, 105), log, ()), capsys)
     assert "headroom 0 s (the position is lost)" in text and "no writer" in text

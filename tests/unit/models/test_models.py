@@ -20,7 +20,7 @@ def test_a_file_is_a_query_cut_at_its_references() -> None:
         "SELECT * {# FROM {{ ref('no.table') }} #}\nFROM {{ ref('shop.orders', key=['x', 'y']) }} o JOIN {{ref(\"other\")}} p;\n"
     )
     found = sql_model.parse("daily", text, where="daily.sql")
-    assert (found.materialized, found.unique_key) == (sql_model.Materialized.INCREMENTAL, ("a", "b"))
+    assert (found.materialized, found.unique_key) == (sql_model.Materialization.INCREMENTAL, ("a", "b"))
     assert found.refs == (sql_model.Ref("shop.orders", ("x", "y")), sql_model.Ref("other"))
     assert found.query(lambda ref: f"<{ref.name}>") == "\n\nSELECT * \nFROM <shop.orders> o JOIN <other> p"
     assert sql_model.parse("daily", text, where="elsewhere.sql").digest == found.digest
@@ -48,6 +48,10 @@ REFUSED = {
     "{{ config(materialized='incremental', unique_key='a') }} SELECT * FROM {{ ref('b.c', key=['a', 'b']) }}": (
         "m.sql: ref('b.c') has 2 key columns, unique_key has 1 (they belong together, in their order)"
     ),
+    "SELECT 1 AS a;\n-- and\nSELECT 2 AS a": (
+        "m.sql:1: a semicolon ends the query here, and a model is one query (make two models of it)"
+    ),
+    "SELECT (1) AS a -- (\nFROM x) JOIN (SELECT ')' AS b": "m.sql:2: there is a ) without its (",
 }
 
 
@@ -63,6 +67,16 @@ def test_what_only_closes_a_tag_is_text() -> None:
     """JSON ends with }}, as it may in dbt; another language's variables are Spark's to refuse."""
     text = "SELECT from_json(note, '{\"a\":{\"b\":1}}') AS a, '%} #} ${x}' AS b FROM {{ ref('c.d') }}"
     assert sql_model.parse("m", text, where="m.sql").query(lambda ref: ref.name) == text.replace("{{ ref('c.d') }}", "c.d")
+
+
+def test_tags_in_comments_and_strings_of_sql_are_text() -> None:
+    """A reference that is commented out refers to nothing, nor does one become part of a string; a comment behind the end is none."""
+    quiet = """-- it's {{ ref('a') }}\n/* ; {{ config(materialized='view') }} */ SELECT 'it''s {{ x }} \\'' AS `;a)`, r'\\' AS b, "{% y %}"\nFROM """
+    found = sql_model.parse(
+        "m", f"{quiet}{{{{ ref('c.d') }}}} -- {{{{ ref('e') }}}};\n ;;\n/* done; */ -- really;\n", where="m.sql"
+    )
+    assert (found.names, found.materialized) == (("c.d",), sql_model.Materialization.TABLE)
+    assert found.query(lambda ref: ref.name).rstrip() == f"{quiet}c.d -- {{{{ ref('e') }}}}"
 
 
 def models(**texts: str) -> list[sql_model.Model]:

@@ -85,6 +85,7 @@ def test_a_missing_right_is_told_without_the_command() -> None:
         ("mongodb://joe:Sec%ret9@h", "percent-encoded"),
         ("mongodb://joe:Sec?ret9@h:27017/shop", "percent-encoded"),
         ("mongodb://joe:Sec:ret9@h:port/", "percent-encoded"),
+        ("mongodb://joe:p?Sec=ret9@h:27017/shop", "percent-encoded"),
         ("joe:Secret9@h", "must begin with mongodb://"),
         ("mongodb://h:1/?journal=Secret9&wTimeoutMS=Secret9", "journal, wTimeoutMS"),
     ],

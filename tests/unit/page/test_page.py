@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import sys
@@ -52,6 +53,19 @@ def test_the_page_says_everything_and_asks_no_network() -> None:
     }
 
 
+def test_names_that_nobody_chose_for_a_page() -> None:
+    """Tags, quotes, control signs and two hundred letters: all of it is text, and a bar keeps room beside its name."""
+    content = seen()
+    hostile = ("</title><script>x</script>", "shop.\x01\x0b]]>&\"'", f"shop.{'long' * 50}")
+    collections = tuple(replace(content.status.collections[0], collection=name) for name in hostile)
+    status_ = replace(content.status, name=hostile[0], collections=collections)
+    text = page.rendered(replace(content, status=status_))
+    assert "<script" not in text and text.count("</title>") == text.count("<title>")
+    labels = re.findall(r"<text[^>]*>(shop\.[^<]*)</text>", text)
+    assert labels and all(len(html.unescape(each)) <= 28 and each.isprintable() for each in labels), labels
+    assert html.escape(hostile[2]) in text
+
+
 def test_what_could_not_be_judged_is_not_equal() -> None:
     """Rows whose last change is not in gold yet are a state of their own; the older run of another layer counts, too."""
     content = seen()
@@ -65,7 +79,7 @@ def test_what_could_not_be_judged_is_not_equal() -> None:
 def test_a_pipeline_that_never_ran_has_a_page_too() -> None:
     """Without bronze it says what begins it."""
     source = status.ServerStatus(problem="no server answered in time")
-    text = page.rendered(page.PageContent(status.Status("shop", 0, source, None, ())))
+    text = page.rendered(page.PageContent(status.PipelineStatus("shop", 0, source, None, ())))
     assert "nothing yet" in text and "medallion run begins it" in text and "no server answered in time" in text
 
 

@@ -9,7 +9,7 @@ import pytest
 from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.schema import names as column_names
 
-NAMING = column_names.Naming()
+NAMING = column_names.ColumnNaming()
 
 
 @hypothesis.given(st.text(max_size=300))
@@ -38,7 +38,7 @@ def test_names_that_meet_get_numbers() -> None:
 
 def test_flattened_names_are_adjusted_part_by_part() -> None:
     """Parts are adjusted, then joined by the delimiter."""
-    naming = column_names.Naming(
+    naming = column_names.ColumnNaming(
         flatten=True, delimiter="-", fields=unwrap_options.FieldNames(unwrap_options.FieldNameAdjustment.AVRO)
     )
     assert column_names.top_level(("a.b", "1c"), taken=column_names.UsedNames(), naming=naming) == "a_b-_1c"
@@ -48,10 +48,10 @@ def test_options_decide_the_naming() -> None:
     """The SMT's options say how columns are laid out, and which names are taken."""
     given = {"flatten.struct": "true", "add.fields": "op", "array.encoding": "document"}
     options = unwrap_options.parse(given)
-    naming = column_names.Naming.of(options)
-    assert naming.flatten and naming.arrays_as_documents
+    naming = column_names.ColumnNaming.of(options)
+    assert naming.flatten and naming.values.arrays_as_documents
     assert "__op" in naming.reserved
-    assert column_names.Naming.from_json(naming.to_json()).to_json() == naming.to_json()
+    assert column_names.ColumnNaming.from_json(naming.to_json()).to_json() == naming.to_json()
 
 
 @pytest.mark.parametrize(

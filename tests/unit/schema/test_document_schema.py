@@ -13,23 +13,29 @@ import hypothesis.strategies as st
 import pytest
 
 from cdc_core import errors
-from cdc_core.schema import cast, document_schema, evolution, kinds, retype
+from cdc_core.schema import cast, column_types, document_schema, evolution, kinds, retype
 from cdc_core.schema import names as column_names
-from cdc_core.schema.document_schema import Array, Decimal, Map, Scalar
+from cdc_core.schema.column_types import Array, Decimal, Map, Scalar
 from cdc_core.schema.kinds import Kind
 from cdc_core.schema.pins import parse_pins
 from cdc_core.schema.shape import Shape, observe
+from cdc_core.sql.names import identifier
 
 CASES = pathlib.Path(__file__).parents[2] / "cases" / "types"
 DOCUMENTS = [json.loads(line) for line in (CASES / "documents.jsonl").read_text().splitlines()]
+
+
+def table_ddl(schema: document_schema.DocumentSchema) -> str:
+    """The table's columns as Spark SQL writes them in CREATE TABLE."""
+    return ", ".join(f"{identifier(name)} {column_types.ddl(type_)}" for name, type_ in schema.table())
 
 
 def joined(documents: list[Any], **named: Any) -> document_schema.DocumentSchema:
     """The schema after the documents, one after the other."""
     schema = document_schema.EMPTY
     for document in documents:
-        if named.get("naming") and named["naming"].arrays_as_documents:
-            document = kinds.arrays_as_documents(document)
+        if named.get("naming"):
+            document = kinds.laid_out(document, named["naming"].values)
         schema, _ = evolution.join(schema, observe(document), **named)
     return schema
 
@@ -47,10 +53,10 @@ def test_documents_become_rows(case: dict[str, Any]) -> None:
     """Each case's documents, one after the other, give its columns and its rows."""
     named = {
         "pins": parse_pins(case.get("pins", {})),
-        "naming": column_names.Naming(**case.get("naming", {})),
+        "naming": column_names.ColumnNaming.from_json({**column_names.ColumnNaming().to_json(), **case.get("naming", {})}),
     }
     schema = joined(case["documents"], **named)
-    assert schema.table_ddl() == case["columns"]
+    assert table_ddl(schema) == case["columns"]
     for document, expected in zip(case["documents"], case["rows"], strict=True):
         row, rescued = cast.row(document, schema)
         assert rescued == expected.get("rescued", {})
@@ -95,10 +101,10 @@ DOCUMENT = st.dictionaries(NAMES, VALUES, max_size=5)
 HISTORY = st.lists(DOCUMENT, max_size=6)
 
 
-def same_type(one: document_schema.ColumnType, other: document_schema.ColumnType) -> bool:
+def same_type(one: column_types.ColumnType, other: column_types.ColumnType) -> bool:
     """Whether two types are the same but for the order of fields and the suffixes that follow it."""
     match (one, other):
-        case (document_schema.Struct(), document_schema.Struct()):
+        case (column_types.Struct(), column_types.Struct()):
             return one.by_name.keys() == other.by_name.keys() and all(
                 same_type(item.type, other.by_name[item.name].type) for item in one.fields
             )
@@ -131,7 +137,7 @@ def test_everything_is_somewhere(history: list[Any], document: Any) -> None:
     assert not lost(document, schema.struct, rescued, None)
 
 
-def lost(value: Any, type_: document_schema.ColumnType, rescued: dict[str, str], path: str | None) -> list[str]:
+def lost(value: Any, type_: column_types.ColumnType, rescued: dict[str, str], path: str | None) -> list[str]:
     """The paths of values that are neither in a column nor rescued."""
     if path in rescued or kinds.kind(value) in ABSENT:
         return []
@@ -139,7 +145,7 @@ def lost(value: Any, type_: document_schema.ColumnType, rescued: dict[str, str],
     if result is None:
         return [path or ""]
     match type_:
-        case document_schema.Struct():
+        case column_types.Struct():
             below = ((column_names.unescaped(key), item) for key, item in value.items())
             paths: list[str] = []
             for name, item in below:
@@ -159,7 +165,7 @@ def lost(value: Any, type_: document_schema.ColumnType, rescued: dict[str, str],
 @hypothesis.given(HISTORY)
 def test_json_round_trip(history: list[Any]) -> None:
     """A schema is read back from its JSON as it was."""
-    schema = joined(history, naming=column_names.Naming(flatten=True))
+    schema = joined(history, naming=column_names.ColumnNaming(flatten=True))
     assert document_schema.DocumentSchema.from_json(schema.to_json()) == schema
     shape = observe(history)
     assert Shape.from_json(json.loads(json.dumps(shape.to_json()))) == shape
@@ -184,7 +190,7 @@ def test_deep_documents_end_in_text() -> None:
         document = {"a": document}
     schema = joined([document])
     type_, depth = schema.fields[0].type, 1
-    while isinstance(type_, document_schema.Struct):
+    while isinstance(type_, column_types.Struct):
         type_, depth = type_.fields[0].type, depth + 1
     assert (type_, depth) == (Scalar.TEXT, evolution.MAX_DEPTH)
     row, rescued = cast.row(document, schema)
@@ -292,7 +298,7 @@ def met(first: Any, pin: str | None, value: Any) -> str:
     before = joined([{"v": first}], pins=pins)
     after, _ = evolution.join(before, observe({"v": value}), pins=pins)
     row, rescued = cast.row({"v": value}, after)
-    types = [document_schema.ddl(schema.fields[0].type) for schema in (before, after)]
+    types = [column_types.ddl(schema.fields[0].type) for schema in (before, after)]
     if types[0] != types[1]:
         return f"→ {types[1]}"
     return "–" if rescued else "fits"
@@ -318,7 +324,7 @@ def test_a_pinned_map_is_one_whatever_comes_first(first: Any) -> None:
     before = joined([{"v": first}], pins=pins)
     assert not before.fields
     after, _ = evolution.join(before, observe({"v": {"a": "x"}}), pins=pins)
-    assert [document_schema.ddl(each.type) for each in after.fields] == ["MAP<STRING, STRING>"]
+    assert [column_types.ddl(each.type) for each in after.fields] == ["MAP<STRING, STRING>"]
     _, rescued = cast.row({"v": first}, after)
     assert bool(rescued) is (first not in ({}, None))
 
@@ -360,7 +366,7 @@ def test_columns_are_retyped_for_what_was_rescued(documents: list[Any], columns:
     schema = joined(documents)
     first, _ = retype.retyped(schema, conflicts(schema, documents))
     after, _ = retype.retyped(first, conflicts(first, documents))
-    assert after.table_ddl() == columns
+    assert table_ddl(after) == columns
     assert conflicts(after, documents) == []
     assert evolution.join(after, observe(documents[0])) == (after, ())
 
@@ -384,20 +390,20 @@ def test_retyping_leaves_pins_alone() -> None:
     pins = parse_pins({"a": "int", "m": "map<int>"})
     schema = joined(documents, pins=pins)
     found = conflicts(schema, documents)
-    assert {each.steps for each in found} == {("a",), ("m", document_schema.VALUE)}
+    assert {each.steps for each in found} == {("a",), ("m", column_types.VALUE)}
     after, changes = retype.retyped(schema, found, pins=pins)
     assert [change.path for change in changes] == ["m.*"]
-    assert after.table_ddl() == "`a` INT, `m` MAP<STRING, STRING>"
+    assert table_ddl(after) == "`a` INT, `m` MAP<STRING, STRING>"
 
 
 def test_retyping_flattened_documents_takes_their_columns_together() -> None:
     """A flattened document that met a scalar is one column again; the others keep their names and places."""
-    naming = column_names.Naming(flatten=True)
+    naming = column_names.ColumnNaming(flatten=True)
     documents = [{"a": {"b": 1, "c": 1}, "d": 1}, {"a": "x"}]
     schema = joined(documents, naming=naming)
-    assert schema.table_ddl() == "`a_b` INT, `a_c` INT, `d` INT"
+    assert table_ddl(schema) == "`a_b` INT, `a_c` INT, `d` INT"
     after, changes = retype.retyped(schema, conflicts(schema, documents))
-    assert after.table_ddl() == "`d` INT, `a` STRING"
+    assert table_ddl(after) == "`d` INT, `a` STRING"
     assert cast.row(documents[0], after) == ({"d": 1, "a": '{"b":1,"c":1}'}, {})
     assert evolution.differences(schema, after) == changes
 
@@ -419,7 +425,7 @@ def test_keys_that_are_data_two_levels_deep_have_an_end() -> None:
     first = {"_id": 1, "per_day": {f"day{day}": {f"user{user}": user for user in range(500)} for day in range(30)}}
     before = joined([first])
     per_day = before.fields[1].type
-    assert isinstance(per_day, document_schema.Struct) and len(per_day.fields) == 20
+    assert isinstance(per_day, column_types.Struct) and len(per_day.fields) == 20
     after, changes = evolution.join(before, observe({"_id": 1, "new": 1, "per_day": {"day0": {"another": 1}}}))
     assert (after, changes) == (before, ())
     row, rescued = cast.row({"_id": 2, "new": 1, "per_day": {"day0": {"user7": 7}}}, before)

@@ -170,15 +170,20 @@ def test_properties_without_a_meaning_here_are_named(name: str) -> None:
     assert notes(**{name.replace(".", "__"): value})[name] == properties.FOREIGN[name]
 
 
+SHOWN: dict[str, str] = {}
+"""A value of each option of the transformation, as `docs/unwrap.md` shows it."""
+for _options in re.findall(
+    r"```json options\n(.*?)```", (CASES.parents[2] / "docs" / "unwrap.md").read_text("utf-8"), re.DOTALL
+):
+    SHOWN.update(json.loads(_options))
+
+
 @pytest.mark.parametrize("name", unwrap_options.NAMES)
 def test_options_of_the_transformation(name: str) -> None:
     """Each option of ExtractNewDocumentState goes under `silver.defaults`, or is named with the reason."""
-    value = {"delete.tombstone.handling.mode": "drop", "delete.handling.mode": "drop", "array.encoding": "array"}.get(
-        name, "true"
-    )
-    value = "avro" if name == "field.name.adjustment.mode" else value
     type_ = {"transforms.x.type": debezium_import.UNWRAP[0]}
-    found = imported({**SMALLEST, "transforms": "x", **type_, **({} if name == "type" else {f"transforms.x.{name}": value})})
+    own = {} if name == "type" else {f"transforms.x.{name}": SHOWN[name]}
+    found = imported({**SMALLEST, "transforms": "x", **type_, **own})
     silver: Any = found.document.get("silver", {"defaults": {}})
     assert (name in silver["defaults"]) is (name not in unwrap_options.IGNORED)
     assert (f"transforms.x.{name}" in [note.name for note in found.notes]) is (

@@ -271,6 +271,8 @@ def test_options_of_the_smt_in_the_wrong_place() -> None:
         ({"mongodb.password": "${env:PW}"}, "expected beside mongodb.password"),
         ({"topic.prefix": "mall"}, "the pipeline's name is expected, shop"),
         ({"collection.include.list": "orders"}, "database.collection is expected"),
+        ({"database.exclude.list": "a, ${env:LIST}"}, "names are expected, found ${env:LIST}"),
+        ({"commit.max.bytes": 4 * 2**30}, "a whole number from 1 to 1073741824 is expected"),
         ({"capture.scope": "database"}, "the name of a database is expected"),
         ({"cursor.oversize.handling.mode": "skip"}, "a size is expected"),
         ({"snapshot.mode": "custom"}, "an import path is expected"),
@@ -300,12 +302,18 @@ def test_warnings() -> None:
             "max.queue.size.in.bytes": 1024,
             "heartbeat.interval.ms": 0,
             "collection.include.list": r"shop\.[é-ü]",
+            "capture.scope": "collection",
+            "capture.target": "shop.é",
+            "signal.data.collection": "shop.signals",
         },
         silver={"defaults": {"route.by.field": "x"}},
     ).warnings
     assert [warning.partition(" ")[0].rstrip(":") for warning in warnings] == [
         "source.collection.include.list",
+        "source.signal.data.collection",
         "source.max.queue.size.in.bytes",
         "source.heartbeat.interval.ms",
         "silver.defaults.route.by.field",
     ]
+    (alone,) = parsed(source={"capture.target": "shop.orders"}).warnings
+    assert alone.startswith("source.capture.target has no effect")

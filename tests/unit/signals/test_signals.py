@@ -100,7 +100,7 @@ def test_a_file_forgets_what_was_handled_and_keeps_what_came_meanwhile(tmp_path:
 def test_a_file_that_is_gone_or_cannot_be_emptied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Gone: nothing to take out. Not to be written: its signals would come again at each start, so they are not heeded."""
+    """Gone: nothing to take out. Not to be written: its signals would come again at each start, so they are not read."""
     path = tmp_path / "signals.txt"
     line = '{"id": "1", "type": "log"}'
     path.write_text(f"{line}\n")
@@ -115,7 +115,7 @@ def test_a_file_that_is_gone_or_cannot_be_emptied(
         channel.handled(received)
     assert channel.poll() == [] and "cannot be taken out" in caplog.text
     monkeypatch.setattr("os.access", lambda *_: False)
-    assert channels.FileChannel(path).poll() == [] and "are not heeded" in caplog.text
+    assert channels.FileChannel(path).poll() == [] and "are not read" in caplog.text
 
 
 def _refused(*_: object, **__: object) -> None:
@@ -152,8 +152,8 @@ def test_what_no_parser_takes_is_refused_and_noted(name: str) -> None:
     signal = signals.from_json(json.dumps({"id": "a", "type": "execute-snapshot", "data": HOSTILE[name]}), channel="file")
     with pytest.raises(signals.SignalRefused) as refused:
         signals.request(signal)
-    rows = events.Rows("shop")
-    rows.mark(events.Mark("token", columns.RowKind.SIGNAL, signal.payload(refused=str(refused.value), row="r")))
+    rows = events.EventRows("shop")
+    rows.mark(events.OtherRow("token", columns.RowKind.SIGNAL, signal.payload(refused=str(refused.value), row="r")))
     assert json.loads(rows._payloads[0] or b"").items() >= {"id": "a", "row": "r"}.items()
 
 
@@ -161,8 +161,8 @@ def test_a_signal_whose_name_is_not_unicode_is_refused_and_noted() -> None:
     signal = signals.from_json('{"id": "a\\ud800", "type": "lo\\udfff", "data": {}}', channel="table")
     with pytest.raises(signals.SignalRefused, match="Unicode"):
         signals.request(signal)
-    rows = events.Rows("shop")
-    rows.mark(events.Mark("token", columns.RowKind.SIGNAL, signal.payload(refused="\ud800")))
+    rows = events.EventRows("shop")
+    rows.mark(events.OtherRow("token", columns.RowKind.SIGNAL, signal.payload(refused="\ud800")))
     assert json.loads(rows._payloads[0] or b"")["id"] == "a\\ud800"
 
 

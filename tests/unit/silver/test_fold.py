@@ -77,7 +77,7 @@ def folded(rows: Sequence[tuple[str | None, list[dict[str, Any]] | None]]) -> li
 @pytest.mark.parametrize("case", cases())
 def test_cases(case: dict[str, Any]) -> None:
     """The fold of the updates is the case's document, type for type, and the arguments stay as they are."""
-    updates = [fold.Update.from_bronze(each) for each in structs(case["updates"])]
+    updates = [fold.PartialUpdate.from_bronze(each) for each in structs(case["updates"])]
     before = copy.deepcopy((case["base"], updates))
     result = fold.fold(case["base"], updates)
     assert (text(result.document), result.incomplete) == (
@@ -97,7 +97,7 @@ def test_cases_in_arrow(case: dict[str, Any]) -> None:
 
 def test_what_could_not_be_decided_is_left_out() -> None:
     """Paths that may name a field with a dot or a field of a document leave it as it is, and incomplete."""
-    update = fold.Update("1", {"a.b": 1, "c": 2, "d.e": 3}, ["a.b"])
+    update = fold.PartialUpdate("1", {"a.b": 1, "c": 2, "d.e": 3}, ["a.b"])
     assert fold.fold({"a.b": 0}, [update]) == ({"a.b": 0, "c": 2}, True)
 
 
@@ -244,7 +244,7 @@ def test_the_rest_of_a_history_leads_to_its_end_from_any_later_state(
     start = data.draw(st.integers(0, len(history) - 1))
     base = data.draw(st.integers(start, len(history) - 1))
     rest = data.draw(st.permutations(updates(descriptions(history))[start:]))
-    result = fold.fold(history[base], [fold.Update.from_bronze(each) for each in rest])
+    result = fold.fold(history[base], [fold.PartialUpdate.from_bronze(each) for each in rest])
     assert (text(result.document), result.incomplete) == (text(history[-1]), False)
     assert [(text(document), incomplete) for document, incomplete in folded([(text(history[base]), rest)])] == [
         (text(history[-1]), False)
@@ -254,7 +254,7 @@ def test_the_rest_of_a_history_leads_to_its_end_from_any_later_state(
 @given(histories(PLAIN_NAMES), st.data())
 def test_batches_are_cut_anywhere(history: list[dict[str, Any]], data: st.DataObject) -> None:
     """Folding a history in two parts gives what folding it at once gives."""
-    of = [fold.Update.from_bronze(each) for each in updates(descriptions(history))]
+    of = [fold.PartialUpdate.from_bronze(each) for each in updates(descriptions(history))]
     cut = data.draw(st.integers(0, len(of)))
     first = fold.fold(history[0], of[:cut])
     assert text(fold.fold(first.document, of[cut:]).document) == text(fold.fold(history[0], of).document)
@@ -266,7 +266,7 @@ def test_named_paths_are_exact(history: list[dict[str, Any]]) -> None:
     described = descriptions(history, is_expanded=True)
     for before, after, each in zip(history, history[1:], described, strict=False):
         if not each.is_ambiguous():
-            result = fold.fold(before, [fold.Update.from_bronze(each.struct("1"))])
+            result = fold.fold(before, [fold.PartialUpdate.from_bronze(each.struct("1"))])
             assert (text(result.document), result.incomplete) == (text(after), False)
 
 
@@ -275,7 +275,7 @@ def test_names_with_dots_are_never_guessed(history: list[dict[str, Any]]) -> Non
     """Without disambiguatedPaths a document is right or incomplete, but for new names that lead elsewhere."""
     for before, after, each in zip(history, history[1:], descriptions(history), strict=False):
         if not each.is_ambiguous() and not any(leads_elsewhere(before, parts) for parts in each.paths):
-            result = fold.fold(before, [fold.Update.from_bronze(each.struct("1"))])
+            result = fold.fold(before, [fold.PartialUpdate.from_bronze(each.struct("1"))])
             assert result.incomplete or text(result.document) == text(after)
 
 
@@ -300,7 +300,7 @@ JSON_LIKE = st.recursive(SCALARS | st.text(max_size=3), lambda c: st.lists(c) | 
     st.none() | st.dictionaries(st.text(max_size=3), JSON_LIKE) | histories(DOTTED_NAMES).map(lambda h: h[0]),
     st.lists(
         st.builds(
-            fold.Update,
+            fold.PartialUpdate,
             st.text("01", max_size=2),
             st.dictionaries(st.text(".ab01$", max_size=6), JSON_LIKE, max_size=3),
             st.lists(st.text(".ab01$", max_size=6), max_size=3),
@@ -310,7 +310,7 @@ JSON_LIKE = st.recursive(SCALARS | st.text(max_size=3), lambda c: st.lists(c) | 
         max_size=4,
     ),
 )
-def test_the_fold_never_raises(base: dict[str, Any] | None, of: list[fold.Update]) -> None:
+def test_the_fold_never_raises(base: dict[str, Any] | None, of: list[fold.PartialUpdate]) -> None:
     """Any updates onto anything give a document, or none where there is nothing to know."""
     result = fold.fold(base, of)
     assert result.document is not None or (base is None and not of)
@@ -386,5 +386,5 @@ def test_deep_documents() -> None:
 
 def test_twice_is_once() -> None:
     """A result depends on its arguments alone: folding again gives the same, whatever changed on the way."""
-    of = [fold.Update("1", {"a": {"b": [1]}}), fold.Update("2", {"a.b.1": 2})]
+    of = [fold.PartialUpdate("1", {"a": {"b": [1]}}), fold.PartialUpdate("2", {"a.b.1": 2})]
     assert fold.fold({}, of) == fold.fold({}, of) == ({"a": {"b": [1, 2]}}, False)

@@ -50,7 +50,7 @@ def test_alterations(
 
 
 def statement(**named: object) -> str:
-    made = merge.Statement(["_id", "__incomplete", "__known", "__sequence", "__batch"], **named)  # type: ignore[arg-type]
+    made = merge.SilverMerge(["_id", "__incomplete", "__known", "__sequence", "__batch"], **named)  # type: ignore[arg-type]
     return made.merge().render("t", "s")
 
 

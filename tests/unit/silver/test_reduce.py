@@ -19,7 +19,7 @@ RANGES = [
 @pytest.mark.parametrize(("batches", "span", "limit", "wanted"), RANGES)
 def test_ranges(batches: list[tuple[int, int]], span: tuple[int, int], limit: int, wanted: list[tuple[int, int]]) -> None:
     """A span is cut between batches; each piece holds at most the limit, or one batch, and none is left out."""
-    found = reduce.ranges(batches, span=reduce.Range(*span), limit=limit)
+    found = reduce.ranges(batches, span=reduce.BatchRange(*span), limit=limit)
     assert [(each.after, each.to) for each in found] == wanted
 
 

@@ -13,7 +13,7 @@ import pytest
 from bson.timestamp import Timestamp
 
 from cdc_core import errors
-from cdc_core.snapshot.state import State
+from cdc_core.snapshot.state import SnapshotState
 from pipelines.mongodb import catalog, snapshot_read
 from pipelines.mongodb import failures as mongodb_failures
 from pipelines.snapshot import chunk_reader, chunks, snapshot
@@ -41,7 +41,7 @@ def taking(waits: list[float]) -> snapshot.Snapshot:
     spark: Any = Expired()
     reader = chunk_reader.ChunkReader(spark, connection, after=Timestamp(1, 1), chunk_bytes=1 << 20, stopped=halt)
     given: dict[str, Any] = {"log": None, "name": "shop", "collections": [COLLECTION], "reader": reader, "threads": 1}
-    return snapshot.Snapshot(**given, state=State("s", ("db.a",)), stopped=halt)
+    return snapshot.Snapshot(**given, state=SnapshotState("s", ("db.a",)), stopped=halt)
 
 
 @pytest.mark.parametrize("asked", ["boundary", "size"])
@@ -69,6 +69,28 @@ def test_what_passes_by_itself_is_waited_for(
     with pytest.raises(errors.SourceUnreachable, match="24"):
         ask()
     assert not answers
+
+
+def test_a_collection_that_is_never_the_one_that_was_listed_is_given_up(
+    taking: snapshot.Snapshot, waits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name cannot be written, or another one takes its place each time: it is not read over and over without an end."""
+
+    def changed(*_: Any, **__: Any) -> Any:
+        raise mongodb_failures.CollectionChanged
+
+    failed: list[str] = []
+    monkeypatch.setattr(catalog, "size", lambda *_: catalog.CollectionSize(1, 1))
+    monkeypatch.setattr(catalog, "collections", lambda *_: [COLLECTION])
+    monkeypatch.setattr(snapshot_read, "boundary", lambda *_, **__: None)
+    monkeypatch.setattr(chunk_reader.ChunkReader, "read", changed)
+    monkeypatch.setattr(snapshot.Snapshot, "_mark_failed", lambda self, name, reason: failed.append(reason))
+    runs = threading.Thread(target=taking.run, daemon=True)
+    runs.start()
+    runs.join(10)
+    taking.stopped.set()
+    assert not runs.is_alive() and len(failed) == 1 and "error 361" in failed[0]
+    assert waits == [1.0, 2.0, 4.0, 8.0]
 
 
 def test_a_pause_ends_the_run(taking: snapshot.Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cdc_core.snapshot.state import CollectionState, SnapshotKind, State
+from cdc_core.snapshot.state import CollectionState, SnapshotKind, SnapshotState
 from pipelines.snapshot import queue
 from pipelines.snapshot.controls import SnapshotControls
 
@@ -19,7 +19,7 @@ from pipelines.snapshot.controls import SnapshotControls
 class Taken:
     """A snapshot of documents that are read when `gate` is open; a pause ends it before the next."""
 
-    state: State
+    state: SnapshotState
     controls: SnapshotControls
     read: list[str]
     gate: threading.Event
@@ -56,11 +56,11 @@ class Running:
         self.gate.set()
         self.metrics = queue.SnapshotMetrics()
         taking: Any = lambda state, controls: Taken(state, controls, self.read, self.gate)  # noqa: E731
-        self.queue = queue.Snapshots(taking, self.notifier, self.halt, self.metrics)  # type: ignore[arg-type]
+        self.queue = queue.SnapshotQueue(taking, self.notifier, self.halt, self.metrics)  # type: ignore[arg-type]
         self.thread = threading.Thread(target=self.queue.run, daemon=True)
         self.thread.start()
 
-    def plan(self, *states: State) -> None:
+    def plan(self, *states: SnapshotState) -> None:
         for state in states:
             self.queue.plan(state)()
 
@@ -81,10 +81,10 @@ def running() -> Iterator[Running]:
     made.thread.join(10)
 
 
-ORDERS = State("orders", ("db.orders", "db.more"), kind=SnapshotKind.INCREMENTAL)
-STOCK = State("stock", ("db.stock",), kind=SnapshotKind.INCREMENTAL)
-REPLACED = State("replaced", ("db.report",), {"db.report": CollectionState(first="x")}, SnapshotKind.REPLACED)
-BLOCKING = State("blocking", ("db.all",), kind=SnapshotKind.BLOCKING)
+ORDERS = SnapshotState("orders", ("db.orders", "db.more"), kind=SnapshotKind.INCREMENTAL)
+STOCK = SnapshotState("stock", ("db.stock",), kind=SnapshotKind.INCREMENTAL)
+REPLACED = SnapshotState("replaced", ("db.report",), {"db.report": CollectionState(first="x")}, SnapshotKind.REPLACED)
+BLOCKING = SnapshotState("blocking", ("db.all",), kind=SnapshotKind.BLOCKING)
 
 
 def test_a_paused_snapshot_holds_back_no_collection_that_was_replaced(running: Running) -> None:
@@ -94,7 +94,7 @@ def test_a_paused_snapshot_holds_back_no_collection_that_was_replaced(running: R
     running.queue.pause(True)
     running.gate.set()
     running.until(lambda: running.queue.is_idle)
-    running.plan(State("late", ("db.late",), kind=SnapshotKind.INCREMENTAL), REPLACED)
+    running.plan(SnapshotState("late", ("db.late",), kind=SnapshotKind.INCREMENTAL), REPLACED)
     assert not running.queue.is_idle
     running.until(lambda: running.queue.is_idle)
     assert running.read == ["replaced:db.report"]

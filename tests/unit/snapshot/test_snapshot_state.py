@@ -6,12 +6,12 @@ import bson
 import pytest
 
 from cdc_core.snapshot import state as snapshot_state
-from cdc_core.snapshot.state import CollectionState, SnapshotKind, State
+from cdc_core.snapshot.state import CollectionState, SnapshotKind, SnapshotState
 
 
 def test_a_state_is_what_its_heartbeats_say() -> None:
     """A plan, a chunk, a pause and a stop, read back, give the state that wrote them."""
-    plan = State("i", ("db.a", "db.b"), kind=SnapshotKind.INCREMENTAL, conditions={"db.a": "{}"}, signal="s")
+    plan = SnapshotState("i", ("db.a", "db.b"), kind=SnapshotKind.INCREMENTAL, conditions={"db.a": "{}"}, signal="s")
     read = plan.advanced("db.a", CollectionState(1, 10, None, "f", completed=True, sweep=False))
     stopped = snapshot_state.replace(read, is_paused=True).without(["db.b", "db.unknown"])
     payloads = [plan.begun(), read.progress("db.a"), stopped.controlled()]
@@ -24,13 +24,17 @@ def test_a_state_is_what_its_heartbeats_say() -> None:
 
 def test_a_plan_with_marks_keeps_them() -> None:
     """A collection that was replaced is swept up to that moment, whatever its chunks say."""
-    plan = State("r", ("db.a",), {"db.a": CollectionState(first="0001")}, SnapshotKind.REPLACED)
+    plan = SnapshotState("r", ("db.a",), {"db.a": CollectionState(first="0001")}, SnapshotKind.REPLACED)
     assert snapshot_state.states([plan.begun()]) == (plan,)
 
 
 def test_only_the_newest_initial_snapshot_counts() -> None:
     """The others are those that signals asked for, in the order of their plans."""
-    first, asked, second = State("1", ("db.a",)), State("2", ("db.a",), kind=SnapshotKind.BLOCKING), State("3", ("db.a",))
+    first, asked, second = (
+        SnapshotState("1", ("db.a",)),
+        SnapshotState("2", ("db.a",), kind=SnapshotKind.BLOCKING),
+        SnapshotState("3", ("db.a",)),
+    )
     assert snapshot_state.states([first.begun(), asked.begun(), second.begun()]) == (asked, second)
 
 
@@ -45,10 +49,10 @@ def test_a_gap_is_open_until_a_whole_snapshot_that_began_after_it_ends() -> None
     """One that began before it, or that is read in part, repairs nothing."""
     done = CollectionState(1, 1, None, "f", completed=True)
     before, partly = (
-        State("1", ("db.a", "db.b")),
-        State("2", ("db.a",), kind=SnapshotKind.INCREMENTAL, conditions={"db.a": "{}"}),
+        SnapshotState("1", ("db.a", "db.b")),
+        SnapshotState("2", ("db.a",), kind=SnapshotKind.INCREMENTAL, conditions={"db.a": "{}"}),
     )
-    after = State("3", ("db.a", "db.b"))
+    after = SnapshotState("3", ("db.a", "db.b"))
     gap = {"gap": {"from": "x", "to": "y", "since": "then", "collections": ["db.a", "db.b"]}}
     payloads = [before.begun(), gap, before.advanced("db.a", done).progress("db.a")]
     payloads += [partly.begun(), partly.advanced("db.a", done).progress("db.a"), after.begun()]
@@ -65,7 +69,7 @@ def test_a_gap_is_open_until_a_whole_snapshot_that_began_after_it_ends() -> None
 def test_a_gap_says_why_it_is_open() -> None:
     """Nothing read it again, only a part of it was read, or its reading failed; a collection that is gone is whole."""
     gap = {"gap": {"since": "then", "collections": ["db.none", "db.part", "db.failed", "db.gone", "db.begun"]}}
-    plan = State("1", ("db.part", "db.failed", "db.gone", "db.begun"))
+    plan = SnapshotState("1", ("db.part", "db.failed", "db.gone", "db.begun"))
     ends = {
         "db.part": CollectionState(1, 1, completed=True, sweep=False),
         "db.failed": CollectionState(1, 1, failed="error 2"),
@@ -83,8 +87,8 @@ def test_a_gap_says_why_it_is_open() -> None:
 
 def test_a_collection_that_failed_is_missing_only_when_it_is_retried() -> None:
     """A snapshot whose other collections are read is done; its next start reads the one that failed behind what was read."""
-    state = State("1", ("db.a",)).advanced("db.a", CollectionState(2, 7, None, filter="{}", failed="error 2"))
-    (read,) = snapshot_state.states([State("1", ("db.a",)).begun(), state.progress("db.a")])
+    state = SnapshotState("1", ("db.a",)).advanced("db.a", CollectionState(2, 7, None, filter="{}", failed="error 2"))
+    (read,) = snapshot_state.states([SnapshotState("1", ("db.a",)).begun(), state.progress("db.a")])
     assert (read, read.is_done, read.failed) == (state, True, {"db.a": "error 2"})
     assert read.retried().missing == ("db.a",) and read.retried().of("db.a").documents == 7
 
@@ -93,8 +97,8 @@ def test_a_collection_that_failed_is_missing_only_when_it_is_retried() -> None:
 def test_the_end_of_a_chunk_is_kept_to_the_byte(text: bytes) -> None:
     """Also one whose text is not UTF-8: behind a repaired end, documents would be skipped."""
     hi = bson.encode({"hi": "Q" * len(text)}).replace(b"Q" * len(text), text)
-    state = State("1", ("db.a",)).advanced("db.a", CollectionState(2, 7, hi))
-    (read,) = snapshot_state.states([State("1", ("db.a",)).begun(), json.loads(json.dumps(state.progress("db.a")))])
+    state = SnapshotState("1", ("db.a",)).advanced("db.a", CollectionState(2, 7, hi))
+    (read,) = snapshot_state.states([SnapshotState("1", ("db.a",)).begun(), json.loads(json.dumps(state.progress("db.a")))])
     assert read.of("db.a").hi == hi
     assert ("hi_bson" in state.of("db.a").as_json()) == (text in (b"\x80\x80x", b"\xff\xfe"))
 
@@ -103,7 +107,7 @@ def test_what_is_incomplete_is_told_whatever_the_reason() -> None:
     """A snapshot that goes on, failed or was stopped; changes that were lost; not what a signal asked for once more, in vain."""
     done = CollectionState(1, 1, None, "f", completed=True)
     failed = CollectionState(1, 1, None, "f", failed="why")
-    first = State("1", ("db.a", "db.b", "db.c"))
+    first = SnapshotState("1", ("db.a", "db.b", "db.c"))
     read = first.advanced("db.a", done)
     broken = read.advanced("db.b", failed)
     payloads = [first.begun(), read.progress("db.a"), broken.progress("db.b")]
@@ -111,12 +115,12 @@ def test_what_is_incomplete_is_told_whatever_the_reason() -> None:
     assert snapshot_state.incomplete(payloads) == ("db.b", "db.c")
     payloads.append(broken.without(["db.c"]).controlled())
     assert snapshot_state.incomplete(payloads) == ("db.b", "db.c")
-    asked = State("2", ("db.a", "db.c"), kind=SnapshotKind.INCREMENTAL)
+    asked = SnapshotState("2", ("db.a", "db.c"), kind=SnapshotKind.INCREMENTAL)
     payloads += [asked.begun(), asked.advanced("db.c", done).progress("db.c")]
     assert snapshot_state.incomplete(payloads) == ("db.a", "db.b")
     payloads.append(asked.advanced("db.c", done).without(["db.a"]).controlled())
     assert snapshot_state.incomplete(payloads) == ("db.b",)
-    partly = State("3", ("db.b",), kind=SnapshotKind.INCREMENTAL, conditions={"db.b": "{}"})
+    partly = SnapshotState("3", ("db.b",), kind=SnapshotKind.INCREMENTAL, conditions={"db.b": "{}"})
     payloads += [partly.begun(), partly.advanced("db.b", done).progress("db.b")]
     assert snapshot_state.incomplete(payloads) == ("db.b",)
     payloads.append({"gap": {"from": "x", "to": "y", "since": "then", "collections": ["db.a"]}})

@@ -13,9 +13,9 @@ from pipelines.spark import session as sparks
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[stores.Store]:
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[stores.ObjectStore]:
     """The stores that sessions were started for."""
-    found: list[stores.Store] = []
+    found: list[stores.ObjectStore] = []
     monkeypatch.setattr(sparks, "_active", lambda: None)
     monkeypatch.setattr(sparks, "_is_given", lambda: False)
     monkeypatch.setattr(sparks, "_apply", lambda *_: None)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cdc_core.bronze import raw_event
 from cdc_core.properties import types as values
 from cdc_core.stream import fields as field_filters
-from cdc_core.stream.fields import Fields, Rename, UpdateDescription
+from cdc_core.stream.fields import FieldRules, Rename, UpdateDescription
 
 CASES = json.loads((Path(__file__).resolve().parents[2] / "cases" / "filters" / "fields.json").read_text(encoding="utf-8"))
 
@@ -28,9 +28,9 @@ def update_of(text: dict[str, Any]) -> UpdateDescription:
     )
 
 
-def fields_of(case: dict[str, Any]) -> Fields:
+def fields_of(case: dict[str, Any]) -> FieldRules:
     filter_ = field_filters.read(case.get("exclude", ()), case.get("rename", ()))
-    return filter_.of(*case.get("in", "shop.orders").split(".", 1)) or Fields()
+    return filter_.of(*case.get("in", "shop.orders").split(".", 1)) or FieldRules()
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case["about"]) for case in CASES])
@@ -92,7 +92,7 @@ def _holds(node: Any, path: tuple[str, ...]) -> bool:
 @given(DOCUMENTS, st.lists(PATHS, max_size=3).map(tuple))
 def test_what_is_excluded_is_gone(document: dict[str, Any], paths: tuple[tuple[str, ...], ...]) -> None:
     """After an exclusion no path of it leads anywhere, and doing it again changes nothing."""
-    fields = Fields(excluded=paths)
+    fields = FieldRules(excluded=paths)
     found, _ = field_filters.document(document, fields=fields)
     assert not any(_holds(found, path) for path in paths)
     assert field_filters.document(found, fields=fields)[0] == found
@@ -101,17 +101,17 @@ def test_what_is_excluded_is_gone(document: dict[str, Any], paths: tuple[tuple[s
 @given(DOCUMENTS, PATHS)
 def test_a_rename_to_a_new_name_can_be_undone(document: dict[str, Any], path: tuple[str, ...]) -> None:
     """Renaming to a name that is nowhere, and back, gives the same fields and values."""
-    there, taken = field_filters.document(document, fields=Fields(renamed=(Rename(path, "new"),)))
+    there, taken = field_filters.document(document, fields=FieldRules(renamed=(Rename(path, "new"),)))
     assert taken == ()
     assert not _holds(there, path)
-    back, _ = field_filters.document(there, fields=Fields(renamed=(Rename((*path[:-1], "new"), path[-1]),)))
+    back, _ = field_filters.document(there, fields=FieldRules(renamed=(Rename((*path[:-1], "new"), path[-1]),)))
     assert back == document
 
 
 @given(DOCUMENTS, st.lists(PATHS, min_size=1, max_size=3).map(tuple))
 def test_updates_agree_with_documents(document: dict[str, Any], paths: tuple[tuple[str, ...], ...]) -> None:
     """Setting a field in an update leaves what it would leave in the document."""
-    fields = Fields(excluded=paths)
+    fields = FieldRules(excluded=paths)
     whole, _ = field_filters.document(document, fields=fields)
     changed, _ = field_filters.update(UpdateDescription(updated=document), fields=fields)
     assert changed.updated == whole

@@ -182,6 +182,29 @@ def test_another_stream_has_another_fingerprint(other: dict[str, Any]) -> None:
     assert filters.fingerprint(source(other)) != filters.fingerprint(source(BASE))
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"collection.include.list": "shop\\.[é-ü]x, {}"},
+        {"collection.exclude.list": "shop\\.[é-ü]x, {}", "database.include.list": "shop"},
+        {
+            "collection.include.list": "{}",
+            "cursor.pipeline": '[{{"$match": {{"x": 1}}}}]',
+            "cursor.pipeline.order": "user_only",
+        },
+    ],
+)
+def test_lists_that_are_applied_here_are_part_of_the_fingerprint(more: dict[str, str]) -> None:
+    """The server's stages say nothing of them: a collection that they leave out for a while would never be missed."""
+
+    def fingerprint(*names: str) -> str:
+        given = {name: value.format(", ".join(names)) for name, value in more.items()}
+        return filters.fingerprint(source({**given, "capture.scope": "deployment"}))
+
+    assert fingerprint("(?i)shop.a", "shop.b") != fingerprint("(?i)shop.a", "shop.c")
+    assert fingerprint("(?i)shop.a", "shop.b") == fingerprint("shop.b", "(?i)shop.a", "shop.b")
+
+
 def test_named_collections() -> None:
     """The collections that the list names outright are known, so that a missing one can be reported."""
     filter_ = filters.of(source({"collection.include.list": "shop.orders, shop\\.tmp_.*, mall[.]a\\.b"}))
@@ -194,6 +217,16 @@ def test_snapshots_read_captured_collections_only() -> None:
     assert filter_.is_snapshotted("shop", "a")
     assert not filter_.is_snapshotted("shop", "b")
     assert not filter_.is_snapshotted("mall", "b")
+
+
+def test_nothing_outside_the_scope_is_captured() -> None:
+    """A snapshot of a collection that the stream carries no event of would stand still."""
+    one = filters.of(source({"capture.scope": "collection", "capture.target": "shop.a.b"}))
+    assert one.includes("shop", "a.b") and one.includes_database("shop")
+    assert not one.includes("shop", "a") and not one.includes("mall", "a.b") and not one.includes_database("mall")
+    all_of_one = filters.of(source({"capture.scope": "database", "capture.target": "shop"}))
+    assert all_of_one.includes("shop", "a") and not all_of_one.includes("mall", "a")
+    assert filters.of(source({"capture.scope": "deployment"})).includes("mall", "a")
 
 
 def test_the_collection_of_signals() -> None:

@@ -12,8 +12,11 @@ from bson.binary import Binary
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
+from cdc_core import errors
 from cdc_core.bronze import event_rows as events
 from cdc_core.stream import split_events, transactions
+from pipelines.capture.intake import Intake
+from pipelines.mongodb.change_stream import EventBatch
 
 TOKEN = "82{:08X}{:08X}2B022C0100296E5A1004421E9C2BE69342E885031C52C7B7562746645F696400646B0136FAF9C3DA20B05111340004"
 
@@ -34,8 +37,8 @@ def event(number: int, *, collection: str = "a", txn: int | None = None, **more:
     return bson.encode({**inside, **fields, **more})
 
 
-def landed(*raw: bytes, tracker: transactions.Tracker | None = None) -> list[dict[str, Any]]:
-    rows = events.Rows("test")
+def landed(*raw: bytes, tracker: transactions.TransactionTracker | None = None) -> list[dict[str, Any]]:
+    rows = events.EventRows("test")
     for each in raw:
         rows.add(each, tracker=tracker, ts_ms=7)
     return rows.table(batch=1, first_offset=0, ts_ms=0).to_pylist()
@@ -44,7 +47,12 @@ def landed(*raw: bytes, tracker: transactions.Tracker | None = None) -> list[dic
 def test_a_transaction_begins_counts_and_ends_once() -> None:
     """BEGIN comes before the first event, END with the counts before the first event that is not the transaction's."""
     found = landed(
-        event(1, txn=5), event(1, txn=5, collection="b"), event(1, txn=5), event(2), event(3), tracker=transactions.Tracker()
+        event(1, txn=5),
+        event(1, txn=5, collection="b"),
+        event(1, txn=5),
+        event(2),
+        event(3),
+        tracker=transactions.TransactionTracker(),
     )
     assert [row["kind"] for row in found] == ["transaction", "change", "change", "change", "transaction", "change", "change"]
     places = [row["transaction"] for row in found if row["kind"] == "change"]
@@ -59,7 +67,7 @@ def test_a_transaction_begins_counts_and_ends_once() -> None:
 
 def test_one_transaction_follows_another() -> None:
     """The END of one stands before the BEGIN of the next."""
-    found = landed(event(1, txn=1), event(2, txn=2), tracker=transactions.Tracker())
+    found = landed(event(1, txn=1), event(2, txn=2), tracker=transactions.TransactionTracker())
     assert [json.loads(row["payload"])["status"] for row in found if row["kind"] == "transaction"] == [
         "BEGIN", "END", "BEGIN",
     ]  # fmt: skip
@@ -67,9 +75,9 @@ def test_one_transaction_follows_another() -> None:
 
 def test_counting_goes_on_after_a_restart() -> None:
     """A tracker that is given what bronze holds goes on counting, and begins nothing again."""
-    tracker = transactions.Tracker()
+    tracker = transactions.TransactionTracker()
     landed(event(1, txn=1), tracker=tracker)
-    found = landed(event(1, txn=1), tracker=transactions.Tracker(tracker.current, token="x"))
+    found = landed(event(1, txn=1), tracker=transactions.TransactionTracker(tracker.current, token="x"))
     assert [row["kind"] for row in found] == ["change"]
     assert found[0]["transaction"]["total_order"] == 2
 
@@ -113,7 +121,7 @@ def test_a_split_event_may_come_again_in_one_piece() -> None:
 
 def test_an_end_carries_the_place_up_to_which_the_stream_is_read() -> None:
     """What came after the transaction's events, and is committed, must not come again after a restart."""
-    rows, tracker = events.Rows("test"), transactions.Tracker()
+    rows, tracker = events.EventRows("test"), transactions.TransactionTracker()
     rows.add(event(1, txn=1), tracker=tracker)
     rows.end_transaction(tracker, token="82ff", ts_ms=1)
     rows.end_transaction(tracker, token="82ff", ts_ms=1)
@@ -124,16 +132,21 @@ def test_an_end_carries_the_place_up_to_which_the_stream_is_read() -> None:
 
 
 def test_a_missing_fragment_is_noticed() -> None:
-    """An event between fragments means that one was lost."""
+    """An event between fragments means that one was lost; the capture starts over behind the last whole event."""
     fragments = split_events.Fragments()
-    fragments.whole(bson.encode({"_id": {"_data": "x"}, "splitEvent": {"fragment": 1, "of": 2}}))
+    first = bson.encode({"_id": {"_data": "x"}, "splitEvent": {"fragment": 1, "of": 2}})
+    fragments.whole(first)
     with pytest.raises(split_events.MissingFragment):
         fragments.whole(event(1))
+    read = Intake(None, split_events.Fragments())
+    assert list(read.events(EventBatch([event(1), first], "x", 1, is_drained=False))) == [event(1)]
+    with pytest.raises(errors.SourceUnreachable):
+        list(read.events(EventBatch([event(2)], "y", 1, is_drained=False)))
 
 
 def test_a_skipped_event_leaves_a_notification() -> None:
     """An event whose documents were taken out for their size is counted and reported, not applied."""
-    rows = events.Rows("test")
+    rows = events.EventRows("test")
     rows.add(event(1, **{events.SKIPPED: 17_000_000}))
     found = rows.table(batch=1, first_offset=0, ts_ms=0).to_pylist()
     assert rows.skipped == 1

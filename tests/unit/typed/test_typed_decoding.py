@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from cdc_core.properties import unwrap as unwrap_options
-from cdc_core.schema import document_schema, evolution
+from cdc_core.schema import column_types, document_schema, evolution
 from cdc_core.schema import names as column_names
 from cdc_core.schema.pins import Pins, parse_pins
 from cdc_core.schema.shape import Shape
@@ -77,10 +77,10 @@ NAMES = [
     "0",
     "a#2",
 ]
-TYPES: list[document_schema.ColumnType] = [
-    *document_schema.Scalar,
-    document_schema.Decimal(10, 2),
-    document_schema.Decimal(38, 0),
+TYPES: list[column_types.ColumnType] = [
+    *column_types.Scalar,
+    column_types.Decimal(10, 2),
+    column_types.Decimal(38, 0),
 ]
 
 
@@ -97,23 +97,23 @@ def value(chance: random.Random, depth: int, few: list[Any], names: list[str]) -
     return chance.choice(few if draw < 0.98 else SCALARS)
 
 
-def column_type(chance: random.Random, depth: int, names: list[str]) -> document_schema.ColumnType:
+def column_type(chance: random.Random, depth: int, names: list[str]) -> column_types.ColumnType:
     """A type that inference need not have made."""
     draw = chance.random()
     if depth and draw < 0.15:
-        return document_schema.Array(column_type(chance, depth - 1, names))
+        return column_types.Array(column_type(chance, depth - 1, names))
     if depth and draw < 0.25:
-        return document_schema.Map(column_type(chance, depth - 1, names))
+        return column_types.Map(column_type(chance, depth - 1, names))
     if depth and draw < 0.45:
-        return document_schema.Struct(fields(chance, depth - 1, names))
+        return column_types.Struct(fields(chance, depth - 1, names))
     return chance.choice(TYPES)
 
 
-def fields(chance: random.Random, depth: int, names: list[str]) -> tuple[document_schema.Field, ...]:
+def fields(chance: random.Random, depth: int, names: list[str]) -> tuple[column_types.Field, ...]:
     taken = column_names.UsedNames()
     chosen = {column_names.unescaped(name) for name in chance.sample(names, chance.randrange(1, len(names) + 1))}
     return tuple(
-        document_schema.Field(name, taken.unique(column_names.fit(name)), column_type(chance, depth, names))
+        column_types.Field(name, taken.unique(column_names.fit(name)), column_type(chance, depth, names))
         for name in sorted(chosen)
     )
 
@@ -121,7 +121,7 @@ def fields(chance: random.Random, depth: int, names: list[str]) -> tuple[documen
 def schema_of(chance: random.Random, texts: list[str], names: list[str]) -> tuple[document_schema.DocumentSchema, Pins]:
     """A schema that holds some of the documents, or one that was drawn."""
     options = chance.choice([{}] * 9 + [{"flatten.struct": "true"}] * 4 + [{"array.encoding": "document"}])
-    naming = column_names.Naming.of(unwrap_options.parse(options))
+    naming = column_names.ColumnNaming.of(unwrap_options.parse(options))
     pins = {}
     if chance.random() < 0.2:
         pins = parse_pins(
@@ -130,7 +130,7 @@ def schema_of(chance: random.Random, texts: list[str], names: list[str]) -> tupl
     shape = Shape()
     if chance.random() < 0.5:
         for number, text in enumerate(texts[: chance.randrange(1, 30)]):
-            exact.seen(shape, text, f"{number:09d}", arrays_as_documents=naming.arrays_as_documents)
+            exact.observed(shape, text, f"{number:09d}", values=naming.values)
         return evolution.join(document_schema.EMPTY, shape, pins=chance.choice([pins, {}]), naming=naming)[0], pins
     drawn = document_schema.DocumentSchema(fields(chance, 2, names), (), naming)
     return evolution.join(drawn, shape, naming=naming)[0], pins
@@ -208,7 +208,7 @@ def agree(seed: int, count: int) -> int:
         for text, isnt_known in zip(part.to_pylist(), typed.new.to_pylist()):
             shape = Shape()
             if text is not None and not isnt_known:
-                exact.seen(shape, text, "", arrays_as_documents=schema.naming.arrays_as_documents)
+                exact.observed(shape, text, "", values=schema.naming.values)
                 assert evolution.join(schema, shape, pins=pins)[1] == (), (seed, text)
         fast += len(part) - typed.exact
     return fast
@@ -240,7 +240,7 @@ def test_what_is_expected_is_fast() -> None:
     texts = pa.array([json.dumps(document, separators=(",", ":")) for document in documents])
     shape = Shape()
     for number, text in enumerate(texts[1:3].to_pylist()):
-        exact.seen(shape, text, str(number), arrays_as_documents=False)
+        exact.observed(shape, text, str(number), values=unwrap_options.FieldValues())
     decoder = decoding.Decoder(evolution.join(document_schema.EMPTY, shape)[0])
     typed = decoder.typed(texts)
     assert typed.exact < 100 and typed.new.true_count == 0

@@ -94,7 +94,7 @@ def test_an_event_is_read_in_each_of_its_forms(form: Any, key: Any) -> None:
 def test_what_is_no_change_event_passes_unchanged(other: Any) -> None:
     """Heartbeats, transaction metadata, other people's records: whatever the options are."""
     assert rows([other], **{"flatten.struct": "true", "add.headers": "op", "operation.header": "true"}) == [
-        unwrap.Unchanged(other)
+        unwrap.UnchangedRecord(other)
     ]
 
 

@@ -28,7 +28,7 @@ def rows(events: list[Any], options: dict[str, str]) -> list[Any]:
         match result:
             case unwrap_rows.JsonRow():
                 return result.to_json()
-            case unwrap.Unchanged():
+            case unwrap.UnchangedRecord():
                 return unwrap_rows.passed(result.event)
             case _:
                 return {"dropped": True}

@@ -53,7 +53,7 @@ def test_each_line_becomes_one_line(tmp_path: pathlib.Path, options: pathlib.Pat
     (tmp_path / "in.jsonl").write_bytes(text(LINES) + b"\n")
     summary = unwrap_files.run(options, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     assert decoded((tmp_path / "out.jsonl").read_bytes()) == ROWS
-    assert summary == unwrap_files.Summary(
+    assert summary == unwrap_files.UnwrapSummary(
         lines=6, rows=2, deletes=1, dropped=1, unchanged=2, rescued=1, collections=("d.c",)
     )
     assert str(summary) == "6 lines: 2 rows, 1 deletes, 1 dropped, 2 unchanged; 1 rows with rescued values"

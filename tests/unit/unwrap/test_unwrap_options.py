@@ -6,7 +6,15 @@ import pytest
 
 from cdc_core import errors
 from cdc_core.properties import unwrap as unwrap_options
-from cdc_core.properties.unwrap import AddedField, ArrayEncoding, DeleteMode, FieldNameAdjustment, FieldNames, UnwrapOptions
+from cdc_core.properties.unwrap import (
+    AddedField,
+    ArrayEncoding,
+    DeleteMode,
+    FieldNameAdjustment,
+    FieldNames,
+    FieldValues,
+    UnwrapOptions,
+)
 
 
 def problems(options: dict[str, object]) -> list[str]:
@@ -39,7 +47,6 @@ def test_every_option_is_read_from_strings_as_a_connector_has_them() -> None:
         }
     )
     assert parsed == UnwrapOptions(
-        array_encoding=ArrayEncoding.DOCUMENT,
         flatten_struct=True,
         flatten_struct_delimiter="",
         delete_tombstone_handling_mode=DeleteMode.REWRITE_WITH_TOMBSTONE,
@@ -49,14 +56,13 @@ def test_every_option_is_read_from_strings_as_a_connector_has_them() -> None:
             AddedField("source", "ts_ms", "at"),
             AddedField("transaction", "id", "id"),
         ),
-        add_fields_prefix="",
         add_headers=(
             AddedField("updateDescription", "updatedFields", "h.updateDescription_updatedFields"),
             AddedField("source", "ord", "h.ord"),
             AddedField("updateDescription", "updateDescription", "h.updateDescription"),
         ),
-        add_headers_prefix="h.",
         field_names=FieldNames(FieldNameAdjustment.AVRO_UNICODE),
+        field_values=FieldValues(ArrayEncoding.DOCUMENT),
     )
 
 

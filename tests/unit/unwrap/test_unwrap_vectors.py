@@ -21,7 +21,7 @@ from cdc_core.extended_json import dialects as debezium_json
 from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.properties.unwrap import ArrayEncoding, FieldNameAdjustment, UnwrapOptions
 from cdc_core.schema import document_schema, evolution
-from cdc_core.schema.document_schema import Array, Scalar, Struct
+from cdc_core.schema.column_types import Array, Scalar, Struct
 from cdc_core.schema.shape import observe
 from cdc_core.unwrap import new_document_state as unwrap
 from cdc_core.unwrap import rows
@@ -93,11 +93,11 @@ def real_answer(case: Case) -> dict[str, Any]:
     return {"key": without_nulls(out["key"]), "value": without_nulls(out["value"]), "headers": headers}
 
 
-def our_answer(result: rows.JsonRow | unwrap.Unchanged | unwrap.Dropped) -> dict[str, Any]:
+def our_answer(result: rows.JsonRow | unwrap.UnchangedRecord | unwrap.DroppedRecord) -> dict[str, Any]:
     match result:
         case rows.JsonRow():
             return {**result.to_json(), "key": without_nulls(result.key)}
-        case unwrap.Unchanged():
+        case unwrap.UnchangedRecord():
             return SAME
         case _:
             return DROPPED
@@ -376,7 +376,7 @@ def shaped(value: Any, options: UnwrapOptions, *, is_nested: bool = True) -> Any
             return None
         case list():
             items = [shaped(item, options) if item != [] else [] for item in value] if is_nested else value
-            if options.array_encoding is ArrayEncoding.ARRAY:
+            if options.field_values.arrays is ArrayEncoding.ARRAY:
                 return items
             encoded = {f"_{index}": item for index, item in enumerate(value)}
             return shaped(encoded, options) if is_nested else encoded
@@ -473,7 +473,7 @@ def test_columns_have_the_types_of_the_real_schema() -> None:
             if not case.get("out", {}).get("schema") or case["out"].get("same") or difference(case) is not None:
                 continue
             result = unwrap.extracted(case["in"], options=unwrap_options.parse(case["options"]))
-            tables = rows.Tables()
+            tables = rows.RecordTables()
             tables.see(result)
             struct = tables.schema(result.collection).struct
             assert has_type(struct, case["out"]["schema"], case["out"]["value"]), (case["set"], case["case"], struct)

@@ -11,7 +11,7 @@ import pytest
 
 from cdc_core.schema import document_schema, evolution
 from cdc_core.schema.shape import observe
-from cdc_core.snapshot import repair
+from cdc_core.snapshot import key_filter
 from cdc_core.verify import equality
 
 UTC = datetime.timezone.utc
@@ -30,7 +30,7 @@ def row(columns: dict[str, Any], rescued: dict[str, str] | None = None, **others
 
 
 def found(document: Any, held: equality.TableRow, schema: document_schema.DocumentSchema) -> dict[str, str]:
-    read = equality.Document.read(json.dumps(document))
+    read = equality.ExactDocument.read(json.dumps(document))
     return {each.path: each.what for each in equality.differences(read, held, schema)}
 
 
@@ -84,7 +84,7 @@ def test_absent_is_null_and_nan_is_nan_and_the_order_of_fields_does_not_count() 
     document = {"x": {"$numberDouble": "NaN"}, "b": {"d": 2, "c": None}, "_id": 1}
     held = row({"_id": 1, "a": None, "b": {"c": None, "d": 2}, "x": float("nan")})
     assert found(document, held, schema) == {}
-    read = equality.Document.read(json.dumps(document))
+    read = equality.ExactDocument.read(json.dumps(document))
     assert equality.digest(read.expected(schema)) == equality.digest(held)
     assert equality.digest(row({"x": 0.0})) != equality.digest(row({"x": -0.0}))
     assert equality.digest(row({"x": Decimal("1.50")})) != equality.digest(row({"x": "1.50"}))
@@ -109,7 +109,7 @@ def test_a_rescued_value_is_equal_by_its_type_and_not_by_its_print() -> None:
     texts = {'"5"': "5", "5.0": 5.0, '{"$numberLong":"5"}': {"$numberLong": "5"}}
     for text, value in texts.items():
         document = {"_id": 1, "n": value}
-        if "n" not in equality.Document.read(json.dumps(document)).expected(schema).rescued:
+        if "n" not in equality.ExactDocument.read(json.dumps(document)).expected(schema).rescued:
             continue
         assert found(document, row({"_id": 1}, {"n": text}), schema) == {}
         for other in texts.keys() - {text}:
@@ -138,18 +138,18 @@ def test_types_that_no_column_of_ours_has_are_differences() -> None:
 def test_only_what_a_document_can_have_is_a_key() -> None:
     """Anything else that a table holds in the key's place is nobody's document, and is never asked for."""
     keys = ["5", '"x"', "null", '{"$oid":"65f0c0ffee0123456789abcd"}', '{"a":{"$numberDecimal":"1E-1"}}']
-    assert [repair.is_key(each) for each in keys] == [True] * len(keys)
+    assert [key_filter.is_key(each) for each in keys] == [True] * len(keys)
     others = ["", "planted", "5 ", "05", "5.0", '5,"_id":6', "5}", '{"$oid":"x"}', '{"a":', "NaN", "[" * 3000, '"\\ud800"']
-    assert [each for each in others if repair.is_key(each)] == []
+    assert [each for each in others if key_filter.is_key(each)] == []
 
 
 def test_a_repair_travels_as_a_condition() -> None:
     """The keys come out of the filter as they went in, and become what `find` matches."""
     keys = ["5", '"x"', '{"$oid":"65f0c0ffee0123456789abcd"}', '{"a":{"$numberDecimal":"1E-1"}}']
-    assert repair.keys_of(repair.filter_of(keys)) == tuple(keys)
-    assert repair.keys_of('{"state": "new"}') is None and repair.keys_of(None) is None
-    assert repair.keys_of('{"$comment": "not a medallion repair []"}') is None
-    assert [str(each) for each in repair.condition(keys[:3])["_id"]["$in"]] == ["5", "x", "65f0c0ffee0123456789abcd"]
+    assert key_filter.keys_of(key_filter.filter_of(keys)) == tuple(keys)
+    assert key_filter.keys_of('{"state": "new"}') is None and key_filter.keys_of(None) is None
+    assert key_filter.keys_of('{"$comment": "not a medallion repair []"}') is None
+    assert [str(each) for each in key_filter.condition(keys[:3])["_id"]["$in"]] == ["5", "x", "65f0c0ffee0123456789abcd"]
 
 
 def test_a_repair_asks_for_the_very_bytes_or_not_at_all() -> None:
@@ -162,10 +162,10 @@ def test_a_repair_asks_for_the_very_bytes_or_not_at_all() -> None:
         '{"$minKey":1}',
         '{"b":{"$undefined":true}}',
     ]
-    assert all(map(repair.can_ask, keys))
-    raw = repair.condition(keys)["_id"].raw
+    assert all(map(key_filter.can_ask, keys))
+    raw = key_filter.condition(keys)["_id"].raw
     assert repeated[5:] in raw and b"\x02" + b"2\0" + b"\x03\0\0\0\xff\xff\0" in raw
-    assert not any(map(repair.can_ask, ['{"$undefined":true}', '{"$size":1}', "planted", "", '"\\ud800"', "05"]))
+    assert not any(map(key_filter.can_ask, ['{"$undefined":true}', '{"$size":1}', "planted", "", '"\\ud800"', "05"]))
 
 
 def bson(*fields: dict[str, int]) -> bytes:
@@ -173,3 +173,29 @@ def bson(*fields: dict[str, int]) -> bytes:
         b"\x10" + name.encode() + b"\0" + value.to_bytes(4, "little") for each in fields for name, value in each.items()
     )
     return (len(body) + 5).to_bytes(4, "little") + body + b"\0"
+
+
+EXACT = {
+    ('{"a":1,"b":2}', '{"b":2,"a":1}'): (),
+    ('{"a":1}', '{"a":1.0}'): (("a", "int32 in the source, double in the table"),),
+    ('{"a":1}', '{"a":{"$numberLong":"1"}}'): (("a", "int32 in the source, int64 in the table"),),
+    ('{"a":0.0}', '{"a":-0.0}'): (("a", "another value"),),
+    ('{"a":null}', "{}"): (("a", "in the source, not in the table"),),
+    ('{"a":{"b":1}}', '{"a":{"b":1,"$$oid":2}}'): (("a.$oid", "in the table, not in the source"),),
+    ('{"a":{"$oid":"5f"}}', '{"a":{"$oid":"6f"}}'): (("a", "another value"),),
+    ('{"a":[1,[2]]}', '{"a":[1,[3]]}'): (("a.1.0", "another value"),),
+    ('{"a":[]}', '{"a":{}}'): (("a", "[] in the source, {} in the table"),),
+    ('{"a":[1]}', '{"a":[1,1]}'): (("a", "1 elements in the source, 2 in the table"),),
+    ('{"a":1,"a":2}', '{"a":2}'): (("a", "it is there twice"),),
+    ('{"a":{"$binary":{"base64":"","subType":"00"}}}', '{"a":{"$binary":{"base64":"","subType":"05"}}}'): (
+        ("a", "another value"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "held"), EXACT)
+def test_documents_of_bronze_are_compared_as_they_are(source: str, held: str) -> None:
+    """Types, null and absent, and fields that are there twice count; the order of fields does not. Digests say the same."""
+    found = equality.exact_differences(source, held)
+    assert tuple((each.path, each.what) for each in found) == EXACT[source, held]
+    assert (equality.exact_digest(source) == equality.exact_digest(held)) is (not found)

@@ -38,8 +38,8 @@ class Clock:
 def waited(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     monkeypatch.setattr(repair, "time", clock)
     monkeypatch.setattr(repair.snapshot_state, "states", clock.states)
-    monkeypatch.setattr(repair.bronze, "snapshot_heartbeats", lambda *_: [])
-    monkeypatch.setattr(repair.bronze, "handled_signal_ids", lambda *_: set())
+    monkeypatch.setattr(repair.bronze_log, "snapshot_heartbeats", lambda *_: [])
+    monkeypatch.setattr(repair.bronze_log, "handled_signal_ids", lambda *_: set())
     repair._wait(None, SETTINGS, SIGNALS, stop=clock)  # type: ignore[arg-type]
 
 

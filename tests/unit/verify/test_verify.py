@@ -53,7 +53,7 @@ def verified(run: Run, root: Path, monkeypatch: pytest.MonkeyPatch, stop: thread
     client = contextlib.nullcontext()
     monkeypatch.setattr(client, "close", lambda: None, raising=False)
     connection = type("Connection", (), {"client": lambda _: client})()
-    monkeypatch.setattr(verify.source, "connection", lambda *_: connection)
+    monkeypatch.setattr(verify.connections, "connection", lambda *_: connection)
     monkeypatch.setattr(verify._VerifyRun, "begin", lambda *_: run)
     chosen = settings.parse(
         {

@@ -22,7 +22,7 @@ def test_a_range_is_read_within_a_minute(monkeypatch: pytest.MonkeyPatch, pace: 
     monkeypatch.setattr(catalog, "size", lambda client, collection: SimpleNamespace(average=100, documents=10**9))
     monkeypatch.setattr(snapshot_read, "boundary", boundary)
     unused: Any = None
-    reading = documents.Reading(unused, unused, (0, 0), "", documents_per_second=pace)
+    reading = documents.ReadSpec(unused, unused, (0, 0), "", documents_per_second=pace)
     documents.ranges(unused, reading, threads=threads)
     (size,) = asked
     assert size >= 1

@@ -10,24 +10,25 @@ import pytest
 
 from cdc_core import errors
 from cdc_core.schema.document_schema import DocumentSchema
-from pipelines.mongodb import failures, snapshot_read
+from pipelines.mongodb import failures as mongodb_failures
+from pipelines.mongodb import snapshot_read
 from pipelines.verify import documents
 
 UNUSED: Any = None
 
 
-def reading(*, is_exact: bool = False) -> documents.Reading:
+def reading(*, is_exact: bool = False) -> documents.ReadSpec:
     collection: Any = SimpleNamespace(namespace="shop.orders")
-    return documents.Reading(UNUSED, collection, (1, 1), DocumentSchema().to_json(), is_exact=is_exact)
+    return documents.ReadSpec(UNUSED, collection, (1, 1), DocumentSchema().to_json(), is_exact=is_exact)
 
 
 @pytest.mark.parametrize(
     ("raised", "kind", "attempts"),
     [
         (errors.SourceUnreachable("an election"), errors.SourceUnreachable, documents.ATTEMPTS),
-        (failures.SnapshotExpired(), errors.SourceUnreachable, documents.ATTEMPTS),
-        (failures.CollectionChanged(), errors.Temporary, 1),
-        (failures.ReadRefused("the server refuses to read it (error 2)"), errors.DecisionNeeded, 1),
+        (mongodb_failures.SnapshotExpired(), errors.SourceUnreachable, documents.ATTEMPTS),
+        (mongodb_failures.CollectionChanged(), errors.Temporary, 1),
+        (mongodb_failures.ReadRefused("the server refuses to read it (error 2)"), errors.DecisionNeeded, 1),
         (errors.AccessRefused("the user lacks a right"), errors.AccessRefused, 1),
         (ValueError("of a document"), errors.MedallionError, 1),
     ],
@@ -44,7 +45,7 @@ def test_what_an_executor_cannot_read_is_an_outcome(
         raise raised
 
     monkeypatch.setattr(documents, "_failed", {})
-    monkeypatch.setattr(documents.source, "worker_client", lambda _: UNUSED)
+    monkeypatch.setattr(documents.connections, "worker_client", lambda _: UNUSED)
     monkeypatch.setattr(snapshot_read, "read_chunk", read_chunk)
     monkeypatch.setattr(documents.time, "sleep", paused.append)
     batches = iter([pa.RecordBatch.from_pydict({"id": [0, 1]})])
@@ -63,7 +64,7 @@ def test_a_time_that_the_user_gave_is_not_replaced(monkeypatch: pytest.MonkeyPat
     """The server does not hold it any more, and would not the next time."""
 
     def read_chunk(*_: Any, **__: Any) -> Any:
-        raise failures.SnapshotExpired
+        raise mongodb_failures.SnapshotExpired
 
     monkeypatch.setattr(snapshot_read, "read_chunk", read_chunk)
     with pytest.raises(errors.DecisionNeeded, match="leave --as-of out"):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-Span = tuple[str, str]
+KeyRange = tuple[str, str]
 """The first and the last key of a range."""
 
 DIGITS = 12
 
 
-def covering(keys: Sequence[str], *, limit: int = 16) -> tuple[Span, ...]:
+def covering(keys: Sequence[str], *, limit: int = 16) -> tuple[KeyRange, ...]:
     """At most `limit` ranges, in order, that hold all of the keys: cut where neighbours are farthest from each other."""
     found = sorted(set(keys))
     if not found:

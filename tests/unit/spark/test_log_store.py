@@ -9,9 +9,8 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from pipelines.delta import log_store
-from pipelines.delta.log_store import build
-from pipelines.spark import delta_jars
+from pipelines.spark import delta_jars, log_store
+from pipelines.spark.log_store import build
 
 
 @pytest.mark.parametrize("jar", build.SOURCES, ids=lambda jar: jar.stem)

@@ -1,4 +1,5 @@
-"""Build the jars of the log stores and of the local file system: `python -m pipelines.delta.log_store.build`. Needs a JDK of version 17 or later.
+"""Build the jars of the log stores and of the local file system: `python -m pipelines.spark.log_store.build`. Needs a
+JDK of version 17 or later.
 
 The same sources give the same classes and the same jars, byte by byte: a test builds them anew and compares.
 """
@@ -13,7 +14,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipelines.delta import log_store
+from pipelines.spark import log_store
 
 _FOLDER = log_store.JAR.parent
 SOURCES = {

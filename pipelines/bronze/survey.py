@@ -17,8 +17,8 @@ from cdc_core.settings.parse import OnGone
 from cdc_core.silver import reduce
 from cdc_core.sql.names import literal
 from cdc_core.tables import layout as tables
+from pipelines.bronze import batch_rows
 from pipelines.bronze import collections as registry
-from pipelines.bronze import log as bronze_log
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession
@@ -61,18 +61,18 @@ def counted(events: DataFrame) -> dict[registry.Namespace, EventCounts]:
 def surveyed(
     spark: SparkSession,
     bronze_table: tables.TableRef,
-    span: reduce.Range,
+    span: reduce.BatchRange,
     *,
     only: registry.Namespace | None = None,
     starts: Mapping[registry.Namespace, int] = {},
 ) -> tuple[dict[registry.Namespace, EventCounts], tuple[reduce.Sweep, ...]]:
     """What a span of batches holds of each collection, or of one, and the sweeps that it calls for, in its order.
 
-    Of the collections of `starts` the events after that batch are counted. One query, however many collections there are, and none
-    for a few rows in files that this process sees.
+    Of the collections of `starts` the events after that batch are counted. One query, however many collections there
+    are, and none for a few rows in files that this process sees.
     """
     # A Spark query costs more than the reading of a small span, and a service surveys many.
-    few = bronze_log.few_rows(bronze_table, span, SURVEYED, limit=MAX_DRIVER_ROWS)
+    few = batch_rows.few_rows(bronze_table, span, SURVEYED, limit=MAX_DRIVER_ROWS)
     if few is not None:
         return _surveyed_here(few.to_pylist(), only, starts)
     own = "true" if only is None else only.predicate
@@ -80,7 +80,7 @@ def surveyed(
         # A collection that failed, or that runs ahead, has a position of its own within the span: its own events start there.
         start = " ".join(f"WHEN {namespace.predicate} THEN {to}" for namespace, to in starts.items())
         own = f"({own}) AND batch > CASE {start} ELSE {span.after} END"
-    rows = bronze_log.rows(spark, bronze_table, span).where(f"({DOCUMENT_EVENTS} AND {own}) OR {_CALLS_FOR_SWEEP}")
+    rows = batch_rows.rows(spark, bronze_table, span).where(f"({DOCUMENT_EVENTS} AND {own}) OR {_CALLS_FOR_SWEEP}")
     is_event = F.expr(DOCUMENT_EVENTS)
     sweep_rows = F.struct("offset", "kind", "batch", "db", "collection", "sequence", "payload")
     surveyed = (
@@ -102,14 +102,14 @@ def _surveyed_here(
 ) -> tuple[dict[registry.Namespace, EventCounts], tuple[reduce.Sweep, ...]]:
     """What `surveyed` says, of rows that this process has read."""
     by_namespace: dict[registry.Namespace, list[Mapping[str, Any]]] = {}
-    sweep_rows: list[bronze_log.SweepRow] = []
+    sweep_rows: list[batch_rows.SweepRow] = []
     for row in rows:
         if row["kind"] in reduce.KINDS:
             namespace = registry.Namespace(row["db"], row["collection"])
             if only in (None, namespace) and row["batch"] > starts.get(namespace, 0):
                 by_namespace.setdefault(namespace, []).append(row)
         elif _calls_for_sweep(row):
-            sweep_rows.append(bronze_log.SweepRow(*(row[name] for name in bronze_log.SweepRow._fields)))
+            sweep_rows.append(batch_rows.SweepRow(*(row[name] for name in batch_rows.SweepRow._fields)))
     counts = {namespace: _counted_here(events) for namespace, events in by_namespace.items()}
     return counts, _sweeps(sorted(sweep_rows, key=lambda each: each.offset))
 
@@ -130,12 +130,12 @@ def _counted_here(events: Sequence[Mapping[str, Any]]) -> EventCounts:
 
 
 def sweeps(
-    spark: SparkSession, bronze_table: tables.TableRef, span: reduce.Range, *, among: Sequence[registry.Namespace]
+    spark: SparkSession, bronze_table: tables.TableRef, span: reduce.BatchRange, *, among: Sequence[registry.Namespace]
 ) -> tuple[reduce.Sweep, ...]:
     """The sweeps that drops and renames of these collections call for in a span of batches."""
     own = " OR ".join(f"({namespace.predicate})" for namespace in among)
     is_gone = f"kind = {literal(bronze.RowKind.SCHEMA_CHANGE.value)} AND sequence IS NOT NULL AND ({own})"
-    sweep_rows = bronze_log.rows(spark, bronze_table, span).where(is_gone).orderBy("offset")
+    sweep_rows = batch_rows.rows(spark, bronze_table, span).where(is_gone).orderBy("offset")
     return _sweeps(sweep_rows.select("kind", "batch", "db", "collection", "sequence", "payload").collect())
 
 
@@ -157,22 +157,22 @@ def _counts(row: dict[str, Any]) -> EventCounts:
 
 
 def events(
-    spark: SparkSession, bronze_table: tables.TableRef, namespace: registry.Namespace, span: reduce.Range
+    spark: SparkSession, bronze_table: tables.TableRef, namespace: registry.Namespace, span: reduce.BatchRange
 ) -> DataFrame:
     """One collection's events in a span of batches, in no order."""
     # `among` lets whole files be skipped and the predicate says it row by row: a file holds many collections.
     among = {"db": namespace.db, "collection": namespace.collection}
-    return bronze_log.rows(spark, bronze_table, span, among=among).where(f"{DOCUMENT_EVENTS} AND {namespace.predicate}")
+    return batch_rows.rows(spark, bronze_table, span, among=among).where(f"{DOCUMENT_EVENTS} AND {namespace.predicate}")
 
 
-def bounded(of: DataFrame, *, span: reduce.Range, limit: int) -> tuple[reduce.Range, ...]:
+def bounded(of: DataFrame, *, span: reduce.BatchRange, limit: int) -> tuple[reduce.BatchRange, ...]:
     """The span cut into ranges of at most `limit` of these events, or of one batch."""
     # Never within a batch: a position is a batch, so a range must end with one.
     batches = of.groupBy("batch").count().orderBy("batch").collect()
     return reduce.ranges(((row.batch, row["count"]) for row in batches), span=span, limit=limit)
 
 
-def _sweeps(rows: Sequence[Row | bronze_log.SweepRow]) -> tuple[reduce.Sweep, ...]:
+def _sweeps(rows: Sequence[Row | batch_rows.SweepRow]) -> tuple[reduce.Sweep, ...]:
     """The sweeps that rows call for: snapshots' ends, drops and renames."""
     ends = reduce.sweeps((row.batch, row.payload) for row in rows if row.kind == bronze.RowKind.HEARTBEAT.value)
     changes = reduce.schema_sweeps(
@@ -187,19 +187,3 @@ def sweeps_to_apply(sweeps: Iterable[reduce.Sweep], options: CollectionSettings)
     """The sweeps without those after which the settings keep the rows."""
     handling = {reduce.SweepCause.DROP: options.on_drop, reduce.SweepCause.RENAME: options.on_rename}
     return [sweep for sweep in sweeps if handling.get(sweep.cause) is not OnGone.KEEP]
-
-
-@dataclass(frozen=True)
-class CollectionWork:
-    """What one collection's table lacks: the events and sweeps between its position and the batch `to`."""
-
-    namespace: registry.Namespace
-    position: registry.SilverPosition
-    to: int
-    counts: EventCounts
-    sweeps: tuple[reduce.Sweep, ...] = ()
-
-    @property
-    def span(self) -> reduce.Range:
-        """The batches to apply."""
-        return reduce.Range(self.position.to, self.to)

@@ -1,6 +1,6 @@
 """Delta's log with a compare-and-set, and a local file system that starts no processes: Java, beside the jars built from it.
 
-`python -m pipelines.delta.log_store.build` builds the jars anew after a change; a test compares them with their source.
+`python -m pipelines.spark.log_store.build` builds the jars anew after a change; a test compares them with their source.
 """
 
 from __future__ import annotations
@@ -15,6 +15,6 @@ FILE_SYSTEM = {
     "spark.hadoop.fs.file.impl": "io.mongomedallion.storage.InProcessLocalFileSystem",
     "spark.hadoop.fs.AbstractFileSystem.file.impl": "io.mongomedallion.storage.InProcessLocalFs",
 }
-"""Settings of a JVM that has `FILES_JAR` on its class path, and no executors elsewhere: Hadoop asks for the classes before any other
-jar is there. The log stores need Delta's classes, which come later, and have a jar of their own.
+"""Settings of a JVM that has `FILES_JAR` on its class path, and no executors elsewhere: Hadoop asks for the classes
+before any other jar is there. The log stores need Delta's classes, which come later, and have a jar of their own.
 """

@@ -1,17 +1,17 @@
-"""Ranges of keys: `cdc_core.gold.spans`."""
+"""Ranges of keys: `cdc_core.gold.key_ranges`."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_core.gold import spans
+from cdc_core.gold import key_ranges
 
 
 @given(st.lists(st.text(), max_size=40), st.integers(1, 8))
 def test_every_key_lies_in_one_range(keys: list[str], limit: int) -> None:
     """The ranges are in order, apart, no more than asked for, begin and end with a key, and hold each key."""
-    found = spans.covering(keys, limit=limit)
+    found = key_ranges.covering(keys, limit=limit)
     assert len(found) == min(limit, len(set(keys)))
     assert [key for span in found for key in span] == sorted(key for span in found for key in span)
     assert {key for span in found for key in span} <= set(keys)
@@ -21,5 +21,5 @@ def test_every_key_lies_in_one_range(keys: list[str], limit: int) -> None:
 def test_ranges_are_cut_where_keys_are_far_apart() -> None:
     """Neighbours share a range, whatever all keys begin with."""
     keys = [f'{{"$oid":"65f0{number:08x}"}}' for number in (1, 2, 3, 5000, 5001, 900000)]
-    assert spans.covering(keys, limit=3) == ((keys[0], keys[2]), (keys[3], keys[4]), (keys[5], keys[5]))
-    assert spans.covering([]) == ()
+    assert key_ranges.covering(keys, limit=3) == ((keys[0], keys[2]), (keys[3], keys[4]), (keys[5], keys[5]))
+    assert key_ranges.covering([]) == ()

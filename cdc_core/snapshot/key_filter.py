@@ -14,7 +14,7 @@ from typing import Any
 from bson.raw_bson import RawBSONDocument
 
 from cdc_core.extended_json import json_to_bson, raw_bson
-from cdc_core.extended_json import keys as canonical
+from cdc_core.extended_json import keys as canonical_keys
 
 _NAME = "medallion repair "
 
@@ -48,14 +48,15 @@ def condition(keys: Iterable[str]) -> dict[str, Any]:
 
 
 def can_ask(key: str) -> bool:
-    """Whether a filter can name the key: where not, nothing is known of its document, and least of all that there is none."""
+    """Whether a filter can name the key: where not, nothing is known of its document, and least of all that there is
+    none."""
     return _value(key) is not None
 
 
 def is_key(text: str) -> bool:
     """Whether a document can have this key: a row that another hand wrote may have any text, or none, in its place."""
     try:
-        return canonical.canonical_raw(_with_id(text)) == text
+        return canonical_keys.canonical_raw(_with_id(text)) == text
     except (ValueError, KeyError):
         return False
 
@@ -67,9 +68,9 @@ def _value(key: str) -> tuple[int, bytes] | None:
     """The BSON type and the bytes of an `_id` that has the key; None where there is none, or none that a filter may hold."""
     try:
         raw = _with_id(key)
-        element = next(each for each in raw_bson.elements(raw) if each.name == b"_id")
+        element = raw_bson.find(raw, b"_id")
         value = raw[element.start : element.end]
-        if canonical.canonical_raw(raw) != key or element.kind == _UNDEFINED:
+        if canonical_keys.canonical_raw(raw) != key or element.kind == _UNDEFINED:
             return None
         # The server would take it for an operator.
         first = next(raw_bson.elements(value), None) if element.kind == _DOCUMENT else None

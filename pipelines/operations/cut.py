@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from cdc_core import errors
-from cdc_core.gold import cut
+from cdc_core.gold import cut as times
 from cdc_core.properties.source import FullUpdateType
 from cdc_core.silver import reduce
 from cdc_core.snapshot import state as snapshot_state
@@ -31,12 +32,12 @@ from cdc_core.tables import layout as tables
 from pipelines import clock
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze_log
+from pipelines.bronze import survey
 from pipelines.delta import ops_tables, table_history
 from pipelines.delta import tables as delta
 from pipelines.gold import history, models, publish
 from pipelines.gold import run as gold
 from pipelines.silver import run as silver
-from pipelines.silver import survey
 from pipelines.spark import parallel
 
 if TYPE_CHECKING:
@@ -58,17 +59,22 @@ SCHEMA = pa.schema(
         ("missing", pa.list_(pa.string())),
     ]
 )
-"""`time` and `until` are cluster times as 16 hex digits: the tables show the source from the one to before the other. `documents`
-is `exact`, or `as captured` where updates are looked up; `missing` names collections that are not whole in bronze, and models
-that wait for a table and are as they were before."""
+"""`time` and `until` are cluster times as 16 hex digits: the tables show the source from the one to before the other.
+`documents` is `exact`, or `as captured` where updates are looked up; `missing` names collections that are not whole in
+bronze, and models that wait for a table and are as they were before."""
 
 PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "50"}
 EXACT, AS_CAPTURED = "exact", "as captured"
 
+PATIENCE_SECONDS = 90.0
+"""A capture commits once a minute at least, also where nothing happens, and says then how far it has read."""
+PAUSE = 0.5
+
 
 @dataclass(frozen=True)
 class CutTable:
-    """A table of a cut, and the version that shows it; of a table of versions the condition, in SQL, that chooses the rows."""
+    """A table of a cut, and the version that shows it; of a table of versions the condition, in SQL, that chooses the
+    rows."""
 
     name: str
     identifier: str
@@ -77,7 +83,7 @@ class CutTable:
 
     @property
     def relation(self) -> str:
-        """What reads it at the cut, in SQL."""
+        """The table at the cut, as SQL names it in a FROM clause."""
         at = "" if self.version is None else f" VERSION AS OF {self.version}"
         return f"SELECT * FROM {self.identifier}{at}" + (f" WHERE {self.where}" if self.where else "")
 
@@ -97,7 +103,7 @@ class Cut:
 
     @property
     def sql(self) -> str:
-        """A query over all tables at the cut, to go on from."""
+        """A query over all tables at the cut, to copy and change."""
         if not self.tables:
             return ""
         named = dict(zip(self.tables, _query_names([each.name for each in self.tables])))
@@ -109,7 +115,7 @@ class Cut:
 
 
 def _query_names(names: Sequence[str]) -> list[str]:
-    """Names for parts of a query, easy to write, and no two of them one to Spark, which takes capitals for small letters."""
+    """Names for parts of a query: easy to write, and different also without regard to case, as Spark compares them."""
     taken: dict[str, str] = {}
     for name in names:
         plain = "".join(c if c.isalnum() else "_" for c in name)
@@ -127,16 +133,18 @@ def run(
     take_over: bool = False,
     sessions: parallel.Sessions | None = None,
     stop: threading.Event | None = None,
+    patience: float = 0.0,
 ) -> Cut:
     """Bring silver and gold to the newest cut at `as_of` or before, and note it.
 
-    Raises `SettingsError` for a time that is none, `Temporary` where bronze is not that far or ends inside a cluster time,
-    `DecisionNeeded` where tables are past that time, `GateFailed` where expectations refuse a version (then there is no cut), and
-    what silver and gold raise.
+    For `patience` seconds it waits for the capture where the newest clean cut lies before what silver has applied
+    already. Raises `SettingsError` for a time that is none, `Temporary` where bronze is not that far or ends inside a
+    cluster time, `DecisionNeeded` where tables are past that time, `GateFailed` where expectations refuse a version
+    (then there is no cut), and what silver and gold raise.
     """
-    asked = cut.parsed(as_of)
+    asked = times.parsed(as_of)
     audit = publish.gate(spark, settings)
-    chosen = _chosen(spark, settings, asked)
+    chosen = _awaited(spark, settings, asked, until=time.monotonic() + patience, stop=stop or threading.Event())
     # Only silver has to be held at the batch: gold goes no further than silver.
     silver.run(spark, settings, take_over=take_over, sessions=sessions, stop=stop, to=chosen.batch)
     # After silver and not beside it: a table must not be published from a silver that is still below the batch.
@@ -176,7 +184,8 @@ def _name(time_: str) -> str:
 
 
 def _documents(settings: Settings) -> str:
-    """How documents of a cut are to be taken: one that is looked up after its event may be newer than it."""
+    """Whether documents of a cut are exact, or as captured: a document that is looked up after its event may be newer
+    than the event."""
     is_looked_up = settings.source.capture_mode.has_full_updates and (
         settings.source.capture_mode_full_update_type is FullUpdateType.LOOKUP
     )
@@ -186,10 +195,10 @@ def _documents(settings: Settings) -> str:
 def past(spark: SparkSession, settings: Settings, *, as_of: str) -> Cut:
     """How the tables of versions are read at a cluster time, transactions whole; nothing is written.
 
-    Raises `SettingsError` for a time that is none, and where no collection has `history: true`; `Temporary` where bronze, or one
-    of the tables, is not that far; `DecisionNeeded` for a time before bronze begins.
+    Raises `SettingsError` for a time that is none, and where no collection has `history: true`; `Temporary` where
+    bronze, or one of the tables, is not that far; `DecisionNeeded` for a time before bronze begins.
     """
-    asked = cut.parsed(as_of)
+    asked = times.parsed(as_of)
     held = _histories(spark, settings)
     found = _boundaries(spark, settings)
     _check_reached(settings, found, asked)
@@ -207,7 +216,7 @@ def past(spark: SparkSession, settings: Settings, *, as_of: str) -> Cut:
     before = [each for each in applied if each.time <= time_]
     if not before:
         raise errors.DecisionNeeded(
-            f"bronze begins after {cut.shown(time_)}: its first cut is at {cut.shown(found[0].time)}"
+            f"bronze begins after {times.shown(time_)}: its first cut is at {times.shown(found[0].time)}"
         )
     # A snapshot's rows, and the last change of a cluster time, have sequences up to this one.
     last = literal(f"{time_}ffffffff")
@@ -254,7 +263,7 @@ def _applied(
     histories = {registry.Namespace(*name.split(".", 1)): position.to for (name, _), position in held}
     silver_at = {namespace: _silver(spark, settings, namespace) for namespace in histories}
     starts = {namespace: each.to for namespace, each in silver_at.items()}
-    counts, sweeps = survey.surveyed(spark, table, reduce.Range(min(starts.values()), newest), starts=starts)
+    counts, sweeps = survey.surveyed(spark, table, reduce.BatchRange(min(starts.values()), newest), starts=starts)
 
     def lacks(namespace: registry.Namespace) -> bool:
         options, at = settings.silver.for_collection(str(namespace)), silver_at[namespace]
@@ -271,36 +280,48 @@ def _applied(
     return min(lacking, default=newest)
 
 
-def _boundaries(spark: SparkSession, settings: Settings, *, at: int = 0) -> list[cut.Boundary]:
+def _boundaries(spark: SparkSession, settings: Settings, *, at: int = 0) -> list[times.CutBoundary]:
     """Where bronze may be cut, from a batch on; raises `Temporary` where there is no bronze."""
     table = delta.layout(settings.lakehouse).bronze(settings.name)
     if not delta.exists(spark, table):
         raise errors.Temporary(f"{table.label}: there is no bronze yet; run medallion capture first")
     reached, newest = _reached(spark, table)
-    return cut.boundaries(_batches(spark, table, newest, at=at), reached=reached)
+    return times.boundaries(_batches(spark, table, newest, at=at), reached=reached)
 
 
-def _check_reached(settings: Settings, found: Sequence[cut.Boundary], asked: str | None) -> None:
+def _check_reached(settings: Settings, found: Sequence[times.CutBoundary], asked: str | None) -> None:
     """Raise `Temporary` where bronze does not hold all changes up to a time."""
     if asked is not None and (not found or found[-1].until <= asked):
-        to = cut.shown(found[-1].time) if found else "nothing"
+        to = times.shown(found[-1].time) if found else "nothing"
         table = delta.layout(settings.lakehouse).bronze(settings.name)
         raise errors.Temporary(
-            f"{table.label}: bronze shows {to}, which is not yet {cut.shown(asked)}; try again when the capture is further, or ask for now"
+            f"{table.label}: bronze shows {to}, which is not yet {times.shown(asked)}; try again when the capture is further, or ask for now"
         )
 
 
-def _chosen(spark: SparkSession, settings: Settings, asked: str | None) -> cut.Boundary:
+def _awaited(
+    spark: SparkSession, settings: Settings, asked: str | None, *, until: float, stop: threading.Event
+) -> times.CutBoundary:
+    """What `_chosen` gives; of `now` as soon as there is such a cut, at the latest when the time is over."""
+    while True:
+        try:
+            return _chosen(spark, settings, asked)
+        except errors.Temporary:
+            if asked is not None or time.monotonic() >= until or stop.wait(PAUSE):
+                raise
+
+
+def _chosen(spark: SparkSession, settings: Settings, asked: str | None) -> times.CutBoundary:
     # No table goes back: the cut has to lie at or after the one that is furthest.
     at = max((_silver(spark, settings, each).to for each in registry.read(spark, settings).namespaces), default=0)
     found = _boundaries(spark, settings, at=at)
     _check_reached(settings, found, asked)
-    boundary = cut.chosen(found, at_least=at, asked=asked)
+    boundary = times.chosen(found, at_least=at, latest=asked)
     if boundary is not None:
         return boundary
-    if cut.chosen(found, at_least=at, asked=None) is not None and asked is not None:
+    if times.chosen(found, at_least=at, latest=None) is not None and asked is not None:
         raise errors.DecisionNeeded(
-            f"silver is past {cut.shown(asked)} already, and does not go back. medallion cut list names the cuts that were made; "
+            f"silver is past {times.shown(asked)} already, and does not go back. medallion cut list names the cuts that were made; "
             "medallion cut show --as-of tells how tables with history: true are read at any time"
         )
     raise errors.Temporary(
@@ -320,7 +341,7 @@ def _reached(spark: SparkSession, table: tables.TableRef) -> tuple[str | None, i
     return (complete[2:18].lower() if is_of_newest and isinstance(complete, str) else None), batch
 
 
-def _batches(spark: SparkSession, table: tables.TableRef, newest: int, *, at: int) -> list[cut.Batch]:
+def _batches(spark: SparkSession, table: tables.TableRef, newest: int, *, at: int) -> list[times.BatchTimes]:
     """The cluster times in each batch, from narrow columns; those before `at`, where no cut can be any more, as one.
 
     A log has millions of batches. Heartbeats tell by their token how far the stream was when they came.
@@ -331,7 +352,7 @@ def _batches(spark: SparkSession, table: tables.TableRef, newest: int, *, at: in
         "max(CASE WHEN kind = 'snapshot' THEN left(sequence, 16) END) AS snapshot "
         f"FROM {table} WHERE batch <= {newest} GROUP BY greatest(batch, {at - 1})"
     ).collect()
-    return [cut.Batch(row.number, row.first, row.last, row.snapshot) for row in rows]
+    return [times.BatchTimes(row.number, row.first, row.last, row.snapshot) for row in rows]
 
 
 def _silver(spark: SparkSession, settings: Settings, namespace: registry.Namespace) -> registry.SilverPosition:
@@ -339,8 +360,9 @@ def _silver(spark: SparkSession, settings: Settings, namespace: registry.Namespa
     return registry.silver_position(spark, layout.silver(namespace.db, namespace.collection))
 
 
-def _collections(spark: SparkSession, settings: Settings, chosen: cut.Boundary) -> list[CutTable]:
-    """The collections' tables with the versions that show the cut; raises `CommitConflict` where another run moved one on."""
+def _collections(spark: SparkSession, settings: Settings, chosen: times.CutBoundary) -> list[CutTable]:
+    """The collections' tables with the versions that show the cut; raises `CommitConflict` where another run moved one
+    on."""
     layout = delta.layout(settings.lakehouse)
     found = []
     for namespace in registry.read(spark, settings).namespaces:
@@ -366,7 +388,7 @@ def _collections(spark: SparkSession, settings: Settings, chosen: cut.Boundary) 
     return found
 
 
-def _missing(spark: SparkSession, settings: Settings, chosen: cut.Boundary) -> tuple[str, ...]:
+def _missing(spark: SparkSession, settings: Settings, chosen: times.CutBoundary) -> tuple[str, ...]:
     """The collections of which the batches of the cut do not hold all: a snapshot is not whole, or changes were lost."""
     table = delta.layout(settings.lakehouse).bronze(settings.name)
     return snapshot_state.incomplete(bronze_log.gap_and_snapshot_heartbeats(spark, table, to=chosen.batch))
@@ -387,7 +409,7 @@ def _note(spark: SparkSession, settings: Settings, made: Cut) -> None:
 
 
 def read(spark: SparkSession, settings: Settings) -> list[Cut]:
-    """The cuts that were made, newest first; one that was made again is there once, as it was made last."""
+    """The cuts that were made, newest first; one that was made more than once is listed once, as it was made last."""
     table = delta.layout(settings.lakehouse).ops("cuts")
     if not delta.exists(spark, table):
         return []

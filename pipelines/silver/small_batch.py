@@ -1,7 +1,7 @@
 """A batch of few events, applied by this process: nothing is planned, listed or compiled for it.
 
-What `ranges.STEPS` do, for a batch in which most of them have nothing to decide: whole documents that can be read, newer than
-anything in the table, and deletes that take rows away. Any other batch goes through the steps.
+What `ranges.STEPS` do, for a batch in which most of them have nothing to decide: whole documents that can be read,
+newer than anything in the table, and deletes that take rows away. Any other batch goes through the steps.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ from cdc_core.bronze import columns as bronze
 from cdc_core.schema import document_schema
 from cdc_core.silver import merge, reduce
 from cdc_core.typed.decoding import Decoder
-from pipelines.bronze import log as bronze_log
+from pipelines.bronze import batch_rows, quarantine_table, survey
 from pipelines.delta import live_files, upsert
 from pipelines.delta import tables as delta
-from pipelines.operations import quarantine
 from pipelines.schema import log as schemas
-from pipelines.silver import deletes, evolve, survey
-from pipelines.silver import tables as silver_tables
+from pipelines.silver import deletes, evolve
 from pipelines.silver.collection import SilverCollection
 
 if TYPE_CHECKING:
@@ -42,7 +40,7 @@ _READ = ("kind", "db", "collection", "key", "sequence", "offset", "op", "after")
 
 
 def applied(
-    collection: SilverCollection, range_: reduce.Range, counts: survey.EventCounts, after: registry.SilverPosition
+    collection: SilverCollection, range_: reduce.BatchRange, counts: survey.EventCounts, after: registry.SilverPosition
 ) -> bool:
     """Whether the range is in the table, with the position `after`; where not, nothing was committed.
 
@@ -93,7 +91,7 @@ def _committed(
 
 
 def _is_plain(collection: SilverCollection, counts: survey.EventCounts) -> bool:
-    """Whether the batch can be one that nothing has to be decided for."""
+    """Whether, by the settings and the counts, nothing in the batch may have to be decided."""
     return (
         counts.events <= MAX_EVENTS
         and not collection.shows_deleted(counts)
@@ -108,14 +106,14 @@ def _holds_nothing_back(collection: SilverCollection) -> bool:
     """Whether no event is in quarantine, as far as this process can tell: one holds those of its document that come after it."""
     if not delta.exists(collection.spark, collection.quarantine):
         return True
-    collection.held = collection.held or quarantine.HeldEvents.of(collection.quarantine)
+    collection.held = collection.held or quarantine_table.HeldEvents.of(collection.quarantine)
     return collection.held is not None and collection.held.are_none()
 
 
-def _events(collection: SilverCollection, range_: reduce.Range) -> pa.Table | None:
+def _events(collection: SilverCollection, range_: reduce.BatchRange) -> pa.Table | None:
     """The collection's events of the range, in their order; None where this process cannot read them."""
     columns = list(dict.fromkeys((*_READ, *collection.columns, *_bare(collection))))
-    rows = bronze_log.few_rows(collection.bronze, range_, columns, limit=survey.MAX_DRIVER_ROWS)
+    rows = batch_rows.few_rows(collection.bronze, range_, columns, limit=survey.MAX_DRIVER_ROWS)
     if rows is None:
         return None
     namespace = collection.namespace
@@ -157,7 +155,8 @@ def _reduced(events: pa.Table) -> tuple[list[int], list[str], dict[str, str]]:
 
 
 def _typed(collection: SilverCollection, events: pa.Table) -> tuple[schemas.Evolution | None, pa.StructArray | None]:
-    """The documents typed, and what they do to the schema; no documents where some cannot be read, or nobody can tell here."""
+    """The documents typed, and what they do to the schema; no documents where some cannot be read, or this process
+    cannot tell."""
     texts, evolution = events["after"].combine_chunks(), None
     typed = _decoder(collection, collection.schema.schema).typed(texts)
     if pc.any(typed.refused).as_py():
@@ -171,7 +170,7 @@ def _typed(collection: SilverCollection, events: pa.Table) -> tuple[schemas.Evol
             events["sequence"].combine_chunks(),
             current=current,
             options=collection.options.unwrap,
-            pins=silver_tables.pins(collection.options),
+            pins=collection.options.pins,
             reserved=collection.reserved,
         )
         if evolution.changes:
@@ -183,7 +182,7 @@ def _typed(collection: SilverCollection, events: pa.Table) -> tuple[schemas.Evol
 def _decoder(collection: SilverCollection, schema: document_schema.DocumentSchema) -> Decoder:
     """The decoder of a schema, with what it learned in the batches before."""
     if collection.decoder is None or collection.decoder.schema != schema:
-        collection.decoder = Decoder(schema, silver_tables.pins(collection.options))
+        collection.decoder = Decoder(schema, collection.options.pins)
     return collection.decoder
 
 
@@ -214,7 +213,8 @@ def _value(events: pa.Table, path: Sequence[str]) -> pa.Array | pa.ChunkedArray:
 
 
 def _table_columns(collection: SilverCollection, rows: pa.Table) -> StructType | None:
-    """The table's columns with those that it lacks; None where one has to change, or Delta asks more of a row than its type."""
+    """The table's columns with those that it lacks; None where one has to change, or Delta asks more of a row than its
+    type."""
     live = collection.writer.live
     assert live is not None
     if not live.at(collection.writer.version) or not live.is_unchecked() or not live.has_vectors():

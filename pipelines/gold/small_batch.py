@@ -1,7 +1,7 @@
 """A few changed documents, published by this process: what `current.GoldTable.merged` does, without a query.
 
-For a collection without expectations whose silver and gold tables this process sees, where silver's changes are documents with the
-columns that gold has. Everything else goes through `GoldTable`.
+For a collection without expectations whose silver and gold tables this process sees, where silver's changes are
+documents with the columns that gold has. Everything else goes through `GoldTable`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructField, StructType
 
 from cdc_core.silver import merge
+from pipelines.bronze import survey
 from pipelines.delta import live_files, local_log, upsert
 from pipelines.delta import tables as delta
 from pipelines.delta.live_files import LiveFiles, NotReadable
 from pipelines.gold import current
-from pipelines.silver import survey
 
 if TYPE_CHECKING:
     from cdc_core.tables import layout as tables
@@ -29,21 +29,22 @@ _STATE = ("__deleted", "__incomplete", "__known")
 
 
 @dataclass
-class Sources:
+class SourceFiles:
     """A collection's silver table and its remembered deletes, as this process follows them from version to version."""
 
     silver: LiveFiles
     deletes: LiveFiles
 
     @staticmethod
-    def of(silver: tables.TableRef, deletes: tables.TableRef) -> Sources | None:
+    def of(silver: tables.TableRef, deletes: tables.TableRef) -> SourceFiles | None:
         """None where this process does not see the tables."""
         places = local_log.folder(silver), local_log.folder(deletes)
-        return None if None in places else Sources(*(LiveFiles(place) for place in places if place is not None))
+        return None if None in places else SourceFiles(*(LiveFiles(place) for place in places if place is not None))
 
 
-def merged(table: current.GoldTable, sources: Sources, writer: Writer) -> int | None:
-    """Publish the rows of the changed keys; how many keys. None where `GoldTable.merged` has to; then nothing was committed."""
+def merged(table: current.GoldTable, sources: SourceFiles, writer: Writer) -> int | None:
+    """Publish the rows of the changed keys; how many keys. None where `GoldTable.merged` has to; then nothing was
+    committed."""
     live = writer.live
     if live is None or writer.direct is None:
         return None
@@ -79,7 +80,7 @@ class FirstLoad:
     columns: StructType
 
 
-def first_load(table: current.GoldTable, sources: Sources) -> FirstLoad | None:
+def first_load(table: current.GoldTable, sources: SourceFiles) -> FirstLoad | None:
     """What a new table is made of; None where this process cannot tell, or where it is much."""
     silver = sources.silver
     try:
@@ -121,7 +122,7 @@ class _Changes:
     current: pa.Table
 
 
-def _changes(table: current.GoldTable, sources: Sources) -> _Changes | None:
+def _changes(table: current.GoldTable, sources: SourceFiles) -> _Changes | None:
     """What `GoldTable` finds out by queries; None where that needs all of silver's rows."""
     work, silver = table.work, sources.silver
     assert work.gold.to is not None
@@ -139,7 +140,8 @@ def _changes(table: current.GoldTable, sources: Sources) -> _Changes | None:
 
 
 def _removed(table: current.GoldTable, deletes: LiveFiles) -> dict[str, str]:
-    """The keys whose deletes were remembered since gold's position, with the greatest sequence of each. Raises `NotReadable`."""
+    """The keys whose deletes were remembered since gold's position, with the greatest sequence of each. Raises
+    `NotReadable`."""
     if not delta.exists(table.spark, table.deletes):
         return {}
     newest = local_log.newest_version(deletes.folder)

@@ -1,6 +1,7 @@
 """What a layer tells the next one in the same process: that it committed.
 
-Tables carry the positions, and every layer looks at them by itself: a word that is lost costs a look a second, and nothing else.
+Tables carry the positions, and every layer looks at them by itself: a word that is lost costs a look a second, and
+nothing else.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ LOOK_SECONDS = 0.2
 """So often a layer that waits looks whether it is to end."""
 
 
-class News:
+class NewCommits:
     """Whether the layer before has committed since the last look."""
 
     def __init__(self) -> None:

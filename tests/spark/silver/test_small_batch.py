@@ -13,8 +13,8 @@ import pytest
 from pipelines.delta import live_files, maintenance, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
-from pipelines.gold import few as published
-from pipelines.silver import few
+from pipelines.gold import small_batch as gold_small_batch
+from pipelines.silver import small_batch
 from tests.harness import bronze_rows
 from tests.harness.layers import Hop, Killed, killing, pipeline
 
@@ -86,9 +86,9 @@ def by_process(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
         return acted
 
-    monkeypatch.setattr(few, "applied", counting("silver", few.applied))
+    monkeypatch.setattr(small_batch, "applied", counting("silver", small_batch.applied))
     for name in ("loaded", "merged"):
-        monkeypatch.setattr(published, name, counting("gold", getattr(published, name)))
+        monkeypatch.setattr(gold_small_batch, name, counting("gold", getattr(gold_small_batch, name)))
     return counts
 
 
@@ -105,8 +105,8 @@ def test_both_ways_give_the_same(
             hop.bronze.append({"t": events})
             with monkeypatch.context() as patch:
                 if hop is ways[1]:
-                    patch.setattr(few, "MAX_EVENTS", -1)
-                    patch.setattr(published.Sources, "of", lambda *tables: None)
+                    patch.setattr(small_batch, "MAX_EVENTS", -1)
+                    patch.setattr(gold_small_batch.SourceFiles, "of", lambda *tables: None)
                 hop.run()
         if number % 3 == 2 or number == BATCHES - 1:
             for kind in ("silver", "gold", "deletes"):
@@ -146,7 +146,7 @@ def test_a_quarantine_that_holds_nothing_any_more_hinders_nothing(hop: Hop, by_p
 STATEMENTS = [
     (Writer, "define"),
     (Writer, "replace_arrow"),
-    (Writer, "put_together"),
+    (Writer, "compact_files"),
     (live_files.LiveFiles, "places"),
 ]
 

@@ -1,0 +1,150 @@
+"""Column types: what a value of each BSON type becomes in a table (`BASE`), and the types of documents, arrays and maps.
+
+A Decimal128 is a STRING unless the settings pin a DECIMAL (`pins`). How two types of one field come together is in
+`evolution`, how a value becomes one of its column in `cast`.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Union
+
+from cdc_core.schema.kinds import Kind
+from cdc_core.sql.names import identifier
+
+
+class Scalar(enum.Enum):
+    """The column types without a part that could vary; the value is the Spark SQL type."""
+
+    INT = "INT"
+    BIGINT = "BIGINT"
+    DOUBLE = "DOUBLE"
+    STRING = "STRING"
+    TEXT = "TEXT"
+    BOOLEAN = "BOOLEAN"
+    TIMESTAMP = "TIMESTAMP"
+    BINARY = "BINARY"
+    REGEX = "REGEX"
+    CODE_WITH_SCOPE = "CODE_WITH_SCOPE"
+    DB_POINTER = "DB_POINTER"
+
+
+PARTS: Mapping[ColumnType, tuple[str, str]] = {
+    Scalar.REGEX: ("regex", "options"),
+    Scalar.CODE_WITH_SCOPE: ("code", "scope"),
+    Scalar.DB_POINTER: ("$ref", "$id"),
+}
+"""The types that are a STRUCT of two STRINGs, and its fields."""
+
+
+@dataclass(frozen=True)
+class Decimal:
+    """DECIMAL(precision, scale): only ever pinned."""
+
+    precision: int
+    scale: int
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a document: its own name, its name inside the struct, its type."""
+
+    name: str
+    column: str
+    type: ColumnType
+
+
+@dataclass(frozen=True)
+class Struct:
+    """A document."""
+
+    fields: tuple[Field, ...]
+
+    @functools.cached_property
+    def by_name(self) -> dict[str, Field]:
+        """The fields by their own names."""
+        return {item.name: item for item in self.fields}
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array; null elements are values that were null or did not fit."""
+
+    element: ColumnType
+
+
+@dataclass(frozen=True)
+class Map:
+    """A document used as a map from names to values."""
+
+    value: ColumnType
+
+
+ColumnType = Union[Scalar, Decimal, Struct, Array, Map]
+
+Steps = tuple[str | int, ...]
+"""A way into a schema: names of fields, ELEMENT for what is in an array, VALUE for what is in a map."""
+ELEMENT, VALUE = 0, 1
+
+
+def ddl(type_: ColumnType) -> str:
+    """The type as Spark SQL writes it."""
+    match type_:
+        case Scalar.TEXT:
+            return "STRING"
+        case Scalar.REGEX | Scalar.CODE_WITH_SCOPE | Scalar.DB_POINTER:
+            return f"STRUCT<{', '.join(f'{identifier(part)}: STRING' for part in PARTS[type_])}>"
+        case Scalar():
+            return str(type_.value)
+        case Decimal(precision, scale):
+            return f"DECIMAL({precision},{scale})"
+        case Struct(fields):
+            return f"STRUCT<{', '.join(f'{identifier(item.column)}: {ddl(item.type)}' for item in fields)}>"
+        case Array(element):
+            return f"ARRAY<{ddl(element)}>"
+        case Map(value):
+            return f"MAP<STRING, {ddl(value)}>"
+
+
+BASE: Mapping[Kind, Scalar] = {
+    Kind.DOUBLE: Scalar.DOUBLE,
+    Kind.NON_FINITE: Scalar.DOUBLE,
+    Kind.INT64: Scalar.BIGINT,
+    Kind.INT32: Scalar.INT,
+    # As in the SMT, and because a DECIMAL column has one scale: the values of a field may have any.
+    Kind.DECIMAL: Scalar.STRING,
+    Kind.STRING: Scalar.STRING,
+    # 24 hex digits: readers join on them, and no reader knows the type.
+    Kind.OBJECT_ID: Scalar.STRING,
+    Kind.SYMBOL: Scalar.STRING,
+    Kind.CODE: Scalar.STRING,
+    Kind.MIN_KEY: Scalar.STRING,
+    Kind.MAX_KEY: Scalar.STRING,
+    Kind.BOOLEAN: Scalar.BOOLEAN,
+    Kind.DATE: Scalar.TIMESTAMP,
+    # The seconds alone: its increment only orders entries of one second.
+    Kind.TIMESTAMP: Scalar.TIMESTAMP,
+    Kind.BINARY: Scalar.BINARY,
+    Kind.REGEX: Scalar.REGEX,
+    Kind.CODE_WITH_SCOPE: Scalar.CODE_WITH_SCOPE,
+    Kind.DB_POINTER: Scalar.DB_POINTER,
+}
+"""The column type of each scalar kind, seen alone."""
+
+
+def type_at(type_: ColumnType, path: Sequence[str]) -> ColumnType:
+    """The type of the field at a path below a struct; the parts of a REGEX and its like are strings."""
+    for name in path:
+        match type_:
+            case Struct():
+                type_ = type_.by_name[name].type
+            case _:
+                type_ = Scalar.STRING
+    return type_
+
+
+DECIMAL = re.compile(r"decimal\s*\(\s*(\d+)\s*,\s*(\d+)\s*\)", re.IGNORECASE)

@@ -1,0 +1,119 @@
+"""The rows of a range of bronze's batches: by a query, or by this process where they are few and it sees the files."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cdc_core.bronze import columns as bronze
+from cdc_core.silver import reduce
+from cdc_core.tables import layout as tables
+from pipelines.delta import local_log
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+MANY_FILES = 32
+"""More files than these Spark would list by a job."""
+
+MANY_BYTES = 64 * 2**20
+"""Rows of more bytes are read by executors: a document may have 16 MB, and a service reads several collections at a time."""
+
+_GLOB = re.compile(r"[\\{}\[\]*?]")
+"""What Spark takes for a pattern in the path of a file."""
+
+
+def rows(
+    spark: SparkSession, table: tables.TableRef, span: reduce.BatchRange, *, among: Mapping[str, str] | None = None
+) -> DataFrame:
+    """The rows of a span of batches, in no order, with the columns of `cdc_core.bronze.columns.SCHEMA`.
+
+    `among` gives the values of some columns that are wanted: files that hold none of them may be left out.
+
+    A few commits of a table on a local file system are read as the Parquet files that they added. Spark then need not ask
+    Delta for them with a job a query; and no number that changes from span to span stands in the code that Spark compiles,
+    which the JVM would optimize anew for each.
+    """
+    files = _files(table, span, among or {})
+    if not files:
+        return spark.table(str(table)).where(span.predicate)
+    return spark.read.schema(bronze.COLUMNS_DDL).parquet(*files)
+
+
+class SweepRow(NamedTuple):
+    """A row that may call for a sweep: a heartbeat, of which batch and payload count, or a schema change."""
+
+    offset: int
+    kind: str
+    batch: int
+    db: str
+    collection: str
+    sequence: str
+    payload: str
+
+
+def few_rows(table: tables.TableRef, span: reduce.BatchRange, columns: Sequence[str], *, limit: int) -> pa.Table | None:
+    """Columns of the rows of a span, in no order, read by this process; None where they are more than `limit`, or of
+    more than `MANY_BYTES`, or where it does not see all their files."""
+    files = _span_files(table, span, {})
+    if not files or sum(file.stats.get("numRecords", limit + 1) for file in files) > limit:
+        return None
+    with contextlib.suppress(OSError, pa.ArrowException):  # which `read` meets, too
+        if sum(local_log.columns_bytes(file.path, columns) for file in files) > MANY_BYTES:
+            return None
+    return read([file.path for file in files], list(columns), where=None)
+
+
+def _files(table: tables.TableRef, span: reduce.BatchRange, among: Mapping[str, str]) -> list[str]:
+    """The files of `_span_files` as Spark names them; none where they are many."""
+    files = _span_files(table, span, among)
+    return [f"file://{file.path}" for file in files] if len(files) <= MANY_FILES else []
+
+
+def _span_files(table: tables.TableRef, span: reduce.BatchRange, among: Mapping[str, str]) -> list[local_log.AddedFile]:
+    """The files that hold all rows of the span among these and none of another span; none where that is not known."""
+    folder = local_log.folder(table)
+    if folder is None or _GLOB.search(str(folder)):
+        return []
+    files = local_log.appended(folder, lambda commit: _is_up_to(span.after, commit))
+    held: list[local_log.AddedFile] = []
+    for file in files or ():
+        batches = file.between("batch")
+        if batches is None:
+            return []
+        if not all(may_hold(file, column, value) for column, value in among.items()):
+            continue
+        low, high = batches
+        if low > span.after and high <= span.to:
+            held.append(file)
+        # A compaction has put rows of this span and of others into one file: only Delta's predicate tells them apart.
+        elif high > span.after and low <= span.to:
+            return []
+    return held
+
+
+def may_hold(file: local_log.AddedFile, column: str, value: str) -> bool:
+    low, high = file.between(column) or (value, value)
+    return bool(low <= value <= high)
+
+
+def _is_up_to(batch: int, commit: local_log.Commit) -> bool:
+    held = (commit.metadata or {}).get("batch")
+    return isinstance(held, int) and held <= batch
+
+
+def read(paths: Sequence[Path], columns: list[str], *, where: list[tuple[str, str, Any]] | None) -> pa.Table | None:
+    """Columns of Parquet files of bronze; None where one of them was vacuumed meanwhile, or cannot be read from here."""
+    schema = pa.schema([bronze.SCHEMA.field(name) for name in columns])
+    if not paths:
+        return schema.empty_table()
+    try:
+        return pq.read_table([str(path) for path in paths], columns=columns, filters=where, partitioning=None).cast(schema)
+    except (OSError, pa.ArrowException):
+        return None

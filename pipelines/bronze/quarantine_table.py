@@ -1,0 +1,162 @@
+"""The quarantine table of a collection: rows of bronze that cannot be read, set aside before their range is applied.
+
+Facts about an event are appended before the range that it is of is applied. A range that is applied again appends them
+again, which changes nothing: the newest fact of an event counts.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+from cdc_core.silver import quarantine as quarantine_rules
+from cdc_core.silver import reduce
+from cdc_core.tables import layout as tables
+from pipelines.delta import live_files, local_log, query_execution, table_errors
+from pipelines.delta import tables as delta
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "50"}
+
+MANY_FACTS = 20_000
+"""Of more facts a query says which events they hold."""
+
+FEW = 1000
+"""At most so many keys are named in a query; with more of them all events of a range are looked at."""
+
+
+def applicable(
+    spark: SparkSession, table: tables.TableRef, *, events: DataFrame, span: reduce.BatchRange, has_suspects: bool
+) -> DataFrame | None:
+    """The events of `span` as silver may apply them; None where all of them may be, as nearly always.
+
+    `has_suspects` says whether `quarantine_rules.is_suspect` holds for any of them. Facts are appended to `table`,
+    which is made where it is needed. The result may hold updates of which nothing is known
+    (`cdc_core.silver.quarantine.QuarantineSplit`).
+    """
+    # Readable events are held back too where an earlier one of their document waits: applied before it, they would build on
+    # a document that lacks its change.
+    waiting = _waiting(spark, table, before=span.after)
+    if not has_suspects and (waiting is None or _of_same_keys(events, waiting).isEmpty()):
+        return None
+    delta.create(spark, table, columns=quarantine_rules.COLUMNS_DDL, properties=PROPERTIES)
+    known = spark.table(str(table)).limit(0) if waiting is None else waiting
+    split = quarantine_rules.split(events, waiting=known, to=span.to, keys=_concerned(events, known))
+    # Noted before the range is applied: a crash in between repeats the range, and no event is in neither place.
+    split.facts.writeTo(str(table)).append()
+    return split.events
+
+
+def count(spark: SparkSession, table: tables.TableRef) -> int:
+    """How many events a collection's quarantine holds."""
+    return quarantine_rules.held(spark.table(str(table))).count() if delta.exists(spark, table) else 0
+
+
+@dataclass
+class HeldEvents:
+    """Whether a quarantine holds any event, as this process sees its files: what `count` says, without a query."""
+
+    live: live_files.LiveFiles
+    _version: int = -1
+    _are_none: bool = False
+
+    @staticmethod
+    def of(table: tables.TableRef) -> HeldEvents | None:
+        """None where this process does not see the table."""
+        folder = local_log.folder(table)
+        return None if folder is None else HeldEvents(live_files.LiveFiles(folder))
+
+    def are_none(self) -> bool:
+        """Whether it holds none; False where that cannot be told from here."""
+        newest = local_log.newest_version(self.live.folder)
+        if newest is not None and newest != self._version:
+            self._version, self._are_none = newest, self._hold_none(newest)
+        return newest is not None and self._are_none
+
+    def _hold_none(self, version: int) -> bool:
+        columns = (*quarantine_rules.IDENTITY, "reason", "to", "batch")
+        try:
+            if not self.live.at(version):
+                return False
+            facts = self.live.rows_above("to", -1, columns=columns, limit=MANY_FACTS)
+        except (OSError, pa.ArrowException, live_files.NotReadable):
+            return False
+        newest: dict[tuple[Any, ...], tuple[int, bool, int]] = {}
+        for *identity, reason, to, batch in zip(*(facts[name].to_pylist() for name in columns)):
+            order = (to, reason in _ENDING_REASONS, batch)
+            newest[tuple(identity)] = max(order, newest.get(tuple(identity), order))
+        return all(is_ending for _, is_ending, _ in newest.values())
+
+
+_ENDING_REASONS = frozenset(each.value for each in quarantine_rules.ENDINGS)
+
+
+def waiting_keys(spark: SparkSession, table: tables.TableRef, *, since: str) -> DataFrame | None:
+    """The keys, as `__key`, of documents with events of this sequence or later that are held; None where nothing is."""
+    if not delta.exists(spark, table):
+        return None
+    held = quarantine_rules.held(spark.table(str(table))).where((F.col("sequence") >= since) & F.col("key").isNotNull())
+    return held.select(F.col("key").alias("__key")).distinct()
+
+
+def supersede(spark: SparkSession, table: tables.TableRef, *, before: str, to: int) -> None:
+    """End what is held with a sequence before this one: the collection was dropped or renamed since."""
+    if not delta.exists(spark, table):
+        return
+    held = quarantine_rules.held(spark.table(str(table))).where(F.col("sequence") < before)
+    # A fact like any other, and no DELETE: what became of an event can be listed, and the table is only appended to.
+    ended = {"reason": F.lit(quarantine_rules.Reason.SUPERSEDED.value), "to": F.lit(to).cast("bigint")}
+    facts = held.withColumns(ended).select(*spark.table(str(table)).columns)
+    if not facts.isEmpty():
+        facts.writeTo(str(table)).append()
+
+
+def dismiss(spark: SparkSession, table: tables.TableRef, *, before_ms: int, applied: int) -> int:
+    """Remove the facts about events from before a time whose stay ended in a batch up to `applied`; how many events.
+
+    All facts of an event go in one commit: an older one that stayed behind would hold the event again. Raises
+    `CommitConflict`.
+    """
+    ended = quarantine_rules.current(spark.table(str(table))).where(
+        F.col("reason").isin([each.value for each in quarantine_rules.ENDINGS])
+        & (F.col("ts_ms") < before_ms)
+        & (F.col("to") <= applied)
+    )
+    chosen = query_execution.computed(ended.select(*quarantine_rules.IDENTITY))
+    view = f"ended_{uuid.uuid4().hex[:8]}"
+    same = " AND ".join(f"t.`{name}` <=> s.`{name}`" for name in quarantine_rules.IDENTITY)
+    try:
+        count = chosen.count()
+        if count:
+            chosen.createOrReplaceTempView(view)
+            with table_errors.translating(table):
+                spark.sql(f"MERGE INTO {table} AS t USING {view} AS s ON {same} WHEN MATCHED THEN DELETE").collect()
+        return count
+    finally:
+        spark.catalog.dropTempView(view)
+        query_execution.release(chosen)
+
+
+def _waiting(spark: SparkSession, table: tables.TableRef, *, before: int) -> DataFrame | None:
+    if not delta.exists(spark, table):
+        return None
+    return quarantine_rules.held(spark.table(str(table)), before=before)
+
+
+def _of_same_keys(events: DataFrame, waiting: DataFrame) -> DataFrame:
+    keys = F.broadcast(waiting.select(F.col("key").alias("_key")).distinct())
+    return events.select("key").join(keys, F.col("key") == F.col("_key"), "left_semi")
+
+
+def _concerned(events: DataFrame, waiting: DataFrame) -> list[str] | None:
+    """The keys that the quarantine has anything to do with; None where there are too many to name."""
+    # One more than may be named is enough to know that they are too many.
+    broken = events.where(quarantine_rules.reason().isNotNull()).select("key")
+    keys = broken.union(waiting.select("key")).where("key IS NOT NULL").distinct().limit(FEW + 1).collect()
+    return [row.key for row in keys] if len(keys) <= FEW else None

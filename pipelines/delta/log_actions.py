@@ -1,0 +1,65 @@
+"""The actions of one commit, as Delta's log and Delta's private methods have them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from cdc_core.tables import definition
+from pipelines import clock
+from pipelines.delta import data_file
+from pipelines.spark import jvm
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DELTA = "org.apache.spark.sql.delta"
+CONVERTERS = "scala.jdk.javaapi.CollectionConverters"
+
+
+class ActionList:
+    """The actions of one commit in the making: a Java list, for which Delta's Scala methods take an immutable sequence."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._converters = jvm.java_class(spark, CONVERTERS)
+        self._action = jvm.java_class(spark, f"{DELTA}.actions.Action")
+        self._actions = jvm.java_class(spark, "java.util.ArrayList")()
+
+    def add(self, *actions: Mapping[str, Any]) -> None:
+        """Add actions as the log's JSON has them."""
+        for action in actions:
+            self._actions.add(self._action.fromJson(json.dumps(action)))
+
+    def extend(self, actions: Any) -> None:
+        """Add actions that Delta has made."""
+        self._actions.addAll(self._converters.asJava(actions))
+
+    def seq(self) -> Any:
+        """The list as Delta's methods take it."""
+        return self._converters.asScala(self._actions).toSeq()
+
+
+def fenced(spark: SparkSession, file: data_file.ParquetFile | None, base: int, *, is_change: bool = True) -> ActionList:
+    """The actions of a commit on the version `base`, beginning with its fence and the file: one commit has all of them
+    or none."""
+    actions = ActionList(spark)
+    # Delta applies a transaction version of an application once: a writer that was fenced off finds its version taken.
+    actions.add({"txn": {"appId": definition.APP_ID, "version": base + 1, "lastUpdated": clock.now_ms()}})
+    if file is not None:
+        actions.add(added(file, is_change=is_change))
+    return actions
+
+
+def added(file: data_file.ParquetFile, *, is_change: bool = True) -> dict[str, Any]:
+    """The action that adds a file."""
+    return {
+        "add": {
+            "path": file.name,
+            "partitionValues": {},
+            "size": file.size,
+            "modificationTime": clock.now_ms(),
+            "dataChange": is_change,
+            "stats": file.stats,
+        }
+    }

@@ -1,0 +1,124 @@
+"""Two tables of documents side by side: whose rows are gone, new or different, in which columns, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from cdc_core.sql.names import identifier
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+EXAMPLES = 5
+"""At most so many keys of each kind of difference are named."""
+
+_INNER = frozenset(("__key", "__batch", "__known", "__rescued"))
+"""Columns that are not compared as values: how a row came to be differs by design, the others are compared in their own
+way."""
+
+
+@dataclass(frozen=True)
+class ColumnDifference:
+    """A column in which documents differ: how many, why, and some of their keys."""
+
+    column: str
+    documents: int
+    why: str
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The table as it was beside the rebuilt one.
+
+    `gone` counts rows that the rebuilt table has not; `lost` those of them that no delete in bronze explains, and the
+    whole ones that would be incomplete, with some of their keys. `new` counts rows that only the rebuilt one has,
+    `differing` documents that are not the same in both.
+    """
+
+    rows: int
+    rebuilt_rows: int
+    gone: int
+    lost: int
+    lost_keys: tuple[str, ...]
+    new: int
+    differing: int
+    differences: tuple[ColumnDifference, ...]
+    rescued: int
+    rebuilt_rescued: int
+
+
+def compared(live: DataFrame, rebuilt: DataFrame, *, deletes: DataFrame | None = None) -> Comparison:
+    """The rows of two tables by key. Columns are compared by their JSON: null is absent, order of fields does not count
+    where the types are the same.
+    """
+    # By the text and not by columns: the two tables may have other columns, and other types for the same values.
+    before, after = _texts(live), _texts(rebuilt)
+    both = before.select("key", *_named(before, "before")).join(after.select("key", *_named(after, "after")), "key", "full")
+    is_gone, is_new = F.col("after").isNull(), F.col("before").isNull()
+    is_other = F.col("before") != F.col("after")
+    counted = both.agg(
+        F.count("before").alias("rows"),
+        F.count("after").alias("rebuilt_rows"),
+        F.count_if(is_gone).alias("gone"),
+        F.count_if(is_new).alias("new"),
+        F.count_if(is_other).alias("differing"),
+        F.coalesce(F.sum("before_rescued"), F.lit(0)).alias("rescued"),
+        F.coalesce(F.sum("after_rescued"), F.lit(0)).alias("rebuilt_rescued"),
+    ).first()
+    parts = both.where(is_gone), both.where(is_other), deletes
+    lost, lost_keys = _lost(*parts) if counted.gone or counted.differing else (0, ())
+    differences = _differences(both.where(is_other), live, rebuilt) if counted.differing else ()
+    return Comparison(**counted.asDict(), lost=lost, lost_keys=lost_keys, differences=differences)
+
+
+def _texts(table: DataFrame) -> DataFrame:
+    """Each row's key, its columns as one JSON object, and how many values it rescued."""
+    named = [F.col(identifier(name)).alias(name) for name in table.columns if name not in _INNER]
+    rescued = F.col("__rescued") if "__rescued" in table.columns else F.lit(None).cast("MAP<STRING, STRING>")
+    entries = F.when(F.size(rescued) > 0, F.array_sort(F.map_entries(rescued))).alias("__rescued")
+    text = F.to_json(F.struct(F.col("__key"), *named, entries))
+    return table.select(
+        F.col("__key").alias("key"), text.alias("text"), F.greatest(F.size(rescued), F.lit(0)).alias("rescued")
+    )
+
+
+def _named(texts: DataFrame, name: str) -> tuple[Column, Column]:
+    return texts["text"].alias(name), texts["rescued"].alias(f"{name}_rescued")
+
+
+def _lost(gone: DataFrame, other: DataFrame, deletes: DataFrame | None) -> tuple[int, tuple[str, ...]]:
+    """The number of rows that are gone without a delete that explains it, or would be incomplete, and some of their keys."""
+    left = gone if deletes is None else gone.join(deletes, F.col("key") == F.col("__key"), "left_anti")
+    before, after = (F.get_json_object(name, "$.__incomplete").eqNullSafe("true") for name in ("before", "after"))
+    lost = left.unionByName(other.where(after & ~before))
+    return lost.count(), tuple(row.key for row in lost.select("key").orderBy("key").limit(EXAMPLES).collect())
+
+
+def _differences(other: DataFrame, live: DataFrame, rebuilt: DataFrame) -> tuple[ColumnDifference, ...]:
+    """The columns in which documents differ; a column that is not named is the same in all of them."""
+    parts = (F.from_json(name, "MAP<STRING, STRING>") for name in ("before", "after"))
+    equal = F.map_zip_with(*parts, lambda _, left, right: left.eqNullSafe(right))
+    columns = F.explode(F.map_keys(F.map_filter(equal, lambda _, is_equal: ~is_equal))).alias("column")
+    rows = (
+        other.select("key", columns)
+        .groupBy("column")
+        .agg(F.count("*").alias("documents"), F.slice(F.array_sort(F.collect_set("key")), 1, EXAMPLES).alias("keys"))
+        .orderBy("column")
+        .collect()
+    )
+    types = dict(live.dtypes), dict(rebuilt.dtypes)
+    return tuple(ColumnDifference(row.column, row.documents, _why(row.column, *types), tuple(row["keys"])) for row in rows)
+
+
+def _why(column: str, before: dict[str, str], after: dict[str, str]) -> str:
+    if column == "__rescued":
+        return "what fits no column"
+    if column not in before:
+        return f"new column {after[column]}"
+    if column not in after:
+        return f"no column any more, was {before[column]}"
+    return "the value" if before[column] == after[column] else f"type {before[column]} → {after[column]}"

@@ -1,0 +1,214 @@
+"""Cuts beside a running pipeline: it is asked for one, and makes it while its own silver and gold stand still.
+
+`ops/cut_requests` is where the two meet, a table of facts:
+
+    serving     a process runs all layers, and looks here
+    asked       somebody wants a cut
+    taken       the running pipeline makes it
+    made        it is in `ops/cuts`; or
+    failed      with the message and exit code that the maker would have had
+    withdrawn   who asked waits no longer
+
+A pipeline that is killed in between has noted no cut, and who asked is told so.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from cdc_core import errors
+from pipelines import clock
+from pipelines.delta import ops_tables, owners, table_history
+from pipelines.delta import tables as delta
+from pipelines.operations import cut
+from pipelines.spark import failures as spark_failures
+from pipelines.spark import parallel
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cdc_core.settings.parse import Settings
+    from cdc_core.tables.layout import TableRef
+
+log = logging.getLogger(__name__)
+
+_PROCESS = ("host", "process", "started")
+
+SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("name", pa.string()),
+        ("state", pa.string()),
+        ("at_ms", pa.int64()),
+        ("host", pa.string()),
+        ("process", pa.int64()),
+        ("started", pa.string()),
+        ("as_of", pa.string()),
+        ("cut", pa.string()),
+        ("made_ms", pa.int64()),
+        ("code", pa.int64()),
+        ("message", pa.string()),
+    ]
+)
+"""`name` is the pipeline's, `host`, `process` and `started` the process that says it; the others are of single states."""
+
+SERVING, ASKED, TAKEN, MADE, FAILED, WITHDRAWN = "serving", "asked", "taken", "made", "failed", "withdrawn"
+
+LOOK_SECONDS = 0.5
+TAKE_SECONDS = 60.0
+"""How long a running pipeline may take to begin: it looks every `signal.poll.interval.ms`."""
+STALE_MS = 600_000
+"""Nobody waits any more for what was asked so long ago."""
+SAY_SECONDS = 43_200.0
+"""How often a pipeline says that it serves: rows of ops get old, a pipeline need not."""
+
+
+def run(
+    spark: SparkSession,
+    settings: Settings,
+    *,
+    as_of: str,
+    take_over: bool = False,
+    sessions: parallel.Sessions | None = None,
+    stop: threading.Event | None = None,
+) -> cut.Cut:
+    """The cut that the running pipeline makes, or what `cut.run` makes here where none runs.
+
+    Raises what `cut.run` raises, and `Temporary` where the pipeline ends before it is made.
+    """
+    if take_over or not _is_served(spark, settings):
+        return cut.run(spark, settings, as_of=as_of, take_over=take_over, sessions=sessions, stop=stop)
+    return _asked(spark, settings, as_of=as_of, stop=stop or threading.Event())
+
+
+def _table(settings: Settings) -> TableRef:
+    return delta.layout(settings.lakehouse).ops("cut_requests")
+
+
+def _rows(spark: SparkSession, settings: Settings) -> list[dict[str, Any]]:
+    table = _table(settings)
+    if not delta.exists(spark, table):
+        return []
+    found = ops_tables.rows(spark, table, SCHEMA).to_pylist()
+    return sorted((row for row in found if row["name"] == settings.name), key=lambda row: row["at_ms"])
+
+
+def _say(spark: SparkSession, settings: Settings, state: str, id_: str = "", **fields: object) -> None:
+    identity = owners.identity()
+    said = {"id": id_, "name": settings.name, "state": state, "at_ms": clock.now_ms()}
+    row = {**said, **{name: getattr(identity, name) for name in _PROCESS}, **fields}
+    ops_tables.note(spark, _table(settings), [row], SCHEMA, properties=ops_tables.PROPERTIES)
+
+
+def _process(said: Mapping[str, Any]) -> tuple[object, ...]:
+    return tuple(said.get(name) for name in _PROCESS)
+
+
+def _is_served(spark: SparkSession, settings: Settings, by: Mapping[str, Any] | None = None) -> bool:
+    """Whether the process that holds bronze is a pipeline that makes cuts; with `by`, whether it is the one that said
+    this."""
+    holder = owners.holder(spark, delta.layout(settings.lakehouse).bronze(settings.name))
+    if holder is None:
+        return False
+    serving = [by] if by is not None else [row for row in _rows(spark, settings) if row["state"] == SERVING]
+    return _process(holder) in map(_process, serving)
+
+
+# Who asks
+
+
+def _asked(spark: SparkSession, settings: Settings, *, as_of: str, stop: threading.Event) -> cut.Cut:
+    id_ = uuid.uuid4().hex
+    _say(spark, settings, ASKED, id_, as_of=as_of)
+    log.info("%s: the running pipeline is asked for the cut", settings.name)
+    until = time.monotonic() + TAKE_SECONDS
+    while not stop.wait(LOOK_SECONDS):
+        said = {row["state"]: row for row in _rows(spark, settings) if row["id"] == id_}
+        if MADE in said:
+            return _noted(spark, settings, said[MADE])
+        if FAILED in said:
+            raise _error(said[FAILED])
+        if not _is_served(spark, settings, said.get(TAKEN)):
+            ended = "the pipeline that runs ended before the cut was made; nothing was noted. Try again"
+            return _withdrawn(spark, settings, id_, ended)
+        if TAKEN not in said and time.monotonic() > until:
+            busy = f"the pipeline that runs did not take the request up in {TAKE_SECONDS:.0f} s; try again"
+            return _withdrawn(spark, settings, id_, busy)
+    return _withdrawn(spark, settings, id_, "stopped before the cut was made")
+
+
+def _withdrawn(spark: SparkSession, settings: Settings, id_: str, why: str) -> cut.Cut:
+    _say(spark, settings, WITHDRAWN, id_)
+    raise errors.Temporary(f"{settings.name}: {why}")
+
+
+def _noted(spark: SparkSession, settings: Settings, said: Mapping[str, Any]) -> cut.Cut:
+    return cut.named(cut.read(spark, settings), said["cut"])
+
+
+def _error(said: Mapping[str, Any]) -> errors.MedallionError:
+    """What the maker met, with its exit code."""
+    match said["code"]:
+        case 2:
+            return errors.SettingsError(said["message"])
+        case 3:
+            return errors.DecisionNeeded(said["message"])
+        case 75:
+            return errors.Temporary(said["message"])
+    return errors.MedallionError(said["message"])
+
+
+# Who makes it
+
+
+def serve(spark: SparkSession, settings: Settings, make: Callable[[str], cut.Cut], *, stop: threading.Event) -> int:
+    """Make the cuts that are asked for until `stop` is set; how many. What fails is told to who asked, and ends nothing."""
+    pause, made, seen = settings.source.signal_poll_interval_ms / 1000, 0, -1
+    said_at: float | None = None
+    while not stop.is_set():
+        try:
+            if said_at is None or time.monotonic() - said_at > SAY_SECONDS:
+                _say(spark, settings, SERVING)
+                said_at = time.monotonic()
+            # The version costs less than the rows, and a request is seldom.
+            version = table_history.version(spark, _table(settings))
+            for request in _open(spark, settings) if version != seen else ():
+                made += _answered(spark, settings, request, make)
+            seen = version
+        except Exception as error:  # the table could not be read, say: the next look tries again
+            known = spark_failures.translated(error) or error
+            if stop.is_set() or isinstance(known, errors.SparkLost):
+                break  # the layers raise it
+            log.warning("requests for cuts were not looked at: %s", errors.message_of(known))
+        stop.wait(pause)
+    return made
+
+
+def _open(spark: SparkSession, settings: Settings) -> list[dict[str, Any]]:
+    """What is asked for and nobody has begun, or waits for no longer; oldest first."""
+    rows, since = _rows(spark, settings), clock.now_ms() - STALE_MS
+    settled = {row["id"] for row in rows if row["state"] not in (ASKED, SERVING)}
+    return [row for row in rows if row["state"] == ASKED and row["id"] not in settled and row["at_ms"] > since]
+
+
+def _answered(spark: SparkSession, settings: Settings, request: Mapping[str, Any], make: Callable[[str], cut.Cut]) -> bool:
+    """Whether the cut was made; who asked is told what came of it."""
+    id_ = request["id"]
+    _say(spark, settings, TAKEN, id_)
+    try:
+        found = make(request["as_of"])
+    except Exception as error:
+        known = spark_failures.translated(error) or error
+        log.warning("a cut that was asked for was not made: %s", errors.message_of(known))
+        _say(spark, settings, FAILED, id_, code=errors.code(known), message=errors.message_of(known))
+        return False
+    log.info("%s: cut %s was asked for and made", settings.name, found.name)
+    _say(spark, settings, MADE, id_, cut=found.name, made_ms=found.made_ms)
+    return True

@@ -1,0 +1,327 @@
+"""A silver table, rebuilt: all that bronze holds of a collection, applied once more beside the table, compared, and swapped.
+
+    shadowed   bronze batches 0 to the table's position, or all of a bronze that was made anew, or trimmed and then holds a
+               snapshot of the whole, applied to an empty table;
+               again from the start with wider types as long as values are rescued that another type of their column
+               would hold
+    compared   rows, keys and documents, with the columns in which they differ and why
+    swapped    the deletes and the schema are noted, then one commit replaces the table's rows and columns
+
+The swap gives the table a new *generation*. The schema counts from that commit on, because it is noted under the
+generation; gold rewrites itself when it sees another one. Killed before the swap, the table is as it was; killed after it,
+only the shadow is left, which the next rebuild removes. Running it again is right at any time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from cdc_core import errors
+from cdc_core.schema import document_schema, evolution, retype
+from cdc_core.schema.document_schema import DocumentSchema
+from cdc_core.settings.parse import OnConflict
+from cdc_core.silver import reduce
+from cdc_core.tables import layout as tables
+from cdc_core.tables.layout import Layer
+from cdc_core.typed import exact
+from cdc_core.typed import plan as typed
+from pipelines.bronze import collections as registry
+from pipelines.bronze import log as bronze_log
+from pipelines.bronze import survey
+from pipelines.delta import table_comparison
+from pipelines.delta import tables as delta
+from pipelines.delta.table_comparison import Comparison
+from pipelines.delta.writer import Writer
+from pipelines.schema import log as schemas
+from pipelines.silver import ranges
+from pipelines.silver import tables as silver_tables
+from pipelines.silver.collection import CollectionWork, SilverCollection
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from cdc_core.settings.parse import CollectionSettings, Settings
+
+log = logging.getLogger(__name__)
+
+RENEW_SECONDS = 30.0
+"""How long a rebuild goes without renewing its claim on the live table."""
+
+
+@dataclass(frozen=True)
+class RebuildResult:
+    """What a rebuild saw and did; `version` is the table's with the rebuilt rows, None where nothing was swapped."""
+
+    collection: str
+    layer: Layer
+    table: str
+    to: int
+    comparison: Comparison
+    changes: tuple[evolution.Change, ...]
+    version: int | None
+    seconds: float = 0.0
+
+
+def retyped(
+    collection: SilverCollection,
+    settings: Settings,
+    reached: registry.SilverPosition,
+    *,
+    after: int,
+    stop: threading.Event,
+) -> registry.SilverPosition:
+    """The collection's position after its table was rebuilt for what its rows of batches after `after` rescued, where a
+    wider column would hold that; otherwise `reached`. What `schema.on.conflict: retype` asks for, by the table's own writer.
+
+    Where the table cannot be rebuilt from bronze, or `stop` is set, what was rescued stays so, and it is not tried again
+    before the next start: one document never stops a collection.
+    """
+    rows = collection.spark.table(str(collection.writer.table)).where(F.col("__batch") > after)
+    seed = _wider(collection, rows)
+    if seed is None:
+        return reached
+    args = (collection.spark, settings, collection.layout, collection.namespace, collection.writer)
+    work = SilverRebuild(*args, is_trial=False, drops_lost=False, stop=stop)
+    try:
+        refuse(work.run(seed))
+    except errors.MedallionError as error:
+        if type(error) not in (errors.DecisionNeeded, errors.Temporary):
+            raise
+        log.warning("what was rescued stays rescued until the next start: %s", error)
+        collection.options = replace(collection.options, on_conflict=OnConflict.RESCUE)
+        return reached
+    now = registry.silver_position(collection.spark, collection.writer.table)
+    collection.schema = work.kept(now)
+    return now
+
+
+def refuse(result: RebuildResult) -> None:
+    """Raise `DecisionNeeded` where a rebuild swapped nothing because rows would be lost."""
+    lost = result.comparison.lost
+    if result.layer is Layer.SILVER and result.version is None and lost:
+        raise errors.DecisionNeeded(
+            f"{result.table}: bronze does not hold {lost:,} of its documents and no delete of them, so nothing was "
+            "swapped; --dry-run names some of them, and --drop-missing lets them go"
+        )
+
+
+@dataclass
+class SilverRebuild:
+    """One rebuild of one table, which `writer` holds."""
+
+    spark: SparkSession
+    settings: Settings
+    layout: tables.Layout
+    namespace: registry.Namespace
+    writer: Writer
+    is_trial: bool
+    drops_lost: bool
+    stop: threading.Event
+
+    def run(self, seed: DocumentSchema = document_schema.EMPTY) -> RebuildResult:
+        """The table, from bronze; `seed` is a schema that its columns have from the start."""
+        position = registry.silver_position(self.spark, self.writer.table)
+        newest = bronze_log.newest(self.spark, self._bronze)
+        if position.is_of_other(newest.log):
+            # Its numbers are another bronze's: everything that this one holds is applied.
+            position = replace(position, to=newest.batch)
+        self._check_bronze(position.to)
+        generation = uuid.uuid4().hex[:12]
+        kept = self.kept(position)
+        with self._shadows(generation) as shadows:
+            shadow, reached = self._retyped(shadows, seed, position.to)
+            live, rebuilt = self.spark.table(str(self.writer.table)), self.spark.table(str(shadow.writer.table))
+            deletes = self._deletes(shadow.layout)
+            found = table_comparison.compared(live, rebuilt, deletes=deletes)
+            changes = evolution.differences(kept.schema, shadow.schema.schema)
+            version = None
+            if not self.is_trial and (self.drops_lost or not found.lost):
+                # Schema and deletes before the swap: killed in between, the table has neither a generation without a schema
+                # nor rows that a late event could bring back. Schemas of a generation that no table names have no effect.
+                self._note(kept, shadow.schema.schema, changes, position, generation)
+                self._remember(deletes)
+                self.writer.replace(
+                    rebuilt,
+                    to=position.to,
+                    extra=replace(
+                        reached, generation=generation, log=newest.log or position.log, origin=position.origin
+                    ).extra,
+                    properties=silver_tables.PROPERTIES | {registry.GENERATION: generation},
+                    cluster_by=("__key",),
+                )
+                version = self.writer.version
+        label = self.writer.table.label
+        return RebuildResult(str(self.namespace), Layer.SILVER, label, position.to, found, changes, version)
+
+    # --- the shadow
+
+    @property
+    def _bronze(self) -> tables.TableRef:
+        return self.layout.bronze(self.settings.name)
+
+    def _check_bronze(self, to: int) -> None:
+        edges = self.spark.sql(f"SELECT min(batch) AS first, max(batch) AS last FROM {self._bronze}").first()
+        if (edges.last or 0) < to or not bronze_log.is_whole(self.spark, self._bronze, str(self.namespace)):
+            raise errors.DecisionNeeded(
+                f"{self._bronze.label}: it holds batches {edges.first} to {edges.last}, and rebuilding {self.namespace} needs 1 to "
+                f"{to}, or a whole snapshot: medallion signal execute-snapshot --data-collections {self.namespace}, and then again"
+            )
+
+    @contextmanager
+    def _shadows(self, generation: str) -> Iterator[Iterator[tables.Layout]]:
+        """Places for shadows, each to be used once; whatever lies there, of this attempt or of a killed one, is removed."""
+        names = (self.namespace.db, self.namespace.collection)
+        delta.remove(self.spark, self.layout.shadow(*names))  # what a killed rebuild left
+        try:
+            # Each attempt in a place of its own: Delta caches the log of a path, also after its table is gone.
+            yield (self.layout.shadow(*names, f"{generation}-{number}") for number in itertools.count())
+        finally:
+            delta.remove(self.spark, self.layout.shadow(*names))
+
+    def _retyped(
+        self, shadows: Iterator[tables.Layout], schema: DocumentSchema, to: int
+    ) -> tuple[SilverCollection, registry.SilverPosition]:
+        """A shadow in which nothing is rescued that another type of its column would hold.
+
+        Types only get wider, so this ends: BIGINT, DOUBLE, STRING of anything.
+        """
+        seed: DocumentSchema | None = schema
+        while seed is not None:
+            shadow, reached = self._built(next(shadows), seed, to)
+            seed = _wider(shadow, self.spark.table(str(shadow.writer.table)))
+            if seed is not None:
+                delta.remove(self.spark, shadow.layout)
+        return shadow, reached
+
+    def _built(
+        self, layout: tables.Layout, seed: DocumentSchema, to: int
+    ) -> tuple[SilverCollection, registry.SilverPosition]:
+        """Bronze up to the batch `to`, applied to an empty table in `layout`, range by range."""
+        table = layout.silver(self.namespace.db, self.namespace.collection)
+        silver_tables.create(self.spark, table)
+        shadow = SilverCollection(
+            spark=self.spark,
+            namespace=self.namespace,
+            options=self._options(),
+            keeps_document=self.settings.keeps_document(str(self.namespace)),
+            layout=layout,
+            bronze=self._bronze,
+            writer=Writer.claim(self.spark, table),
+            schema=schemas.SchemaVersion(schema=seed),
+            is_new=True,
+        )
+        whole = reduce.BatchRange(0, to)
+        sweeps = self._sweeps(whole)
+        reached = registry.SilverPosition()
+        renew = _Renewal(self.writer)
+        for range_ in self._ranges(whole):
+            if self.stop.is_set():
+                raise errors.Temporary(f"{self.writer.table.label}: stopped before the swap; the table is as it was")
+            counts = survey.counted(self._events(range_)).get(self.namespace, survey.EventCounts())
+            due = tuple(s for s in sweeps if s.batch <= range_.to and s.is_due(after=range_.after, swept=reached.swept))
+            work = CollectionWork(self.namespace, reached, range_.to, counts, due)
+            # Its own event, never set: a range ends whole, and the stop is seen to between two of them.
+            reached = ranges.apply(shadow, work, stop=threading.Event())
+            renew()
+        return shadow, reached
+
+    def _options(self) -> CollectionSettings:
+        return self.settings.silver.for_collection(str(self.namespace))
+
+    def _events(self, span: reduce.BatchRange) -> DataFrame:
+        return survey.events(self.spark, self._bronze, self.namespace, span)
+
+    def _ranges(self, whole: reduce.BatchRange) -> tuple[reduce.BatchRange, ...]:
+        return survey.bounded(self._events(whole), span=whole, limit=self._options().max_batch_events)
+
+    def _sweeps(self, whole: reduce.BatchRange) -> tuple[reduce.Sweep, ...]:
+        _, found = survey.surveyed(self.spark, self._bronze, whole, only=self.namespace)
+        return tuple(sweep for sweep in found if sweep.db_collection == str(self.namespace))
+
+    # --- what is noted before the swap
+
+    def kept(self, position: registry.SilverPosition) -> schemas.SchemaVersion:
+        """The table's schema at a position."""
+        name = str(self.namespace)
+        generations = {name: position.generation}
+        return schemas.latest(self.spark, self.layout.ops("schemas"), generations=generations).get(
+            name, schemas.SchemaVersion()
+        )
+
+    def _note(
+        self,
+        kept: schemas.SchemaVersion,
+        schema: DocumentSchema,
+        changes: Sequence[evolution.Change],
+        position: registry.SilverPosition,
+        generation: str,
+    ) -> None:
+        """Append the schema under its generation; it takes effect when a commit of the table names this generation."""
+        rebuilt = evolution.Change("", evolution.ChangeKind.REBUILT, position.generation or None, generation)
+        plan = typed.Plan(schema)
+        schemas.append(
+            self.spark,
+            self.layout.ops("schemas"),
+            collection=str(self.namespace),
+            version=kept.version + 1,
+            batch=position.to,
+            evolution=schemas.Evolution(schema, (rebuilt, *changes), plan),
+            generation=generation,
+        )
+
+    def _deletes(self, layout: tables.Layout) -> DataFrame | None:
+        table = layout.deletes(self.namespace.db, self.namespace.collection)
+        return self.spark.table(str(table)) if delta.exists(self.spark, table) else None
+
+    def _remember(self, deletes: DataFrame | None) -> None:
+        """Append the shadow's deletes that are not remembered yet; what is remembered stays, it may be older than bronze."""
+        if deletes is None:
+            return
+        # Only those that are new: a rebuild that is run again must not make the table longer each time.
+        known = self._deletes(self.layout)
+        fresh = deletes if known is None else deletes.join(known, ["__key", "__sequence"], "left_anti")
+        table = self.layout.deletes(self.namespace.db, self.namespace.collection)
+        rows = fresh.select("__key", "__sequence", "__batch")
+        if not rows.isEmpty():
+            silver_tables.create_deletes(self.spark, table)
+            rows.writeTo(str(table)).append()
+
+
+class _Renewal:
+    """Renews a claim when it was not renewed for a while: a shadow takes longer to build than a lease lasts."""
+
+    def __init__(self, writer: Writer, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._writer = writer
+        self._clock = clock
+        self._last = clock()
+
+    def __call__(self) -> None:
+        if self._clock() - self._last >= RENEW_SECONDS:
+            self._writer.renew()
+            self._last = self._clock()
+
+
+def _wider(collection: SilverCollection, rows: DataFrame) -> DocumentSchema | None:
+    """The collection's schema with columns for what these rows of its table rescued; None where it is as wide already."""
+    schema = collection.schema.schema
+    found = conflicts(rows, schema)
+    wider, changes = retype.retyped(schema, found, pins=collection.options.pins)
+    return wider if changes else None
+
+
+def conflicts(silver: DataFrame, schema: DocumentSchema) -> tuple[retype.Conflict, ...]:
+    """What the rescued values of a silver table say against its schema, each once."""
+    # Distinct on the workers: a table may have rescued as many values as it has rows, and few kinds of them.
+    entries = silver.where("size(`__rescued`) > 0").select(F.explode("__rescued").alias("path", "text"))
+    found = entries.mapInArrow(exact.conflicts(schema.to_json()), "conflict STRING").distinct().collect()
+    return tuple(retype.Conflict.from_json(row.conflict) for row in sorted(found))

@@ -1,0 +1,105 @@
+"""Layers that run, made to stand still for a while: each ends its round, gives its claims back, and begins anew
+afterwards."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from cdc_core import errors
+from pipelines.spark import failures as spark_failures
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+LOOK_SECONDS = 0.2
+
+
+class Standstill:
+    """Stops the layers that it wraps between two rounds of theirs, as often as it is asked to."""
+
+    def __init__(self) -> None:
+        self._asked = threading.Event()
+        self._layers: set[str] = set()
+        self._standing: set[str] = set()
+        self._changed = threading.Condition()
+
+    def stoppable(
+        self, name: str, layer: Callable[[threading.Event], Result], *, together: Callable[[Result, Result], Result]
+    ) -> Callable[[threading.Event], Result]:
+        """The layer, which begins anew after each standstill; its results are put `together`."""
+        self._layers.add(name)
+
+        def body(stop: threading.Event) -> Result:
+            results: list[Result] = []
+            while True:
+                try:
+                    results.append(layer(_Either(stop, self._asked)))
+                except errors.MedallionError as error:
+                    # Of collections that failed, who are told at the end of a round: the next one meets them again.
+                    if (
+                        stop.is_set()
+                        or not self._asked.is_set()
+                        or isinstance(spark_failures.translated(error), errors.SparkLost)
+                    ):
+                        raise
+                    log.warning("%s stands still; it had said: %s", name, error)
+                if stop.is_set():
+                    total = results[0]
+                    for each in results[1:]:
+                        total = together(total, each)
+                    return total
+                self._stand(name, stop)
+
+        return body
+
+    @contextmanager
+    def standing(self, stop: threading.Event) -> Iterator[None]:
+        """A block in which no layer runs; raises `Temporary` where `stop` was set before they stood."""
+        self._asked.set()
+        try:
+            with self._changed:
+                while self._standing != self._layers and not stop.is_set():
+                    self._changed.wait(LOOK_SECONDS)
+            if stop.is_set():
+                raise errors.Temporary("stopped before silver and gold stood still")
+            yield
+        finally:
+            with self._changed:
+                self._asked.clear()
+                self._changed.notify_all()
+
+    def _stand(self, name: str, stop: threading.Event) -> None:
+        with self._changed:
+            self._standing.add(name)
+            self._changed.notify_all()
+            while self._asked.is_set() and not stop.is_set():
+                self._changed.wait(LOOK_SECONDS)
+            self._standing.discard(name)
+
+
+class _Either(threading.Event):
+    """Set where one of several events is."""
+
+    def __init__(self, *events: threading.Event) -> None:
+        super().__init__()
+        self._events = events
+
+    def is_set(self) -> bool:
+        """Whether one of them is."""
+        return any(each.is_set() for each in self._events)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the first of them."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while not self.is_set():
+            left = LOOK_SECONDS if end is None else min(LOOK_SECONDS, end - time.monotonic())
+            if left <= 0:
+                return False
+            self._events[0].wait(left)
+        return True

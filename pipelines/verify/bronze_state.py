@@ -1,0 +1,133 @@
+"""Bronze's side of a comparison: what its events come to, one document a key, worked out from the log and from nothing else.
+
+The last whole document of a key counts, with the partial updates behind it folded onto it; a delete ends it, and so do a
+drop, a rename and the end of a snapshot of the whole collection for all that is older. No table of silver is read, and no
+schema: a document is compared as the text that it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+from cdc_core import errors
+from cdc_core.bronze import columns as bronze
+from cdc_core.schema.document_schema import DocumentSchema
+from cdc_core.silver import quarantine as quarantine_rules
+from cdc_core.silver import reduce
+from cdc_core.sql.names import literal
+from cdc_core.tables import layout as tables
+from cdc_core.verify import equality
+from pipelines.bronze import collections as registry
+from pipelines.bronze import log as bronze_log
+from pipelines.bronze import survey
+from pipelines.verify.table_rows import HELD, HELD_DDL
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True)
+class FoldedDocument:
+    """What bronze holds of a key: a document's text, None where it only has updates of one that it never had."""
+
+    text: str | None
+    is_incomplete: bool
+
+
+@dataclass(frozen=True)
+class BronzeState:
+    """One collection's documents as bronze has them up to a batch; `version` is the table's that was asked for."""
+
+    spark: SparkSession
+    table: tables.TableRef
+    namespace: registry.Namespace
+    batch: int
+    version: int
+
+    def digests(self, schema: DocumentSchema) -> DataFrame:
+        """Every document's key and digest, as `HELD`; the schema says nothing here."""
+        return self._documents(self._events()).mapInArrow(_digests, HELD_DDL)
+
+    def some(self, keys: Sequence[str], schema: DocumentSchema) -> dict[str, list[FoldedDocument]]:
+        """The documents of these keys."""
+        if not keys:
+            return {}
+        named = self.spark.createDataFrame(pa.table({"key": pa.array(keys, pa.string())}))
+        found = self._documents(self._events().join(F.broadcast(named), "key", "left_semi"))
+        return {row["__key"]: [FoldedDocument(row.document, row.incomplete)] for row in found.collect()}
+
+    def compared(self, text: str, held: FoldedDocument, schema: DocumentSchema) -> tuple[equality.Difference, ...]:
+        """What a document of the source and one of bronze differ in."""
+        return equality.exact_differences(text, held.text or "{}")
+
+    def sampled(self, documents: int) -> list[str]:
+        """The keys of so many documents, by chance."""
+        found = self._documents(self._events()).select("__key").orderBy(F.rand()).limit(documents)
+        return [row["__key"] for row in found.collect()]
+
+    def _events(self) -> DataFrame:
+        """The events that count: those from before the collection's last end, or before a snapshot of all of it, do not."""
+        span = reduce.BatchRange(0, self.batch)
+        _, found = survey.surveyed(self.spark, self.table, span, only=self.namespace)
+        own = [sweep.first for sweep in found if sweep.db_collection == str(self.namespace)]
+        events = survey.events(self.spark, self.table, self.namespace, span)
+        events = events.where(f"sequence >= {literal(max(own))}") if own else events
+        return _with_holes(events)
+
+    def _documents(self, events: DataFrame) -> DataFrame:
+        """Rows `__key, document, incomplete`, one a key that is not deleted."""
+        counted = events.agg(F.count("*").alias("events"), F.count_if(reduce.is_partial()).alias("partial")).first()
+        if not counted.partial:
+            is_many = counted.events <= survey.MAX_BROADCAST_EVENTS
+            latest = reduce.latest_of_many(events) if is_many else reduce.latest(events, has_partial=False)
+            rows = latest.where(F.col("op") != bronze.Op.DELETE.value)
+            return rows.select(
+                F.col("key").alias("__key"), F.col("after").alias("document"), F.lit(False).alias("incomplete")
+            )
+        is_delete, is_updated = F.coalesce("is_delete", F.lit(False)), F.col("updates").isNotNull()
+        rows = reduce.histories(events).where(~is_delete | is_updated)
+        # Updates that come after a delete are of another document of the key, of which bronze has nothing.
+        base = F.when(is_updated & ~is_delete, F.col("after")).alias("base")
+        prepared = rows.select(F.col("key").alias("__key"), "after", "updates", base)
+        folded = prepared.mapInArrow(reduce.fold_rows, f"__key STRING, after STRING, {reduce.FOLDED_DDL}")
+        was_folded = F.col("incomplete").isNotNull()
+        return folded.select(
+            "__key",
+            F.when(was_folded, F.col("document")).otherwise(F.col("after")).alias("document"),
+            F.coalesce("incomplete", F.lit(False)).alias("incomplete"),
+        )
+
+
+def _with_holes(events: DataFrame) -> DataFrame:
+    """The events, of which those that cannot be read leave a document incomplete, unless they came again and could be."""
+    judged = events.withColumn("is_unreadable", quarantine_rules.reason().isNotNull())
+    wrong = judged.where("is_unreadable")
+    if wrong.isEmpty():
+        return events
+    mended = judged.where("NOT is_unreadable").select(*quarantine_rules.IDENTITY)
+    holes = wrong.join(mended, [*quarantine_rules.IDENTITY], "left_anti").select(*events.columns)
+    readable = judged.where("NOT is_unreadable").select(*events.columns)
+    return readable.unionByName(quarantine_rules.readable(holes, with_holes=True).select(*events.columns))
+
+
+def _digests(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        # A document that is not known whole is looked at closely, and told as what it is.
+        texts = zip(batch.column("document").to_pylist(), batch.column("incomplete").to_pylist())
+        found = [0 if text is None or incomplete else equality.exact_digest(text) for text, incomplete in texts]
+        arrays = [batch.column("__key").cast(pa.string()), pa.array(found, pa.int64())]
+        yield pa.RecordBatch.from_arrays(arrays, schema=HELD)
+
+
+def check_whole(spark: SparkSession, table: tables.TableRef, namespace: registry.Namespace) -> None:
+    """Raise `DecisionNeeded` where bronze does not hold all that a collection was made of."""
+    if not bronze_log.is_whole(spark, table, str(namespace)):
+        raise errors.DecisionNeeded(
+            f"verifying {namespace}: old events were taken from bronze, which holds no state of its own any more. "
+            f"Verify silver or gold, or ask for medallion signal execute-snapshot --data-collections {namespace}"
+        )

@@ -1,0 +1,36 @@
+"""What counts as a small table, whose queries run without compiled code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cdc_core.tables.layout import TableRef
+from pipelines.delta import query_execution
+
+
+def _table(folder: Path, *, rows: int, size_bytes: int) -> TableRef:
+    log = folder / "_delta_log"
+    log.mkdir(parents=True)
+    metadata = {"schemaString": '{"type": "struct", "fields": []}', "partitionColumns": [], "configuration": {}}
+    add = {"path": "a.parquet", "size": size_bytes, "stats": json.dumps({"numRecords": rows})}
+    actions = [{"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}}, {"metaData": metadata}, {"add": add}]
+    (log / f"{0:020}.json").write_text("\n".join(map(json.dumps, actions)))
+    (log / f"{0:020}.crc").write_text(json.dumps({"numFiles": 1, "tableSizeBytes": size_bytes}))
+    return TableRef(f"delta.`{folder}`", path=str(folder))
+
+
+@pytest.mark.parametrize(
+    ("rows", "size_bytes", "is_small"),
+    [(100, 10_000, True), (100, 10**9, False), (400_000, 19_000_000, False)],
+)
+def test_a_table_is_small_in_bytes_and_in_rows(tmp_path: Path, rows: int, size_bytes: int, is_small: bool) -> None:
+    """Documents that resemble each other compress so well that 400,000 of them lie in a file of 19 MB."""
+    assert query_execution.are_small(_table(tmp_path, rows=rows, size_bytes=size_bytes)) is is_small
+
+
+def test_a_table_that_is_not_there_yet_is_small(tmp_path: Path) -> None:
+    """There is nothing in it that would have to be read."""
+    assert query_execution.are_small(TableRef("delta.`none`", path=str(tmp_path / "none")))

@@ -1,0 +1,59 @@
+"""How a command starts Spark: what its JVM is made for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.commands import application
+from jobs.commands.options import SettingsFile
+from pipelines.spark import conf as spark_conf
+from pipelines.spark import session as sparks
+
+MEGABYTE = 1 << 20
+
+
+def _profile(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, verb: str, *, bronze_bytes: int | None, is_service: bool
+) -> Mapping[str, str] | None:
+    """The profile that a command asks for, over a bronze of so many bytes; None for one that is not there yet."""
+    path = folder / "shop.yml"
+    path.write_text(
+        f"name: shop\nlakehouse: {{root: {folder}/lakehouse}}\nsource: {{mongodb.connection.string: mongodb://127.0.0.1}}\n"
+    )
+    if bronze_bytes is not None:
+        log = folder / "lakehouse" / "bronze" / "shop" / "_delta_log"
+        log.mkdir(parents=True)
+        (log / f"{0:020}.json").write_text("{}")
+        (log / f"{0:020}.crc").write_text(json.dumps({"numFiles": 1, "tableSizeBytes": bronze_bytes}))
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(sparks, "session", lambda _, **options: asked.update(options))
+    file = SettingsFile(path, None, None, None, {})
+    application.session(file, file.load(), verb, is_service=is_service)
+    profile: Mapping[str, str] | None = asked["profile"]
+    return profile
+
+
+@pytest.mark.parametrize(
+    ("bronze_bytes", "is_service", "expected"),
+    [
+        (None, False, spark_conf.SHORT_RUN),
+        (200 * MEGABYTE, False, spark_conf.SHORT_RUN),
+        (5000 * MEGABYTE, False, {}),
+        (200 * MEGABYTE, True, {}),
+    ],
+)
+def test_a_run_over_little_does_not_wait_for_the_optimizing_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bronze_bytes: int | None, is_service: bool, expected: Mapping[str, str]
+) -> None:
+    """What it compiles would pay for itself after two million documents; a service, and a run over more, get it."""
+    assert _profile(tmp_path, monkeypatch, "silver", bronze_bytes=bronze_bytes, is_service=is_service) == expected
+
+
+def test_a_capture_has_a_profile_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It needs little memory, whatever bronze holds."""
+    assert _profile(tmp_path, monkeypatch, "capture", bronze_bytes=None, is_service=False) == spark_conf.CAPTURE

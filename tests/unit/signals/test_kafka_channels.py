@@ -1,0 +1,79 @@
+"""The Kafka channels, over a client that is made up: what a broker that fails costs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import confluent_kafka
+import pytest
+
+from cdc_core.settings import parse as settings
+from cdc_core.signals import notification as notifications
+from pipelines.channels import kafka
+
+SETTINGS = settings.parse(
+    {
+        "name": "shop",
+        "lakehouse": {"root": "lake"},
+        "source": {
+            "mongodb.connection.string": "mongodb://localhost",
+            "signal.enabled.channels": "kafka",
+            "signal.kafka.bootstrap.servers": "h:9092",
+            "notification.enabled.channels": "sink",
+            "notification.sink.topic.name": "told",
+        },
+    }
+)
+
+
+class Consumer:
+    """Of a topic of two partitions, whose second one does not answer the first time."""
+
+    def __init__(self) -> None:
+        self.assigned: list[int] = []
+        self.failures = 1
+
+    def list_topics(self, name: str, **_: Any) -> Any:
+        return SimpleNamespace(topics={name: SimpleNamespace(error=None, partitions={0: None, 1: None})})
+
+    def committed(self, partitions: list[Any], **_: Any) -> list[Any]:
+        return partitions
+
+    def get_watermark_offsets(self, partition: Any, **_: Any) -> tuple[int, int]:
+        if partition.partition == 1 and self.failures:
+            self.failures -= 1
+            raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(confluent_kafka.KafkaError._TIMED_OUT))
+        return 0, 0
+
+    def assign(self, partitions: list[Any]) -> None:
+        self.assigned = [each.partition for each in partitions]
+
+    def poll(self, _: float) -> None:
+        return None
+
+    def commit(self, **_: Any) -> None:
+        return None
+
+
+def test_a_topic_is_read_behind_a_broker_that_failed_half_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one partition does not answer at first, the next look asks for all of them again."""
+    consumer = Consumer()
+    monkeypatch.setattr(kafka, "_client", lambda *_: consumer)
+    topic = kafka.KafkaTopic(SETTINGS, set())
+    assert topic.poll() == [] and consumer.assigned == []
+    assert topic.poll() == [] and consumer.assigned == [0, 1]
+
+
+def test_a_notification_that_cannot_be_sent_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client refuses one that is too large: the log says so, and the snapshot that tells of itself goes on."""
+
+    def produce(*_: Any, **__: Any) -> None:
+        raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(confluent_kafka.KafkaError.MSG_SIZE_TOO_LARGE))
+
+    monkeypatch.setattr(kafka, "_client", lambda *_: SimpleNamespace(produce=produce))
+    told = notifications.Notification("1", notifications.INITIAL, notifications.NotificationType.STARTED, 0, {})
+    kafka.KafkaSink(SETTINGS).send(told)
+    assert "not sent to the topic told" in caplog.text
