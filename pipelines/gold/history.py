@@ -30,6 +30,7 @@ from cdc_core import errors
 from cdc_core.bronze import columns as bronze
 from cdc_core.gold import versions
 from cdc_core.properties.source import FullUpdateType
+from cdc_core.schema import document_schema
 from cdc_core.silver import merge, reduce
 from cdc_core.silver import quarantine as quarantine_rules
 from cdc_core.sql import merge as sql_merge
@@ -58,6 +59,9 @@ ENGINE_DDL = (
     "`__rescued` MAP<STRING, STRING>, `__incomplete` BOOLEAN, `__as_captured` BOOLEAN, "
     "`__key` STRING, `__sequence` STRING, `__until` STRING, `valid_from` TIMESTAMP, `valid_to` TIMESTAMP"
 )
+GAP = "gap"
+"""What a commit says of `HistoryPosition.has_gap`."""
+
 SAME_VERSION = "t.`__key` = s.`__key` AND t.`__sequence` = s.`__sequence`"
 
 RESERVED = frozenset({"__as_captured", "__until", "valid_from", "valid_to"})
@@ -65,28 +69,57 @@ RESERVED = frozenset({"__as_captured", "__until", "valid_from", "valid_to"})
 
 @dataclass(frozen=True)
 class HistoryPosition:
-    """Where a history stands: up to `to`, a batch of the bronze called `log`; nothing from before `floor` may come any more."""
+    """Where a history stands: up to `to`, a batch of the bronze called `log`; nothing from before `floor` may come any more.
+
+    `added` are the columns that `add.fields` and `add.headers` ever made. `has_gap`: what came after `to` is not all in bronze any more,
+    because maintenance took from it while no history was kept.
+    """
 
     to: int = 0
     floor: str = ""
     log: str | None = None
+    added: tuple[str, ...] = ()
+    has_gap: bool = False
 
     @property
     def extra(self) -> dict[str, object]:
         """What a commit says beside `to`."""
-        return {"floor": self.floor, "log": self.log}
+        return {"floor": self.floor, "log": self.log, "added": self.added, GAP: self.has_gap}
 
 
 def position(spark: SparkSession, table: tables.TableRef) -> HistoryPosition:
     """Where a history's table stands; at the beginning where there is none."""
     commit = table_history.position(spark, table) if delta.exists(spark, table) else None
     found = {} if commit is None or commit.metadata is None else commit.metadata
-    return HistoryPosition(found.get("to") or 0, found.get("floor") or "", found.get("log"))
+    return HistoryPosition(
+        found.get("to") or 0,
+        found.get("floor") or "",
+        found.get("log"),
+        tuple(found.get("added") or ()),
+        bool(found.get(GAP)),
+    )
 
 
 def is_due(at: HistoryPosition, silver: registry.SilverPosition) -> bool:
     """Whether silver has applied events that the history has not."""
     return at.to < silver.to or silver.is_of_other(at.log)
+
+
+def check(spark: SparkSession, settings: Settings, namespace: registry.Namespace, at: HistoryPosition) -> None:
+    """Raise `DecisionNeeded` where a history would go on behind events that bronze does not hold any more: documents that were
+    deleted meanwhile would be open in it for ever. A snapshot of the whole ends them."""
+    layout = delta.layout(settings.lakehouse)
+    table, bronze_table = layout.history(namespace.db, namespace.collection), layout.bronze(settings.name)
+    if not at.to:
+        return
+    is_behind = at.has_gap or (
+        table_history.is_restored(spark, table) and bronze_log.is_trimmed_behind(spark, bronze_table, at.to)
+    )
+    if is_behind and not bronze_log.is_whole(spark, bronze_table, str(namespace)):
+        raise errors.DecisionNeeded(
+            f"{table.label}: old events that come after its last version were taken from bronze, while no history was kept or before "
+            f"it was restored. Have the documents read anew: medallion signal execute-snapshot --data-collections {namespace}"
+        )
 
 
 def create(spark: SparkSession, table: tables.TableRef, *, properties: Mapping[str, str]) -> None:
@@ -111,10 +144,16 @@ class History:
         self.mode = self.options.unwrap.delete_tombstone_handling_mode
         kept = schemas.latest(self.spark, self.layout.ops("schemas"), generations={str(self.namespace): GENERATION})
         self.schema = kept.get(str(self.namespace), schemas.SchemaVersion(generation=GENERATION))
+        # Of a table that was removed and made anew the columns begin anew, as the settings lay them out now.
+        if {name for name, _ in self.schema.schema.table()}.isdisjoint(self._stored().columns):
+            self.schema = replace(self.schema, schema=document_schema.EMPTY)
 
     def brought_up(self, at: HistoryPosition, silver: registry.SilverPosition, *, stop: threading.Event) -> int:
         """Apply what lies between a position and silver's; how many events. Between ranges `stop` is obeyed."""
-        reached = replace(at, to=0 if silver.is_of_other(at.log) else at.to, log=silver.log)
+        # A name stays reserved when the setting goes: the column is still there, and a field would be mixed with its values.
+        added = {*at.added, *(each.name for each in self._added())}
+        start = 0 if silver.is_of_other(at.log) else at.to
+        reached = replace(at, to=start, log=silver.log, added=tuple(sorted(added)), has_gap=False)
         span = reduce.BatchRange(reached.to, silver.to)
         if not reached.to and not bronze_log.is_whole(self.spark, self.bronze, str(self.namespace)):
             log.warning(
@@ -238,7 +277,7 @@ class History:
             options=self.options.unwrap,
             pins=self.options.pins,
             mark="sequence",
-            reserved=RESERVED | {each.name for each in self._added()},
+            reserved=RESERVED | {*reached.added, *(each.name for each in self._added())},
         )
         ops, name = self.layout.ops("schemas"), str(self.namespace)
         self.schema = schemas.keep(self.spark, ops, self.schema, evolution, collection=name, batch=number)

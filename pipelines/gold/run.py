@@ -300,6 +300,8 @@ class _GoldRun:
     def _versioned(self, spark: SparkSession, work: _HistoryWork) -> GoldTableResult:
         started = time.monotonic()
         table = self.layout.history(work.namespace.db, work.namespace.collection)
+        if table not in self.claims:
+            history.check(spark, self.settings, work.namespace, work.at)
         history.create(spark, table, properties=current.PROPERTIES | self.claims.table_properties())
         writer = self.claims.writer(spark, table)
         kept = history.History(spark, self.settings, self.layout, work.namespace, writer)

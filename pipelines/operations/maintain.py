@@ -38,7 +38,7 @@ from pipelines.bronze import quarantine_table
 from pipelines.delta import maintenance, ops_tables, owners, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
-from pipelines.gold import models
+from pipelines.gold import history, models
 from pipelines.spark import parallel
 
 if TYPE_CHECKING:
@@ -324,7 +324,7 @@ class _MaintenanceRun:
         # Nobody asks for them again. The first batch and the last one stay: the one says that bronze has its beginning, the other
         # has the position.
         idle = f"{IDLE_ROWS} AND ts_ms < {before} AND batch > 1 AND batch < {newest}"
-        own = [self._trimmed(each, words) for each in registry.read(self.spark, self.settings).namespaces]
+        own = [self._trimmed(each, before, words) for each in registry.read(self.spark, self.settings).namespaces]
         chosen = " OR ".join(each for each in own if each)
         events = f"kind IN ('change', 'snapshot') AND ts_ms < {before} AND ({chosen or 'false'})"
         # Looked for first: the claim would refuse a capture that starts meanwhile, and each property is a commit.
@@ -355,7 +355,7 @@ class _MaintenanceRun:
         if has_events:
             words.left.append("a rebuild of silver now needs a snapshot of the collection first")
 
-    def _trimmed(self, namespace: registry.Namespace, words: _ResultLines) -> str | None:
+    def _trimmed(self, namespace: registry.Namespace, before: int, words: _ResultLines) -> str | None:
         """Which events of one collection may go, as SQL: not the last batch that it has, by which it is known."""
         names_ = (namespace.db, namespace.collection)
         silver = self.layout.silver(*names_)
@@ -369,7 +369,29 @@ class _MaintenanceRun:
             return None
         last = self.spark.sql(f"SELECT max(batch) AS last FROM {self.bronze} WHERE {namespace.predicate}").collect()[0].last
         upto = min(self._applied(namespace), (last or 1) - 1)
-        return f"({namespace.predicate} AND batch <= {upto})"
+        chosen = f"({namespace.predicate} AND batch <= {upto})"
+        return chosen if self._is_gap_noted(namespace, f"{chosen} AND ts_ms < {before}", words) else None
+
+    def _is_gap_noted(self, namespace: registry.Namespace, chosen: str, words: _ResultLines) -> bool:
+        """Whether events may go for all that a history needs: one that is there, and not kept for now, has to know that it has a gap."""
+        table = self.layout.history(namespace.db, namespace.collection)
+        if self.settings.silver.for_collection(str(namespace)).history or not delta.exists(self.spark, table):
+            return True
+        at = history.position(self.spark, table)
+        lost = f"{chosen} AND batch > {at.to} AND kind IN ('change', 'snapshot')"
+        if not at.to or at.has_gap or not self.spark.sql(f"SELECT 1 FROM {self.bronze} WHERE {lost} LIMIT 1").collect():
+            return True
+        try:
+            writer = Writer.claim(self.spark, table, errand="medallion maintain")
+        except (errors.TableOwned, errors.LeaseHeld):
+            words.left.append(f"{namespace}: its events stay, a writer of its history is alive")
+            return False
+        try:
+            to, extra = writer.last_metadata()
+            writer.mark(to=to, extra={**extra, history.GAP: True})
+        finally:
+            writer.release()
+        return True
 
 
 def _note_removed(words: _ResultLines, count: int, what: str) -> None:

@@ -117,6 +117,31 @@ def test_tables_are_compacted_and_what_is_old_goes(spark: SparkSession, lakehous
     assert registry.silver_position(spark, silver_table).to == 4
 
 
+def test_a_history_that_was_not_kept_knows_its_gap(spark: SparkSession, lakehouse: Path) -> None:
+    """What came meanwhile went from bronze: asked for again it waits for a snapshot, which ends what is not there any more."""
+
+    def chosen(**defaults: Any) -> Any:
+        return settings(lakehouse, maintenance={"bronze.retention.days": 1}, silver={"defaults": defaults})
+
+    layout = delta.layout(chosen().lakehouse)
+    log = bronze_rows.Log(spark, layout.bronze("shop"))
+    log.append({"things": [{"op": "c", "key": key, "at": 10, "after": {"_id": key}} for key in (1, 2)]})
+    applied(spark, chosen(history=True))
+    log.append({"things": [{"op": "d", "key": 1, "at": 20}]})
+    log.append({"things": [{"op": "u", "key": 2, "at": 30, "after": {"_id": 2}}]})
+    applied(spark, chosen())
+    maintain.run(spark, chosen())
+    log.append({"things": [{"op": "r", "key": 2, "at": 40, "after": {"_id": 2}}]})
+    for _ in range(2):
+        with pytest.raises(errors.DecisionNeeded, match="execute-snapshot"):
+            applied(spark, chosen(history=True))
+    spark.sql(f"ALTER TABLE {layout.bronze('shop')} SET TBLPROPERTIES ('{bronze.TRIMMED}' = '4')").collect()
+    log.append({"things": [{"sweep": 40}]})
+    applied(spark, chosen(history=True))
+    versions = spark.table(str(layout.history(bronze_rows.DB, "things")))
+    assert [row["_id"] for row in versions.where("`__until` IS NULL").collect()] == [2]
+
+
 def test_a_capture_that_comes_during_a_compaction_is_not_refused(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
