@@ -36,6 +36,9 @@ SCHEMA = pa.schema(
 )
 PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "50"}
 
+GENERATION = "medallion.generation"
+"""The property of a silver table that a rebuild made: what it called the rows, for when the log no longer holds a commit of ours."""
+
 
 @dataclass(frozen=True)
 class Namespace:
@@ -186,6 +189,8 @@ class SilverPosition:
     nothing may arrive any more, `generation` what a rebuild called its rows, `documents` whether it holds whole documents (None
     where nothing says so), `added` the columns that `add.fields` and `add.headers` ever made. `settled` is what the last run that left the
     table cleanly found out about all of them (`CaughtUp`), `log` the bronze whose batches these are (None where it has no name).
+    `origin` changes where the rows began anew: the table was made, repaired or restored since, and what was read of it at a batch may not
+    be what it held at that batch the second time.
     """
 
     to: int = 0
@@ -198,6 +203,7 @@ class SilverPosition:
     added: tuple[str, ...] = ()
     version: int = -1
     settled: CaughtUp | None = field(default=None, compare=False)
+    origin: str = ""
 
     def is_of_other(self, log: str | None) -> bool:
         """Whether `to` counts the batches of another bronze than the one whose history is called `log`."""
@@ -206,7 +212,7 @@ class SilverPosition:
     @property
     def extra(self) -> dict[str, object]:
         """What a commit says beside `to`."""
-        names = ("high", "swept", "generation", "floor", "log", "documents", "added")
+        names = ("high", "swept", "generation", "floor", "log", "documents", "added", "origin")
         return {name: getattr(self, name) for name in names}
 
 
@@ -228,10 +234,13 @@ def silver_position(spark: SparkSession, table: tables.TableRef) -> SilverPositi
             tuple(metadata.get("added") or ()),
             version,
             CaughtUp(**metadata["settled"]) if "settled" in metadata else None,
+            metadata.get("origin") or "",
         )
     delta.check_ours(spark, table)
     row = spark.sql(f"SELECT max(`__batch`) AS batch FROM {table}").first()
-    return SilverPosition(row.batch or 0, version=table_history.version(spark, table))
+    # Without its generation the table's columns would be read by the schema that they had before the rebuild.
+    generation = delta.properties(spark, table).get(GENERATION, "")
+    return SilverPosition(row.batch or 0, generation=generation, version=table_history.version(spark, table))
 
 
 def _position_and_version(spark: SparkSession, table: tables.TableRef) -> tuple[local_log.Commit | None, int]:

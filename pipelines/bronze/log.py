@@ -319,8 +319,10 @@ def is_whole(spark: SparkSession, table: tables.TableRef, namespace: str) -> boo
 def is_trimmed_behind(spark: SparkSession, table: tables.TableRef, batch: int) -> bool:
     """Whether maintenance may have taken events that came after a batch."""
     trimmed = delta.properties(spark, table).get(TRIMMED)
+    if trimmed is None:
+        return False
     at = spark.sql(f"SELECT max(ts_ms) AS at FROM {table} WHERE batch <= {batch}").collect()[0].at
-    return trimmed is not None and (at or 0) < int(trimmed)
+    return bool((at or 0) < int(trimmed))
 
 
 def notes(spark: SparkSession, table: tables.TableRef) -> list[FilterChange]:

@@ -7,20 +7,25 @@ again, which changes nothing: the newest fact of an event counts.
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyspark.sql import functions as F
 
 from cdc_core.silver import quarantine as quarantine_rules
 from cdc_core.silver import reduce
 from cdc_core.tables import layout as tables
-from pipelines.delta import query_execution, table_errors
+from pipelines.delta import live_files, local_log, query_execution, table_errors
 from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "50"}
+
+MANY_FACTS = 20_000
+"""Of more facts a query says which events they hold."""
 
 FEW = 1000
 """At most so many keys are named in a query; with more of them all events of a range are looked at."""
@@ -51,6 +56,45 @@ def applicable(
 def count(spark: SparkSession, table: tables.TableRef) -> int:
     """How many events a collection's quarantine holds."""
     return quarantine_rules.held(spark.table(str(table))).count() if delta.exists(spark, table) else 0
+
+
+@dataclass
+class HeldEvents:
+    """Whether a quarantine holds any event, as this process sees its files: what `count` says, without a query."""
+
+    live: live_files.LiveFiles
+    _version: int = -1
+    _are_none: bool = False
+
+    @staticmethod
+    def of(table: tables.TableRef) -> HeldEvents | None:
+        """None where this process does not see the table."""
+        folder = local_log.folder(table)
+        return None if folder is None else HeldEvents(live_files.LiveFiles(folder))
+
+    def are_none(self) -> bool:
+        """Whether it holds none; False where that cannot be told from here."""
+        newest = local_log.newest_version(self.live.folder)
+        if newest is not None and newest != self._version:
+            self._version, self._are_none = newest, self._hold_none(newest)
+        return newest is not None and self._are_none
+
+    def _hold_none(self, version: int) -> bool:
+        columns = (*quarantine_rules.IDENTITY, "reason", "to", "batch")
+        try:
+            if not self.live.at(version):
+                return False
+            facts = self.live.rows_above("to", -1, columns=columns, limit=MANY_FACTS)
+        except (OSError, pa.ArrowException, live_files.NotReadable):
+            return False
+        newest: dict[tuple[Any, ...], tuple[int, bool, int]] = {}
+        for *identity, reason, to, batch in zip(*(facts[name].to_pylist() for name in columns)):
+            order = (to, reason in _ENDING_REASONS, batch)
+            newest[tuple(identity)] = max(order, newest.get(tuple(identity), order))
+        return all(is_ending for _, is_ending, _ in newest.values())
+
+
+_ENDING_REASONS = frozenset(each.value for each in quarantine_rules.ENDINGS)
 
 
 def waiting_keys(spark: SparkSession, table: tables.TableRef, *, since: str) -> DataFrame | None:

@@ -21,7 +21,7 @@ from pipelines.capture.deployment import Deployment
 from pipelines.capture.logger import log
 from pipelines.delta import table_history
 from pipelines.delta import tables as delta
-from pipelines.mongodb import change_stream
+from pipelines.mongodb import catalog, change_stream
 from pipelines.mongodb import failures as mongodb_failures
 from pipelines.mongodb import server as mongodb_server
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 AHEAD_SECONDS = 60
-"""A position may be so far ahead of what a server says: a mongos that was just started knows of its cluster's time by hearsay."""
+"""A position may be so far ahead of what a server says: a mongos knows of its cluster's time by hearsay."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,8 @@ class StreamOpener:
             try:
                 with mongodb_failures.translating("opening the change stream"):
                     if position is not None:
-                        self._check_reach(stream, position)
+                        self._check_begins_within(stream, position)
+                        self._check_not_ahead(position)
                     stream.open()
                     # Opening alone proves nothing: the server says that a position is lost with the first batch.
                     stream.probe()
@@ -138,18 +139,28 @@ class StreamOpener:
                     break  # the place is older than the oplog, however it is named
         raise positions.lost(position, lost)
 
-    def _check_reach(self, stream: change_stream.ChangeStream, position: bronze_log.BronzePosition) -> None:
-        """Raise `HistoryLost` for a position from before the oplog, and `SourceUnsuitable` for one from the server's future.
+    @staticmethod
+    def _check_begins_within(stream: change_stream.ChangeStream, position: bronze_log.BronzePosition) -> None:
+        """Raise `HistoryLost` for a position from before the oplog.
 
-        An oplog that never rolled takes any earlier time for its beginning: then it is that of another deployment. One whose
-        time is behind gives no event until it has come so far, and what silver holds would be newer than all of them.
+        An oplog that never rolled takes any earlier time for its beginning: then it is that of another deployment.
         """
-        at = positions.cluster_time(position.token).time
         # Of the server that is read: a secondary's oplog may reach further back than the primary's.
         window = mongodb_server.oplog_window(stream.server)
-        if window is not None and at < window.first:
+        if window is not None and positions.cluster_time(position.token).time < window.first:
             raise mongodb_failures.HistoryLost(mongodb_failures.CHANGE_STREAM_HISTORY_LOST)
-        if at > mongodb_server.operation_time(self.deployment.client).time + AHEAD_SECONDS:
+
+    def _check_not_ahead(self, position: bronze_log.BronzePosition) -> None:
+        """Raise `SourceUnsuitable` for a position from the server's future.
+
+        No event would come until then, and what silver holds would be newer than all of them.
+        """
+        latest, client = positions.cluster_time(position.token).time - AHEAD_SECONDS, self.deployment.client
+        if latest <= mongodb_server.operation_time(client).time:
+            return
+        # A mongos that was just started knows of its shards' time when they have answered it.
+        catalog.database_names(client)
+        if latest > mongodb_server.operation_time(client).time:
             raise errors.SourceUnsuitable(
                 f"source: the server's time is behind the position of {positions.utc(position.token)}: it is another deployment than "
                 "the one that was captured, or its clock was set back. Nothing was changed. Capture it under another name or "

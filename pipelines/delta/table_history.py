@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+RESTORED = "restored"
+"""What a claim says of a table that was restored since its last writer, and who hands it on, until a commit of the layer itself."""
+
+
 def commits(spark: SparkSession, table: tables.TableRef, *, limit: int | None = None) -> list[Commit]:
     """The newest commits, newest first; on a local file system from the log itself, which takes no Spark job."""
     folder = local_log.folder(table)
@@ -105,8 +109,8 @@ def position(spark: SparkSession, table: tables.TableRef) -> Commit | None:
 
 
 def is_restored(spark: SparkSession, table: tables.TableRef) -> bool:
-    """Whether a RESTORE is newer than all commits of ours."""
+    """Whether a RESTORE is newer than all commits of ours but claims."""
     newest = next(
         (each for each in _newest_first(spark, table) if each.restored is not None or each.metadata is not None), None
     )
-    return newest is not None and newest.restored is not None
+    return newest is not None and (newest.restored is not None or RESTORED in (newest.metadata or {}))

@@ -65,12 +65,14 @@ class Writer(StatementCommits):
             last = table_history.last_commit(spark, table)
             if not take_over:
                 owners.refuse_second(table, last)
-            writer = Writer(spark, table, identity=owners.identity(errand), base=table_history.position(spark, table))
+            position = table_history.position(spark, table)
+            writer = Writer(spark, table, identity=owners.identity(errand), base=position)
             # The fence stands on the version that was read first, however old the commit is whose position counts.
             writer.version = base
             with contextlib.suppress(errors.OwnershipLost):
                 newest = (last.metadata if last else None) or {}
                 extra = {name: newest[name] for name in kept if name in newest}
+                extra |= {} if last == position else {table_history.RESTORED: base}
                 writer.mark(to=writer.metadata.get("to"), extra={**fenced_commits.carried(writer.metadata), **extra})
                 break
         return writer

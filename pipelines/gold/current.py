@@ -59,12 +59,14 @@ FEW_KEYS = 1_000
 class GoldPosition:
     """Where a gold table stands; None for `to` where nothing says so.
 
-    `high` is the greatest sequence that silver had seen by then, None where it was not said.
+    `high` is the greatest sequence that silver had seen by then, None where it was not said; `generation` and `origin` are those of
+    silver's rows.
     """
 
     to: int | None = None
     generation: str = ""
     high: str | None = None
+    origin: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,8 @@ class GoldWork:
         """Whether silver cannot tell what changed since gold's position: it went back, was rebuilt, or gold has none."""
         # Rows of silver carry the batch that wrote them: after a step back, or in another generation, that says nothing of
         # what gold has.
-        return self.gold.to is None or self.gold.to > self.silver.to or self.gold.generation != self.silver.generation
+        is_other = (self.gold.generation, self.gold.origin) != (self.silver.generation, self.silver.origin)
+        return self.gold.to is None or self.gold.to > self.silver.to or is_other
 
 
 def at_silver(
@@ -237,6 +240,7 @@ class GoldTable:
             "silver": self.work.silver.version,
             "generation": self.work.silver.generation,
             "high": self.work.silver.high,
+            "origin": self.work.silver.origin,
         }
 
     @functools.cached_property

@@ -322,7 +322,9 @@ class _GoldRun:
             return current.GoldPosition()
         commit = table_history.position(self.spark, table)
         metadata = {} if commit is None or commit.metadata is None else commit.metadata
-        return current.GoldPosition(metadata.get("to"), metadata.get("generation") or "", metadata.get("high"))
+        return current.GoldPosition(
+            metadata.get("to"), metadata.get("generation") or "", metadata.get("high"), metadata.get("origin") or ""
+        )
 
     def _applied(self, spark: SparkSession, work: current.GoldWork) -> GoldTableResult | None:
         touched = (self._silver(work.namespace), self._table(work.namespace))

@@ -144,6 +144,7 @@ class ChangeStream:
         self._cursor = stream_cursor.StreamCursor(self.connection)
         self._replay: Replay | None = None
         self._probed: EventBatch | None = None
+        self._is_of_other_scope = False
         self._careful = 0  # bytes that are still to be read one event at a time
         self._election: Any = None
         self.elections = 0
@@ -203,10 +204,24 @@ class ChangeStream:
                     self.reconnects += 1
                     self._tell_of_outage(error)
                     self.stopped.wait(self.delay())
+                elif self._is_refused_for_its_scope(error):
+                    self._is_of_other_scope = True
                 elif self._has_failed_at_an_event(error):
                     self._careful = CAREFUL_BYTES
                 else:
                     raise mongodb_failures.stream_error(error) from error
+
+    def _is_refused_for_its_scope(self, error: driver.PyMongoError) -> bool:
+        """Whether the stream began behind an invalidate that is another namespace's, as the server says with the first event.
+
+        The one database that is captured was dropped, and is waited for everywhere, or has come back in another case.
+        """
+        return (
+            getattr(error, "code", None) in mongodb_failures.TOKEN_REFUSED
+            and not self._is_of_other_scope
+            and self.token == self.start.token
+            and resume_token.is_invalidate(self.token or "")
+        )
 
     def _tell_of_outage(self, error: Exception) -> None:
         """Log it where it lasts, and now and then: attempts without an end look like a quiet source."""
@@ -296,39 +311,13 @@ class ChangeStream:
         of another version may write its token otherwise: then an event of its cluster time has to do.
         """
         if self.options.db is None:
-            return self._is_in(None, None, token)
-        if self._is_in(self.options.db, self.options.collection, token):
+            return _is_in(self, None, None, token)
+        if _is_in(self, self.options.db, self.options.collection, token):
             return True
         try:
-            return self._is_in(None, None, token)
+            return _is_in(self, None, None, token)
         except driver.OperationFailure:  # a user who may read one database
             return False
-
-    def _is_in(self, db: str | None, collection: str | None, token: str) -> bool:
-        """Whether a stream over this namespace has this event."""
-        at, wanted = resume_token.position(token), resume_token.without_fragment(token)
-        stage: dict[str, Any] = {"startAtOperationTime": Timestamp(at.seconds, at.increment)}
-        if db is None:
-            stage["allChangesForCluster"] = True
-        if self.options.show_expanded_events:
-            stage["showExpandedEvents"] = True
-        # Read raw, as the stream itself: the driver's own has no collection of every name, and decodes what it reads.
-        bare = stream_cursor.StreamCursor(self.connection)
-        try:
-            bare.open(db, collection, [{"$changeStream": stage}, {"$project": {"_id": 1}}])
-            while bare.is_open and not self.stopped.is_set():
-                _, events, rest = bare.more(max_await_ms=LONGEST_AWAIT_MS, batch_size=1)
-                mark = rest.get("postBatchResumeToken")
-                found = event_token(events[0]) if events else mark["_data"] if mark else token
-                if resume_token.position(found)[:2] > at[:2]:
-                    return False
-                is_other_format = found[_VERSION] != token[_VERSION]
-                if events and (is_other_format or resume_token.without_fragment(found) == wanted):
-                    return True
-        finally:
-            bare.close()
-        # It was not read to its end; or an invalidate ended it, and the event would have come before that.
-        return self.stopped.is_set()
 
     def _stage(self) -> dict[str, Any]:
         stage: dict[str, Any] = {}
@@ -341,7 +330,7 @@ class ChangeStream:
         if self.options.show_expanded_events:
             stage["showExpandedEvents"] = True
         self._replay = None
-        if self.token and self._is_moved():
+        if self.token and (self._is_moved() or (self._is_of_other_scope and self.token == self.start.token)):
             position = resume_token.position(self.token)
             stage["startAtOperationTime"] = Timestamp(position.seconds, position.increment)
             # The token is of a namespace that this stream does not read: its event cannot come again here.
@@ -368,3 +357,30 @@ class ChangeStream:
 def event_token(event: bytes) -> str:
     """An event's token; its documents are not looked into, as not every one can be decoded."""
     return str(RawBSONDocument(event)["_id"]["_data"])
+
+
+def _is_in(stream: ChangeStream, db: str | None, collection: str | None, token: str) -> bool:
+    """Whether a stream like this one, over this namespace and without further stages, has this event."""
+    at, wanted = resume_token.position(token), resume_token.without_fragment(token)
+    stage: dict[str, Any] = {"startAtOperationTime": Timestamp(at.seconds, at.increment)}
+    if db is None:
+        stage["allChangesForCluster"] = True
+    if stream.options.show_expanded_events:
+        stage["showExpandedEvents"] = True
+    # Read raw, as the stream itself: the driver's own has no collection of every name, and decodes what it reads.
+    bare = stream_cursor.StreamCursor(stream.connection)
+    try:
+        bare.open(db, collection, [{"$changeStream": stage}, {"$project": {"_id": 1}}])
+        while bare.is_open and not stream.stopped.is_set():
+            _, events, rest = bare.more(max_await_ms=LONGEST_AWAIT_MS, batch_size=1)
+            mark = rest.get("postBatchResumeToken")
+            found = event_token(events[0]) if events else mark["_data"] if mark else token
+            if resume_token.position(found)[:2] > at[:2]:
+                return False
+            is_other_format = found[_VERSION] != token[_VERSION]
+            if events and (is_other_format or resume_token.without_fragment(found) == wanted):
+                return True
+    finally:
+        bare.close()
+    # It was not read to its end; or an invalidate ended it, and the event would have come before that.
+    return stream.stopped.is_set()

@@ -17,6 +17,8 @@ INVALID_RESUME_TOKEN = 260
 CHANGE_STREAM_FATAL = 280
 CHANGE_STREAM_HISTORY_LOST = 286
 ONLY_ON_REPLICA_SETS = 40573
+TOKEN_REFUSED = (CHANGE_STREAM_FATAL, INVALID_RESUME_TOKEN)
+"""The codes of a token that the server does not find, or does not take."""
 CURSOR_LOST = (CURSOR_NOT_FOUND, 175, 237)
 """The codes of a cursor that is gone: not found, its plan killed (the collection was dropped), killed."""
 

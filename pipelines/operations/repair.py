@@ -140,7 +140,7 @@ def _position(writer: Writer, names: Sequence[str]) -> tuple[object, dict[str, o
     match names:
         case ("silver", *_):
             # Without `high`, so that what is applied again counts as late and is compared with the rows that are left.
-            return 0, {name: writer.metadata[name] for name in ("generation", "log") if name in writer.metadata}
+            return 0, {name: writer.metadata[name] for name in ("generation", "log", "added") if name in writer.metadata}
         case ("gold", *_):
             return None, {}
     return writer.metadata.get("to"), {name: writer.metadata[name] for name in ("batch", "log") if name in writer.metadata}

@@ -374,7 +374,12 @@ def _with_gap(each: CollectionStatus, gap: snapshot_state.Gap | None) -> Collect
 
 
 def _with_position(commits: Sequence[local_log.Commit]) -> Iterator[tuple[local_log.Commit, int]]:
+    """The commits, newest first, that say a position, without what a RESTORE has undone."""
+    reached: int | None = None
     for commit in commits:
+        if reached is not None and commit.version > reached:
+            continue
+        reached = reached if commit.restored is None else commit.restored
         to: Any = (commit.metadata or {}).get("to")
         if isinstance(to, int):
             yield commit, to

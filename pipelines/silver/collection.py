@@ -15,7 +15,7 @@ from cdc_core.silver import reduce
 from cdc_core.tables import layout as tables
 from cdc_core.typed.decoding import Decoder
 from pipelines.bronze import collections as registry
-from pipelines.bronze import survey
+from pipelines.bronze import quarantine_table, survey
 from pipelines.delta.writer import Writer
 from pipelines.schema import log as schemas
 
@@ -42,6 +42,10 @@ class SilverCollection:
     """Columns of bronze beside the document that a row is made of."""
     reserved: frozenset[str] = frozenset()
     """Columns of the table that `add.fields` made, now or once: no field of a document gets their names."""
+    origin: str = ""
+    """What its rows are called from now on where they begin anew; empty where they go on."""
+    held: quarantine_table.HeldEvents | None = None
+    """What is known of its events in quarantine, once there is one."""
     decoder: Decoder | None = None
     """What types the documents of batches that this process applies itself (`pipelines.silver.small_batch`)."""
 

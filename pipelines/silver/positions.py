@@ -6,7 +6,7 @@ is killed at any moment leaves nothing behind that the next one would miss.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
@@ -37,6 +37,8 @@ class Positions:
     settings: Settings
     failures: parallel.Failures
     known: dict[registry.Namespace, registry.SilverPosition] = field(default_factory=dict)
+    unread: set[registry.Namespace] = field(default_factory=set)
+    """Collections whose position could not be read so far."""
     scanned: dict[registry.Namespace, int] = field(default_factory=dict)
     """Up to which batch bronze was searched for a collection's events, where there were none."""
     schemas: dict[str, schemas.SchemaVersion] = field(default_factory=dict)
@@ -59,7 +61,7 @@ class Positions:
             kept = pool.submit(schemas.newest, self.spark, self.layout.ops("schemas"))
             noted = registry.read(self.spark, self.settings, log=self.log)
             self._refuse(noted)
-            self.is_trimmed = bronze_log.TRIMMED in delta.properties(self.spark, self._bronze)
+            self.is_trimmed = self._is_trimmed()
             positions = zip(noted.namespaces, pool.map(self._readable_position, noted.namespaces))
             self.known = {namespace: position for namespace, position in positions if position is not None}
         # The notes are about another bronze's batches, and their numbers mean nothing here: all of this one is searched.
@@ -75,11 +77,12 @@ class Positions:
         """Read one collection's position and schema anew, after its error."""
         try:
             self.scanned.pop(namespace, None)  # of a table that was restored these batches are to be applied again
+            self.is_trimmed = self._is_trimmed()  # by now: a service lives for longer than maintenance waits
             position = self._position(namespace)
             # Another run may have rebuilt the table meanwhile: its schema is that of the generation that the table has now.
-            newest = schemas.newest(self.spark, self.layout.ops("schemas"))
-            found = schemas.of_generations(newest, {str(namespace): position.generation})
+            found = _schemas_of(self.spark, self.layout, {namespace: position})
             self.known[namespace] = position
+            self.unread.discard(namespace)
             self.schemas |= found
         except Exception as error:  # whatever it is, the other collections go on
             self.failures.note(str(namespace), error)
@@ -107,7 +110,11 @@ class Positions:
         accepted = registry.with_own_tables(self.settings, (*self.known, *new))
         self._refuse(accepted)
         positions = {namespace: self._readable_position(namespace) for namespace in new if namespace in accepted.namespaces}
-        self.known |= {namespace: position for namespace, position in positions.items() if position is not None}
+        found = {namespace: position for namespace, position in positions.items() if position is not None}
+        self.known |= found
+        # New to what was noted alone, where somebody removed that: the table is there, and has a schema, perhaps a rebuild's.
+        are_there = {namespace: position for namespace, position in found.items() if position.version >= 0}
+        self.schemas |= _schemas_of(self.spark, self.layout, are_there) if are_there else {}
         self.check_log()
         self.discovered = to
 
@@ -163,6 +170,9 @@ class Positions:
         )
         return first is not None and first > registry.noted_batch(self.spark, self.settings, namespace)
 
+    def _is_trimmed(self) -> bool:
+        return bronze_log.TRIMMED in delta.properties(self.spark, self._bronze)
+
     @property
     def _bronze(self) -> tables.TableRef:
         return self.layout.bronze(self.settings.name)
@@ -173,4 +183,14 @@ class Positions:
             return self._position(namespace)
         except Exception as error:
             self.failures.note(str(namespace), error)
+            self.unread.add(namespace)
             return None
+
+
+def _schemas_of(
+    spark: SparkSession, layout: tables.Layout, positions: Mapping[registry.Namespace, registry.SilverPosition]
+) -> dict[str, schemas.SchemaVersion]:
+    """The schemas of these collections' tables, as they are kept now, and of no others: those have generations of their own."""
+    generations = {str(namespace): position.generation for namespace, position in positions.items()}
+    kept = schemas.latest(spark, layout.ops("schemas"), generations=generations)
+    return {name: kept[name] for name in generations if name in kept}

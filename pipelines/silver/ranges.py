@@ -181,7 +181,12 @@ def _under_these_settings(collection: SilverCollection, position: registry.Silve
     # A name stays reserved when the setting goes: the column is still there, and a field would be mixed with its values.
     added = {each.name for each in collection.added(collection.schema.schema)}
     collection.reserved = frozenset(position.added) | added
-    return replace(position, documents=collection.keeps_document, added=tuple(sorted(collection.reserved)))
+    return replace(
+        position,
+        documents=collection.keeps_document,
+        added=tuple(sorted(collection.reserved)),
+        origin=collection.origin or position.origin,
+    )
 
 
 def _lacks_documents(collection: SilverCollection) -> bool:

@@ -153,8 +153,10 @@ class SilverRebuild:
                 self.writer.replace(
                     rebuilt,
                     to=position.to,
-                    extra=replace(reached, generation=generation, log=newest.log or position.log).extra,
-                    properties=silver_tables.PROPERTIES,
+                    extra=replace(
+                        reached, generation=generation, log=newest.log or position.log, origin=position.origin
+                    ).extra,
+                    properties=silver_tables.PROPERTIES | {registry.GENERATION: generation},
                     cluster_by=("__key",),
                 )
                 version = self.writer.version

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -38,7 +39,7 @@ from cdc_core.silver import reduce
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze_log
 from pipelines.bronze import survey
-from pipelines.delta import maintenance, query_execution
+from pipelines.delta import maintenance, query_execution, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.new_commits import NewCommits
@@ -183,7 +184,9 @@ class _SilverRun:
 
     def _retry_failed(self) -> None:
         """Forget what was held of collections whose error was temporary: they are read and claimed anew."""
-        for namespace in [each for each in self.positions.known if str(each) in self.failures.found]:
+        # Also those that could not be read when they were to become known: an outage of a store passes.
+        failed = (*self.positions.known, *self.positions.unread)
+        for namespace in [each for each in failed if str(each) in self.failures.found]:
             if self.failures.waits(str(namespace)):
                 continue
             collection = self.collections.pop(namespace, None)
@@ -270,6 +273,7 @@ class _SilverRun:
         """The collection's table, made where there is none, and claimed; from now on in the session `spark`."""
         collection = self.collections.get(work.namespace)
         if collection is None:
+            writer, is_new = self._claimed(spark, work.namespace), work.position.to == 0
             collection = self.collections[work.namespace] = SilverCollection(
                 spark=spark,
                 namespace=work.namespace,
@@ -277,9 +281,11 @@ class _SilverRun:
                 keeps_document=self.settings.keeps_document(str(work.namespace)),
                 layout=self.layout,
                 bronze=self.bronze,
-                writer=self._claimed(spark, work.namespace),
+                writer=writer,
                 schema=self.positions.schemas.get(str(work.namespace), schemas.SchemaVersion()),
-                is_new=work.position.to == 0,
+                is_new=is_new,
+                # Applied once more the batches have the same numbers, and under other settings perhaps other rows.
+                origin=uuid.uuid4().hex[:12] if is_new or table_history.RESTORED in writer.metadata else "",
             )
         # The pool gives each round any of its sessions, and a commit is fenced by the settings of the one that it is made in.
         collection.spark = collection.writer.spark = spark

@@ -18,7 +18,7 @@ from cdc_core.bronze import columns as bronze
 from cdc_core.schema import document_schema
 from cdc_core.silver import merge, reduce
 from cdc_core.typed.decoding import Decoder
-from pipelines.bronze import batch_rows, survey
+from pipelines.bronze import batch_rows, quarantine_table, survey
 from pipelines.delta import live_files, upsert
 from pipelines.delta import tables as delta
 from pipelines.schema import log as schemas
@@ -97,10 +97,17 @@ def _is_plain(collection: SilverCollection, counts: survey.EventCounts) -> bool:
         and not collection.shows_deleted(counts)
         and collection.writer.direct is not None
         and collection.writer.live is not None
-        # An event in quarantine holds those of its document that come after it.
-        and not delta.exists(collection.spark, collection.quarantine)
+        and _holds_nothing_back(collection)
         and all(each.path is not None for each in collection.added(collection.schema.schema))
     )
+
+
+def _holds_nothing_back(collection: SilverCollection) -> bool:
+    """Whether no event is in quarantine, as far as this process can tell: one holds those of its document that come after it."""
+    if not delta.exists(collection.spark, collection.quarantine):
+        return True
+    collection.held = collection.held or quarantine_table.HeldEvents.of(collection.quarantine)
+    return collection.held is not None and collection.held.are_none()
 
 
 def _events(collection: SilverCollection, range_: reduce.BatchRange) -> pa.Table | None:

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cdc_core import errors
+from cdc_core.tables import layout as tables
+from pipelines.bronze import collections as registry
 from pipelines.bronze import quarantine_table
 from pipelines.delta import table_history
 from pipelines.delta.writer import Writer
 from pipelines.gold import history
 from pipelines.gold import run as gold
+from pipelines.operations import rebuild
 from pipelines.silver import ranges
 from pipelines.silver import run as silver
 from pipelines.silver.collection import SilverCollection
@@ -81,6 +84,54 @@ def test_a_restore_under_a_service_is_gone_on_from(hop: Hop) -> None:
     assert not service.failures.found
     service.close()
     assert keys(hop, "a") == {1: 2, 2: 1, 3: 1}
+
+
+def test_a_table_that_could_not_be_read_at_the_start_is_tried_again(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An outage of the store passes: the service brings the collection up to date, and needs no new start for it.
+
+    Meanwhile the others keep the schemas of their own tables, one of which a rebuild has made.
+    """
+    hop.bronze.append({"a": [document(1, 10, "c", v=1)], "b": [document(1, 11, "c", v=1)], "c": [document(1, 12, v=1)]})
+    hop.bronze.append({"c": [document(1, 13, v="x")]})
+    hop.silver()
+    rebuild.run(hop.spark, hop.settings, collection="cases.c")
+    hop.bronze.append({name: [document(1, 20, v=2)] for name in "ab"})
+    service, position = running(hop), registry.silver_position
+
+    def failing(spark: SparkSession, table: tables.TableRef) -> registry.SilverPosition:
+        if table == hop.silver_table("a"):
+            raise errors.StoreUnreachable("the store does not answer")
+        return position(spark, table)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(registry, "silver_position", failing)
+        service.caught_up()
+    assert keys(hop, "a") == {1: 1} and keys(hop, "b") == {1: 2}
+    service.caught_up()
+    hop.bronze.append({"c": [document(1, 30, v=3)]})
+    service.caught_up()
+    assert not service.failures.found
+    service.close()
+    assert keys(hop, "a") == {1: 2} and keys(hop, "c") == {1: "3"}
+
+
+def test_gold_is_written_anew_from_a_table_that_was_restored(hop: Hop) -> None:
+    """Applied again under other settings its batches hold other rows, and gold is at the same batch."""
+    collection = {"delete.tombstone.handling.mode": "drop"}
+    kept = Hop(hop.spark, pipeline(hop.settings.lakehouse.root, {"a": collection}))
+    kept.bronze.append({"a": [document(1, 10, "c", v=1), document(2, 11, "c", v=1)]})
+    kept.run()
+    table = kept.silver_table("a")
+    version = table_history.version(hop.spark, table)
+    kept.bronze.append({"a": [{"op": "d", "key": 2, "at": 20}]})
+    kept.run()
+    assert [row["_id"] for row in kept.documents("a")] == [1, 2]
+    hop.spark.sql(f"RESTORE TABLE {table} TO VERSION AS OF {version}").collect()
+    hop.run()
+    assert list(keys(hop, "a")) == [row["_id"] for row in hop.documents("a")] == [1]
+    before = table_history.version(hop.spark, hop.gold_table("a"))
+    hop.run()
+    assert table_history.version(hop.spark, hop.gold_table("a")) == before
 
 
 def test_a_replay_over_a_repaired_table_goes_by_the_sequence(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:

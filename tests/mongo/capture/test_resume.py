@@ -160,6 +160,30 @@ def test_a_position_from_outside_the_oplogs_time_is_none_of_this_deployment(mong
         opener.open(at(86_400))
 
 
+def test_a_stream_goes_on_everywhere_behind_the_end_of_its_database(mongo: Any, database: Any) -> None:
+    """A capture of one database that was dropped, started again while it is not there: the deployment's stream does not know the
+    invalidate, and the server says so with the first event. It is no lost position."""
+    name = f"{database.name}_gone"
+    mongo[name].things.insert_one({"_id": 0})
+    of_one = stream(mongo, name, None)
+    of_one.open()
+    mongo.drop_database(name)
+    tokens: list[str] = []
+    with contextlib.closing(of_one):
+        while not tokens or not resume_token.is_invalidate(tokens[-1]):
+            tokens += [RawBSONDocument(raw)["_id"]["_data"] for raw in of_one.next().events]
+    everywhere = change_stream.ChangeStream(
+        mongo, change_stream.StreamOptions(max_await_ms=50), change_stream.StreamStart(tokens[-1])
+    )
+    everywhere.open()
+    everywhere.probe()
+    mongo[name].things.insert_one({"_id": 1})
+    try:
+        assert [key for _, key in read(everywhere, 1)] == ["1"]
+    finally:
+        mongo.drop_database(name)
+
+
 def resume_token_uuid(token: str) -> str:
     """The collection's UUID in a token."""
     at = token.index("5A1004") + 6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ from pipelines.delta import table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.operations import repair
+from pipelines.silver import run as silver_run
+from pipelines.spark import parallel
 from tests.harness import bronze_rows
 from tests.harness.layers import Hop, lose, pipeline
 
@@ -99,11 +102,20 @@ def test_silver_applies_nothing_again_from_a_trimmed_bronze(spark: SparkSession,
         hop.run()
     silver = hop.silver_table("restored")
     version = next(each.version for each in table_history.commits(spark, silver) if (each.metadata or {}).get("to") == 1)
+    service = silver_run._Silver(spark, hop.settings, False, parallel.Pool(spark, None), threading.Event())
+    service.caught_up()
     spark.sql(f"UPDATE {hop.bronze.table} SET ts_ms = batch")
     spark.sql(f"DELETE FROM {hop.bronze.table} WHERE batch <= 2")
     spark.sql(f"ALTER TABLE {hop.bronze.table} SET TBLPROPERTIES ('{bronze.TRIMMED}' = '3')")
     hop.run()
     spark.sql(f"RESTORE TABLE {silver} TO VERSION AS OF {version}").collect()
+    hop.bronze.append({"restored": [{"op": "u", "key": 3, "at": 32, "after": {"_id": 3}}]})
+    for _ in range(3):
+        service.caught_up()
+    assert "execute-snapshot" in str(service.failures.found[f"{bronze_rows.DB}.restored"]), (
+        "it began before anything was taken"
+    )
+    service.close()
     shutil.rmtree(hop.silver_table("removed").path or "")
     lose(spark, hop.silver_table("repaired"))
     (mended,) = repair.run(spark, hop.settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -292,7 +293,11 @@ def test_a_rebuild_that_is_stopped_swaps_nothing(hop: Hop) -> None:
 
 @pytest.mark.journey
 def test_silver_retypes_by_itself_where_the_settings_say_so(spark: SparkSession, lakehouse: Path) -> None:
-    """With schema.on.conflict: retype a value that fits no column makes silver rebuild the table, once, and go on."""
+    """With schema.on.conflict: retype a value that fits no column makes silver rebuild the table, once, and go on.
+
+    Also when somebody has removed the list of the collections, or when its log has been cleaned up behind the commits of others,
+    and tells no position any more.
+    """
     hop = Hop(spark, pipeline(lakehouse, **{"schema.on.conflict": "retype"}))
     hop.bronze.append({ORDERS: [document(1, 10, "c", v=1, day={"$date": {"$numberLong": "99999999999999999"}})]})
     hop.run()
@@ -305,6 +310,19 @@ def test_silver_retypes_by_itself_where_the_settings_say_so(spark: SparkSession,
     assert [row["v"] for row in hop.documents(ORDERS)] == ["1", "x", "2.5"]
     assert position(hop).generation == generation
     assert [len(row.get("__rescued", {})) for row in hop.documents(ORDERS)] == [1, 0, 0]
+    shutil.rmtree(hop.layout.ops("collections").path or "")
+    hop.bronze.append({ORDERS: [document(3, 35, v=3.5)]})
+    hop.run()
+    table = hop.silver_table(ORDERS)
+    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.checkpointInterval' = '1')").collect()
+    newest = table_history.version(spark, table)
+    for number in range(newest):
+        (Path(table.path or "") / "_delta_log" / f"{number:020}.json").unlink()
+    assert table_history.position(spark, table) is None
+    hop.bronze.append({ORDERS: [document(4, 40, "c", v=True)]})
+    hop.run()
+    assert [row["v"] for row in hop.documents(ORDERS)] == ["1", "x", "3.5", "true"]
+    assert position(hop).generation == generation
 
 
 @pytest.mark.journey

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from pipelines.bronze import quarantine_table
 from pipelines.operations import quarantine
 from pipelines.silver import ranges
 from pipelines.silver import run as silver
-from tests.harness import bronze_rows
+from tests.harness import bronze_rows, model
 from tests.harness.layers import Hop, Row, document, pipeline
 
 if TYPE_CHECKING:
@@ -24,12 +25,16 @@ pytestmark = pytest.mark.journey  # minutes on a slow machine
 MODE = "delete.tombstone.handling.mode"
 PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "keeping": ({"keep.document": True}, {"keep.document": False}),
-    "rewrite_tombstone": ({MODE: "rewrite"}, {MODE: "tombstone"}),
-    "tombstone_rewrite": ({MODE: "tombstone"}, {MODE: "rewrite"}),
-    "rewrite_drop": ({MODE: "rewrite"}, {MODE: "drop"}),
+    "kept": ({"keep.document": False}, {"keep.document": True}),
+    **{f"{one.name}_{other.name}": ({MODE: one.value}, {MODE: other.value}) for one, other in permutations(model.MODES, 2)},
+    "versions": ({"history": True}, {}),
+    "numbered": ({"array.encoding": "document"}, {}),
+    "pinned": ({"schema": {"w": "double"}}, {"schema": {"w": "string", "n.x": "bigint"}}),
+    "typed": ({"schema.on.conflict": "retype"}, {"schema.on.conflict": "rescue"}),
     "added": ({"add.fields": "op,source.ts_ms"}, {}),
     "taken": ({}, {"add.fields": "op", "add.fields.prefix": "", "add.headers": "key,op", "add.headers.prefix": ""}),
     "flat": ({"flatten.struct": True}, {}),
+    "deep": ({}, {"flatten.struct": True}),
 }
 """The settings of a collection before and after a switch, and back."""
 
@@ -43,8 +48,8 @@ def delete(key: int, at: int) -> Row:
 
 
 PHASES: list[list[Row]] = [
-    [*(document(key, 10 + key, "c", v=1, w=1, n={"x": 1}) for key in (1, 2, 3, 4)), delete(2, 20)],
-    [document(1, 30, v=2, w=2, op="here"), document(2, 31, "c", v=2, w=2), delete(3, 32)],
+    [*(document(key, 10 + key, "c", v=1, w=1, n={"x": 1}, a=[1]) for key in (1, 2, 3, 4)), delete(2, 20)],
+    [document(1, 30, v=2, w=2, op="here", a=["x"]), document(2, 31, "c", v=2, w=2), delete(3, 32)],
     [document(1, 40, v=3, w=3, n={"x": 3}), document(2, 41, v=3, w=3), document(3, 42, "c", v=3, w=3), delete(4, 43)],
 ]
 PARTIAL = [update(1, 40, v=3), update(2, 41, v=3), document(3, 42, "c", v=3, w=3), delete(4, 43)]
@@ -68,10 +73,19 @@ def switched(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> H
 
 @pytest.mark.parametrize("name", [name for name in PAIRS if name != "keeping"])
 def test_there_and_back(switched: Hop, name: str) -> None:
-    """Documents that were inserted again are shown, and every value is the last one's."""
+    """Documents that were inserted again are shown, and every value is the last one's; a delete counts as it was told to when it came."""
     found = {row["_id"]: (row["v"], row["w"]) for row in switched.documents(name)}
-    assert found == {1: (3, 3), 2: (3, 3), 3: (3, 3)}
+    kept = {4: (1, 1)} if PAIRS[name][0].get(MODE) == "drop" else {}
+    assert found == {1: (3, 3), 2: (3, 3), 3: (3, 3)} | kept
     assert not any(row.get("__deleted") for row in switched.rows(name) if row["_id"] != 4)
+
+
+def test_a_history_goes_on_where_it_was_left(switched: Hop) -> None:
+    """What came while it was not kept is there when it is kept again."""
+    table = switched.layout.history(bronze_rows.DB, "versions")
+    rows = switched.spark.table(str(table)).orderBy("`__sequence`").selectExpr("_id", "v", "`__until` IS NULL").collect()
+    assert [row.v for row in rows if row[0] == 1] == [1, 2, 3]
+    assert sorted((row[0], row.v) for row in rows if row[2]) == [(1, 3), (2, 3), (3, 3)]
 
 
 def test_partial_updates_do_not_go_back_to_a_document_of_before(switched: Hop) -> None:

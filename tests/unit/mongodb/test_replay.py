@@ -7,8 +7,11 @@ from typing import Any
 
 import bson
 import pytest
+from pymongo import errors as driver
 
+from cdc_core.stream import resume_token
 from pipelines.mongodb import change_stream
+from pipelines.mongodb import failures as mongodb_failures
 
 
 def token(version: int, index: int) -> str:
@@ -48,3 +51,39 @@ def test_a_reply_without_news_is_not_the_end(monkeypatch: pytest.MonkeyPatch) ->
     stream._replay = change_stream.Replay(token(2, 3), has_met=True)
     found = [stream._more() for _ in range(3)]
     assert [(len(each.events), each.is_drained) for each in found] == [(0, False), (1, False), (0, True)]
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+def test_a_stream_begins_behind_the_end_of_another_namespace(monkeypatch: pytest.MonkeyPatch, is_found: bool) -> None:
+    """An invalidate that the stream's namespace does not know is no lost position: the stream goes on from its time. A token that
+    is not found there, either, is one."""
+    nothing: Any = None
+    invalidate = token(2, 1).replace("6E5A", "6F5A")
+    assert resume_token.is_invalidate(invalidate)
+    stream = change_stream.ChangeStream(nothing, change_stream.StreamOptions(), change_stream.StreamStart(invalidate))
+    opened: list[dict[str, Any]] = []
+
+    class Cursor:
+        is_open = False
+
+        def open(self, db: str | None, collection: str | None, stages: list[Any]) -> dict[str, Any]:
+            opened.append(stages[0]["$changeStream"])
+            self.is_open = True
+            return {}
+
+        def more(self, **_: Any) -> tuple[int, list[bytes], dict[str, Any]]:
+            if "startAfter" in opened[-1] or not is_found:
+                raise driver.OperationFailure("the resume token was not found", 280)
+            return 1, [event(2, 0), event(2, 2)], {}
+
+        def forget(self) -> None:
+            self.is_open = False
+
+    monkeypatch.setattr(stream, "_cursor", Cursor())
+    monkeypatch.setattr(stream, "_count_election", lambda: None)
+    if is_found:
+        assert stream.next().events == [event(2, 2)]
+    else:
+        with pytest.raises(mongodb_failures.HistoryLost):
+            stream.next()
+    assert ["startAfter" in each for each in opened] == [True, False]
