@@ -102,7 +102,7 @@ def test_silver_applies_nothing_again_from_a_trimmed_bronze(spark: SparkSession,
         hop.run()
     silver = hop.silver_table("restored")
     version = next(each.version for each in table_history.commits(spark, silver) if (each.metadata or {}).get("to") == 1)
-    service = silver_run._Silver(spark, hop.settings, False, parallel.Pool(spark, None), threading.Event())
+    service = silver_run._SilverRun(spark, hop.settings, False, parallel.Pool(spark, None), threading.Event())
     service.caught_up()
     spark.sql(f"UPDATE {hop.bronze.table} SET ts_ms = batch")
     spark.sql(f"DELETE FROM {hop.bronze.table} WHERE batch <= 2")
