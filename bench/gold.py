@@ -96,7 +96,7 @@ class Silver:
     def change(self, written: Sequence[int], removed: Sequence[int] = ()) -> None:
         """The next batch writes some documents and removes others."""
         self.batch += 1
-        rows = query_execution.computed(self.rows(list(written)))
+        rows = query_execution.materialized(self.rows(list(written)))
         gone = self.rows(list(removed)).select("__key", "__sequence", "__batch") if removed else None
         if gone is not None:
             ops_tables.append_rows(self.spark, self.deletes, gone.toArrow())

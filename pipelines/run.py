@@ -91,80 +91,8 @@ def run(
     time, until `stop` is set. A layer that fails stops the others cleanly, and its error is raised: every table carries
     its own position, so that the next run goes on from there.
     """
-    sessions = sparks.sessions(spark)
-    is_read = threading.Event()
-    of_bronze, of_silver = NewCommits(), NewCommits()
-    batches = 0
-
-    def heard(now: CaptureProgress) -> None:
-        nonlocal batches
-        if now.batches != batches:
-            batches = now.batches
-            of_bronze.tell()
-        if now.has_read_snapshots:
-            is_read.set()
-        if progress is not None:
-            progress(now)
-
-    def capturing(stop: threading.Event) -> object:
-        return capture.run(
-            sessions(),
-            settings,
-            once=once,
-            take_over=take_over,
-            stop=stop,
-            progress=heard,
-            sessions=sessions,
-            page=pages.text,
-        )
-
-    def merging(stop: threading.Event) -> silver.SilverResult:
-        end = time.monotonic() + (0 if once else SNAPSHOT_SECONDS)
-        while not (stop.is_set() or is_read.is_set()) and time.monotonic() < end:
-            is_read.wait(0.2)
-        return silver.run(
-            sessions(),
-            settings,
-            once=once,
-            take_over=take_over,
-            sessions=sessions,
-            stop=stop,
-            bronze_news=of_bronze,
-            news=of_silver,
-        )
-
-    def publishing(stop: threading.Event) -> dict[str, object]:
-        return publish.run(
-            sessions(), settings, once=once, take_over=take_over, sessions=sessions, stop=stop, silver_news=of_silver
-        )
-
-    def maintaining(stop: threading.Event) -> object:
-        return _kept(settings, lambda: maintain.run(sessions(), settings, beside_writers=True, stop=stop), stop=stop)
-
-    def made(as_of: str) -> cut.Cut:
-        # Their claims are free then: whoever makes a cut writes their tables.
-        with still.standing(halt):
-            own = sessions()
-            return cut.run(own, settings, as_of=as_of, sessions=sessions, stop=halt, patience=cut.PATIENCE_SECONDS)
-
-    def cutting(stop: threading.Event) -> object:
-        return cut_requests.serve(sessions(), settings, made, stop=stop)
-
-    layers: Mapping[str, Layer] = {"capture": capturing, "silver": merging, "gold": publishing}
-    still = standstill.Standstill()
-    if not once:
-        silver_rounds = still.stoppable("silver", merging, together=silver.together)
-        gold_rounds = still.stoppable("gold", publishing, together=_published_together)
-        layers = {
-            "cuts": cutting,
-            "capture": capturing,
-            "silver": silver_rounds,
-            "gold": gold_rounds,
-        }
-    if settings.maintenance.quiet_hours is not None and not once:
-        layers = {**layers, "maintain": maintaining}
-    ended = _LayerResults()
     halt = stop if once else threading.Event()  # a layer that fails halts the others, which is not what `stop` says
+    layers, ended = _Run(settings, sparks.sessions(spark), once, take_over, halt, progress).layers(), _LayerResults()
     with sparks.cancelling(spark, halt) as cancelled:
         _in_turn(layers, ended, stop=stop) if once else _together(layers, ended, stop=stop, halt=halt)
     for error, came_after in ended.failures:
@@ -173,6 +101,103 @@ def run(
     ended.results.pop("cuts", None)  # no layer; each of them is in the log
     published = ended.results.pop("gold", None)
     return ended.results | (published if isinstance(published, dict) else {})
+
+
+@dataclass
+class _Run:
+    """The layers of one run, each a function of the event that ends it, and what they let each other know."""
+
+    settings: Settings
+    sessions: Callable[[], SparkSession]
+    once: bool
+    take_over: bool
+    halt: threading.Event
+    progress: Callable[[CaptureProgress], None] | None
+    of_bronze: NewCommits = field(default_factory=NewCommits)
+    of_silver: NewCommits = field(default_factory=NewCommits)
+    still: standstill.Standstill = field(default_factory=standstill.Standstill)
+    has_read_snapshots: threading.Event = field(default_factory=threading.Event)
+    batches: int = 0
+
+    def layers(self) -> Mapping[str, Layer]:
+        """The layers by their names, in the order in which one run of each has to come."""
+        if self.once:
+            return {"capture": self._capture, "silver": self._silver, "gold": self._gold}
+        silver_rounds = self.still.stoppable("silver", self._silver, together=silver.together)
+        gold_rounds = self.still.stoppable("gold", self._gold, together=_published_together)
+        layers: dict[str, Layer] = {
+            "cuts": self._cuts,
+            "capture": self._capture,
+            "silver": silver_rounds,
+            "gold": gold_rounds,
+        }
+        is_maintained = self.settings.maintenance.quiet_hours is not None
+        return {**layers, "maintain": self._maintain} if is_maintained else layers
+
+    def _hear(self, now: CaptureProgress) -> None:
+        """Wake silver when bronze has a new batch, and hand the progress on."""
+        if now.batches != self.batches:
+            self.batches = now.batches
+            self.of_bronze.tell()
+        if now.has_read_snapshots:
+            self.has_read_snapshots.set()
+        if self.progress is not None:
+            self.progress(now)
+
+    def _capture(self, stop: threading.Event) -> object:
+        return capture.run(
+            self.sessions(),
+            self.settings,
+            once=self.once,
+            take_over=self.take_over,
+            stop=stop,
+            progress=self._hear,
+            sessions=self.sessions,
+            page=pages.text,
+        )
+
+    def _silver(self, stop: threading.Event) -> silver.SilverResult:
+        end = time.monotonic() + (0 if self.once else SNAPSHOT_SECONDS)
+        while not (stop.is_set() or self.has_read_snapshots.is_set()) and time.monotonic() < end:
+            self.has_read_snapshots.wait(0.2)
+        return silver.run(
+            self.sessions(),
+            self.settings,
+            once=self.once,
+            take_over=self.take_over,
+            sessions=self.sessions,
+            stop=stop,
+            bronze_news=self.of_bronze,
+            news=self.of_silver,
+        )
+
+    def _gold(self, stop: threading.Event) -> dict[str, object]:
+        return publish.run(
+            self.sessions(),
+            self.settings,
+            once=self.once,
+            take_over=self.take_over,
+            sessions=self.sessions,
+            stop=stop,
+            silver_news=self.of_silver,
+        )
+
+    def _maintain(self, stop: threading.Event) -> object:
+        def act() -> object:
+            return maintain.run(self.sessions(), self.settings, beside_writers=True, stop=stop)
+
+        return _kept(self.settings, act, stop=stop)
+
+    def _cuts(self, stop: threading.Event) -> object:
+        return cut_requests.serve(self.sessions(), self.settings, self._made, stop=stop)
+
+    def _made(self, as_of: str) -> cut.Cut:
+        # Their claims are free then: whoever makes a cut writes their tables.
+        with self.still.standing(self.halt):
+            patience = cut.PATIENCE_SECONDS
+            return cut.run(
+                self.sessions(), self.settings, as_of=as_of, sessions=self.sessions, stop=self.halt, patience=patience
+            )
 
 
 def _published_together(before: dict[str, object], last: dict[str, object]) -> dict[str, object]:

@@ -90,7 +90,7 @@ def _below(type_: ColumnType, name: str, numbers_fields: bool) -> Iterator[tuple
             yield VALUE, inner
 
 
-def retyped(
+def with_wider_types(
     schema: DocumentSchema, found: Iterable[Conflict], *, pins: Pins | None = None
 ) -> tuple[DocumentSchema, tuple[Change, ...]]:
     """The schema whose columns hold these values too, and its changes; pinned columns stay as they are.

@@ -223,22 +223,22 @@ def _path_parts(components: tuple[str, ...]) -> _PathParts:
 def _target(document: Document, path: str, update: PartialUpdate, *, is_set: bool) -> _Target | _UndecidedPath | None:
     """Where a path of several names leads in the document; None where there is nothing to do."""
     named = update.disambiguated_paths
-    way = _split(path) if named is None or path not in named else _path_parts(tuple(str(part) for part in named[path]))
-    walk = _walk(document, way)
-    length = len(way.components)
-    if named is None and (_is_within(way, update) or _has_dotted_reading(walk, way, is_set=is_set)):
+    parts = _split(path) if named is None or path not in named else _path_parts(tuple(str(part) for part in named[path]))
+    walk = _walk(document, parts)
+    length = len(parts.components)
+    if named is None and (_is_within(parts, update) or _has_dotted_reading(walk, parts, is_set=is_set)):
         return _UndecidedPath(path, None)
-    if len(walk) == length and (step := _step(walk[-1], way, length - 1)) is not None:
+    if len(walk) == length and (step := _step(walk[-1], parts, length - 1)) is not None:
         return _Target(walk[-1], step)
-    return _UndecidedPath(path, ".".join(way.components[: len(walk)])) if is_set and named is None else None
+    return _UndecidedPath(path, ".".join(parts.components[: len(walk)])) if is_set and named is None else None
 
 
-def _walk(document: Document, way: _PathParts) -> list[Container]:
+def _walk(document: Document, parts: _PathParts) -> list[Container]:
     """The containers that the components lead through; fewer than these where the way ends early."""
     here: Container = document
     walk = [here]
-    for depth in range(len(way.components) - 1):
-        step = _step(here, way, depth)
+    for depth in range(len(parts.components) - 1):
+        step = _step(here, parts, depth)
         if isinstance(here, dict):
             child = here.get(step)
         else:
@@ -250,21 +250,21 @@ def _walk(document: Document, way: _PathParts) -> list[Container]:
     return walk
 
 
-def _has_dotted_reading(walk: Sequence[Container], way: _PathParts, *, is_set: bool) -> bool:
+def _has_dotted_reading(walk: Sequence[Container], parts: _PathParts, *, is_set: bool) -> bool:
     """Whether a name with dots takes part: one that is there, or a new one whose neighbours have dots too."""
-    documents = walk[: len(way.dotted)]
-    for here, names in zip(documents, way.dotted):
+    documents = walk[: len(parts.dotted)]
+    for here, names in zip(documents, parts.dotted):
         if isinstance(here, dict) and not here.keys().isdisjoint(names):
             return True
-    if not is_set or (len(walk) == len(way.components) and _has(walk[-1], way)):
+    if not is_set or (len(walk) == len(parts.components) and _has(walk[-1], parts)):
         return False
     return any("." in name for here in documents if isinstance(here, dict) for name in here)
 
 
-def _is_within(way: _PathParts, update: PartialUpdate) -> bool:
+def _is_within(parts: _PathParts, update: PartialUpdate) -> bool:
     """Whether the update sets what the path lies in, too: then one of the two has a name with dots."""
     fields = update.updated_fields
-    return len(fields) > 1 and not way.above.isdisjoint(fields)
+    return len(fields) > 1 and not parts.above.isdisjoint(fields)
 
 
 def _is_container(value: object) -> TypeGuard[Container]:
@@ -274,17 +274,17 @@ def _is_container(value: object) -> TypeGuard[Container]:
     return isinstance(value, list)
 
 
-def _has(container: Container, way: _PathParts) -> bool:
+def _has(container: Container, parts: _PathParts) -> bool:
     """Whether what the last component names is there."""
-    step = _step(container, way, len(way.components) - 1)
+    step = _step(container, parts, len(parts.components) - 1)
     return step in container if isinstance(container, dict) else step is not None and step < len(container)
 
 
-def _step(container: Container, way: _PathParts, depth: int) -> Any:
+def _step(container: Container, parts: _PathParts, depth: int) -> Any:
     """The stored name in a document, the index in an array; None for what no array has as an index."""
     if isinstance(container, dict):
-        return way.stored[depth]
-    index = way.indexes[depth]
+        return parts.stored[depth]
+    index = parts.indexes[depth]
     return index if index is not None and index <= len(container) + PADDING_LIMIT else None
 
 

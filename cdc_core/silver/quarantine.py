@@ -175,24 +175,24 @@ def _placed(events: DataFrame, waiting: DataFrame) -> DataFrame:
             "_last": F.max(F.when(is_whole, sequence)).over(document),
         }
     ).withColumn("_fate", _fate())
-    is_awaited = (F.col("_fate") == _WAITS) & ~_is_nowhere()
+    is_awaited = (F.col("_fate") == _WAITS) & ~_has_no_place()
     first = F.when(~F.min("_is_old").over(document), F.min(F.when(is_awaited, sequence)).over(document))
     return judged.withColumn("_first", F.when(is_awaited, first))
 
 
-def _is_nowhere() -> Column:
+def _has_no_place() -> Column:
     return F.coalesce(F.col("_reason").isin(*_NOWHERE), F.lit(False))
 
 
 def _is_hole() -> Column:
-    return F.col("_reason").isNotNull() & ~_is_nowhere()
+    return F.col("_reason").isNotNull() & ~_has_no_place()
 
 
 def _fate() -> Column:
     """What becomes of a placed event: it is applied, it waits, or a whole document made it needless."""
     follows = reduce.is_partial() & (F.col("_hole") > F.coalesce(F.col("_whole"), F.lit("")))
     is_out = F.coalesce(F.col("_reason").isNotNull() | follows, F.lit(False))
-    is_passed = F.coalesce((F.col("_last") > F.col("sequence")) & ~_is_nowhere(), F.lit(False))
+    is_passed = F.coalesce((F.col("_last") > F.col("sequence")) & ~_has_no_place(), F.lit(False))
     return F.when(~is_out, _APPLIED).when(is_passed, _PASSED).otherwise(_WAITS)
 
 
@@ -231,7 +231,7 @@ def readable(events: DataFrame, *, with_holes: bool = False) -> DataFrame:
     """
     if not with_holes:
         return events.where(reason().isNull()).select(*(_readable(name) for name in bronze.SCHEMA.names))
-    judged = events.withColumn("_reason", reason()).where(~_is_nowhere())
+    judged = events.withColumn("_reason", reason()).where(~_has_no_place())
     return judged.select(*_or_nothing_known(F.col("_reason").isNotNull()))
 
 

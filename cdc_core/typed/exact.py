@@ -93,7 +93,7 @@ def observed(shape: Shape, text: str, mark: str, *, values: FieldValues) -> dict
     return document
 
 
-def conflicts(schema_json: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def conflict_batches(schema_json: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """For `mapInArrow` over the paths and texts of rescued values: the JSON of each `Conflict` with the schema, once a
     partition.
     """

@@ -75,17 +75,17 @@ def _ordered(printed: Json, type_: ColumnType) -> Json:
 
 def _without_type(value: Parsed, path: str, rescued: dict[str, str]) -> Json:
     """A value for which the table has no type: empty arrays and documents, and documents of them, as they are."""
-    if _is_hollow(value):
+    if _is_without_value(value):
         return untyped(value)
     rescued[path] = cast.ejson(value)
     return None
 
 
-def _is_hollow(value: Parsed) -> bool:
+def _is_without_value(value: Parsed) -> bool:
     if isinstance(value, list):
-        return all(map(_is_hollow, value))
+        return all(map(_is_without_value, value))
     if debezium_json.is_document(value):
-        return all(map(_is_hollow, value.values()))
+        return all(map(_is_without_value, value.values()))
     return value is None
 
 

@@ -128,7 +128,7 @@ def dismiss(spark: SparkSession, table: tables.TableRef, *, before_ms: int, appl
         & (F.col("ts_ms") < before_ms)
         & (F.col("to") <= applied)
     )
-    chosen = query_execution.computed(ended.select(*quarantine_rules.IDENTITY))
+    chosen = query_execution.materialized(ended.select(*quarantine_rules.IDENTITY))
     view = f"ended_{uuid.uuid4().hex[:8]}"
     same = " AND ".join(f"t.`{name}` <=> s.`{name}`" for name in quarantine_rules.IDENTITY)
     try:
@@ -140,7 +140,7 @@ def dismiss(spark: SparkSession, table: tables.TableRef, *, before_ms: int, appl
         return count
     finally:
         spark.catalog.dropTempView(view)
-        query_execution.release(chosen)
+        query_execution.unpersist(chosen)
 
 
 def _waiting(spark: SparkSession, table: tables.TableRef, *, before: int) -> DataFrame | None:

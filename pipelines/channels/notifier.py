@@ -41,7 +41,7 @@ SCHEMA = pa.schema(
 """Debezium's notification, beside the pipeline's name."""
 
 
-MANY = 10_000
+MAX_WAITING = 10_000
 """So many notifications are held for a table that cannot be written; the oldest are dropped."""
 
 
@@ -100,7 +100,7 @@ class Notifier:
             ops_tables.note(self.spark, table, rows, SCHEMA, properties=ops_tables.PROPERTIES)
         except Exception:
             with self._lock:
-                self._waiting = [*waiting, *self._waiting][-MANY:]
+                self._waiting = [*waiting, *self._waiting][-MAX_WAITING:]
             raise
 
     def close(self) -> None:

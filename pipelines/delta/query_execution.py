@@ -117,15 +117,15 @@ def _is_small(folder: Path) -> bool:
 
 @contextmanager
 def held(df: DataFrame) -> Iterator[DataFrame]:
-    """The rows, `computed` and held for the time of a block."""
-    rows = computed(df)
+    """The rows, `materialized` and held for the time of a block."""
+    rows = materialized(df)
     try:
         yield rows
     finally:
-        release(rows)
+        unpersist(rows)
 
 
-def computed(df: DataFrame) -> DataFrame:
+def materialized(df: DataFrame) -> DataFrame:
     """The rows, computed once and held until nothing refers to them, so that a MERGE does not plan them again.
 
     Where the platform keeps no rows for a session, as on serverless compute, they are computed each time that they are read.
@@ -143,7 +143,7 @@ def _can_compute(spark: SparkSession) -> bool:
     return _computes[spark]
 
 
-def release(df: DataFrame) -> None:
-    """Let go of `computed` rows now, and not when somebody collects garbage."""
+def unpersist(df: DataFrame) -> None:
+    """Let go of `materialized` rows now, and not when somebody collects garbage."""
     with contextlib.suppress(Exception):  # over Spark Connect the server does it
         df._jdf.queryExecution().analyzed().rdd().unpersist(False)

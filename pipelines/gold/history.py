@@ -270,7 +270,7 @@ class History:
         joined = (
             laid_out.where("offset IS NOT NULL").join(envelope, "offset").withColumn("is_folded", F.col("after").isNull())
         )
-        made = query_execution.computed(joined.withColumn("after", F.coalesce("document", "after")).drop("document"))
+        made = query_execution.materialized(joined.withColumn("after", F.coalesce("document", "after")).drop("document"))
         evolution = schemas.evolve(
             made.select("after", "sequence"),
             current=self.schema.schema,
@@ -280,7 +280,7 @@ class History:
             reserved=RESERVED | {*reached.added, *(each.name for each in self._added())},
         )
         ops, name = self.layout.ops("schemas"), str(self.namespace)
-        self.schema = schemas.keep(self.spark, ops, self.schema, evolution, collection=name, batch=number)
+        self.schema = schemas.record(self.spark, ops, self.schema, evolution, collection=name, batch=number)
         source = self._typed(made, evolution.plan)
         before = self._stored().schema
         names = self._made_room(source.schema)
@@ -291,7 +291,7 @@ class History:
             if self._stored().schema != before or not self._upserted(source, ended, stored, reached, few=few):
                 self._merge(source, ended, names, reached)
         finally:
-            query_execution.release(made)
+            query_execution.unpersist(made)
 
     def _upserted(self, new: DataFrame, ended: DataFrame, stored: DataFrame, reached: HistoryPosition, *, few: bool) -> bool:
         """Take the versions that come anew out of the table by their places, and put the new and the ended ones in.
@@ -324,11 +324,11 @@ class History:
 
     def _merge(self, new: DataFrame, ended: DataFrame, names: Sequence[str], reached: HistoryPosition) -> None:
         marked = new.withColumn("__is_new", F.lit(True)), ended.withColumn("__is_new", F.lit(False))
-        both = query_execution.computed(marked[0].unionByName(marked[1], allowMissingColumns=True))
+        both = query_execution.materialized(marked[0].unionByName(marked[1], allowMissingColumns=True))
         try:
             self.writer.merge(both, self._statement(names), to=reached.to, extra=reached.extra)
         finally:
-            query_execution.release(both)
+            query_execution.unpersist(both)
 
     def _ends(self) -> list[Column | str]:
         """The columns that say which version a row is and when it ended."""

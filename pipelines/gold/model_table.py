@@ -143,7 +143,7 @@ class ModelTable:
     def _replaced(self, work: ModelWork, writer: Writer | None, frame: DataFrame) -> tuple[int, int | None]:
         """Replace all rows by those of the query, after the audit; their number, and the version."""
         table = self.table
-        rows = query_execution.computed(frame)
+        rows = query_execution.materialized(frame)
         try:
             self._check_unique(rows)
             self._check_led(rows, [self._keys_of(ref) for ref in self.model.refs if ref.key])
@@ -174,7 +174,7 @@ class ModelTable:
                         owner.release()
             return rows.count(), version
         finally:
-            query_execution.release(rows)
+            query_execution.unpersist(rows)
 
     def _description(self, table: tables.TableRef) -> str:
         return self.spark.sql(f"DESCRIBE DETAIL {table}").select("description").collect()[0].description or ""
@@ -183,7 +183,9 @@ class ModelTable:
         """Replace the rows of the keys that may have changed; how many keys, and the version."""
         affected = f"keys_{self.model.name}_{self.inputs.nonce}"
         keys.createOrReplaceTempView(affected)
-        rows = query_execution.computed(queries.frame(self.spark, self.model, lambda ref: self._restricted(ref, affected)))
+        rows = query_execution.materialized(
+            queries.frame(self.spark, self.model, lambda ref: self._restricted(ref, affected))
+        )
         try:
             self._check_unique(rows)
             self._check_led(rows, [keys])
@@ -204,8 +206,8 @@ class ModelTable:
             version = writer.merge(source, _statement(rows.columns, self.model.unique_key), to=work.to, extra=extra)
             return keys.count(), version
         finally:
-            query_execution.release(rows)
-            query_execution.release(keys)
+            query_execution.unpersist(rows)
+            query_execution.unpersist(keys)
             self.spark.catalog.dropTempView(affected)
 
     def _restricted(self, ref: sql_model.Ref, affected: str) -> str:
@@ -234,7 +236,7 @@ class ModelTable:
                 named = keys.toDF(*self.model.unique_key)
                 found = named if found is None else found.unionByName(named)
             assert found is not None
-            return query_execution.computed(found.distinct())
+            return query_execution.materialized(found.distinct())
         except (PySparkException, Py4JJavaError, errors.CommitConflict) as error:
             condition = spark_failures.condition(error) or type(error).__name__
             log.info("%s is made whole: what changed is not known (%s)", self.model.name, condition)

@@ -88,7 +88,7 @@ def oplog_window(connection: pymongo.MongoClient[Any]) -> OplogWindow | None:
         return None
 
 
-YOUNG_SECONDS = 60
+LEAST_WINDOW_SECONDS = 60
 """A shorter oplog does not show how fast it is filled: it counts as that long."""
 
 
@@ -106,7 +106,7 @@ class Oplog:
 
         An oplog that is not full loses nothing yet: what still fits counts at the rate at which it was filled.
         """
-        length = max(self.window.last - self.window.first, YOUNG_SECONDS)
+        length = max(self.window.last - self.window.first, LEAST_WINDOW_SECONDS)
         room = length * (self.max_size / self.size - 1) if self.size else 0.0
         by_size = position - self.window.first + max(0.0, room)
         # The server keeps entries of the last `oplogMinRetentionHours` even where the oplog is full.

@@ -288,7 +288,7 @@ def facts(spark: SparkSession, table: tables.TableRef) -> DataFrame:
     return rows.withColumn("generation", F.coalesce(found, F.lit("")))
 
 
-def keep(
+def record(
     spark: SparkSession, table: tables.TableRef, kept: SchemaVersion, evolution: Evolution, *, collection: str, batch: int
 ) -> SchemaVersion:
     """The schema that a batch led to; what changed is appended, before any table holds it."""

@@ -96,7 +96,7 @@ def evolve(
 def record(collection: SilverCollection, evolution: schemas.Evolution, number: int) -> None:
     """Append what changed to the schemas, before the table holds it."""
     ops, name = collection.layout.ops("schemas"), str(collection.namespace)
-    collection.schema = schemas.keep(collection.spark, ops, collection.schema, evolution, collection=name, batch=number)
+    collection.schema = schemas.record(collection.spark, ops, collection.schema, evolution, collection=name, batch=number)
 
 
 def has_schema(collection: SilverCollection, batch: RowBatch) -> bool:

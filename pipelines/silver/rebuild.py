@@ -72,7 +72,7 @@ class RebuildResult:
     seconds: float = 0.0
 
 
-def retyped(
+def rebuilt_for_rescued(
     collection: SilverCollection,
     settings: Settings,
     reached: registry.SilverPosition,
@@ -314,14 +314,14 @@ class _Renewal:
 def _wider(collection: SilverCollection, rows: DataFrame) -> DocumentSchema | None:
     """The collection's schema with columns for what these rows of its table rescued; None where it is as wide already."""
     schema = collection.schema.schema
-    found = conflicts(rows, schema)
-    wider, changes = retype.retyped(schema, found, pins=collection.options.pins)
+    found = read_conflicts(rows, schema)
+    wider, changes = retype.with_wider_types(schema, found, pins=collection.options.pins)
     return wider if changes else None
 
 
-def conflicts(silver: DataFrame, schema: DocumentSchema) -> tuple[retype.Conflict, ...]:
+def read_conflicts(silver: DataFrame, schema: DocumentSchema) -> tuple[retype.Conflict, ...]:
     """What the rescued values of a silver table say against its schema, each once."""
     # Distinct on the workers: a table may have rescued as many values as it has rows, and few kinds of them.
     entries = silver.where("size(`__rescued`) > 0").select(F.explode("__rescued").alias("path", "text"))
-    found = entries.mapInArrow(exact.conflicts(schema.to_json()), "conflict STRING").distinct().collect()
+    found = entries.mapInArrow(exact.conflict_batches(schema.to_json()), "conflict STRING").distinct().collect()
     return tuple(retype.Conflict.from_json(row.conflict) for row in sorted(found))

@@ -259,7 +259,7 @@ class _SilverRun:
         if collection.options.on_conflict is OnConflict.RETYPE:
             # The first time all rows are looked at: what they rescued may be older than the setting.
             after = work.position.to if namespace in self.retyped else 0
-            reached = silver_rebuild.retyped(collection, self.settings, reached, after=after, stop=self.stop)
+            reached = silver_rebuild.rebuilt_for_rescued(collection, self.settings, reached, after=after, stop=self.stop)
             known[namespace] = reached
             self.retyped.add(namespace)
         return SilverCollectionResult(

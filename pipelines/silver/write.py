@@ -70,7 +70,7 @@ STEPS: tuple[Step, ...] = (deletes.remembered, table_rows, merged)
 
 def _merge(collection: SilverCollection, batch: RowBatch) -> None:
     # Computed before the statement: a MERGE that is tried again, or reads its source twice, must find the same rows.
-    rows = query_execution.computed(batch.rows)
+    rows = query_execution.materialized(batch.rows)
     try:
         if batch.has_incomplete and not collection.keeps_document and rows.where("`__incomplete`").isEmpty():
             batch = replace(batch, has_incomplete=False)  # which reads and writes much less of the table
@@ -78,7 +78,7 @@ def _merge(collection: SilverCollection, batch: RowBatch) -> None:
         confs = MERGE_CONFS | dict(batch.merge_confs)
         collection.writer.merge(rows, statement, to=batch.after.to, extra=batch.after.extra, confs=confs)
     finally:
-        query_execution.release(rows)
+        query_execution.unpersist(rows)
 
 
 def _append(collection: SilverCollection, rows: DataFrame, batch: RowBatch) -> None:

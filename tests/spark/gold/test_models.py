@@ -221,7 +221,7 @@ def test_a_failure_of_the_machine_is_tried_again(shop: MakeShop, monkeypatch: py
     judged: dict[str, models.ModelVerdict] = {}
     with monkeypatch.context() as broken:
         lost = Mock(side_effect=PySparkException("Job aborted: a task was lost"))
-        broken.setattr(query_execution, "computed", lost)
+        broken.setattr(query_execution, "materialized", lost)
         with pytest.raises(errors.Temporary, match="could not be computed"):
             made.run(judged=judged)
     assert made.run(judged=judged) == {"other": "whole"}

@@ -364,8 +364,8 @@ def conflicts(schema: document_schema.DocumentSchema, documents: list[Any]) -> l
 def test_columns_are_retyped_for_what_was_rescued(documents: list[Any], columns: str) -> None:
     """Numbers join to DOUBLE where they are exact, all else to STRING; then only what has no other type is rescued."""
     schema = joined(documents)
-    first, _ = retype.retyped(schema, conflicts(schema, documents))
-    after, _ = retype.retyped(first, conflicts(first, documents))
+    first, _ = retype.with_wider_types(schema, conflicts(schema, documents))
+    after, _ = retype.with_wider_types(first, conflicts(first, documents))
     assert table_ddl(after) == columns
     assert conflicts(after, documents) == []
     assert evolution.join(after, observe(documents[0])) == (after, ())
@@ -375,9 +375,9 @@ def test_a_number_that_no_double_holds_makes_text_of_the_column() -> None:
     """BIGINT that met a double becomes DOUBLE; where that is not exact for a value, it then becomes STRING."""
     documents = [{"a": INEXACT}, {"a": 1.5}]
     schema = joined(documents)
-    first, changes = retype.retyped(schema, conflicts(schema, documents))
+    first, changes = retype.with_wider_types(schema, conflicts(schema, documents))
     assert [(c.path, c.from_type, c.to_type) for c in changes] == [("a", "BIGINT", "DOUBLE")]
-    second, _ = retype.retyped(first, conflicts(first, documents))
+    second, _ = retype.with_wider_types(first, conflicts(first, documents))
     assert [cast.row(document, second) for document in documents] == [
         ({"a": '{"$numberLong":"9007199254740993"}'}, {}),
         ({"a": "1.5"}, {}),
@@ -391,7 +391,7 @@ def test_retyping_leaves_pins_alone() -> None:
     schema = joined(documents, pins=pins)
     found = conflicts(schema, documents)
     assert {each.steps for each in found} == {("a",), ("m", column_types.VALUE)}
-    after, changes = retype.retyped(schema, found, pins=pins)
+    after, changes = retype.with_wider_types(schema, found, pins=pins)
     assert [change.path for change in changes] == ["m.*"]
     assert table_ddl(after) == "`a` INT, `m` MAP<STRING, STRING>"
 
@@ -402,7 +402,7 @@ def test_retyping_flattened_documents_takes_their_columns_together() -> None:
     documents = [{"a": {"b": 1, "c": 1}, "d": 1}, {"a": "x"}]
     schema = joined(documents, naming=naming)
     assert table_ddl(schema) == "`a_b` INT, `a_c` INT, `d` INT"
-    after, changes = retype.retyped(schema, conflicts(schema, documents))
+    after, changes = retype.with_wider_types(schema, conflicts(schema, documents))
     assert table_ddl(after) == "`d` INT, `a` STRING"
     assert cast.row(documents[0], after) == ({"d": 1, "a": '{"b":1,"c":1}'}, {})
     assert evolution.differences(schema, after) == changes
