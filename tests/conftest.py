@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
+import pymongo.common
 import pytest
 
 from pipelines.demo import embedded_mongodb
@@ -31,6 +32,9 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
 )
 hypothesis.settings.load_profile("medallion")
+
+# The driver looks at a server that it lost twice a second at most, and a test that takes connections away would wait for that.
+pymongo.common.MIN_HEARTBEAT_INTERVAL = 0.05  # type: ignore[misc]
 
 StartServer = Callable[[embedded_mongodb.ServerOptions], embedded_mongodb.EmbeddedMongoDB]
 

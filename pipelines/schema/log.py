@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 from pyspark.sql import functions as F
 
@@ -111,19 +112,49 @@ def evolve_here(
     pins: Pins,
     reserved: frozenset[str] = frozenset(),
 ) -> Evolution:
-    """As `evolve`, of at most `BEGINNING` documents that this process has; `places` are theirs in the order."""
+    """As `evolve`, of documents that this process has; `places` are theirs in the order.
+
+    Where there is no schema yet, of at most `BEGINNING` of them.
+    """
+    batch = _marked(texts, places)
+
+    def look(plan: typed.Plan, also: Mapping[str, str], *, everything: bool) -> typed.Inference:
+        return _inference_here(batch, plan, everything=everything)
+
+    return _evolution(look, current, options, pins, {}, reserved)
+
+
+def begun_here(
+    texts: pa.Array,
+    places: pa.Array,
+    *,
+    options: unwrap_options.UnwrapOptions,
+    pins: Pins,
+    reserved: frozenset[str] = frozenset(),
+) -> Evolution | None:
+    """As `begun`, of documents that this process has."""
+    batch = _marked(texts, places)
+    if batch.num_rows > BEGINNING:
+        last = batch["mark"].sort()[BEGINNING - 1]
+        batch = batch.filter(pc.less_equal(batch["mark"], last))
+    naming = column_names.ColumnNaming.of(options)
+    naming = replace(naming, reserved=naming.reserved | reserved)
+    start = typed.Plan(replace(document_schema.EMPTY, naming=naming))
+    return _begun(_inference_here(batch, start, everything=True), pins, naming)
+
+
+def _marked(texts: pa.Array, places: pa.Array) -> pa.RecordBatch:
     # As `_marks` makes them in SQL: a schema must not depend on who looked at the documents.
     digests = (f"{_digest(text):X}" for text in texts.to_pylist())
     marks = pa.array([f"{place}/{digest}" for place, digest in zip(places.to_pylist(), digests)], pa.string())
-    batch = pa.RecordBatch.from_arrays([texts, marks, places], names=["text", "mark", "place"])
+    return pa.RecordBatch.from_arrays([texts, marks, places], names=["text", "mark", "place"])
 
-    def look(plan: typed.Plan, also: Mapping[str, str], *, everything: bool) -> typed.Inference:
-        # Collections of one schema share their plan's decoder, which learns, and is for one thread at a time.
-        with _LOOKING:
-            (found,) = typed.inference(plan, everything=everything)(iter([batch]))
-        return typed.Inference.of_row(found.to_pylist()[0])
 
-    return _evolution(look, current, options, pins, {}, reserved)
+def _inference_here(batch: pa.RecordBatch, plan: typed.Plan, *, everything: bool) -> typed.Inference:
+    # Collections of one schema share their plan's decoder, which learns, and is for one thread at a time.
+    with _LOOKING:
+        (found,) = typed.inference(plan, everything=everything)(iter([batch]))
+    return typed.Inference.of_row(found.to_pylist()[0])
 
 
 _LOOKING = threading.Lock()
@@ -178,7 +209,10 @@ def begun(
     naming = column_names.ColumnNaming.of(options)
     naming = replace(naming, reserved=naming.reserved | reserved)
     start = typed.Plan(replace(document_schema.EMPTY, naming=naming))
-    sight = _inference(_beginning(df, "after", mark), "after", mark, start, everything=True)
+    return _begun(_inference(_beginning(df, "after", mark), "after", mark, start, everything=True), pins, naming)
+
+
+def _begun(sight: typed.Inference, pins: Pins, naming: column_names.ColumnNaming) -> Evolution | None:
     if sight.first is None or _most_fields(sight.shape) > FEW_FIELDS:
         return None
     schema, changes = _joined(document_schema.EMPTY, sight, pins, naming)

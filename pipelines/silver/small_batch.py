@@ -59,6 +59,8 @@ def applied(
         return False
     if collection.mode.keeps_row:  # then a delete does nothing
         events = events.filter(pc.not_equal(events["op"], bronze.Op.DELETE.value))
+    if not _has_schema(collection, events, range_.to):
+        return False
     evolution, typed = _typed(collection, events)
     if typed is None:
         return False
@@ -172,6 +174,22 @@ def _reduced(events: pa.Table) -> tuple[list[int], list[str], dict[str, str]]:
     return winners, list(last), last_deletes
 
 
+def _has_schema(collection: SilverCollection, events: pa.Table, number: int) -> bool:
+    """As `evolve.has_schema`, of events that are here; of few of them all give the schema."""
+    if collection.schema.schema.fields or events.num_rows <= schemas.BEGINNING:
+        return True
+    begun = schemas.begun_here(
+        events["after"].combine_chunks(),
+        events["sequence"].combine_chunks(),
+        options=collection.options.unwrap,
+        pins=collection.options.pins,
+        reserved=collection.reserved,
+    )
+    if begun is not None:
+        evolve.record(collection, begun, number)
+    return begun is not None
+
+
 def _typed(collection: SilverCollection, events: pa.Table) -> tuple[schemas.Evolution | None, pa.StructArray | None]:
     """The documents typed, and what they do to the schema; no documents where some cannot be read, or this process
     cannot tell."""
@@ -180,13 +198,10 @@ def _typed(collection: SilverCollection, events: pa.Table) -> tuple[schemas.Evol
     if pc.any(typed.refused).as_py():
         return None, None
     if pc.any(typed.new).as_py():
-        current = collection.schema.schema
-        if not current.fields and len(texts) > schemas.BEGINNING:
-            return None, None
         evolution = schemas.evolve_here(
             texts,
             events["sequence"].combine_chunks(),
-            current=current,
+            current=collection.schema.schema,
             options=collection.options.unwrap,
             pins=collection.options.pins,
             reserved=collection.reserved,

@@ -8,12 +8,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
+from cdc_core.properties.unwrap import UnwrapOptions
 from pipelines.delta import live_files, maintenance, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold import small_batch as gold_small_batch
+from pipelines.schema import log as schemas
 from pipelines.silver import small_batch
 from tests.harness import bronze_rows
 from tests.harness.layers import Hop, Killed, killing, pipeline
@@ -287,3 +290,22 @@ def test_statistics_of_gold_let_delta_skip_files(hop: Hop) -> None:
         same = table.where(table._id == number).select("date").toArrow()["date"][0]
         assert table.where(f"date = timestamp_micros({same.value})").count() == 1
     assert table.where("n = 0").count() == 2
+
+
+def test_a_schema_begins_the_same_whoever_looks(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the first documents in the events' order, and by their digests where a snapshot's chunk gives many one place."""
+    monkeypatch.setattr(schemas, "BEGINNING", 7)
+    rng = random.Random(3)
+    kinds = [1, "x", 2.5, None, {"deep": 1}, [1, "x"], {"$numberLong": "7"}, {"$date": {"$numberLong": "1"}}]
+    for number in range(3):
+        texts = [
+            json.dumps({"_id": n, **{f"f{rng.randrange(9)}": rng.choice(kinds) for _ in range(3)}}) if n % 5 else None
+            for n in range(40)
+        ]
+        sequences = [f"{rng.randrange(3 if number else 10**6):024x}" for _ in texts]
+        rows = pa.table({"after": pa.array(texts, pa.string()), "sequence": sequences})
+        settings: dict[str, Any] = {"options": UnwrapOptions(), "pins": {}}
+        there = schemas.begun(spark.createDataFrame(rows), mark="sequence", **settings)
+        here = schemas.begun_here(*(column.combine_chunks() for column in rows.columns), **settings)
+        assert there is not None and here is not None
+        assert (here.schema.to_json(), here.seen_at) == (there.schema.to_json(), there.seen_at)
