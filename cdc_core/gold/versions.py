@@ -104,20 +104,27 @@ def _all(
     # An end may stand where no version begins: at a delete, or at a sweep, of which there is no row.
     ends = {version.until: version.is_deleted for version in before.values() if version.until is not None}
     current: DocumentVersion | None = None
+    last_delete: DocumentEvent | None = None
     for sequence in sorted({*before, *new, *ends}):
         event, version = new.get(sequence), before.get(sequence)
         is_delete = event is not None and event.op is bronze.Op.DELETE
         following = _made(event, current) if event is not None and not is_delete else None
         if event is None and version is not None:
             following = replace(version, until=None, is_deleted=False)
+        is_marker = event is None and version is not None and version.until == sequence
+        is_end = event is None and version is None
         if current is not None:
-            is_end = event is None and version is None
-            yield replace(current, until=sequence, is_deleted=is_delete or (is_end and ends[sequence]))
+            yield replace(current, until=sequence, is_deleted=is_delete or ((is_end or is_marker) and ends[sequence]))
         elif event is not None and is_delete:
             # Of a document that was never seen the delete is kept, too: a version from before it may still come.
             yield DocumentVersion(sequence, sequence, is_deleted=True, offset=event.offset)
+        elif is_end and last_delete is not None:
+            # The version that ended here ends earlier now, and what comes between may still come. The row is made from the
+            # delete's event: of this one, which was applied before, nothing else is left.
+            yield DocumentVersion(sequence, sequence, is_deleted=ends[sequence], offset=last_delete.offset)
+        last_delete = event if is_delete else last_delete
         current = following
-        if event is None and version is not None and version.until == sequence:
+        if is_marker and version is not None:
             yield version
             current = None
     if current is not None:

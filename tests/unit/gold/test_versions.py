@@ -103,6 +103,18 @@ def test_a_delete_is_remembered_for_what_comes_late() -> None:
     assert kept.spans() == [(3, 5, {"v": "a"})]
 
 
+def test_an_end_that_comes_late_forgets_none_after_it() -> None:
+    """A version ended at a delete, and ends at an earlier one now: what came between may come later still."""
+    kept = Kept()
+    kept.add(whole(1, "a", bronze.Op.CREATE), delete(4))
+    kept.add(delete(2))
+    kept.add(delete(2))
+    assert kept.spans() == [(1, 2, {"v": "a"})]
+    kept.add(whole(3, "b", bronze.Op.CREATE))
+    assert kept.spans() == [(1, 2, {"v": "a"}), (3, 4, {"v": "b"})]
+    assert all(each.is_deleted for each in kept.versions.values())
+
+
 def test_without_documents_updates_of_unknown_ones_are_passed_over() -> None:
     kept = Kept()
     kept.add(partial(2, w=1), whole(3, "a"), folds=False)
