@@ -57,7 +57,10 @@ class TableVersion:
         rows = self.current()
         if rows is None:
             return self.spark.createDataFrame([], HELD_DDL)
-        return self._chosen(rows, schema).mapInArrow(functools.partial(_digests, self._part(schema)), HELD_DDL)
+        chosen = self._chosen(rows, schema)
+        # By numbers: mapInArrow takes a dot in a column's name for a field of a struct.
+        numbered = chosen.toDF(*(f"c{number}" for number in range(len(chosen.columns))))
+        return numbered.mapInArrow(functools.partial(_digests, self._part(schema), tuple(chosen.columns)), HELD_DDL)
 
     def some(self, keys: Sequence[str], schema: DocumentSchema) -> dict[str, list[equality.TableRow]]:
         """The rows of these keys."""
@@ -126,9 +129,12 @@ class _Parts:
             )
 
 
-def _digests(part: _Parts, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _digests(part: _Parts, columns: tuple[str, ...], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        found = [(key, equality.digest(row)) for key, row in part.rows(batch)]
+        found = [
+            (key, equality.digest(row))
+            for key, row in part.rows(pa.RecordBatch.from_arrays(batch.columns, names=list(columns)))
+        ]
         arrays = [pa.array([key for key, _ in found], pa.string()), pa.array([each for _, each in found], pa.int64())]
         yield pa.RecordBatch.from_arrays(arrays, schema=HELD)
 

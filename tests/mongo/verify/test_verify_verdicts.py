@@ -41,8 +41,8 @@ def test_a_time_that_the_server_does_not_hold_is_a_decision(
 def test_columns_that_settings_made_are_nothing_of_a_document(
     spark: Any, mongodb_uri: str, database: Any, lakehouse: Path
 ) -> None:
-    """Not those of `add.fields` of an earlier run, and not one that a document's column gave another name."""
-    database.orders.insert_many([{"_id": n, "op": n} for n in range(3)])
+    """Not those of `add.fields` of an earlier run, and not one that a document's column gave another name; names may hold dots."""
+    database.orders.insert_many([{"_id": n, "op": n, "a.b": n} for n in range(3)])
     found = pipeline(mongodb_uri, lakehouse, database.name)
     before = with_silver(found, {"add.fields": "op,ts_ms", "add.fields.prefix": ""})
     play(spark, before)
