@@ -257,7 +257,7 @@ def test_full_disk_commits_nothing(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as broken:
-        broken.setattr(pq, "write_table", full)
+        broken.setattr(pq.ParquetWriter, "write_table", full)
         with pytest.raises(errors.StorageExhausted) as exhausted:
             once(spark, found)
     assert exhausted.value.exit_code == 75

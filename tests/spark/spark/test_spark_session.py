@@ -168,7 +168,6 @@ print(spark_sessions.session("second", master="local[1]").range(3).count(), flus
 """
 
 OWN = """
-from pipelines.delta import log_store
 from pipelines.spark import conf as spark_conf
 from pipelines.spark import delta_jars, jvm
 from pipelines.spark import session as spark_sessions
