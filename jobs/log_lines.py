@@ -12,8 +12,9 @@ _LIBRARIES = {
     "great_expectations": logging.CRITICAL,
     "pymongo": logging.WARNING,
     "pyspark": logging.WARNING,
+    "SQLQueryContextLogger": logging.CRITICAL,
 }
-"""py4j logs what it raises as well, with a traceback; Great Expectations what its results hold."""
+"""py4j and PySpark log what they raise as well, with a traceback; Great Expectations what its results hold."""
 
 
 def configure(*, level: int = logging.INFO) -> None:

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
     from pipelines.bronze import collections as registry
 
-ONE_RUN_EVENTS = 150_000
+ONE_RUN_EVENTS = 250_000
 """So many events one run applies by itself: a Spark that has just been started takes longer to compile what types more of them."""
 
 SERVICE_EVENTS = 2_000
 """In a service Spark types on all cores, and the capture beside it needs this process."""
 
-MANY_BYTES = 256 * 2**20
-"""Documents of more bytes are typed by executors."""
+MANY_BYTES = 384 * 2**20
+"""Documents of more bytes are typed by executors: here they are held as text and as columns at a time, a gigabyte at most."""
 
 STATISTICS = ("__key", "__sequence", "__batch")
 """The columns by which silver's files are skipped, as its table says it, too."""
@@ -67,6 +67,8 @@ def applied(
     winners, keys, last_deletes = _reduced(events)
     schema = collection.schema.schema if evolution is None else evolution.schema
     places = pa.array(winners, pa.int64())  # a list of none would have no type
+    if not collection.keeps_document and "after" not in _bare(collection):
+        events = events.drop_columns("after")  # the texts are in `typed` by now, and most of the memory
     rows = _columns(collection, schema, events.take(places), typed.take(places), range_.to)
     columns = _table_columns(collection, rows)
     if columns is None or collection.writer.live is None or collection.writer.live.is_many(upsert.KEY, keys):
