@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,7 +48,8 @@ def test_what_an_executor_cannot_read_is_an_outcome(
     monkeypatch.setattr(documents, "_failed", {})
     monkeypatch.setattr(documents.connections, "worker_client", lambda _: UNUSED)
     monkeypatch.setattr(snapshot_read, "read_chunk", read_chunk)
-    monkeypatch.setattr(documents.time, "sleep", paused.append)
+    # Only for this module: the threads of a client that another test left open sleep, too.
+    monkeypatch.setattr(documents, "time", SimpleNamespace(sleep=paused.append, monotonic=time.monotonic))
     batches = iter([pa.RecordBatch.from_pydict({"id": [0, 1]})])
     ranges = (snapshot_read.IdRange(), snapshot_read.IdRange())
     found = pa.Table.from_batches(documents._read_ranges(reading(), ranges, "a read", batches))
