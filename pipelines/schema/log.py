@@ -137,10 +137,14 @@ def begun_here(
     if batch.num_rows > BEGINNING:
         last = batch["mark"].sort()[BEGINNING - 1]
         batch = batch.filter(pc.less_equal(batch["mark"], last))
-    naming = column_names.ColumnNaming.of(options)
-    naming = replace(naming, reserved=naming.reserved | reserved)
+    naming = _naming(options, reserved)
     start = typed.Plan(replace(document_schema.EMPTY, naming=naming))
     return _begun(_inference_here(batch, start, everything=True), pins, naming)
+
+
+def _naming(options: unwrap_options.UnwrapOptions, reserved: frozenset[str]) -> column_names.ColumnNaming:
+    naming = column_names.ColumnNaming.of(options)
+    return replace(naming, reserved=naming.reserved | reserved)
 
 
 def _marked(texts: pa.Array, places: pa.Array) -> pa.RecordBatch:
@@ -180,8 +184,7 @@ def _evolution(
     also: Mapping[str, str],
     reserved: frozenset[str],
 ) -> Evolution:
-    naming = column_names.ColumnNaming.of(options)
-    naming = replace(naming, reserved=naming.reserved | reserved)
+    naming = _naming(options, reserved)
     known, begun = current, typed.Inference()
     if not current.fields:
         begun = look(typed.Plan(replace(current, naming=naming)), {}, everything=True)
@@ -206,8 +209,7 @@ def begun(
 
     None where it shall be made of all: there is no document, or one of them may be used as a map.
     """
-    naming = column_names.ColumnNaming.of(options)
-    naming = replace(naming, reserved=naming.reserved | reserved)
+    naming = _naming(options, reserved)
     start = typed.Plan(replace(document_schema.EMPTY, naming=naming))
     return _begun(_inference(_beginning(df, "after", mark), "after", mark, start, everything=True), pins, naming)
 
