@@ -132,9 +132,8 @@ def _events(collection: SilverCollection, range_: reduce.BatchRange) -> pa.Table
     """The collection's events of the range, in their order; None where this process cannot read them."""
     columns = list(dict.fromkeys((*_READ, *collection.columns, *_bare(collection))))
     # Other collections' events stand in the same files.
-    limit, size_bytes = max(survey.MAX_DRIVER_ROWS, 2 * collection.process_events), batch_rows.MANY_BYTES
-    if collection.process_events > SERVICE_EVENTS:
-        size_bytes = MANY_BYTES
+    limit = max(survey.MAX_DRIVER_ROWS, 2 * collection.process_events)
+    size_bytes = MANY_BYTES if collection.process_events > SERVICE_EVENTS else None
     rows = batch_rows.few_rows(collection.bronze, range_, columns, limit=limit, size_bytes=size_bytes)
     if rows is None:
         return None
