@@ -71,7 +71,7 @@ def row(parsed_document: Any, schema: DocumentSchema) -> tuple[dict[str, Any], d
     """
     value, rescued = cast(laid_out(parsed_document, schema.naming.values), schema.struct)
     if not schema.naming.flatten:
-        return {name: (value or {}).get(name) for name, _ in schema.table()}, rescued
+        return {column.name: (value or {}).get(column.name) for column in schema.columns}, rescued
     # Flattened, a document has no column of its own that could say that it is there.
     for path in _emptied(value, schema.struct, ""):
         rescued.setdefault(path, "{}")

@@ -5,6 +5,7 @@ Other modules make it wider (`evolution`), change its types (`retype`), and make
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,9 +31,9 @@ class DocumentSchema:
     columns: tuple[Column, ...] = ()
     naming: column_names.ColumnNaming = column_names.ColumnNaming()
 
-    @property
+    @functools.cached_property
     def struct(self) -> Struct:
-        """The fields as the type of the whole document."""
+        """The fields as the type of the whole document: one, which has its fields by name once."""
         return Struct(self.fields)
 
     def table(self) -> tuple[tuple[str, ColumnType], ...]:

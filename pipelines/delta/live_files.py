@@ -257,7 +257,7 @@ def _parts(folder: Path, file: Mapping[str, Any], columns: list[str]) -> Iterato
         count = parquet.metadata.num_rows
         vector = file.get("deletionVector")
         is_present = _mask(folder, vector, count) if vector else None
-        held = [name for name in columns if name in parquet.schema_arrow.names]
+        held = _held(parquet, columns)
         row_bytes = local_log.columns_bytes(path, held) // max(1, count)
         start = 0
         for batch in parquet.iter_batches(max(1, min(PART_ROWS, MANY_BYTES // max(1, row_bytes))), columns=held):
@@ -283,8 +283,13 @@ def _read(folder: Path, file: Mapping[str, Any], columns: list[str]) -> pa.Table
     path = local_log.data_path(folder, file["path"])
     # Spark's own form of a timestamp, by default, which in nanoseconds would end in 2262.
     with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as parquet:
-        # A file that is older than a column has none of it.
-        return parquet.read([name for name in columns if name in parquet.schema_arrow.names])
+        return parquet.read(_held(parquet, columns))
+
+
+def _held(parquet: pq.ParquetFile, columns: Collection[str]) -> list[str]:
+    """Those of the columns that a file has: one that is older than a column has none of it."""
+    names = set(parquet.schema_arrow.names)  # once: Arrow makes a schema of the footer each time
+    return [name for name in columns if name in names]
 
 
 _CHECKPOINT = re.compile(r"[0-9]{20}\.checkpoint\.parquet")
@@ -414,10 +419,11 @@ def conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
     Raises `NotReadable` where a value has no place there.
     """
+    names = {name: number for number, name in enumerate(table.column_names)}
     try:
         columns = [
-            _conformed(table[each.name].combine_chunks(), each.type)
-            if each.name in table.column_names
+            _conformed(table.column(names[each.name]).combine_chunks(), each.type)
+            if each.name in names
             else pa.nulls(len(table), each.type)
             for each in schema
         ]

@@ -233,9 +233,9 @@ def files(folder: Path) -> list[AddedFile] | None:
 
 def aligned(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """A table's columns as `schema` names and types them; null where it has no such column."""
+    names = set(table.column_names)
     columns = [
-        table[field.name].cast(field.type) if field.name in table.column_names else pa.nulls(len(table), field.type)
-        for field in schema
+        table[field.name].cast(field.type) if field.name in names else pa.nulls(len(table), field.type) for field in schema
     ]
     return pa.table(columns, schema=schema)
 

@@ -69,7 +69,8 @@ class SourceFiles:
 
     def documents(self, above: int, schema: pa.Schema) -> Iterator[pa.Table]:
         """The current documents among the rows of later batches, part by part, with the columns of gold."""
-        names = [name for name in self.silver.schema.names if name in {*schema.names, "__incomplete", *_STATE}]
+        wanted = {*schema.names, *_STATE}
+        names = [name for name in self.silver.schema.names if name in wanted]
         for part in self.silver.parts_above("__batch", above, columns=names):
             yield live_files.conformed(part.filter(pc.invert(_is_gone(part))), schema)
 

@@ -171,6 +171,15 @@ def test_json_round_trip(history: list[Any]) -> None:
     assert Shape.from_json(json.loads(json.dumps(shape.to_json()))) == shape
 
 
+def test_the_fields_of_a_wide_document_are_put_by_name_once() -> None:
+    """Once a schema, and not once a column of each row: of 3,000 fields a document took a third of a second."""
+    schema = joined([{f"f{number}": number for number in range(50)}])
+    assert schema.struct is schema.struct
+    before = schema.struct.by_name
+    assert cast.row({"f7": 7}, schema)[0]["f7"] == 7 and len(schema.table()) == 50
+    assert schema.struct.by_name is before
+
+
 def test_dates_have_the_range_of_spark() -> None:
     """The first and the last instant of Spark's TIMESTAMP fit, their neighbours are rescued."""
     for milliseconds in (cast.MIN_DATE_MS, cast.MAX_DATE_MS):
