@@ -9,6 +9,16 @@ from cdc_core.tables import layout as tables
 DELETION_VECTORS = "delta.enableDeletionVectors"
 
 
+_FOLLOWING_ROWS = ("delta.enableChangeDataFeed", "delta.enableRowTracking")
+"""Properties by which readers follow a row through its updates: only a statement of Spark tells Delta that it is one."""
+
+
+def replaces_rows(properties: Mapping[str, str]) -> bool:
+    """Whether a row may be replaced by marking it as deleted and writing another one: there are deletion vectors, and
+    nobody follows rows."""
+    return properties.get(DELETION_VECTORS) == "true" and not any(properties.get(name) == "true" for name in _FOLLOWING_ROWS)
+
+
 APP_ID = "mongo-medallion"
 """The one `txnAppId` of every table's commits: a fence, never a position."""
 

@@ -108,6 +108,8 @@ class _FileStatistics:
         self.rows += part.num_rows
         for name in self.columns:
             column = part.column(name)
+            if pa.types.is_nested(column.type):
+                continue  # Delta wants a number for each field inside, and takes nothing of what has another shape
             self.nulls[name] = self.nulls.get(name, 0) + column.null_count
             if not _has_bounds(column.type):
                 continue

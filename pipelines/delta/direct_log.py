@@ -132,6 +132,8 @@ class DirectLog:
                 actions.add(*self._vectors.without(held, rows))
         except table_errors.SPARK_ERRORS as error:
             raise self._translated(error, base) from error
+        except OSError as error:  # a full disk: the data file goes again, and Spark's way tells of it
+            raise upsert.NeedsMerge from error
         return self._committed(transaction, actions, base=base, metadata=metadata)
 
     def compact_files(
@@ -198,7 +200,7 @@ class DirectLog:
         return True
 
     def can_upsert(self) -> bool:
-        """Whether the table, as this process knows it, has deletion vectors and no change feed."""
+        """Whether rows of the table, as this process knows it, may be replaced by deletion vectors."""
         return self._vectors.are_enabled(self._log.unsafeVolatileSnapshot())
 
     def files(self) -> Any:
@@ -288,11 +290,8 @@ class DeletionVectors:
         return getattr(self._delta(f"{name}$"), "MODULE$")
 
     def are_enabled(self, known: Any) -> bool:
-        """Whether a version of the table has deletion vectors and no change feed, whose readers want updates."""
-        properties = jvm.java_class(self._spark, CONVERTERS).asJava(known.metadata().configuration())
-        return (
-            properties.get(definition.DELETION_VECTORS) == "true" and properties.get("delta.enableChangeDataFeed") != "true"
-        )
+        """Whether rows of a version of the table may be replaced by deletion vectors."""
+        return definition.replaces_rows(jvm.java_class(self._spark, CONVERTERS).asJava(known.metadata().configuration()))
 
     def actions(self, transaction: Any, table: tables.TableRef, touched: DataFrame) -> Any:
         """Actions that take the touched rows out, as Delta's own DELETE finds and writes them."""

@@ -8,6 +8,7 @@ nor Delta is called. Source: Delta's protocol, "Action Reconciliation", "Deletio
 from __future__ import annotations
 
 import bisect
+import functools
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ import pyarrow.parquet as pq
 from pyspark.sql.types import StructType
 
 from cdc_core.tables import definition, deletion_vector
-from pipelines.delta import local_log
+from pipelines.delta import checkpoint, local_log
 
 MANY_ROWS = 2_000_000
 """Keys are looked for in files of at most so many rows; among more, executors find them sooner."""
@@ -30,7 +31,15 @@ MANY_BYTES = 64 * 2**20
 """Rows are read here from files of at most so many bytes: a document may have 16 MB."""
 
 PART_ROWS = 1 << 16
-"""Rows of many are read so many at a time, and fewer where they are large."""
+"""Rows of many come so many at a time, and fewer where they are large."""
+
+_READ_ROWS = 4096
+"""Read at a time, of which a part is put together: how large a row is only reading it tells."""
+
+_SAMPLE_ROWS = 64
+
+_IN_MEMORY = 4
+"""Rows in memory take so many times what they take in a file, where it has no dictionary: offsets, and what is null."""
 
 READS = frozenset(
     {"columnMapping", "deletionVectors", "typeWidening", "typeWidening-preview", "v2Checkpoint", "vacuumProtocolCheck"}
@@ -97,11 +106,15 @@ class LiveFiles:
 
         Raises `NotReadable` where they are of more than `MANY_BYTES`.
         """
-        self._refuse_large(files, set(self.schema.names))
-        found = [
-            conformed(_present(self.folder, each, _read(self.folder, each, self.schema.names)), self.schema)
-            for each in files
-        ]
+        names, found, size = self.schema.names, [], 0
+        self._refuse_large(files, set(names))
+        for each in files:
+            for part in _parts(self.folder, each, names):
+                found.append(conformed(part, self.schema))
+                # What a footer says of a column with a dictionary is what its distinct values take, and not its rows.
+                size += part.nbytes
+                if size > _IN_MEMORY * MANY_BYTES:
+                    raise NotReadable
         return pa.concat_tables(found) if found else self.schema.empty_table()
 
     def places(self, column: str, values: Sequence[str]) -> list[tuple[dict[str, Any], list[int]]]:
@@ -114,13 +127,17 @@ class LiveFiles:
             raise NotReadable
         wanted = sorted(set(values))
         files = [each for each in self.files() if _may_hold(each, column, wanted)]
-        held = pa.array(wanted, pa.string())
-        found = []
-        for each in files:
-            is_wanted = pc.is_in(_read(self.folder, each, [column])[column], value_set=held)
-            rows = pc.indices_nonzero(is_wanted).to_pylist()
-            if rows:
-                found.append((each, rows))
+        if not files:
+            return []
+        # All of them at once: Arrow hashes the values that are looked for in each call.
+        columns = [conformed(_read(self.folder, each, [column]), pa.schema([(column, pa.string())])) for each in files]
+        is_wanted = pc.is_in(pa.concat_tables(columns)[column], value_set=pa.array(wanted, pa.string()))
+        found, start = [], 0
+        for each, rows in zip(files, columns):
+            numbers = pc.indices_nonzero(is_wanted.slice(start, len(rows))).to_pylist()
+            start += len(rows)
+            if numbers:
+                found.append((each, numbers))
         return found
 
     def rows_above(self, column: str, bound: int, *, columns: Sequence[str], limit: int) -> pa.Table:
@@ -155,7 +172,8 @@ class LiveFiles:
             raise NotReadable from error
 
     def _files_above(self, column: str, bound: int) -> list[dict[str, Any]]:
-        return [each for each in self.files() if _stats(each).get("maxValues", {}).get(column, bound + 1) > bound]
+        highest = ((each, _said(each.get("stats"), column)[2]) for each in self.files())
+        return [each for each, high in highest if high is None or high > bound]
 
     def _refuse_large(self, files: Sequence[Mapping[str, Any]], columns: Collection[str]) -> None:
         paths = [local_log.data_path(self.folder, each["path"]) for each in files]
@@ -179,12 +197,11 @@ class LiveFiles:
         """The version from the newest checkpoint up to it."""
         self._files.clear()
         self.version, self._is_readable = -1, True
-        checkpoints = sorted((self.folder / "_delta_log").glob("*.checkpoint.parquet"))
-        fitting = [each for each in checkpoints if _CHECKPOINT.fullmatch(each.name) and int(each.name[:20]) <= version]
-        if fitting:
-            for action in _checkpointed(fitting[-1]):
+        begun = checkpoint.newest(self.folder, version)
+        if begun is not None:
+            for action in checkpoint.actions(begun):
                 self._apply(action)
-            self.version = int(fitting[-1].name[:20])
+            self.version = int(begun.name[:20])
         if not self._follow(version):
             raise NotReadable
 
@@ -213,10 +230,8 @@ class LiveFiles:
         return StructType.fromJson(json.loads(self.schema_json))
 
     def has_vectors(self) -> bool:
-        """Whether rows may be marked as deleted: with deletion vectors, and without a change feed, whose readers want
-        updates."""
-        feed = self.configuration.get("delta.enableChangeDataFeed")
-        return self.configuration.get(definition.DELETION_VECTORS) == "true" and feed != "true"
+        """Whether a row may be replaced by marking it as deleted and writing another one (`definition.replaces_rows`)."""
+        return definition.replaces_rows(self.configuration)
 
     def is_many(self, column: str, values: Sequence[str]) -> bool:
         """Whether `places` would have to look through too many rows for these values."""
@@ -225,21 +240,13 @@ class LiveFiles:
 
     def is_unchecked(self) -> bool:
         """Whether the table asks nothing of a row that is written, beside its type."""
-        return not any(name.startswith("delta.constraints.") for name in self.configuration) and all(
-            each.nullable and not each.metadata for each in self.schema
+        return not any(name.startswith("delta.constraints.") for name in self.configuration) and not any(
+            each.metadata for each in self.schema
         )
 
 
 def _schema_of(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
     return pa.schema([schema.field(name) for name in columns])
-
-
-def _present(folder: Path, file: Mapping[str, Any], table: pa.Table) -> pa.Table:
-    """The rows of a file that are not deleted."""
-    vector = file.get("deletionVector")
-    if not vector:
-        return table
-    return table.filter(_mask(folder, vector, len(table)))
 
 
 def _mask(folder: Path, vector: Mapping[str, Any], rows: int) -> pa.BooleanArray:
@@ -251,19 +258,35 @@ def _mask(folder: Path, vector: Mapping[str, Any], rows: int) -> pa.BooleanArray
 
 
 def _parts(folder: Path, file: Mapping[str, Any], columns: list[str]) -> Iterator[pa.Table]:
-    """Columns of the rows of a data file that are not deleted, part by part."""
-    path = local_log.data_path(folder, file["path"])
-    with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as parquet:
+    """Columns of the rows of a data file that are not deleted, in parts of at most `PART_ROWS` rows and about `MANY_BYTES`."""
+    vector = file.get("deletionVector")
+    found: list[pa.Table] = []
+    is_present: pa.BooleanArray | None = None
+    start = rows = size = 0
+    with pq.ParquetFile(local_log.data_path(folder, file["path"]), coerce_int96_timestamp_unit="us") as parquet:
         count = parquet.metadata.num_rows
-        vector = file.get("deletionVector")
         is_present = _mask(folder, vector, count) if vector else None
         held = _held(parquet, columns)
-        row_bytes = local_log.columns_bytes(path, held) // max(1, count)
-        start = 0
-        for batch in parquet.iter_batches(max(1, min(PART_ROWS, MANY_BYTES // max(1, row_bytes))), columns=held):
+        at_a_time = _rows_at_a_time(parquet, held)
+        for batch in parquet.iter_batches(at_a_time, columns=held):
             part = pa.Table.from_batches([batch])
-            yield part if is_present is None else part.filter(is_present.slice(start, len(part)))
-            start += len(part)
+            found.append(part if is_present is None else part.filter(is_present.slice(start, len(part))))
+            start, rows, size = start + len(part), rows + len(found[-1]), size + found[-1].nbytes
+            if rows + at_a_time > PART_ROWS or size >= MANY_BYTES:
+                yield pa.concat_tables(found)
+                found, rows, size = [], 0, 0
+    if found:
+        yield pa.concat_tables(found)
+
+
+def _rows_at_a_time(parquet: pq.ParquetFile, columns: list[str]) -> int:
+    """How many rows of a file to read at a time."""
+    rows = min(_READ_ROWS, PART_ROWS)
+    if parquet.metadata.num_rows <= _SAMPLE_ROWS:
+        return rows
+    # Not by the footer: of a column with a dictionary it says what the distinct values take, and a row may have megabytes.
+    first = next(parquet.iter_batches(_SAMPLE_ROWS, columns=columns))
+    return max(1, min(rows, MANY_BYTES * len(first) // max(1, first.nbytes)))
 
 
 def _vector(folder: Path, vector: Mapping[str, Any]) -> bytes:
@@ -292,9 +315,6 @@ def _held(parquet: pq.ParquetFile, columns: Collection[str]) -> list[str]:
     return [name for name in columns if name in names]
 
 
-_CHECKPOINT = re.compile(r"[0-9]{20}\.checkpoint\.parquet")
-
-
 def _stamp(folder: Path, version: int) -> tuple[int, int] | None:
     """What tells a version's commit from another one of the same number; None where the log has none."""
     try:
@@ -309,31 +329,6 @@ def _actions(folder: Path, version: int) -> Iterator[dict[str, Any]]:
     return (json.loads(line) for line in text.split("\n") if line)
 
 
-def _checkpointed(path: Path) -> Iterator[dict[str, Any]]:
-    """The actions of a checkpoint, as a commit would have them."""
-    with pq.ParquetFile(path) as held:
-        # Neither says what is live: fences and tombstones are most of a long log's checkpoint.
-        names = [name for name in held.schema_arrow.names if name not in ("txn", "remove")]
-        for row in held.read(names).to_pylist():
-            for name, action in row.items():
-                if action is not None:
-                    yield {name: {key: _plain(key, value) for key, value in action.items() if _is_said(key, value)}}
-
-
-def _is_said(key: str, value: Any) -> bool:
-    return value is not None and not key.endswith("_parsed")
-
-
-_MAPS = ("partitionValues", "tags", "configuration")
-
-
-def _plain(key: str, value: Any) -> Any:
-    """A value as JSON has it: Parquet's maps are lists of pairs, and its structs hold nulls."""
-    if key in _MAPS:
-        return dict(value)
-    return {name: each for name, each in value.items() if each is not None} if isinstance(value, dict) else value
-
-
 def _identity(file: Mapping[str, Any]) -> tuple[object, ...]:
     """What Delta knows a file by: its name and its deletion vector."""
     vector = file.get("deletionVector") or {}
@@ -345,19 +340,25 @@ def share_deleted(file: Mapping[str, Any]) -> float:
     return float((file.get("deletionVector") or {}).get("cardinality", 0) / max(1, _count(file)))
 
 
-def _stats(file: Mapping[str, Any]) -> dict[str, Any]:
-    return json.loads(file.get("stats") or "{}")
+@functools.lru_cache(maxsize=1 << 17)
+def _said(stats: str | None, column: str) -> tuple[int | None, Any, Any]:
+    """What a file's statistics say: how many rows it has, and the least and the greatest value of a column.
+
+    Held, because each batch asks it of each file, and of a wide table it is kilobytes of JSON.
+    """
+    said = json.loads(stats or "{}")
+    return said.get("numRecords"), *((said.get(each) or {}).get(column) for each in ("minValues", "maxValues"))
 
 
 def _count(file: Mapping[str, Any]) -> int:
     """How many rows a file has, deleted ones too."""
-    return int(_stats(file).get("numRecords", MANY_ROWS + 1))
+    count, _, _ = _said(file.get("stats"), "")
+    return MANY_ROWS + 1 if count is None else int(count)
 
 
 def _may_hold(file: Mapping[str, Any], column: str, values: Sequence[str]) -> bool:
     """Whether a file's bounds leave room for one of the sorted values."""
-    stats = _stats(file)
-    low, high = (stats.get(each, {}).get(column) for each in ("minValues", "maxValues"))
+    _, low, high = _said(file.get("stats"), column)
     if low is None or high is None:
         return True
     at = bisect.bisect_left(values, low)
@@ -380,22 +381,45 @@ _DECIMAL = re.compile(r"decimal\(([0-9]+),\s*([0-9]+)\)")
 
 
 def arrow_schema(struct: Mapping[str, Any]) -> pa.Schema:
-    """A table's columns in Arrow; those of which Delta demands something (an expression, an identity) have metadata.
+    """A table's columns in Arrow; those of which Delta or Spark demands something (a value, a length, an expression, an
+    identity), of themselves or of what is in them, have metadata.
 
     Raises `NotReadable` for a type that no table of ours has.
     """
-    demands = {"delta.generationExpression", "delta.invariants", "delta.identity.start", "CURRENT_DEFAULT"}
     return pa.schema(
         [
             pa.field(
                 each["name"],
                 _arrow(each["type"]),
                 nullable=each["nullable"],
-                metadata={"demanded": "true"} if demands & (each.get("metadata") or {}).keys() else None,
+                metadata={"demanded": "true"} if _is_demanding(each) else None,
             )
             for each in struct["fields"]
         ]
     )
+
+
+_DEMANDS = frozenset(
+    {
+        *("delta.generationExpression", "delta.invariants", "delta.identity.start", "CURRENT_DEFAULT"),
+        "__CHAR_VARCHAR_TYPE_STRING",
+    }
+)
+
+
+def _is_demanding(field: Mapping[str, Any]) -> bool:
+    return not field["nullable"] or bool(_DEMANDS & (field.get("metadata") or {}).keys()) or _holds_demanding(field["type"])
+
+
+def _holds_demanding(type_: Any) -> bool:
+    """Whether nulls, or more, are refused inside values of a type."""
+    if isinstance(type_, str):
+        return False
+    if type_["type"] == "struct":
+        return any(map(_is_demanding, type_["fields"]))
+    contents = {"array": (("elementType", "containsNull"),), "map": (("valueType", "valueContainsNull"),)}
+    inner = contents.get(type_["type"], ())
+    return any(not type_.get(may_be_null, True) or _holds_demanding(type_[held]) for held, may_be_null in inner)
 
 
 def _arrow(type_: Any) -> pa.DataType:

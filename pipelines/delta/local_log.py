@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import re
@@ -245,7 +246,12 @@ def columns_bytes(path: Path, columns: Collection[str]) -> int:
     with pq.ParquetFile(path) as parquet:
         groups = [parquet.metadata.row_group(number) for number in range(parquet.metadata.num_row_groups)]
     chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
-    return sum(each.total_uncompressed_size for each in chunks if each.path_in_schema.partition(".")[0] in columns)
+    return sum(each.total_uncompressed_size for each in chunks if _is_below(each.path_in_schema, columns))
+
+
+def _is_below(path: str, columns: Collection[str]) -> bool:
+    """Whether one of the columns, whose own name may have dots, is at the beginning of a path."""
+    return any(name in columns for name in itertools.accumulate(path.split("."), "{}.{}".format))
 
 
 def appended(folder: Path, is_before: Callable[[Commit], bool]) -> list[AddedFile] | None:

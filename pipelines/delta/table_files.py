@@ -45,7 +45,11 @@ class LocalFiles:
         """It was written where it belongs."""
 
     def write(self, name: str, content: bytes) -> None:
-        (self.folder / name).write_bytes(content)
+        try:
+            (self.folder / name).write_bytes(content)
+        except OSError:
+            self.remove(name)  # what is half written only fills the disk that may have been full
+            raise
 
     def remove(self, name: str) -> None:
         (self.folder / name).unlink(missing_ok=True)

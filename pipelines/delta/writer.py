@@ -174,7 +174,7 @@ class Writer(StatementCommits):
         if self.direct is None or self.live is None:
             return None
         self.refuse_unanswered()
-        coming = iter(parts)
+        coming = (part for part in parts if part.num_rows)
         try:
             first = next(coming, None)
             file = None

@@ -60,12 +60,10 @@ class SourceFiles:
         if self.silver.count_above("__batch", above) > self.limit:
             return None
         names = [name for name in ("__key", "__rescued", *_STATE) if name in self.silver.schema.names]
-        parts = [*self.silver.parts_above("__batch", above, columns=names)]
-        found = (
-            pa.concat_tables(parts) if parts else pa.schema([self.silver.schema.field(name) for name in names]).empty_table()
-        )
-        is_rescued = pc.is_valid(found["__rescued"])
-        return found.drop_columns("__rescued").append_column("is_rescued", is_rescued)
+        empty = pa.schema([self.silver.schema.field(name) for name in names]).empty_table()
+        # Part by part: what was rescued may be large, and only whether there is something counts.
+        parts = [_state(part) for part in self.silver.parts_above("__batch", above, columns=names)]
+        return pa.concat_tables([_state(empty), *parts])
 
     def documents(self, above: int, schema: pa.Schema) -> Iterator[pa.Table]:
         """The current documents among the rows of later batches, part by part, with the columns of gold."""
@@ -73,6 +71,10 @@ class SourceFiles:
         names = [name for name in self.silver.schema.names if name in wanted]
         for part in self.silver.parts_above("__batch", above, columns=names):
             yield live_files.conformed(part.filter(pc.invert(_is_gone(part))), schema)
+
+
+def _state(rows: pa.Table) -> pa.Table:
+    return rows.drop_columns("__rescued").append_column("is_rescued", pc.is_valid(rows["__rescued"]))
 
 
 def merged(table: current.GoldTable, sources: SourceFiles, writer: Writer) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,28 @@ def test_statistics_are_those_of_all_parts(tmp_path: Path) -> None:
         "maxValues": {"key": "é" * 32 + "\U0010ffff", "n": 7, "at": "2024-01-02T00:00:00.000Z"},
         "nullCount": {"key": 1, "n": 1, "at": 2, "flag": 2},
     }
+
+
+def test_of_values_that_hold_others_the_log_says_nothing(tmp_path: Path) -> None:
+    """Delta has their statistics field by field: of a number in their place it can read nothing, nor of the whole file."""
+    rows = pa.table({"key": ["a"], "deep": [{"n": 1}], "many": [[1]]})
+    table = TableRef(f"delta.`{tmp_path}`", str(tmp_path))
+    file = ParquetFile.write(LocalFiles(tmp_path), [rows], schema=rows.schema, statistics=rows.column_names, table=table)
+    assert json.loads(file.stats)["nullCount"] == {"key": 0}
+
+
+def test_of_a_small_file_that_finds_no_room_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each new attempt would leave one more on a disk that is full already."""
+    write = Path.write_bytes
+
+    def half(path: Path, content: bytes) -> int:
+        write(path, content[: len(content) // 2])
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(Path, "write_bytes", half)
+    with pytest.raises(OSError):
+        LocalFiles(tmp_path).write("deletion_vector_1.bin", b"vector")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_no_parts_make_a_file_without_rows(tmp_path: Path) -> None:

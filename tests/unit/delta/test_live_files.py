@@ -125,6 +125,33 @@ def test_a_files_schema_is_made_once_however_many_columns_are_asked_for(
     assert rows.num_rows == sum(each.num_rows for each in parts) == len(made) == 2
 
 
+def test_parts_are_small_where_a_dictionary_makes_the_file_small(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The picture that is in each document stands once in a file, and as often as there are rows in memory."""
+    fields = [*SCHEMA["fields"], {"name": "picture", "type": "string", "nullable": True, "metadata": {}}]  # type: ignore[misc]
+    file = table.file([f"{number:04}" for number in range(3000)], 1)
+    held = pq.read_table(table.folder / file["path"]).append_column("picture", pa.array(["x" * 2000] * 3000))
+    pq.write_table(held, table.folder / file["path"])
+    text = json.dumps({"type": "struct", "fields": fields})
+    live = LiveFiles(table.folder)
+    assert live.at(table.commit({"metaData": {"schemaString": text}}, {"add": file}))
+    monkeypatch.setattr(live_files, "MANY_BYTES", 500_000)
+    parts = [*live.parts_above("__batch", 0, columns=live.schema.names)]
+    assert max(each.nbytes for each in parts) <= 1_100_000
+    assert pa.concat_tables(parts)["__key"].to_pylist() == held["__key"].to_pylist()
+    with pytest.raises(NotReadable):
+        live.rows([file])
+
+
+def test_keys_are_found_in_files_of_other_writers(table: Table) -> None:
+    """One has large strings, one has no keys at all."""
+    first, large, none = table.file(["a", "b"], 1), table.file(["b", "c"], 1), table.file(["x"], 1)
+    pq.write_table(pa.table({"__key": pa.array(["b", "c"], pa.large_string())}), table.folder / large["path"])
+    pq.write_table(pa.table({"n": [1]}), table.folder / none["path"])
+    live = LiveFiles(table.folder)
+    assert live.at(table.commit({"add": first}, {"add": large}, {"add": {**none, "stats": '{"numRecords": 1}'}}))
+    assert live.places("__key", ["b", "x"]) == [(first, [1]), (large, [0])]
+
+
 def test_places_are_found_and_files_without_them_not_opened(table: Table) -> None:
     first, second = table.file(["a", "b", "c"], 1), table.file(["x", "y"], 2)
     version = table.commit({"add": first}, {"add": second})
@@ -185,6 +212,32 @@ def test_constraints_are_for_delta_to_check(table: Table) -> None:
     fields = [{**each, "nullable": each["name"] != "n"} for each in SCHEMA["fields"]]  # type: ignore[attr-defined]
     text = json.dumps({"type": "struct", "fields": fields})
     assert live.at(table.commit({"metaData": {"schemaString": text}})) and not live.is_unchecked()
+
+
+@pytest.mark.parametrize(
+    "demanding",
+    [
+        {"type": {"type": "array", "elementType": "long", "containsNull": False}},
+        {"type": {"type": "map", "keyType": "string", "valueType": "long", "valueContainsNull": False}},
+        {"type": {"type": "struct", "fields": [{"name": "a", "type": "long", "nullable": False, "metadata": {}}]}},
+        {"type": "string", "metadata": {"__CHAR_VARCHAR_TYPE_STRING": "varchar(3)"}},
+        {"type": "long", "metadata": {"delta.generationExpression": "n + 1"}},
+        {"type": "long", "metadata": {"CURRENT_DEFAULT": "7"}},
+    ],
+)
+def test_what_a_column_demands_is_for_spark_to_keep(table: Table, demanding: dict[str, Any]) -> None:
+    column = {"name": "more", "nullable": True, "metadata": {}, **demanding}
+    text = json.dumps({"type": "struct", "fields": [*SCHEMA["fields"], column]})
+    live = LiveFiles(table.folder)
+    assert live.at(table.commit({"metaData": {"schemaString": text}})) and not live.is_unchecked()
+
+
+@pytest.mark.parametrize("more", [{}, {"delta.enableChangeDataFeed": "true"}, {"delta.enableRowTracking": "true"}])
+def test_rows_that_readers_follow_are_not_replaced(table: Table, more: dict[str, str]) -> None:
+    """For them a row that is marked as deleted and written anew is another one."""
+    said = {"schemaString": json.dumps(SCHEMA), "configuration": {"delta.enableDeletionVectors": "true", **more}}
+    live = LiveFiles(table.folder)
+    assert not live.has_vectors() and live.at(table.commit({"metaData": said})) and live.has_vectors() is not bool(more)
 
 
 def test_many_rows_are_left_to_executors(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from cdc_core.tables import claims
@@ -80,3 +82,10 @@ def test_what_was_appended_is_told_across_a_compaction_that_says_nothing(tmp_pat
     found = local_log.appended(tmp_path, is_before)
     assert found is not None
     assert {each.path.name for each in found} == {"c", "ab"}
+
+
+def test_what_columns_take_counts_those_with_dots_in_their_names(tmp_path: Path) -> None:
+    rows = pa.table({"a": [{"b": "x" * 10}], "a.b": ["y" * 1000], "a.c": [["z" * 500]], "other": ["w" * 5000]})
+    pq.write_table(rows, tmp_path / "f.parquet", use_dictionary=False, write_statistics=False)
+    sizes = [local_log.columns_bytes(tmp_path / "f.parquet", {name}) for name in ("a.b", "a.c", "other")]
+    assert [size // 500 for size in sizes] == [2, 1, 10]
