@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cdc_core.bronze import columns as bronze
@@ -24,6 +26,9 @@ MANY_FILES = 32
 
 MANY_BYTES = 64 * 2**20
 """Rows of more bytes are read by executors: a document may have 16 MB, and a service reads several collections at a time."""
+
+PART_ROWS = 4096
+"""So many rows are read at a time where a collection's own are looked for among them."""
 
 _GLOB = re.compile(r"[\\{}\[\]*?]")
 """What Spark takes for a pattern in the path of a file."""
@@ -59,17 +64,43 @@ class SweepRow(NamedTuple):
 
 
 def few_rows(
-    table: tables.TableRef, span: reduce.BatchRange, columns: Sequence[str], *, limit: int, size_bytes: int | None = None
+    table: tables.TableRef,
+    span: reduce.BatchRange,
+    columns: Sequence[str],
+    *,
+    limit: int,
+    size_bytes: int | None = None,
+    among: Mapping[str, str] | None = None,
 ) -> pa.Table | None:
     """Columns of the rows of a span, in no order, read by this process; None where they are more than `limit`, or of
-    more than `size_bytes` (`MANY_BYTES`), or where it does not see all their files."""
-    files = _span_files(table, span, {})
+    more than `size_bytes` (`MANY_BYTES`), or where it does not see all their files.
+
+    `among` gives the values of some of the columns that are wanted; what others have is not held, and counts.
+    """
+    files = _span_files(table, span, among or {})
     if not files or sum(file.stats.get("numRecords", limit + 1) for file in files) > limit:
         return None
     with contextlib.suppress(OSError, pa.ArrowException):  # which `read` meets, too
         if sum(local_log.columns_bytes(file.path, columns) for file in files) > (size_bytes or MANY_BYTES):
             return None
-    return read([file.path for file in files], list(columns), where=None)
+    paths = [file.path for file in files]
+    return _among(paths, columns, among) if among else read(paths, list(columns), where=None)
+
+
+def _among(paths: Sequence[Path], columns: Sequence[str], among: Mapping[str, str]) -> pa.Table | None:
+    """Columns of the rows with these values; None as in `read`."""
+    schema = pa.schema([bronze.SCHEMA.field(name) for name in columns])
+    found = []
+    try:
+        for path in paths:
+            with pq.ParquetFile(path) as parquet:
+                # Part by part: each collection of a span reads its files, several at a time.
+                for part in parquet.iter_batches(PART_ROWS, columns=list(columns)):
+                    is_wanted = functools.reduce(pc.and_, (pc.equal(part[name], value) for name, value in among.items()))
+                    found.append(local_log.aligned(pa.Table.from_batches([part.filter(is_wanted)]), schema))
+    except (OSError, pa.ArrowException):
+        return None
+    return pa.concat_tables(found) if found else schema.empty_table()
 
 
 def _files(table: tables.TableRef, span: reduce.BatchRange, among: Mapping[str, str]) -> list[str]:

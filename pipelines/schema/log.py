@@ -149,7 +149,9 @@ def _naming(options: unwrap_options.UnwrapOptions, reserved: frozenset[str]) -> 
 
 def _marked(texts: pa.Array, places: pa.Array) -> pa.RecordBatch:
     # As `_marks` makes them in SQL: a schema must not depend on who looked at the documents.
-    digests = (f"{_digest(text):X}" for text in texts.to_pylist())
+    # Slice by slice: as Python's strings all of them would take as much memory once more.
+    slices = (texts.slice(start, BEGINNING).to_pylist() for start in range(0, len(texts), BEGINNING))
+    digests = (f"{_digest(text):X}" for text in itertools.chain.from_iterable(slices))
     marks = pa.array([f"{place}/{digest}" for place, digest in zip(places.to_pylist(), digests)], pa.string())
     return pa.RecordBatch.from_arrays([texts, marks, places], names=["text", "mark", "place"])
 

@@ -6,7 +6,6 @@ newer than anything in the table, and deletes that take rows away. Any other bat
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -52,26 +51,28 @@ def applied(
 
     Only for events that are newer than what the table has seen.
     """
-    if not _is_plain(collection, counts):
+    if not (_is_plain(collection, counts) and _takes_rows(collection)):
         return False
     events = _events(collection, range_)
     if events is None or events.num_rows != counts.events or not _is_whole(events):
         return False
     if collection.mode.keeps_row:  # then a delete does nothing
         events = events.filter(pc.not_equal(events["op"], bronze.Op.DELETE.value))
-    if not _has_schema(collection, events, range_.to):
+    winners, keys, last_deletes = _reduced(events)
+    live = collection.writer.live
+    # Before the documents are typed, which is most of the work: whoever has to look for the keys types them again.
+    if live is None or live.is_many(upsert.KEY, keys) or not _has_schema(collection, events, range_.to):
         return False
     evolution, typed = _typed(collection, events)
     if typed is None:
         return False
-    winners, keys, last_deletes = _reduced(events)
     schema = collection.schema.schema if evolution is None else evolution.schema
     places = pa.array(winners, pa.int64())  # a list of none would have no type
     if not collection.keeps_document and "after" not in _bare(collection):
         events = events.drop_columns("after")  # the texts are in `typed` by now, and most of the memory
     rows = _columns(collection, schema, events.take(places), typed.take(places), range_.to)
     columns = _table_columns(collection, rows)
-    if columns is None or collection.writer.live is None or collection.writer.live.is_many(upsert.KEY, keys):
+    if columns is None:
         return False
     if evolution is not None:
         evolve.record(collection, evolution, range_.to)  # before the table holds it
@@ -120,6 +121,12 @@ def _is_plain(collection: SilverCollection, counts: survey.EventCounts) -> bool:
     )
 
 
+def _takes_rows(collection: SilverCollection) -> bool:
+    """Whether the table can be read here, and Delta asks nothing more of a row than its type."""
+    live = collection.writer.live
+    return live is not None and live.at(collection.writer.version) and live.is_unchecked() and live.has_vectors()
+
+
 def _holds_nothing_back(collection: SilverCollection) -> bool:
     """Whether no event is in quarantine, as far as this process can tell: one holds those of its document that come after it."""
     if not delta.exists(collection.spark, collection.quarantine):
@@ -131,16 +138,17 @@ def _holds_nothing_back(collection: SilverCollection) -> bool:
 def _events(collection: SilverCollection, range_: reduce.BatchRange) -> pa.Table | None:
     """The collection's events of the range, in their order; None where this process cannot read them."""
     columns = list(dict.fromkeys((*_READ, *collection.columns, *_bare(collection))))
+    namespace = collection.namespace
     # Other collections' events stand in the same files.
     limit = max(survey.MAX_DRIVER_ROWS, 2 * collection.process_events)
     size_bytes = MANY_BYTES if collection.process_events > SERVICE_EVENTS else None
-    rows = batch_rows.few_rows(collection.bronze, range_, columns, limit=limit, size_bytes=size_bytes)
+    among = {"db": namespace.db, "collection": namespace.collection}
+    rows = batch_rows.few_rows(collection.bronze, range_, columns, limit=limit, size_bytes=size_bytes, among=among)
     if rows is None:
         return None
-    namespace = collection.namespace
-    is_own = pc.and_(pc.equal(rows["db"], namespace.db), pc.equal(rows["collection"], namespace.collection))
-    is_event = pc.is_in(rows["kind"], value_set=pa.array(reduce.KINDS))
-    return rows.filter(pc.and_(is_own, is_event)).sort_by([("sequence", "ascending"), ("offset", "ascending")])
+    return rows.filter(pc.is_in(rows["kind"], value_set=pa.array(reduce.KINDS))).sort_by(
+        [("sequence", "ascending"), ("offset", "ascending")]
+    )
 
 
 def _bare(collection: SilverCollection) -> list[str]:
@@ -150,16 +158,21 @@ def _bare(collection: SilverCollection) -> list[str]:
 
 def _is_whole(events: pa.Table) -> bool:
     """Whether each event is a delete or has its whole document, and nothing that would send it to quarantine."""
-    for key, sequence, op, after in zip(*(events[name].to_pylist() for name in ("key", "sequence", "op", "after"))):
-        if key is None or sequence is None or not _SEQUENCE.fullmatch(sequence) or op not in _OPS:
-            return False
-        if op != bronze.Op.DELETE.value and not (after is not None and after.startswith("{") and after.endswith("}")):
-            return False
-    return True
+    # Column by column: as Python's strings the documents would take their memory once more, and with an emoji four times.
+    after = events["after"]
+    is_document = pc.and_(pc.starts_with(after, "{"), pc.ends_with(after, "}"))
+    is_whole = pc.and_(
+        pc.and_(pc.is_valid(events["key"]), pc.match_substring_regex(events["sequence"], _SEQUENCE)),
+        pc.and_(
+            pc.is_in(events["op"], value_set=pa.array(_OPS)),
+            pc.or_(pc.equal(events["op"], bronze.Op.DELETE.value), pc.fill_null(is_document, False)),
+        ),
+    )
+    return bool(pc.all(pc.fill_null(is_whole, False), min_count=0).as_py())
 
 
-_SEQUENCE = re.compile("[0-9a-f]{24}")
-_OPS = frozenset(each.value for each in (bronze.Op.CREATE, bronze.Op.UPDATE, bronze.Op.DELETE, bronze.Op.READ))
+_SEQUENCE = r"\A[0-9a-f]{24}\z"
+_OPS = [each.value for each in (bronze.Op.CREATE, bronze.Op.UPDATE, bronze.Op.DELETE, bronze.Op.READ)]
 
 
 def _reduced(events: pa.Table) -> tuple[list[int], list[str], dict[str, str]]:
@@ -247,12 +260,9 @@ def _value(events: pa.Table, path: Sequence[str]) -> pa.Array | pa.ChunkedArray:
 
 
 def _table_columns(collection: SilverCollection, rows: pa.Table) -> StructType | None:
-    """The table's columns with those that it lacks; None where one has to change, or Delta asks more of a row than its
-    type."""
+    """The table's columns with those that it lacks; None where one has to change."""
     live = collection.writer.live
     assert live is not None
-    if not live.at(collection.writer.version) or not live.is_unchecked() or not live.has_vectors():
-        return None
     held, wanted = live.spark_schema(), from_arrow_schema(rows.schema)
     if "__deleted" in held.names and "__deleted" not in wanted.names:
         return None  # a setting that was taken back: its column says that no document is deleted

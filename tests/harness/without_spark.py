@@ -1,0 +1,294 @@
+"""Silver and gold without a JVM: what this process applies and publishes itself, over logs that are written in Python.
+
+`running` puts plain Python in the place of Delta's transaction, and nothing in the place of Spark: what would need a query
+raises `NeedsSpark`. A batch then takes milliseconds, so that very many can be drawn.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import re
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as T
+
+from cdc_core import errors
+from cdc_core.bronze import columns as bronze
+from cdc_core.extended_json import bson_to_json, keys
+from cdc_core.tables import definition, deletion_vector
+from cdc_core.tables import layout as tables
+from pipelines import clock
+from pipelines.delta import data_file, direct_log, live_files, local_log, log_actions, query_execution, table_files
+from pipelines.delta import tables as delta
+from pipelines.gold import current
+from pipelines.gold import run as gold
+from pipelines.silver import run as silver
+from pipelines.spark import session as sparks
+from tests.harness import bronze_rows, layers
+
+
+class NeedsSpark(errors.MedallionError):
+    """What was asked of a session."""
+
+
+class _NoSpark:
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name) if name.startswith("_") else NeedsSpark(name)
+
+
+SPARK: Any = _NoSpark()
+
+
+class _Actions:
+    """`log_actions.ActionList` without Java's."""
+
+    def __init__(self, spark: Any = None) -> None:
+        self.actions: list[dict[str, Any]] = []
+
+    def add(self, *actions: Mapping[str, Any]) -> None:
+        self.actions += [json.loads(json.dumps(action)) for action in actions]
+
+    def seq(self) -> list[dict[str, Any]]:
+        return self.actions
+
+
+class _Bitmap(set[int]):
+    """What is used of Delta's `RoaringBitmapArray`."""
+
+    @staticmethod
+    def readFrom(data: bytes) -> _Bitmap:
+        return _Bitmap(deletion_vector.rows(data))
+
+    def merge(self, other: _Bitmap) -> None:
+        self.update(other)
+
+    def cardinality(self) -> int:
+        return len(self)
+
+
+class _Vectors(direct_log.DeletionVectors):
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._files = folder, table_files.LocalFiles(folder)
+
+    def are_enabled(self, known: Any) -> bool:
+        return definition.replaces_rows(local_log.properties(self._folder) or {})
+
+    def _delta(self, name: str) -> Any:
+        return _Bitmap
+
+    def _held_vector(self, file: Mapping[str, Any]) -> Any:
+        return _Bitmap(deletion_vector.rows(live_files._vector(self._folder, file["deletionVector"])))
+
+    def _vector(self, bitmap: Any, count: int) -> dict[str, Any]:
+        data, name = deletion_vector.serialized(bitmap), uuid.uuid4()
+        self._files.write(f"deletion_vector_{name}.bin", deletion_vector.file(data))
+        encoded = base64.b85encode(name.bytes).decode().translate({new: old for old, new in _TO_RFC1924.items()})
+        said = {"storageType": "u", "pathOrInlineDv": encoded, "offset": deletion_vector.OFFSET}
+        return {**said, "sizeInBytes": len(data), "cardinality": count}
+
+
+_TO_RFC1924 = deletion_vector._TO_RFC1924
+
+
+class _Transaction:
+    def __init__(self, folder: Path) -> None:
+        self.held = {"metaData": local_log._metadata(folder)}
+        self.changed: list[dict[str, Any]] = []
+
+    def metadata(self) -> _Transaction:
+        return self
+
+    def json(self) -> str:
+        return json.dumps(self.held)
+
+    def updateMetadata(self, held: dict[str, Any], ignores: bool) -> None:
+        self.changed = [held]
+
+
+class _Log(direct_log.DirectLog):
+    def __init__(self, folder: Path) -> None:
+        self._folder, self.store, self._vectors = folder, table_files.LocalFiles(folder), _Vectors(folder)
+        self._spark: Any = None
+        self._action: Any = type("Action", (), {"fromJson": staticmethod(json.loads)})
+
+    def _at(self, base: int) -> Any:
+        if local_log.newest_version(self._folder) != base:
+            raise direct_log.VersionTaken
+        return _Transaction(self._folder)
+
+    def _committed(self, transaction: Any, actions: Any, *, base: int, metadata: str) -> int:
+        return write(self._folder, base + 1, [*transaction.changed, *actions.seq()], userMetadata=metadata)
+
+    def append(self, file: data_file.ParquetFile) -> None:
+        write(self._folder, (local_log.newest_version(self._folder) or 0) + 1, [log_actions.added(file)])
+
+
+def write(folder: Path, version: int, actions: Iterable[Mapping[str, Any]], operation: str = "WRITE", **said: Any) -> int:
+    """One commit of a log; its version."""
+    info = {"timestamp": clock.now_ms(), "operation": operation, "operationParameters": {}, **said}
+    with open(folder / "_delta_log" / f"{version:020}.json", "x", encoding="utf-8") as file:
+        file.write("".join(f"{json.dumps(action)}\n" for action in [{"commitInfo": info}, *actions]))
+    return version
+
+
+FEATURES = {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors", "appendOnly", "invariants"]}
+
+
+def create(
+    spark: Any,
+    table: tables.TableRef,
+    *,
+    columns: str,
+    properties: Mapping[str, str] | None = None,
+    cluster_by: Sequence[str] = (),
+) -> None:
+    """`delta.create` in Python."""
+    folder = local_log.folder(table)
+    assert folder is not None
+    if local_log.exists(folder):
+        return
+    (folder / "_delta_log").mkdir(parents=True)
+    configuration = {definition.FORMAT_PROPERTY: definition.FORMAT, **(properties or {})}
+    held = {
+        "id": str(uuid.uuid4()),
+        "format": {"provider": "parquet", "options": {}},
+        "partitionColumns": [],
+        "createdTime": 1,
+    }
+    metadata = {**held, "schemaString": _Ddl(columns).struct("").json(), "configuration": configuration}
+    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, **FEATURES}
+    write(folder, 0, [{"protocol": protocol}, {"metaData": metadata}], "CREATE TABLE")
+
+
+class _Ddl:
+    """The columns of a CREATE TABLE of ours, read from left to right."""
+
+    def __init__(self, text: str) -> None:
+        self._tokens = re.findall(r"`(?:[^`]|``)*`|\w+(?:\(\d+, ?\d+\))?|[<>:,]", text) + [""]
+        self._at = 0
+
+    def struct(self, end: str) -> T.StructType:
+        """The fields up to a token, which is taken."""
+        fields = []
+        while (name := self._next()) != end:
+            self._skip(":")
+            fields.append(T.StructField(re.sub("``", "`", name.removeprefix("`").removesuffix("`")), self._type()))
+            self._skip(",")
+        return T.StructType(fields)
+
+    def _type(self) -> T.DataType:
+        name = self._next().upper()
+        if name in ("STRUCT", "ARRAY", "MAP"):
+            self._next()
+            if name == "STRUCT":
+                return self.struct(">")
+            inner = self._type()
+            if name == "MAP":
+                self._skip(",")
+                return T.MapType(inner, self._closed(self._type()))
+            return T.ArrayType(self._closed(inner))
+        if name.startswith("DECIMAL"):
+            return T.DecimalType(*map(int, re.findall(r"\d+", name)))
+        return _TYPES[name]
+
+    def _closed(self, type_: T.DataType) -> T.DataType:
+        self._skip(">")
+        return type_
+
+    def _next(self) -> str:
+        self._at += 1
+        return str(self._tokens[self._at - 1])
+
+    def _skip(self, token: str) -> None:
+        self._at += self._tokens[self._at] == token
+
+
+_TYPES = {
+    "STRING": T.StringType(),
+    "BIGINT": T.LongType(),
+    "INT": T.IntegerType(),
+    "BOOLEAN": T.BooleanType(),
+    "DOUBLE": T.DoubleType(),
+    "BINARY": T.BinaryType(),
+    "TIMESTAMP": T.TimestampType(),
+    "DATE": T.DateType(),
+}
+
+
+@contextlib.contextmanager
+def running() -> Any:
+    """Silver and gold with `SPARK` for a session."""
+
+    def refused(*given: Any, **named: Any) -> Any:
+        raise NeedsSpark("a query")
+
+    logs: dict[Path, _Log] = {}
+
+    def of(spark: Any, table: tables.TableRef) -> _Log:
+        folder = local_log.folder(table)
+        assert folder is not None
+        return logs.setdefault(folder, _Log(folder))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(delta, "create", create)
+        patch.setattr(direct_log, "of", of)
+        patch.setattr(direct_log, "_fencing_session", lambda spark, **named: SimpleNamespace(_jsparkSession=None))
+        patch.setattr(log_actions, "ActionList", _Actions)
+        patch.setattr(query_execution, "takes_settings", lambda spark: False)
+        patch.setattr(query_execution, "session_confs", lambda spark, settings: contextlib.nullcontext())
+        patch.setattr(sparks, "is_local", lambda spark: True)
+        patch.setattr(current.GoldTable, "rewritten", refused)
+        patch.setattr(current.GoldTable, "merged", refused)
+        yield
+
+
+class Hop:
+    """A lakehouse with one collection, `t`, whose changes are BSON; within `running`."""
+
+    def __init__(self, root: Path, **silver_defaults: Any) -> None:
+        self.settings = layers.pipeline(root, **silver_defaults)
+        self.layout = delta.layout(self.settings.lakehouse)
+        self.bronze = self.layout.bronze(self.settings.name)
+        self.silver_table = self.layout.silver(bronze_rows.DB, "t")
+        self.gold_table = self.layout.gold(bronze_rows.DB, "t")
+        self._batch = self._offset = 0
+        create(SPARK, self.bronze, columns=bronze.COLUMNS_DDL)
+
+    def append(self, *changes: tuple[object, bytes | None], collection: str = "t") -> None:
+        """A batch of changes, each an `_id` with its document, or without one where it was deleted."""
+        self._batch += 1
+        rows = []
+        for key, document in changes:
+            self._offset += 1
+            source = {"db": bronze_rows.DB, "collection": collection, "ts_ms": self._offset}
+            place = {"resume_token": f"t{self._offset}", "offset": self._offset, "batch": self._batch, "ts_ms": 5}
+            said = {"key": keys.canonical(key), "sequence": bronze_rows.sequence(10 + self._offset), "source": source}
+            after = None if document is None else bson_to_json.dumps(document).decode()
+            op = "d" if document is None else "u"
+            rows.append(place | source | said | {"kind": "change", "op": op, "after": after})
+        held = pa.Table.from_pylist(rows, schema=bronze.SCHEMA)
+        log = direct_log.of(SPARK, self.bronze)
+        assert log is not None
+        bounds = ("batch", "db", "collection")
+        file = data_file.ParquetFile.write(log.store, [held], schema=held.schema, statistics=bounds, table=self.bronze)
+        base = local_log.newest_version(Path(self.bronze.path or ""))
+        assert base is not None
+        log.commit(file, base=base, metadata=json.dumps({"writer": "by hand", "released": True, "batch": self._batch}))
+
+    def silver(self) -> None:
+        silver.run(SPARK, self.settings)
+
+    def gold(self) -> None:
+        gold.run(SPARK, self.settings)
+
+    def run(self) -> None:
+        self.silver()
+        self.gold()

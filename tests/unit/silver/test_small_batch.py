@@ -1,0 +1,279 @@
+"""Batches that need no query, by the thousand: what silver and gold hold of them is what MongoDB holds.
+
+Beside Spark's way they stand in `tests/spark/silver/test_small_batch.py`, over few.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import bson
+import pytest
+from bson import Binary, Code, DatetimeMS, Decimal128, Int64, MaxKey, MinKey, ObjectId, Regex, Timestamp
+
+from cdc_core import errors
+from pipelines.delta import live_files, local_log, maintenance, table_files
+from pipelines.gold import small_batch as gold_small_batch
+from pipelines.silver import small_batch
+from tests.harness import oracle, without_spark
+from tests.harness.without_spark import Hop, NeedsSpark
+
+PREFIX = "p" * 31
+
+
+def drawn_key(draws: random.Random) -> Any:
+    """Any `_id`; of one number in several types, and of texts that differ behind what statistics hold of them."""
+    number = draws.randrange(40)
+    return draws.choice(
+        [
+            *(
+                number,
+                -number,
+                Int64(number),
+                float(number),
+                Decimal128(str(number)),
+                str(number),
+                ObjectId(f"{number:024x}"),
+            ),
+            PREFIX + draws.choice("ab\U0010ffffé\x00") + draws.choice(["", "\U0010ffff", "x" * number]),
+            *({"a": number % 3, "b": draws.choice([1, 1.0, "x"])}, {"b": 1, "a": number % 3}, Timestamp(number % 3, 1)),
+            Binary(bytes([number % 4]), draws.choice([0, 4, 128])),
+            DatetimeMS(draws.choice([0, -62135596800001, 253402300800000, 1700000000123, 2**62])),
+            draws.choice([None, True, False, math.nan, math.inf, -0.0, 0, 0.5, Decimal128("NaN"), Decimal128("1E+3"), 1000]),
+            draws.choice([2**53 + 1, float(2**53), MinKey(), MaxKey()]),
+        ]
+    )
+
+
+TEXTS = ["", "x", "é\U0001f600", "a\x00b", "z" * 32 + "\U0010ffff", "y" * 200, '"\\', '{"$oid":1}']
+DATES = [0, 1, -1, -62135596800001, -62135596800000, 253402300800000, 253402300799999, 1700000000123, 2**55, -(2**55)]
+VALUES: dict[str, Any] = {
+    "int": lambda draws: draws.randrange(-(2**31), 2**31),
+    "long": lambda draws: Int64(draws.randrange(-(2**63), 2**63)),
+    "double": lambda draws: draws.choice([0.0, -0.0, 1.5, math.nan, math.inf, -math.inf, 5e-324, 1e300]),
+    "text": lambda draws: draws.choice(TEXTS),
+    "bool": lambda draws: draws.random() < 0.5,
+    "id": lambda draws: ObjectId(draws.randbytes(12)),
+    "date": lambda draws: DatetimeMS(draws.choice(DATES)),
+    "bytes": lambda draws: Binary(draws.randbytes(draws.randrange(4)), draws.choice([0, 4, 128])),
+    "decimal": lambda draws: Decimal128(draws.choice(["1.50", "NaN", "1E+10", "-0", "12345678901234567890.123"])),
+    "regex": lambda draws: Regex("^a", "i"),
+    "end": lambda draws: draws.choice([MinKey(), MaxKey()]),
+    "timestamp": lambda draws: Timestamp(draws.randrange(2**32), 1),
+    "code": lambda draws: Code("f()", {"a": 1}),
+    "null": lambda draws: None,
+}
+NAMES = ["a", "A", "b", "a.b", "c d", "`q`", "é", "$x", "", "__key", "__batch", "x,y", "__key.z", "col`1", "Ü", "ü", "İ"]
+ALONE = ("int", "long", "double", "decimal", "document", "array", "documents", "end", "timestamp", "code")
+BESIDE = ("text", "date", "id", "bool", "bytes", "regex")
+"""Of these there may be several in one field: none is widened to another, which is for Spark."""
+
+
+class Documents:
+    """Documents of one collection: each field has kinds of its own, mostly of one."""
+
+    def __init__(self, draws: random.Random) -> None:
+        self._draws = draws
+        self._below = [self._fields(NAMES[:10], 4) for _ in range(3)]
+        self._top = self._fields(NAMES, 10)
+
+    def _fields(self, names: list[str], most: int) -> dict[str, list[str]]:
+        draws = self._draws
+        return {name: self._kinds() for name in draws.sample(names, draws.randrange(1, most))}
+
+    def _kinds(self) -> list[str]:
+        draws = self._draws
+        mixed = (*BESIDE, "document", "array", "null")
+        return [draws.choice((*ALONE, *BESIDE))] * 6 + [kind for kind in mixed if draws.random() < 0.15]
+
+    def document(self, key: Any) -> bytes:
+        fields = {name: self._value(kinds, 0) for name, kinds in self._top.items() if self._draws.random() < 0.6}
+        return bson.encode({"_id": key, **fields})
+
+    def _value(self, kinds: list[str], depth: int) -> Any:
+        draws, kind = self._draws, self._draws.choice(kinds)
+        if kind == "document":
+            below = draws.choice(self._below).items() if depth < 4 else ()
+            return {name: self._value(inner, depth + 1) for name, inner in below if draws.random() < 0.7}
+        if kind == "array":
+            inner = draws.choice([["int"], ["int", "null"], kinds if depth < 3 else ["text"]])
+            return [self._value(inner, depth + 1) for _ in range(draws.randrange(4))]
+        if kind == "documents":
+            return [self._value(["document" if depth < 3 else "text"], depth + 1) for _ in range(draws.randrange(3))]
+        return VALUES[kind](draws)
+
+
+ENGINE = ("__sequence", "__batch", "__incomplete", "__known", "__document")
+
+
+def differences(hop: Hop, truth: dict[str, bytes]) -> list[str]:
+    """What silver and gold have other than MongoDB."""
+    documents = [oracle.read_bson(document) for document in truth.values()]
+    found = []
+    for table in (hop.silver_table, hop.gold_table):
+        if Path(table.path or "", "_delta_log").exists():
+            found += oracle.differences(documents, oracle.read(table.path or ""), added=ENGINE)
+        elif documents and table is hop.gold_table:
+            found.append("there is no table")
+    return found
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_changes_in_any_batches(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and values of any type, deletes, documents whose fields come and go; files that are put together meanwhile."""
+    draws = random.Random(seed)
+    monkeypatch.setattr(live_files, "PART_ROWS", draws.choice([1, 2, 7, 1 << 16]))
+    monkeypatch.setattr(maintenance, "MANY_FILES", draws.choice([1, 2, 3, 1000]))
+    monkeypatch.setattr(maintenance, "FEW_ROWS", draws.choice([3, 20, 10_000]))
+    monkeypatch.setattr(maintenance, "_surplus_files", lambda table: len(_live(table).files()))
+    monkeypatch.setattr(maintenance, "_optimize", lambda writer: None)
+    documents, truth = Documents(draws), {}
+    with without_spark.running(), contextlib.suppress(NeedsSpark):
+        hop = Hop(tmp_path, **draws.choice([{}, {"keep.document": True}]))
+        for _ in range(draws.choice([3, 6])):
+            batch = []
+            for _ in range(draws.choice([1, 3, 10, 60])):
+                key = drawn_key(draws)
+                document = None if draws.random() < 0.2 else documents.document(key)
+                batch.append((key, document))
+                truth[without_spark.keys.canonical(key)] = document
+            hop.append(*batch)
+            hop.silver()
+            if draws.random() < 0.7:
+                hop.gold()
+                assert differences(hop, {key: held for key, held in truth.items() if held is not None}) == []
+
+
+def _live(table: Any) -> live_files.LiveFiles:
+    live = live_files.LiveFiles(Path(table.path))
+    assert live.at(local_log.newest_version(live.folder) or 0)
+    return live
+
+
+@pytest.fixture
+def hop(tmp_path: Path) -> Iterator[Hop]:
+    with without_spark.running():
+        found = Hop(tmp_path)
+        found.append(*((key, document(key, n=0)) for key in range(4)))
+        found.append((0, document(0)), collection="other")
+        found.run()
+        yield found
+
+
+def document(key: Any, **fields: Any) -> bytes:
+    return bson.encode({"_id": key, **fields})
+
+
+def alter(table: Any, **properties: str) -> None:
+    """A property that somebody sets."""
+    folder = Path(table.path)
+    held = local_log._metadata(folder)
+    assert held is not None
+    changed = {**held, "configuration": {**held["configuration"], **properties}}
+    without_spark.write(folder, (local_log.newest_version(folder) or 0) + 1, [{"metaData": changed}], "SET TBLPROPERTIES")
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"delta.constraints.small": "n < 100"},
+        {"delta.enableChangeDataFeed": "true"},
+        {"delta.enableRowTracking": "true"},
+        {"delta.enableDeletionVectors": "false"},
+        {"delta.columnMapping.mode": "name"},
+    ],
+    ids=lambda properties: next(iter(properties)),
+)
+@pytest.mark.parametrize("layer", ["silver", "gold"])
+def test_what_a_table_asks_more_than_this_is_for_spark(
+    hop: Hop, monkeypatch: pytest.MonkeyPatch, layer: str, properties: dict[str, str]
+) -> None:
+    """And is known before documents are typed: they would be typed twice."""
+    typed: list[Any] = []
+    monkeypatch.setattr(small_batch, "_typed", lambda *given: typed.append(given))
+    if layer == "gold":
+        monkeypatch.undo()
+        hop.append((1, document(1, n=5)))
+        hop.silver()
+    alter(hop.silver_table if layer == "silver" else hop.gold_table, **properties)
+    hop.append((2, document(2, n=5)))
+    with pytest.raises(NeedsSpark):
+        getattr(hop, layer)()
+    assert not typed
+
+
+def test_keys_of_a_large_table_are_known_to_be_sparks_before_documents_are_typed(
+    hop: Hop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed: list[Any] = []
+    monkeypatch.setattr(small_batch, "_typed", lambda *given: typed.append(given))
+    monkeypatch.setattr(live_files, "MANY_ROWS", 3)
+    hop.append((1, document(1, n=5)))
+    with pytest.raises(NeedsSpark):
+        hop.silver()
+    assert not typed
+
+
+@pytest.mark.parametrize(("events", "is_done"), [(5, True), (6, False)])
+def test_the_bound_counts_a_collections_own_events(
+    hop: Hop, monkeypatch: pytest.MonkeyPatch, events: int, is_done: bool
+) -> None:
+    """However many others have in the same batches."""
+    monkeypatch.setattr(small_batch, "ONE_RUN_EVENTS", 5)
+    hop.append(*((key, document(key)) for key in range(2)), collection="other")
+    hop.append(*((key % 3, document(key % 3, n=key)) for key in range(events)))
+    hop.append(*((key, document(key)) for key in range(2)), collection="other")
+    if is_done:
+        hop.run()
+        assert sorted(oracle.read(hop.gold_table.path or "")["n"].to_pylist()) == [0, 2, 3, 4]
+    else:
+        with pytest.raises(NeedsSpark):
+            hop.silver()
+
+
+def test_a_batch_of_deletes_alone_adds_no_file(hop: Hop) -> None:
+    hop.append(*((key, None) for key in (0, 1, 2, 17)))
+    hop.run()
+    for table in (hop.silver_table, hop.gold_table):
+        assert [file["deletionVector"]["cardinality"] for file in _live(table).files()] == [3]
+    hop.append((3, None))
+    hop.run()
+    assert [_live(table).files() for table in (hop.silver_table, hop.gold_table)] == [[], []]
+
+
+def test_rows_that_are_no_documents_any_more_add_no_file(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where silver keeps what was deleted, gold finds rows that changed, and none of them to write."""
+    monkeypatch.setattr(gold_small_batch, "_is_gone", lambda rows: gold_small_batch.pc.is_valid(rows["__key"]))
+    before = len(_live(hop.gold_table).files())
+    hop.append((1, document(1, n=1)))
+    hop.run()
+    assert len(_live(hop.gold_table).files()) == before
+
+
+@pytest.mark.parametrize("layer", ["silver", "gold"])
+def test_where_a_deletion_vector_finds_no_room_no_data_file_is_left(
+    hop: Hop, monkeypatch: pytest.MonkeyPatch, layer: str
+) -> None:
+    """A service tries again each second: each attempt would leave one on the full disk."""
+
+    def full(files: table_files.LocalFiles, name: str, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    hop.append((1, document(1, n=5)))
+    if layer == "gold":
+        hop.silver()
+    table = hop.silver_table if layer == "silver" else hop.gold_table
+    before = sorted(Path(table.path or "").iterdir())
+    with monkeypatch.context() as patch:
+        patch.setattr(table_files.LocalFiles, "write", full)
+        with pytest.raises((NeedsSpark, errors.StorageExhausted)):
+            getattr(hop, layer)()
+    assert sorted(Path(table.path or "").iterdir()) == before
+    hop.run()
+    assert differences(hop, {str(key): document(key, n=5 if key == 1 else 0) for key in range(4)}) == []
