@@ -69,6 +69,7 @@ class Decoder:
 
     def __init__(self, schema: DocumentSchema, pins: Pins | None = None) -> None:
         self.schema = schema
+        self._fields = [pa.field(name, exact.arrow(type_)) for name, type_ in schema.table()]
         self._pins = pins or {}
         self._lessons = Lessons()
         self._refused = 0
@@ -158,7 +159,7 @@ class Decoder:
             for item, reader, values, classes, place in self._root.members(structs, _root, findings):
                 if reader is not None:
                     arrays[(item.name,)] = reader.read(values, classes, place, findings)
-        return _of_arrays(self.schema, arrays, len(structs))
+        return _of_arrays(self.schema, self._fields, arrays, len(structs))
 
     def _assembled(
         self, given: list[str | None], fast: pa.StructArray | None, taken: list[int], exactly: list[int]
@@ -232,9 +233,10 @@ def _flattened(
     return blank, emptied
 
 
-def _of_arrays(schema: DocumentSchema, arrays: dict[tuple[str, ...], pa.Array], count: int) -> pa.StructArray:
+def _of_arrays(
+    schema: DocumentSchema, fields: Sequence[pa.Field], arrays: dict[tuple[str, ...], pa.Array], count: int
+) -> pa.StructArray:
     """The table's columns as a struct, null where there is no array."""
-    fields = [pa.field(name, exact.arrow(type_)) for name, type_ in schema.table()]
     columns = [
         arrays[column.path] if column.path in arrays else pa.nulls(count, at.type)
         for column, at in zip(schema.columns, fields)

@@ -186,13 +186,18 @@ class _ScalarReader(ColumnReader):
             self._note_due(values, where, findings)
         if self._wrapper is not None and self._wrapper in classes:
             # The keys of wrappers stand in the text, too, and are counted there.
-            is_wrapper = len(values) if len(classes) == 1 else sum(type(value) is self._wrapper for value in values)
-            findings.keys += is_wrapper * _KEYS[self._wrapper]
+            findings.keys += self._wrappers(values, classes) * _KEYS[self._wrapper]
         try:
             array = self._fast(values, classes)
         except (pa.ArrowInvalid, OverflowError, ValueError):
             array = None
         return self._slow(values, where, findings) if array is None else array
+
+    def _wrappers(self, values: list[Any], classes: set[type]) -> int:
+        """How many of the values are in their wrapper."""
+        if classes <= {self._wrapper, _None}:
+            return len(values) - (values.count(None) if len(classes) > 1 else 0)
+        return sum(type(value) is self._wrapper for value in values)
 
     def _fast(self, values: list[Any], classes: set[type]) -> pa.Array | None:
         """The array where all values are of the class that is expected, or of its wrapper."""
@@ -424,7 +429,7 @@ def _present(values: list[Any], findings: Findings) -> tuple[list[Any], set[type
     if len(classes) == 1:
         return [None] * len(values), {_None}
     classes.discard(_Unset)
-    findings.keys += len(values) - sum(value is _UNSET for value in values)
+    findings.keys += len(values) - values.count(_UNSET)
     return [None if value is _UNSET else value for value in values], classes | {_None}
 
 
