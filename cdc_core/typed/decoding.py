@@ -7,7 +7,8 @@ stand between the fast way and a wrong value:
     the classes of values   each column's are looked at before it is made of them: 5.5 is no INT, "5" neither
     the count of keys       in the texts and in what was decoded: a field that stands twice in a document differs there
 
-A value that its column does not hold is cast by `cast.cast`, alone. A document that is refused goes the exact way,
+A value that is not plainly what its column holds (in a column of DECIMAL or REGEX, each one) is cast by `cast.cast`, alone: it
+fits, or is rescued. A document that is refused goes the exact way,
 and the decoder learns from it (a key that holds only null, an ObjectId in a column of strings), so that the next one like
 it need not. What was learned changes the speed and never a result.
 """
