@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
 from collections.abc import Mapping, Sequence
@@ -80,9 +79,8 @@ def few_rows(
     files = _span_files(table, span, among or {})
     if not files or sum(file.stats.get("numRecords", limit + 1) for file in files) > limit:
         return None
-    with contextlib.suppress(OSError, pa.ArrowException):  # which `read` meets, too
-        if sum(local_log.columns_bytes(file.path, columns) for file in files) > (size_bytes or MANY_BYTES):
-            return None
+    if (_size_bytes(files, columns) or 0) > (size_bytes or MANY_BYTES):
+        return None
     paths = [file.path for file in files]
     return _among(paths, columns, among) if among else read(paths, list(columns), where=None)
 
@@ -97,10 +95,24 @@ def _among(paths: Sequence[Path], columns: Sequence[str], among: Mapping[str, st
                 # Part by part: each collection of a span reads its files, several at a time.
                 for part in parquet.iter_batches(PART_ROWS, columns=list(columns)):
                     is_wanted = functools.reduce(pc.and_, (pc.equal(part[name], value) for name, value in among.items()))
-                    found.append(local_log.aligned(pa.Table.from_batches([part.filter(is_wanted)]), schema))
+                    own = part if pc.all(is_wanted, skip_nulls=False).as_py() else part.filter(is_wanted)
+                    found.append(local_log.aligned(pa.Table.from_batches([own]), schema))
     except (OSError, pa.ArrowException):
         return None
     return pa.concat_tables(found) if found else schema.empty_table()
+
+
+def size_bytes(table: tables.TableRef, span: reduce.BatchRange, columns: Sequence[str]) -> int | None:
+    """How many bytes these columns of the rows of a span take; None where this process does not see all their files."""
+    files = _span_files(table, span, {})
+    return _size_bytes(files, columns) if files else None
+
+
+def _size_bytes(files: Sequence[local_log.AddedFile], columns: Sequence[str]) -> int | None:
+    try:
+        return sum(local_log.columns_bytes(file.path, columns) for file in files)
+    except (OSError, pa.ArrowException):  # which `read` meets, too
+        return None
 
 
 def _files(table: tables.TableRef, span: reduce.BatchRange, among: Mapping[str, str]) -> list[str]:

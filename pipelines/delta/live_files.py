@@ -356,6 +356,16 @@ def _count(file: Mapping[str, Any]) -> int:
     return MANY_ROWS + 1 if count is None else int(count)
 
 
+def count_between(files: Sequence[Mapping[str, Any]], column: str, low: str, high: str) -> int:
+    """How many rows those of the files have whose bounds leave room for a value from `low` to `high`."""
+    bounds = ((each, *_said(each.get("stats"), column)[1:]) for each in files)
+    return sum(
+        _count(each)
+        for each, least, greatest in bounds
+        if least is None or greatest is None or (least <= high and low <= greatest)
+    )
+
+
 def _may_hold(file: Mapping[str, Any], column: str, values: Sequence[str]) -> bool:
     """Whether a file's bounds leave room for one of the sorted values."""
     _, low, high = _said(file.get("stats"), column)

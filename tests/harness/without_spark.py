@@ -20,7 +20,6 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
-from cdc_core import errors
 from cdc_core.bronze import columns as bronze
 from cdc_core.extended_json import bson_to_json, keys
 from cdc_core.tables import definition, deletion_vector
@@ -35,7 +34,7 @@ from pipelines.spark import session as sparks
 from tests.harness import bronze_rows, layers
 
 
-class NeedsSpark(errors.MedallionError):
+class NeedsSpark(Exception):
     """What was asked of a session."""
 
 

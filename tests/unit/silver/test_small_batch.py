@@ -20,7 +20,7 @@ from bson import Binary, Code, DatetimeMS, Decimal128, Int64, MaxKey, MinKey, Ob
 from cdc_core import errors
 from pipelines.delta import live_files, local_log, maintenance, table_files
 from pipelines.gold import small_batch as gold_small_batch
-from pipelines.silver import small_batch
+from pipelines.silver import ranges, small_batch
 from tests.harness import oracle, without_spark
 from tests.harness.without_spark import Hop, NeedsSpark
 
@@ -218,6 +218,20 @@ def test_keys_of_a_large_table_are_known_to_be_sparks_before_documents_are_typed
     with pytest.raises(NeedsSpark):
         hop.silver()
     assert not typed
+
+
+def test_a_long_span_over_a_large_table_is_not_cut_for_this_process(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark would look for the keys of each range in the whole table; it does for all of them at once."""
+    monkeypatch.setattr(small_batch, "PORTION_EVENTS", 2)
+    spans: list[Any] = []
+    monkeypatch.setattr(ranges, "_range", lambda collection, range_, counts, reached, to: spans.append(range_) or reached)
+    for number in range(3):
+        hop.append((1, document(1, n=number)), (2, document(2, n=number)))
+    hop.silver()
+    assert len(spans) == 3
+    monkeypatch.setattr(live_files, "MANY_ROWS", 3)
+    hop.silver()
+    assert len(spans) == 4
 
 
 @pytest.mark.parametrize(("events", "is_done"), [(5, True), (6, False)])
