@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +15,28 @@ import pyarrow.parquet as pq
 _NAME = re.compile(r"[0-9]{20}\.checkpoint\.parquet")
 
 
-def newest(folder: Path, version: int) -> Path | None:
-    """The newest checkpoint of a version up to this one; None where there is none."""
-    names = (each.name for each in (folder / "_delta_log").glob("*.checkpoint.parquet"))
-    # Names of one length, with leading zeros: the greatest text is the greatest version.
-    found = max((name for name in names if _NAME.fullmatch(name) and int(name[:20]) <= version), default=None)
-    return None if found is None else folder / "_delta_log" / found
+def newest(folder: Path, version: int | None = None) -> Path | None:
+    """The newest checkpoint, or that of a version up to this one; None where there is none."""
+    log = folder / "_delta_log"
+    # As Delta notes it: to list a long log takes seconds.
+    noted = _noted(log)
+    if noted is not None and (version is None or int(noted.name[:20]) <= version):
+        return noted
+    with contextlib.suppress(FileNotFoundError):
+        names = (entry.name for entry in os.scandir(log) if _NAME.fullmatch(entry.name))
+        # Names of one length, with leading zeros: the greatest text is the greatest version.
+        found = max((name for name in names if version is None or int(name[:20]) <= version), default=None)
+        return None if found is None else log / found
+    return None
+
+
+def _noted(log: Path) -> Path | None:
+    """The checkpoint that `_last_checkpoint` names, where it is there as one Parquet file."""
+    try:
+        path = log / f"{json.loads((log / '_last_checkpoint').read_text('utf-8'))['version']:020}.checkpoint.parquet"
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return path if path.exists() else None
 
 
 def actions(path: Path) -> Iterator[dict[str, Any]]:

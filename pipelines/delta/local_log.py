@@ -24,9 +24,9 @@ import pyarrow.parquet as pq
 
 from cdc_core.tables import claims
 from cdc_core.tables import layout as tables
+from pipelines.delta import checkpoint
 
 _COMMIT = re.compile(r"[0-9]{20}\.json")
-_CHECKPOINT = re.compile(r"[0-9]{20}\.checkpoint\.parquet")
 
 LOOKED_THROUGH = 100
 """So many of the last commits are looked through for the files that they added."""
@@ -83,18 +83,46 @@ def exists(folder: Path) -> bool:
     """Whether a Delta table lies there."""
     log = folder / "_delta_log"
     # A log without a commit is what a CREATE TABLE leaves that was killed: no table yet.
-    return log.is_dir() and any(log.glob("[0-9]*.json"))
+    return log.is_dir() and newest_version(folder) is not None
 
 
 def newest_version(folder: Path) -> int | None:
-    """The newest version that the log holds as JSON."""
-    name = next(iter(_commits(folder)), None)
-    return None if name is None else int(name[:20])
+    """The newest version that the log holds as JSON.
+
+    Looked for by its name, from the one on that was the newest at the last look: with a commit each second a month's log has
+    millions of entries, and to list them takes seconds.
+    """
+    log, last = folder / "_delta_log", _NEWEST.get(folder)
+    # A table that was removed and made again has fewer.
+    if last is None or not (log / f"{last:020}.json").exists():
+        last = max((int(name[:20]) for name in _listed(log)), default=None)
+        if last is None:
+            return None
+    while (log / f"{last + 1:020}.json").exists():
+        last += 1
+    _NEWEST[folder] = last
+    return last
+
+
+_NEWEST: dict[Path, int] = {}
+
+
+def _listed(log: Path) -> list[str]:
+    """The names of the commits that are there as JSON; none where there is no log."""
+    with contextlib.suppress(FileNotFoundError):
+        return [entry.name for entry in os.scandir(log) if _COMMIT.fullmatch(entry.name)]
+    return []
+
+
+def _newest_first(folder: Path) -> Iterator[str]:
+    """The names of commits, from the newest on back to the first, which may not be there any more."""
+    newest = newest_version(folder)
+    return (f"{version:020}.json" for version in range(-1 if newest is None else newest, -1, -1))
 
 
 def commits(folder: Path) -> Iterator[Commit]:
     """The commits that the log holds as JSON, newest first."""
-    for name in _commits(folder):
+    for name in _newest_first(folder):
         try:
             with open(folder / "_delta_log" / name, encoding="utf-8") as lines:
                 # Only this line is parsed: the others may name thousands of files.
@@ -150,9 +178,9 @@ def columns(folder: Path) -> list[str] | None:
 
 def _metadata(folder: Path) -> dict[str, Any] | None:
     """The newest metadata action: of the last commits, else of the newest checkpoint where no commit after it holds one."""
-    names = _commits(folder)
-    checkpoint = _newest_checkpoint(folder)
-    after = -1 if checkpoint is None else int(checkpoint.name[:20])
+    names = _newest_first(folder)
+    held_there = checkpoint.newest(folder)
+    after = -1 if held_there is None else int(held_there.name[:20])
     try:
         for name in names:
             if int(name[:20]) <= after:
@@ -160,22 +188,12 @@ def _metadata(folder: Path) -> dict[str, Any] | None:
             for line in (folder / "_delta_log" / name).read_text("utf-8").split("\n"):
                 if line.startswith('{"metaData"'):
                     return dict(json.loads(line)["metaData"])
-        if checkpoint is None:
+        if held_there is None:
             return None
-        held = pq.ParquetFile(checkpoint).read(["metaData"])["metaData"].drop_null()
+        held = pq.ParquetFile(held_there).read(["metaData"])["metaData"].drop_null()
     except (FileNotFoundError, pa.ArrowInvalid):  # cleaned up meanwhile, or being written
         return None
     return dict(held[0].as_py()) if len(held) else None
-
-
-def _newest_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint that is one Parquet file."""
-    with contextlib.suppress(FileNotFoundError):
-        names = (entry.name for entry in os.scandir(folder / "_delta_log"))
-        # Names of one length, with leading zeros: the greatest text is the greatest version.
-        newest = max(filter(_CHECKPOINT.fullmatch, names), default=None)
-        return None if newest is None else folder / "_delta_log" / newest
-    return None
 
 
 @dataclass(frozen=True)
@@ -188,7 +206,7 @@ class VersionSize:
 
 def size(folder: Path) -> VersionSize | None:
     """The size of the newest version, where its checksum says it; nothing for a table that is not there yet."""
-    newest = next(iter(_commits(folder)), None)
+    newest = next(_newest_first(folder), None)
     if newest is None:
         return VersionSize()
     try:
@@ -261,7 +279,7 @@ def appended(folder: Path, is_before: Callable[[Commit], bool]) -> list[AddedFil
     """
     found: list[AddedFile] = []
     removed: set[str] = set()
-    for name in _commits(folder)[:LOOKED_THROUGH]:
+    for name in itertools.islice(_newest_first(folder), LOOKED_THROUGH):
         try:
             lines = (folder / "_delta_log" / name).read_text("utf-8").split("\n")
         except FileNotFoundError:
@@ -308,16 +326,16 @@ class _LogFiles:
     def read(folder: Path) -> _LogFiles:
         """What the newest checkpoint and the commits after it say."""
         names = sorted(entry.name for entry in os.scandir(folder / "_delta_log"))
-        checkpoint = max(filter(_CHECKPOINT.fullmatch, names), default=None)
-        after = -1 if checkpoint is None else int(checkpoint[:20])
+        begun = checkpoint.newest(folder)
+        after = -1 if begun is None else int(begun.name[:20])
         later = [name for name in names if _COMMIT.fullmatch(name) and int(name[:20]) > after]
         # With a hole between them the files would be those of no version: a clean-up, or another writer, changed the folder
         # meanwhile.
         if [int(name[:20]) for name in later] != list(range(after + 1, after + 1 + len(later))):
             raise _NotPlain
         found = _LogFiles(folder)
-        if checkpoint is not None:
-            found._checkpoint(folder / "_delta_log" / checkpoint)
+        if begun is not None:
+            found._checkpoint(begun)
         for name in later:
             for line in (folder / "_delta_log" / name).read_text("utf-8").split("\n"):
                 if line:
@@ -363,11 +381,3 @@ def _commit(name: str, info: dict[str, Any], find_restored: Callable[[], int | N
 
 def _or(found: int | None, otherwise: int) -> int:
     return otherwise if found is None else found
-
-
-def _commits(folder: Path) -> list[str]:
-    """The names of the commits that are there as JSON, newest first; none where there is no log."""
-    with contextlib.suppress(FileNotFoundError):
-        names = (entry.name for entry in os.scandir(folder / "_delta_log"))
-        return sorted((name for name in names if _COMMIT.fullmatch(name)), reverse=True)
-    return []

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cdc_core.tables import claims
-from pipelines.delta import local_log
+from pipelines.delta import checkpoint, local_log
 
 
 def commit(folder: Path, version: int, *actions: dict[str, object], to: object = None, **info: object) -> None:
@@ -89,3 +89,45 @@ def test_what_columns_take_counts_those_with_dots_in_their_names(tmp_path: Path)
     pq.write_table(rows, tmp_path / "f.parquet", use_dictionary=False, write_statistics=False)
     sizes = [local_log.columns_bytes(tmp_path / "f.parquet", {name}) for name in ("a.b", "a.c", "other")]
     assert [size // 500 for size in sizes] == [2, 1, 10]
+
+
+def test_a_long_log_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a commit each second it has millions of entries, and each poll looks at the newest."""
+    (tmp_path / "_delta_log").mkdir()
+    assert local_log.newest_version(tmp_path) is None and not local_log.exists(tmp_path)
+    commit(tmp_path, 0, {"metaData": {"schemaString": '{"fields": []}', "configuration": {"a": "b"}}}, to=0)
+    commit(tmp_path, 1, to=1)
+    pq.write_table(pa.table({"metaData": pa.array([None], pa.struct([("id", pa.string())]))}), _checkpoint_of(tmp_path, 0))
+    (tmp_path / "_delta_log" / "_last_checkpoint").write_text('{"version": 0}')
+    assert local_log.newest_version(tmp_path) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(local_log.os, "scandir", None)
+        commit(tmp_path, 2, {"metaData": {"schemaString": '{"fields": []}', "configuration": {"a": "c"}}}, to=2)
+        commit(tmp_path, 3, to=3)
+        assert local_log.exists(tmp_path) and local_log.newest_version(tmp_path) == 3
+        assert [each.version for each in local_log.commits(tmp_path)] == [3, 2, 1, 0]
+        assert local_log.properties(tmp_path) == {"a": "c"}
+    for version in (0, 1):  # past their retention
+        (tmp_path / "_delta_log" / f"{version:020}.json").unlink()
+    assert [each.version for each in local_log.commits(tmp_path)] == [3, 2]
+    for version in (2, 3):  # removed, and made anew
+        (tmp_path / "_delta_log" / f"{version:020}.json").unlink()
+    commit(tmp_path, 0, to=7)
+    assert local_log.newest_version(tmp_path) == 0
+
+
+def test_a_checkpoint_that_is_noted_and_gone_or_newer_than_wanted_is_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "_delta_log").mkdir()
+    for version in (10, 20):
+        _checkpoint_of(tmp_path, version).write_bytes(b"")
+    _checkpoint_of(tmp_path, 15).with_suffix(".0000000001.0000000002.parquet").write_bytes(b"")
+    noted = tmp_path / "_delta_log" / "_last_checkpoint"
+    for text in (None, '{"version": 20}', '{"version": 30}', "{", "[]"):
+        if text is not None:
+            noted.write_text(text)
+        found = [checkpoint.newest(tmp_path, version) for version in (None, 25, 20, 19, 9)]
+        assert [path and int(path.name[:20]) for path in found] == [20, 20, 20, 10, None]
+
+
+def _checkpoint_of(folder: Path, version: int) -> Path:
+    return folder / "_delta_log" / f"{version:020}.checkpoint.parquet"
