@@ -36,10 +36,11 @@ ONE_RUN_EVENTS = 250_000
 SPAN_EVENTS = 1_000_000 if (os.cpu_count() or 1) <= 4 else ONE_RUN_EVENTS
 """So many events one run applies by itself range by range; on many cores Spark is faster than this process is on one."""
 
-PORTION_EVENTS = 125_000
-"""So many of them a range has: what is held at a time is bounded by it, and by `PORTION_BYTES`."""
+PORTION_EVENTS = 50_000
+"""So many of them a range has: what is held at a time is bounded by it, and by `PORTION_BYTES`. Memory that was touched once is
+filled anew faster than new memory: smaller ranges take less time, too, until there are more files than are left alone."""
 
-PORTION_BYTES = 192 * 2**20
+PORTION_BYTES = 96 * 2**20
 
 SERVICE_EVENTS = 2_000
 """In a service Spark types on all cores, and the capture beside it needs this process."""

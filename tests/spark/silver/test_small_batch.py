@@ -165,6 +165,19 @@ def test_a_long_span_is_applied_range_by_range(
     assert [row["n"] for row in hop.documents("t")] == [0, 1, 2, 3]
 
 
+def test_a_snapshot_of_several_ranges_is_not_late_for_itself(
+    hop: Hop, by_process: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of its rows have one place in the order; of two of one key the later one counts, as within a range."""
+    monkeypatch.setattr(small_batch, "PORTION_EVENTS", 1)
+    for key, n in ((0, 1), (1, 2), (0, 3)):
+        hop.bronze.append({"t": [{"op": "r", "key": key, "at": 20, "after": {"_id": key, "n": n}}]})
+    before = by_process["silver"]
+    hop.run()
+    assert by_process["silver"] == before + 3
+    assert [row["n"] for row in hop.documents("t")] == [3, 2, 0, 0]
+
+
 STATEMENTS = [
     (Writer, "define"),
     (Writer, "replace_arrow"),
