@@ -214,3 +214,16 @@ def test_a_change_feed_gets_its_updates_from_merge(hop: Hop) -> None:
     hop.silver()
     assert numbers(hop)[0] == 1
     assert operations(hop)[0] == "MERGE"
+
+
+def test_rows_that_are_tracked_stay_the_same_rows(hop: Hop) -> None:
+    """Their identifiers live through an update, which a row that is deleted and written anew would not."""
+    table = hop.silver_table("t")
+    hop.spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES (delta.enableRowTracking = true)").collect()
+    found = hop.spark.table(str(table)).selectExpr("__key", "_metadata.row_id AS id")
+    before = {row["__key"]: row["id"] for row in found.collect()}
+    hop.bronze.append({"t": [doc(0, 1, at=20)]})
+    hop.silver()
+    assert numbers(hop)[0] == 1 and operations(hop)[0] == "MERGE"
+    after = hop.spark.table(str(table)).selectExpr("__key", "_metadata.row_id AS id").collect()
+    assert {row["__key"]: row["id"] for row in after} == before
