@@ -189,7 +189,7 @@ class _MaintenanceRun:
         """The tables of the models; a view is none."""
         if self.settings.gold.models is None:
             return []
-        return [_Table(self.layout.model(each.name), TableKind.MODEL) for each in models.read(self.settings)]
+        return [_Table(self.layout.model(name), TableKind.MODEL) for name in models.files(self.settings).names]
 
     def _of(self, namespace: registry.Namespace) -> Iterator[_Table]:
         names_ = (namespace.db, namespace.collection)
