@@ -1,6 +1,6 @@
 """Every property of `source`, once: its name, type, default and meaning.
 
-The parser, the defaults and the table in the documents are made from `PROPERTIES`; the attributes of `Source`
+`cdc_core.settings.source_section`, which reads them, the defaults and the table in docs/settings.md are made from `PROPERTIES`; the attributes of `Source`
 are the same names with dots as underscores. Properties that only make sense for Kafka Connect are in
 `FOREIGN`, each with the reason, so that a pasted or imported connector gets an answer for every line.
 """

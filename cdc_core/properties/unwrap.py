@@ -150,7 +150,8 @@ class FieldNames:
 
     @staticmethod
     def from_json(fields: Mapping[str, object]) -> FieldNames:
-        """The inverse of `to_json`; other keys are not looked at."""
+        """The inverse of `to_json`; the keys of `FieldValues`, which share its JSON object, are not looked at. A schema
+        that was kept before an option was there lacks its key."""
         return FieldNames(FieldNameAdjustment(fields["adjustment"]))
 
 
@@ -185,8 +186,8 @@ class FieldValues:
 
     @staticmethod
     def from_json(fields: Mapping[str, object]) -> FieldValues:
-        """The inverse of `to_json`; other keys are not looked at. A schema that was kept before an option was there
-        lacks its key."""
+        """The inverse of `to_json`; the keys of `FieldNames`, which share its JSON object, are not looked at. A schema
+        that was kept before an option was there lacks its key."""
         return FieldValues(ArrayEncoding.DOCUMENT if fields["arrays_as_documents"] else ArrayEncoding.ARRAY)
 
 

@@ -37,7 +37,8 @@ class DocumentSchema:
 
     def table(self) -> tuple[tuple[str, ColumnType], ...]:
         """Names and types of the table's columns, in order, `_id` first."""
-        return tuple((column.name, type_at(self.struct, column.path)) for column in self.columns)
+        struct = self.struct  # once: it looks its fields up by a dictionary of its own
+        return tuple((column.name, type_at(struct, column.path)) for column in self.columns)
 
     def to_json(self) -> str:
         """The schema as one line of JSON, the same for the same schema."""

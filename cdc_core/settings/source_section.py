@@ -55,16 +55,16 @@ def read_source(reader: SectionReader, sections: Mapping[str, Any], name: str) -
     _refuse_unknown_properties(reader, section)
     # The match mode decides how the lists are read, so it is looked at before any of them.
     is_literal = str(section.get("filters.match.mode")).strip().lower() == MatchMode.LITERAL.value
-    found = {each.attribute: _property(reader, each, section, is_literal) for each in PROPERTIES}
+    found = {each.attribute: _read_property(reader, each, section, is_literal) for each in PROPERTIES}
     overrides = _filter_overrides(reader, section, found["snapshot_collection_filter_overrides"])
-    families = {each.attribute: _family(reader, each, section) for each in properties.FAMILIES}
+    families = {each.attribute: _read_family(reader, each, section) for each in properties.FAMILIES}
     source = Source(**{**found, **families, "snapshot_collection_filter_overrides": overrides})
     for check in _CHECKS:
         check(reader, source, name)
     return source
 
 
-def _property(reader: SectionReader, each: Property, section: Mapping[str, Any], is_literal: bool) -> Any:
+def _read_property(reader: SectionReader, each: Property, section: Mapping[str, Any], is_literal: bool) -> Any:
     path = join_path("source", each.name)
     default = _UNKNOWN_SOURCE.mongodb_connection_string if each.is_required else each.default
     found = section.get(each.name)
@@ -76,7 +76,7 @@ def _property(reader: SectionReader, each: Property, section: Mapping[str, Any],
     return reader.value(path, type_, found, default)
 
 
-def _family(reader: SectionReader, family: Family, section: Mapping[str, Any]) -> dict[str, Reference]:
+def _read_family(reader: SectionReader, family: Family, section: Mapping[str, Any]) -> dict[str, Reference]:
     """The options of a Kafka client; what hides a secret is a reference."""
     found = {}
     for name, value in section.items():

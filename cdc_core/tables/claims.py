@@ -53,7 +53,7 @@ def parsed(user_metadata: str | None) -> dict[str, object] | None:
 
 
 class Availability(Enum):
-    """What a second writer does."""
+    """How free a table is for another writer."""
 
     FREE = "free"
     OWNER_ALIVE = "owner alive on this host"
@@ -65,7 +65,7 @@ def verdict(
 ) -> Availability:
     """Whether the table is free for a new writer on `host` at `now_ms`.
 
-    `is_alive` tells whether the claim's process still runs (called only for a claim of the same host); `committed_ms`
+    `is_alive` tells whether the claim's process still runs (looked at only for a claim of the same host); `committed_ms`
     is when the claim was committed, for a lease that is given as a length in seconds.
     """
     if claim is None or claim.get("released"):

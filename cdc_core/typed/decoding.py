@@ -7,7 +7,8 @@ stand between the fast way and a wrong value:
     the classes of values   each column's are looked at before it is made of them: 5.5 is no INT, "5" neither
     the count of keys       in the texts and in what was decoded: a field that stands twice in a document differs there
 
-A value that its column does not hold is cast by `cast.cast`, alone. A document that is refused goes the exact way,
+A value that is not plainly what its column holds (in a column of DECIMAL or REGEX, each one) is cast by `cast.cast`, alone: it
+fits, or is rescued. A document that is refused goes the exact way,
 and the decoder learns from it (a key that holds only null, an ObjectId in a column of strings), so that the next one like
 it need not. What was learned changes the speed and never a result.
 """
@@ -69,6 +70,7 @@ class Decoder:
 
     def __init__(self, schema: DocumentSchema, pins: Pins | None = None) -> None:
         self.schema = schema
+        self._fields = [pa.field(name, exact.arrow(type_)) for name, type_ in schema.table()]
         self._pins = pins or {}
         self._lessons = Lessons()
         self._refused = 0
@@ -158,7 +160,7 @@ class Decoder:
             for item, reader, values, classes, place in self._root.members(structs, _root, findings):
                 if reader is not None:
                     arrays[(item.name,)] = reader.read(values, classes, place, findings)
-        return _of_arrays(self.schema, arrays, len(structs))
+        return _of_arrays(self.schema, self._fields, arrays, len(structs))
 
     def _assembled(
         self, given: list[str | None], fast: pa.StructArray | None, taken: list[int], exactly: list[int]
@@ -232,9 +234,10 @@ def _flattened(
     return blank, emptied
 
 
-def _of_arrays(schema: DocumentSchema, arrays: dict[tuple[str, ...], pa.Array], count: int) -> pa.StructArray:
+def _of_arrays(
+    schema: DocumentSchema, fields: Sequence[pa.Field], arrays: dict[tuple[str, ...], pa.Array], count: int
+) -> pa.StructArray:
     """The table's columns as a struct, null where there is no array."""
-    fields = [pa.field(name, exact.arrow(type_)) for name, type_ in schema.table()]
     columns = [
         arrays[column.path] if column.path in arrays else pa.nulls(count, at.type)
         for column, at in zip(schema.columns, fields)

@@ -27,8 +27,8 @@ from cdc_core.schema.shape import Shape
 from cdc_core.typed import exact
 from cdc_core.typed.lessons import NAMEABLE, Lesson, Lessons, escaped
 
-_UNSET = msgspec.UNSET
-_Unset = msgspec.UnsetType
+_NOT_THERE = msgspec.UNSET
+_NotThere = msgspec.UnsetType
 _None = type(None)
 
 
@@ -140,7 +140,7 @@ class ColumnReader:
         """The values as the column holds them; `classes` are theirs, None is a value that is not there."""
         raise NotImplementedError
 
-    def _misfit(self, value: Any, number: int, where: Where, findings: Findings) -> Any:
+    def _cast_alone(self, value: Any, number: int, where: Where, findings: Findings) -> Any:
         """A value that is not of the class expected, as the column holds it, or rescued."""
         if type(value) in _KEYS:
             value = msgspec.to_builtins(value)
@@ -186,13 +186,18 @@ class _ScalarReader(ColumnReader):
             self._note_due(values, where, findings)
         if self._wrapper is not None and self._wrapper in classes:
             # The keys of wrappers stand in the text, too, and are counted there.
-            is_wrapper = len(values) if len(classes) == 1 else sum(type(value) is self._wrapper for value in values)
-            findings.keys += is_wrapper * _KEYS[self._wrapper]
+            findings.keys += self._wrappers(values, classes) * _KEYS[self._wrapper]
         try:
             array = self._fast(values, classes)
         except (pa.ArrowInvalid, OverflowError, ValueError):
             array = None
         return self._slow(values, where, findings) if array is None else array
+
+    def _wrappers(self, values: list[Any], classes: set[type]) -> int:
+        """How many of the values are in their wrapper."""
+        if classes <= {self._wrapper, _None}:
+            return len(values) - (values.count(None) if len(classes) > 1 else 0)
+        return sum(type(value) is self._wrapper for value in values)
 
     def _fast(self, values: list[Any], classes: set[type]) -> pa.Array | None:
         """The array where all values are of the class that is expected, or of its wrapper."""
@@ -245,7 +250,7 @@ class _ScalarReader(ColumnReader):
         """The array, by the exact cast for each value that is not plainly what the column holds."""
         is_held = self._is_held
         held = [
-            value if value is None or is_held(value) else self._misfit(value, number, where, findings)
+            value if value is None or is_held(value) else self._cast_alone(value, number, where, findings)
             for number, value in enumerate(values)
         ]
         return pa.array(held, self._arrow)
@@ -272,7 +277,7 @@ class _ArrayReader(ColumnReader):
             self._note_due(values, where, findings)
         if not classes <= {list, _None}:
             values = [
-                value if value is None or type(value) is list else self._misfit(value, number, where, findings)
+                value if value is None or type(value) is list else self._cast_alone(value, number, where, findings)
                 for number, value in enumerate(values)
             ]
         has_null = classes != {list}
@@ -297,7 +302,7 @@ class _MapReader(ColumnReader):
             self._note_due(values, where, findings)
         if not classes <= {dict, _None}:
             values = [
-                value if value is None or type(value) is dict else self._misfit(value, number, where, findings)
+                value if value is None or type(value) is dict else self._cast_alone(value, number, where, findings)
                 for number, value in enumerate(values)
             ]
         has_null = classes != {dict}
@@ -347,11 +352,11 @@ class DocumentReader(ColumnReader):
         self._strangers = strangers
         self._readers = [None if each is None else each[1] for each in readers]
         named = [each for each in readers if each is not None]
-        hints = [*(_any_of(reader.hint, _Unset, _None) for _, reader in named), *itertools.repeat(Any, len(strangers))]
+        hints = [*(_any_of(reader.hint, _NotThere, _None) for _, reader in named), *itertools.repeat(Any, len(strangers))]
         # Members are f0, f1, …, since keys of documents need not be names in Python.
         rename = {f"f{number}": key for number, key in enumerate((*(key for key, _ in named), *strangers))}
         # UNSET and not None is the default: a key with null counts among the keys of a text, one that is absent does not.
-        members = [(f"f{number}", hint, _UNSET) for number, hint in enumerate(hints)]
+        members = [(f"f{number}", hint, _NOT_THERE) for number, hint in enumerate(hints)]
         self.struct = msgspec.defstruct("Document", members, rename=rename, forbid_unknown_fields=True, gc=False)
         self._blank = self.struct()
         self.hint = _any_of(self.struct, list, *_SCALARS)
@@ -377,7 +382,7 @@ class DocumentReader(ColumnReader):
             return values, None
         for number, value in enumerate(values) if not classes <= {self.struct, _None} else ():
             if value is not None and type(value) is not self.struct:
-                self._misfit(value, number, where, findings)
+                self._cast_alone(value, number, where, findings)
         # Arrow masks a null struct, but wants values for its members: those of a blank one.
         absent = [type(value) is not self.struct for value in values]
         return [self._blank if isnt else value for isnt, value in zip(absent, values)], absent
@@ -416,16 +421,16 @@ class DocumentReader(ColumnReader):
 
 
 def _present(values: list[Any], findings: Findings) -> tuple[list[Any], set[type]]:
-    """A member's values with None for what is not there, and their classes; its keys are counted."""
+    """A member's values with None for what is not there (it never was, or `$unset` took it), and their classes; its keys are counted."""
     classes = {*map(type, values)}
-    if _Unset not in classes:
+    if _NotThere not in classes:
         findings.keys += len(values)
         return values, classes
     if len(classes) == 1:
         return [None] * len(values), {_None}
-    classes.discard(_Unset)
-    findings.keys += len(values) - sum(value is _UNSET for value in values)
-    return [None if value is _UNSET else value for value in values], classes | {_None}
+    classes.discard(_NotThere)
+    findings.keys += len(values) - values.count(_NOT_THERE)
+    return [None if value is _NOT_THERE else value for value in values], classes | {_None}
 
 
 class ReaderBuilder:

@@ -1,6 +1,7 @@
-"""A partial update as fields of a record: the `patch` of events of the oplog's times, and its check.
+"""The `patch` of Debezium 1.x's events, which it read from the oplog, as fields of a record; and its check.
 
-What `updateDescription` says, `$unset` included, becomes fields in `new_document_state`.
+What `updateDescription` says, `$unset` included, becomes fields of a record in `new_document_state`, and of a table's row in
+`cdc_core.silver.fold`.
 """
 
 from __future__ import annotations

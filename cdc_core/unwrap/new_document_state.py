@@ -12,6 +12,8 @@ typed columns.
 What the SMT does is in Debezium's documentation; the differences that are meant are in `docs/unwrap.md`:
 arrays of any mixture work, `$unset` is a null, a name that two fields meet in keeps both values, dots of flattened
 names are treated alike in whole and partial documents, and the options of older versions count.
+
+Records only: silver makes its rows of `after` itself (`cdc_core.schema.cast`).
 """
 
 from __future__ import annotations
@@ -141,8 +143,8 @@ def _state(change: ChangeEvent, identity: Parsed | legacy_patches.NoId) -> recor
     """What the event says of the document, whole or partial; None for a delete."""
     envelope = change.envelope or {}
     if envelope.get("after") is not None:
-        # With both, `after` is the look-up: a field that the update removed is not in it, and a table could not tell it
-        # from one that was never there. So `$unset` becomes a null.
+        # With both, `after` is the look-up, which lacks what the update removed. A record without the field would not empty
+        # its reader's column. So `$unset` becomes a null.
         return _with_nulls(_parsed_document(envelope["after"]), _removed(change))
     if envelope.get("updateDescription") is not None:
         updated = change.part("updateDescription").get("updatedFields")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -66,10 +65,22 @@ def few_rows(
     files = _span_files(table, span, {})
     if not files or sum(file.stats.get("numRecords", limit + 1) for file in files) > limit:
         return None
-    with contextlib.suppress(OSError, pa.ArrowException):  # which `read` meets, too
-        if sum(local_log.columns_bytes(file.path, columns) for file in files) > (size_bytes or MANY_BYTES):
-            return None
+    if (_size_bytes(files, columns) or 0) > (size_bytes or MANY_BYTES):
+        return None
     return read([file.path for file in files], list(columns), where=None)
+
+
+def size_bytes(table: tables.TableRef, span: reduce.BatchRange, columns: Sequence[str]) -> int | None:
+    """How many bytes these columns of the rows of a span take; None where this process does not see all their files."""
+    files = _span_files(table, span, {})
+    return _size_bytes(files, columns) if files else None
+
+
+def _size_bytes(files: Sequence[local_log.AddedFile], columns: Sequence[str]) -> int | None:
+    try:
+        return sum(local_log.columns_bytes(file.path, columns) for file in files)
+    except (OSError, pa.ArrowException):  # which `read` meets, too
+        return None
 
 
 def _files(table: tables.TableRef, span: reduce.BatchRange, among: Mapping[str, str]) -> list[str]:

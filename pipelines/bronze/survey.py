@@ -153,6 +153,33 @@ def _counted_here(events: pa.Table) -> dict[registry.Namespace, EventCounts]:
     }
 
 
+OF_EVENTS = ("batch", "kind", "db", "collection")
+"""The columns of bronze that say which collection's events a batch holds."""
+
+
+def are_events(rows: pa.Table, of: registry.Namespace) -> pa.ChunkedArray:
+    """Which rows are events of documents of a collection; the rows have `OF_EVENTS`."""
+    return pc.and_(_is_of(rows, of), pc.is_in(rows["kind"], value_set=pa.array(reduce.KINDS)))
+
+
+def by_batch(rows: pa.Table, of: registry.Namespace) -> list[tuple[int, int]]:
+    """Each batch, in order, with how many events of a collection it holds; the rows have `OF_EVENTS`."""
+    counts = rows.filter(are_events(rows, of)).group_by("batch").aggregate([([], "count_all")])
+    return sorted(zip(counts["batch"].to_pylist(), counts["count_all"].to_pylist()))
+
+
+def counts_of(
+    spark: SparkSession, bronze_table: tables.TableRef, namespace: registry.Namespace, span: reduce.BatchRange
+) -> EventCounts:
+    """What a span of batches holds of one collection; as `surveyed`, without its sweeps."""
+    few = batch_rows.few_rows(bronze_table, span, SURVEYED, limit=MAX_SURVEYED_ROWS, size_bytes=MAX_SURVEYED_BYTES)
+    if few is None:
+        found = counted(events(spark, bronze_table, namespace, span))
+    else:
+        found = _counted_here(few.filter(are_events(few, namespace)))
+    return found.get(namespace, EventCounts())
+
+
 def sweeps(
     spark: SparkSession, bronze_table: tables.TableRef, span: reduce.BatchRange, *, among: Sequence[registry.Namespace]
 ) -> tuple[reduce.Sweep, ...]:

@@ -1,4 +1,8 @@
-"""How snapshots of a capture begin: those of the plan at its start, and each one when it is its turn."""
+"""How snapshots of a capture begin: those of the plan at its start, and each one when it is its turn.
+
+One that was killed goes on behind its last committed chunk, which `cdc_core.snapshot.state` reads from bronze's heartbeats and
+`pipelines.snapshot.snapshot` commits.
+"""
 
 from __future__ import annotations
 

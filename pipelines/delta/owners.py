@@ -49,12 +49,13 @@ def _verdict(last: Commit | None) -> claims.Availability:
         claim,
         host=platform.node(),
         now_ms=clock.now_ms(),
-        is_alive=_is_held(claim),
+        is_alive=_has_living_owner(claim),
         committed_ms=last.timestamp_ms,
     )
 
 
 def refuse_second(table: tables.TableRef, last: Commit | None) -> None:
+    """Raise `TableOwned` or `LeaseHeld` where another writer holds the table: `Writer.claim` asks before it commits anything."""
     if last is None or last.metadata is None:
         return
     claim = last.metadata
@@ -78,7 +79,7 @@ def refuse_second(table: tables.TableRef, last: Commit | None) -> None:
             )
 
 
-def _is_held(claim: Mapping[str, Any]) -> bool:
+def _has_living_owner(claim: Mapping[str, Any]) -> bool:
     """Whether the process of a claim lives; where it is this one, whether it has a writer that holds the claim."""
     if claim.get("process") == os.getpid() and claim.get("started") == _started(os.getpid()):
         return claim.get("writer") in HELD

@@ -101,7 +101,8 @@ def position(spark: SparkSession, table: tables.TableRef) -> HistoryPosition:
 
 
 def is_due(at: HistoryPosition, silver: registry.SilverPosition) -> bool:
-    """Whether silver has applied events that the history has not."""
+    """Whether silver has applied events that the history has not. A rebuild of silver makes nothing due: versions come
+    from bronze's events."""
     return at.to < silver.to or silver.is_of_other(at.log)
 
 

@@ -6,6 +6,7 @@ For each collection, from the bronze batch that its gold table is at to the one 
     shaped      the documents' columns, what was rescued (once anything was), and `__key`, last
     published   the keys' rows marked as deleted and the new ones written, or one MERGE where that cannot be; the commit carries
                 the batch and v, the table's new position
+    rewritten   the whole table in place of that, where silver was rebuilt or went back (`current.GoldWork.is_rewrite`)
     compacted   now and then: small files, and those of which much is marked as deleted
 
 `pipelines.gold.current` says how one table is published, `pipelines.gold.history` does the same for tables of versions. This

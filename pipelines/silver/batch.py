@@ -37,8 +37,8 @@ class Deletes:
 class RowBatch:
     """Rows on their way into the table, and what is known about them without looking at them again.
 
-    `rows` are bronze's events of `range_` at first, then one reduced row a key, then rows of the table's columns with
-    `__guard` and `__action`. `after` is the position that their commit carries.
+    `rows` are bronze's events of `range_` until `reduction.reduced`, then one reduced row a key until `write.table_rows`, then rows
+    of the table's columns with `__guard` and `__action`. `after` is the position that their commit carries.
     """
 
     rows: DataFrame
@@ -53,6 +53,7 @@ class RowBatch:
     """Events that are updates without their documents."""
     has_incomplete: bool = False
     is_late: bool = False
+    """Some events may be older than what the table has seen: each row is compared with the table's, by a MERGE."""
     touched: DataFrame | None = None
     """The keys of the rows, where they are cheaper to find than the rows are."""
     pending_deletes: upsert.PendingDelete | None = None

@@ -46,6 +46,8 @@ class SilverCollection:
     """What its rows are called from now on where they begin anew; empty where they go on."""
     process_events: int = 0
     """How many events of a range this process may apply itself, without a query (`pipelines.silver.small_batch`)."""
+    needs_steps: bool = False
+    """Whether a range of the work at hand went through the steps: this process could not apply it."""
     held: quarantine_table.HeldEvents | None = None
     """What is known of its events in quarantine, once there is one."""
     decoder: Decoder | None = None

@@ -46,7 +46,7 @@ _COUNTED_IN_UPDATES = (
 
 
 def evolved(collection: SilverCollection, batch: RowBatch) -> RowBatch:
-    """The batch's events that can be read, with the plan that types them; the others are in quarantine."""
+    """Step: the batch's events that can be read, with the plan that types them; the others are in quarantine."""
     counted = COUNTED | ({"updates": _COUNTED_IN_UPDATES} if collection.keeps_document else {})
     # Not recorded yet: documents that go to quarantine must leave no column behind.
     texts, events = looked_at(collection, batch.rows, batch.counts), batch.counts.events

@@ -45,17 +45,21 @@ _HAS_NO_TEXT = "`__document` IS NULL AND NOT coalesce(`__incomplete`, false)"
 def apply(collection: SilverCollection, work: CollectionWork, *, stop: threading.Event) -> registry.SilverPosition:
     """Apply the work range by range, then its sweeps; the position reached. Between ranges it ends where `stop` is set."""
     reached = _under_these_settings(collection, work.position)
-    ranges = _ranges(collection, work)
+    collection.needs_steps = False
+    portions = small_batch.ranges(collection, work)
+    ranges = portions or _ranges(collection, work, work.span)
     needless, due = sweeps.split(collection, work)
     for sweep in needless:
         # There is nothing to delete, and the position still has to hold the sweep: events from before it are refused by its floor.
         reached = sweeps.after(collection, sweep, reached)
-    for range_ in ranges:
-        if stop.is_set():
-            return reached
+    while ranges and not stop.is_set():
+        range_, *ranges = ranges
         # The survey counted the whole span; whether a part of it comes late is a matter of its own events.
-        counts = work.counts if len(ranges) == 1 else _counts(collection, range_)
+        counts = work.counts if range_ == work.span else _counts(collection, range_)
         reached = _with_sweeps(collection, range_, counts, reached, reduce.within(due, range_))
+        if ranges and portions and collection.needs_steps:
+            # What this process does not apply goes through Spark in as few ranges as the settings allow.
+            ranges, portions = _ranges(collection, work, reduce.BatchRange(range_.to, work.to)), None
     return reached
 
 
@@ -93,6 +97,7 @@ def _range(
     is_late = not collection.is_empty() and (reached.high is None or counts.low <= max(reached.high, reached.swept))
     if not is_late and counts.low >= reached.floor and small_batch.applied(collection, range_, counts, after):
         return after
+    collection.needs_steps = True
     events = _wanted(collection, collection.events(range_), counts)
     if counts.low < reached.floor:
         # One without a place in the order goes on: it belongs to quarantine.
@@ -157,16 +162,16 @@ def _wanted(collection: SilverCollection, events: DataFrame, counts: survey.Even
     return events
 
 
-def _ranges(collection: SilverCollection, work: CollectionWork) -> tuple[reduce.BatchRange, ...]:
+def _ranges(collection: SilverCollection, work: CollectionWork, span: reduce.BatchRange) -> Sequence[reduce.BatchRange]:
+    """The work's span, or what is left of it, in ranges of as many events as the settings allow."""
     limit = collection.options.max_batch_events
     if work.counts.events <= limit:
-        return (work.span,)
-    return survey.bounded(collection.events(work.span), span=work.span, limit=limit)
+        return (span,)
+    return survey.bounded(collection.events(span), span=span, limit=limit)
 
 
 def _counts(collection: SilverCollection, range_: reduce.BatchRange) -> survey.EventCounts:
-    counted = survey.counted(collection.events(range_))
-    return counted.get(collection.namespace, survey.EventCounts())
+    return survey.counts_of(collection.spark, collection.bronze, collection.namespace, range_)
 
 
 def _under_these_settings(collection: SilverCollection, position: registry.SilverPosition) -> registry.SilverPosition:

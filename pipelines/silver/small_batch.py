@@ -6,7 +6,7 @@ newer than anything in the table, and deletes that take rows away. Any other bat
 
 from __future__ import annotations
 
-import re
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from pipelines.delta import live_files, upsert
 from pipelines.delta import tables as delta
 from pipelines.schema import log as schemas
 from pipelines.silver import deletes, evolve
-from pipelines.silver.collection import SilverCollection
+from pipelines.silver.collection import CollectionWork, SilverCollection
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -33,16 +33,39 @@ if TYPE_CHECKING:
 ONE_RUN_EVENTS = 250_000
 """So many events one run applies by itself: a Spark that has just been started takes longer to compile what types more of them."""
 
+SPAN_EVENTS = 1_000_000 if (os.cpu_count() or 1) <= 4 else ONE_RUN_EVENTS
+"""So many events one run applies by itself range by range; on many cores Spark is faster than this process is on one."""
+
+PORTION_EVENTS = 125_000
+"""So many of them a range has: what is held at a time is bounded by it, and by `PORTION_BYTES`."""
+
+PORTION_BYTES = 192 * 2**20
+
 SERVICE_EVENTS = 2_000
 """In a service Spark types on all cores, and the capture beside it needs this process."""
 
 MANY_BYTES = 384 * 2**20
-"""Documents of more bytes are typed by executors: here they are held as text and as columns at a time, a gigabyte at most."""
+"""Documents of more bytes are typed by executors: here a range's are held as text and as columns at a time, a gigabyte at most."""
 
 STATISTICS = ("__key", "__sequence", "__batch")
 """The columns by which silver's files are skipped, as its table says it, too."""
 
 _READ = ("kind", "db", "collection", "key", "sequence", "offset", "op", "after")
+
+
+def ranges(collection: SilverCollection, work: CollectionWork) -> tuple[reduce.BatchRange, ...] | None:
+    """The work's span in ranges that this process applies one after the other; None where they are for Spark to find."""
+    is_long = PORTION_EVENTS < work.counts.events <= SPAN_EVENTS
+    if not is_long or collection.process_events <= SERVICE_EVENTS or not _is_able(collection):
+        return None
+    batches = batch_rows.few_rows(collection.bronze, work.span, survey.OF_EVENTS, limit=SPAN_EVENTS)
+    size_bytes = batch_rows.size_bytes(collection.bronze, work.span, ["after"])
+    if batches is None or size_bytes is None:
+        return None
+    fitting = PORTION_BYTES * batches.num_rows // max(1, size_bytes)
+    counts = survey.by_batch(batches, collection.namespace)
+    limit = min(PORTION_EVENTS, max(1, fitting), collection.options.max_batch_events)
+    return reduce.ranges(counts, span=work.span, limit=limit)
 
 
 def applied(
@@ -66,10 +89,12 @@ def applied(
         return False
     winners, keys, last_deletes = _reduced(events)
     schema = collection.schema.schema if evolution is None else evolution.schema
-    places = pa.array(winners, pa.int64())  # a list of none would have no type
     if not collection.keeps_document and "after" not in _bare(collection):
         events = events.drop_columns("after")  # the texts are in `typed` by now, and most of the memory
-    rows = _columns(collection, schema, events.take(places), typed.take(places), range_.to)
+    if len(winners) < events.num_rows:  # documents are dear to copy
+        places = pa.array(winners, pa.int64())  # a list of none would have no type
+        events, typed = events.take(places), typed.take(places)
+    rows = _columns(collection, schema, events, typed, range_.to)
     columns = _table_columns(collection, rows)
     if columns is None or collection.writer.live is None or collection.writer.live.is_many(upsert.KEY, keys):
         return False
@@ -110,10 +135,13 @@ def _committed(
 
 def _is_plain(collection: SilverCollection, counts: survey.EventCounts) -> bool:
     """Whether, by the settings and the counts, nothing in the batch may have to be decided."""
+    return counts.events <= collection.process_events and not collection.shows_deleted(counts) and _is_able(collection)
+
+
+def _is_able(collection: SilverCollection) -> bool:
+    """Whether, by the settings and where the table lies, this process can apply anything to it."""
     return (
-        counts.events <= collection.process_events
-        and not collection.shows_deleted(counts)
-        and collection.writer.direct is not None
+        collection.writer.direct is not None
         and collection.writer.live is not None
         and _holds_nothing_back(collection)
         and all(each.path is not None for each in collection.added(collection.schema.schema))
@@ -137,10 +165,13 @@ def _events(collection: SilverCollection, range_: reduce.BatchRange) -> pa.Table
     rows = batch_rows.few_rows(collection.bronze, range_, columns, limit=limit, size_bytes=size_bytes)
     if rows is None:
         return None
-    namespace = collection.namespace
-    is_own = pc.and_(pc.equal(rows["db"], namespace.db), pc.equal(rows["collection"], namespace.collection))
-    is_event = pc.is_in(rows["kind"], value_set=pa.array(reduce.KINDS))
-    return rows.filter(pc.and_(is_own, is_event)).sort_by([("sequence", "ascending"), ("offset", "ascending")])
+    order = pc.sort_indices(rows.select(["sequence", "offset"]), [("sequence", "ascending"), ("offset", "ascending")])
+    return _taken(rows, order.filter(survey.are_events(rows, collection.namespace).combine_chunks().take(order)))
+
+
+def _taken(rows: pa.Table, places: pa.Array) -> pa.Table:
+    """The rows of these places; the same table where that is all of them, as they are: documents are dear to copy."""
+    return rows if places.equals(pa.array(range(rows.num_rows), places.type)) else rows.take(places)
 
 
 def _bare(collection: SilverCollection) -> list[str]:
@@ -150,16 +181,18 @@ def _bare(collection: SilverCollection) -> list[str]:
 
 def _is_whole(events: pa.Table) -> bool:
     """Whether each event is a delete or has its whole document, and nothing that would send it to quarantine."""
-    for key, sequence, op, after in zip(*(events[name].to_pylist() for name in ("key", "sequence", "op", "after"))):
-        if key is None or sequence is None or not _SEQUENCE.fullmatch(sequence) or op not in _OPS:
-            return False
-        if op != bronze.Op.DELETE.value and not (after is not None and after.startswith("{") and after.endswith("}")):
-            return False
-    return True
+    op, after = events["op"], events["after"]
+    is_document = pc.and_(pc.starts_with(after, "{"), pc.ends_with(after, "}"))
+    conditions = (
+        pc.is_valid(events["key"]),
+        pc.match_substring_regex(events["sequence"], "^[0-9a-f]{24}$"),
+        pc.is_in(op, value_set=_OPS),
+        pc.or_(pc.equal(op, bronze.Op.DELETE.value), pc.fill_null(is_document, False)),
+    )
+    return all(pc.all(pc.fill_null(each, False), min_count=0).as_py() for each in conditions)
 
 
-_SEQUENCE = re.compile("[0-9a-f]{24}")
-_OPS = frozenset(each.value for each in (bronze.Op.CREATE, bronze.Op.UPDATE, bronze.Op.DELETE, bronze.Op.READ))
+_OPS = pa.array([each.value for each in bronze.Op])
 
 
 def _reduced(events: pa.Table) -> tuple[list[int], list[str], dict[str, str]]:

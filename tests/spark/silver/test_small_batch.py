@@ -147,6 +147,24 @@ def test_a_quarantine_that_holds_nothing_any_more_hinders_nothing(hop: Hop, by_p
     assert [row["n"] for row in hop.documents("t")] == [0, 3, 1, 0]
 
 
+@pytest.mark.parametrize(("first", "positions"), [('{"_id":0,"n":1}', [3, 5, 7]), ("{", [3, 7])], ids=["all", "none"])
+def test_a_long_span_is_applied_range_by_range(
+    hop: Hop, by_process: dict[str, int], monkeypatch: pytest.MonkeyPatch, first: str, positions: list[int]
+) -> None:
+    """Each with its position, so that little is held at a time; where one of them is Spark's, so is all that is left."""
+    monkeypatch.setattr(small_batch, "PORTION_EVENTS", 2)
+    texts = [first, *(f'{{"_id":{key},"n":{key}}}' for key in (1, 2, 3, 0, 1))]
+    for at, text in enumerate(texts):
+        hop.bronze.append({"t": [{"op": "u", "key": int(text[7:8] or 0), "at": 20 + at, "text": text}]})
+    before, version = by_process["silver"], hop.silver().collections[0].version
+    commits = table_history.commits(hop.spark, hop.silver_table("t"))
+    reached = {commit.metadata.get("to") for commit in commits if commit.version <= version and commit.metadata}
+    assert reached - {None} == {1, *positions}
+    assert by_process["silver"] - before == (3 if positions == [3, 5, 7] else 0)
+    hop.run()
+    assert [row["n"] for row in hop.documents("t")] == [0, 1, 2, 3]
+
+
 STATEMENTS = [
     (Writer, "define"),
     (Writer, "replace_arrow"),

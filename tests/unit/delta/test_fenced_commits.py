@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Commit]]:
     monkeypatch.setattr(
         table_history, "since", lambda _, __, version: [each for each in reversed(commits) if each.version > version]
     )
-    monkeypatch.setattr("pipelines.delta.fenced_commits.time.sleep", lambda _: None)
+    monkeypatch.setattr("pipelines.delta.fenced_commits.time", SimpleNamespace(sleep=lambda _: None))
     yield commits
 
 
@@ -165,7 +166,7 @@ def test_a_claim_of_another_writer_ends_it(writer: FencedCommits, log: list[Comm
 def test_a_fact_that_is_refused_each_time_is_not_waited_for_after_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last wait would be six seconds for nothing."""
     waits: list[float] = []
-    monkeypatch.setattr("pipelines.delta.ops_tables.time.sleep", waits.append)
+    monkeypatch.setattr("pipelines.delta.ops_tables.time", SimpleNamespace(sleep=waits.append))
 
     class Refusing:
         def append(self, _: object) -> None:
