@@ -3,7 +3,9 @@
     python -m bench.verify [--documents 1000000] [--writes 200] [--size 400]
 
 The baseline is what people do by hand: stop writing, export the whole collection, read the whole table, compare in one
-process. It is measured without writers, as it cannot be with them. mongod shares the machine.
+process. It is measured without writers, as it cannot be with them. mongod shares the machine. What the source had to do
+stands beside each: documents that its queries read and returned, and bytes that it sent, by its own counters (beside writes those of
+the pipeline and of the writer are among them), to be set against the size of the collection.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ COMPARED = ("number", "total", "points", "paid", "customer", "lines", "note", "c
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--documents", type=int, default=1_000_000)
-    parser.add_argument("--writes", type=float, default=200, help="updates a second beside the comparison")
+    parser.add_argument("--writes", type=float, default=200, help="updates a second beside the comparison; 0 for none")
     parser.add_argument("--size", type=int, default=400, help="bytes a document")
     arguments = parser.parse_args(argv)
     spark = sparks.session("bench", conf={"spark.driver.memory": "3g"})
@@ -42,14 +44,38 @@ def main(argv: Sequence[str] | None = None) -> int:
         ground.insert(uri, (DB, COLLECTION), count=arguments.documents, size=arguments.size)
         for layer in (capture, silver, gold):
             layer.run(spark, settings, once=True, sessions=sparks.sessions(spark))
+        client = mongodb.client(uri)
+        size = client[DB].command("collStats", COLLECTION)["size"] / 1e6
+        before = load(client)
         seconds, differing = by_hand(spark, uri, settings)
-        rows.append(("by hand, nobody writes", arguments.documents, seconds, differing, ""))
-        quiet = verify.run(spark, settings, verify.VerifyOptions()).collections[0]
-        rows.append(told("verify, nobody writes", quiet))
-        rows.append(told(f"verify beside {arguments.writes:.0f} writes a second", beside(spark, uri, settings, arguments)))
+        rows.append(("by hand, nobody writes", arguments.documents, seconds, differing, "", *since(before, client)))
+        for options in ({}, {"sample": 1000}):
+            before = load(client)
+            quiet = verify.run(spark, settings, verify.VerifyOptions(**options)).collections[0]
+            name = "verify, nobody writes" if not options else "verify --sample 1000, nobody writes"
+            rows.append((*told(name, quiet), *since(before, client)))
+        if arguments.writes:
+            before = load(client)
+            found = told(f"verify beside {arguments.writes:.0f} writes a second", beside(spark, uri, settings, arguments))
+            rows.append((*found, *since(before, client)))
+        client.close()
     sparks.stop()
-    ground.show("Source against gold", ("work", "documents", "seconds", "reported", "on their way"), rows)
+    columns = ("work", "documents", "seconds", "reported", "on their way", "read", "returned", "MB sent")
+    ground.show(f"Source against gold: a collection of {size:,.0f} MB", columns, rows)
     return 0
+
+
+def load(client: Any) -> tuple[int, int, int]:
+    """What the source has done since it started: documents read by queries, documents returned, and bytes sent."""
+    status = client.admin.command("serverStatus")
+    metrics = status["metrics"]
+    return metrics["queryExecutor"]["scannedObjects"], metrics["document"]["returned"], status["network"]["bytesOut"]
+
+
+def since(before: tuple[int, int, int], client: Any) -> tuple[Any, ...]:
+    """The same since then, the bytes in megabytes."""
+    scanned, returned, sent = (now - then for now, then in zip(load(client), before))
+    return scanned, returned, sent / 1e6
 
 
 def told(name: str, found: CollectionVerification) -> tuple[Any, ...]:

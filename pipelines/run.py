@@ -117,6 +117,7 @@ class _Run:
     of_silver: NewCommits = field(default_factory=NewCommits)
     still: standstill.Standstill = field(default_factory=standstill.Standstill)
     has_read_snapshots: threading.Event = field(default_factory=threading.Event)
+    asked: threading.Event = field(default_factory=threading.Event)
     batches: int = 0
 
     def layers(self) -> Mapping[str, Layer]:
@@ -154,6 +155,7 @@ class _Run:
             progress=self._hear,
             sessions=self.sessions,
             page=pages.text,
+            asked=self.asked,
         )
 
     def _silver(self, stop: threading.Event) -> silver.SilverResult:
@@ -194,9 +196,14 @@ class _Run:
     def _made(self, as_of: str) -> cut.Cut:
         # Their claims are free then: whoever makes a cut writes their tables.
         with self.still.standing(self.halt):
-            patience = cut.PATIENCE_SECONDS
             return cut.run(
-                self.sessions(), self.settings, as_of=as_of, sessions=self.sessions, stop=self.halt, patience=patience
+                self.sessions(),
+                self.settings,
+                as_of=as_of,
+                sessions=self.sessions,
+                stop=self.halt,
+                patience=cut.PATIENCE_SECONDS,
+                ask=self.asked.set,
             )
 
 

@@ -292,8 +292,9 @@ def _inconsistent(model: Model) -> Iterator[errors.Problem]:
             )
 
 
-def described(models: Sequence[Model], document: object, *, where: str) -> tuple[Model, ...]:
-    """The models with the descriptions that a YAML file beside them gives, which has the form of dbt's.
+def described(models: Sequence[Model], document: object, *, where: str, unread: Sequence[str] = ()) -> tuple[Model, ...]:
+    """The models with the descriptions that a YAML file beside them gives, which has the form of dbt's. It may name those that
+    are `unread`, too.
 
     Raises `SettingsError` with every mistake.
     """
@@ -304,6 +305,8 @@ def described(models: Sequence[Model], document: object, *, where: str) -> tuple
         place = f"{where}: models[{number}]"
         section = _section(each, ("name", "description", "columns"), place, problems)
         name = section.get("name")
+        if name in unread:
+            continue
         if name not in by_name:
             hint = values.did_you_mean(str(name), by_name) or f"known are {', '.join(by_name)}"
             problems.append(errors.Problem(f"{place}.name", f"there is no model {values.shown(name)}", hint))

@@ -254,6 +254,19 @@ def _told_of(gaps: dict[str, _OpenGap], namespace: str, state: CollectionState, 
         gaps[namespace].why = "only what a filter lets through was read again"
 
 
+def newest_unfinished(heartbeats: Iterable[tuple[int, Mapping[str, Any]]]) -> tuple[int, ...]:
+    """The offsets of those heartbeats of chunks that are the last of their collection in their snapshot, and tell of no end.
+
+    Of the other chunks' heartbeats that tell of no end nobody goes by any: a later one says how far the snapshot is.
+    """
+    last: dict[tuple[str, str], tuple[int, bool]] = {}
+    for offset, payload in heartbeats:
+        fields = payload["snapshot"]
+        if "planned" not in fields:
+            last |= {(fields["id"], name): (offset, each["completed"]) for name, each in fields["collections"].items()}
+    return tuple(sorted(offset for offset, is_end in last.values() if not is_end))
+
+
 def states(payloads: Iterable[Mapping[str, Any]]) -> tuple[SnapshotState, ...]:
     """Every snapshot's state, from the payloads that tell of one, in their order; the order is that of their plans.
 

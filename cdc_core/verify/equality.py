@@ -174,7 +174,7 @@ def differences(document: ExactDocument, row: TableRow, schema: DocumentSchema) 
     whole = document.expected(schema)
     rest = document
     for path, text in row.rescued.items():
-        if path in whole.rescued and _text(whole.rescued[path]) == _text(text):
+        if path in whole.rescued and _is_same(_text(whole.rescued[path]), _text(text)):
             continue
         pruned = _pruned(rest.parsed, path.split("."), _text(text))
         if pruned is None and _NUMBERED.search(path):
@@ -209,7 +209,7 @@ def _pruned(value: Any, steps: list[str], wanted: Any) -> Any:
             if rest:
                 inner = _pruned(value[key], rest, wanted)
             else:
-                inner = _GONE if _without_nulls(value[key]) == wanted else None
+                inner = _GONE if _is_same(_without_nulls(value[key]), wanted) else None
             if inner is not None:
                 copied = list(value) if isinstance(value, list) else dict(value)
                 copied[key] = None if inner is _GONE else inner
@@ -239,7 +239,7 @@ def _between(type_: ColumnType, wanted: Any, held: Any, path: str) -> Iterator[D
                 return
             for number, (left, right) in enumerate(zip(wanted, held, strict=True)):
                 yield from _between(element, left, right, f"{path}.{number}")
-        case Scalar.TEXT if isinstance(wanted, str) and isinstance(held, str) and _text(wanted) == _text(held):
+        case Scalar.TEXT if isinstance(wanted, str) and isinstance(held, str) and _is_same_container(wanted, held):
             return
         case _:
             yield Difference(path, _words(wanted, held))
@@ -250,6 +250,12 @@ def _is_same(left: Any, right: Any) -> bool:
     return left == right and orjson.dumps(left, option=orjson.OPT_SORT_KEYS) == orjson.dumps(
         right, option=orjson.OPT_SORT_KEYS
     )
+
+
+def _is_same_container(wanted: str, held: str) -> bool:
+    """Whether two texts are of one document or array. Of anything else the text itself counts: 1.10 and 1.1 are two decimals."""
+    found = _text(wanted)
+    return isinstance(found, dict | list) and _is_same(found, _text(held))
 
 
 def _words(wanted: Any, held: Any) -> str:

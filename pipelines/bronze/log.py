@@ -283,6 +283,17 @@ def gap_and_snapshot_heartbeats(
     return [json.loads(row["payload"]) for row in rows if to is None or row["batch"] <= to]
 
 
+def superseded_heartbeats(spark: SparkSession, table: tables.TableRef) -> str:
+    """The heartbeats of chunks that later ones make superfluous, as SQL over the batches that there are now."""
+    rows = _payload_rows(spark, table, bronze.RowKind.HEARTBEAT, '{"snapshot"')
+    kept = snapshot_state.newest_unfinished((row["offset"], json.loads(row["payload"])) for row in rows)
+    # Plans, ends and failures stay: the first heartbeat that tells of a collection's end is its sweep's.
+    is_passing = """payload LIKE '{"snapshot":%' AND payload LIKE '%"completed":false%'"""
+    is_other = """payload NOT LIKE '%"planned":%' AND payload NOT LIKE '%"failed":%'"""
+    is_newest = f"`offset` IN ({', '.join(map(str, kept))})" if kept else "false"
+    return f"(kind = 'heartbeat' AND {is_passing} AND {is_other} AND NOT ({is_newest}))"
+
+
 @dataclass(frozen=True)
 class FilterChange:
     """That the settings let other events in from `token` on: which collections were captured then, and which with rows were

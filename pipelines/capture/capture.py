@@ -56,6 +56,7 @@ class CaptureService:
     report: Callable[[CaptureProgress], None] | None
     sessions: Callable[[], SparkSession] | None
     metrics: metrics.Metrics
+    asked: threading.Event
 
     def session(self) -> SparkSession:
         """A session for a thread of its own, where the service can make one."""
@@ -203,7 +204,7 @@ class Capture:
             encoder=self._encoder(log),
             control=control,
             committer=committer,
-            heartbeats=Heartbeats(log, source.heartbeat_interval_ms, self._made_at),
+            heartbeats=Heartbeats(log, source.heartbeat_interval_ms, self._made_at, service.asked),
             reporter=reporter,
             end=end,
             commit_seconds=source.commit_interval_ms / 1000,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cdc_core.stream import resume_token
 from pipelines import clock
@@ -17,11 +18,13 @@ LEASE_EVERY_MS = 60_000
 @dataclass
 class Heartbeats:
     """The heartbeats of one run: `interval_ms` is `heartbeat.interval.ms`, 0 for none, and `moved_at` when rows last
-    came."""
+    came. `asked` is set by who waits for bronze to say how far it is complete."""
 
     log: bronze_log.BronzeLog
     interval_ms: int
     moved_at: float
+    asked: threading.Event = field(default_factory=threading.Event)
+    _answered: tuple[str, int] | None = None
 
     def rows_come(self) -> None:
         """Rows are handed to the committer: they move the position."""
@@ -47,13 +50,26 @@ class Heartbeats:
         else:
             self.log.renew(complete=token if has_committed_all else None)
 
+    def answer(self, token: str, *, is_drained: bool) -> None:
+        """Say how far bronze is complete, at once, where that is asked and further than its rows say; everything that was read
+        up to `token` is committed.
+
+        Asked again, it says what it has not said yet: of a quiet source a commit each time that its clock moves on.
+        """
+        complete = _complete(token, is_drained=is_drained)
+        said = complete, self.log.numbered
+        if said == self._answered or resume_token.compare(complete, positions.token_of(self.log)) <= 0:
+            return
+        self.log.renew(complete=complete)
+        self._answered = said
+        self.asked.clear()
+
     def last(self, token: str, *, is_drained: bool) -> None:
         """The position at the end of a run, of which everything is committed that was read up to `token`.
 
         The last commit says how far the stream was read (`complete`); rows say it where the position lies far behind that.
         """
-        # A token may stand between two events of one cluster time; only a drained stream has given all of that time.
-        self.log.complete = resume_token.behind(token) if is_drained else token
+        self.log.complete = _complete(token, is_drained=is_drained)
         if self._is_far_behind(token):
             self.log.heartbeat({}, token=token, ts_ms=clock.now_ms())
 
@@ -62,3 +78,9 @@ class Heartbeats:
         committed = positions.token_of(self.log)
         gap = positions.cluster_time(token).time - positions.cluster_time(committed).time
         return resume_token.compare(token, committed) > 0 and 0 < self.interval_ms / 1000 <= gap
+
+
+def _complete(token: str, *, is_drained: bool) -> str:
+    """The token before which everything was read."""
+    # A token may stand between two events of one cluster time; only a drained stream has given all of that time.
+    return resume_token.behind(token) if is_drained else token

@@ -48,6 +48,7 @@ def run(
     progress: Callable[[CaptureProgress], None] | None = None,
     sessions: Callable[[], SparkSession] | None = None,
     page: Callable[[SparkSession, Settings], str] | None = None,
+    asked: threading.Event | None = None,
 ) -> CaptureResult:
     """Capture until `stop` is set, or with `once` until everything up to the start of the run is in bronze.
 
@@ -57,11 +58,12 @@ def run(
     Safe to repeat and to kill: the table carries the position. Raises one of `errors`, and has then committed all that
     it had read in order up to the error.
 
-    `page` makes what `metrics.port` shows at `/`: it is of all layers, of which the capture knows none.
+    `page` makes what `metrics.port` shows at `/`: it is of all layers, of which the capture knows none. Where `asked` is set,
+    bronze soon says how far it is complete, also where no event comes.
     """
     stop = stop or threading.Event()
     counted = metrics.Metrics(settings.name)
-    service = CaptureService(spark, settings, stop, progress, sessions, counted)
+    service = CaptureService(spark, settings, stop, progress, sessions, counted, asked or threading.Event())
 
     def shown() -> str:
         assert page is not None

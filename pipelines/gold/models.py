@@ -83,13 +83,35 @@ class ModelVerdict:
     is_refused: bool = False
 
 
-def read(settings: Settings) -> tuple[sql_model.Model, ...]:
-    """The models in the folder that the settings name, in the order of their names; none where they name none.
+@dataclass(frozen=True)
+class ModelFiles:
+    """The models whose files could be read, in the order of their names, the names of the others, and all mistakes.
 
-    Raises `SettingsError` with the mistakes of all files.
+    Where a file of descriptions is wrong no model is read: whichever it describes would lose its comments.
+    """
+
+    models: tuple[sql_model.Model, ...] = ()
+    unread: tuple[str, ...] = ()
+    problems: tuple[errors.Problem, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all models, also of those that cannot be read."""
+        return (*(each.name for each in self.models), *self.unread)
+
+    def check(self) -> None:
+        """Raise `SettingsError` with the mistakes of all files."""
+        if self.problems:
+            raise errors.SettingsError(list(self.problems))
+
+
+def files(settings: Settings) -> ModelFiles:
+    """The models in the folder that the settings name; none where they name none.
+
+    Raises `SettingsError` where there is no such folder.
     """
     if settings.gold.models is None:
-        return ()
+        return ModelFiles()
     folder = Path(settings.gold.models)
     if not folder.is_dir():
         raise errors.SettingsError(
@@ -97,19 +119,20 @@ def read(settings: Settings) -> tuple[sql_model.Model, ...]:
         )
     problems: list[errors.Problem] = []
     found: list[sql_model.Model] = []
-    for path in sorted(folder.rglob("*.sql")):
+    paths = sorted(folder.rglob("*.sql"))
+    for path in paths:
         with _gathered(problems):
             found.append(sql_model.parse(path.stem, settings_file.content(path), where=str(path)))
-    if problems:
-        raise errors.SettingsError(problems)
+    unread = tuple(path.stem for path in paths if str(path) not in {each.where for each in found})
     # After all queries: a description may stand in a file before, or after, the one of its model.
     described = tuple(sorted(found, key=lambda each: each.name))
+    undescribed: list[errors.Problem] = []
     for path in sorted([*folder.rglob("*.yml"), *folder.rglob("*.yaml")]):
-        with _gathered(problems):
-            described = sql_model.described(described, settings_file.document(path), where=str(path))
-    if problems:
-        raise errors.SettingsError(problems)
-    return described
+        with _gathered(undescribed):
+            described = sql_model.described(described, settings_file.document(path), unread=unread, where=str(path))
+    if undescribed:
+        return ModelFiles((), tuple(path.stem for path in paths), (*problems, *undescribed))
+    return ModelFiles(described, unread, tuple(problems))
 
 
 @contextmanager
@@ -127,34 +150,32 @@ def known_collections(spark: SparkSession, settings: Settings) -> tuple[str, ...
     return (*names, *(f"{name}_history" for name in names if settings.silver.for_collection(name).history))
 
 
-def ordered(spark: SparkSession, settings: Settings) -> tuple[sql_model.Model, ...]:
-    """The models in the order in which they are made; raises `SettingsError` with all that is wrong between them."""
+def ordered(spark: SparkSession, settings: Settings) -> graph.Order:
+    """The models in the order in which they are made, and all that is wrong in their files and between them.
+
+    Raises `SettingsError` where the folder is not there.
+    """
     captured = filters.of(settings.source)
 
     def is_captured(name: str) -> bool:
         db, _, collection = name.partition(".")
         return bool(db and collection) and captured.includes(db, collection)
 
-    found = read(settings)
-    if not found:
-        return ()
+    found = files(settings)
+    if not found.models:
+        return graph.Order((), found.problems)
     known = known_collections(spark, settings)
     layout = delta.layout(settings.lakehouse)
-    # Where a collection and a model have one table, each would overwrite the rows of the other.
-    taken = {collection_table(layout, name).key: name for name in known}
-    met = [each for each in found if layout.model(each.name).key in taken]
-    if met:
-        raise errors.SettingsError(
-            [
-                errors.Problem(
-                    each.where,
-                    f"its table would be that of {taken[layout.model(each.name).key]}",
-                    "rename the file",
-                )
-                for each in met
-            ]
-        )
-    return graph.ordered(found, collections=known, is_captured=is_captured)
+    by_key = {collection_table(layout, name).key: name for name in known}
+    taken = {each.name: by_key.get(layout.model(each.name).key) for each in found.models}
+    order = graph.ordered(
+        found.models,
+        collections=known,
+        is_captured=is_captured,
+        unread=found.unread,
+        taken={name: owner for name, owner in taken.items() if owner is not None},
+    )
+    return graph.Order(order.models, (*found.problems, *order.problems))
 
 
 def check(spark: SparkSession, settings: Settings) -> tuple[ModelPlan, ...]:
@@ -164,10 +185,11 @@ def check(spark: SparkSession, settings: Settings) -> tuple[ModelPlan, ...]:
     """
     inputs = ModelInputs(spark, delta.layout(settings.lakehouse), {})
     dry_run = _DryRun(spark, inputs, known_collections(spark, settings))
-    problems: list[errors.Problem] = []
+    order = ordered(spark, settings)
+    problems = list(order.problems)
     planned = []
     try:
-        for model in ordered(spark, settings):
+        for model in order.models:
             with _gathered(problems):
                 planned.append(dry_run.planned(model))
     finally:
@@ -192,18 +214,19 @@ def run(
 
     `pinned` gives versions of collections' gold tables by their names; others are read as they are at the start.
     `judged` is kept by who runs again and again: what was refused, and views, are not judged a second time while their
-    tables stay. One model's failure stops those that refer to it and no other: the first one is raised when the others
-    are done. Raises `SettingsError` for a query that is wrong, `GateFailed`, `DecisionNeeded` for one that fails over
+    tables stay. One model's failure, or a mistake in its file, stops those that refer to it and no other: it is raised when
+    the others are done. Raises `SettingsError` for a query that is wrong, `GateFailed`, `DecisionNeeded` for one that fails over
     the rows, `TableOwned`, `LeaseHeld`, `CommitConflict`; a model that is refused keeps its last good version.
     """
     started = time.monotonic()
-    refused: list[errors.MedallionError] = []
+    order = ordered(spark, settings)
+    refused: list[errors.MedallionError] = [errors.SettingsError(list(order.problems))] if order.problems else []
     failed: set[str] = set()
     found: list[ModelResult] = []
     inputs = ModelInputs(spark, delta.layout(settings.lakehouse), dict(pinned or {}))
     run_ = _ModelsRun(spark, inputs, audit, take_over, is_anew, {} if judged is None else judged)
     try:
-        for model in ordered(spark, settings):
+        for model in order.models:
             if stop is not None and stop.is_set():
                 break
             if failed & set(model.names):  # nothing is made from a version that was refused, nor from what is made of one

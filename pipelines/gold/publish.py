@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import Counter
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cdc_core import errors
@@ -46,7 +45,8 @@ def run(
     """
     if only_models and settings.gold.models is None:
         raise errors.SettingsError(errors.Problem("gold.models", "no folder of models is named", "models: conf/models"))
-    audit = gate(spark, settings)
+    # A run that ends tells of mistakes in models when all else is done; a service is refused while somebody is there to see it.
+    audit = _gate(spark, settings, models.files(settings)) if once else gate(spark, settings)
     ended = stop or threading.Event()
     results: dict[str, object] = {}
     failures: list[errors.MedallionError] = []
@@ -94,19 +94,21 @@ def gate(spark: SparkSession, settings: Settings) -> expectations.Gate:
 
     Raises `SettingsError` with what is wrong in them, before anything is done: a suite of a table that there is not, too.
     """
-    return _gate(spark, settings, models.read(settings))
+    made = models.files(settings)
+    made.check()
+    return _gate(spark, settings, made)
 
 
-def _gate(spark: SparkSession, settings: Settings, made: Sequence[sql_model.Model]) -> expectations.Gate:
+def _gate(spark: SparkSession, settings: Settings, made: models.ModelFiles) -> expectations.Gate:
     found = expectations.Gate.of(settings)
     if settings.lakehouse.root is None:
         expectations.check_views(
             tuple(found.suites.values()),
-            views={each.name for each in made if each.materialized is sql_model.Materialization.VIEW},
+            views={each.name for each in made.models if each.materialized is sql_model.Materialization.VIEW},
         )
     if found.suites:
         captured = filters.of(settings.source)
-        known = [*map(str, registry.read(spark, settings).namespaces), *(each.name for each in made)]
+        known = [*map(str, registry.read(spark, settings).namespaces), *made.names]
         expectations.check_tables(
             tuple(found.suites.values()),
             known=known,
@@ -175,22 +177,14 @@ def checked(spark: SparkSession, settings: Settings) -> tuple[models.ModelPlan, 
     counts: Counter[str] = Counter()
     try:
         counts.update(
-            {name: len(each.expectations) for name, each in _gate(spark, settings, _read(settings)).suites.items()}
+            {name: len(each.expectations) for name, each in _gate(spark, settings, models.files(settings)).suites.items()}
         )
     except errors.SettingsError as error:
         problems += error.problems
     try:
         found = models.check(spark, settings)
     except errors.SettingsError as error:
-        problems += error.problems
+        problems += [each for each in error.problems if each not in problems]
     if problems:
         raise errors.SettingsError(problems)
     return tuple(dataclasses.replace(each, expectations=counts[each.name]) for each in found)
-
-
-def _read(settings: Settings) -> tuple[sql_model.Model, ...]:
-    """The models; none where their files have mistakes, which `models.check` raises."""
-    try:
-        return models.read(settings)
-    except errors.SettingsError:
-        return ()

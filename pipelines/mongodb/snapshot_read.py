@@ -49,10 +49,15 @@ class IdRange:
 def boundary(
     connection: pymongo.MongoClient[Any], collection: catalog.SourceCollection, *, lo: bytes | None, documents: int
 ) -> bytes | None:
-    """The `_id` that stands `documents` places after `lo` in index order, as BSON ``{"hi": _id}``; None past the end."""
+    """The `_id` that stands `documents` places after `lo` in index order, as BSON ``{"hi": _id}``; None past the end.
+
+    No document is read for it.
+    """
     command = {
         "find": collection.name,
-        **_within(collection, IdRange(lo=lo)),
+        # Not by `$expr`, for which the server fetches every document that it passes. That an open end leaves out MaxKey may
+        # make the last range longer by that one document.
+        **IdRange(lo=lo).ends(),
         "projection": {"_id": 1},
         "sort": {"_id": 1},
         "hint": {"_id": 1},

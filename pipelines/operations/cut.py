@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -67,7 +67,7 @@ PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval"
 EXACT, AS_CAPTURED = "exact", "as captured"
 
 PATIENCE_SECONDS = 90.0
-"""A capture commits once a minute at least, also where nothing happens, and says then how far it has read."""
+"""A capture that is asked says within seconds how far it has read; one that nobody asks, and where nothing happens, once a minute."""
 PAUSE = 0.5
 
 
@@ -134,17 +134,18 @@ def run(
     sessions: parallel.Sessions | None = None,
     stop: threading.Event | None = None,
     patience: float = 0.0,
+    ask: Callable[[], None] = lambda: None,
 ) -> Cut:
     """Bring silver and gold to the newest cut at `as_of` or before, and note it.
 
     For `patience` seconds it waits for the capture where the newest clean cut lies before what silver has applied
-    already. Raises `SettingsError` for a time that is none, `Temporary` where bronze is not that far or ends inside a
+    already; each time before it looks again, `ask` asks the capture how far it has read. Raises `SettingsError` for a time that is none, `Temporary` where bronze is not that far or ends inside a
     cluster time, `DecisionNeeded` where tables are past that time, `GateFailed` where expectations refuse a version
     (then there is no cut), and what silver and gold raise.
     """
     asked = times.parsed(as_of)
     audit = publish.gate(spark, settings)
-    chosen = _awaited(spark, settings, asked, until=time.monotonic() + patience, stop=stop or threading.Event())
+    chosen = _awaited(spark, settings, asked, until=time.monotonic() + patience, stop=stop or threading.Event(), ask=ask)
     # Only silver has to be held at the batch: gold goes no further than silver.
     silver.run(spark, settings, take_over=take_over, sessions=sessions, stop=stop, to=chosen.batch)
     # After silver and not beside it: a table must not be published from a silver that is still below the batch.
@@ -300,14 +301,23 @@ def _check_reached(settings: Settings, found: Sequence[times.CutBoundary], asked
 
 
 def _awaited(
-    spark: SparkSession, settings: Settings, asked: str | None, *, until: float, stop: threading.Event
+    spark: SparkSession,
+    settings: Settings,
+    asked: str | None,
+    *,
+    until: float,
+    stop: threading.Event,
+    ask: Callable[[], None],
 ) -> times.CutBoundary:
     """What `_chosen` gives; of `now` as soon as there is such a cut, at the latest when the time is over."""
     while True:
         try:
             return _chosen(spark, settings, asked)
         except errors.Temporary:
-            if asked is not None or time.monotonic() >= until or stop.wait(PAUSE):
+            if asked is not None or time.monotonic() >= until:
+                raise
+            ask()
+            if stop.wait(PAUSE):
                 raise
 
 

@@ -63,7 +63,8 @@ KEPT_OPS = ("collections", "schemas")
 """Tables of ops whose rows never get old: a run goes by them however long ago they were written."""
 
 IDLE_ROWS = "(kind IN ('transaction', 'notification') OR (kind = 'heartbeat' AND payload = '{}'))"
-"""Rows of bronze that say nothing for ever: of snapshots, gaps and filters others tell, which stay."""
+"""Rows of bronze that say nothing for ever: of snapshots, gaps and filters others tell, which stay but for those of a snapshot's
+chunks that later chunks supersede."""
 
 HELD = "not compacted: its writer is alive (--beside-writers compacts it, too)"
 
@@ -189,7 +190,7 @@ class _MaintenanceRun:
         """The tables of the models; a view is none."""
         if self.settings.gold.models is None:
             return []
-        return [_Table(self.layout.model(each.name), TableKind.MODEL) for each in models.read(self.settings)]
+        return [_Table(self.layout.model(name), TableKind.MODEL) for name in models.files(self.settings).names]
 
     def _of(self, namespace: registry.Namespace) -> Iterator[_Table]:
         names_ = (namespace.db, namespace.collection)
@@ -323,7 +324,8 @@ class _MaintenanceRun:
         newest = self.spark.sql(f"SELECT max(batch) AS newest FROM {table}").collect()[0].newest or 0
         # Nobody asks for them again. The first batch and the last one stay: the one says that bronze has its beginning, the other
         # has the position.
-        idle = f"{IDLE_ROWS} AND ts_ms < {before} AND batch > 1 AND batch < {newest}"
+        passed = f"({IDLE_ROWS} OR {bronze_log.superseded_heartbeats(self.spark, table)})"
+        idle = f"{passed} AND ts_ms < {before} AND batch > 1 AND batch < {newest}"
         own = [self._trimmed(each, before, words) for each in registry.read(self.spark, self.settings).namespaces]
         chosen = " OR ".join(each for each in own if each)
         events = f"kind IN ('change', 'snapshot') AND ts_ms < {before} AND ({chosen or 'false'})"

@@ -59,10 +59,10 @@ class Log:
             rows += [self._row(collection, event) for collection, event in flat[start : start + size]]
         self._write(rows)
 
-    def idle(self, *kinds: str) -> None:
+    def idle(self, *kinds: str, payload: str = "{}") -> None:
         """Append a batch of rows that are about no document, one a kind."""
         self.batch, self.offset = self.batch + 1, self.offset + len(kinds)
-        common = {"batch": self.batch, "ts_ms": 5, "payload": "{}"}
+        common = {"batch": self.batch, "ts_ms": 5, "payload": payload}
         places = range(self.offset - len(kinds) + 1, self.offset + 1)
         self._write(
             common | {"kind": kind, "resume_token": f"token-{place}", "offset": place} for kind, place in zip(kinds, places)

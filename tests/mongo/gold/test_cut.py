@@ -12,6 +12,7 @@ import pytest
 from cdc_core import errors
 from cdc_core.settings import parse as settings
 from pipelines import run as layers
+from pipelines.capture import heartbeats
 from pipelines.capture import service as capture
 from pipelines.delta import owners
 from pipelines.delta import tables as delta
@@ -140,7 +141,8 @@ def test_a_running_pipeline_makes_the_cuts_it_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Beside a writer, whose transactions are whole in each of them; the pipeline goes on behind, and what cannot be is told to who
-    asked. Where none runs, the cut is made at once."""
+    asked. Where none runs, the cut is made at once. A source at rest is waited for no longer: the capture is asked how far it has read."""
+    monkeypatch.setattr(heartbeats, "LEASE_EVERY_MS", 10**9)  # else it would say so by itself, a minute later
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "total.sql").write_text(TOTALS.format(database.name))
     chosen = settings.parse(
@@ -154,6 +156,7 @@ def test_a_running_pipeline_makes_the_cuts_it_is_asked_for(
                 "max.batch.size": 7,
                 "commit.interval.ms": 200,
                 "signal.poll.interval.ms": 200,
+                "heartbeat.interval.ms": 0,
             },
             "gold": {"models": str(tmp_path / "models")},
         }

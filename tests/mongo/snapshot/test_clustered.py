@@ -7,6 +7,7 @@ from typing import Any
 
 import bson
 import pytest
+from bson.raw_bson import DEFAULT_RAW_BSON_OPTIONS
 
 from pipelines.mongodb import catalog, snapshot_read
 from pipelines.mongodb import server as mongodb_server
@@ -16,6 +17,27 @@ MIXED = [
     bson.Binary(b"y", 4), bson.ObjectId(), True, False, datetime.datetime(2020, 1, 1), bson.Timestamp(1, 2), 5,
     bson.Int64(2**60), bson.Decimal128("1.5"), bson.Code("x"),
 ]  # fmt: skip
+
+
+def test_the_ends_of_ranges_are_found_in_the_index_alone(mongo: Any, database: Any) -> None:
+    """Of a collection that is not clustered: what a snapshot and a verification read they read once. `_id` may be of any type."""
+
+    def read() -> int:
+        return int(mongo.admin.command("serverStatus")["metrics"]["queryExecutor"]["scannedObjects"])
+
+    database.plain.insert_many([{"_id": each} for each in (*range(200), *MIXED[:19], *MIXED[20:])])
+    (collection,) = catalog.collections(mongo, [database.name])
+    assert not collection.is_clustered
+    before, found, lo = read(), [], None
+    while (hi := snapshot_read.boundary(mongo, collection, lo=lo, documents=20)) is not None:
+        lo = snapshot_read.hi_as_lo(hi)
+        found.append(bson.decode(hi)["hi"])
+    assert read() - before < 20  # of others; by `$expr` it is one for each document behind the first range
+    ordered = [each["_id"] for each in database.plain.find(sort=[("_id", 1)])]
+    assert [repr(each) for each in found] == [repr(each) for each in ordered[20::20]]
+    assert [raw for chunk in chunks(mongo, collection, 20) for raw in chunk] == [
+        each.raw for each in database.get_collection("plain", codec_options=DEFAULT_RAW_BSON_OPTIONS).find(sort=[("_id", 1)])
+    ]
 
 
 def made(database: Any, ids: list[Any], **options: Any) -> catalog.SourceCollection:

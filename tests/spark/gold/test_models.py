@@ -139,21 +139,36 @@ WRONG = {
 
 
 def test_what_is_wrong_with_a_query_is_said_with_its_place(shop: MakeShop) -> None:
-    """Mistakes of all files come at once, before anything is made; a statement that is no query does nothing."""
+    """Mistakes of all files come at once, before anything is made; a statement that is no query does nothing. A run makes the
+    other models, but for those that refer to one of these, and tells of the mistakes."""
     made = shop(**WRONG)
     (made.folder / "folder.sql").mkdir()
     (made.folder / "latin.sql").write_bytes("SELECT 'é'".encode("latin-1"))
     with pytest.raises(errors.SettingsError) as unread:
         models.check(made.spark, made.settings)
-    assert [str(each).rpartition("/")[2] for each in unread.value.problems] == [
+    said = [str(each).rpartition("/")[2] for each in unread.value.problems]
+    assert said[:3] == [
         "folder.sql: it cannot be read: Is a directory",
         "latin.sql: not UTF-8 at byte 8",
         "two.sql:2: a semicolon ends the query here, and a model is one query (make two models of it)",
     ]
+    assert {each.split(":")[0] for each in said[3:]} == {"drop.sql", "typo.sql"}  # the others wait for the table
+    made.change("orders", {"_id": 1, "customer": 1, "amount": 1})
+    others = {"good": "cases.orders", "behind_good": "good", "behind_two": "two", "lost": "nothing", "a": "b", "b": "a"}
+    for name, of in others.items():
+        (made.folder / f"{name}.sql").write_text(f"SELECT count(*) AS n FROM {{{{ ref('{of}') }}}}")
+    with pytest.raises(errors.SettingsError) as refused:
+        made.run()
+    told = {Path(problem.path).name.split(":")[0] for problem in refused.value.problems}
+    assert told == {*(f"{name}.sql" for name in (*WRONG, "folder", "latin", "lost", "a"))}
+    assert made.rows("good") == made.rows("behind_good") == {(1,)}
+    layout = delta.layout(made.settings.lakehouse)
+    assert not any(delta.exists(made.spark, layout.model(name)) for name in ("behind_two", "two", "lost", "a", "b"))
     (made.folder / "two.sql").unlink()
     (made.folder / "folder.sql").rmdir()
     (made.folder / "latin.sql").unlink()
-    made.change("orders", {"_id": 1, "customer": 1, "amount": 1})
+    for name in others:
+        (made.folder / f"{name}.sql").unlink()
     with pytest.raises(errors.SettingsError) as refused:
         models.check(made.spark, made.settings)
     told = "\n".join(str(problem).removeprefix(f"{made.folder}/") for problem in refused.value.problems)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cdc_core import errors
+from cdc_core.snapshot import state as snapshot_state
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
@@ -43,6 +45,22 @@ def settings(root: Path, **sections: Any) -> Any:
             **sections,
         }
     )
+
+
+NAME = 'cases.it\'s "a" $name'
+WITHOUT_END = snapshot_state.SnapshotState("s1", (NAME, "cases.failed"), kind=snapshot_state.SnapshotKind.INCREMENTAL)
+CHUNKS = [WITHOUT_END.begun()] + [
+    WITHOUT_END.advanced(name, snapshot_state.CollectionState(chunks=chunks, hi=b"\5\0\0\0\0", **ended)).progress(name)
+    for name, chunks, ended in (
+        (NAME, 1, {}),
+        ("cases.failed", 1, {"failed": "why"}),
+        (NAME, 2, {}),
+        ("cases.failed", 2, {}),
+        (NAME, 3, {"completed": True}),
+    )
+]
+KEPT = [CHUNKS[0], CHUNKS[2], *CHUNKS[4:]]
+"""A plan and the heartbeats of chunks; without those that say less than what follows them."""
 
 
 def applied(spark: SparkSession, chosen: Any) -> None:
@@ -87,6 +105,8 @@ def test_tables_are_compacted_and_what_is_old_goes(spark: SparkSession, lakehous
         applied(spark, chosen)
         if not number:
             log.idle("heartbeat", "transaction", "schema_change")
+            for payload in CHUNKS:
+                log.idle("heartbeat", payload=json.dumps(payload, separators=(",", ":")))
     _noted(spark, chosen, days_ago=(0, 30))
     dismissed, waiting = (layout.quarantine(bronze_rows.DB, name) for name in ("things", "others"))
     assert spark.table(str(dismissed)).count() == 2
@@ -102,9 +122,11 @@ def test_tables_are_compacted_and_what_is_old_goes(spark: SparkSession, lakehous
     assert (positions(spark, chosen), rows(spark, silver_table), rows(spark, gold_table)) == before
     assert found[silver_table.label].after.files == 1 < found[silver_table.label].before.files
     left = spark.table(str(layout.bronze("shop")))
-    assert {row.batch for row in left.where("kind = 'change'").collect()} == {3}
+    assert {row.batch for row in left.where("kind = 'change'").collect()} == {9}
     assert [row.kind for row in left.where("batch = 2").collect()] == ["schema_change"]
-    assert bronze.newest(spark, layout.bronze("shop")).batch == 3
+    assert bronze.newest(spark, layout.bronze("shop")).batch == 9
+    assert bronze.snapshot_heartbeats(spark, layout.bronze("shop")) == KEPT
+    assert snapshot_state.states(CHUNKS) == snapshot_state.states(KEPT)
     assert spark.table(str(layout.deletes(bronze_rows.DB, "things"))).count() == 0
     assert [spark.table(str(layout.ops(name))).count() for name in ("verifications", "cuts")] == [1, 1]
     assert [spark.table(str(table)).count() for table in (dismissed, waiting)] == [0, 1]
@@ -114,7 +136,7 @@ def test_tables_are_compacted_and_what_is_old_goes(spark: SparkSession, lakehous
     log.append({"things": [{"op": "c", "key": "new", "at": 50, "after": {"_id": "new", "n": 9}}]})
     applied(spark, chosen)
     assert [row["n"] for row in spark.table(str(gold_table)).orderBy("n").collect()] == [0, 1, 5, 9]
-    assert registry.silver_position(spark, silver_table).to == 4
+    assert registry.silver_position(spark, silver_table).to == 10
 
 
 def test_a_history_that_was_not_kept_knows_its_gap(spark: SparkSession, lakehouse: Path) -> None:

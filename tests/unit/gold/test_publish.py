@@ -33,7 +33,6 @@ def test_models_are_made_where_a_collection_fails(tmp_path: Path, monkeypatch: p
     def failing(*_: Any, **__: Any) -> None:
         raise errors.DecisionNeeded("shop.b: its table would be that of shop.a")
 
-    monkeypatch.setattr(publish, "gate", lambda *_: None)
     monkeypatch.setattr(publish.gold, "run", failing)
     monkeypatch.setattr(publish.models, "run", lambda *_, **__: made.append("models"))
     with pytest.raises(errors.DecisionNeeded, match=r"shop\.b"):
@@ -56,3 +55,31 @@ def test_models_that_follow_outlive_whatever_fails(tmp_path: Path, monkeypatch: 
     following = publish._ModelsThread(SPARK, chosen(tmp_path), SPARK, False, threading.Event(), None)
     assert made.wait(10)
     following.close()
+
+
+@pytest.mark.parametrize("once", [True, False])
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ({"a.sql": "SELECT 1", "b.sql": "{{ rf('a') }}"}, "b.sql:1: there is no rf"),
+        ({"a.sql": "SELECT 1", "m.yml": "models: ["}, "m.yml:1"),
+        ({"a.sql": "SELECT 1", "m.yml": "models: [{name: aa}]"}, "there is no model aa (did you mean a?)"),
+    ],
+)
+def test_a_mistake_in_a_model_keeps_no_run_from_the_documents(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: dict[str, str], told: str, once: bool
+) -> None:
+    """They are published, and then it is told. A service is refused before it begins, while somebody is there to see it."""
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    published: list[Any] = []
+    monkeypatch.setattr(publish.gold, "run", lambda *_, **given: published.append(given["once"]))
+    made: list[Any] = []
+    monkeypatch.setattr(publish.models._ModelsRun, "made", lambda _, model: made.append(model.name))
+    monkeypatch.setattr(publish.models._ModelsRun, "verdict", lambda *_: None)
+    monkeypatch.setattr(publish.models, "known_collections", lambda *_: ())
+    with pytest.raises(errors.SettingsError) as refused:
+        publish.run(SPARK, chosen(tmp_path), once=once)
+    assert told in str(refused.value)
+    assert published == ([True] if once else [])
+    assert made == (["a"] if once and "b.sql" in files else [])

@@ -85,7 +85,10 @@ def models(**texts: str) -> list[sql_model.Model]:
 
 def order(*found: sql_model.Model) -> list[str]:
     known = ("shop.orders", "shop.customers")
-    return [each.name for each in graph.ordered(found, collections=known, is_captured=lambda name: name == "shop.new")]
+    ordered = graph.ordered(found, collections=known, is_captured=lambda name: name == "shop.new")
+    if ordered.problems:
+        raise errors.SettingsError(list(ordered.problems))
+    return [each.name for each in ordered.models]
 
 
 def test_models_come_after_what_they_refer_to() -> None:
@@ -115,6 +118,33 @@ def test_circles_and_references_to_nothing_are_refused_by_name() -> None:
     ]
 
 
+def test_what_is_wrong_in_one_model_stops_those_that_refer_to_it_and_no_other() -> None:
+    """All mistakes are told; what refers to a model that cannot be read is no mistake, and waits."""
+    found = models(
+        a="SELECT * FROM {{ ref('b') }}",
+        b="SELECT * FROM {{ ref('a') }}",
+        behind_a="SELECT * FROM {{ ref('a') }}",
+        good="SELECT * FROM {{ ref('shop.orders') }}",
+        behind_good="SELECT * FROM {{ ref('good') }}",
+        lost="SELECT * FROM {{ ref('nothing') }}",
+        behind_lost="SELECT * FROM {{ ref('behind_unread') }} JOIN {{ ref('lost') }}",
+        behind_unread="SELECT * FROM {{ ref('unread') }}",
+        Two="SELECT 1",
+        two="SELECT 2",
+        orders="SELECT 3",
+        Unread="SELECT 4",
+    )
+    ordered = graph.ordered(
+        found,
+        collections=("shop.orders",),
+        is_captured=lambda name: False,
+        unread=("unread",),
+        taken={"orders": "shop.orders"},
+    )
+    assert [each.name for each in ordered.models] == ["good", "behind_good"]
+    assert [each.path for each in ordered.problems] == ["orders.sql", "two.sql", "lost.sql", "a.sql"]
+
+
 def test_descriptions_name_models_that_are_there() -> None:
     """A YAML of dbt's form describes models and columns; other keys are refused."""
     found = models(a="SELECT 1 AS n")
@@ -136,7 +166,7 @@ def test_the_example_models_and_suites_are_valid() -> None:
     files = {str(path.relative_to(root)): path.read_text() for path in (*root.rglob("*.sql"), *root.rglob("models/*.yml"))}
     for texts in (files, quality.FILES):
         found = [sql_model.parse(Path(name).stem, text, where=name) for name, text in texts.items() if name.endswith(".sql")]
-        graph.ordered(found, collections=("shop.orders",), is_captured=lambda name: False)
+        assert len(graph.ordered(found, collections=("shop.orders",), is_captured=lambda name: False).models) == len(found)
     suites = [*root.glob("expectations/*.yml")]
     assert {path.stem for path in suites} == {Path(name).stem for name in files if name.endswith(".sql")}
     for path in suites:

@@ -117,6 +117,25 @@ def test_a_rescued_value_is_equal_by_its_type_and_not_by_its_print() -> None:
     assert found({"_id": 1, "n": "5"}, row({"_id": 1}), schema) == {"n": "neither in its column nor rescued"}
 
 
+@pytest.mark.parametrize(
+    ("value", "planted"),
+    [(5, 5.0), (1, True), (0.0, -0.0), ({"$numberDecimal": "1.10"}, {"$numberDecimal": "1.1"}), ({"k": [1]}, {"k": [1.0]})],
+)
+@pytest.mark.parametrize("place", ["rescued", "rescued, then a column", "within what is rescued", "text"])
+def test_numbers_that_only_compare_equal_are_differences(value: Any, planted: Any, place: str) -> None:
+    """Python holds 5, 5.0 and true for one value, and zero has no sign for it: in `__rescued` and in text columns they are told
+    apart, also where the row was written before its column came."""
+    array = schema_of({"_id": 1, "n": [1, "a", {"b": 1}]})
+    schema = array if place == "text" else schema_of({"_id": 1, "n": {"$binary": {"base64": "", "subType": "00"}}})
+    now = schema_of({"_id": 1, "n": {"k": [7]}} if isinstance(value, dict) else {"_id": 1, "n": value})
+    document, other = ({"_id": 1, "n": [each] if place != "rescued" else each} for each in (value, planted))
+    later = now if place == "rescued, then a column" else schema
+    held, wrong = (equality.ExactDocument.read(json.dumps(each)).expected(schema) for each in (document, other))
+    assert found(document, held, later) == {}
+    assert found(document, wrong, later) != {}
+    assert equality.digest(held) != equality.digest(wrong)
+
+
 def test_columns_that_no_document_has_are_differences() -> None:
     """A value in a column of the table that the schema does not know was planted there."""
     schema = schema_of({"_id": 1})
