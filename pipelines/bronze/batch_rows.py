@@ -76,10 +76,10 @@ def few_rows(
 
     `among` gives the values of some of the columns that are wanted; what others have is not held, and counts.
     """
-    files = _span_files(table, span, among or {})
+    files = span_files(table, span, among or {})
     if not files or sum(file.stats.get("numRecords", limit + 1) for file in files) > limit:
         return None
-    if (_size_bytes(files, columns) or 0) > (size_bytes or MANY_BYTES):
+    if (bytes_of(files, columns) or 0) > (size_bytes or MANY_BYTES):
         return None
     paths = [file.path for file in files]
     return _among(paths, columns, among) if among else read(paths, list(columns), where=None)
@@ -102,13 +102,8 @@ def _among(paths: Sequence[Path], columns: Sequence[str], among: Mapping[str, st
     return pa.concat_tables(found) if found else schema.empty_table()
 
 
-def size_bytes(table: tables.TableRef, span: reduce.BatchRange, columns: Sequence[str]) -> int | None:
-    """How many bytes these columns of the rows of a span take; None where this process does not see all their files."""
-    files = _span_files(table, span, {})
-    return _size_bytes(files, columns) if files else None
-
-
-def _size_bytes(files: Sequence[local_log.AddedFile], columns: Sequence[str]) -> int | None:
+def bytes_of(files: Sequence[local_log.AddedFile], columns: Sequence[str]) -> int | None:
+    """How many bytes these columns take when they are read; None where a file is gone or cannot be read from here."""
     try:
         return sum(local_log.columns_bytes(file.path, columns) for file in files)
     except (OSError, pa.ArrowException):  # which `read` meets, too
@@ -116,12 +111,12 @@ def _size_bytes(files: Sequence[local_log.AddedFile], columns: Sequence[str]) ->
 
 
 def _files(table: tables.TableRef, span: reduce.BatchRange, among: Mapping[str, str]) -> list[str]:
-    """The files of `_span_files` as Spark names them; none where they are many."""
-    files = _span_files(table, span, among)
+    """The files of `span_files` as Spark names them; none where they are many."""
+    files = span_files(table, span, among)
     return [f"file://{file.path}" for file in files] if len(files) <= MANY_FILES else []
 
 
-def _span_files(table: tables.TableRef, span: reduce.BatchRange, among: Mapping[str, str]) -> list[local_log.AddedFile]:
+def span_files(table: tables.TableRef, span: reduce.BatchRange, among: Mapping[str, str] = {}) -> list[local_log.AddedFile]:
     """The files that hold all rows of the span among these and none of another span; none where that is not known."""
     folder = local_log.folder(table)
     if folder is None or _GLOB.search(str(folder)):

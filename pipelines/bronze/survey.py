@@ -6,6 +6,7 @@ where a long span is cut into ranges.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -162,10 +163,29 @@ def are_events(rows: pa.Table, of: registry.Namespace) -> pa.ChunkedArray:
     return pc.and_(_is_of(rows, of), pc.is_in(rows["kind"], value_set=pa.array(reduce.KINDS)))
 
 
-def by_batch(rows: pa.Table, of: registry.Namespace) -> list[tuple[int, int]]:
-    """Each batch, in order, with how many events of a collection it holds; the rows have `OF_EVENTS`."""
-    counts = rows.filter(are_events(rows, of)).group_by("batch").aggregate([([], "count_all")])
-    return sorted(zip(counts["batch"].to_pylist(), counts["count_all"].to_pylist()))
+@dataclass(frozen=True)
+class EventsByBatch:
+    """Each batch, in order, with how many events of one collection it holds, and the bytes of a document on average."""
+
+    events: Sequence[tuple[int, int]]
+    row_bytes: int
+
+
+def by_batch(bronze_table: tables.TableRef, of: registry.Namespace, span: reduce.BatchRange) -> EventsByBatch | None:
+    """How a collection's events lie in the batches of a span; None where this process does not see all their files."""
+    files = batch_rows.span_files(bronze_table, span)
+    size_bytes = batch_rows.bytes_of(files, ["after"])
+    if not files or size_bytes is None:
+        return None
+    found: Counter[int] = Counter()
+    count = 0
+    for file in files:  # one by one: a long span has many rows
+        rows = batch_rows.read([file.path], list(OF_EVENTS), where=None)
+        if rows is None:
+            return None
+        found.update(rows["batch"].filter(are_events(rows, of)).to_pylist())
+        count += rows.num_rows
+    return EventsByBatch(sorted(found.items()), size_bytes // max(1, count))
 
 
 def counts_of(

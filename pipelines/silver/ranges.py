@@ -95,9 +95,7 @@ def _range(
     # After a repair the position is 0, and the rows are there: what is applied again then comes late. What is older than a
     # sweep is late, too: the row that it would be compared with may be gone. What has the place of the newest is not: all rows
     # of a snapshot have one place, and of two at one place the later one in bronze counts, as within a range.
-    is_late = not collection.is_empty() and (
-        reached.high is None or counts.low < reached.high or counts.low <= reached.swept
-    )
+    is_late = not collection.is_empty() and (reached.high is None or counts.low < max(reached.high, reached.swept))
     if not is_late and counts.low >= reached.floor and small_batch.applied(collection, range_, counts, after):
         return after
     collection.needs_steps = True

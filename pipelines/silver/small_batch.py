@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 ONE_RUN_EVENTS = 250_000
 """So many events one run applies by itself: a Spark that has just been started takes longer to compile what types more of them."""
 
-SPAN_EVENTS = 1_000_000 if (os.cpu_count() or 1) <= 4 else ONE_RUN_EVENTS
+SPAN_EVENTS = 10_000_000 if (os.cpu_count() or 1) <= 8 else ONE_RUN_EVENTS
 """So many events one run applies by itself range by range; on many cores Spark is faster than this process is on one."""
 
-PORTION_EVENTS = 50_000
-"""So many of them a range has: what is held at a time is bounded by it, and by `PORTION_BYTES`. Memory that was touched once is
-filled anew faster than new memory: smaller ranges take less time, too, until there are more files than are left alone."""
+PORTION_EVENTS = 100_000
+"""So many of them a range has: what is held at a time is bounded by it, and by `PORTION_BYTES`, and memory that was touched once is
+filled faster than new memory. Of fewer the data files would be so small that they had to be put together afterwards."""
 
-PORTION_BYTES = 96 * 2**20
+PORTION_BYTES = 128 * 2**20
 
 SERVICE_EVENTS = 2_000
 """In a service Spark types on all cores, and the capture beside it needs this process."""
@@ -63,14 +63,12 @@ def ranges(collection: SilverCollection, work: CollectionWork) -> tuple[reduce.B
     files = collection.writer.live.files() if collection.writer.live else []
     if live_files.count_between(files, upsert.KEY, work.counts.first_key, work.counts.last_key) > live_files.MANY_ROWS:
         return None
-    batches = batch_rows.few_rows(collection.bronze, work.span, survey.OF_EVENTS, limit=SPAN_EVENTS)
-    size_bytes = batch_rows.size_bytes(collection.bronze, work.span, ["after"])
-    if batches is None or size_bytes is None:
+    found = survey.by_batch(collection.bronze, collection.namespace, work.span)
+    if found is None:
         return None
-    fitting = PORTION_BYTES * batches.num_rows // max(1, size_bytes)
-    counts = survey.by_batch(batches, collection.namespace)
+    fitting = PORTION_BYTES // max(1, found.row_bytes)
     limit = min(PORTION_EVENTS, max(1, fitting), collection.options.max_batch_events)
-    return reduce.ranges(counts, span=work.span, limit=limit)
+    return reduce.ranges(found.events, span=work.span, limit=limit)
 
 
 def applied(

@@ -176,6 +176,12 @@ def test_a_snapshot_of_several_ranges_is_not_late_for_itself(
     hop.run()
     assert by_process["silver"] == before + 3
     assert [row["n"] for row in hop.documents("t")] == [3, 2, 0, 0]
+    for key in (0, 1):  # of a new table, with the snapshot's end in the same run
+        end = [{"sweep": 30}] if key else []
+        hop.bronze.append({"new": [{"op": "r", "key": key, "at": 30, "after": {"_id": key}}, *end]})
+    hop.run()
+    assert by_process["silver"] == before + 5
+    assert [row["_id"] for row in hop.documents("new")] == [0, 1]
 
 
 STATEMENTS = [
