@@ -117,7 +117,8 @@ def _files(table: tables.TableRef, span: reduce.BatchRange, among: Mapping[str, 
 
 
 def span_files(table: tables.TableRef, span: reduce.BatchRange, among: Mapping[str, str] = {}) -> list[local_log.AddedFile]:
-    """The files that hold all rows of the span among these and none of another span; none where that is not known."""
+    """The files that hold all rows of the span among these and none of another span, the oldest first; none where that is not
+    known."""
     folder = local_log.folder(table)
     if folder is None or _GLOB.search(str(folder)):
         return []
@@ -135,7 +136,8 @@ def span_files(table: tables.TableRef, span: reduce.BatchRange, among: Mapping[s
         # A compaction has put rows of this span and of others into one file: only Delta's predicate tells them apart.
         elif high > span.after and low <= span.to:
             return []
-    return held
+    # As they were committed: rows that are read in their order need not be put in it.
+    return sorted(held, key=lambda file: file.between("batch") or ())
 
 
 def may_hold(file: local_log.AddedFile, column: str, value: str) -> bool:

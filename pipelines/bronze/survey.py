@@ -173,7 +173,7 @@ class EventsByBatch:
 
 def by_batch(bronze_table: tables.TableRef, of: registry.Namespace, span: reduce.BatchRange) -> EventsByBatch | None:
     """How a collection's events lie in the batches of a span; None where this process does not see all their files."""
-    files = batch_rows.span_files(bronze_table, span)
+    files = batch_rows.span_files(bronze_table, span, {"db": of.db, "collection": of.collection})
     size_bytes = batch_rows.bytes_of(files, ["after"])
     if not files or size_bytes is None:
         return None

@@ -56,8 +56,10 @@ _READ = ("kind", "db", "collection", "key", "sequence", "offset", "op", "after")
 
 def ranges(collection: SilverCollection, work: CollectionWork) -> tuple[reduce.BatchRange, ...] | None:
     """The work's span in ranges that this process applies one after the other; None where they are for Spark to find."""
-    is_long = PORTION_EVENTS < work.counts.events <= SPAN_EVENTS
-    if not is_long or collection.process_events <= SERVICE_EVENTS or not (_is_able(collection) and _takes_rows(collection)):
+    events = work.counts.events
+    if collection.process_events <= SERVICE_EVENTS or not SERVICE_EVENTS < events <= SPAN_EVENTS:
+        return None
+    if not (_is_able(collection) and _takes_rows(collection)):
         return None
     # Spark, which would look for the keys of each of them, does so once for all.
     files = collection.writer.live.files() if collection.writer.live else []
@@ -68,7 +70,7 @@ def ranges(collection: SilverCollection, work: CollectionWork) -> tuple[reduce.B
         return None
     fitting = PORTION_BYTES // max(1, found.row_bytes)
     limit = min(PORTION_EVENTS, max(1, fitting), collection.options.max_batch_events)
-    return reduce.ranges(found.events, span=work.span, limit=limit)
+    return None if events <= limit else reduce.ranges(found.events, span=work.span, limit=limit)
 
 
 def applied(

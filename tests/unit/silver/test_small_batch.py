@@ -223,6 +223,7 @@ def test_keys_of_a_large_table_are_known_to_be_sparks_before_documents_are_typed
 def test_a_long_span_over_a_large_table_is_not_cut_for_this_process(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark would look for the keys of each range in the whole table; it does for all of them at once."""
     monkeypatch.setattr(small_batch, "PORTION_EVENTS", 2)
+    monkeypatch.setattr(small_batch, "SERVICE_EVENTS", 2)
     spans: list[Any] = []
     monkeypatch.setattr(ranges, "_range", lambda collection, range_, counts, reached, to: spans.append(range_) or reached)
     for number in range(3):
