@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from cdc_core.silver import quarantine as quarantine_rules
 from cdc_core.silver import reduce
 from cdc_core.tables import layout as tables
-from pipelines.delta import live_files, local_log, query_execution, table_errors
+from pipelines.delta import live_files, local_log, query_execution, table_errors, table_schema
 from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class HeldEvents:
             if not self.live.at(version):
                 return False
             facts = self.live.rows_above("to", -1, columns=columns, limit=MANY_FACTS)
-        except (OSError, pa.ArrowException, live_files.NotReadable):
+        except (OSError, pa.ArrowException, table_schema.NotReadable):
             return False
         newest: dict[tuple[Any, ...], tuple[int, bool, int]] = {}
         for *identity, reason, to, batch in zip(*(facts[name].to_pylist() for name in columns)):

@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 from cdc_core.tables import definition, deletion_vector
 from cdc_core.tables import layout as tables
 from pipelines import clock
-from pipelines.delta import data_file, live_files, local_log, log_actions, table_errors, table_files, upsert
+from pipelines.delta import data_file, live_files, local_log, log_actions, table_errors, table_files, table_schema, upsert
 from pipelines.delta.log_actions import CONVERTERS, DELTA
 from pipelines.delta.table_files import TableFiles
 from pipelines.spark import jvm
@@ -122,7 +122,7 @@ class DirectLog:
             raise upsert.NeedsMerge
         try:
             placed = live.places(upsert.KEY, keys)
-        except (OSError, pa.ArrowException, live_files.NotReadable) as error:
+        except (OSError, pa.ArrowException, table_schema.NotReadable) as error:
             raise upsert.NeedsMerge from error
         if any("stats" not in held for held, _ in placed):
             raise upsert.NeedsMerge

@@ -10,7 +10,6 @@ from __future__ import annotations
 import bisect
 import functools
 import json
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,10 +21,14 @@ import pyarrow.parquet as pq
 from pyspark.sql.types import StructType
 
 from cdc_core.tables import definition, deletion_vector
-from pipelines.delta import checkpoint, local_log
+from pipelines.delta import checkpoint, local_log, table_schema
 
-MANY_ROWS = 2_000_000
-"""Keys are looked for in files of at most so many rows; among more, executors find them sooner."""
+MANY_ROWS = 50_000_000
+"""Keys are looked for in files of at most so many rows, of which a million takes less than a tenth of a second; among more,
+executors find them sooner."""
+
+_GROUP_ROWS = 1_000_000
+"""So many of their keys are held at a time."""
 
 MANY_BYTES = 64 * 2**20
 """Rows are read here from files of at most so many bytes: a document may have 16 MB."""
@@ -45,10 +48,6 @@ READS = frozenset(
     {"columnMapping", "deletionVectors", "typeWidening", "typeWidening-preview", "v2Checkpoint", "vacuumProtocolCheck"}
 )
 """The reader features that may be supported: column mapping that is off, and of `v2Checkpoint` the classic form."""
-
-
-class NotReadable(Exception):
-    """The table, or this version of it, uses what is not read here."""
 
 
 @dataclass
@@ -74,7 +73,7 @@ class LiveFiles:
             if not is_same or version < self.version or not self._follow(version):
                 self._begin(version)
             self._commit = _stamp(self.folder, self.version)
-        except (OSError, ValueError, pa.ArrowException, NotReadable):
+        except (OSError, ValueError, pa.ArrowException, table_schema.NotReadable):
             self.version, self._is_readable = -1, False
         return self._is_readable
 
@@ -110,11 +109,11 @@ class LiveFiles:
         self._refuse_large(files, set(names))
         for each in files:
             for part in _parts(self.folder, each, names):
-                found.append(conformed(part, self.schema))
+                found.append(table_schema.conformed(part, self.schema))
                 # What a footer says of a column with a dictionary is what its distinct values take, and not its rows.
                 size += part.nbytes
                 if size > _IN_MEMORY * MANY_BYTES:
-                    raise NotReadable
+                    raise table_schema.NotReadable
         return pa.concat_tables(found) if found else self.schema.empty_table()
 
     def places(self, column: str, values: Sequence[str]) -> list[tuple[dict[str, Any], list[int]]]:
@@ -124,20 +123,25 @@ class LiveFiles:
         Raises `NotReadable` where too many rows would have to be looked through.
         """
         if self.is_many(column, values):
-            raise NotReadable
+            raise table_schema.NotReadable
         wanted = sorted(set(values))
         files = [each for each in self.files() if _may_hold(each, column, wanted)]
         if not files:
             return []
-        # All of them at once: Arrow hashes the values that are looked for in each call.
-        columns = [conformed(_read(self.folder, each, [column]), pa.schema([(column, pa.string())])) for each in files]
-        is_wanted = pc.is_in(pa.concat_tables(columns)[column], value_set=pa.array(wanted, pa.string()))
-        found, start = [], 0
-        for each, rows in zip(files, columns):
-            numbers = pc.indices_nonzero(is_wanted.slice(start, len(rows))).to_pylist()
-            start += len(rows)
-            if numbers:
-                found.append((each, numbers))
+        values_wanted, found = pa.array(wanted, pa.string()), []
+        for group in _groups(files):
+            # Many files at once: Arrow hashes the values that are looked for in each call.
+            columns = [
+                table_schema.conformed(_read(self.folder, each, [column]), pa.schema([(column, pa.string())]))
+                for each in group
+            ]
+            is_wanted = pc.is_in(pa.concat_tables(columns)[column], value_set=values_wanted)
+            start = 0
+            for each, rows in zip(group, columns):
+                numbers = pc.indices_nonzero(is_wanted.slice(start, len(rows))).to_pylist()
+                start += len(rows)
+                if numbers:
+                    found.append((each, numbers))
         return found
 
     def rows_above(self, column: str, bound: int, *, columns: Sequence[str], limit: int) -> pa.Table:
@@ -147,7 +151,7 @@ class LiveFiles:
         """
         files = self._files_above(column, bound)
         if sum(_count(each) for each in files) > limit:
-            raise NotReadable
+            raise table_schema.NotReadable
         self._refuse_large(files, {*columns, column})
         found = [*self.parts_above(column, bound, columns=columns)]
         return pa.concat_tables(found) if found else _schema_of(self.schema, columns).empty_table()
@@ -167,9 +171,9 @@ class LiveFiles:
                 for part in _parts(self.folder, file, names):
                     above = part.filter(pc.fill_null(pc.greater(part[column], bound), False))
                     if above.num_rows:
-                        yield conformed(above, schema)
+                        yield table_schema.conformed(above, schema)
         except (OSError, pa.ArrowException) as error:
-            raise NotReadable from error
+            raise table_schema.NotReadable from error
 
     def _files_above(self, column: str, bound: int) -> list[dict[str, Any]]:
         highest = ((each, _said(each.get("stats"), column)[2]) for each in self.files())
@@ -178,7 +182,7 @@ class LiveFiles:
     def _refuse_large(self, files: Sequence[Mapping[str, Any]], columns: Collection[str]) -> None:
         paths = [local_log.data_path(self.folder, each["path"]) for each in files]
         if sum(local_log.columns_bytes(path, columns) for path in paths) > MANY_BYTES:
-            raise NotReadable
+            raise table_schema.NotReadable
 
     # --- the log
 
@@ -203,7 +207,7 @@ class LiveFiles:
                 self._apply(action)
             self.version = int(begun.name[:20])
         if not self._follow(version):
-            raise NotReadable
+            raise table_schema.NotReadable
 
     def _apply(self, action: Mapping[str, Any]) -> None:
         if added := action.get("add"):
@@ -214,16 +218,16 @@ class LiveFiles:
             self._define(metadata)
         elif protocol := action.get("protocol"):
             if not READS.issuperset(protocol.get("readerFeatures") or ()) or protocol["minReaderVersion"] == 2:
-                raise NotReadable
+                raise table_schema.NotReadable
         elif action.get("sidecar"):
-            raise NotReadable
+            raise table_schema.NotReadable
 
     def _define(self, metadata: Mapping[str, Any]) -> None:
         self.configuration = dict(metadata.get("configuration") or {})
         if metadata.get("partitionColumns") or self.configuration.get("delta.columnMapping.mode", "none") != "none":
-            raise NotReadable
+            raise table_schema.NotReadable
         self.schema_json = metadata["schemaString"]
-        self.schema = arrow_schema(json.loads(self.schema_json))
+        self.schema = table_schema.arrow_schema(json.loads(self.schema_json))
 
     def spark_schema(self) -> StructType:
         """The table's columns as Spark has them, with their metadata."""
@@ -243,6 +247,20 @@ class LiveFiles:
         return not any(name.startswith("delta.constraints.") for name in self.configuration) and not any(
             each.metadata for each in self.schema
         )
+
+
+def _groups(files: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """The files in groups of at most `_GROUP_ROWS` rows, or one file."""
+    group: list[dict[str, Any]] = []
+    count = 0
+    for file in files:
+        if group and count + _count(file) > _GROUP_ROWS:
+            yield group
+            group, count = [], 0
+        group.append(file)
+        count += _count(file)
+    if group:
+        yield group
 
 
 def _schema_of(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
@@ -294,7 +312,7 @@ def _vector(folder: Path, vector: Mapping[str, Any]) -> bytes:
     if vector["storageType"] == "i":
         return deletion_vector.inline(vector["pathOrInlineDv"], vector["sizeInBytes"])
     if vector["storageType"] != "u":
-        raise NotReadable
+        raise table_schema.NotReadable
     path = folder / deletion_vector.relative_path(vector["pathOrInlineDv"])
     with open(path, "rb") as file:
         file.seek(vector.get("offset") or 0)
@@ -373,120 +391,3 @@ def _may_hold(file: Mapping[str, Any], column: str, values: Sequence[str]) -> bo
         return True
     at = bisect.bisect_left(values, low)
     return at < len(values) and bool(values[at] <= high)
-
-
-# --- schemas
-
-_TYPES = {
-    "string": pa.string(),
-    "integer": pa.int32(),
-    "long": pa.int64(),
-    "double": pa.float64(),
-    "boolean": pa.bool_(),
-    "binary": pa.binary(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-    "date": pa.date32(),
-}
-_DECIMAL = re.compile(r"decimal\(([0-9]+),\s*([0-9]+)\)")
-
-
-def arrow_schema(struct: Mapping[str, Any]) -> pa.Schema:
-    """A table's columns in Arrow; those of which Delta or Spark demands something (a value, a length, an expression, an
-    identity), of themselves or of what is in them, have metadata.
-
-    Raises `NotReadable` for a type that no table of ours has.
-    """
-    return pa.schema(
-        [
-            pa.field(
-                each["name"],
-                _arrow(each["type"]),
-                nullable=each["nullable"],
-                metadata={"demanded": "true"} if _is_demanding(each) else None,
-            )
-            for each in struct["fields"]
-        ]
-    )
-
-
-_DEMANDS = frozenset(
-    {
-        *("delta.generationExpression", "delta.invariants", "delta.identity.start", "CURRENT_DEFAULT"),
-        "__CHAR_VARCHAR_TYPE_STRING",
-    }
-)
-
-
-def _is_demanding(field: Mapping[str, Any]) -> bool:
-    return not field["nullable"] or bool(_DEMANDS & (field.get("metadata") or {}).keys()) or _holds_demanding(field["type"])
-
-
-def _holds_demanding(type_: Any) -> bool:
-    """Whether nulls, or more, are refused inside values of a type."""
-    if isinstance(type_, str):
-        return False
-    if type_["type"] == "struct":
-        return any(map(_is_demanding, type_["fields"]))
-    contents = {"array": (("elementType", "containsNull"),), "map": (("valueType", "valueContainsNull"),)}
-    inner = contents.get(type_["type"], ())
-    return any(not type_.get(may_be_null, True) or _holds_demanding(type_[held]) for held, may_be_null in inner)
-
-
-def _arrow(type_: Any) -> pa.DataType:
-    if isinstance(type_, str):
-        if decimal := _DECIMAL.fullmatch(type_):
-            return pa.decimal128(*map(int, decimal.groups()))
-        if type_ not in _TYPES:
-            raise NotReadable
-        return _TYPES[type_]
-    if type_["type"] == "struct":
-        return pa.struct([pa.field(each["name"], _arrow(each["type"])) for each in type_["fields"]])
-    if type_["type"] == "array":
-        return pa.list_(_arrow(type_["elementType"]))
-    if type_["type"] == "map":
-        return pa.map_(_arrow(type_["keyType"]), _arrow(type_["valueType"]))
-    raise NotReadable
-
-
-def conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """A table's columns in the order and with the types of a schema, null where it has none of them.
-
-    Raises `NotReadable` where a value has no place there.
-    """
-    names = {name: number for number, name in enumerate(table.column_names)}
-    try:
-        columns = [
-            _conformed(table.column(names[each.name]).combine_chunks(), each.type)
-            if each.name in names
-            else pa.nulls(len(table), each.type)
-            for each in schema
-        ]
-    except pa.ArrowException as error:
-        raise NotReadable from error
-    return pa.table(columns, schema=schema)
-
-
-def _conformed(values: pa.Array, type_: pa.DataType) -> pa.Array:
-    if values.type.equals(type_):
-        return values
-    if pa.types.is_struct(type_) and pa.types.is_struct(values.type):
-        names = {each.name for each in values.type}
-        if not names <= {each.name for each in type_}:
-            raise NotReadable
-        # Not `flatten`, which hides what lies below a null: the validity stays that of the struct.
-        columns = [
-            _conformed(values.field(each.name), each.type) if each.name in names else pa.nulls(len(values), each.type)
-            for each in type_
-        ]
-        return pa.StructArray.from_arrays(columns, fields=list(type_), mask=values.is_null())
-    if pa.types.is_list(type_) and pa.types.is_list(values.type):
-        # Values that a slice leaves out are left out of its offsets, too.
-        plain = pa.concat_arrays([values])
-        return pa.ListArray.from_arrays(
-            plain.offsets, _conformed(plain.values, type_.value_type), type=type_, mask=plain.is_null()
-        )
-    if pa.types.is_map(type_) and pa.types.is_map(values.type):
-        plain = pa.concat_arrays([values])
-        items = _conformed(plain.items, type_.item_type)
-        return pa.MapArray.from_arrays(plain.offsets, plain.keys, items, type=type_, mask=plain.is_null())
-    return values.cast(type_)

@@ -29,6 +29,7 @@ from pipelines.delta import (
     store_exclusion,
     table_errors,
     table_history,
+    table_schema,
     upsert,
 )
 from pipelines.delta import tables as delta
@@ -168,7 +169,7 @@ class Writer(StatementCommits):
         """Take the rows of the keys out of the table and put these Arrow rows in, as one fenced commit; the new version.
 
         As `upsert`, without a Spark job, a plan or a listing: the keys are looked for by this process, and the rows come in
-        parts, with the table's columns and types (`live_files.conformed`). None where only Spark can do it, also where a part
+        parts, with the table's columns and types (`table_schema.conformed`). None where only Spark can do it, also where a part
         raises `NotReadable`; then nothing was committed.
         """
         if self.direct is None or self.live is None:
@@ -186,7 +187,7 @@ class Writer(StatementCommits):
                     statistics=statistics,
                     table=self.table,
                 )
-        except live_files.NotReadable:
+        except table_schema.NotReadable:
             return None
         return self._through_log_or_none(
             functools.partial(self.direct.replace, file, keys, self.live, schema), lambda: (to, extra), file
@@ -206,7 +207,7 @@ class Writer(StatementCommits):
         self.refuse_unanswered()
         try:
             held = live.rows(parts)
-        except (OSError, pa.ArrowException, live_files.NotReadable):
+        except (OSError, pa.ArrowException, table_schema.NotReadable):
             return None
         names = [each.strip("`") for each in listed.split(",")]
         statistics = [name for name in names if name in held.column_names]

@@ -16,9 +16,10 @@ from pyspark.sql.types import StructField, StructType
 
 from cdc_core.silver import merge
 from pipelines.bronze import survey
-from pipelines.delta import live_files, local_log, upsert
+from pipelines.delta import local_log, table_schema, upsert
 from pipelines.delta import tables as delta
-from pipelines.delta.live_files import LiveFiles, NotReadable
+from pipelines.delta.live_files import LiveFiles
+from pipelines.delta.table_schema import NotReadable
 from pipelines.gold import current
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class SourceFiles:
         wanted = {*schema.names, *_STATE}
         names = [name for name in self.silver.schema.names if name in wanted]
         for part in self.silver.parts_above("__batch", above, columns=names):
-            yield live_files.conformed(part.filter(pc.invert(_is_gone(part))), schema)
+            yield table_schema.conformed(part.filter(pc.invert(_is_gone(part))), schema)
 
 
 def _state(rows: pa.Table) -> pa.Table:

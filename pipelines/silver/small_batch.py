@@ -19,7 +19,7 @@ from cdc_core.schema import document_schema
 from cdc_core.silver import merge, reduce
 from cdc_core.typed.decoding import Decoder
 from pipelines.bronze import batch_rows, quarantine_table, survey
-from pipelines.delta import live_files, upsert
+from pipelines.delta import live_files, table_schema, upsert
 from pipelines.delta import tables as delta
 from pipelines.schema import log as schemas
 from pipelines.silver import deletes, evolve
@@ -61,16 +61,19 @@ def ranges(collection: SilverCollection, work: CollectionWork) -> tuple[reduce.B
         return None
     if not (_is_able(collection) and _takes_rows(collection)):
         return None
-    # Spark, which would look for the keys of each of them, does so once for all.
-    files = collection.writer.live.files() if collection.writer.live else []
-    if live_files.count_between(files, upsert.KEY, work.counts.first_key, work.counts.last_key) > live_files.MANY_ROWS:
-        return None
     found = survey.by_batch(collection.bronze, collection.namespace, work.span)
     if found is None:
         return None
     fitting = PORTION_BYTES // max(1, found.row_bytes)
     limit = min(PORTION_EVENTS, max(1, fitting), collection.options.max_batch_events)
-    return None if events <= limit else reduce.ranges(found.events, span=work.span, limit=limit)
+    if events <= limit:
+        return None
+    # Each range looks for its keys; Spark does so once for all.
+    files = collection.writer.live.files() if collection.writer.live else []
+    looked_through = live_files.count_between(files, upsert.KEY, work.counts.first_key, work.counts.last_key)
+    if looked_through * (events // limit + 1) > live_files.MANY_ROWS:
+        return None
+    return reduce.ranges(found.events, span=work.span, limit=limit)
 
 
 def applied(
@@ -126,8 +129,8 @@ def _committed(
     try:
         if not live.at(writer.version):
             return False
-        conformed = live_files.conformed(rows, live.schema)
-    except live_files.NotReadable:
+        conformed = table_schema.conformed(rows, live.schema)
+    except table_schema.NotReadable:
         return False
     version = writer.replace_arrow(
         [conformed] if conformed.num_rows else [],

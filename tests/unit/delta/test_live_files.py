@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from cdc_core.tables import deletion_vector
-from pipelines.delta import live_files
-from pipelines.delta.live_files import LiveFiles, NotReadable
+from pipelines.delta import live_files, table_schema
+from pipelines.delta.live_files import LiveFiles
+from pipelines.delta.table_schema import NotReadable
 
 SCHEMA = {
     "type": "struct",
@@ -150,6 +151,16 @@ def test_keys_are_found_in_files_of_other_writers(table: Table) -> None:
     live = LiveFiles(table.folder)
     assert live.at(table.commit({"add": first}, {"add": large}, {"add": {**none, "stats": '{"numRecords": 1}'}}))
     assert live.places("__key", ["b", "x"]) == [(first, [1]), (large, [0])]
+
+
+@pytest.mark.parametrize("rows", [1, 3, 100])
+def test_places_are_found_group_by_group(table: Table, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """However many rows are held at a time."""
+    monkeypatch.setattr(live_files, "_GROUP_ROWS", rows)
+    files = [table.file(keys, 1) for keys in (["a", "b"], ["c", "d"], ["a", "e"], ["b"])]
+    live = LiveFiles(table.folder)
+    assert live.at(table.commit(*({"add": each} for each in files)))
+    assert live.places("__key", ["a", "b", "d"]) == [(files[0], [0, 1]), (files[1], [1]), (files[2], [0]), (files[3], [0])]
 
 
 def test_places_are_found_and_files_without_them_not_opened(table: Table) -> None:
@@ -292,7 +303,7 @@ def test_structs_take_the_order_and_the_types_of_the_table() -> None:
     ).slice(1)
     schema = pa.schema([("m", pa.map_(pa.string(), wanted)), ("l", pa.list_(wanted)), ("s", wanted), ("none", pa.int32())])
     whole: list[Any] = [each and {"a": each["a"], "new": None, "b": each["b"]} for each in values]
-    assert live_files.conformed(held, schema).to_pydict() == {
+    assert table_schema.conformed(held, schema).to_pydict() == {
         "m": [[("k", whole[1])], None, [("k", None)]],
         "l": [whole, None, []],
         "s": whole,
@@ -303,7 +314,7 @@ def test_structs_take_the_order_and_the_types_of_the_table() -> None:
 def test_a_field_without_a_place_is_refused() -> None:
     held = pa.table({"s": pa.array([{"lost": 1}])})
     with pytest.raises(NotReadable):
-        live_files.conformed(held, pa.schema([("s", pa.struct([("a", pa.int64())]))]))
+        table_schema.conformed(held, pa.schema([("s", pa.struct([("a", pa.int64())]))]))
 
 
 def test_vectors_are_read_as_they_are_written() -> None:

@@ -1,0 +1,131 @@
+"""A table's columns as Delta's log defines them, in Arrow; and rows brought to them.
+
+Source: Delta's protocol, "Schema Serialization Format", "Column Invariants", "Generated Columns", "Identity Columns".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+
+class NotReadable(Exception):
+    """The table, or this version of it, uses what is not read here."""
+
+
+_TYPES = {
+    "string": pa.string(),
+    "integer": pa.int32(),
+    "long": pa.int64(),
+    "double": pa.float64(),
+    "boolean": pa.bool_(),
+    "binary": pa.binary(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "date": pa.date32(),
+}
+_DECIMAL = re.compile(r"decimal\(([0-9]+),\s*([0-9]+)\)")
+
+
+def arrow_schema(struct: Mapping[str, Any]) -> pa.Schema:
+    """A table's columns in Arrow; those of which Delta or Spark demands something (a value, a length, an expression, an
+    identity), of themselves or of what is in them, have metadata.
+
+    Raises `NotReadable` for a type that no table of ours has.
+    """
+    return pa.schema(
+        [
+            pa.field(
+                each["name"],
+                _arrow(each["type"]),
+                nullable=each["nullable"],
+                metadata={"demanded": "true"} if _is_demanding(each) else None,
+            )
+            for each in struct["fields"]
+        ]
+    )
+
+
+_DEMANDS = frozenset(
+    {
+        *("delta.generationExpression", "delta.invariants", "delta.identity.start", "CURRENT_DEFAULT"),
+        "__CHAR_VARCHAR_TYPE_STRING",
+    }
+)
+
+
+def _is_demanding(field: Mapping[str, Any]) -> bool:
+    return not field["nullable"] or bool(_DEMANDS & (field.get("metadata") or {}).keys()) or _holds_demanding(field["type"])
+
+
+def _holds_demanding(type_: Any) -> bool:
+    """Whether nulls, or more, are refused inside values of a type."""
+    if isinstance(type_, str):
+        return False
+    if type_["type"] == "struct":
+        return any(map(_is_demanding, type_["fields"]))
+    contents = {"array": (("elementType", "containsNull"),), "map": (("valueType", "valueContainsNull"),)}
+    inner = contents.get(type_["type"], ())
+    return any(not type_.get(may_be_null, True) or _holds_demanding(type_[held]) for held, may_be_null in inner)
+
+
+def _arrow(type_: Any) -> pa.DataType:
+    if isinstance(type_, str):
+        if decimal := _DECIMAL.fullmatch(type_):
+            return pa.decimal128(*map(int, decimal.groups()))
+        if type_ not in _TYPES:
+            raise NotReadable
+        return _TYPES[type_]
+    if type_["type"] == "struct":
+        return pa.struct([pa.field(each["name"], _arrow(each["type"])) for each in type_["fields"]])
+    if type_["type"] == "array":
+        return pa.list_(_arrow(type_["elementType"]))
+    if type_["type"] == "map":
+        return pa.map_(_arrow(type_["keyType"]), _arrow(type_["valueType"]))
+    raise NotReadable
+
+
+def conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """A table's columns in the order and with the types of a schema, null where it has none of them.
+
+    Raises `NotReadable` where a value has no place there.
+    """
+    names = {name: number for number, name in enumerate(table.column_names)}
+    try:
+        columns = [
+            _conformed(table.column(names[each.name]).combine_chunks(), each.type)
+            if each.name in names
+            else pa.nulls(len(table), each.type)
+            for each in schema
+        ]
+    except pa.ArrowException as error:
+        raise NotReadable from error
+    return pa.table(columns, schema=schema)
+
+
+def _conformed(values: pa.Array, type_: pa.DataType) -> pa.Array:
+    if values.type.equals(type_):
+        return values
+    if pa.types.is_struct(type_) and pa.types.is_struct(values.type):
+        names = {each.name for each in values.type}
+        if not names <= {each.name for each in type_}:
+            raise NotReadable
+        # Not `flatten`, which hides what lies below a null: the validity stays that of the struct.
+        columns = [
+            _conformed(values.field(each.name), each.type) if each.name in names else pa.nulls(len(values), each.type)
+            for each in type_
+        ]
+        return pa.StructArray.from_arrays(columns, fields=list(type_), mask=values.is_null())
+    if pa.types.is_list(type_) and pa.types.is_list(values.type):
+        # Values that a slice leaves out are left out of its offsets, too.
+        plain = pa.concat_arrays([values])
+        return pa.ListArray.from_arrays(
+            plain.offsets, _conformed(plain.values, type_.value_type), type=type_, mask=plain.is_null()
+        )
+    if pa.types.is_map(type_) and pa.types.is_map(values.type):
+        plain = pa.concat_arrays([values])
+        items = _conformed(plain.items, type_.item_type)
+        return pa.MapArray.from_arrays(plain.offsets, plain.keys, items, type=type_, mask=plain.is_null())
+    return values.cast(type_)
