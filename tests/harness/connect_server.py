@@ -24,6 +24,7 @@ import builtins
 import sys
 
 TAKEN = ("spark.sql.session.timeZone", "spark.sql.shuffle.partitions", "spark.sql.ansi.enabled")
+OF_PYSPARK = ("spark.sql.execution.pyspark.binaryAsBytes", "spark.python.sql.dataFrameDebugging.enabled")  # its own code asks
 _import = builtins.__import__
 
 
@@ -45,16 +46,16 @@ def refuse(conf, frame):
 
         return body
 
-    def only_taken(does):
+    def only_taken(does, taken):
         def body(self, key, *given):
-            if key not in TAKEN:
+            if key not in taken:
                 raise AnalysisException(f"Configuration {key} is not available.", errorClass="CONFIG_NOT_AVAILABLE")
             return does(self, key, *given)
 
         return body
 
     for name in ("set", "get", "unset", "isModifiable"):
-        setattr(conf, name, only_taken(getattr(conf, name)))
+        setattr(conf, name, only_taken(getattr(conf, name), TAKEN + OF_PYSPARK if name == "get" else TAKEN))
     for name in ("localCheckpoint", "checkpoint", "cache", "persist"):
         setattr(frame, name, refused("NOT_SUPPORTED_WITH_SERVERLESS"))
 
