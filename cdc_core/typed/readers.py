@@ -421,7 +421,8 @@ class DocumentReader(ColumnReader):
 
 
 def _present(values: list[Any], findings: Findings) -> tuple[list[Any], set[type]]:
-    """A member's values with None for what is not there (it never was, or `$unset` took it), and their classes; its keys are counted."""
+    """A member's values with None for what is not there (it never was, or `$unset` took it), and their classes; its keys
+    are counted."""
     classes = {*map(type, values)}
     if _NotThere not in classes:
         findings.keys += len(values)

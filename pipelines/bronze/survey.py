@@ -60,12 +60,6 @@ class EventCounts:
     last_key: str = ""
 
 
-def counted(events: DataFrame) -> dict[registry.Namespace, EventCounts]:
-    """The counts of each collection among bronze's rows."""
-    rows = events.groupBy("db", "collection").agg(*_counting()).collect()
-    return {registry.Namespace(row.db, row.collection): _counts(row.asDict()) for row in rows}
-
-
 def surveyed(
     spark: SparkSession,
     bronze_table: tables.TableRef,
@@ -99,6 +93,14 @@ def surveyed(
     counts = {registry.Namespace(row.db, row.collection): _counts(row.asDict()) for row in surveyed if row.is_event}
     # collect_list keeps no order, and the first heartbeat that names a finished collection counts.
     return counts, _sweeps(sorted((each for row in surveyed for each in row.sweep_rows), key=lambda each: each.offset))
+
+
+def counts_of(
+    spark: SparkSession, bronze_table: tables.TableRef, namespace: registry.Namespace, span: reduce.BatchRange
+) -> EventCounts:
+    """What a span of batches holds of one collection."""
+    counts, _ = surveyed(spark, bronze_table, span, only=namespace)
+    return counts.get(namespace, EventCounts())
 
 
 SURVEYED = ("offset", "kind", "batch", "db", "collection", "sequence", "key", "op", "payload")
@@ -186,18 +188,6 @@ def by_batch(bronze_table: tables.TableRef, of: registry.Namespace, span: reduce
         found.update(rows["batch"].filter(are_events(rows, of)).to_pylist())
         count += rows.num_rows
     return EventsByBatch(sorted(found.items()), size_bytes // max(1, count))
-
-
-def counts_of(
-    spark: SparkSession, bronze_table: tables.TableRef, namespace: registry.Namespace, span: reduce.BatchRange
-) -> EventCounts:
-    """What a span of batches holds of one collection; as `surveyed`, without its sweeps."""
-    few = batch_rows.few_rows(bronze_table, span, SURVEYED, limit=MAX_SURVEYED_ROWS, size_bytes=MAX_SURVEYED_BYTES)
-    if few is None:
-        found = counted(events(spark, bronze_table, namespace, span))
-    else:
-        found = _counted_here(few.filter(are_events(few, namespace)))
-    return found.get(namespace, EventCounts())
 
 
 def sweeps(

@@ -227,7 +227,7 @@ class SilverRebuild:
         for range_ in self._ranges(whole):
             if self.stop.is_set():
                 raise errors.Temporary(f"{self.writer.table.label}: stopped before the swap; the table is as it was")
-            counts = survey.counted(self._events(range_)).get(self.namespace, survey.EventCounts())
+            counts = survey.counts_of(self.spark, self._bronze, self.namespace, range_)
             due = tuple(s for s in sweeps if s.batch <= range_.to and s.is_due(after=range_.after, swept=reached.swept))
             work = CollectionWork(self.namespace, reached, range_.to, counts, due)
             # Its own event, never set: a range ends whole, and the stop is seen to between two of them.

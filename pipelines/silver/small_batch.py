@@ -69,8 +69,9 @@ def ranges(collection: SilverCollection, work: CollectionWork) -> tuple[reduce.B
     if events <= limit:
         return None
     # Each range looks for its keys; Spark does so once for all.
-    files = collection.writer.live.files() if collection.writer.live else []
-    looked_through = live_files.count_between(files, upsert.KEY, work.counts.first_key, work.counts.last_key)
+    live = collection.writer.live
+    assert live is not None
+    looked_through = live_files.count_between(live.files(), upsert.KEY, work.counts.first_key, work.counts.last_key)
     if looked_through * (events // limit + 1) > live_files.MANY_ROWS:
         return None
     return reduce.ranges(found.events, span=work.span, limit=limit)
