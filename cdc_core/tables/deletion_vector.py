@@ -11,8 +11,8 @@ import itertools
 import struct
 import uuid
 import zlib
-from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 MAGIC = 1681511377
 """Begins a bitmap of 64-bit numbers in the portable format."""
@@ -23,38 +23,120 @@ _COOKIE = 12346
 _MAX_ARRAY = 4096
 """A container of more numbers is a bitmap of 65,536 bits, any other one a sorted array."""
 
+_BITMAP_BYTES = 8192
+
 OFFSET = 1
 """Where the first vector of a file begins, behind the version of the format."""
 
+FRAME_BYTES = 8
+"""What stands around a vector in a file: its size and its checksum."""
 
-def serialized(rows: Iterable[int]) -> bytes:
-    """A set of row numbers, each less than 2**32."""
-    containers = [
-        (high, [row & 0xFFFF for row in group])
-        for high, group in itertools.groupby(sorted(set(rows)), lambda row: row >> 16)
-    ]
-    headers = b"".join(struct.pack("<HH", high, len(low) - 1) for high, low in containers)
-    bodies = [_container(low) for _, low in containers]
-    start = 8 + len(headers) + 4 * len(bodies)
-    offsets = itertools.accumulate(map(len, bodies[:-1]), initial=start) if bodies else ()
-    bitmap = b"".join(
-        (
-            struct.pack("<II", _COOKIE, len(containers)),
-            headers,
-            *(struct.pack("<I", offset) for offset in offsets),
-            *bodies,
+
+@dataclass(frozen=True)
+class RowSet:
+    """Numbers of a file's rows, each less than 2**32, held as a Roaring bitmap holds them.
+
+    `containers` has, by the upper 16 bits, the lower ones: few as a set, and of many bit n of a number for n.
+    """
+
+    containers: Mapping[int, frozenset[int] | int]
+
+    @staticmethod
+    def of(rows: Iterable[int]) -> RowSet:
+        groups = itertools.groupby(sorted(set(rows)), lambda row: row >> 16)
+        return RowSet({high: _container([row & 0xFFFF for row in group]) for high, group in groups})
+
+    @staticmethod
+    def read(vector: bytes) -> RowSet:
+        """The rows of a vector in the portable format; ValueError for another one."""
+        magic, count = struct.unpack_from("<iq", vector)
+        if magic != MAGIC:
+            raise ValueError(f"a deletion vector of format {magic}")
+        containers: dict[int, frozenset[int] | int] = {}
+        at = 12
+        for _ in range(count):
+            (key,) = struct.unpack_from("<I", vector, at)
+            at = _read_bitmap(vector, at + 4, key << 16, containers)
+        return RowSet(containers)
+
+    def __or__(self, other: RowSet) -> RowSet:
+        both = dict(self.containers)
+        for high, low in other.containers.items():
+            both[high] = _union(both[high], low) if high in both else low
+        return RowSet(both)
+
+    def __len__(self) -> int:
+        return sum(map(_count, self.containers.values()))
+
+    def __iter__(self) -> Iterator[int]:
+        for high, low in sorted(self.containers.items()):
+            yield from (high << 16 | each for each in _numbers(low))
+
+    def serialized(self) -> bytes:
+        """A vector in the portable format."""
+        containers = sorted(self.containers.items())
+        headers = b"".join(struct.pack("<HH", high, _count(low) - 1) for high, low in containers)
+        bodies = [_body(low) for _, low in containers]
+        start = 8 + len(headers) + 4 * len(bodies)
+        offsets = itertools.accumulate(map(len, bodies[:-1]), initial=start) if bodies else ()
+        return b"".join(
+            (
+                struct.pack("<iqI", MAGIC, 1, 0),
+                struct.pack("<II", _COOKIE, len(containers)),
+                headers,
+                *(struct.pack("<I", offset) for offset in offsets),
+                *bodies,
+            )
         )
-    )
-    return struct.pack("<iqI", MAGIC, 1, 0) + bitmap
+
+    def bits(self, count: int) -> bytes:
+        """Of the rows 0 to `count` - 1 a bit each, the least of a byte first: whether the row is one of these."""
+        size = (count + 7) // 8
+        none = bytes(_BITMAP_BYTES)
+        parts = (
+            _bits(self.containers[high]).to_bytes(_BITMAP_BYTES, "little") if high in self.containers else none
+            for high in range((size + _BITMAP_BYTES - 1) // _BITMAP_BYTES)
+        )
+        return b"".join(parts)[:size]
 
 
-def _container(numbers: list[int]) -> bytes:
-    if len(numbers) <= _MAX_ARRAY:
-        return struct.pack(f"<{len(numbers)}H", *numbers)
-    bits = array("B", bytes(8192))
-    for number in numbers:
+def _container(low: Sequence[int]) -> frozenset[int] | int:
+    return frozenset(low) if len(low) <= _MAX_ARRAY else _bits(low)
+
+
+def _bits(low: Iterable[int] | int) -> int:
+    """Bit n for n."""
+    if isinstance(low, int):
+        return low
+    bits = bytearray(_BITMAP_BYTES)
+    for number in low:
         bits[number >> 3] |= 1 << (number & 7)
-    return bits.tobytes()
+    return int.from_bytes(bits, "little")
+
+
+def _union(one: frozenset[int] | int, other: frozenset[int] | int) -> frozenset[int] | int:
+    if isinstance(one, frozenset) and isinstance(other, frozenset):
+        both = one | other
+        return both if len(both) <= _MAX_ARRAY else _bits(both)
+    return _bits(one) | _bits(other)
+
+
+def _count(low: frozenset[int] | int) -> int:
+    return low.bit_count() if isinstance(low, int) else len(low)
+
+
+def _numbers(low: frozenset[int] | int) -> list[int]:
+    """Sorted."""
+    if isinstance(low, frozenset):
+        return sorted(low)
+    bits = low.to_bytes(_BITMAP_BYTES, "little")
+    return [byte << 3 | bit for byte, each in enumerate(bits) if each for bit in range(8) if each >> bit & 1]
+
+
+def _body(low: frozenset[int] | int) -> bytes:
+    if isinstance(low, int):
+        return low.to_bytes(_BITMAP_BYTES, "little")
+    return struct.pack(f"<{len(low)}H", *sorted(low))
 
 
 def file(vector: bytes) -> bytes:
@@ -65,21 +147,8 @@ def file(vector: bytes) -> bytes:
 # --- reading
 
 
-def rows(vector: bytes) -> set[int]:
-    """The row numbers of a vector in the portable format; ValueError for another one."""
-    magic, count = struct.unpack_from("<iq", vector)
-    if magic != MAGIC:
-        raise ValueError(f"a deletion vector of format {magic}")
-    found: set[int] = set()
-    at = 12
-    for _ in range(count):
-        (key,) = struct.unpack_from("<I", vector, at)
-        at = _bitmap(vector, at + 4, key << 32, found)
-    return found
-
-
-def _bitmap(vector: bytes, start: int, base: int, found: set[int]) -> int:
-    """Add the numbers of the 32-bit bitmap at `start`; where it ends."""
+def _read_bitmap(vector: bytes, start: int, base: int, found: dict[int, frozenset[int] | int]) -> int:
+    """Add the containers of the 32-bit bitmap at `start`; where it ends."""
     cookie: int = struct.unpack_from("<I", vector, start)[0]
     has_runs = cookie & 0xFFFF == _RUN_COOKIE
     if has_runs:
@@ -96,22 +165,19 @@ def _bitmap(vector: bytes, start: int, base: int, found: set[int]) -> int:
     if not has_runs or size >= _OFFSETS_FROM:
         at += 4 * size  # where each container begins, which is where the one before it ends
     for number, (high, less_one) in enumerate(headers):
-        first = base | high << 16
+        low: Sequence[int] | int
         if runs >> number & 1:
             (count,) = struct.unpack_from("<H", vector, at)
             pairs = struct.unpack_from(f"<{2 * count}H", vector, at + 2)
-            for low, more in zip(pairs[::2], pairs[1::2]):
-                found.update(range(first + low, first + low + more + 1))
+            low = [each for first, more in zip(pairs[::2], pairs[1::2]) for each in range(first, first + more + 1)]
             at += 2 + 4 * count
         elif less_one < _MAX_ARRAY:
-            found.update(first | low for low in struct.unpack_from(f"<{less_one + 1}H", vector, at))
+            low = struct.unpack_from(f"<{less_one + 1}H", vector, at)
             at += 2 * (less_one + 1)
         else:
-            bits = vector[at : at + 8192]
-            found.update(
-                first | byte << 3 | bit for byte, each in enumerate(bits) if each for bit in range(8) if each >> bit & 1
-            )
-            at += 8192
+            low = int.from_bytes(vector[at : at + _BITMAP_BYTES], "little")
+            at += _BITMAP_BYTES
+        found[base | high] = low if isinstance(low, int) else _container(low)
     return at
 
 
@@ -139,6 +205,11 @@ def relative_path(encoded: str) -> str:
     return f"{prefix}/{name}" if prefix else name
 
 
+def encoded_name(name: uuid.UUID) -> str:
+    """As the log names the file `deletion_vector_<name>.bin` in the table's folder itself."""
+    return base64.b85encode(name.bytes).decode("ascii").translate(_FROM_RFC1924)
+
+
 def inline(encoded: str, size: int) -> bytes:
     """The vector that stands in the log itself."""
     return _z85(encoded)[:size]
@@ -146,11 +217,11 @@ def inline(encoded: str, size: int) -> bytes:
 
 _UUID_SIGNS = 20
 
-_TO_RFC1924 = str.maketrans(
-    "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#",
-    "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~",
-)
+_Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+_RFC1924 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 """Both are base 85 in groups of five signs, and differ by their alphabets."""
+
+_TO_RFC1924, _FROM_RFC1924 = str.maketrans(_Z85, _RFC1924), str.maketrans(_RFC1924, _Z85)
 
 
 def _z85(text: str) -> bytes:

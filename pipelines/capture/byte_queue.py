@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,9 +13,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class ByteQueue:
-    """Batches between two threads, at most so many bytes of them; one batch always fits."""
+    """Batches between two threads, at most so many bytes of them with what left the queue and is not committed yet; one
+    batch always fits into an empty queue.
+
+    `uncommitted` tells the bytes of the latter (`max.queue.size.in.bytes`: read ahead of their commit).
+    """
 
     max_bytes: int
+    uncommitted: Callable[[], int] = lambda: 0
     _batches: list[change_stream.EventBatch] = field(default_factory=list)
     _bytes: int = 0
     _closed: bool = False
@@ -23,8 +29,9 @@ class ByteQueue:
     def put(self, batch: change_stream.EventBatch) -> None:
         """Add a batch, when there is room for it; nothing once the queue is closed."""
         with self._changed:
-            # A batch that alone is larger than the limit goes through an empty queue: else it would wait for ever.
-            self._changed.wait_for(lambda: self._closed or not self._batches or self._bytes < self.max_bytes)
+            # A batch that alone is larger than the limit goes through an empty queue: else it would wait for ever. Whoever
+            # commits tells nobody here of it: the next `get` comes after it.
+            self._changed.wait_for(lambda: self._closed or not self._batches or self._has_room(batch))
             if not self._closed:
                 self._batches.append(batch)
                 self._bytes += batch.bytes
@@ -39,6 +46,9 @@ class ByteQueue:
             self._bytes -= batch.bytes
             self._changed.notify_all()
             return batch
+
+    def _has_room(self, batch: change_stream.EventBatch) -> bool:
+        return self._bytes + self.uncommitted() + batch.bytes <= self.max_bytes
 
     @property
     def bytes(self) -> int:

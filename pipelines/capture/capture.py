@@ -198,10 +198,12 @@ class Capture:
         reporter = ProgressReporter(self._counts, service.report, has_read_snapshots=lambda: control.is_idle)
         committer = Committer(log, self._threads, self._counts, service.metrics, reporter, service.sessions)
         self._committer = committer
+        encoder = self._encoder(log)
+        self._threads.queue.uncommitted = lambda: encoder.rows.bytes + committer.uncommitted_bytes
         return MainLoop(
             threads=self._threads,
             intake=Intake.of(source, bronze_token=opened.bronze_token),
-            encoder=self._encoder(log),
+            encoder=encoder,
             control=control,
             committer=committer,
             heartbeats=Heartbeats(log, source.heartbeat_interval_ms, self._made_at, service.asked),

@@ -37,6 +37,8 @@ class Committer:
     _queue: queue.Queue[events.EventRows | None] = field(default_factory=lambda: queue.Queue(maxsize=1))
     _submitted: int = 0
     _committed: int = 0
+    _submitted_bytes: int = 0
+    _committed_bytes: int = 0
     _names_in_use: set[str] = field(default_factory=set)
 
     # --- called by the main thread
@@ -73,6 +75,11 @@ class Committer:
         """Whether all rows that were handed over are in bronze."""
         return self._committed == self._submitted
 
+    @property
+    def uncommitted_bytes(self) -> int:
+        """The size of the rows that were handed over and are not in bronze yet."""
+        return max(0, self._submitted_bytes - self._committed_bytes)
+
     def _put(self, rows: events.EventRows | None) -> bool:
         """Wait for the committer's turn; whether it has come: a failure of any thread ends the wait."""
         while self.threads.failure is None:
@@ -82,6 +89,7 @@ class Committer:
                 self.reporter.show()
             else:
                 self._submitted += 1
+                self._submitted_bytes += rows.bytes if rows is not None else 0
                 return True
         return False
 
@@ -93,6 +101,7 @@ class Committer:
             self._commit(rows)
             # Counted by this thread alone, as `_submitted` is by the main thread: their comparison needs no lock.
             self._committed += 1
+            self._committed_bytes += rows.bytes
 
     def _commit(self, rows: events.EventRows) -> None:
         """Commit the rows, then do what waits for them: a snapshot begins, a channel forgets its signal."""

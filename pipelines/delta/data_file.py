@@ -61,7 +61,13 @@ class ParquetFile:
         try:
             coming = iter(parts)
             first = next(coming, schema.empty_table())
-            with pq.ParquetWriter(draft, schema, compression="snappy", use_dictionary=_dictionaries(first)) as writer:
+            with pq.ParquetWriter(
+                draft,
+                schema,
+                compression="snappy",
+                use_dictionary=_dictionaries(first),
+                write_batch_size=_rows_at_a_time(first),
+            ) as writer:
                 for part in itertools.chain([first], coming):
                     writer.write_table(part)
                     found.add(part)
@@ -92,6 +98,17 @@ def _dictionaries(rows: pa.Table) -> bool | list[str]:
     """Which columns get a dictionary."""
     repeated = [name for name in rows.column_names if name in _REPEATED]
     return rows.num_rows >= _MANY_ROWS or repeated if len(repeated) < len(_REPEATED) else repeated
+
+
+_PAGE_BYTES = 2**20
+_PAGE_ROWS = 1024
+
+
+def _rows_at_a_time(rows: pa.Table) -> int:
+    """After so many rows Arrow looks whether a page is full: of documents of 16 MB a page would be all that a file holds, twice
+    in memory."""
+    row_bytes = rows.nbytes // max(1, rows.num_rows)
+    return max(1, min(_PAGE_ROWS, _PAGE_BYTES // max(1, row_bytes)))
 
 
 @dataclass

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -20,10 +19,20 @@ import pyarrow as pa
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import functions as F
 
-from cdc_core.tables import definition, deletion_vector
+from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
 from pipelines import clock
-from pipelines.delta import data_file, live_files, local_log, log_actions, table_errors, table_files, table_schema, upsert
+from pipelines.delta import (
+    data_file,
+    deleted_rows,
+    live_files,
+    local_log,
+    log_actions,
+    table_errors,
+    table_files,
+    table_schema,
+    upsert,
+)
 from pipelines.delta.log_actions import CONVERTERS, DELTA
 from pipelines.delta.table_files import TableFiles
 from pipelines.spark import jvm
@@ -129,10 +138,11 @@ class DirectLog:
         actions = log_actions.fenced(self._spark, file, base)
         try:
             for held, rows in placed:
-                actions.add(*self._vectors.without(held, rows))
+                actions.add(*deleted_rows.without(held, rows, self.store))
         except table_errors.SPARK_ERRORS as error:
             raise self._translated(error, base) from error
-        except OSError as error:  # a full disk: the data file goes again, and Spark's way tells of it
+        # A full disk: the data file goes again, and Spark's way tells of it. Or a vector that only Delta can read.
+        except (OSError, ValueError, table_schema.NotReadable) as error:
             raise upsert.NeedsMerge from error
         return self._committed(transaction, actions, base=base, metadata=metadata)
 
@@ -279,7 +289,6 @@ class DeletionVectors:
         self._spark = spark
         self._files = files
         self._log = log
-        self._action = jvm.java_class(spark, f"{DELTA}.actions.Action")
         self._session = jvm.java_class(spark, "org.apache.spark.sql.classic.SparkSession")
 
     def _delta(self, name: str) -> Any:
@@ -332,8 +341,11 @@ class DeletionVectors:
         if len(files) < len(by_file) or any("stats" not in file for file in files):  # somebody else wrote them
             return self.actions(transaction, table, touched)
         actions = log_actions.ActionList(self._spark)
-        for file in files:
-            actions.add(*self.without(file, by_file[file["path"]]))
+        try:
+            for file in files:
+                actions.add(*deleted_rows.without(file, by_file[file["path"]], self._files))
+        except (ValueError, table_schema.NotReadable):  # a vector that only Delta can read
+            return self.actions(transaction, table, touched)
         return actions.seq()
 
     def _named(self, transaction: Any, names: Sequence[str]) -> list[dict[str, Any]]:
@@ -346,51 +358,6 @@ class DeletionVectors:
         files: DataFrame = Frame(transaction.snapshot().allFiles().toDF(), self._spark)
         rows = files.where(F.col("path").isin(names)).selectExpr("to_json(struct(*)) AS action").toArrow()
         return [json.loads(text) for text in rows["action"].to_pylist()]
-
-    def without(self, file: Mapping[str, Any], rows: Sequence[int]) -> list[dict[str, Any]]:
-        """The actions that take rows out of a file."""
-        same = {name: file[name] for name in ("path", "partitionValues", "size", "deletionVector") if name in file}
-        now_ms = clock.now_ms()
-        removed = {"remove": {**same, "deletionTimestamp": now_ms, "dataChange": True, "extendedFileMetadata": True}}
-        bitmap = self._delta("deletionvectors.RoaringBitmapArray").readFrom(deletion_vector.serialized(rows))
-        if "deletionVector" in file:
-            # A file has one deletion vector: the new one holds the rows of the old one, too.
-            bitmap.merge(self._held_vector(file))
-        # Counted after the merge: the rows of the old vector count, too, and none of them twice.
-        count, stats = bitmap.cardinality(), json.loads(file["stats"])
-        if count == (file.get("deletionVector") or {}).get("cardinality"):
-            return []  # all of them were deleted already
-        # No row is left: the file goes, and gets no vector of all its rows.
-        if stats["numRecords"] == count:
-            return [removed]
-        stats["tightBounds"] = False  # the least or the greatest value may be gone
-        added = {**file, "stats": json.dumps(stats), "deletionVector": self._vector(bitmap, count), "dataChange": True}
-        # For Delta a file is its name with its vector: the old pair goes, and the new one comes.
-        return [{"add": added}, removed]
-
-    def _held_vector(self, file: Mapping[str, Any]) -> Any:
-        """The rows that are deleted from a file already."""
-        held = self._action.fromJson(json.dumps({"add": file})).deletionVector()
-        store = self._delta_object("storage.dv.DeletionVectorStore")
-        stored = self._delta("deletionvectors.StoredBitmap").create(held, self._log.dataPath())
-        return stored.load(store.createInstance(self._log.newDeltaHadoopConf()))
-
-    def _vector(self, bitmap: Any, count: int) -> dict[str, Any]:
-        """A bitmap as a deletion vector in a file of its own, which VACUUM takes where no commit comes to name it."""
-        formats = self._delta_object("deletionvectors.RoaringBitmapArrayFormat")
-        data = bytes(bitmap.serializeAsByteArray(formats.Portable()))
-        name = uuid.uuid4()
-        self._files.write(f"deletion_vector_{name}.bin", deletion_vector.file(data))
-        encoded = self._delta_object("actions.DeletionVectorDescriptor").encodeUUID(
-            jvm.java_class(self._spark, "java.util.UUID").fromString(str(name)), ""
-        )
-        return {
-            "storageType": "u",
-            "pathOrInlineDv": encoded,
-            "offset": deletion_vector.OFFSET,
-            "sizeInBytes": len(data),
-            "cardinality": count,
-        }
 
 
 def of(spark: SparkSession, table: tables.TableRef) -> DirectLog | None:

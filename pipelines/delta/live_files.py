@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import bisect
 import functools
+import itertools
 import json
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,15 +23,18 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql.types import StructType
 
-from cdc_core.tables import definition, deletion_vector
-from pipelines.delta import checkpoint, local_log, table_schema
+from cdc_core.tables import definition
+from pipelines.delta import checkpoint, deleted_rows, local_log, table_schema
+from pipelines.delta.table_files import LocalFiles
 
 MANY_ROWS = 50_000_000
 """Keys are looked for in files of at most so many rows, of which a million takes less than a tenth of a second; among more,
 executors find them sooner."""
 
-_GROUP_ROWS = 1_000_000
-"""So many of their keys are held at a time."""
+_GROUP_ROWS = 500_000
+"""So many of their keys each thread holds at a time."""
+
+_THREADS = min(4, os.cpu_count() or 1)
 
 MANY_BYTES = 64 * 2**20
 """Rows are read here from files of at most so many bytes: a document may have 16 MB."""
@@ -128,21 +134,11 @@ class LiveFiles:
         files = [each for each in self.files() if _may_hold(each, column, wanted)]
         if not files:
             return []
-        values_wanted, found = pa.array(wanted, pa.string()), []
-        for group in _groups(files):
-            # Many files at once: Arrow hashes the values that are looked for in each call.
-            columns = [
-                table_schema.conformed(_read(self.folder, each, [column]), pa.schema([(column, pa.string())]))
-                for each in group
-            ]
-            is_wanted = pc.is_in(pa.concat_tables(columns)[column], value_set=values_wanted)
-            start = 0
-            for each, rows in zip(group, columns):
-                numbers = pc.indices_nonzero(is_wanted.slice(start, len(rows))).to_pylist()
-                start += len(rows)
-                if numbers:
-                    found.append((each, numbers))
-        return found
+        values_wanted = pa.array(wanted, pa.string())
+        # Arrow leaves Python's lock alone while it reads and compares.
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="medallion-keys") as pool:
+            found = pool.map(lambda group: _places(self.folder, group, column, values_wanted), _groups(files))
+            return [*itertools.chain.from_iterable(found)]
 
     def rows_above(self, column: str, bound: int, *, columns: Sequence[str], limit: int) -> pa.Table:
         """The rows whose `column`, a BIGINT, is greater than `bound`, as the table's schema types them.
@@ -263,16 +259,31 @@ def _groups(files: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
         yield group
 
 
+def _places(
+    folder: Path, files: Sequence[dict[str, Any]], column: str, wanted: pa.Array
+) -> list[tuple[dict[str, Any], list[int]]]:
+    """`LiveFiles.places` in these files."""
+    schema = pa.schema([(column, pa.string())])
+    columns = [table_schema.conformed(_read(folder, each, [column]), schema) for each in files]
+    # Many files at once: Arrow hashes the values that are looked for in each call.
+    is_wanted = pc.is_in(pa.concat_tables(columns)[column], value_set=wanted)
+    found, start = [], 0
+    for each, rows in zip(files, columns):
+        numbers = pc.indices_nonzero(is_wanted.slice(start, len(rows))).to_pylist()
+        start += len(rows)
+        if numbers:
+            found.append((each, numbers))
+    return found
+
+
 def _schema_of(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
     return pa.schema([schema.field(name) for name in columns])
 
 
 def _mask(folder: Path, vector: Mapping[str, Any], rows: int) -> pa.BooleanArray:
     """Which of a file's rows are not deleted."""
-    is_present = [True] * rows
-    for row in deletion_vector.rows(_vector(folder, vector)):
-        is_present[row] = False
-    return pa.array(is_present, pa.bool_())
+    gone = deleted_rows.of(vector, LocalFiles(folder)).bits(rows)
+    return pc.invert(pa.BooleanArray.from_buffers(pa.bool_(), rows, [None, pa.py_buffer(gone)]))
 
 
 def _parts(folder: Path, file: Mapping[str, Any], columns: list[str]) -> Iterator[pa.Table]:
@@ -305,18 +316,6 @@ def _rows_at_a_time(parquet: pq.ParquetFile, columns: list[str]) -> int:
     # Not by the footer: of a column with a dictionary it says what the distinct values take, and a row may have megabytes.
     first = next(parquet.iter_batches(_SAMPLE_ROWS, columns=columns))
     return max(1, min(rows, MANY_BYTES * len(first) // max(1, first.nbytes)))
-
-
-def _vector(folder: Path, vector: Mapping[str, Any]) -> bytes:
-    """A deletion vector: from the log itself, or from the file that it names."""
-    if vector["storageType"] == "i":
-        return deletion_vector.inline(vector["pathOrInlineDv"], vector["sizeInBytes"])
-    if vector["storageType"] != "u":
-        raise table_schema.NotReadable
-    path = folder / deletion_vector.relative_path(vector["pathOrInlineDv"])
-    with open(path, "rb") as file:
-        file.seek(vector.get("offset") or 0)
-        return deletion_vector.framed(file.read(vector["sizeInBytes"] + 8))
 
 
 def _read(folder: Path, file: Mapping[str, Any], columns: list[str]) -> pa.Table:

@@ -24,6 +24,9 @@ class TableFiles(Protocol):
     def write(self, name: str, content: bytes) -> None:
         """A small file of this name in the table's folder."""
 
+    def read(self, name: str, start: int, size: int) -> bytes:
+        """So many bytes of a file of the table's folder, fewer at its end. Raises `OSError`, or an error of Spark's."""
+
     def remove(self, name: str) -> None:
         """Take a file away again that no commit names."""
 
@@ -50,6 +53,11 @@ class LocalFiles:
         except OSError:
             self.remove(name)  # what is half written only fills the disk that may have been full
             raise
+
+    def read(self, name: str, start: int, size: int) -> bytes:
+        with (self.folder / name).open("rb") as file:
+            file.seek(start)
+            return file.read(size)
 
     def remove(self, name: str) -> None:
         (self.folder / name).unlink(missing_ok=True)
@@ -83,6 +91,14 @@ class StoredFiles:
         out = self._files().create(self._at(name), True)
         out.write(bytearray(content))
         out.close()  # what the store refuses, it refuses here
+
+    def read(self, name: str, start: int, size: int) -> bytes:
+        file = self._files().open(self._at(name))
+        try:
+            file.seek(start)
+            return bytes(file.readNBytes(size))
+        finally:
+            file.close()
 
     def remove(self, name: str) -> None:
         self.draft(name).unlink(missing_ok=True)

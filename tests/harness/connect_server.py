@@ -90,6 +90,7 @@ def running(log: Path, *conf: tuple[str, str]) -> Iterator[str]:
         "spark.jars": ",".join([str(log_store.JAR), *delta_jars.resolved_jars()]),
         "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": "2",
+        "spark.databricks.delta.snapshotPartitions": "2",  # 50 tasks for each look at a table of a few files, else
         **stores.LOCAL.conf,
         **dict(conf),
     }

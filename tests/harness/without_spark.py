@@ -6,7 +6,6 @@ raises `NeedsSpark`. A batch then takes milliseconds, so that very many can be d
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import re
@@ -22,10 +21,10 @@ from pyspark.sql import types as T
 
 from cdc_core.bronze import columns as bronze
 from cdc_core.extended_json import bson_to_json, keys
-from cdc_core.tables import definition, deletion_vector
+from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
 from pipelines import clock
-from pipelines.delta import data_file, direct_log, live_files, local_log, log_actions, query_execution, table_files
+from pipelines.delta import data_file, direct_log, local_log, log_actions, query_execution, table_files
 from pipelines.delta import tables as delta
 from pipelines.gold import current
 from pipelines.gold import run as gold
@@ -59,42 +58,12 @@ class _Actions:
         return self.actions
 
 
-class _Bitmap(set[int]):
-    """What is used of Delta's `RoaringBitmapArray`."""
-
-    @staticmethod
-    def readFrom(data: bytes) -> _Bitmap:
-        return _Bitmap(deletion_vector.rows(data))
-
-    def merge(self, other: _Bitmap) -> None:
-        self.update(other)
-
-    def cardinality(self) -> int:
-        return len(self)
-
-
 class _Vectors(direct_log.DeletionVectors):
     def __init__(self, folder: Path) -> None:
-        self._folder, self._files = folder, table_files.LocalFiles(folder)
+        self._folder = folder
 
     def are_enabled(self, known: Any) -> bool:
         return definition.replaces_rows(local_log.properties(self._folder) or {})
-
-    def _delta(self, name: str) -> Any:
-        return _Bitmap
-
-    def _held_vector(self, file: Mapping[str, Any]) -> Any:
-        return _Bitmap(deletion_vector.rows(live_files._vector(self._folder, file["deletionVector"])))
-
-    def _vector(self, bitmap: Any, count: int) -> dict[str, Any]:
-        data, name = deletion_vector.serialized(bitmap), uuid.uuid4()
-        self._files.write(f"deletion_vector_{name}.bin", deletion_vector.file(data))
-        encoded = base64.b85encode(name.bytes).decode().translate({new: old for old, new in _TO_RFC1924.items()})
-        said = {"storageType": "u", "pathOrInlineDv": encoded, "offset": deletion_vector.OFFSET}
-        return {**said, "sizeInBytes": len(data), "cardinality": count}
-
-
-_TO_RFC1924 = deletion_vector._TO_RFC1924
 
 
 class _Transaction:

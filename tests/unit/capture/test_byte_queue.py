@@ -27,6 +27,24 @@ def test_it_holds_no_more_bytes_than_it_may() -> None:
     assert queue.get(timeout=0.01) is None and queue.is_empty()
 
 
+def test_what_is_not_committed_counts() -> None:
+    """Batches that left the queue for a commit are read ahead of it, too; a queue with none in it takes one."""
+    uncommitted = 90
+    queue = byte_queue.ByteQueue(100, lambda: uncommitted)
+    queue.put(batch(8))
+    putting = [threading.Thread(target=queue.put, args=(batch(size),)) for size in (2, 20)]
+    putting[0].start()
+    putting[0].join(5)
+    assert not putting[0].is_alive(), "100 of 100"
+    putting[1].start()
+    putting[1].join(0.1)
+    assert putting[1].is_alive(), "120 of 100"
+    uncommitted = 0  # committed
+    assert queue.get(timeout=1) == batch(8)
+    putting[1].join(5)
+    assert not putting[1].is_alive() and queue.bytes == 22
+
+
 def test_closing_lets_everybody_go() -> None:
     """Who waits to put goes on when the queue is closed, and nothing is put after that."""
     queue = byte_queue.ByteQueue(1)

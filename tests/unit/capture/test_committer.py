@@ -19,6 +19,8 @@ class Nothing:
 
 
 class Rows:
+    bytes = 0
+
     def __len__(self) -> int:
         return 1
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import errno
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +54,26 @@ def test_of_values_that_hold_others_the_log_says_nothing(tmp_path: Path) -> None
     table = TableRef(f"delta.`{tmp_path}`", str(tmp_path))
     file = ParquetFile.write(LocalFiles(tmp_path), [rows], schema=rows.schema, statistics=rows.column_names, table=table)
     assert json.loads(file.stats)["nullCount"] == {"key": 0}
+
+
+WRITES = """
+import sys, pathlib
+import pyarrow as pa
+from cdc_core.tables.layout import TableRef
+from pipelines.delta.data_file import ParquetFile
+from pipelines.delta.table_files import LocalFiles
+rows = pa.table({"after": [f"{number}" * 2**22 for number in range(8)]})
+table, held = TableRef("t", sys.argv[1]), pa.default_memory_pool().max_memory()
+ParquetFile.write(LocalFiles(pathlib.Path(sys.argv[1])), [rows], schema=rows.schema, statistics=(), table=table)
+print(pa.default_memory_pool().max_memory() - held)
+"""
+
+
+def test_large_rows_are_written_one_at_a_time(tmp_path: Path) -> None:
+    """A row of megabytes is a page by itself: all of a file's in one would be in memory twice more."""
+    # A process of its own: Arrow tells the most that one has ever held.
+    ended = subprocess.run([sys.executable, "-c", WRITES, tmp_path], capture_output=True, text=True, check=True)
+    assert int(ended.stdout) < 8 * 2**22, "eight rows of 2**22 bytes, and four times as much in one page"
 
 
 def test_of_a_small_file_that_finds_no_room_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import struct
 import zlib
@@ -36,11 +37,27 @@ def numbers(data: bytes) -> list[int]:
 def test_a_vector_holds_its_rows(rows: list[int]) -> None:
     """Sparse and dense containers, over several of them, in any order and with repetitions."""
     shuffled = random.Random(1).sample(rows, len(rows))
-    assert numbers(deletion_vector.serialized(shuffled)) == sorted(set(rows))
+    assert numbers(deletion_vector.RowSet.of(shuffled).serialized()) == sorted(set(rows))
+
+
+def test_a_set_of_rows_is_what_a_set_of_numbers_is() -> None:
+    """Union, size, order, bits, and what is read of what is written, of sparse and dense containers beside each other."""
+    draws = random.Random(3)
+    for one, other in itertools.product((0, 1, 3000, 4096, 4097, 60_000), repeat=2):
+        rows = [{draws.randrange(2**18) for _ in range(size)} for size in (one, other)]
+        first, second = map(deletion_vector.RowSet.of, rows)
+        both = first | second
+        assert list(both) == sorted(rows[0] | rows[1]) and len(both) == len(rows[0] | rows[1])
+        assert deletion_vector.RowSet.read(both.serialized()) == both == deletion_vector.RowSet.of(rows[0] | rows[1])
+        for count in (70_001, 8):
+            bits = both.bits(count)
+            assert len(bits) == (count + 7) // 8
+            ones = {at for at in range(count) if bits[at >> 3] >> (at & 7) & 1}
+            assert ones == {row for row in rows[0] | rows[1] if row < count}
 
 
 def test_a_file_says_its_version_size_and_checksum() -> None:
-    vector = deletion_vector.serialized([1, 2])
+    vector = deletion_vector.RowSet.of([1, 2]).serialized()
     content = deletion_vector.file(vector)
     assert content[0] == 1 and struct.unpack_from(">i", content, deletion_vector.OFFSET) == (len(vector),)
     assert content[5:-4] == vector and content[-4:] == struct.pack(">I", zlib.crc32(vector))

