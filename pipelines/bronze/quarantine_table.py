@@ -60,11 +60,11 @@ def count(spark: SparkSession, table: tables.TableRef) -> int:
 
 @dataclass
 class HeldEvents:
-    """Whether a quarantine holds any event, as this process sees its files: what `count` says, without a query."""
+    """Of which documents a quarantine holds events, as this process sees its files, without a query."""
 
     live: live_files.LiveFiles
     _version: int = -1
-    _are_none: bool = False
+    _keys: frozenset[str] | None = None
 
     @staticmethod
     def of(table: tables.TableRef) -> HeldEvents | None:
@@ -72,26 +72,28 @@ class HeldEvents:
         folder = local_log.folder(table)
         return None if folder is None else HeldEvents(live_files.LiveFiles(folder))
 
-    def are_none(self) -> bool:
-        """Whether it holds none; False where that cannot be told from here."""
+    def keys(self) -> frozenset[str] | None:
+        """The keys of the documents; None where that cannot be told from here. An event without a key holds nothing back."""
         newest = local_log.newest_version(self.live.folder)
-        if newest is not None and newest != self._version:
-            self._version, self._are_none = newest, self._hold_none(newest)
-        return newest is not None and self._are_none
+        if newest is None:
+            return None
+        if newest != self._version:
+            self._version, self._keys = newest, self._read(newest)
+        return self._keys
 
-    def _hold_none(self, version: int) -> bool:
+    def _read(self, version: int) -> frozenset[str] | None:
         columns = (*quarantine_rules.IDENTITY, "reason", "to", "batch")
         try:
             if not self.live.at(version):
-                return False
+                return None
             facts = self.live.rows_above("to", -1, columns=columns, limit=MANY_FACTS)
         except (OSError, pa.ArrowException, table_schema.NotReadable):
-            return False
+            return None
         newest: dict[tuple[Any, ...], tuple[int, bool, int]] = {}
         for *identity, reason, to, batch in zip(*(facts[name].to_pylist() for name in columns)):
             order = (to, reason in _ENDING_REASONS, batch)
             newest[tuple(identity)] = max(order, newest.get(tuple(identity), order))
-        return all(is_ending for _, is_ending, _ in newest.values())
+        return frozenset(key for (_, _, key), (_, is_ending, _) in newest.items() if not is_ending and key is not None)
 
 
 _ENDING_REASONS = frozenset(each.value for each in quarantine_rules.ENDINGS)

@@ -92,6 +92,9 @@ def applied(
     if collection.mode.keeps_row:  # then a delete does nothing
         events = events.filter(pc.not_equal(events["op"], bronze.Op.DELETE.value))
     winners, keys, last_deletes = _reduced(events)
+    held = _held_keys(collection)
+    if held is None or not held.isdisjoint(keys):
+        return False
     live = collection.writer.live
     # Before the documents are typed, which is most of the work: whoever has to look for the keys types them again.
     if live is None or live.is_many(upsert.KEY, keys) or not _has_schema(collection, events, range_.to):
@@ -154,7 +157,7 @@ def _is_able(collection: SilverCollection) -> bool:
     return (
         collection.writer.direct is not None
         and collection.writer.live is not None
-        and _holds_nothing_back(collection)
+        and _held_keys(collection) is not None
         and all(each.path is not None for each in collection.added(collection.schema.schema))
     )
 
@@ -165,12 +168,13 @@ def _takes_rows(collection: SilverCollection) -> bool:
     return live is not None and live.at(collection.writer.version) and live.is_unchecked() and live.has_vectors()
 
 
-def _holds_nothing_back(collection: SilverCollection) -> bool:
-    """Whether no event is in quarantine, as far as this process can tell: one holds those of its document that come after it."""
+def _held_keys(collection: SilverCollection) -> frozenset[str] | None:
+    """The documents of which the quarantine holds an event, which holds back those that come after it; None where this process
+    cannot tell."""
     if not delta.exists(collection.spark, collection.quarantine):
-        return True
+        return frozenset()
     collection.held = collection.held or quarantine_table.HeldEvents.of(collection.quarantine)
-    return collection.held is not None and collection.held.are_none()
+    return None if collection.held is None else collection.held.keys()
 
 
 def _events(collection: SilverCollection, range_: reduce.BatchRange) -> pa.Table | None:

@@ -18,6 +18,7 @@ import pytest
 from bson import Binary, Code, DatetimeMS, Decimal128, Int64, MaxKey, MinKey, ObjectId, Regex, Timestamp
 
 from cdc_core import errors
+from cdc_core.silver import quarantine
 from pipelines.delta import live_files, local_log, maintenance, table_files
 from pipelines.gold import small_batch as gold_small_batch
 from pipelines.silver import ranges, small_batch
@@ -206,6 +207,22 @@ def test_what_a_table_asks_more_than_this_is_for_spark(
     with pytest.raises(NeedsSpark):
         getattr(hop, layer)()
     assert not typed
+
+
+def test_an_event_in_quarantine_holds_back_its_own_document_alone(hop: Hop) -> None:
+    """One that cannot be read, and waits for a person, does not make a collection slow."""
+    hop.append((1, document(1, n=1)), (2, document(2, n=1)))
+    hop.run()
+    hop.note_fact(1, quarantine.Reason.NO_SEQUENCE, to=1)
+    hop.append((2, document(2, n=2)))
+    hop.run()
+    assert sorted(oracle.read(hop.gold_table.path or "")["n"].to_pylist())[-2:] == [1, 2]
+    hop.append((2, document(2, n=3)), (1, document(1, n=3)))
+    with pytest.raises(NeedsSpark):
+        hop.silver()
+    hop.note_fact(1, quarantine.Reason.SUPERSEDED, to=3)
+    hop.run()
+    assert sorted(oracle.read(hop.gold_table.path or "")["n"].to_pylist())[-2:] == [3, 3]
 
 
 def test_keys_of_a_large_table_are_known_to_be_sparks_before_documents_are_typed(
