@@ -92,7 +92,7 @@ def applied(
     if collection.mode.keeps_row:  # then a delete does nothing
         events = events.filter(pc.not_equal(events["op"], bronze.Op.DELETE.value))
     winners, keys, last_deletes = _reduced(events)
-    held = _held_keys(collection)
+    held = _held_keys(collection, before=range_.after)
     if held is None or not held.isdisjoint(keys):
         return False
     live = collection.writer.live
@@ -157,7 +157,6 @@ def _is_able(collection: SilverCollection) -> bool:
     return (
         collection.writer.direct is not None
         and collection.writer.live is not None
-        and _held_keys(collection) is not None
         and all(each.path is not None for each in collection.added(collection.schema.schema))
     )
 
@@ -168,13 +167,13 @@ def _takes_rows(collection: SilverCollection) -> bool:
     return live is not None and live.at(collection.writer.version) and live.is_unchecked() and live.has_vectors()
 
 
-def _held_keys(collection: SilverCollection) -> frozenset[str] | None:
-    """The documents of which the quarantine holds an event, which holds back those that come after it; None where this process
-    cannot tell."""
+def _held_keys(collection: SilverCollection, *, before: int) -> frozenset[str] | None:
+    """The documents of which the quarantine holds an event, which holds back those of a range behind the batch `before`; None where
+    this process cannot tell."""
     if not delta.exists(collection.spark, collection.quarantine):
         return frozenset()
     collection.held = collection.held or quarantine_table.HeldEvents.of(collection.quarantine)
-    return None if collection.held is None else collection.held.keys()
+    return None if collection.held is None else collection.held.keys(before=before)
 
 
 def _events(collection: SilverCollection, range_: reduce.BatchRange) -> pa.Table | None:

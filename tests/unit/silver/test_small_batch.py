@@ -220,7 +220,10 @@ def test_an_event_in_quarantine_holds_back_its_own_document_alone(hop: Hop) -> N
     hop.append((2, document(2, n=3)), (1, document(1, n=3)))
     with pytest.raises(NeedsSpark):
         hop.silver()
-    hop.note_fact(1, quarantine.Reason.SUPERSEDED, to=3)
+    hop.note_fact(1, quarantine.Reason.SUPERSEDED, to=10)  # of a larger range, which was killed before its commit
+    with pytest.raises(NeedsSpark):
+        hop.silver()
+    hop.note_fact(1, quarantine.Reason.SUPERSEDED, to=2)
     hop.run()
     assert sorted(oracle.read(hop.gold_table.path or "")["n"].to_pylist())[-2:] == [3, 3]
 
