@@ -65,13 +65,16 @@ def ranges(collection: SilverCollection, work: CollectionWork) -> tuple[reduce.B
     found = survey.by_batch(collection.bronze, collection.namespace, work.span)
     if found is None:
         return None
-    fitting = PORTION_BYTES // max(1, found.row_bytes)
+    live = collection.writer.live
+    assert live is not None
+    row_bytes = found.row_bytes
+    if collection.keeps_document:  # a partial update is as large as the document that it is folded onto
+        row_bytes = max(row_bytes, sum(file["size"] for file in live.files()) // max(1, live.row_count()))
+    fitting = PORTION_BYTES // max(1, row_bytes)
     limit = min(PORTION_EVENTS, max(1, fitting), collection.options.max_batch_events)
     if events <= limit:
         return None
     # Each range looks for its keys; Spark does so once for all.
-    live = collection.writer.live
-    assert live is not None
     looked_through = live_files.count_between(live.files(), upsert.KEY, work.counts.first_key, work.counts.last_key)
     if looked_through * (events // limit + 1) > live_files.MANY_ROWS:
         return None

@@ -39,7 +39,7 @@ class _History(NamedTuple):
 
 
 class _Base(NamedTuple):
-    """What a key's updates change: the place of a document among the events' and then the stored ones, None for no document.
+    """What a key's updates change: the place of a document among the stored ones and then the events', None for no document.
 
     Only updates after `since` are not in it yet; `known` is how far it is known, `is_doubtful` whether it was incomplete.
     """
@@ -123,7 +123,7 @@ class _Pending(NamedTuple):
 
 def _pending(events: pa.Table, histories: Mapping[str, _History], stored: pa.Table) -> list[_Pending] | None:
     """The documents to be made, in the order of their last updates; None where a stored one that is needed is not known."""
-    held = _stored_bases(stored, first=events.num_rows)
+    held = _stored_bases(stored)
     ops, sequences = events["op"].to_pylist(), events["sequence"].to_pylist()
     found = []
     for key, (decisive, given) in histories.items():
@@ -132,7 +132,7 @@ def _pending(events: pa.Table, histories: Mapping[str, _History], stored: pa.Tab
         elif ops[decisive] == bronze.Op.DELETE.value:
             base = _Base(None, since=sequences[decisive])
         else:
-            base = _Base(decisive, sequences[decisive], sequences[decisive])
+            base = _Base(stored.num_rows + decisive, sequences[decisive], sequences[decisive])
         if base is None:
             return None
         updates = [number for number in given if sequences[number] > base.since]
@@ -148,14 +148,14 @@ def _last(pending: _Pending) -> int:
 _NOTHING = _Base(None)
 
 
-def _stored_bases(stored: pa.Table, *, first: int) -> dict[str, _Base | None]:
-    """What the table holds by key; the place of the first document is `first`. None where its document was not kept."""
+def _stored_bases(stored: pa.Table) -> dict[str, _Base | None]:
+    """What the table holds by key; None where its document was not kept."""
     no = itertools.repeat(None)
     names = (upsert.KEY, "__sequence", "__known", "__incomplete", "__deleted")
     columns = (stored[name].to_pylist() if name in stored.column_names else no for name in names)
     has_text = stored[_DOCUMENT].is_valid().to_pylist()
     found: dict[str, _Base | None] = {}
-    for place, (key, since, seen, is_incomplete, is_deleted, is_kept) in enumerate(zip(*columns, has_text), first):
+    for place, (key, since, seen, is_incomplete, is_deleted, is_kept) in enumerate(zip(*columns, has_text)):
         known = since if seen is None else seen
         # An update after a delete is about another document of the key.
         base = _Base(None, "", since, bool(is_incomplete)) if is_deleted else _Base(place, known, since, bool(is_incomplete))
@@ -177,7 +177,7 @@ def _with_documents(
     is_made, kept = is_partial.take(places), events.take(places)
 
     def with_made(column: pa.Array, made: pa.Array) -> pa.Array:
-        return pc.replace_with_mask(column, is_made, made)
+        return made if len(made) == len(column) else pc.replace_with_mask(column, is_made, made)
 
     documents = with_made(kept["after"].combine_chunks(), results["document"].combine_chunks())
     return _marked(
@@ -193,7 +193,8 @@ def _parts(events: pa.Table, pending: Sequence[_Pending], stored: pa.StringArray
     keys, after = events["key"].combine_chunks(), events["after"].combine_chunks()
     columns = ("sequence", "updateDescription")
     updates = pa.StructArray.from_arrays([events[name].combine_chunks() for name in columns], names=columns)
-    texts = pa.concat_arrays([after, stored])
+    # All that is copied here is memory that was not touched before, which costs as much as parsing it.
+    texts = stored if after.null_count == len(after) else pa.concat_arrays([stored, after])
     for start in range(0, max(1, len(pending)), PART_ROWS):
         part = pending[start : start + PART_ROWS]
         lists = pa.ListArray.from_arrays(

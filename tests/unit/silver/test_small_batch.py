@@ -410,6 +410,26 @@ def test_a_long_span_over_a_large_table_is_not_cut_for_this_process(hop: Hop, mo
     assert len(spans) == 4
 
 
+def test_a_long_span_of_updates_is_cut_by_the_documents_that_they_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of which no more are held at a time than of documents that came whole."""
+    text = random.Random(0).randbytes(5000).hex()
+    with without_spark.running():
+        hop = Hop(tmp_path, **{"keep.document": True})
+        hop.append(*((key, document(key, n=0, text=text[key:])) for key in range(4)))
+        hop.silver()
+        for n in range(3):
+            hop.append(*((key, {"updatedFields": f'{{"n":{n}}}'}) for key in (1, 2)))
+        monkeypatch.setattr(small_batch, "SERVICE_EVENTS", 2)
+        monkeypatch.setattr(small_batch, "PORTION_BYTES", 20_000)
+        before = local_log.newest_version(Path(hop.silver_table.path or ""))
+        hop.silver()
+        batches = oracle.read(hop.silver_table.path or "", version=(before or 0) + 2)["__batch"].to_pylist()
+        assert sorted(batches) == [1, 1, 2, 2]
+        assert oracle.read(hop.silver_table.path or "").sort_by("__key")["n"].to_pylist() == [0, 2, 2, 0]
+
+
 @pytest.mark.parametrize(("events", "is_done"), [(5, True), (6, False)])
 def test_the_bound_counts_a_collections_own_events(
     hop: Hop, monkeypatch: pytest.MonkeyPatch, events: int, is_done: bool
