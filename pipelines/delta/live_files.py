@@ -235,6 +235,8 @@ class LiveFiles:
 
     def is_many(self, column: str, values: Sequence[str]) -> bool:
         """Whether `places` would have to look through too many rows for these values."""
+        if self.row_count() <= MANY_ROWS:
+            return False
         wanted = sorted(set(values))
         return sum(_count(each) for each in self.files() if _may_hold(each, column, wanted)) > MANY_ROWS
 
