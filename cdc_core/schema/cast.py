@@ -1,7 +1,10 @@
 """A document as a row of the table, and what did not fit: dotted path to Extended JSON text.
 
 A field that is not there is a null, whether it never was or a `$unset` took it away: the row of a full document has all
-columns, and of a partial update the folded document is typed anew.
+columns. Of a partial update the folded document (`cdc_core.silver.fold`) is typed anew where whole documents are kept
+(`keep.document`); elsewhere the row stays as it was and is marked `__incomplete`.
+
+Which type a column has is said in `column_types` (`BASE`: a Decimal128 is a STRING), `pins` and `evolution`.
 
 This is the exact way, value by value; `cdc_core.typed` is held to the same result.
 """

@@ -246,7 +246,9 @@ def _check_kafka(reader: SectionReader, source: Source, name: str) -> None:
 
 def _warn(reader: SectionReader, source: Source, name: str) -> None:
     if source.max_queue_size_in_bytes < source.commit_max_bytes:
-        reader.warnings.append("source.max.queue.size.in.bytes is below commit.max.bytes: no commit will be larger than it")
+        reader.warnings.append(
+            "source.max.queue.size.in.bytes is below commit.max.bytes: nothing is read ahead while a commit fills up"
+        )
     if source.heartbeat_interval_ms == 0:
         reader.warnings.append(
             "source.heartbeat.interval.ms is 0: the position of a quiet stream is not committed, "

@@ -1,7 +1,7 @@
 """Partial updates applied to documents as the server applied them: `updateDescription` onto what is stored.
 
-A removed field (a `$unset`, in `removedFields`) is absent from the document afterwards; that its column becomes a null
-is said in `cdc_core.schema.cast`.
+A removed field (a `$unset`, in `removedFields`) is absent from the document afterwards. That its column becomes a null is said in
+`cdc_core.schema.cast`, and what a record of ExtractNewDocumentState has in its place in `cdc_core.unwrap.new_document_state`.
 
 Everything here works on parsed type-exact Extended JSON (`orjson.loads` of what `cdc_core.extended_json.bson_to_json`
 writes), and nothing here raises on data: a base that is newer than the update, a path that leads nowhere and

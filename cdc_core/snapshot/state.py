@@ -1,7 +1,8 @@
 """How far snapshots are, as heartbeats in bronze say: what a capture goes on with after it was killed.
 
 A snapshot begins with a heartbeat that plans it; each chunk's commit ends with one that says how far its collection is;
-a pause, a resume or a stop is one more. Together they are the state, and there is no other.
+a pause, a resume or a stop is one more. Together they are the state, and there is no other: a chunk that was read and not
+committed, because the process was killed in between, is in no row, and `pipelines.snapshot.snapshot` reads it again.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ again, which changes nothing: the newest fact of an event counts.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -60,11 +61,9 @@ def count(spark: SparkSession, table: tables.TableRef) -> int:
 
 @dataclass
 class HeldEvents:
-    """Whether a quarantine holds any event, as this process sees its files: what `count` says, without a query."""
+    """Of which documents a quarantine holds events, as this process sees its files, without a query."""
 
     live: live_files.LiveFiles
-    _version: int = -1
-    _are_none: bool = False
 
     @staticmethod
     def of(table: tables.TableRef) -> HeldEvents | None:
@@ -72,26 +71,31 @@ class HeldEvents:
         folder = local_log.folder(table)
         return None if folder is None else HeldEvents(live_files.LiveFiles(folder))
 
-    def are_none(self) -> bool:
-        """Whether it holds none; False where that cannot be told from here."""
-        newest = local_log.newest_version(self.live.folder)
-        if newest is not None and newest != self._version:
-            self._version, self._are_none = newest, self._hold_none(newest)
-        return newest is not None and self._are_none
+    def keys(self, *, before: int) -> frozenset[str] | None:
+        """The keys of the documents, for a range behind the batch `before`; None where that cannot be told from here.
 
-    def _hold_none(self, version: int) -> bool:
+        By the facts up to that batch, and by all of them: a larger range that was not applied in the end may have left some of
+        later batches. An event without a key holds nothing back.
+        """
+        newest = local_log.newest_version(self.live.folder)
         columns = (*quarantine_rules.IDENTITY, "reason", "to", "batch")
         try:
-            if not self.live.at(version):
-                return False
+            if newest is None or not self.live.at(newest):
+                return None
             facts = self.live.rows_above("to", -1, columns=columns, limit=MANY_FACTS)
         except (OSError, pa.ArrowException, table_schema.NotReadable):
-            return False
-        newest: dict[tuple[Any, ...], tuple[int, bool, int]] = {}
-        for *identity, reason, to, batch in zip(*(facts[name].to_pylist() for name in columns)):
-            order = (to, reason in _ENDING_REASONS, batch)
-            newest[tuple(identity)] = max(order, newest.get(tuple(identity), order))
-        return all(is_ending for _, is_ending, _ in newest.values())
+            return None
+        rows = list(zip(*(facts[name].to_pylist() for name in columns)))
+        return _held_keys(row for row in rows if row[4] <= before) | _held_keys(rows)
+
+
+def _held_keys(facts: Iterable[Sequence[Any]]) -> frozenset[str]:
+    """The keys of the events whose newest fact ends no stay."""
+    newest: dict[tuple[Any, ...], tuple[int, bool, int]] = {}
+    for *identity, reason, to, batch in facts:
+        order = (to, reason in _ENDING_REASONS, batch)
+        newest[tuple(identity)] = max(order, newest.get(tuple(identity), order))
+    return frozenset(key for (_, _, key), (_, is_ending, _) in newest.items() if not is_ending and key is not None)
 
 
 _ENDING_REASONS = frozenset(each.value for each in quarantine_rules.ENDINGS)

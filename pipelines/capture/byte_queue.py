@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from pipelines.mongodb import change_stream
 
 
+LOOK_SECONDS = 0.2
+
+
 @dataclass
 class ByteQueue:
     """Batches between two threads, at most so many bytes of them with what left the queue and is not committed yet; one
@@ -30,8 +33,9 @@ class ByteQueue:
         """Add a batch, when there is room for it; nothing once the queue is closed."""
         with self._changed:
             # A batch that alone is larger than the limit goes through an empty queue: else it would wait for ever. Whoever
-            # commits tells nobody here of it: the next `get` comes after it.
-            self._changed.wait_for(lambda: self._closed or not self._batches or self._has_room(batch))
+            # commits tells nobody here of it, and nobody may `get` for long after it: so it is looked for again and again.
+            while not self._changed.wait_for(lambda: self._takes(batch), LOOK_SECONDS):
+                pass
             if not self._closed:
                 self._batches.append(batch)
                 self._bytes += batch.bytes
@@ -47,8 +51,9 @@ class ByteQueue:
             self._changed.notify_all()
             return batch
 
-    def _has_room(self, batch: change_stream.EventBatch) -> bool:
-        return self._bytes + self.uncommitted() + batch.bytes <= self.max_bytes
+    def _takes(self, batch: change_stream.EventBatch) -> bool:
+        has_room = self._bytes + self.uncommitted() + batch.bytes <= self.max_bytes
+        return self._closed or not self._batches or has_room
 
     @property
     def bytes(self) -> int:

@@ -14,8 +14,7 @@ from cdc_core.settings.parse import Settings
 from cdc_core.snapshot import mode as snapshot_mode
 from cdc_core.stream import filters, transactions
 from pipelines.bronze import log as bronze_log
-from pipelines.capture import byte_queue, metrics, snapshot_start, threads
-from pipelines.capture import position as positions
+from pipelines.capture import byte_queue, metrics, snapshot_start, threads, tokens
 from pipelines.capture.committer import Committer
 from pipelines.capture.control import ControlEvents
 from pipelines.capture.deployment import Deployment
@@ -112,7 +111,7 @@ class Capture:
         # The commits of the start are not progress: a run that does nothing but start, and fails, counts as a failed
         # attempt.
         self._counts.begin(commits=log.commits)
-        read = loop.run(positions.token_of(log))
+        read = loop.run(tokens.token_of(log))
         self._finish(loop, read, snapshots)
         log.close()
         return self.result()
@@ -136,7 +135,7 @@ class Capture:
     def result(self) -> CaptureResult:
         """What the run has done."""
         assert self._log is not None
-        return self._counts.result(commits=self._log.commits, token=positions.token_of(self._log) or None)
+        return self._counts.result(commits=self._log.commits, token=tokens.token_of(self._log) or None)
 
     def close(self) -> None:
         """End every thread; nothing that was not committed is committed after this."""
@@ -216,7 +215,7 @@ class Capture:
         source, tracker = self._deployment.source, None
         if source.provide_transaction_metadata:
             opened = bronze_log.open_transaction(self._service.spark, log.table)
-            tracker = transactions.TransactionTracker(opened, token=positions.token_of(log))
+            tracker = transactions.TransactionTracker(opened, token=tokens.token_of(log))
         return Encoder(
             self._service.settings.name,
             self._selection,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cdc_core.bronze import event_rows as events
-from pipelines import clock
+from pipelines import clock, memory
 from pipelines.bronze import log as bronze_log
 from pipelines.capture import metrics, threads
 from pipelines.capture.logger import log
@@ -18,6 +18,10 @@ from pipelines.capture.progress import ProgressReporter, RunCounts, StreamCounts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+LARGE_BYTES = 16 * 2**20
+"""Of commits of so many bytes there are a few a second at most."""
 
 
 @dataclass
@@ -100,8 +104,12 @@ class Committer:
         while (rows := self._queue.get()) is not None:
             self._commit(rows)
             # Counted by this thread alone, as `_submitted` is by the main thread: their comparison needs no lock.
+            size = rows.bytes
             self._committed += 1
-            self._committed_bytes += rows.bytes
+            self._committed_bytes += size
+            del rows  # or they would stay until the next ones come
+            if size >= LARGE_BYTES:
+                memory.trim()
 
     def _commit(self, rows: events.EventRows) -> None:
         """Commit the rows, then do what waits for them: a snapshot begins, a channel forgets its signal."""

@@ -9,7 +9,7 @@ from typing import Any
 from cdc_core.bronze import event_rows as events
 from cdc_core.stream import transactions
 from pipelines import clock
-from pipelines.capture import position as positions
+from pipelines.capture import tokens
 from pipelines.capture.selection import Selection
 
 
@@ -48,7 +48,7 @@ class Encoder:
         tracker = self.tracker
         if tracker is None or tracker.current is None or not tracker.token:
             return
-        if positions.cluster_time(token) > positions.cluster_time(tracker.token):
+        if tokens.cluster_time(token) > tokens.cluster_time(tracker.token):
             self.rows.end_transaction(tracker, token=token, ts_ms=clock.now_ms())
 
     @property

@@ -18,7 +18,7 @@ from cdc_core.snapshot import state as snapshot_state
 from cdc_core.stream import resume_token
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze_log
-from pipelines.capture import position as positions
+from pipelines.capture import tokens
 from pipelines.capture.deployment import Deployment
 from pipelines.capture.logger import log
 
@@ -88,17 +88,17 @@ class Gaps:
             return OtherStream(payloads)
         # Their drop was left out, too: nothing is to be read of them, and all rows are to go.
         empty = snapshot_state.SnapshotState(id_, kind=snapshot_state.SnapshotKind.REPLACED)
-        state = _with_gone(empty, gone, positions.token_of(self.log))
+        state = _with_gone(empty, gone, tokens.token_of(self.log))
         return OtherStream([*payloads, state.begun()], (state,))
 
     def _let_in_again(self, notes: Sequence[bronze_log.FilterChange]) -> dict[str, Mapping[str, Any]]:
         """The collections with rows that the settings left out until now, each with what was lost of it."""
-        to = positions.token_of(self.log)
+        to = tokens.token_of(self.log)
         found: dict[str, Mapping[str, Any]] = {}
         for name in sorted(notes[-1].left_out if notes else ()):
             if self._is_captured(name):
                 *_, first = itertools.takewhile(lambda note: name in note.left_out, reversed(notes))  # noqa: B023
-                found[name] = {"from": first.token, "to": to, "since": positions.utc(first.token)}
+                found[name] = {"from": first.token, "to": to, "since": tokens.utc(first.token)}
         return found
 
     def _is_captured(self, namespace: str) -> bool:
@@ -129,7 +129,7 @@ class Gaps:
 
 def _with_gone(state: snapshot_state.SnapshotState, gone: Sequence[str], token: str) -> snapshot_state.SnapshotState:
     """A snapshot after a gap, with the collections that are not there any more: nothing to read, and all rows to go."""
-    at = positions.cluster_time(token)
+    at = tokens.cluster_time(token)
     first = snapshot_state.CollectionState(first=resume_token.snapshot_sequence(at.time, at.inc))
     return replace(state, planned=(*state.planned, *gone), collections=dict.fromkeys(gone, first))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from cdc_core.stream import resume_token
 from pipelines import clock
 from pipelines.bronze import log as bronze_log
-from pipelines.capture import position as positions
+from pipelines.capture import tokens
 
 LEASE_EVERY_MS = 60_000
 """The lease is renewed at least this often, whatever `heartbeat.interval.ms` says."""
@@ -44,7 +44,7 @@ class Heartbeats:
         interval = self.interval_ms / 1000
         is_due = interval > 0 and time.monotonic() - self.moved_at >= interval
         # Rows that are read and not committed lie before `token`: a position there would lose them.
-        if is_due and has_committed_all and resume_token.compare(token, positions.token_of(self.log)) > 0:
+        if is_due and has_committed_all and resume_token.compare(token, tokens.token_of(self.log)) > 0:
             self.moved_at = time.monotonic()
             self.log.heartbeat({}, token=token, ts_ms=clock.now_ms())
         else:
@@ -58,7 +58,7 @@ class Heartbeats:
         """
         complete = _complete(token, is_drained=is_drained)
         said = complete, self.log.numbered
-        if said == self._answered or resume_token.compare(complete, positions.token_of(self.log)) <= 0:
+        if said == self._answered or resume_token.compare(complete, tokens.token_of(self.log)) <= 0:
             return
         self.log.renew(complete=complete)
         self._answered = said
@@ -75,8 +75,8 @@ class Heartbeats:
 
     def _is_far_behind(self, token: str) -> bool:
         """Whether a run that was not over would have committed a heartbeat in the meantime."""
-        committed = positions.token_of(self.log)
-        gap = positions.cluster_time(token).time - positions.cluster_time(committed).time
+        committed = tokens.token_of(self.log)
+        gap = tokens.cluster_time(token).time - tokens.cluster_time(committed).time
         return resume_token.compare(token, committed) > 0 and 0 < self.interval_ms / 1000 <= gap
 
 

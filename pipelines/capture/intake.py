@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cdc_core import errors
 from cdc_core.properties.source import OversizeMode, Source
 from cdc_core.stream import split_events
-from pipelines.capture import position as positions
+from pipelines.capture import tokens
 from pipelines.mongodb import change_stream
 
 
@@ -32,7 +32,7 @@ class Intake:
         """The events of a batch, as BSON; an event whose last fragment is still to come is given with a later batch."""
         for raw in batch.events:
             if self.bronze_token is not None:
-                if positions.is_at_or_before(raw, self.bronze_token):
+                if tokens.is_at_or_before(raw, self.bronze_token):
                     continue
                 self.bronze_token = None  # tokens sort in stream order: no later event is in bronze
             event = raw if self.fragments is None else self._whole(self.fragments, raw)

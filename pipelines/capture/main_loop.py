@@ -9,7 +9,7 @@ from bson.timestamp import Timestamp
 
 from cdc_core import errors
 from cdc_core.stream import resume_token
-from pipelines.capture import position as positions
+from pipelines.capture import tokens
 from pipelines.capture.committer import Committer
 from pipelines.capture.control import ControlEvents
 from pipelines.capture.encoder import Encoder
@@ -57,7 +57,7 @@ class RunEnd:
         # The queue counts, too: the token of the last batch says how far the reader is only when nothing waits behind it.
         if not self.control.is_idle or not self.threads.queue.is_empty():
             return False
-        at = positions.cluster_time(read.token)
+        at = tokens.cluster_time(read.token)
         return at > until or (at == until and read.is_drained)
 
 

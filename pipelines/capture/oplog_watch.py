@@ -7,8 +7,7 @@ import time
 from dataclasses import dataclass
 
 from pipelines.bronze import log as bronze_log
-from pipelines.capture import metrics
-from pipelines.capture import position as positions
+from pipelines.capture import metrics, tokens
 from pipelines.capture.deployment import Deployment
 from pipelines.capture.logger import log
 from pipelines.mongodb import server as mongodb_server
@@ -50,4 +49,4 @@ class OplogWatch:
         found = mongodb_server.oplog(self.deployment.client) if position is not None else None
         if position is None or found is None:
             return None
-        return found.headroom_seconds(positions.cluster_time(position.token).time)
+        return found.headroom_seconds(tokens.cluster_time(position.token).time)

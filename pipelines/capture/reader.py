@@ -6,8 +6,7 @@ import time
 from dataclasses import dataclass
 
 from pipelines.bronze import log as bronze_log
-from pipelines.capture import metrics
-from pipelines.capture import position as positions
+from pipelines.capture import metrics, tokens
 from pipelines.capture.progress import RunCounts
 from pipelines.capture.threads import Threads
 from pipelines.mongodb import change_stream
@@ -39,7 +38,7 @@ class StreamReader:
                     batch = self.stream.next()
                 # A stream that was too slow: the oplog overtook it while it was open.
                 except mongodb_failures.HistoryLost as error:
-                    raise positions.lost(self.log.position, error) from error
+                    raise tokens.lost(self.log.position, error) from error
                 self.counts.reconnects = self.stream.reconnects
                 self.metrics.polled(len(batch.events), at=time.time())
                 self.threads.queue.put(batch)

@@ -16,7 +16,7 @@ from cdc_core.bronze import event_rows as events
 from cdc_core.signals import notification as notifications
 from cdc_core.snapshot import state as snapshot_state
 from pipelines.bronze import log as bronze_log
-from pipelines.capture import position as positions
+from pipelines.capture import tokens
 from pipelines.capture.deployment import Deployment
 from pipelines.capture.progress import RunCounts
 from pipelines.capture.start import StartPlan, new_id
@@ -74,7 +74,7 @@ class SnapshotStart:
             connection=self.deployment.connection,
             # `afterClusterTime`: the server waits until its data has come so far, and refuses a time that is ahead of its
             # clock.
-            after=min(positions.cluster_time(position.token), mongodb_server.operation_time(client)),
+            after=min(tokens.cluster_time(position.token), mongodb_server.operation_time(client)),
             chunk_bytes=source.commit_max_bytes,
             fetch_size=source.snapshot_fetch_size,
             fields=self.fields,

@@ -18,7 +18,7 @@ from cdc_core.snapshot import mode as snapshot_mode
 from cdc_core.snapshot import state as snapshot_state
 from pipelines import clock
 from pipelines.bronze import log as bronze_log
-from pipelines.capture import position as positions
+from pipelines.capture import tokens
 from pipelines.capture.deployment import Deployment
 from pipelines.capture.gaps import Gaps, OtherStream
 from pipelines.capture.logger import log
@@ -69,7 +69,7 @@ class CaptureStart:
         states = (*states, *noted.states)
         if has_position and not decision.takes:
             if noted.payloads:
-                self.log.heartbeat(*noted.payloads, token=positions.token_of(self.log), ts_ms=clock.now_ms())
+                self.log.heartbeat(*noted.payloads, token=tokens.token_of(self.log), ts_ms=clock.now_ms())
             self._warn_of_no_snapshot(decision, states)
             return StartPlan(decision.streams, unfinished if decision.resumes else None, states)
         token = opened.stream.begins  # and not how far it has read: what it has read is not in bronze yet
@@ -82,7 +82,7 @@ class CaptureStart:
             payloads.append(lost)
         payloads.append({"start": token} if state is None else state.begun())
         # In one commit: behind a gap alone the next start would have a position, and take no snapshot.
-        position_token = positions.token_of(self.log) if has_position else token
+        position_token = tokens.token_of(self.log) if has_position else token
         self.log.heartbeat(*payloads, token=position_token, ts_ms=clock.now_ms())
         return StartPlan(decision.streams, state, states)
 

@@ -1,5 +1,8 @@
 """Where the change stream begins: behind bronze's position, at the start of the settings, or now.
 
+Bronze's position is the last token of its rows. `pipelines.mongodb.change_stream` opens the stream behind a token by `startAfter`, or, where
+the server would not take it, at its cluster time, and then skips what comes again.
+
 Nothing here writes: a capture whose stream cannot go on must have changed nothing.
 """
 
@@ -16,7 +19,7 @@ from cdc_core import errors
 from cdc_core.snapshot import mode as snapshot_mode
 from cdc_core.stream import resume_token
 from pipelines.bronze import log as bronze_log
-from pipelines.capture import position as positions
+from pipelines.capture import tokens
 from pipelines.capture.deployment import Deployment
 from pipelines.capture.logger import log
 from pipelines.delta import table_history
@@ -97,7 +100,7 @@ class StreamOpener:
                     "the oplog no longer reaches back to capture.start.op.time: the stream begins now, with a snapshot"
                 )
                 return OpenStream(stream)
-            lost_at = positions.utc(position.token)
+            lost_at = tokens.utc(position.token)
             log.warning("the oplog no longer holds the position of %s: a new snapshot begins", lost_at)
             return OpenStream(stream, gap={"from": position.token, "to": stream.begins, "since": lost_at})
 
@@ -109,7 +112,7 @@ class StreamOpener:
         """
         if position is None:
             return OpenStream(self._first_accepted([self._first_start()], None))
-        by_time = change_stream.StreamStart(at=positions.cluster_time(position.token))
+        by_time = change_stream.StreamStart(at=tokens.cluster_time(position.token))
         # A resume token holds for the pipeline that gave it: the server may not find its event through another filter. A
         # time holds for any.
         starts = [by_time] if self.is_other_stream else [change_stream.StreamStart(position.token), by_time]
@@ -137,7 +140,7 @@ class StreamOpener:
                 lost = error
                 if error.code == mongodb_failures.CHANGE_STREAM_HISTORY_LOST:
                     break  # the place is older than the oplog, however it is named
-        raise positions.lost(position, lost)
+        raise tokens.lost(position, lost)
 
     @staticmethod
     def _check_begins_within(stream: change_stream.ChangeStream, position: bronze_log.BronzePosition) -> None:
@@ -147,7 +150,7 @@ class StreamOpener:
         """
         # Of the server that is read: a secondary's oplog may reach further back than the primary's.
         window = mongodb_server.oplog_window(stream.server)
-        if window is not None and positions.cluster_time(position.token).time < window.first:
+        if window is not None and tokens.cluster_time(position.token).time < window.first:
             raise mongodb_failures.HistoryLost(mongodb_failures.CHANGE_STREAM_HISTORY_LOST)
 
     def _check_not_ahead(self, position: bronze_log.BronzePosition) -> None:
@@ -155,14 +158,14 @@ class StreamOpener:
 
         No event would come until then, and what silver holds would be newer than all of them.
         """
-        latest, client = positions.cluster_time(position.token).time - AHEAD_SECONDS, self.deployment.client
+        latest, client = tokens.cluster_time(position.token).time - AHEAD_SECONDS, self.deployment.client
         if latest <= mongodb_server.operation_time(client).time:
             return
         # A mongos that was just started knows of its shards' time when they have answered it.
         catalog.database_names(client)
         if latest > mongodb_server.operation_time(client).time:
             raise errors.SourceUnsuitable(
-                f"source: the server's time is behind the position of {positions.utc(position.token)}: it is another deployment than "
+                f"source: the server's time is behind the position of {tokens.utc(position.token)}: it is another deployment than "
                 "the one that was captured, or its clock was set back. Nothing was changed. Capture it under another name or "
                 "lakehouse root: in these tables its documents would count as older than those that are there"
             )

@@ -6,6 +6,7 @@ Source: Delta's protocol, "Deletion Vectors".
 from __future__ import annotations
 
 import json
+import struct
 import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -19,13 +20,18 @@ from pipelines.delta.table_schema import NotReadable
 
 def of(vector: Mapping[str, Any], files: TableFiles) -> RowSet:
     """The rows of a vector, as the log describes it: in the log itself, or in a file that it names. Raises `NotReadable`."""
-    if vector["storageType"] == "i":
-        return RowSet.read(deletion_vector.inline(vector["pathOrInlineDv"], vector["sizeInBytes"]))
-    if vector["storageType"] != "u":
-        raise NotReadable
-    name = deletion_vector.relative_path(vector["pathOrInlineDv"])
-    framed = files.read(name, vector.get("offset") or 0, vector["sizeInBytes"] + deletion_vector.FRAME_BYTES)
-    return RowSet.read(deletion_vector.framed(framed))
+    try:
+        match vector["storageType"]:
+            case "i":
+                return RowSet.read(deletion_vector.inline(vector["pathOrInlineDv"], vector["sizeInBytes"]))
+            case "u":
+                name = deletion_vector.relative_path(vector["pathOrInlineDv"])
+                framed = files.read(name, vector.get("offset") or 0, vector["sizeInBytes"] + deletion_vector.FRAME_BYTES)
+                return RowSet.read(deletion_vector.framed(framed))
+            case _:  # a path elsewhere, as a shallow clone has it
+                raise NotReadable
+    except (ValueError, LookupError, struct.error) as error:  # cut off, or of another format: Delta says what it is
+        raise NotReadable from error
 
 
 def without(file: Mapping[str, Any], rows: Iterable[int], files: TableFiles) -> list[dict[str, Any]]:

@@ -142,7 +142,7 @@ class DirectLog:
         except table_errors.SPARK_ERRORS as error:
             raise self._translated(error, base) from error
         # A full disk: the data file goes again, and Spark's way tells of it. Or a vector that only Delta can read.
-        except (OSError, ValueError, table_schema.NotReadable) as error:
+        except (OSError, table_schema.NotReadable) as error:
             raise upsert.NeedsMerge from error
         return self._committed(transaction, actions, base=base, metadata=metadata)
 
@@ -344,7 +344,7 @@ class DeletionVectors:
         try:
             for file in files:
                 actions.add(*deleted_rows.without(file, by_file[file["path"]], self._files))
-        except (ValueError, table_schema.NotReadable):  # a vector that only Delta can read
+        except table_schema.NotReadable:  # a vector that only Delta can read
             return self.actions(transaction, table, touched)
         return actions.seq()
 

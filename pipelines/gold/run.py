@@ -9,8 +9,8 @@ For each collection, from the bronze batch that its gold table is at to the one 
     rewritten   the whole table in place of that, where silver was rebuilt or went back (`current.GoldWork.is_rewrite`)
     compacted   now and then: small files, and those of which much is marked as deleted
 
-`pipelines.gold.current` says how one table is published, `pipelines.gold.history` does the same for tables of versions. This
-module decides which tables are due, claims them, and keeps one table's failure from the others.
+`pipelines.gold.current` says how one table is published. `pipelines.gold.history` keeps the tables of versions, which are made of bronze's
+events: a rebuild of silver makes nothing due there. This module decides which tables are due, claims them, and keeps one table's failure from the others.
 
 Exactly once: what is published is a function of silver@v and of the table's own position, which moves in the same commit.
 """

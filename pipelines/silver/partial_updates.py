@@ -1,6 +1,6 @@
 """Partial updates: updates whose documents were not read, folded onto the documents that the table holds.
 
-How one update changes a document is decided in `cdc_core.silver.fold`.
+How one update changes a document is decided in `cdc_core.silver.fold`; the step of a batch that calls this is `reduction.reduced`.
 
 A collection that keeps whole documents (`keep.document`) reads those of a batch's keys back, lets each update change them,
 and writes them whole. A document that is not known stays incomplete, and the updates that it waits for are read from bronze

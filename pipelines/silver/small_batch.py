@@ -95,6 +95,9 @@ def applied(
         return False
     if collection.mode.keeps_row:  # then a delete does nothing
         events = events.filter(pc.not_equal(events["op"], bronze.Op.DELETE.value))
+    held = _held_keys(collection, before=range_.after)
+    if held is None or (held and not held.isdisjoint(events["key"].to_pylist())):
+        return False
     events = small_fold.folded(events, collection.writer.live, size_bytes=_many_bytes(collection))
     if events is None:
         return False
@@ -161,7 +164,6 @@ def _is_able(collection: SilverCollection) -> bool:
     return (
         collection.writer.direct is not None
         and collection.writer.live is not None
-        and _holds_nothing_back(collection)
         and all(each.path is not None for each in collection.added(collection.schema.schema))
     )
 
@@ -172,12 +174,13 @@ def _takes_rows(collection: SilverCollection) -> bool:
     return live is not None and live.at(collection.writer.version) and live.is_unchecked() and live.has_vectors()
 
 
-def _holds_nothing_back(collection: SilverCollection) -> bool:
-    """Whether no event is in quarantine, as far as this process can tell: one holds those of its document that come after it."""
+def _held_keys(collection: SilverCollection, *, before: int) -> frozenset[str] | None:
+    """The documents of which the quarantine holds an event, which holds back those of a range behind the batch `before`; None where
+    this process cannot tell."""
     if not delta.exists(collection.spark, collection.quarantine):
-        return True
+        return frozenset()
     collection.held = collection.held or quarantine_table.HeldEvents.of(collection.quarantine)
-    return collection.held is not None and collection.held.are_none()
+    return None if collection.held is None else collection.held.keys(before=before)
 
 
 def _events(collection: SilverCollection, range_: reduce.BatchRange) -> pa.Table | None:

@@ -7,6 +7,7 @@ number of requests so far.
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import subprocess
 import sys
@@ -97,6 +98,7 @@ def count(store: EmulatedS3) -> int:
 
 
 def main() -> None:
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # else a line on the screen for each request
     with running(sys.argv[1]) as store:
         print(store.emulated.url, flush=True)
         signal.pause()

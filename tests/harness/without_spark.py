@@ -21,6 +21,7 @@ from pyspark.sql import types as T
 
 from cdc_core.bronze import columns as bronze
 from cdc_core.extended_json import bson_to_json, keys
+from cdc_core.silver import quarantine
 from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
 from pipelines import clock
@@ -262,3 +263,15 @@ class Hop:
     def run(self) -> None:
         self.silver()
         self.gold()
+
+    def note_fact(self, key: object, reason: quarantine.Reason, *, to: int) -> None:
+        """The quarantine has a fact about an event of the document."""
+        table = self.layout.quarantine(bronze_rows.DB, "t")
+        if not delta.exists(SPARK, table):
+            create(SPARK, table, columns=quarantine.COLUMNS_DDL)
+        schema = bronze.SCHEMA.append(pa.field("reason", pa.string())).append(pa.field("to", pa.int64()))
+        fact = {"resume_token": "q", "kind": "change", "key": keys.canonical(key), "batch": 1, "offset": 0}
+        held = pa.Table.from_pylist([fact | {"reason": reason.value, "to": to}], schema=schema)
+        log = direct_log.of(SPARK, table)
+        assert log is not None
+        log.append(data_file.ParquetFile.write(log.store, [held], schema=held.schema, statistics=("to",), table=table))

@@ -1,4 +1,5 @@
-"""The layers as commands in each environment: rounds of changes, a kill in each layer, a second writer, a restore, maintenance."""
+"""The layers as commands in each environment: rounds of changes with a history, a kill in each layer, a second writer, a
+restore of silver and of gold, a rebuild, maintenance."""
 
 from __future__ import annotations
 
@@ -10,9 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import polars
 import pytest
 
+from cdc_core import errors
 from tests.harness import connect_server, object_store, processes
 
 LAYERS = ("capture", "silver", "gold")
@@ -20,29 +23,40 @@ LAYERS = ("capture", "silver", "gold")
 
 @dataclass(frozen=True)
 class Place:
-    """An environment for the commands, and where another reader finds gold."""
+    """An environment for the commands, and where other readers find its tables."""
 
-    gold: str
+    tables: str
+    """The path of a table, with `{layer}` and `{name}`."""
     options: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     readers: Mapping[str, str] = field(default_factory=dict)
+
+    def table(self, layer: str, name: str) -> str:
+        return self.tables.format(layer=layer, name=name)
+
+    def version(self, layer: str, name: str) -> int:
+        """The newest version of a table, -1 where there is none."""
+        path, readers = self.table(layer, name), dict(self.readers) or None
+        if not deltalake.DeltaTable.is_deltatable(path, readers):
+            return -1
+        return deltalake.DeltaTable(path, storage_options=readers).version()
 
 
 def _conf(**values: str) -> list[str]:
     return [text for name, value in values.items() for text in ("--conf", f"{name.replace('__', '.')}={value}")]
 
 
-def disk(folder: Path, database: str, stack: ExitStack) -> Place:
-    return Place(f"{folder}/lakehouse/gold/{database}/orders")
+def disk(folder: Path, stack: ExitStack) -> Place:
+    return Place(f"{folder}/lakehouse/{{layer}}/{{name}}")
 
 
-def s3(folder: Path, database: str, stack: ExitStack) -> Place:
+def s3(folder: Path, stack: ExitStack) -> Place:
     store = stack.enter_context(object_store.running("lake"))
     options = ("--root", "s3a://lake/house", *store.options)
-    return Place(f"s3://lake/house/gold/{database}/orders", options, object_store.KEYS, store.readers)
+    return Place("s3://lake/house/{layer}/{name}", options, object_store.KEYS, store.readers)
 
 
-def hive(folder: Path, database: str, stack: ExitStack) -> Place:
+def hive(folder: Path, stack: ExitStack) -> Place:
     """A catalog with a metastore of its own."""
     conf = _conf(
         spark__sql__catalogImplementation="hive",
@@ -50,23 +64,23 @@ def hive(folder: Path, database: str, stack: ExitStack) -> Place:
         spark__hadoop__javax__jdo__option__ConnectionURL=f"jdbc:derby:;databaseName={folder}/metastore;create=true",
     )
     options = ("--catalog", "spark_catalog", "--schema-prefix", "shop_", *conf)
-    return Place(f"{folder}/warehouse/shop_gold.db/{database}__orders", options)
+    return Place(f"{folder}/warehouse/shop_{{layer}}.db/{{name}}", options)
 
 
-def cluster(folder: Path, database: str, stack: ExitStack) -> Place:
+def cluster(folder: Path, stack: ExitStack) -> Place:
     """Executors that are processes of their own."""
-    return Place(f"{folder}/lakehouse/gold/{database}/orders", _conf(spark__master="local-cluster[2,1,1024]"))
+    return Place(f"{folder}/lakehouse/{{layer}}/{{name}}", _conf(spark__master="local-cluster[2,1,1024]"))
 
 
-def connect(folder: Path, database: str, stack: ExitStack) -> Place:
+def connect(folder: Path, stack: ExitStack) -> Place:
     url = stack.enter_context(connect_server.running(folder / "server.log"))
-    return Place(f"{folder}/lakehouse/gold/{database}/orders", (), connect_server.client(url))
+    return Place(f"{folder}/lakehouse/{{layer}}/{{name}}", (), connect_server.client(url))
 
 
-def refusing(folder: Path, database: str, stack: ExitStack) -> Place:
+def refusing(folder: Path, stack: ExitStack) -> Place:
     """Spark Connect with a session that takes no settings and keeps no rows, as on serverless compute."""
     url = stack.enter_context(connect_server.running(folder / "server.log"))
-    return Place(f"{folder}/lakehouse/gold/{database}/orders", (), connect_server.refusing_client(url, folder))
+    return Place(f"{folder}/lakehouse/{{layer}}/{{name}}", (), connect_server.refusing_client(url, folder))
 
 
 @dataclass(frozen=True)
@@ -90,9 +104,42 @@ class Trial:
         with self.command(verb, "--once") as command, contextlib.suppress(AssertionError):
             command.start().wait(after)
 
+    @property
+    def orders(self) -> str:
+        """The name of the collection's tables."""
+        return f"{self.pipeline.database}{'__' if '--catalog' in self.place.options else '/'}orders"
+
     def gold(self) -> dict[Any, Any]:
-        frame = polars.read_delta(self.place.gold, storage_options=dict(self.place.readers) or None)
+        path = self.place.table("gold", self.orders)
+        frame = polars.read_delta(path, storage_options=dict(self.place.readers) or None)
         return dict(zip(frame["_id"].to_list(), frame["v"].to_list(), strict=True))
+
+    def versions(self) -> dict[str, int]:
+        """The newest versions of silver and gold."""
+        return {layer: self.place.version(layer, self.orders) for layer in ("silver", "gold")}
+
+    def restored(self, layer: str, version: int) -> None:
+        made = self.command(layer)  # for its settings and options
+        arguments = ["-m", "tests.harness.restoring", layer, f"{self.pipeline.database}.orders", str(version)]
+        command = processes.Command([*arguments, *made.arguments[3:]], made.log, made.environment)
+        assert command.run(300) == 0, command.said[-3000:]
+
+    def is_refused_beside_a_service(self) -> bool:
+        """Whether a second capture ends at once while a first one runs, which then ends well."""
+        with self.command("capture") as service:
+            before = self.place.version("bronze", self.pipeline.name)
+            service.start()
+            processes.until(
+                lambda: self.place.version("bronze", self.pipeline.name) > before,
+                seconds=120,
+                what="its claim",
+                alive=[service],
+            )
+            second = self.command("capture", "--once")
+            code = second.run(300)
+            service.terminate()
+            assert service.wait(120) == 0, service.said[-3000:]
+        return code == errors.TableOwned.exit_code and "on this host writes it" in second.said
 
 
 @pytest.fixture(params=[disk, s3, hive, cluster, connect, refusing], ids=lambda each: each.__name__)
@@ -103,7 +150,7 @@ def trial(request: pytest.FixtureRequest, tmp_path: Path, mongodb_uri: str, data
         pipeline = processes.Pipeline(tmp_path, mongodb_uri, database.name).write_settings(
             silver="{defaults: {history: true}}"
         )
-        yield Trial(request.param(tmp_path, database.name, stack), pipeline)
+        yield Trial(request.param(tmp_path, stack), pipeline)
 
 
 def _source(database: Any) -> dict[Any, Any]:
@@ -111,9 +158,9 @@ def _source(database: Any) -> dict[Any, Any]:
 
 
 @pytest.mark.timeout(2400)
-def test_rounds_kills_and_maintenance(trial: Trial, database: Any) -> None:
-    """Gold is what MongoDB holds after each round, after a kill of each layer, and after maintenance."""
-    orders = database.orders
+def test_rounds_kills_restores_and_maintenance(trial: Trial, database: Any) -> None:
+    """Gold is what MongoDB holds after each round, a kill of each layer, a restore, a rebuild and maintenance."""
+    orders, first = database.orders, {"silver": 0, "gold": 0}
     orders.insert_many([{"_id": number, "v": 0, "inner": {"a": number}} for number in range(300)])
     for number in range(1, 4):
         for verb in LAYERS:
@@ -124,6 +171,14 @@ def test_rounds_kills_and_maintenance(trial: Trial, database: Any) -> None:
         orders.update_many({"_id": {"$lt": 20 * number}}, {"$inc": {"v": 1}, "$set": {"inner.b": "new"}})
         orders.delete_one({"_id": 200 + number})
         orders.insert_one({"_id": 1000 + number, "v": number})
+        first = trial.versions() if number == 1 else first
+    assert trial.is_refused_beside_a_service()
+    for layer, version in first.items():
+        trial.restored(layer, version)
+    for verb in LAYERS:
+        trial.ran(verb, "--once")
+    assert trial.gold() == _source(database)
+    trial.ran("rebuild", "--collection", f"{database.name}.orders")
     trial.ran("maintain")
     for verb in LAYERS:
         trial.ran(verb, "--once")

@@ -212,7 +212,7 @@ def test_no_two_modules_need_each_other() -> None:
 
 
 FLOORS = (
-    {"clock", "new_commits", "settings", "spark"},
+    {"clock", "memory", "new_commits", "settings", "spark"},
     {"delta", "mongodb", "standstill"},
     {"bronze", "channels", "schema"},
     {"snapshot"},

@@ -39,10 +39,9 @@ def test_what_is_not_committed_counts() -> None:
     putting[1].start()
     putting[1].join(0.1)
     assert putting[1].is_alive(), "120 of 100"
-    uncommitted = 0  # committed
-    assert queue.get(timeout=1) == batch(8)
+    uncommitted = 0  # committed; nobody takes anything, as while a blocking snapshot is read
     putting[1].join(5)
-    assert not putting[1].is_alive() and queue.bytes == 22
+    assert not putting[1].is_alive() and queue.bytes == 30
 
 
 def test_closing_lets_everybody_go() -> None:

@@ -23,6 +23,7 @@ from bson import Binary, Code, DatetimeMS, Decimal128, Int64, MaxKey, MinKey, Ob
 
 from cdc_core import errors
 from cdc_core.extended_json import bson_to_json
+from cdc_core.silver import quarantine
 from pipelines.delta import live_files, local_log, maintenance, table_files
 from pipelines.gold import small_batch as gold_small_batch
 from pipelines.silver import ranges, small_batch, small_fold
@@ -381,6 +382,39 @@ def test_what_a_table_asks_more_than_this_is_for_spark(
     with pytest.raises(NeedsSpark):
         getattr(hop, layer)()
     assert not typed
+
+
+def test_an_event_in_quarantine_holds_back_its_own_document_alone(hop: Hop) -> None:
+    """One that cannot be read, and waits for a person, does not make a collection slow."""
+    hop.append((1, document(1, n=1)), (2, document(2, n=1)))
+    hop.run()
+    hop.note_fact(1, quarantine.Reason.NO_SEQUENCE, to=1)
+    hop.append((2, document(2, n=2)))
+    hop.run()
+    assert sorted(oracle.read(hop.gold_table.path or "")["n"].to_pylist())[-2:] == [1, 2]
+    hop.append((2, document(2, n=3)), (1, document(1, n=3)))
+    with pytest.raises(NeedsSpark):
+        hop.silver()
+    hop.note_fact(1, quarantine.Reason.SUPERSEDED, to=10)  # of a larger range, which was killed before its commit
+    with pytest.raises(NeedsSpark):
+        hop.silver()
+    hop.note_fact(1, quarantine.Reason.SUPERSEDED, to=2)
+    hop.run()
+    assert sorted(oracle.read(hop.gold_table.path or "")["n"].to_pylist())[-2:] == [3, 3]
+
+
+def test_an_update_waits_behind_an_event_of_its_document_in_quarantine(tmp_path: Path) -> None:
+    with without_spark.running():
+        hop = Hop(tmp_path, **{"keep.document": True})
+        hop.append((1, document(1, n=0)), (2, document(2, n=0)))
+        hop.silver()
+        hop.note_fact(1, quarantine.Reason.UNREADABLE_UPDATE, to=1)
+        hop.append((2, {"updatedFields": '{"n":2}'}))
+        hop.silver()
+        hop.append((1, {"updatedFields": '{"n":1}'}))
+        with pytest.raises(NeedsSpark):
+            hop.silver()
+        assert sorted(oracle.read(hop.silver_table.path or "")["n"].to_pylist()) == [0, 2]
 
 
 def test_keys_of_a_large_table_are_known_to_be_sparks_before_documents_are_typed(

@@ -1,0 +1,52 @@
+"""Rows that are taken out of a file: the actions, and vectors that this process cannot read."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_core.tables import deletion_vector
+from pipelines.delta import deleted_rows
+from pipelines.delta.table_files import LocalFiles
+from pipelines.delta.table_schema import NotReadable
+
+FILE = {"path": "a.parquet", "size": 9, "partitionValues": {}, "stats": json.dumps({"numRecords": 5})}
+
+
+def test_a_files_vector_grows_until_no_row_is_left(tmp_path: Path) -> None:
+    files = LocalFiles(tmp_path)
+    added, removed = deleted_rows.without(FILE, [1, 3], files)
+    assert removed["remove"]["path"] == "a.parquet" and "deletionVector" not in removed["remove"]
+    file = added["add"]
+    assert sorted(deleted_rows.of(file["deletionVector"], files)) == [1, 3]
+    assert deleted_rows.without(file, [3], files) == [], "gone already"
+    added, removed = deleted_rows.without(file, [0, 3], files)
+    assert removed["remove"]["deletionVector"] == file["deletionVector"]
+    assert added["add"]["deletionVector"]["cardinality"] == 3
+    (gone,) = deleted_rows.without(added["add"], [2, 4], files)
+    assert gone["remove"]["deletionVector"] == added["add"]["deletionVector"]
+
+
+def _vector(folder: Path, content: bytes) -> dict[str, Any]:
+    name = uuid.uuid4()
+    (folder / f"deletion_vector_{name}.bin").write_bytes(content)
+    return {"storageType": "u", "pathOrInlineDv": deletion_vector.encoded_name(name), "offset": 1, "sizeInBytes": 44}
+
+
+WHOLE = deletion_vector.file(deletion_vector.RowSet.of([1]).serialized())
+ANOTHER = deletion_vector.file((1681511376).to_bytes(4, "little") + bytes(40))
+
+
+@pytest.mark.parametrize("content", [b"", WHOLE[:3], WHOLE[:20], WHOLE[:-1] + b"x", ANOTHER], ids=range(5))
+def test_a_vector_that_cannot_be_read_here_is_left_to_delta(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(NotReadable):
+        deleted_rows.of(_vector(tmp_path, content), LocalFiles(tmp_path))
+
+
+def test_a_vector_elsewhere_is_left_to_delta(tmp_path: Path) -> None:
+    with pytest.raises(NotReadable):
+        deleted_rows.of({"storageType": "p", "pathOrInlineDv": "file:/x.bin", "sizeInBytes": 9}, LocalFiles(tmp_path))
