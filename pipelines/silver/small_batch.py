@@ -98,7 +98,7 @@ def applied(
     held = _held_keys(collection, before=range_.after)
     if held is None or (held and not held.isdisjoint(events["key"].to_pylist())):
         return False
-    events = small_fold.folded(events, collection.writer.live, size_bytes=_many_bytes(collection))
+    given, events = events, small_fold.folded(events, collection.writer.live, size_bytes=_many_bytes(collection))
     if events is None:
         return False
     winners, keys, last_deletes = _reduced(events)
@@ -106,7 +106,8 @@ def applied(
     # Before the documents are typed, which is most of the work: whoever has to look for the keys types them again.
     if live is None or live.is_many(upsert.KEY, keys) or not _has_schema(collection, events, range_.to):
         return False
-    evolutions, typed = _typed(collection, events)
+    evolutions, typed = _typed(collection, events, given)
+    del given  # it holds the texts
     if typed is None:
         return False
     schema = evolutions[-1].schema if evolutions else collection.schema.schema
@@ -264,17 +265,20 @@ def _has_schema(collection: SilverCollection, events: pa.Table, number: int) -> 
     return begun is not None
 
 
-def _typed(collection: SilverCollection, events: pa.Table) -> tuple[list[schemas.Evolution], pa.StructArray | None]:
+def _typed(
+    collection: SilverCollection, events: pa.Table, given: pa.Table
+) -> tuple[list[schemas.Evolution], pa.StructArray | None]:
     """The documents typed, and what they do to the schema; no documents where some cannot be read, or this process
-    cannot tell."""
+    cannot tell. `given` are the events before partial updates were folded."""
     texts, schema = events["after"].combine_chunks(), collection.schema.schema
     typed = _decoder(collection, schema).typed(texts)
     if pc.any(typed.refused).as_py():
         return [], None
     evolutions = []
     if pc.any(typed.new).as_py():
-        # As the steps look: at the events' documents, and then at what became of others.
-        looks = [events.filter(pc.invert(events["is_folded"])), events] if pc.any(events["is_folded"]).as_py() else [events]
+        looks = [given.select(["after", "sequence"])]
+        if pc.any(small_fold.are_partial(given)).as_py():  # once more, as the steps do, at what became of the others
+            looks.append(pa.concat_tables([*looks, events.select(["after", "sequence"])]))
         for each in looks:
             evolution = schemas.evolve_here(
                 each["after"].combine_chunks(),

@@ -58,13 +58,13 @@ def are_partial(events: pa.Table) -> pa.ChunkedArray:
 def folded(events: pa.Table, live: live_files.LiveFiles | None, *, size_bytes: int) -> pa.Table | None:
     """The events with one document, at the last of them, in the place of each key's partial updates.
 
-    With `__incomplete` and `__known`, which their rows will say, and `is_folded`. The events are in their order. None where
-    some cannot be folded here: an update or a stored document that cannot be read or is not known, or documents of more than
-    `size_bytes`, or in too large files.
+    With `__incomplete` and `__known`, which their rows will say. The events are in their order. None where some cannot be folded
+    here: an update or a stored document that cannot be read or is not known, or documents of more than `size_bytes`, or in too
+    large files.
     """
     is_partial = are_partial(events).combine_chunks()
     if not is_partial.true_count:
-        return _marked(events, is_partial, is_partial, pa.nulls(events.num_rows, pa.string()))
+        return _marked(events, is_partial, pa.nulls(events.num_rows, pa.string()))
     descriptions = events["updateDescription"].combine_chunks()
     if live is None or _DOCUMENT not in live.schema.names or not fold.are_readable(descriptions.filter(is_partial)):
         return None
@@ -182,7 +182,6 @@ def _with_documents(
     documents = with_made(kept["after"].combine_chunks(), results["document"].combine_chunks())
     return _marked(
         kept.set_column(kept.column_names.index("after"), "after", documents),
-        is_made,
         with_made(pa.array([False] * len(places), pa.bool_()), incomplete),
         with_made(pa.nulls(len(places), pa.string()), known),
     )
@@ -215,6 +214,5 @@ def _offsets(counts: Sequence[int]) -> pa.Array:
     return pa.array(itertools.accumulate(counts, initial=0), pa.int32())
 
 
-def _marked(events: pa.Table, is_folded: pa.BooleanArray, is_incomplete: pa.BooleanArray, known: pa.StringArray) -> pa.Table:
-    marks = {"is_folded": is_folded, "__incomplete": is_incomplete, "__known": known}
-    return pa.table(dict(zip(events.column_names, events.columns)) | marks)
+def _marked(events: pa.Table, is_incomplete: pa.BooleanArray, known: pa.StringArray) -> pa.Table:
+    return events.append_column("__incomplete", is_incomplete).append_column("__known", known)
