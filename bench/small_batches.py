@@ -1,8 +1,9 @@
 """A few changes on their way from bronze to gold: seconds and Spark jobs of a batch, warm, beside a plain MERGE of the same rows.
 
-    python -m bench.small_batches [--rows 100000] [--events 5] [--batches 12]
+    python -m bench.small_batches [--rows 100000] [--events 5] [--batches 12] [--partial]
 
-What a change waits for in `medallion run` is this: what is planned, committed and looked up for a batch, however small it is.
+What a change waits for in `medallion run` is this: what is planned, committed and looked up for a batch, however small it is. With
+`--partial` the updates say what changed and no more, as in `bench.silver`; the plain MERGE gets the rows that came of it.
 """
 
 from __future__ import annotations
@@ -24,9 +25,13 @@ from pipelines.silver import run as silver
 from pipelines.spark import session as sparks
 
 
-def measured(spark: Any, root: Path, *, rows: int, events: int, batches: int) -> Iterator[ground.Row]:
+def measured(
+    spark: Any, root: Path, *, rows: int, events: int, batches: int, is_partial: bool = False
+) -> Iterator[ground.Row]:
     """A row for each layer: medians over the batches, without the first ones."""
-    chosen = ground.pipeline("mongodb://127.0.0.1", root)
+    mode = {"capture.mode": "change_streams"} if is_partial else {}
+    chosen = ground.pipeline("mongodb://127.0.0.1", root, **mode)
+    silver_table = delta.layout(chosen.lakehouse).silver(bench_silver.DB, bench_silver.COLLECTION)
     documents = bench_silver.Documents()
     log = bronze.BronzeLog.open(spark, delta.layout(chosen.lakehouse).bronze(chosen.name))
     bench_silver.fill(log, documents, rows=rows)
@@ -37,13 +42,18 @@ def measured(spark: Any, root: Path, *, rows: int, events: int, batches: int) ->
     for version in range(1, batches + 1):
         numbers = [(version * 7919 + number * 104_729) % rows for number in range(events)]
         before = log.position
-        bench_silver.update(log, documents, numbers, version=version)
+        bench_silver.update(log, documents, numbers, version=version, is_partial=is_partial)
         assert before is not None and log.position is not None
         span = (before.batch, log.position.batch)
         found["silver"].append(_counted(spark, lambda: silver.run(spark, chosen)))
         found["gold"].append(_counted(spark, lambda: gold.run(spark, chosen)))
-        rows_of_it, folder = bench_silver.events_of(spark, log.table, span), f"{root}/reduced{version}"
-        rows_of_it.drop("key", "sequence").write.format("delta").save(folder)
+        folder = f"{root}/reduced{version}"
+        if is_partial:
+            applied = spark.table(str(silver_table)).where(f"`__batch` > {before.batch}")
+            rows_of_it = applied.select(spark.table(plain).columns)
+        else:
+            rows_of_it = bench_silver.events_of(spark, log.table, span).drop("key", "sequence")
+        rows_of_it.write.format("delta").save(folder)
         found["plain MERGE"].append(_counted(spark, functools.partial(bench_silver.merge_plainly, spark, plain, folder)))
     log.close()
     for layer, measures in found.items():
@@ -64,12 +74,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--events", type=int, default=5)
     parser.add_argument("--batches", type=int, default=12)
+    parser.add_argument("--partial", action="store_true", help="updates that say what changed")
     arguments = parser.parse_args(argv)
     spark = sparks.session("bench")
     with ground.lakehouse() as root:
-        rows = list(
-            ground.told(measured(spark, root, rows=arguments.rows, events=arguments.events, batches=arguments.batches))
+        found = measured(
+            spark,
+            root,
+            rows=arguments.rows,
+            events=arguments.events,
+            batches=arguments.batches,
+            is_partial=arguments.partial,
         )
+        rows = list(ground.told(found))
     sparks.stop()
     ground.show(f"A batch over {arguments.rows:,} rows", ("layer", "events", "seconds", "Spark jobs"), rows)
     return 0

@@ -128,6 +128,12 @@ def fold_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from _folded_batch(batch)
 
 
+def are_readable(descriptions: pa.StructArray) -> bool:
+    """Whether each text of these `updateDescription`s is a document, where there is one."""
+    texts = (descriptions.field(name).drop_null().to_pylist() for name in ("updatedFields", "disambiguatedPaths"))
+    return all(_read(text) is not None for text in itertools.chain.from_iterable(texts))
+
+
 def _fold_in_place(base: Document | None, updates: Sequence[PartialUpdate]) -> FoldResult:
     """The fold over values that it may keep and change; the updates are in order."""
     if base is None and not updates:

@@ -235,6 +235,8 @@ class LiveFiles:
 
     def is_many(self, column: str, values: Sequence[str]) -> bool:
         """Whether `places` would have to look through too many rows for these values."""
+        if self.row_count() <= MANY_ROWS:
+            return False
         wanted = sorted(set(values))
         return sum(_count(each) for each in self.files() if _may_hold(each, column, wanted)) > MANY_ROWS
 
@@ -274,6 +276,60 @@ def _places(
         if numbers:
             found.append((each, numbers))
     return found
+
+
+def rows_at(
+    live: LiveFiles,
+    places: Sequence[tuple[Mapping[str, Any], Sequence[int]]],
+    *,
+    columns: Sequence[str],
+    size_bytes: int,
+    read_bytes: int,
+) -> pa.Table:
+    """Columns of the rows at these places (`LiveFiles.places`) but the deleted ones, as the table's schema types them.
+
+    Raises `NotReadable` where they are of more than `size_bytes`, or the columns of their files of more than `read_bytes`.
+    """
+    schema, left = _schema_of(live.schema, columns), size_bytes
+    present = [(file, numbers) for file, given in places if (numbers := _present(live.folder, file, given))]
+    paths = [local_log.data_path(live.folder, file["path"]) for file, _ in present]
+    if sum(local_log.columns_bytes(path, set(columns)) for path in paths) > read_bytes:
+        raise table_schema.NotReadable
+
+    def read(path: Path, numbers: Sequence[int]) -> list[pa.Table]:
+        nonlocal left
+        found = []
+        for part in _parts_at(path, numbers, list(columns)):
+            left -= part.nbytes
+            if left < 0:
+                raise table_schema.NotReadable
+            found.append(table_schema.conformed(part, schema))
+        return found
+
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="medallion-rows") as pool:
+        parts = pool.map(read, paths, (numbers for _, numbers in present))
+        return pa.concat_tables([schema.empty_table(), *itertools.chain.from_iterable(parts)])
+
+
+def _present(folder: Path, file: Mapping[str, Any], numbers: Sequence[int]) -> Sequence[int]:
+    """Those of a file's rows that are not deleted."""
+    vector = file.get("deletionVector")
+    if not vector:
+        return numbers
+    is_present = _mask(folder, vector, _count(file)).take(pa.array(numbers, pa.int64()))
+    return list(itertools.compress(numbers, is_present.to_pylist()))
+
+
+def _parts_at(path: Path, numbers: Sequence[int], columns: list[str]) -> Iterator[pa.Table]:
+    """Columns of these rows of a data file, whose numbers are in order."""
+    with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as parquet:
+        held = _held(parquet, columns)
+        at_a_time, start = _rows_at_a_time(parquet, held), 0
+        for batch in parquet.iter_batches(at_a_time, columns=held):
+            low, high = (bisect.bisect_left(numbers, bound) for bound in (start, start + len(batch)))
+            if low < high:
+                yield pa.Table.from_batches([batch.take(pa.array([each - start for each in numbers[low:high]]))])
+            start += len(batch)
 
 
 def _schema_of(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:

@@ -1,7 +1,8 @@
 """A batch of few events, applied by this process: nothing is planned, listed or compiled for it.
 
 What `ranges.STEPS` do, for a batch in which most of them have nothing to decide: whole documents that can be read,
-newer than anything in the table, and deletes that take rows away. Any other batch goes through the steps.
+newer than anything in the table, partial updates of such (`pipelines.silver.small_fold`), and deletes that take rows away. Any
+other batch goes through the steps.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pipelines.bronze import batch_rows, quarantine_table, survey
 from pipelines.delta import live_files, table_schema, upsert
 from pipelines.delta import tables as delta
 from pipelines.schema import log as schemas
-from pipelines.silver import deletes, evolve
+from pipelines.silver import deletes, evolve, small_fold
 from pipelines.silver.collection import CollectionWork, SilverCollection
 
 if TYPE_CHECKING:
@@ -64,13 +65,16 @@ def ranges(collection: SilverCollection, work: CollectionWork) -> tuple[reduce.B
     found = survey.by_batch(collection.bronze, collection.namespace, work.span)
     if found is None:
         return None
-    fitting = PORTION_BYTES // max(1, found.row_bytes)
+    live = collection.writer.live
+    assert live is not None
+    row_bytes = found.row_bytes
+    if collection.keeps_document:  # a partial update is as large as the document that it is folded onto
+        row_bytes = max(row_bytes, sum(file["size"] for file in live.files()) // max(1, live.row_count()))
+    fitting = PORTION_BYTES // max(1, row_bytes)
     limit = min(PORTION_EVENTS, max(1, fitting), collection.options.max_batch_events)
     if events <= limit:
         return None
     # Each range looks for its keys; Spark does so once for all.
-    live = collection.writer.live
-    assert live is not None
     looked_through = live_files.count_between(live.files(), upsert.KEY, work.counts.first_key, work.counts.last_key)
     if looked_through * (events // limit + 1) > live_files.MANY_ROWS:
         return None
@@ -87,22 +91,26 @@ def applied(
     if not (_is_plain(collection, counts) and _takes_rows(collection)):
         return False
     events = _events(collection, range_)
-    if events is None or events.num_rows != counts.events or not _is_whole(events):
+    if events is None or events.num_rows != counts.events or not _is_whole(collection, events):
         return False
     if collection.mode.keeps_row:  # then a delete does nothing
         events = events.filter(pc.not_equal(events["op"], bronze.Op.DELETE.value))
-    winners, keys, last_deletes = _reduced(events)
     held = _held_keys(collection, before=range_.after)
-    if held is None or not held.isdisjoint(keys):
+    if held is None or (held and not held.isdisjoint(events["key"].to_pylist())):
         return False
+    given, events = events, small_fold.folded(events, collection.writer.live, size_bytes=_many_bytes(collection))
+    if events is None:
+        return False
+    winners, keys, last_deletes = _reduced(events)
     live = collection.writer.live
     # Before the documents are typed, which is most of the work: whoever has to look for the keys types them again.
     if live is None or live.is_many(upsert.KEY, keys) or not _has_schema(collection, events, range_.to):
         return False
-    evolution, typed = _typed(collection, events)
+    evolutions, typed = _typed(collection, events, given)
+    del given  # it holds the texts
     if typed is None:
         return False
-    schema = collection.schema.schema if evolution is None else evolution.schema
+    schema = evolutions[-1].schema if evolutions else collection.schema.schema
     if not collection.keeps_document and "after" not in _bare(collection):
         events = events.drop_columns("after")  # the texts are in `typed` by now, and most of the memory
     if len(winners) < events.num_rows:  # documents are dear to copy
@@ -112,7 +120,7 @@ def applied(
     columns = _table_columns(collection, rows)
     if columns is None:
         return False
-    if evolution is not None:
+    for evolution in evolutions:
         evolve.record(collection, evolution, range_.to)  # before the table holds it
     if last_deletes and collection.mode.removes_row:
         deletes.remember_rows(collection, last_deletes, range_.to)
@@ -178,17 +186,24 @@ def _held_keys(collection: SilverCollection, *, before: int) -> frozenset[str] |
 
 def _events(collection: SilverCollection, range_: reduce.BatchRange) -> pa.Table | None:
     """The collection's events of the range, in their order; None where this process cannot read them."""
-    columns = list(dict.fromkeys((*_READ, *collection.columns, *_bare(collection))))
+    updates = ("updateDescription",) if collection.keeps_document else ()
+    columns = list(dict.fromkeys((*_READ, *updates, *collection.columns, *_bare(collection))))
     namespace = collection.namespace
     # Other collections' events stand in the same files.
     limit = max(survey.MAX_DRIVER_ROWS, 2 * collection.process_events)
-    size_bytes = MANY_BYTES if collection.process_events > SERVICE_EVENTS else None
     among = {"db": namespace.db, "collection": namespace.collection}
-    rows = batch_rows.few_rows(collection.bronze, range_, columns, limit=limit, size_bytes=size_bytes, among=among)
+    rows = batch_rows.few_rows(
+        collection.bronze, range_, columns, limit=limit, size_bytes=_many_bytes(collection), among=among
+    )
     if rows is None:
         return None
     order = pc.sort_indices(rows.select(["sequence", "offset"]), [("sequence", "ascending"), ("offset", "ascending")])
     return _taken(rows, order.filter(survey.are_events(rows, collection.namespace).combine_chunks().take(order)))
+
+
+def _many_bytes(collection: SilverCollection) -> int:
+    """So many bytes of documents are held here."""
+    return MANY_BYTES if collection.process_events > SERVICE_EVENTS else batch_rows.MANY_BYTES
 
 
 def _taken(rows: pa.Table, places: pa.Array) -> pa.Table:
@@ -201,10 +216,14 @@ def _bare(collection: SilverCollection) -> list[str]:
     return [each.path[0] for each in collection.added(collection.schema.schema) if each.path]
 
 
-def _is_whole(events: pa.Table) -> bool:
-    """Whether each event is a delete or has its whole document, and nothing that would send it to quarantine."""
+def _is_whole(collection: SilverCollection, events: pa.Table) -> bool:
+    """Whether each event is a delete or has its whole document, or changes one that is kept, and nothing that would send it to
+    quarantine."""
     op, after = events["op"], events["after"]
     is_document = pc.and_(pc.starts_with(after, "{"), pc.ends_with(after, "}"))
+    # Without a schema the documents' own give one, before any update has its say.
+    if collection.keeps_document and collection.schema.schema.fields:
+        is_document = pc.or_kleene(is_document, small_fold.are_partial(events))
     conditions = (
         pc.is_valid(events["key"]),
         pc.match_substring_regex(events["sequence"], "^[0-9a-f]{24}$"),
@@ -246,26 +265,35 @@ def _has_schema(collection: SilverCollection, events: pa.Table, number: int) -> 
     return begun is not None
 
 
-def _typed(collection: SilverCollection, events: pa.Table) -> tuple[schemas.Evolution | None, pa.StructArray | None]:
+def _typed(
+    collection: SilverCollection, events: pa.Table, given: pa.Table
+) -> tuple[list[schemas.Evolution], pa.StructArray | None]:
     """The documents typed, and what they do to the schema; no documents where some cannot be read, or this process
-    cannot tell."""
-    texts, evolution = events["after"].combine_chunks(), None
-    typed = _decoder(collection, collection.schema.schema).typed(texts)
+    cannot tell. `given` are the events before partial updates were folded."""
+    texts, schema = events["after"].combine_chunks(), collection.schema.schema
+    typed = _decoder(collection, schema).typed(texts)
     if pc.any(typed.refused).as_py():
-        return None, None
+        return [], None
+    evolutions = []
     if pc.any(typed.new).as_py():
-        evolution = schemas.evolve_here(
-            texts,
-            events["sequence"].combine_chunks(),
-            current=collection.schema.schema,
-            options=collection.options.unwrap,
-            pins=collection.options.pins,
-            reserved=collection.reserved,
-        )
-        if evolution.changes:
-            typed = _decoder(collection, evolution.schema).typed(texts)
+        looks = [given.select(["after", "sequence"])]
+        if pc.any(small_fold.are_partial(given)).as_py():  # once more, as the steps do, at what became of the others
+            looks.append(pa.concat_tables([*looks, events.select(["after", "sequence"])]))
+        for each in looks:
+            evolution = schemas.evolve_here(
+                each["after"].combine_chunks(),
+                each["sequence"].combine_chunks(),
+                current=schema,
+                options=collection.options.unwrap,
+                pins=collection.options.pins,
+                reserved=collection.reserved,
+            )
+            evolutions.append(evolution)
+            schema = evolution.schema
+        if any(each.changes for each in evolutions):
+            typed = _decoder(collection, schema).typed(texts)
     rows = typed.with_doubts()
-    return evolution, None if pc.any(rows.field("unreadable")).as_py() else rows
+    return evolutions, None if pc.any(rows.field("unreadable")).as_py() else rows
 
 
 def _decoder(collection: SilverCollection, schema: document_schema.DocumentSchema) -> Decoder:
@@ -288,7 +316,7 @@ def _columns(
     columns |= {added.name: _value(events, added.path or ()) for added in collection.added(schema)}
     no = pa.array([False] * count, pa.bool_())
     columns |= {"__deleted": no} if collection.mode.adds_deleted else {}
-    columns |= {"__incomplete": no, "__known": pa.nulls(count, pa.string()), "__rescued": typed.field("rescued")}
+    columns |= {name: events[name] for name in ("__incomplete", "__known")} | {"__rescued": typed.field("rescued")}
     columns |= {"__document": events["after"]} if collection.keeps_document else {}
     columns |= {"__key": events["key"], "__sequence": events["sequence"], "__batch": pa.array([number] * count, pa.int64())}
     return pa.table(columns)

@@ -231,8 +231,9 @@ class Hop:
         self._batch = self._offset = 0
         create(SPARK, self.bronze, columns=bronze.COLUMNS_DDL)
 
-    def append(self, *changes: tuple[object, bytes | None], collection: str = "t") -> None:
-        """A batch of changes, each an `_id` with its document, or without one where it was deleted."""
+    def append(self, *changes: tuple[object, bytes | Mapping[str, Any] | None], collection: str = "t") -> None:
+        """A batch of changes, each an `_id` with its document, with an update's description, or without one where it was
+        deleted."""
         self._batch += 1
         rows = []
         for key, document in changes:
@@ -240,9 +241,10 @@ class Hop:
             source = {"db": bronze_rows.DB, "collection": collection, "ts_ms": self._offset}
             place = {"resume_token": f"t{self._offset}", "offset": self._offset, "batch": self._batch, "ts_ms": 5}
             said = {"key": keys.canonical(key), "sequence": bronze_rows.sequence(10 + self._offset), "source": source}
-            after = None if document is None else bson_to_json.dumps(document).decode()
+            after = bson_to_json.dumps(document).decode() if isinstance(document, bytes) else None
+            update = document if isinstance(document, Mapping) else None
             op = "d" if document is None else "u"
-            rows.append(place | source | said | {"kind": "change", "op": op, "after": after})
+            rows.append(place | source | said | {"kind": "change", "op": op, "after": after, "updateDescription": update})
         held = pa.Table.from_pylist(rows, schema=bronze.SCHEMA)
         log = direct_log.of(SPARK, self.bronze)
         assert log is not None

@@ -43,12 +43,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def changes(draws: random.Random) -> Iterator[list[dict[str, Any]]]:
-    """Batches of events in their order: documents of any shape, whose fields come, go and change their types, and deletes."""
+def changes(draws: random.Random, *, has_partial: bool = False) -> Iterator[list[dict[str, Any]]]:
+    """Batches of events in their order: documents of any shape, whose fields come, go and change their types, and deletes;
+    perhaps updates without documents, of such that are known and of others, some of which come again."""
     at = 10
     kinds = {name: draws.sample(VALUES, 2) for name in "abcdefg"}
+    again: list[dict[str, Any]] = []
     for batch in range(BATCHES):
-        events = []
+        events = again if again and draws.random() < 0.5 else []
         # The first batch is a snapshot's: all of its rows have one place in the order.
         for _ in range(draws.randrange(1, 12)):
             at += 1
@@ -57,9 +59,27 @@ def changes(draws: random.Random) -> Iterator[list[dict[str, Any]]]:
             after = {"_id": key, **{name: draws.choice(kinds[name]) for name in fields}}
             if batch == 0:
                 events.append({"op": "r", "key": len(events), "at": 10, "after": {**after, "_id": len(events)}})
+            elif has_partial and op == "u":
+                events.append({"op": op, "key": key, "at": at, **change(draws, kinds)})
             else:
                 events.append({"op": op, "key": key, "at": at, **({} if op == "d" else {"after": after})})
+        # A whole document that comes again is written again, or not, by the way that it takes: `__batch` tells.
+        again = [event for event in events[-1:] if "update" in event]
         yield events
+    if again:
+        yield again
+
+
+def change(draws: random.Random, kinds: dict[str, list[Any]]) -> dict[str, Any]:
+    """What an update says: paths that lead into documents and arrays, or nowhere, or that could be names with dots."""
+    fields = {name: draws.choice(kinds[name]) for name in draws.sample("abcdefg", draws.randrange(3))}
+    fields |= {
+        f"{draws.choice('abcdefg')}.{draws.choice('0b13')}": draws.choice([1, "x"]) for _ in range(draws.randrange(2))
+    }
+    said: dict[str, Any] = {"update": fields, "removed": draws.sample(["a", "b", "c.p", "g.b.c"], draws.randrange(2))}
+    said["truncated"] = [{"field": draws.choice("abcdefg"), "size": 1}] if draws.random() < 0.3 else []
+    named = {path: path.split(".") for path in fields if "." in path}
+    return said | ({"disambiguated": named} if draws.random() < 0.3 else {})
 
 
 def content(hop: Hop, kind: str) -> tuple[dict[str, str], list[str]]:
@@ -103,7 +123,8 @@ def test_both_ways_give_the_same(
 ) -> None:
     """Rows, types, remembered deletes and schemas, after each few batches; far dates are compared as Arrow has them."""
     ways = [Hop(spark, pipeline(tmp_path / way, **SETTINGS[name])) for way in ("few", "steps")]
-    for number, events in enumerate(changes(random.Random(name))):
+    batches = list(changes(random.Random(name), has_partial="keep.document" in SETTINGS[name]))
+    for number, events in enumerate(batches):
         for hop in ways:
             hop.bronze.append({"t": events})
             with monkeypatch.context() as patch:
@@ -112,7 +133,7 @@ def test_both_ways_give_the_same(
                     patch.setattr(small_batch, "ONE_RUN_EVENTS", -1)
                     patch.setattr(gold_small_batch.SourceFiles, "of", lambda *tables, **limit: None)
                 hop.run()
-        if number % 3 == 2 or number == BATCHES - 1:
+        if number % 3 == 2 or number == len(batches) - 1:
             for kind in ("silver", "gold", "deletes"):
                 (types, rows), (expected_types, expected) = (content(hop, kind) for hop in ways)
                 assert types == expected_types, (kind, number)

@@ -6,7 +6,9 @@ Beside Spark's way they stand in `tests/spark/silver/test_small_batch.py`, over 
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
+import json
 import math
 import random
 from collections.abc import Iterator
@@ -14,14 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import bson
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from bson import Binary, Code, DatetimeMS, Decimal128, Int64, MaxKey, MinKey, ObjectId, Regex, Timestamp
 
 from cdc_core import errors
+from cdc_core.extended_json import bson_to_json
 from cdc_core.silver import quarantine
 from pipelines.delta import live_files, local_log, maintenance, table_files
 from pipelines.gold import small_batch as gold_small_batch
-from pipelines.silver import ranges, small_batch
+from pipelines.silver import ranges, small_batch, small_fold
 from tests.harness import oracle, without_spark
 from tests.harness.without_spark import Hop, NeedsSpark
 
@@ -151,6 +156,176 @@ def test_any_changes_in_any_batches(seed: int, tmp_path: Path, monkeypatch: pyte
                 assert differences(hop, {key: held for key, held in truth.items() if held is not None}) == []
 
 
+class Updates:
+    """Documents whose updates say what changed: the document after each one, and what the server says of it."""
+
+    def __init__(self, draws: random.Random) -> None:
+        self._draws = draws
+        self._is_named = draws.random() < 0.5
+        self._kinds = {name: draws.choice(("long", "text", "date", "double", "decimal")) for name in "abcxyz"}
+
+    def document(self) -> dict[str, Any]:
+        draws = self._draws
+        fields = {name: self._value(name) for name in "abc" if draws.random() < 0.8}
+        below = {"x": self._value("x"), "deep": {"y": self._value("y"), "0": self._value("z")}}
+        lines = [{"x": self._value("x"), "more": [self._value("y")]} for _ in range(draws.randrange(4))]
+        dotted = {"dot.ted": self._value("z")} if self._is_named else {}
+        return {**fields, "below": below, "list": self._values(), "lines": lines, **dotted}
+
+    def _value(self, name: str) -> Any:
+        return VALUES[self._kinds[name]](self._draws)
+
+    def _values(self) -> list[Any]:
+        return [self._value("x") for _ in range(self._draws.randrange(5))]
+
+    def update(self, document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A document after a random update, and the update's description."""
+        draws, after = self._draws, copy.deepcopy(document)
+        places: dict[str, tuple[Any, ...]] = {}
+        fields: dict[str, Any] = {}
+        removed: list[str] = []
+        cuts: list[dict[str, Any]] = []
+        lines, values = after.get("lines", []), after.get("list", [])
+        changes: list[tuple[tuple[Any, ...], Any]] = [((name,), self._value(name)) for name in "abc"]
+        if "below" in after:
+            changes += [(("below", "x"), self._value("x")), (("below", "new"), {"y": self._value("y")})]
+            if "deep" in after["below"]:
+                changes += [(("below", "deep", "y"), self._value("y")), (("below", "deep", "0"), self._value("z"))]
+        changes += [(("lines", number, "x"), self._value("x")) for number in range(len(lines))]
+        changes += [(("lines", number, "more", 1), self._value("y")) for number in range(len(lines))]
+        changes += [(("dot.ted",), self._value("z"))] if self._is_named else []
+        if values and draws.random() < 0.3:
+            size = draws.randrange(len(values))
+            del values[size:]
+            cuts.append({"field": "list", "size": size})
+        changes += [(("list", draws.randrange(len(values) + 3)), self._value("x"))] if "list" in after else []
+        for path, value in draws.sample(changes, draws.randrange(1, 4)):
+            if draws.random() < 0.3 and not any(isinstance(part, int) for part in path) and reached(after, path[:-1]):
+                removed.append(".".join(path))
+                reached(after, path[:-1]).pop(path[-1], None)
+            else:
+                fields[".".join(map(str, path))] = value
+                put(reached(after, path[:-1]), path[-1], value)
+            places[".".join(map(str, path))] = path
+        if draws.random() < 0.1:
+            name = draws.choice(["below", "list", "lines"])
+            whole = self.document()[name]
+            for changed in [path for path in places if path.split(".")[0] == name]:
+                fields.pop(changed, None)
+                removed = [path for path in removed if path != changed]
+                del places[changed]
+            cuts = [cut for cut in cuts if cut["field"] != name]
+            fields[name] = after[name] = whole
+        # As MongoDB 6.1 names paths that could be read in another way.
+        named = {path: list(place) for path, place in places.items() if "." in path}
+        said = {
+            "updatedFields": bson_to_json.dumps(bson.encode(fields)).decode(),
+            "removedFields": removed,
+            "truncatedArrays": cuts,
+            "disambiguatedPaths": json.dumps(named) if self._is_named else None,
+        }
+        return after, said
+
+
+def reached(value: Any, path: tuple[Any, ...]) -> Any:
+    return reached(value[path[0]], path[1:]) if path else value
+
+
+def put(container: Any, step: Any, value: Any) -> None:
+    if isinstance(container, list):
+        container.extend([None] * (step + 1 - len(container)))
+    container[step] = value
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_partial_updates_in_any_batches(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several of one document in a batch and in several, before and after whole documents and deletes, and of documents that
+    are not known: those stay incomplete, and gold does not show them."""
+    draws = random.Random(seed)
+    monkeypatch.setattr(small_fold, "PART_ROWS", draws.choice([1, 3, 4096]))
+    monkeypatch.setattr(live_files, "_READ_ROWS", draws.choice([1, 2, 4096]))
+    monkeypatch.setattr(maintenance, "MANY_FILES", draws.choice([2, 1000]))
+    monkeypatch.setattr(maintenance, "_surplus_files", lambda table: len(_live(table).files()))
+    monkeypatch.setattr(maintenance, "_optimize", lambda writer: None)
+    drawn = Updates(draws)
+    truth: dict[int, dict[str, Any]] = {}
+    unknown: set[int] = set()
+    batch: list[tuple[object, Any]] = []
+
+    def write(key: int) -> None:
+        truth[key] = {"_id": key, **drawn.document()}
+        unknown.discard(key)
+        batch.append((key, bson.encode(truth[key])))
+
+    with without_spark.running():
+        hop = Hop(tmp_path, **{"keep.document": True})
+        for key in range(12):
+            write(key)
+        for _ in range(draws.choice([3, 6])):
+            hop.append(*batch)
+            hop.run()
+            gold, silver = (oracle.read(table.path or "") for table in (hop.gold_table, hop.silver_table))
+            documents = [oracle.read_bson(bson.encode(document)) for document in truth.values()]
+            is_complete = pc.invert(silver["__incomplete"])
+            assert oracle.differences(documents, gold, added=ENGINE) == []
+            assert oracle.differences(documents, silver.filter(is_complete), added=ENGINE) == []
+            found = {
+                key: known for key, known, complete in zip(*columns(silver, "__key", "__known"), is_complete.to_pylist())
+            }
+            assert found == {str(key): None for key in truth} | {str(key): "" for key in unknown}
+            batch.clear()
+            for _ in range(draws.choice([1, 3, 40])):
+                key = draws.randrange(15)
+                if draws.random() < 0.1:
+                    write(key)
+                elif draws.random() < 0.1:
+                    truth.pop(key, None)
+                    unknown.discard(key)
+                    batch.append((key, None))
+                elif key in truth:
+                    truth[key], said = drawn.update(truth[key])
+                    batch.append((key, said))
+                else:
+                    unknown.add(key)
+                    batch.append((key, drawn.update(drawn.document())[1]))
+
+
+@pytest.mark.parametrize(
+    ("owner", "bound", "value", "fields"),
+    [
+        (small_fold, "READ_BYTES", -(2**20), '{"n":1}'),
+        (small_batch, "MANY_BYTES", 3000, '{"n":1}'),
+        (live_files, "MANY_ROWS", 1, '{"n":1}'),
+        (small_fold, "PART_ROWS", 1, '{"n":1'),
+    ],
+    ids=["large files", "large documents", "many rows", "an update that cannot be read"],
+)
+def test_updates_that_are_for_spark_are_known_before_documents_are_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, bound: str, value: int, fields: str
+) -> None:
+    """And before anything is written."""
+    with without_spark.running():
+        hop = Hop(tmp_path, **{"keep.document": True})
+        hop.append(*((key, document(key, n=0, text="x" * 5000)) for key in range(4)))
+        hop.silver()
+        hop.append((1, {"updatedFields": fields}))
+        before = sorted(Path(hop.silver_table.path or "").iterdir())
+        typed: list[Any] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(small_batch, "_typed", lambda *given: typed.append(given))
+            patch.setattr(owner, bound, value)
+            with pytest.raises(NeedsSpark):
+                hop.silver()
+        assert not typed and sorted(Path(hop.silver_table.path or "").iterdir()) == before
+        if fields.endswith("}"):
+            hop.silver()
+            assert oracle.read(hop.silver_table.path or "").sort_by("__key")["n"].to_pylist() == [0, 1, 0, 0]
+
+
+def columns(table: pa.Table, *names: str) -> list[list[Any]]:
+    return [table[name].to_pylist() for name in names]
+
+
 def _live(table: Any) -> live_files.LiveFiles:
     live = live_files.LiveFiles(Path(table.path))
     assert live.at(local_log.newest_version(live.folder) or 0)
@@ -228,6 +403,20 @@ def test_an_event_in_quarantine_holds_back_its_own_document_alone(hop: Hop) -> N
     assert sorted(oracle.read(hop.gold_table.path or "")["n"].to_pylist())[-2:] == [3, 3]
 
 
+def test_an_update_waits_behind_an_event_of_its_document_in_quarantine(tmp_path: Path) -> None:
+    with without_spark.running():
+        hop = Hop(tmp_path, **{"keep.document": True})
+        hop.append((1, document(1, n=0)), (2, document(2, n=0)))
+        hop.silver()
+        hop.note_fact(1, quarantine.Reason.UNREADABLE_UPDATE, to=1)
+        hop.append((2, {"updatedFields": '{"n":2}'}))
+        hop.silver()
+        hop.append((1, {"updatedFields": '{"n":1}'}))
+        with pytest.raises(NeedsSpark):
+            hop.silver()
+        assert sorted(oracle.read(hop.silver_table.path or "")["n"].to_pylist()) == [0, 2]
+
+
 def test_keys_of_a_large_table_are_known_to_be_sparks_before_documents_are_typed(
     hop: Hop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,6 +442,26 @@ def test_a_long_span_over_a_large_table_is_not_cut_for_this_process(hop: Hop, mo
     monkeypatch.setattr(live_files, "MANY_ROWS", 3)
     hop.silver()
     assert len(spans) == 4
+
+
+def test_a_long_span_of_updates_is_cut_by_the_documents_that_they_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of which no more are held at a time than of documents that came whole."""
+    text = random.Random(0).randbytes(5000).hex()
+    with without_spark.running():
+        hop = Hop(tmp_path, **{"keep.document": True})
+        hop.append(*((key, document(key, n=0, text=text[key:])) for key in range(4)))
+        hop.silver()
+        for n in range(3):
+            hop.append(*((key, {"updatedFields": f'{{"n":{n}}}'}) for key in (1, 2)))
+        monkeypatch.setattr(small_batch, "SERVICE_EVENTS", 2)
+        monkeypatch.setattr(small_batch, "PORTION_BYTES", 20_000)
+        before = local_log.newest_version(Path(hop.silver_table.path or ""))
+        hop.silver()
+        batches = oracle.read(hop.silver_table.path or "", version=(before or 0) + 2)["__batch"].to_pylist()
+        assert sorted(batches) == [1, 1, 2, 2]
+        assert oracle.read(hop.silver_table.path or "").sort_by("__key")["n"].to_pylist() == [0, 2, 2, 0]
 
 
 @pytest.mark.parametrize(("events", "is_done"), [(5, True), (6, False)])

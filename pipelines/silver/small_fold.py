@@ -1,0 +1,218 @@
+"""Partial updates of a batch that this process applies itself: folded onto the documents that it finds in the table's files.
+
+What `partial_updates` says in SQL of any events, of such as are newer than what the table has seen.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc_core.bronze import columns as bronze
+from cdc_core.silver import fold
+from pipelines.delta import live_files, table_schema, upsert
+
+PART_ROWS = 4096
+"""So many documents are folded at a time."""
+
+READ_BYTES = 512 * 2**20
+"""Documents are looked for in files with so many bytes of them, a quarter of a second's work, for a few updates."""
+
+UPDATE_READ_BYTES = 32 * 2**10
+"""And for so many bytes more with each update, which costs as much as folding it. Executors share more."""
+
+_DOCUMENT = "__document"
+_STORED = (upsert.KEY, "__sequence", "__known", "__deleted", "__incomplete", _DOCUMENT)
+
+
+class _History(NamedTuple):
+    """A key's updates, as places among the events, and the document or delete that they come after."""
+
+    decisive: int | None
+    updates: list[int]
+
+
+class _Base(NamedTuple):
+    """What a key's updates change: the place of a document among the stored ones and then the events', None for no document.
+
+    Only updates after `since` are not in it yet; `known` is how far it is known, `is_doubtful` whether it was incomplete.
+    """
+
+    place: int | None
+    known: str = ""
+    since: str = ""
+    is_doubtful: bool = False
+
+
+def are_partial(events: pa.Table) -> pa.ChunkedArray:
+    """Which events are updates without their documents: `reduce.is_partial` of events that are here."""
+    return pc.and_(pc.equal(events["op"], bronze.Op.UPDATE.value), pc.is_null(events["after"]))
+
+
+def folded(events: pa.Table, live: live_files.LiveFiles | None, *, size_bytes: int) -> pa.Table | None:
+    """The events with one document, at the last of them, in the place of each key's partial updates.
+
+    With `__incomplete` and `__known`, which their rows will say. The events are in their order. None where some cannot be folded
+    here: an update or a stored document that cannot be read or is not known, or documents of more than `size_bytes`, or in too
+    large files.
+    """
+    is_partial = are_partial(events).combine_chunks()
+    if not is_partial.true_count:
+        return _marked(events, is_partial, pa.nulls(events.num_rows, pa.string()))
+    descriptions = events["updateDescription"].combine_chunks()
+    if live is None or _DOCUMENT not in live.schema.names or not fold.are_readable(descriptions.filter(is_partial)):
+        return None
+    with _without_collector():
+        histories = _histories(events, is_partial)
+        stored = _stored(live, [key for key, history in histories.items() if history.decisive is None], size_bytes)
+        pending = None if stored is None else _pending(events, histories, stored)
+        if stored is None or pending is None:
+            return None
+        return _with_documents(events, is_partial, pending, stored[_DOCUMENT].combine_chunks())
+
+
+def _stored(live: live_files.LiveFiles, keys: Sequence[str], size_bytes: int) -> pa.Table | None:
+    """What the table holds of the keys; None where that is too much for this process, or cannot be read here."""
+    columns = [name for name in _STORED if name in live.schema.names]
+    read_bytes = READ_BYTES + UPDATE_READ_BYTES * len(keys)
+    try:
+        places = live.places(upsert.KEY, keys)
+        return live_files.rows_at(live, places, columns=columns, size_bytes=size_bytes, read_bytes=read_bytes)
+    except (OSError, pa.ArrowException, table_schema.NotReadable):
+        return None
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Millions of values that hold no cycle."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _histories(events: pa.Table, is_partial: pa.BooleanArray) -> dict[str, _History]:
+    """Of each key the updates after its last document or delete, where there are any."""
+    keys, sequences = events["key"].to_pylist(), events["sequence"].to_pylist()
+    found: dict[str, _History] = {}
+    for number, (key, is_update) in enumerate(zip(keys, is_partial.to_pylist())):
+        if not is_update:
+            found[key] = _History(number, [])
+            continue
+        history = found.setdefault(key, _History(None, []))
+        if history.decisive is None or sequences[number] > sequences[history.decisive]:
+            history.updates.append(number)
+    return {key: history for key, history in found.items() if history.updates}
+
+
+class _Pending(NamedTuple):
+    """A document to be made: its updates, as places among the events, and what they change."""
+
+    updates: list[int]
+    base: _Base
+
+
+def _pending(events: pa.Table, histories: Mapping[str, _History], stored: pa.Table) -> list[_Pending] | None:
+    """The documents to be made, in the order of their last updates; None where a stored one that is needed is not known."""
+    held = _stored_bases(stored)
+    ops, sequences = events["op"].to_pylist(), events["sequence"].to_pylist()
+    found = []
+    for key, (decisive, given) in histories.items():
+        if decisive is None:
+            base = held.get(key, _NOTHING)
+        elif ops[decisive] == bronze.Op.DELETE.value:
+            base = _Base(None, since=sequences[decisive])
+        else:
+            base = _Base(stored.num_rows + decisive, sequences[decisive], sequences[decisive])
+        if base is None:
+            return None
+        updates = [number for number in given if sequences[number] > base.since]
+        if updates:
+            found.append(_Pending(updates, base))
+    return sorted(found, key=_last)
+
+
+def _last(pending: _Pending) -> int:
+    return pending.updates[-1]
+
+
+_NOTHING = _Base(None)
+
+
+def _stored_bases(stored: pa.Table) -> dict[str, _Base | None]:
+    """What the table holds by key; None where its document was not kept."""
+    no = itertools.repeat(None)
+    names = (upsert.KEY, "__sequence", "__known", "__incomplete", "__deleted")
+    columns = (stored[name].to_pylist() if name in stored.column_names else no for name in names)
+    has_text = stored[_DOCUMENT].is_valid().to_pylist()
+    found: dict[str, _Base | None] = {}
+    for place, (key, since, seen, is_incomplete, is_deleted, is_kept) in enumerate(zip(*columns, has_text)):
+        known = since if seen is None else seen
+        # An update after a delete is about another document of the key.
+        base = _Base(None, "", since, bool(is_incomplete)) if is_deleted else _Base(place, known, since, bool(is_incomplete))
+        found[key] = base if is_deleted or is_kept or known == "" else None
+    return found
+
+
+def _with_documents(
+    events: pa.Table, is_partial: pa.BooleanArray, pending: Sequence[_Pending], stored: pa.StringArray
+) -> pa.Table:
+    """The events, with the documents that are made where the last update of each was."""
+    results = pa.Table.from_batches(list(fold.fold_batches(_parts(events, pending, stored))))
+    is_doubtful = pa.array([each.base.is_doubtful for each in pending], pa.bool_())
+    incomplete = pc.or_(results["incomplete"].combine_chunks(), is_doubtful)
+    known = pc.if_else(incomplete, pa.array([each.base.known for each in pending], pa.string()), None)
+
+    whole, last = pc.indices_nonzero(pc.invert(is_partial)).to_pylist(), map(_last, pending)
+    places = _places(sorted((*whole, *last)))
+    is_made, kept = is_partial.take(places), events.take(places)
+
+    def with_made(column: pa.Array, made: pa.Array) -> pa.Array:
+        return made if len(made) == len(column) else pc.replace_with_mask(column, is_made, made)
+
+    documents = with_made(kept["after"].combine_chunks(), results["document"].combine_chunks())
+    return _marked(
+        kept.set_column(kept.column_names.index("after"), "after", documents),
+        with_made(pa.array([False] * len(places), pa.bool_()), incomplete),
+        with_made(pa.nulls(len(places), pa.string()), known),
+    )
+
+
+def _parts(events: pa.Table, pending: Sequence[_Pending], stored: pa.StringArray) -> Iterator[pa.RecordBatch]:
+    """Keys with their bases and updates, for `fold.fold_batches`."""
+    keys, after = events["key"].combine_chunks(), events["after"].combine_chunks()
+    columns = ("sequence", "updateDescription")
+    updates = pa.StructArray.from_arrays([events[name].combine_chunks() for name in columns], names=columns)
+    # All that is copied here is memory that was not touched before, which costs as much as parsing it.
+    texts = stored if after.null_count == len(after) else pa.concat_arrays([stored, after])
+    for start in range(0, max(1, len(pending)), PART_ROWS):
+        part = pending[start : start + PART_ROWS]
+        lists = pa.ListArray.from_arrays(
+            _offsets([len(each.updates) for each in part]),
+            updates.take(_places(number for each in part for number in each.updates)),
+        )
+        bases = texts.take(_places(each.base.place for each in part))
+        yield pa.RecordBatch.from_arrays(
+            [keys.take(_places(map(_last, part))), bases, lists], names=["__key", "base", "updates"]
+        )
+
+
+def _places(numbers: Iterable[int | None]) -> pa.Array:
+    return pa.array(numbers, pa.int64())
+
+
+def _offsets(counts: Sequence[int]) -> pa.Array:
+    return pa.array(itertools.accumulate(counts, initial=0), pa.int32())
+
+
+def _marked(events: pa.Table, is_incomplete: pa.BooleanArray, known: pa.StringArray) -> pa.Table:
+    return events.append_column("__incomplete", is_incomplete).append_column("__known", known)
