@@ -2,7 +2,7 @@
 
 Where a delete takes the row away, the table itself no longer says that the key had one. So the delete is noted in a table
 of its own, and events that come late are compared with it (`not_resurrected`). The other way round, a delete that comes
-late removes no newer row: that is the guard of the MERGE, in `cdc_core.silver.merge`, to which `ranges` sends every late batch.
+late removes no newer row: that is the guard of the MERGE, in `cdc_core.silver.merge`, to which `ranges` sends every late batch (`_is_late`).
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def record(collection: SilverCollection, evolution: schemas.Evolution, number: i
     collection.schema = schemas.record(collection.spark, ops, collection.schema, evolution, collection=name, batch=number)
 
 
-def has_schema(collection: SilverCollection, batch: RowBatch) -> bool:
+def ensured_schema(collection: SilverCollection, batch: RowBatch) -> bool:
     """Whether there is a schema; where there is none, the first documents give it where they can."""
     if not collection.schema.schema.fields:
         begun = schemas.begun(

@@ -92,10 +92,7 @@ def _range(
         # A batch without events of this collection: a commit that moves the position and holds no row.
         collection.move(after)
         return after
-    # After a repair the position is 0, and the rows are there: what is applied again then comes late. What is older than a
-    # sweep is late, too: the row that it would be compared with may be gone. What has the place of the newest is not: all rows
-    # of a snapshot have one place, and of two at one place the later one in bronze counts, as within a range.
-    is_late = not collection.is_empty() and (reached.high is None or counts.low < max(reached.high, reached.swept))
+    is_late = _is_late(collection, counts, reached)
     if not is_late and counts.low >= reached.floor and small_batch.applied(collection, range_, counts, after):
         return after
     collection.needs_steps = True
@@ -125,6 +122,17 @@ def _range(
         if batch.is_late or not _written_at_once(collection, batch):
             batches.through(STEPS, collection, batch)
     return after
+
+
+def _is_late(collection: SilverCollection, counts: survey.EventCounts, reached: registry.SilverPosition) -> bool:
+    """Whether an event of a range may be older than what the table has seen, so that it has to be compared with the table's rows: a
+    delete that comes late removes no newer row.
+
+    After a repair the position is 0, and the rows are there: what is applied again then comes late. What is older than a
+    sweep is late, too: the row that it would be compared with may be gone. What has the place of the newest is not: all rows
+    of a snapshot have one place, and of two at one place the later one in bronze counts, as within a range.
+    """
+    return not collection.is_empty() and (reached.high is None or counts.low < max(reached.high, reached.swept))
 
 
 def _written_at_once(collection: SilverCollection, batch: RowBatch) -> bool:

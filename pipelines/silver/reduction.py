@@ -101,7 +101,7 @@ def at_once(collection: SilverCollection, batch: RowBatch) -> RowBatch | None:
         or collection.keeps_document
         or collection.shows_deleted(batch.counts)
         or not collection.writer.is_direct
-        or not evolve.has_schema(collection, batch)
+        or not evolve.ensured_schema(collection, batch)
     ):
         return None
     # A document that waits for an event in quarantine has readable events, too: no look at them shows that they must wait.

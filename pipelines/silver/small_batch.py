@@ -104,7 +104,7 @@ def applied(
     winners, keys, last_deletes = _reduced(events)
     live = collection.writer.live
     # Before the documents are typed, which is most of the work: whoever has to look for the keys types them again.
-    if live is None or live.is_many(upsert.KEY, keys) or not _has_schema(collection, events, range_.to):
+    if live is None or live.is_many(upsert.KEY, keys) or not _ensured_schema(collection, events, range_.to):
         return False
     evolutions, typed = _typed(collection, events, given)
     del given  # it holds the texts
@@ -249,8 +249,8 @@ def _reduced(events: pa.Table) -> tuple[list[int], list[str], dict[str, str]]:
     return winners, list(last), last_deletes
 
 
-def _has_schema(collection: SilverCollection, events: pa.Table, number: int) -> bool:
-    """As `evolve.has_schema`, of events that are here; of few of them all give the schema."""
+def _ensured_schema(collection: SilverCollection, events: pa.Table, number: int) -> bool:
+    """As `evolve.ensured_schema`, of events that are here; of few of them all give the schema."""
     if collection.schema.schema.fields or events.num_rows <= schemas.BEGINNING:
         return True
     begun = schemas.begun_here(
