@@ -156,6 +156,11 @@ class Layout:
         folders = (*SHADOW_FOLDERS, path_name(db), path_name(collection), attempt)
         return replace(self, root="/".join((self.root.rstrip("/"), *filter(None, folders))))
 
+    def schema(self, layer: str) -> str:
+        """The schema of a catalog that holds a layer's tables, as SQL names it."""
+        assert self.root is None
+        return identifier(*filter(None, (self.catalog, f"{self.schema_prefix}{layer}")))
+
     def ops(self, name: str) -> TableRef:
         """One of the tables about the pipeline itself: schemas, expectations, notifications, signals."""
         return self._table("ops", name)

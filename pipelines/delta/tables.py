@@ -116,10 +116,8 @@ def remove(spark: SparkSession, shadow: tables.Layout) -> None:
     Over Spark Connect the files of a shadow on an object store stay, in no table's way.
     """
     if shadow.root is None:
-        for schema in {
-            str(table).rpartition(".")[0] for table in (shadow.silver("", ""), shadow.quarantine("", ""), shadow.ops(""))
-        }:
-            spark.sql(f"DROP SCHEMA IF EXISTS {schema} CASCADE")
+        for layer in ("silver", "quarantine", "ops"):
+            spark.sql(f"DROP SCHEMA IF EXISTS {shadow.schema(layer)} CASCADE")
         return
     if shadow.root.startswith(("/", "file:")):
         folder = Path("/" + shadow.root.removeprefix("file:").lstrip("/"))

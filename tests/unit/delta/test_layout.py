@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from cdc_core import errors
 from cdc_core.settings import parse as settings
 from cdc_core.tables import layout as tables
 from pipelines.bronze import collections as registry
+from pipelines.delta import tables as delta
 
 
 def test_names_that_fit_keep_their_folder() -> None:
@@ -26,6 +29,24 @@ def test_names_that_are_too_long_are_shortened_and_stay_apart() -> None:
     found = {str(catalog.silver("d" * 63, name)).rpartition(".")[2] for name in ("c" * 255, "c" * 254 + "d")}
     assert len(found) == 2
     assert all(len(name) <= 257 for name in found)
+
+
+class Statements(list[str]):
+    """A session that writes down what it is asked for."""
+
+    def sql(self, statement: str) -> None:
+        self.append(statement)
+
+
+def test_of_a_catalog_a_shadows_own_schemas_go_and_nothing_else() -> None:
+    """Not even one that has the catalog's name."""
+    statements: Any = Statements()
+    layout = tables.Layout(catalog="main", schema_prefix="shop_")
+    delta.remove(statements, layout.shadow("db", "orders"))
+    assert statements == [
+        f"DROP SCHEMA IF EXISTS `main`.`shop_rebuild_db__orders_{layer}` CASCADE"
+        for layer in ("silver", "quarantine", "ops")
+    ]
 
 
 def test_what_mongodb_makes_for_a_moment_is_no_collection() -> None:
