@@ -14,7 +14,7 @@ from cdc_core.bronze import event_rows as events
 from cdc_core.settings.parse import Settings
 from cdc_core.stream import fields as field_filters
 from cdc_core.stream import filters, transactions
-from pipelines.capture import position
+from pipelines.capture import tokens
 from pipelines.capture.control import ControlEvents
 from pipelines.capture.deployment import Deployment
 from pipelines.capture.encoder import Encoder
@@ -66,7 +66,7 @@ class Stream:
                 assert not self._encoder.is_full, "one commit holds all of it"
             if not batch.events:
                 self._encoder.end_transaction(batch.token)
-            at = position.cluster_time(batch.token)
+            at = tokens.cluster_time(batch.token)
             if at > until or (at == until and not batch.events):
                 return
 
