@@ -33,7 +33,7 @@ def record(uri: str, *, database: str, collections: Sequence[str], out: Path, st
     ]
     raw = CodecOptions(document_class=RawBSONDocument, datetime_conversion=DatetimeConversion.DATETIME_MS)
     count = 0
-    with MongoClient(uri, retryReads=True) as client, out.open("a") as file:
+    with MongoClient(uri, retryReads=True) as client, out.open("a", buffering=1) as file:  # it is read meanwhile
         db = client.get_database(database, codec_options=raw)
         end: Timestamp | None = None
         with db.watch(pipeline, max_await_time_ms=200, show_expanded_events=True) as stream:
