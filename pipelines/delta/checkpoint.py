@@ -43,15 +43,17 @@ def actions(path: Path) -> Iterator[dict[str, Any]]:
     """The actions of a checkpoint, as a commit would have them; those that say what is live."""
     with pq.ParquetFile(path) as held:
         # Neither says what is live: fences and tombstones are most of a long log's checkpoint.
-        names = [name for name in held.schema_arrow.names if name not in ("txn", "remove")]
+        actions = [each for each in held.schema_arrow if each.name not in ("txn", "remove")]
+        # What is parsed is there as text, too, and may hold dates that Python has not.
+        names = [f"{each.name}.{field.name}" for each in actions for field in each.type if _is_said(field.name)]
         for row in held.read(names).to_pylist():
             for name, action in row.items():
                 if action is not None:
-                    yield {name: {key: _plain(key, value) for key, value in action.items() if _is_said(key, value)}}
+                    yield {name: {key: _plain(key, value) for key, value in action.items() if value is not None}}
 
 
-def _is_said(key: str, value: Any) -> bool:
-    return value is not None and not key.endswith("_parsed")
+def _is_said(key: str) -> bool:
+    return not key.endswith("_parsed")
 
 
 _MAPS = ("partitionValues", "tags", "configuration")

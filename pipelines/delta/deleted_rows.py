@@ -6,6 +6,7 @@ Source: Delta's protocol, "Deletion Vectors".
 from __future__ import annotations
 
 import json
+import re
 import struct
 import uuid
 from collections.abc import Iterable, Mapping
@@ -25,13 +26,19 @@ def of(vector: Mapping[str, Any], files: TableFiles) -> RowSet:
             case "i":
                 return RowSet.read(deletion_vector.inline(vector["pathOrInlineDv"], vector["sizeInBytes"]))
             case "u":
-                name = deletion_vector.relative_path(vector["pathOrInlineDv"])
-                framed = files.read(name, vector.get("offset") or 0, vector["sizeInBytes"] + deletion_vector.FRAME_BYTES)
+                framed = files.read(
+                    file_of(vector), vector.get("offset") or 0, vector["sizeInBytes"] + deletion_vector.FRAME_BYTES
+                )
                 return RowSet.read(deletion_vector.framed(framed))
             case _:  # a path elsewhere, as a shallow clone has it
                 raise NotReadable
     except (ValueError, LookupError, struct.error) as error:  # cut off, or of another format: Delta says what it is
         raise NotReadable from error
+
+
+def file_of(vector: Mapping[str, Any]) -> str:
+    """The name of the file in the table's folder that a vector lies in."""
+    return deletion_vector.relative_path(vector["pathOrInlineDv"])
 
 
 def without(file: Mapping[str, Any], rows: Iterable[int], files: TableFiles) -> list[dict[str, Any]]:
@@ -43,18 +50,37 @@ def without(file: Mapping[str, Any], rows: Iterable[int], files: TableFiles) -> 
     gone, held = RowSet.of(rows), file.get("deletionVector")
     if held:
         gone |= of(held, files)  # a file has one deletion vector: the new one holds the rows of the old one, too
-    count, stats = len(gone), json.loads(file["stats"])
+    count, rows_written = len(gone), _rows_written(file)
     if held and count == held["cardinality"]:
         return []
     same = {name: file[name] for name in ("path", "partitionValues", "size", "deletionVector") if name in file}
     removed = {"remove": {**same, "deletionTimestamp": clock.now_ms(), "dataChange": True, "extendedFileMetadata": True}}
     # No row is left: the file goes, and gets no vector of all its rows.
-    if stats["numRecords"] == count:
+    if rows_written == count:
         return [removed]
-    stats["tightBounds"] = False  # the least or the greatest value may be gone
-    added = {**file, "stats": json.dumps(stats), "deletionVector": _written(gone, files), "dataChange": True}
+    added = {**file, "stats": _with_loose_bounds(file["stats"]), "deletionVector": _written(gone, files), "dataChange": True}
     # For Delta a file is its name with its vector: the old pair goes, and the new one comes.
     return [{"add": added}, removed]
+
+
+def _rows_written(file: Mapping[str, Any]) -> int:
+    try:
+        return int(json.loads(file["stats"])["numRecords"])
+    except (ValueError, TypeError, KeyError) as error:  # somebody else's, which Delta asks the file for
+        raise NotReadable from error
+
+
+def _with_loose_bounds(stats: str) -> str:
+    """A file's statistics that say that the least or the greatest value may be gone.
+
+    As text: a decimal has more digits than a number of Python keeps, and a bound that is rounded hides rows from readers.
+    """
+    if "tightBounds" in json.loads(stats):
+        return _TIGHT_BOUNDS.sub('"tightBounds":false', stats)
+    return f'{stats.rstrip()[:-1]},"tightBounds":false}}'
+
+
+_TIGHT_BOUNDS = re.compile(r'"tightBounds"\s*:\s*true')
 
 
 def _written(rows: RowSet, files: TableFiles) -> dict[str, Any]:

@@ -50,3 +50,19 @@ def test_a_vector_that_cannot_be_read_here_is_left_to_delta(tmp_path: Path, cont
 def test_a_vector_elsewhere_is_left_to_delta(tmp_path: Path) -> None:
     with pytest.raises(NotReadable):
         deleted_rows.of({"storageType": "p", "pathOrInlineDv": "file:/x.bin", "sizeInBytes": 9}, LocalFiles(tmp_path))
+
+
+@pytest.mark.parametrize("said", ["", ',"tightBounds":true', ', "tightBounds" : true', ',"tightBounds":false'])
+def test_bounds_keep_their_digits(tmp_path: Path, said: str) -> None:
+    """A decimal's bound has more digits than a float: rounded, it would hide rows from whoever looks for them."""
+    bounds = '"minValues":{"d":9007199254740993.5,"s":"\\"tightBounds\\":true"},"maxValues":{"d":12345678901234567890.123}'
+    stats = f'{{"numRecords":5,{bounds}{said}}}'
+    added, _ = deleted_rows.without({**FILE, "stats": stats}, [1], LocalFiles(tmp_path))
+    assert bounds in added["add"]["stats"]
+    assert json.loads(added["add"]["stats"])["tightBounds"] is False
+
+
+@pytest.mark.parametrize("stats", ["", "{}", '{"minValues":{}}', "null"])
+def test_statistics_without_a_count_are_left_to_delta(tmp_path: Path, stats: str) -> None:
+    with pytest.raises(NotReadable):
+        deleted_rows.without({**FILE, "stats": stats}, [1], LocalFiles(tmp_path))

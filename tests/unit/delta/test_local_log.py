@@ -131,3 +131,14 @@ def test_a_checkpoint_that_is_noted_and_gone_or_newer_than_wanted_is_looked_for(
 
 def _checkpoint_of(folder: Path, version: int) -> Path:
     return folder / "_delta_log" / f"{version:020}.checkpoint.parquet"
+
+
+def test_a_checkpoint_with_dates_beyond_python(tmp_path: Path) -> None:
+    stats = pa.struct([("maxValues", pa.struct([("at", pa.timestamp("us"))]))])
+    parsed = pa.array([{"maxValues": {"at": 2**62}}], pa.struct([("maxValues", pa.struct([("at", pa.int64())]))])).cast(
+        stats
+    )
+    add = pa.StructArray.from_arrays([pa.array(["a.parquet"]), parsed], names=["path", "stats_parsed"])
+    path = tmp_path / "c.parquet"
+    pq.write_table(pa.table({"add": add, "txn": pa.nulls(1, pa.struct([("appId", pa.string())]))}), path)
+    assert list(checkpoint.actions(path)) == [{"add": {"path": "a.parquet"}}]
