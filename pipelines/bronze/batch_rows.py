@@ -63,6 +63,7 @@ class SweepRow(NamedTuple):
 
 
 def few_rows(
+    spark: SparkSession,
     table: tables.TableRef,
     span: reduce.BatchRange,
     columns: Sequence[str],
@@ -76,8 +77,8 @@ def few_rows(
 
     `among` gives the values of some of the columns that are wanted; what others have is not held, and counts.
     """
-    files = span_files(table, span, among or {})
-    if not files or sum(file.stats.get("numRecords", limit + 1) for file in files) > limit:
+    files = here(spark, table, span, among or {}, limit=limit)
+    if not files:
         return None
     if (bytes_of(files, columns) or 0) > (size_bytes or MANY_BYTES):
         return None
@@ -112,16 +113,38 @@ def bytes_of(files: Sequence[local_log.AddedFile], columns: Sequence[str]) -> in
 
 def _files(table: tables.TableRef, span: reduce.BatchRange, among: Mapping[str, str]) -> list[str]:
     """The files of `span_files` as Spark names them; none where they are many."""
-    files = span_files(table, span, among)
-    return [f"file://{file.path}" for file in files] if len(files) <= MANY_FILES else []
-
-
-def span_files(table: tables.TableRef, span: reduce.BatchRange, among: Mapping[str, str] = {}) -> list[local_log.AddedFile]:
-    """The files that hold all rows of the span among these and none of another span, the oldest first; none where that is not
-    known."""
     folder = local_log.folder(table)
     if folder is None or _GLOB.search(str(folder)):
         return []
+    files = span_files(folder, span, among)
+    return [f"file://{file.path}" for file in files] if len(files) <= MANY_FILES else []
+
+
+def here(
+    spark: SparkSession,
+    table: tables.TableRef,
+    span: reduce.BatchRange,
+    among: Mapping[str, str],
+    *,
+    limit: int | None = None,
+) -> list[local_log.AddedFile]:
+    """`span_files` for this process to read, copied where they lie in a store; none where they have more than `limit` rows, too."""
+    folder = local_log.readable(spark, table)
+    if folder is None:
+        return []
+    files = span_files(folder, span, among)
+    if limit is not None and sum(file.stats.get("numRecords", limit + 1) for file in files) > limit:
+        return []
+    try:
+        local_log.bring(folder, files)
+    except OSError:
+        return []
+    return files
+
+
+def span_files(folder: Path, span: reduce.BatchRange, among: Mapping[str, str] = {}) -> list[local_log.AddedFile]:
+    """The files that hold all rows of the span among these and none of another span, the oldest first; none where that is not
+    known."""
     files = local_log.appended(folder, lambda commit: _is_up_to(span.after, commit))
     held: list[local_log.AddedFile] = []
     for file in files or ():
@@ -148,6 +171,17 @@ def may_hold(file: local_log.AddedFile, column: str, value: str) -> bool:
 def _is_up_to(batch: int, commit: local_log.Commit) -> bool:
     held = (commit.metadata or {}).get("batch")
     return isinstance(held, int) and held <= batch
+
+
+def brought(
+    folder: Path, files: Sequence[local_log.AddedFile], columns: list[str], *, where: list[tuple[str, str, Any]] | None
+) -> pa.Table | None:
+    """`read` of files of the table in this folder, which are copied first where it lies in a store."""
+    try:
+        local_log.bring(folder, files)
+    except OSError:
+        return None
+    return read([file.path for file in files], columns, where=where)
 
 
 def read(paths: Sequence[Path], columns: list[str], *, where: list[tuple[str, str, Any]] | None) -> pa.Table | None:

@@ -197,7 +197,7 @@ def unclaimed_position(spark: SparkSession, table: tables.TableRef) -> Unclaimed
 
 def read_position(spark: SparkSession, table: tables.TableRef) -> BronzePosition | None:
     """The position that the rows carry: the token of the last row of the last batch; None for an empty table."""
-    held = _last_rows(table)
+    held = _last_rows(spark, table)
     if held is not None:
         return _position(held)
     batch = spark.sql(f"SELECT max(batch) AS batch FROM {table}").collect()[0].batch
@@ -215,29 +215,30 @@ def _position(last: pa.Table) -> BronzePosition | None:
     return BronzePosition(row["resume_token"], row["batch"], row["offset"])
 
 
-def _last_rows(table: tables.TableRef) -> pa.Table | None:
+def _last_rows(spark: SparkSession, table: tables.TableRef) -> pa.Table | None:
     """Token and numbers of the rows that the newest files hold; None where only Delta can tell them."""
-    folder = local_log.folder(table)
+    folder = local_log.readable(spark, table)
     files = None if folder is None else local_log.files(folder)
-    if files is None:
+    if folder is None or files is None:
         return None
     spans = [(file.between("batch"), file) for file in files if file.stats.get("numRecords") != 0]
     # A file without statistics may hold the newest batch.
     if any(span is None for span, _ in spans):
         return None
     newest = max((span[1] for span, _ in spans if span), default=None)
-    paths = [file.path for span, file in spans if span and span[1] == newest]
-    return batch_rows.read(paths, ["resume_token", "batch", "offset"], where=[("batch", "==", newest)] if paths else None)
+    last = [file for span, file in spans if span and span[1] == newest]
+    where = [("batch", "==", newest)] if last else None
+    return batch_rows.brought(folder, last, ["resume_token", "batch", "offset"], where=where)
 
 
 def _payload_rows(spark: SparkSession, table: tables.TableRef, kind: bronze.RowKind, *begins: str) -> list[dict[str, Any]]:
     """Token, offset, payload, clock and batch of the rows of a kind whose payloads begin so, in order; without a Spark job where this process sees the files."""
-    columns, folder = ["resume_token", "offset", "payload", "ts_ms", "batch"], local_log.folder(table)
+    columns, folder = ["resume_token", "offset", "payload", "ts_ms", "batch"], local_log.readable(spark, table)
     files = None if folder is None else local_log.files(folder)
     rows = None
-    if files is not None:
-        paths = [file.path for file in files if batch_rows.may_hold(file, "kind", kind.value)]
-        rows = batch_rows.read(paths, columns, where=[("kind", "==", kind.value)])
+    if folder is not None and files is not None:
+        held = [file for file in files if batch_rows.may_hold(file, "kind", kind.value)]
+        rows = batch_rows.brought(folder, held, columns, where=[("kind", "==", kind.value)])
     if rows is None:
         names = ", ".join(f"`{name}`" for name in columns)
         rows = spark.sql(f"SELECT {names} FROM {table} WHERE kind = '{kind.value}'").toArrow()
@@ -261,7 +262,7 @@ def newest(spark: SparkSession, table: tables.TableRef) -> BronzeHead:
     if isinstance(said.get("batch"), int):
         return BronzeHead(said["batch"], said.get("log"))
     own = table_history.last_commit(spark, table)
-    rows = _last_rows(table)
+    rows = _last_rows(spark, table)
     if rows is None:
         batch = spark.sql(f"SELECT max(batch) AS batch FROM {table}").collect()[0].batch or 0
     else:
@@ -397,7 +398,7 @@ def heartbeat_row(payload: Mapping[str, Any], *, token: str, batch: int, offset:
 
 
 def _check_columns(spark: SparkSession, table: tables.TableRef) -> None:
-    folder = local_log.folder(table)
+    folder = local_log.readable(spark, table)
     known = None if folder is None else local_log.columns(folder)
     found = set(spark.table(str(table)).columns if known is None else known)
     missing = [name for name in bronze.SCHEMA.names if name not in found]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from cdc_core.silver import quarantine as quarantine_rules
 from cdc_core.silver import reduce
 from cdc_core.tables import layout as tables
-from pipelines.delta import live_files, local_log, query_execution, table_errors, table_schema
+from pipelines.delta import live_files, query_execution, table_errors, table_schema
 from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
@@ -64,12 +64,14 @@ class HeldEvents:
     """Of which documents a quarantine holds events, as this process sees its files, without a query."""
 
     live: live_files.LiveFiles
+    _files: list[dict[str, Any]] | None = None
+    _facts: list[tuple[Any, ...]] = field(default_factory=list)
 
     @staticmethod
-    def of(table: tables.TableRef) -> HeldEvents | None:
+    def of(spark: SparkSession, table: tables.TableRef) -> HeldEvents | None:
         """None where this process does not see the table."""
-        folder = local_log.folder(table)
-        return None if folder is None else HeldEvents(live_files.LiveFiles(folder))
+        live = live_files.of(spark, table)
+        return None if live is None else HeldEvents(live)
 
     def keys(self, *, before: int) -> frozenset[str] | None:
         """The keys of the documents, for a range behind the batch `before`; None where that cannot be told from here.
@@ -77,16 +79,27 @@ class HeldEvents:
         By the facts up to that batch, and by all of them: a larger range that was not applied in the end may have left some of
         later batches. An event without a key holds nothing back.
         """
-        newest = local_log.newest_version(self.live.folder)
-        columns = (*quarantine_rules.IDENTITY, "reason", "to", "batch")
         try:
+            newest = self.live.newest()
             if newest is None or not self.live.at(newest):
                 return None
-            facts = self.live.rows_above("to", -1, columns=columns, limit=MANY_FACTS)
+            facts = self._read()
         except (OSError, pa.ArrowException, table_schema.NotReadable):
             return None
-        rows = list(zip(*(facts[name].to_pylist() for name in columns)))
-        return _held_keys(row for row in rows if row[4] <= before) | _held_keys(rows)
+        return _held_keys(fact for fact in facts if fact[_TO] <= before) | _held_keys(facts)
+
+    def _read(self) -> list[tuple[Any, ...]]:
+        """The facts, each as `_FACT`: read anew where the table's files are others. Raises as `LiveFiles.rows_above`."""
+        files = self.live.files()
+        if files != self._files:
+            facts = self.live.rows_above("to", -1, columns=_FACT, limit=MANY_FACTS)
+            self._facts = list(zip(*(facts[name].to_pylist() for name in _FACT)))
+            self._files = files
+        return self._facts
+
+
+_FACT = (*quarantine_rules.IDENTITY, "reason", "to", "batch")
+_TO = _FACT.index("to")
 
 
 def _held_keys(facts: Iterable[Sequence[Any]]) -> frozenset[str]:

@@ -74,7 +74,7 @@ def surveyed(
     are, and none for a few rows in files that this process sees.
     """
     # A Spark query costs more than the reading of a small span, and a service surveys many.
-    few = batch_rows.few_rows(bronze_table, span, SURVEYED, limit=MAX_SURVEYED_ROWS, size_bytes=MAX_SURVEYED_BYTES)
+    few = batch_rows.few_rows(spark, bronze_table, span, SURVEYED, limit=MAX_SURVEYED_ROWS, size_bytes=MAX_SURVEYED_BYTES)
     if few is not None:
         return _surveyed_here(few, only, starts)
     own = "true" if only is None else only.predicate
@@ -173,9 +173,11 @@ class EventsByBatch:
     row_bytes: int
 
 
-def by_batch(bronze_table: tables.TableRef, of: registry.Namespace, span: reduce.BatchRange) -> EventsByBatch | None:
+def by_batch(
+    spark: SparkSession, bronze_table: tables.TableRef, of: registry.Namespace, span: reduce.BatchRange
+) -> EventsByBatch | None:
     """How a collection's events lie in the batches of a span; None where this process does not see all their files."""
-    files = batch_rows.span_files(bronze_table, span, {"db": of.db, "collection": of.collection})
+    files = batch_rows.here(spark, bronze_table, span, {"db": of.db, "collection": of.collection})
     size_bytes = batch_rows.bytes_of(files, ["after"])
     if not files or size_bytes is None:
         return None

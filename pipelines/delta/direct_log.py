@@ -28,6 +28,7 @@ from pipelines.delta import (
     live_files,
     local_log,
     log_actions,
+    stored_files,
     table_errors,
     table_files,
     table_schema,
@@ -230,12 +231,10 @@ class DirectLog:
 
     def _at(self, base: int) -> Any:
         """A transaction on the version `base`, or `VersionTaken`."""
-        held = self._log.unsafeVolatileSnapshot()
+        held, store = self._log.unsafeVolatileSnapshot(), self.store
         # Two looks at file names instead of a listing of the log; another process may have committed since Delta looked
-        # last.
-        has_commit = self.store.has_commit
-        # Where the store cannot tell, the commit does: it is refused where the version is taken.
-        is_newest = held.version() == base and has_commit(base) is not False and not has_commit(base + 1)
+        # last, or the table be gone. Where a look is a request, the commit itself tells whether the next version is taken.
+        is_newest = held.version() == base and store.has_commit(base) and (store.is_remote or not store.has_commit(base + 1))
         transaction = self._begun(held if is_newest else self._newest())
         if transaction.readVersion() != base:
             raise VersionTaken
@@ -325,7 +324,8 @@ class DeletionVectors:
     def _placed(self, table: tables.TableRef, touched: DataFrame) -> DataFrame:
         """The `ROW_LOCATION` of each touched row."""
         if touched.columns == [*upsert.ROW_LOCATION]:
-            return touched
+            # Planned anew for each attempt: a frame that was read once looks at the files of that version for good.
+            return touched.select(*upsert.ROW_LOCATION)
         (key,) = touched.columns
         rows = self._spark.table(str(table)).select(key, *upsert.row_location())
         return rows.join(touched, key, "left_semi").select(*upsert.ROW_LOCATION)
@@ -392,7 +392,7 @@ def _reached(spark: SparkSession, table: tables.TableRef) -> DirectLog:
         raise _NoDirectLog("Spark runs in another process (Spark Connect)")
     if folder is None and sparks.is_databricks():
         raise _NoDirectLog("Databricks commits to its stores itself")
-    files = table_files.StoredFiles(spark, table.path) if folder is None else table_files.LocalFiles(folder)
+    files = stored_files.StoredFiles(spark, table.path) if folder is None else table_files.LocalFiles(folder)
     try:
         return DirectLog(spark, table.path if folder is None else str(folder), files)
     except (AttributeError, TypeError, Py4JError) as error:  # what a class or a method raises that is not there

@@ -16,7 +16,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,8 +25,12 @@ import pyarrow.parquet as pq
 from pyspark.sql.types import StructType
 
 from cdc_core.tables import definition
-from pipelines.delta import checkpoint, deleted_rows, local_log, table_schema
+from cdc_core.tables import layout as tables
+from pipelines.delta import checkpoint, deleted_rows, local_log, stored_files, table_schema
 from pipelines.delta.table_files import LocalFiles
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 MANY_ROWS = 50_000_000
 """Keys are looked for in files of at most so many rows, of which a million takes less than a tenth of a second; among more,
@@ -68,6 +73,11 @@ class LiveFiles:
     _files: dict[tuple[object, ...], dict[str, Any]] = field(default_factory=dict)
     _is_readable: bool = True
     _commit: tuple[int, int] | None = None
+
+    def newest(self) -> int | None:
+        """The table's newest version; None where there is none. Raises `OSError` where its store cannot be read."""
+        stored_files.follow(self.folder)
+        return local_log.newest_version(self.folder)
 
     def at(self, version: int) -> bool:
         """Go to a version; whether it can be read here. Where not, the next one is tried anew."""
@@ -112,7 +122,7 @@ class LiveFiles:
         Raises `NotReadable` where they are of more than `MANY_BYTES`.
         """
         names, found, size = self.schema.names, [], 0
-        self._refuse_large(files, set(names))
+        _refuse_large(self.folder, files, set(names))
         for each in files:
             for part in _parts(self.folder, each, names):
                 found.append(table_schema.conformed(part, self.schema))
@@ -135,6 +145,7 @@ class LiveFiles:
         if not files:
             return []
         values_wanted = pa.array(wanted, pa.string())
+        _bring(self.folder, files, with_vectors=False)
         # Arrow leaves Python's lock alone while it reads and compares.
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="medallion-keys") as pool:
             found = pool.map(lambda group: _places(self.folder, group, column, values_wanted), _groups(files))
@@ -148,7 +159,7 @@ class LiveFiles:
         files = self._files_above(column, bound)
         if sum(_count(each) for each in files) > limit:
             raise table_schema.NotReadable
-        self._refuse_large(files, {*columns, column})
+        _refuse_large(self.folder, files, {*columns, column})
         found = [*self.parts_above(column, bound, columns=columns)]
         return pa.concat_tables(found) if found else _schema_of(self.schema, columns).empty_table()
 
@@ -163,7 +174,9 @@ class LiveFiles:
         """
         schema, names = _schema_of(self.schema, columns), list(dict.fromkeys([*columns, column]))
         try:
-            for file in self._files_above(column, bound):
+            files = self._files_above(column, bound)
+            _bring(self.folder, files)
+            for file in files:
                 for part in _parts(self.folder, file, names):
                     above = part.filter(pc.fill_null(pc.greater(part[column], bound), False))
                     if above.num_rows:
@@ -174,11 +187,6 @@ class LiveFiles:
     def _files_above(self, column: str, bound: int) -> list[dict[str, Any]]:
         highest = ((each, _said(each.get("stats"), column)[2]) for each in self.files())
         return [each for each, high in highest if high is None or high > bound]
-
-    def _refuse_large(self, files: Sequence[Mapping[str, Any]], columns: Collection[str]) -> None:
-        paths = [local_log.data_path(self.folder, each["path"]) for each in files]
-        if sum(local_log.columns_bytes(path, columns) for path in paths) > MANY_BYTES:
-            raise table_schema.NotReadable
 
     # --- the log
 
@@ -197,6 +205,7 @@ class LiveFiles:
         """The version from the newest checkpoint up to it."""
         self._files.clear()
         self.version, self._is_readable = -1, True
+        stored_files.follow(self.folder)
         begun = checkpoint.newest(self.folder, version)
         if begun is not None:
             for action in checkpoint.actions(begun):
@@ -247,6 +256,32 @@ class LiveFiles:
         )
 
 
+def of(spark: SparkSession, table: tables.TableRef) -> LiveFiles | None:
+    """The files of a path table on a file system that this process sees, or in a store that it reaches."""
+    folder = local_log.folder(table)
+    if folder is None and table.path is not None:
+        folder = stored_files.place(spark, table.path)
+    return None if folder is None else LiveFiles(folder)
+
+
+def _refuse_large(folder: Path, files: Sequence[Mapping[str, Any]], columns: Collection[str]) -> None:
+    """Raise `NotReadable` where these columns of the files, which are copied if need be, are of more than `MANY_BYTES`."""
+    _bring(folder, files)
+    paths = [local_log.data_path(folder, each["path"]) for each in files]
+    if sum(local_log.columns_bytes(path, columns) for path in paths) > MANY_BYTES:
+        raise table_schema.NotReadable
+
+
+def _bring(folder: Path, files: Sequence[Mapping[str, Any]], *, with_vectors: bool = True) -> None:
+    """Copy what lies in a store of these files, and which of their rows are deleted. Raises `OSError`."""
+    if not stored_files.is_copy(folder):
+        return
+    vectors = [each["deletionVector"] for each in files if with_vectors and each.get("deletionVector")]
+    named: list[tuple[str, int | None]] = [(unquote(each["path"]), each["size"]) for each in files]
+    named += [(deleted_rows.file_of(each), None) for each in vectors if each["storageType"] == "u"]
+    stored_files.bring(folder, named)
+
+
 def _groups(files: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     """The files in groups of at most `_GROUP_ROWS` rows, or one file."""
     group: list[dict[str, Any]] = []
@@ -291,6 +326,7 @@ def rows_at(
     Raises `NotReadable` where they are of more than `size_bytes`, or the columns of their files of more than `read_bytes`.
     """
     schema, left = _schema_of(live.schema, columns), size_bytes
+    _bring(live.folder, [file for file, _ in places])
     present = [(file, numbers) for file, given in places if (numbers := _present(live.folder, file, given))]
     paths = [local_log.data_path(live.folder, file["path"]) for file, _ in present]
     if sum(local_log.columns_bytes(path, set(columns)) for path in paths) > read_bytes:
@@ -391,14 +427,14 @@ def _held(parquet: pq.ParquetFile, columns: Collection[str]) -> list[str]:
 def _stamp(folder: Path, version: int) -> tuple[int, int] | None:
     """What tells a version's commit from another one of the same number; None where the log has none."""
     try:
-        found = (folder / "_delta_log" / f"{version:020}.json").stat()
+        found = stored_files.commit_path(folder, version).stat()
     except FileNotFoundError:
         return None
     return found.st_ino, found.st_mtime_ns
 
 
 def _actions(folder: Path, version: int) -> Iterator[dict[str, Any]]:
-    text = (folder / "_delta_log" / f"{version:020}.json").read_text("utf-8")
+    text = stored_files.commit_path(folder, version).read_text("utf-8")
     return (json.loads(line) for line in text.split("\n") if line)
 
 

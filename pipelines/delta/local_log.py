@@ -1,5 +1,7 @@
 """Delta tables on a file system that this process sees: what their logs and their small files say, without a Spark job.
 
+Of a table in an object store it sees copies (`stored_files`), which are brought up to date where `readable` gives their folder.
+
 What is read here is what Delta's protocol writes down plainly: commits as lines of JSON, and checkpoints of one Parquet
 file. Where a table uses more than that (deletion vectors, column mapping, partitions, checkpoints in parts), `rows`
 says so by None, and the caller asks Spark.
@@ -11,12 +13,13 @@ import contextlib
 import functools
 import itertools
 import json
+import logging
 import os
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -24,7 +27,12 @@ import pyarrow.parquet as pq
 
 from cdc_core.tables import claims
 from cdc_core.tables import layout as tables
-from pipelines.delta import checkpoint
+from pipelines.delta import checkpoint, stored_files
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
 
 _COMMIT = re.compile(r"[0-9]{20}\.json")
 
@@ -51,6 +59,7 @@ class AddedFile:
 
     path: Path
     stats: dict[str, Any]
+    size: int | None = None
 
     def between(self, column: str) -> tuple[Any, Any] | None:
         """The least and the greatest value of a column, where they are known."""
@@ -65,6 +74,26 @@ def folder(table: tables.TableRef) -> Path | None:
     if table.path.startswith("file:"):
         return Path("/" + table.path[len("file:") :].lstrip("/"))
     return Path(table.path) if table.path.startswith("/") and not table.path.startswith("/Volumes/") else None
+
+
+def readable(spark: SparkSession, table: tables.TableRef) -> Path | None:
+    """The folder where this process reads a path table as it is now: its own, or copies of what a store has; None where there is
+    neither, or the store cannot be reached."""
+    own = folder(table)
+    copies = None if own is not None or table.path is None else stored_files.place(spark, table.path)
+    if copies is None:
+        return own
+    try:
+        stored_files.follow(copies)
+    except OSError as error:
+        log.debug("%s is read by Spark: %s", table.label, error)
+        return None
+    return copies
+
+
+def bring(folder: Path, files: Iterable[AddedFile]) -> None:
+    """Copy data files that the folder of a copied log has not yet. Raises `OSError`, as `stored_files.bring`."""
+    stored_files.bring(folder, ((str(file.path.relative_to(folder)), file.size) for file in files))
 
 
 def tables_below(root: Path) -> list[Path]:
@@ -124,7 +153,7 @@ def commits(folder: Path) -> Iterator[Commit]:
     """The commits that the log holds as JSON, newest first."""
     for name in _newest_first(folder):
         try:
-            with open(folder / "_delta_log" / name, encoding="utf-8") as lines:
+            with open(stored_files.commit_path(folder, int(name[:20])), encoding="utf-8") as lines:
                 # Only this line is parsed: the others may name thousands of files.
                 infos = (json.loads(line)["commitInfo"] for line in lines if line.startswith('{"commitInfo"'))
                 info: dict[str, Any] = next(infos, {})
@@ -155,7 +184,7 @@ def _changed(folder: Path, version: int) -> frozenset[tuple[str, str]]:
     """The files that are in a version or in the one before it, and not in both; with another deletion vector it is
     another file."""
     found: set[tuple[str, str]] = set()
-    for line in (folder / "_delta_log" / f"{version:020}.json").read_text("utf-8").split("\n"):
+    for line in stored_files.commit_path(folder, version).read_text("utf-8").split("\n"):
         action = json.loads(line) if line else {}
         for file in (action.get("add"), action.get("remove")):
             if file is not None:
@@ -228,17 +257,20 @@ def rows(folder: Path, schema: pa.Schema) -> pa.Table | None:
     None where only Delta can tell the rows.
     """
     try:
-        found = [pq.ParquetFile(file.path).read() for file in _LogFiles.read(folder).files()]
-    except (_NotPlain, FileNotFoundError):
+        live = _LogFiles.read(folder).files()
+        bring(folder, live)
+        found = [pq.ParquetFile(file.path).read() for file in live]
+    except (_NotPlain, OSError):
         return None
     return aligned(pa.concat_tables(found, promote_options="permissive") if found else schema.empty_table(), schema)
 
 
-def part(file: AddedFile, schema: pa.Schema) -> pa.Table | None:
+def part(folder: Path, file: AddedFile, schema: pa.Schema) -> pa.Table | None:
     """The columns of `schema` of one file's rows; None where it is gone meanwhile."""
     try:
+        bring(folder, [file])
         return aligned(pq.ParquetFile(file.path).read(), schema)
-    except FileNotFoundError:
+    except OSError:
         return None
 
 
@@ -281,8 +313,8 @@ def appended(folder: Path, is_before: Callable[[Commit], bool]) -> list[AddedFil
     removed: set[str] = set()
     for name in itertools.islice(_newest_first(folder), LOOKED_THROUGH):
         try:
-            lines = (folder / "_delta_log" / name).read_text("utf-8").split("\n")
-        except FileNotFoundError:
+            lines = stored_files.commit_path(folder, int(name[:20])).read_text("utf-8").split("\n")
+        except OSError:
             return None
         actions = [json.loads(line) for line in lines if line]
         info: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
@@ -299,9 +331,13 @@ def appended(folder: Path, is_before: Callable[[Commit], bool]) -> list[AddedFil
             return None
         # Newest first: a file that a later compaction removed is in `removed` before the commit that added it is reached.
         live = (each for each in added if each["path"] not in removed)
-        found += [AddedFile(folder / unquote(each["path"]), json.loads(each.get("stats") or "{}")) for each in live]
+        found += [_added_file(folder, each) for each in live]
         removed.update(action["remove"]["path"] for action in actions if "remove" in action)
     return None
+
+
+def _added_file(folder: Path, added: dict[str, Any]) -> AddedFile:
+    return AddedFile(folder / unquote(added["path"]), json.loads(added.get("stats") or "{}"), added.get("size"))
 
 
 def _is_plain(added: dict[str, Any]) -> bool:
@@ -319,8 +355,8 @@ class _LogFiles:
     """The data files of a table's newest version, while its log is replayed."""
 
     folder: Path
-    live: dict[str, str | None] = field(default_factory=dict)
-    """Delta's statistics of each file, by its name."""
+    live: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The `add` action of each file, by its name."""
 
     @staticmethod
     def read(folder: Path) -> _LogFiles:
@@ -344,9 +380,7 @@ class _LogFiles:
 
     def files(self) -> list[AddedFile]:
         """The files, in the order of their names."""
-        return [
-            AddedFile(self.folder / unquote(name), json.loads(stats or "{}")) for name, stats in sorted(self.live.items())
-        ]
+        return [_added_file(self.folder, added) for _, added in sorted(self.live.items())]
 
     def _checkpoint(self, path: Path) -> None:
         held = pq.ParquetFile(path)
@@ -362,7 +396,7 @@ class _LogFiles:
         if add := action.get("add"):
             if not _is_plain(add):
                 raise _NotPlain
-            self.live[add["path"]] = add.get("stats")
+            self.live[add["path"]] = add
         if remove := action.get("remove"):
             self.live.pop(remove["path"], None)
         if action.get("sidecar"):

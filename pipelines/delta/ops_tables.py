@@ -76,20 +76,20 @@ def note(
 
 def rows(spark: SparkSession, table: tables.TableRef, schema: pa.Schema) -> pa.Table:
     """All rows of a table of facts, in no order, as `schema` has its columns."""
-    folder = local_log.folder(table)
+    folder = local_log.readable(spark, table)
     found = None if folder is None else local_log.rows(folder, schema)
     return found if found is not None else _by_spark(spark, table, schema)
 
 
 def parts(spark: SparkSession, table: tables.TableRef, schema: pa.Schema) -> Iterator[pa.Table]:
     """The same, a file at a time, for tables with long texts; some rows twice where a file is removed meanwhile."""
-    folder = local_log.folder(table)
+    folder = local_log.readable(spark, table)
     files = None if folder is None else local_log.files(folder)
-    if files is None:
+    if folder is None or files is None:
         yield _by_spark(spark, table, schema)
         return
     for file in files:
-        part = local_log.part(file, schema)
+        part = local_log.part(folder, file, schema)
         if part is None:
             yield _by_spark(spark, table, schema)
             return

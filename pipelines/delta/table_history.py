@@ -5,6 +5,7 @@ Every commit of ours carries the table's position and its writer's claim as `use
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -23,10 +24,13 @@ RESTORED = "restored"
 
 
 def commits(spark: SparkSession, table: tables.TableRef, *, limit: int | None = None) -> list[Commit]:
-    """The newest commits, newest first; on a local file system from the log itself, which takes no Spark job."""
-    folder = local_log.folder(table)
-    if folder is not None and (folder / "_delta_log").is_dir():
-        return list(itertools.islice(local_log.commits(folder), limit))
+    """The newest commits, newest first; from the log itself where this process reads it, which takes no Spark job."""
+    if limit is not None:
+        found = list(itertools.islice(_read_here(spark, table), limit))
+        if len(found) == limit:
+            return found
+    if local_log.folder(table) is not None and (found := list(_read_here(spark, table))):
+        return found
     suffix = "" if limit is None else f" LIMIT {limit}"
     with table_errors.translating(table):
         rows = (
@@ -43,6 +47,16 @@ def commits(spark: SparkSession, table: tables.TableRef, *, limit: int | None = 
         )
         for row in rows
     ]
+
+
+def _read_here(spark: SparkSession, table: tables.TableRef) -> Iterator[Commit]:
+    """The newest commits, newest first, as far back as this process reads the log."""
+    folder = local_log.readable(spark, table)
+    if folder is None or not (folder / "_delta_log").is_dir():
+        return
+    # Of a log in a store the older commits are not here, or may be out of reach just now: Spark goes on.
+    with contextlib.suppress(*(() if local_log.folder(table) is not None else (OSError,))):
+        yield from local_log.commits(folder)
 
 
 def _restored(said: str | None) -> int:
@@ -70,12 +84,13 @@ def since(spark: SparkSession, table: tables.TableRef, version: int) -> list[Com
 
 def _newest_first(spark: SparkSession, table: tables.TableRef) -> Iterator[Commit]:
     """The whole history, newest first, read in portions that grow: most callers stop after the first few commits."""
-    folder = local_log.folder(table)
-    if folder is not None and (folder / "_delta_log").is_dir():
-        yield from local_log.commits(folder)
+    oldest: int | None = None
+    for commit in _read_here(spark, table):
+        oldest = commit.version
+        yield commit
+    if oldest == 0 or (oldest is not None and local_log.folder(table) is not None):
         return
     # Most who ask stop at the first few, and DESCRIBE HISTORY without a limit reads every commit of the log.
-    oldest: int | None = None
     for limit in (30**power for power in itertools.count()):
         listed = commits(spark, table, limit=limit)
         for commit in listed:

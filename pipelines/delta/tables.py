@@ -46,7 +46,7 @@ def layout(lakehouse: Any) -> tables.Layout:
 
 def exists(spark: SparkSession, table: tables.TableRef) -> bool:
     """Whether a Delta table lies there."""
-    folder = local_log.folder(table)
+    folder = local_log.readable(spark, table)
     if folder is not None:
         return local_log.exists(folder)
     try:
@@ -158,8 +158,8 @@ def catalog_location(spark: SparkSession, table: tables.TableRef) -> str:
 
 
 def properties(spark: SparkSession, table: tables.TableRef) -> dict[str, str]:
-    """The table's properties; on a local file system from the log, where its last commits say them."""
-    folder = local_log.folder(table)
+    """The table's properties; from the log where this process reads it, and its last commits say them."""
+    folder = local_log.readable(spark, table)
     found = None if folder is None else local_log.properties(folder)
     if found is not None:
         return found

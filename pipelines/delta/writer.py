@@ -82,8 +82,7 @@ class Writer(StatementCommits):
     @functools.cached_property
     def live(self) -> live_files.LiveFiles | None:
         """The table's files as this process sees them; None where it sees none."""
-        folder = local_log.folder(self.table)
-        return None if folder is None else live_files.LiveFiles(folder)
+        return live_files.of(self.spark, self.table)
 
     @property
     def is_direct(self) -> bool:

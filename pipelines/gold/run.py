@@ -387,7 +387,9 @@ class _GoldRun:
         if self.audit.judges(str(namespace)):
             return None
         if namespace not in self.sources:
-            self.sources[namespace] = small_batch.SourceFiles.of(table.silver, table.deletes, limit=self.process_rows)
+            self.sources[namespace] = small_batch.SourceFiles.of(
+                self.spark, table.silver, table.deletes, limit=self.process_rows
+            )
         return self.sources[namespace]
 
     def _silver(self, namespace: registry.Namespace) -> tables.TableRef:

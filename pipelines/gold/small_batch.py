@@ -16,13 +16,15 @@ from pyspark.sql.types import StructField, StructType
 
 from cdc_core.silver import merge
 from pipelines.bronze import survey
-from pipelines.delta import local_log, table_schema, upsert
+from pipelines.delta import live_files, table_schema, upsert
 from pipelines.delta import tables as delta
 from pipelines.delta.live_files import LiveFiles
 from pipelines.delta.table_schema import NotReadable
 from pipelines.gold import current
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from cdc_core.tables import layout as tables
     from pipelines.delta.writer import Writer
 
@@ -48,12 +50,12 @@ class SourceFiles:
     limit: int
 
     @staticmethod
-    def of(silver: tables.TableRef, deletes: tables.TableRef, *, limit: int = SERVICE_ROWS) -> SourceFiles | None:
+    def of(
+        spark: SparkSession, silver: tables.TableRef, deletes: tables.TableRef, *, limit: int = SERVICE_ROWS
+    ) -> SourceFiles | None:
         """None where this process does not see the tables."""
-        places = local_log.folder(silver), local_log.folder(deletes)
-        if places[0] is None or places[1] is None:
-            return None
-        return SourceFiles(LiveFiles(places[0]), LiveFiles(places[1]), limit)
+        live = live_files.of(spark, silver), live_files.of(spark, deletes)
+        return None if live[0] is None or live[1] is None else SourceFiles(live[0], live[1], limit)
 
     def states(self, above: int) -> pa.Table | None:
         """`__key` and what tells whether a row of silver is a current document, of the rows of later batches; None where they
@@ -182,7 +184,7 @@ def _removed(table: current.GoldTable, sources: SourceFiles) -> dict[str, str]:
     deletes = sources.deletes
     if not delta.exists(table.spark, table.deletes):
         return {}
-    newest = local_log.newest_version(deletes.folder)
+    newest = deletes.newest()
     if newest is None or not deletes.at(newest):
         raise NotReadable
     assert table.work.gold.to is not None

@@ -62,7 +62,7 @@ def ranges(collection: SilverCollection, work: CollectionWork) -> tuple[reduce.B
         return None
     if not (_is_able(collection) and _takes_rows(collection)):
         return None
-    found = survey.by_batch(collection.bronze, collection.namespace, work.span)
+    found = survey.by_batch(collection.spark, collection.bronze, collection.namespace, work.span)
     if found is None:
         return None
     live = collection.writer.live
@@ -180,7 +180,7 @@ def _held_keys(collection: SilverCollection, *, before: int) -> frozenset[str] |
     this process cannot tell."""
     if not delta.exists(collection.spark, collection.quarantine):
         return frozenset()
-    collection.held = collection.held or quarantine_table.HeldEvents.of(collection.quarantine)
+    collection.held = collection.held or quarantine_table.HeldEvents.of(collection.spark, collection.quarantine)
     return None if collection.held is None else collection.held.keys(before=before)
 
 
@@ -193,7 +193,7 @@ def _events(collection: SilverCollection, range_: reduce.BatchRange) -> pa.Table
     limit = max(survey.MAX_DRIVER_ROWS, 2 * collection.process_events)
     among = {"db": namespace.db, "collection": namespace.collection}
     rows = batch_rows.few_rows(
-        collection.bronze, range_, columns, limit=limit, size_bytes=_many_bytes(collection), among=among
+        collection.spark, collection.bronze, range_, columns, limit=limit, size_bytes=_many_bytes(collection), among=among
     )
     if rows is None:
         return None

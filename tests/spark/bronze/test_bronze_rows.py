@@ -75,10 +75,10 @@ def test_many_files_are_asked_of_delta(log: bronze.BronzeLog, monkeypatch: pytes
 def test_large_documents_are_read_by_executors(
     spark: SparkSession, log: bronze.BronzeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = batch_rows.few_rows(log.table, reduce.BatchRange(0, 6), ["batch", "after"], limit=6)
+    found = batch_rows.few_rows(log.spark, log.table, reduce.BatchRange(0, 6), ["batch", "after"], limit=6)
     assert found is not None and found.num_rows == 6
     monkeypatch.setattr(batch_rows, "MANY_BYTES", 10)
-    assert batch_rows.few_rows(log.table, reduce.BatchRange(0, 6), ["batch", "after"], limit=6) is None
+    assert batch_rows.few_rows(log.spark, log.table, reduce.BatchRange(0, 6), ["batch", "after"], limit=6) is None
 
 
 def test_files_of_other_values_are_left_out(log: bronze.BronzeLog) -> None:

@@ -1,0 +1,378 @@
+"""The files of a table in an object store: how this process writes and removes them, and copies of what it reads of them.
+
+A store is reached by way of the JVM of a classic session, which has its address and credentials. No file of a Delta table changes
+once it is there, so that what was copied once stays right, as long as the table is the same one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import hashlib
+import json
+import os
+import shutil
+import threading
+import uuid
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from py4j.protocol import Py4JJavaError
+
+from pipelines.spark import failures as spark_failures
+from pipelines.spark import jvm
+from pipelines.spark import session as sparks
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FETCH_BYTES = 128 * 2**20
+"""So many bytes of a table are copied for one look at it. Executors, which read columns and not files, share more."""
+
+HELD_BYTES = 256 * 2**20
+"""So many bytes of copies this process keeps."""
+
+KEPT_COMMITS = 100
+"""So many commits before a copied checkpoint are copied when somebody asks for them."""
+
+OLD_COMMITS = 1_000
+"""After so many commits a copied log begins anew, at a later checkpoint."""
+
+_THREADS = 8
+_BUFFER_BYTES = 64 * 2**10
+
+
+class TooMuch(OSError):
+    """More than this process copies."""
+
+
+@dataclass(frozen=True)
+class StoredFiles:
+    """A folder in a store that the JVM of a classic session reaches."""
+
+    spark: SparkSession
+    location: str
+    is_remote: ClassVar[bool] = True
+
+    @functools.cached_property
+    def folder(self) -> Path:
+        """Where on this disk the copies of its files lie."""
+        return jvm.scratch() / f"copies-{os.getpid()}.tmp" / hashlib.sha256(self.location.encode()).hexdigest()[:32]
+
+    def draft(self, name: str) -> Path:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return self.folder / name
+
+    def put(self, name: str) -> None:
+        draft = self.draft(name)
+        source = self._path(f"file:{draft}")
+        # By a stream, as Spark writes its own files. `copyFromLocalFile` on S3A takes another client of the SDK, which fails
+        # at stores that answer its `Expect: 100-continue` twice.
+        copy = jvm.java_class(self.spark, "org.apache.hadoop.fs.FileUtil").copy
+        files = self._files
+        try:
+            copy(source.getFileSystem(files.getConf()), source, files, self._at(name), False, True, files.getConf())
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+        _HELD.add(draft)  # whoever reads the table next finds it here
+
+    def write(self, name: str, content: bytes) -> None:
+        out = self._files.create(self._at(name), True)
+        out.write(bytearray(content))
+        out.close()  # what the store refuses, it refuses here
+        self.draft(name).write_bytes(content)
+        _HELD.add(self.draft(name))
+
+    def read(self, name: str, start: int, size: int) -> bytes:
+        self.fetch(name)
+        with (self.folder / name).open("rb") as file:
+            file.seek(start)
+            return file.read(size)
+
+    def remove(self, name: str) -> None:
+        self.draft(name).unlink(missing_ok=True)
+        self._files.delete(self._at(name), False)
+
+    def has_commit(self, version: int) -> bool:
+        return self.is_file(_commit_name(version))
+
+    def fetch(self, name: str, size_bytes: int | None = None) -> Path:
+        """The copy of a file, which is made where there is none. Raises `FileNotFoundError`, another `OSError` where the store
+        cannot be read, and `TooMuch`."""
+        copy = self.folder / name
+        if copy.exists():
+            _HELD.touch(copy)
+            return copy
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        draft = copy.with_name(f"{copy.name}.{uuid.uuid4().hex[:8]}.draft")
+        try:
+            self.download(name, draft, size_bytes)
+            if size_bytes is not None and draft.stat().st_size != size_bytes:
+                raise OSError(errno.EIO, "it is not as long as the log says", str(copy))
+            os.replace(draft, copy)  # whoever reads meanwhile sees all of it or nothing
+        finally:
+            draft.unlink(missing_ok=True)
+        if not name.startswith(_LOG):  # a log with a hole would end before it
+            _HELD.add(copy)
+        return copy
+
+    def download(self, name: str, to: Path, size_bytes: int | None) -> None:
+        """Write a file's content to one on this disk. Raises as `fetch`."""
+        with _store_errors(to):
+            file = self._opened(name, size_bytes)
+            out = jvm.java_class(self.spark, "java.io.FileOutputStream")(str(to))
+            jvm.java_class(self.spark, "org.apache.hadoop.io.IOUtils").copyBytes(file, out, _BUFFER_BYTES, True)
+
+    def status(self, name: str) -> tuple[int, int]:
+        """When a file was written, in milliseconds since 1970, and its size in bytes. Raises as `fetch`."""
+        with _store_errors(self.folder / name):
+            found = self._files.getFileStatus(self._at(name))
+            return found.getModificationTime(), found.getLen()
+
+    def is_file(self, name: str) -> bool:
+        """Whether a file is there: one request, and no exception of Java, which takes a dozen questions. Raises `OSError`."""
+        with _store_errors(self.folder / name):
+            return bool(self._files.isFile(self._at(name)))
+
+    def has_commits(self) -> bool:
+        """Whether there is anything in the table's log. Raises as `fetch`."""
+        with contextlib.suppress(FileNotFoundError), _store_errors(self.folder / _LOG):
+            return any(each.getPath().getName().endswith(".json") for each in self._files.listStatus(self._at(_LOG)))
+        return False
+
+    def _opened(self, name: str, size_bytes: int | None) -> Any:
+        if size_bytes is None:
+            return self._files.open(self._at(name))
+        opening = self._files.openFile(self._at(name)).opt("fs.option.openfile.read.policy", "whole-file")
+        # Then the store need not be asked for it.
+        return opening.opt("fs.option.openfile.length", str(size_bytes)).build().get()
+
+    @functools.cached_property
+    def _files(self) -> Any:
+        """The store's file system, of which Hadoop has one."""
+        return self._at("").getFileSystem(self.spark._jsparkSession.sessionState().newHadoopConf())
+
+    def _at(self, name: str) -> Any:
+        return self._path(f"{self.location.rstrip('/')}/{name}")
+
+    def _path(self, path: str) -> Any:
+        return self._path_class(path)
+
+    @functools.cached_property
+    def _path_class(self) -> Any:
+        return jvm.java_class(self.spark, "org.apache.hadoop.fs.Path")
+
+
+@contextlib.contextmanager
+def _store_errors(path: Path) -> Iterator[None]:
+    """What the store's file system raises, as an `OSError`; that the JVM is gone stays what it is."""
+    try:
+        yield
+    except Py4JJavaError as error:
+        if spark_failures.is_caused_by(error, ("FileNotFoundException",)):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from error
+        raise OSError(errno.EIO, spark_failures.class_name(error), str(path)) from error
+    except TypeError as error:  # a class or a method that this Hadoop has not
+        raise OSError(errno.ENOSYS, str(error), str(path)) from error
+
+
+class _HeldCopies:
+    """The copied data files, of which those that were not read for the longest time go."""
+
+    def __init__(self) -> None:
+        self._sizes: OrderedDict[Path, int] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def add(self, path: Path) -> None:
+        with self._lock, contextlib.suppress(FileNotFoundError):
+            self._sizes[path] = path.stat().st_size
+            self._sizes.move_to_end(path)
+            while sum(self._sizes.values()) > HELD_BYTES and len(self._sizes) > 1:
+                # Whoever has it open goes on reading; whoever opens it now asks Spark.
+                self._sizes.popitem(last=False)[0].unlink(missing_ok=True)
+
+    def touch(self, path: Path) -> None:
+        with self._lock:
+            if path in self._sizes:
+                self._sizes.move_to_end(path)
+
+
+_HELD = _HeldCopies()
+
+
+@dataclass
+class CopiedLog:
+    """The log of one table in a store, from its last checkpoint on, copied commit by commit into a folder like the table's own.
+
+    Nothing is in it as long as the store has no such table.
+    """
+
+    files: StoredFiles
+    _first: int = -1
+    _newest: int = -1
+    _modified_ms: int = -1
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    @property
+    def folder(self) -> Path:
+        return self.files.folder
+
+    def follow(self) -> None:
+        """Copy what was committed since the last look. Raises `OSError` where the log cannot be read, or not by this
+        process."""
+        with self._lock:
+            if self._newest >= 0 and not self._is_same():
+                self._forget()
+            if self._newest < 0 and not self._begin():
+                return
+            while self._is_copied(self._newest + 1):
+                self._newest += 1
+            if self._newest - self._first > OLD_COMMITS:
+                self._begin_later()
+
+    def bring_commit(self, version: int) -> None:
+        """Copy a commit, if that is to be had at a bearable price."""
+        with self._lock:
+            if version > self._newest:
+                self.follow()
+            elif self._first - KEPT_COMMITS <= version < self._first:
+                self.files.fetch(_commit_name(version))
+
+    def _is_same(self) -> bool:
+        """Whether the newest commit that was copied is still that of the store: a table may be removed and made again."""
+        try:
+            status = self.files.status(_commit_name(self._newest))
+        except FileNotFoundError:
+            return False
+        return status == (self._modified_ms, (self.folder / _commit_name(self._newest)).stat().st_size)
+
+    def _forget(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._first = self._newest = self._modified_ms = -1
+
+    def _begin(self) -> bool:
+        """Copy the last checkpoint with its commit, or the first commit; False where there is no table."""
+        noted = self._noted_checkpoint()
+        if noted is not None and self._is_copied(noted):
+            self._first = self._newest = noted
+        elif noted is None and self._is_copied(0):
+            self._first = self._newest = 0
+        elif noted is not None or self.files.has_commits():
+            raise OSError(errno.ENOTSUP, "its log begins in a way that only Delta reads", str(self.folder))
+        return self._newest >= 0
+
+    def _begin_later(self) -> None:
+        """Copy a later checkpoint, and remove the commits that are long before it."""
+        noted = self._noted_checkpoint()
+        if noted is None or noted <= self._first:
+            return
+        for version in range(max(0, self._first - KEPT_COMMITS), noted - KEPT_COMMITS):
+            (self.folder / _commit_name(version)).unlink(missing_ok=True)
+        (self.folder / _checkpoint_name(self._first)).unlink(missing_ok=True)
+        self._first = noted
+
+    def _noted_checkpoint(self) -> int | None:
+        """The version of the checkpoint that the store's log names, which is copied; None where it names none."""
+        name = f"{_LOG}/_last_checkpoint"
+        (self.folder / name).unlink(missing_ok=True)  # the one name of a log that is written more than once
+        if not self.files.is_file(name):
+            return None
+        try:
+            version = int(json.loads(self.files.fetch(name).read_text("utf-8"))["version"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise OSError(
+                errno.ENOTSUP, "what it says of its checkpoint is not to be read here", str(self.folder)
+            ) from error
+        checkpoint = _checkpoint_name(version)
+        if not (self.folder / checkpoint).exists():
+            _, size_bytes = self.files.status(checkpoint)
+            if size_bytes > FETCH_BYTES:
+                raise TooMuch(errno.EFBIG, os.strerror(errno.EFBIG), checkpoint)
+            self.files.fetch(checkpoint, size_bytes)
+        return version
+
+    def _is_copied(self, version: int) -> bool:
+        """Whether the store has the commit, which is copied then."""
+        name = _commit_name(version)
+        if not self.files.is_file(name):
+            return False
+        try:
+            self._modified_ms, size_bytes = self.files.status(name)
+            self.files.fetch(name, size_bytes)
+        except FileNotFoundError:  # removed just now
+            return False
+        return True
+
+
+_LOG = "_delta_log"
+
+
+def _commit_name(version: int) -> str:
+    return f"{_LOG}/{version:020}.json"
+
+
+def _checkpoint_name(version: int) -> str:
+    return f"{_LOG}/{version:020}.checkpoint.parquet"
+
+
+_COPIED: dict[Path, CopiedLog] = {}
+_COPYING = threading.Lock()
+
+
+def place(spark: SparkSession, location: str) -> Path | None:
+    """The folder of the copies of a table in a store; None where no store is reached by way of this session's JVM."""
+    if "://" not in location or sparks.is_databricks() or not sparks.is_classic(spark):
+        return None
+    files = StoredFiles(spark, location)
+    with _COPYING:
+        held = _COPIED.setdefault(files.folder, CopiedLog(files))
+        if held.files.spark.sparkContext is not spark.sparkContext:  # its JVM was started anew
+            held.files = files
+    return files.folder
+
+
+def follow(folder: Path) -> None:
+    """Bring a copied log up to what the store has now, as `CopiedLog.follow`; a table's own folder is as it is."""
+    if copied := _COPIED.get(folder):
+        copied.follow()
+
+
+def is_copy(folder: Path) -> bool:
+    """Whether a folder holds copies, of which older ones may not be there."""
+    return folder in _COPIED
+
+
+def commit_path(folder: Path, version: int) -> Path:
+    """Where a commit lies; of a copied log it is copied first, where the store has it. Raises `OSError`."""
+    path = folder / _commit_name(version)
+    copied = _COPIED.get(folder)
+    if copied is not None and not path.exists():
+        with contextlib.suppress(FileNotFoundError):
+            copied.bring_commit(version)
+    return path
+
+
+def bring(folder: Path, files: Iterable[tuple[str, int | None]]) -> None:
+    """Copy files of a table, given by their names and sizes in bytes, where its folder holds copies.
+
+    Raises `FileNotFoundError`, another `OSError` where the store cannot be read, and `TooMuch`.
+    """
+    copied = _COPIED.get(folder)
+    if copied is None:
+        return
+    missing = [(name, size) for name, size in dict(files).items() if not (folder / name).exists()]
+    if any("://" in name or name.startswith("/") for name, _ in missing):
+        raise FileNotFoundError(errno.ENOENT, "it lies in another table's folder", str(folder))
+    if sum(size or 0 for _, size in missing) > FETCH_BYTES:
+        raise TooMuch(errno.EFBIG, os.strerror(errno.EFBIG), str(folder))
+    if len(missing) == 1:
+        copied.files.fetch(*missing[0])
+    elif missing:
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="medallion-fetch") as pool:
+            list(pool.map(copied.files.fetch, *zip(*missing)))

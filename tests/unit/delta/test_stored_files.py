@@ -1,0 +1,186 @@
+"""Copies of a table in a store: as the store is now, whatever happened to it since the last look.
+
+The store here is a folder; `tests/journeys/test_object_store.py` has a real one.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.delta import live_files, local_log, stored_files
+from pipelines.delta.stored_files import CopiedLog, StoredFiles
+
+
+class Folder(StoredFiles):
+    """A folder that plays a store; what was asked of it is in `asked`."""
+
+    def __init__(self, folder: Path, copies: Path) -> None:
+        self.__dict__.update(spark=None, location=f"s3a://bucket{folder}", source=folder, folder=copies, asked=[])
+
+    def __getattr__(self, name: str) -> Any:
+        return self.__dict__[name]
+
+    def download(self, name: str, to: Path, size_bytes: int | None) -> None:
+        self.asked.append(name)
+        shutil.copyfile(self.source / name, to)
+
+    def status(self, name: str) -> tuple[int, int]:
+        found = (self.source / name).stat()
+        return found.st_mtime_ns // 1000, found.st_size
+
+    def is_file(self, name: str) -> bool:
+        return (self.source / name).is_file()
+
+    def has_commits(self) -> bool:
+        return any((self.source / "_delta_log").glob("*.json"))
+
+
+SCHEMA = {"type": "struct", "fields": [{"name": "__key", "type": "string", "nullable": True, "metadata": {}}]}
+METADATA = {"metaData": {"schemaString": json.dumps(SCHEMA), "partitionColumns": [], "configuration": {"a": "b"}}}
+
+
+class Table:
+    """A table in the store, and this process' copy of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "store"
+        self.files = Folder(self.folder, folder / "copies")
+        self.log = CopiedLog(self.files)
+        self.copies = self.log.folder
+        stored_files._COPIED[self.copies] = self.log
+
+    def commit(self, version: int, *actions: dict[str, Any]) -> None:
+        path = self.folder / "_delta_log" / f"{version:020}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(each) + "\n" for each in [{"commitInfo": {"operation": "WRITE"}}, *actions]))
+
+    def file(self, *keys: str) -> dict[str, Any]:
+        name = f"part {'-'.join(keys)}.parquet"
+        pq.write_table(pa.table({"__key": [*keys]}), self.folder / name)
+        size = (self.folder / name).stat().st_size
+        return {"add": {"path": name.replace(" ", "%20"), "size": size, "stats": json.dumps({"numRecords": len(keys)})}}
+
+    def checkpoint(self, version: int) -> None:
+        held = pa.array([{name: METADATA["metaData"][name] for name in ("schemaString", "partitionColumns")}])
+        pq.write_table(pa.table({"metaData": held}), self.folder / "_delta_log" / f"{version:020}.checkpoint.parquet")
+        (self.folder / "_delta_log" / "_last_checkpoint").write_text(json.dumps({"version": version}))
+
+    def newest(self) -> int | None:
+        stored_files.follow(self.copies)
+        return local_log.newest_version(self.copies)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Iterator[Table]:
+    made = Table(tmp_path)
+    yield made
+    del stored_files._COPIED[made.copies]
+
+
+def test_a_table_is_followed_from_before_it_is_there(table: Table) -> None:
+    assert table.newest() is None and not local_log.exists(table.copies)
+    for version in range(3):
+        table.commit(version, METADATA)
+        assert table.newest() == version and local_log.exists(table.copies)
+    assert local_log.properties(table.copies) == {"a": "b"}
+    asked = len(table.files.asked)
+    assert table.newest() == 2 and len(table.files.asked) == asked, "no commit is copied twice"
+
+
+def test_a_table_that_was_made_again_is_another_one(table: Table) -> None:
+    for version in range(3):
+        table.commit(version, METADATA)
+    live = live_files.LiveFiles(table.copies)
+    assert table.newest() == 2 and live.at(2)
+    shutil.rmtree(table.folder)
+    for version in range(5):
+        table.commit(version, METADATA, *([table.file("x")] if version == 1 else []))
+    assert table.newest() == 4 and live.at(4)
+    assert [each["path"] for each in live.files()] == ["part%20x.parquet"]
+    shutil.rmtree(table.folder)
+    assert table.newest() is None
+
+
+def test_a_long_log_begins_at_its_checkpoint(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    for version in range(30):
+        table.commit(version, METADATA)
+    table.checkpoint(20)
+    assert table.newest() == 29
+    assert not (table.copies / "_delta_log" / f"{19:020}.json").exists()
+    monkeypatch.setattr(stored_files, "KEPT_COMMITS", 5)
+    assert [each.version for each in local_log.commits(table.copies)] == [*range(29, 14, -1)], "as far as is bearable"
+    monkeypatch.setattr(stored_files, "OLD_COMMITS", 8)
+    table.checkpoint(28)
+    assert table.newest() == 29 and local_log.properties(table.copies) == {"a": "b"}
+    held = sorted(path.name for path in (table.copies / "_delta_log").glob("*.json"))
+    assert held[0] == f"{23:020}.json", "what is long past goes"
+    assert not (table.copies / "_delta_log" / f"{20:020}.checkpoint.parquet").exists()
+
+
+@pytest.mark.parametrize("noted", ['{"version": 3}', "{", '{"version": 3, "sizeInBytes": 1}'])
+def test_a_log_that_begins_otherwise_is_left_to_delta(table: Table, noted: str) -> None:
+    table.commit(3, METADATA)
+    (table.folder / "_delta_log" / "_last_checkpoint").write_text(noted)  # of several files, or cut off
+    with pytest.raises(OSError):
+        table.newest()
+    (table.folder / "_delta_log" / "_last_checkpoint").unlink()
+    with pytest.raises(OSError):
+        table.newest()
+
+
+def test_rows_are_read_from_copies_made_when_they_are_needed(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    table.commit(0, METADATA)
+    table.commit(1, table.file("a", "b"), table.file("c"))
+    live = live_files.LiveFiles(table.copies)
+    assert live.newest() == 1 and live.at(1)
+    assert not any(name.endswith(".parquet") for name in table.files.asked)
+    assert [numbers for _, numbers in live.places("__key", ["b", "c"])] == [[1], [0]]
+    assert live.rows(live.files())["__key"].to_pylist() == ["a", "b", "c"]
+    assert sorted(table.files.asked)[-2:] == ["part a-b.parquet", "part c.parquet"]
+    table.commit(2, table.file("d"))
+    assert live.at(2), "a version that is newer than the last look"
+    monkeypatch.setattr(stored_files, "FETCH_BYTES", 10)
+    with pytest.raises(OSError):
+        live.places("__key", ["d"])
+
+
+def test_a_file_that_is_gone_or_another_one_is_no_copy(table: Table) -> None:
+    table.commit(0, METADATA)
+    added = table.file("a")
+    added["add"]["size"] += 1
+    table.commit(1, added, {"add": {**added["add"], "path": "s3a://elsewhere/b.parquet"}})
+    live = live_files.LiveFiles(table.copies)
+    assert live.at(1)
+    for each in live.files():
+        with pytest.raises(OSError):
+            live.rows([each])
+    assert not list(table.copies.glob("*.parquet*"))
+
+
+def test_copies_are_held_in_bounds(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    table.commit(0, METADATA)
+    table.commit(1, *(table.file(f"{n}") for n in range(9)))
+    live = live_files.LiveFiles(table.copies)
+    assert live.at(1)
+    size = live.files()[0]["size"]
+    monkeypatch.setattr(stored_files, "_HELD", stored_files._HeldCopies())
+    monkeypatch.setattr(stored_files, "HELD_BYTES", 3 * size + 10)
+    for each in live.files():
+        live.rows([each])
+    assert len(list(table.copies.glob("*.parquet"))) == 3
+    assert table.newest() == 1, "the log is not among them"
+
+
+def test_a_table_on_this_disk_is_never_copied(tmp_path: Path) -> None:
+    assert stored_files.place(None, str(tmp_path)) is None  # type: ignore[arg-type]
+    stored_files.follow(tmp_path)
+    stored_files.bring(tmp_path, [("a", 1)])
+    assert stored_files.commit_path(tmp_path, 1) == tmp_path / "_delta_log" / f"{1:020}.json"
