@@ -252,10 +252,13 @@ class _GoldRun:
 
     def _looked_at(self, namespace: registry.Namespace) -> current.GoldWork | None:
         try:
-            return self._work(namespace)
+            work = self._work(namespace)
         except Exception as error:
             self.failures.note(str(namespace), error)
             return None
+        if work is None:
+            self.failures.passed(str(namespace))
+        return work
 
     def _guarded(self, act: Callable[[SparkSession, Due], Outcome]) -> Callable[[SparkSession, Due], Outcome | None]:
         """What is done for a collection; one that fails lets go of its tables, and the others go on."""
@@ -284,8 +287,11 @@ class _GoldRun:
                 work = self._history(namespace, known)
             except Exception as error:
                 self.failures.note(name, error)
+                continue
+            if history.is_due(work.at, work.silver):
+                found.append(work)
             else:
-                found += [work] if history.is_due(work.at, work.silver) else []
+                self.failures.passed(name)
         return found
 
     def _history(self, namespace: registry.Namespace, known: Sequence[registry.Namespace]) -> _HistoryWork:

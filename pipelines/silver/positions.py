@@ -73,8 +73,8 @@ class Positions:
         generations = {str(namespace): position.generation for namespace, position in self.known.items()}
         self.schemas = schemas.of_generations(kept.result(), generations)
 
-    def reread(self, namespace: registry.Namespace) -> None:
-        """Read one collection's position and schema anew, after its error."""
+    def reread(self, namespace: registry.Namespace) -> bool:
+        """Read one collection's position and schema anew, after its error; whether they could be read."""
         try:
             self.scanned.pop(namespace, None)  # of a table that was restored these batches are to be applied again
             self.is_trimmed = self._is_trimmed()  # by now: a service lives for longer than maintenance waits
@@ -86,6 +86,8 @@ class Positions:
             self.schemas |= found
         except Exception as error:  # whatever it is, the other collections go on
             self.failures.note(str(namespace), error)
+            return False
+        return True
 
     def check_log(self) -> None:
         """Refuse collections whose tables were made from another bronze: its batch numbers mean nothing in this one."""

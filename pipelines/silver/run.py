@@ -171,9 +171,11 @@ class _SilverRun:
         to, positions.log = newest.batch if self.bound is None else min(newest.batch, self.bound), newest.log
         if positions.discovered is None:
             positions.read()
-        self._retry_failed()
+        reread = self._retry_failed()
         positions.check_log()
         due = [work for work in self._works(to) if self._is_due(work)]
+        for namespace in reread - {work.namespace for work in due}:
+            self.failures.passed(str(namespace))
         apply = self.failures.guarding(self._applied, name=lambda work: str(work.namespace))
         results = [result for result in self.pool.each(due, apply, stop=self.stop) if result is not None]
         # As long as one collection goes on, so does the service; with none there is nothing to wait for.
@@ -184,8 +186,12 @@ class _SilverRun:
         events = sum(result.events for result in results)
         return SilverResult(to, events, time.monotonic() - started, tuple(results))
 
-    def _retry_failed(self) -> None:
-        """Forget what was held of collections whose error was temporary: they are read and claimed anew."""
+    def _retry_failed(self) -> set[registry.Namespace]:
+        """Forget what was held of collections whose error was temporary: they are read and claimed anew.
+
+        Those that could be read; their errors are noted still, so that one that comes again is not told again.
+        """
+        reread = set()
         # Also those that could not be read when they were to become known: an outage of a store passes.
         failed = (*self.positions.known, *self.positions.unread)
         for namespace in [each for each in failed if str(each) in self.failures.found]:
@@ -196,7 +202,9 @@ class _SilverRun:
                 with suppress(errors.MedallionError):
                     collection.writer.release()
             # Another run may have moved or rebuilt the table while this one did not hold it.
-            self.positions.reread(namespace)
+            if self.positions.reread(namespace):
+                reread.add(namespace)
+        return reread
 
     # --- what there is to do
 

@@ -67,6 +67,14 @@ class Failures:
         if before is None or errors.message_of(before) != errors.message_of(known):
             log.error("%s: %s; the other collections go on", name, errors.message_of(known))
 
+    def passed(self, name: str) -> None:
+        """Forget an error that was temporary: a look at the collection found nothing left to do.
+
+        It may have come after the commit, or while the collection was only looked at; nothing else would ever take it away.
+        """
+        if not self.waits(name):
+            self.found.pop(name, None)
+
     def waits(self, name: str) -> bool:
         """Whether a collection failed in a way that trying again does not mend."""
         return name in self.found and not isinstance(self.found[name], (errors.Temporary, errors.TableOwned))

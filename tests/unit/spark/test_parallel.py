@@ -1,0 +1,107 @@
+"""Collections beside each other in a service: what fails in one hinders the others as little as it can, and passes."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import bson
+import pytest
+
+from cdc_core import errors
+from pipelines.bronze import collections as registry
+from pipelines.delta import maintenance
+from pipelines.gold import history
+from pipelines.gold import run as gold
+from pipelines.silver import run as silver
+from pipelines.spark import parallel
+from tests.harness import without_spark
+from tests.harness.without_spark import SPARK, Hop
+
+
+@pytest.fixture
+def hop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hop]:
+    """A lakehouse whose bronze holds a document of each of two collections; versions, which Spark writes, are never due."""
+    monkeypatch.setattr(history, "is_due", lambda *_: False)
+    with without_spark.running():
+        made = Hop(tmp_path, history=True)
+        made.append((1, bson.encode({"_id": 1})))
+        made.append((1, bson.encode({"_id": 1})), collection="u")
+        yield made
+
+
+def failing_once(monkeypatch: pytest.MonkeyPatch, place: Any, name: str) -> None:
+    """The first call of this function, and no other, meets a full disk."""
+    act: Callable[..., Any] = getattr(place, name)
+    full = iter([errors.StorageExhausted("no space left")])
+
+    def acted(*given: Any, **named: Any) -> Any:
+        error = next(full, None)
+        if error is not None:
+            raise error
+        return act(*given, **named)
+
+    monkeypatch.setattr(place, name, acted)
+
+
+@contextlib.contextmanager
+def service(hop: Hop) -> Iterator[gold._GoldRun]:
+    made = gold._GoldRun(SPARK, hop.settings, False, parallel.Pool(SPARK, None), threading.Event())
+    yield made
+    made.close()
+
+
+def test_gold_forgets_what_failed_behind_its_commit(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk that met a compaction: the documents are published, nothing is left to do, and the history goes on."""
+    hop.silver()
+    failing_once(monkeypatch, maintenance, "compact")
+    histories: list[list[str]] = []
+    with service(hop) as made:
+        monkeypatch.setattr(made, "_histories", lambda known, *_: histories.append([*map(str, known)]) or [])
+        assert len(made.published()) == 1 and len(made.failures.found) == 1
+        assert made.published() == [] and not made.failures.found
+    assert [len(known) for known in histories] == [1, 2]
+
+
+@pytest.mark.parametrize("place", [registry, history])
+def test_gold_forgets_a_look_that_failed(hop: Hop, monkeypatch: pytest.MonkeyPatch, place: Any) -> None:
+    """At a collection, or at its history, which have nothing to do when they are looked at again."""
+    hop.run()
+    failing_once(monkeypatch, place, "silver_position" if place is registry else "position")
+    with service(hop) as made:
+        made.published()
+        assert len(made.failures.found) == 1
+        made.published()
+        assert not made.failures.found
+
+
+def test_silver_forgets_what_failed_behind_its_commit(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collection is read and claimed anew once, and not at each look."""
+    failing_once(monkeypatch, maintenance, "compact")
+    made = silver._SilverRun(SPARK, hop.settings, False, parallel.Pool(SPARK, None), threading.Event())
+    read: list[registry.Namespace] = []
+    try:
+        made.caught_up()
+        assert len(made.failures.found) == 1
+        reread = made.positions.reread
+        monkeypatch.setattr(made.positions, "reread", lambda each: read.append(each) or reread(each))
+        made.caught_up()
+        assert not made.failures.found
+        made.caught_up()
+        assert len(read) == 1
+    finally:
+        made.close()
+
+
+def test_an_error_that_needs_a_person_is_not_forgotten() -> None:
+    """Whatever a look finds."""
+    noted = parallel.Failures()
+    noted.note("shop.a", errors.StoreUnreachable("no answer"))
+    noted.note("shop.b", errors.DecisionNeeded("columns cannot change in place"))
+    noted.passed("shop.a")
+    noted.passed("shop.b")
+    noted.passed("shop.c")
+    assert list(noted.found) == ["shop.b"]
