@@ -252,20 +252,23 @@ def run(
     return ModelsResult(made, time.monotonic() - started, tuple(found))
 
 
-def joined(found: Sequence[errors.MedallionError]) -> errors.MedallionError:
+def joined(found: Sequence[Exception]) -> errors.MedallionError:
     """One error for all, with the messages of all.
 
-    Its class, which the exit code follows, is that of the first one that is no mistake in the settings.
+    Its class, which the exit code follows, is that of the first one that is no mistake in the settings; where one of them is a
+    bug it is told as one.
     """
-    if len(found) == 1:
+    if len(found) == 1 and isinstance(found[0], errors.MedallionError):
         return found[0]
     if all(isinstance(each, errors.SettingsError) for each in found):
         return errors.SettingsError([problem for each in found for problem in getattr(each, "problems", ())])
-    first = next((each for each in found if not isinstance(each, errors.SettingsError)), found[0])
-    message = "\n".join(str(each) for each in (first, *(each for each in found if each is not first)))
+    bugs = [each for each in found if not isinstance(each, errors.MedallionError)]
+    others = [each for each in found if not isinstance(each, errors.SettingsError)]
+    first = (*bugs, *others, *found)[0]
+    message = "\n".join(errors.message_of(each) for each in (first, *(each for each in found if each is not first)))
     if isinstance(first, errors.CollectionsFailed):
         return errors.CollectionsFailed(message, first.exit_code)
-    return type(first)(message)
+    return type(first)(message) if isinstance(first, errors.MedallionError) else errors.MedallionError(message)
 
 
 @dataclass

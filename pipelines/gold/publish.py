@@ -49,11 +49,17 @@ def run(
     audit = _gate(spark, settings, models.files(settings)) if once else gate(spark, settings)
     ended = stop or threading.Event()
     results: dict[str, object] = {}
-    failures: list[errors.MedallionError] = []
+    failures: list[Exception] = []
 
     def made() -> None:
         if settings.gold.models is not None and not (once and ended.is_set()):
             results["models"] = models.run(spark, settings, audit=audit, take_over=take_over, is_anew=is_anew, stop=ended)
+
+    def note(error: Exception) -> None:
+        """Keep it until all else is done; with Spark gone nothing more can be."""
+        if isinstance(spark_failures.translated(error), errors.SparkLost):
+            raise error
+        failures.append(error)
 
     if only_models:
         made()
@@ -72,20 +78,21 @@ def run(
             audit=audit,
             silver_news=silver_news,
         )
-    except errors.SparkLost:
-        raise
-    except errors.MedallionError as error:  # of a gate, or of collections: models are made of the others
-        failures.append(error)
+    except Exception as error:  # of a gate, or of collections, a bug too: models are made of the others
+        note(error)
     finally:
         if following is not None:
             following.close()
     if once:
         try:
             made()
-        except errors.MedallionError as error:
-            failures.append(error)
+        except Exception as error:
+            note(error)
+    if len(failures) == 1:
+        raise failures[0]
     if failures:
-        raise models.joined(failures)
+        known = [spark_failures.translated(each) or each for each in failures]
+        raise models.joined(known) from errors.worst(known)
     return results
 
 

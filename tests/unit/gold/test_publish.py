@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from py4j.protocol import Py4JNetworkError
 
 from cdc_core import errors
 from cdc_core.settings import parse as settings
@@ -26,18 +27,45 @@ def chosen(tmp_path: Path) -> settings.Settings:
     )
 
 
-def test_models_are_made_where_a_collection_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are made of the others, and the error is raised when they are."""
+def raising(error: Exception) -> Any:
+    """A function that raises this, whatever it is given."""
+
+    def raises(*_: Any, **__: Any) -> None:
+        raise error
+
+    return raises
+
+
+@pytest.mark.parametrize("error", [errors.DecisionNeeded("shop.b: its table would be that of shop.a"), KeyError("name")])
+def test_models_are_made_where_a_collection_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """They are made of the others, also where it met a bug, and the error is raised when they are."""
     made: list[str] = []
-
-    def failing(*_: Any, **__: Any) -> None:
-        raise errors.DecisionNeeded("shop.b: its table would be that of shop.a")
-
-    monkeypatch.setattr(publish.gold, "run", failing)
+    monkeypatch.setattr(publish.gold, "run", raising(error))
     monkeypatch.setattr(publish.models, "run", lambda *_, **__: made.append("models"))
-    with pytest.raises(errors.DecisionNeeded, match=r"shop\.b"):
+    with pytest.raises(type(error)) as raised:
         publish.run(SPARK, chosen(tmp_path))
-    assert made == ["models"]
+    assert raised.value is error and made == ["models"]
+
+
+def test_no_model_is_made_where_spark_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever starts Spark again begins with the documents."""
+    made: list[str] = []
+    monkeypatch.setattr(publish.gold, "run", raising(Py4JNetworkError("Answer from Java side is empty")))
+    monkeypatch.setattr(publish.models, "run", lambda *_, **__: made.append("models"))
+    with pytest.raises(Py4JNetworkError):
+        publish.run(SPARK, chosen(tmp_path))
+    assert not made
+
+
+def test_a_bug_is_told_with_what_else_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a bug, without its text, which may quote a document."""
+    bug = KeyError("Jane")
+    monkeypatch.setattr(publish.gold, "run", raising(bug))
+    monkeypatch.setattr(publish.models, "run", raising(errors.GateFailed("totals: the new version is not published")))
+    with pytest.raises(errors.MedallionError) as raised:
+        publish.run(SPARK, chosen(tmp_path))
+    assert str(raised.value) == "this is a bug: KeyError\ntotals: the new version is not published"
+    assert (raised.value.exit_code, raised.value.__cause__) == (1, bug)
 
 
 def test_models_that_follow_outlive_whatever_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
