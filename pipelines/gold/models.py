@@ -255,16 +255,13 @@ def run(
 def joined(found: Sequence[Exception]) -> errors.MedallionError:
     """One error for all, with the messages of all.
 
-    Its class, which the exit code follows, is that of the first one that is no mistake in the settings; where one of them is a
-    bug it is told as one.
+    Its class, which the exit code follows, is that of the worst one (`errors.worst`); a bug is told as one.
     """
     if len(found) == 1 and isinstance(found[0], errors.MedallionError):
         return found[0]
     if all(isinstance(each, errors.SettingsError) for each in found):
         return errors.SettingsError([problem for each in found for problem in getattr(each, "problems", ())])
-    bugs = [each for each in found if not isinstance(each, errors.MedallionError)]
-    others = [each for each in found if not isinstance(each, errors.SettingsError)]
-    first = (*bugs, *others, *found)[0]
+    first = errors.worst(found)
     message = "\n".join(errors.message_of(each) for each in (first, *(each for each in found if each is not first)))
     if isinstance(first, errors.CollectionsFailed):
         return errors.CollectionsFailed(message, first.exit_code)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
@@ -97,7 +97,7 @@ def run(
     """Bring every gold table to where its silver table is; without `once`, go on until `stop` is set.
 
     `audit` judges each version before it is published. What it refuses stays at the last good version, and hinders no other
-    table: with `once` the refusal is raised when all are done; otherwise it is logged, and the next version judged anew.
+    table: with `once` the refusal is raised when all are done, together with what failed; otherwise it is logged, and the next version judged anew.
 
     Where silver has nothing new it waits, at most `pause_seconds`, for what `silver_news` says.
     A table that is there already gets no commit. A killed run leaves every table at a position of its own, and the next
@@ -121,11 +121,9 @@ def run(
                 break
             if not published:
                 (silver_news or NewCommits()).wait(pause_seconds, stop=ended)
-        gold.failures.raised()
+        _raise(gold.failures, gold.refused if once else {})
     finally:
         gold.close()
-    if once and gold.refused:
-        raise _refusals_error(gold.refused.values())
     return GoldResult(changed, time.monotonic() - started, tuple(found))
 
 
@@ -135,6 +133,14 @@ class _Refusal:
 
     version: int
     error: errors.GateFailed | errors.SettingsError
+
+
+def _raise(failures: parallel.Failures, refused: Mapping[registry.Namespace, _Refusal]) -> None:
+    """Raise what failed and what was refused, as one error: what passes by itself must not hide what a person has to decide."""
+    if refused and not failures.found:
+        raise _refusals_error(refused.values())
+    refusals = {str(namespace): each.error for namespace, each in refused.items()}
+    parallel.Failures({**failures.found, **refusals}).raised()
 
 
 def _refusals_error(refused: Iterable[_Refusal]) -> errors.MedallionError:

@@ -85,6 +85,15 @@ def test_models_that_follow_outlive_whatever_fails(tmp_path: Path, monkeypatch: 
     following.close()
 
 
+def test_what_passes_by_itself_hides_no_decision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler that tries again for ever would never show it: the exit code is that of what a person has to see."""
+    monkeypatch.setattr(publish.gold, "run", raising(errors.StoreUnreachable("shop.a: the store does not answer")))
+    monkeypatch.setattr(publish.models, "run", raising(errors.GateFailed("totals: the new version is not published")))
+    with pytest.raises(errors.GateFailed) as raised:
+        publish.run(SPARK, chosen(tmp_path))
+    assert str(raised.value) == "totals: the new version is not published\nshop.a: the store does not answer"
+
+
 @pytest.mark.parametrize("once", [True, False])
 @pytest.mark.parametrize(
     ("files", "told"),

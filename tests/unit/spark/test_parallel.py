@@ -78,6 +78,23 @@ def test_gold_forgets_a_look_that_failed(hop: Hop, monkeypatch: pytest.MonkeyPat
         assert not made.failures.found
 
 
+def test_what_gold_refuses_is_told_beside_what_failed(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the exit code of the refusal: trying again does not mend it."""
+
+    def published(run: gold._GoldRun, spark: Any, work: Any, few: bool) -> None:
+        if work.namespace.collection == "t":
+            raise errors.StoreUnreachable("the store does not answer")
+        raise errors.GateFailed("the new version is not published")
+
+    hop.silver()
+    monkeypatch.setattr(gold._GoldRun, "_published", published)
+    with pytest.raises(errors.CollectionsFailed) as raised:
+        hop.gold()
+    told = ["cases.t: the store does not answer", "cases.u: the new version is not published"]
+    assert [line.strip() for line in str(raised.value).splitlines()[1:]] == told
+    assert raised.value.exit_code == errors.GateFailed.exit_code
+
+
 def test_silver_forgets_what_failed_behind_its_commit(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The collection is read and claimed anew once, and not at each look."""
     failing_once(monkeypatch, maintenance, "compact")
