@@ -227,7 +227,7 @@ class _GoldRun:
         due = [work for work in map(self._looked_at, known) if work is not None]
         results = self.pool.each(due, self._guarded(self._applied), stop=self.stop)
         going = [each for each in known if str(each) not in self.failures.found]
-        results += self.pool.each(self._histories(going), self._guarded(self._versioned), stop=self.stop)
+        results += self.pool.each(self._histories(going, found.namespaces), self._guarded(self._versioned), stop=self.stop)
         # A service in which every collection fails has to end with the error, and not to wait for news.
         if known and all(str(each) in self.failures.found for each in found.namespaces):
             self.failures.raised()
@@ -282,10 +282,10 @@ class _GoldRun:
         place = self.layout.gold if isinstance(work, current.GoldWork) else self.layout.history
         self.claims.release(place(work.namespace.db, work.namespace.collection))
 
-    def _histories(self, known: Sequence[registry.Namespace]) -> list[_HistoryWork]:
-        """The collections whose versions are kept, and not up to date."""
+    def _histories(self, going: Sequence[registry.Namespace], known: Sequence[registry.Namespace]) -> list[_HistoryWork]:
+        """The collections whose versions are kept, and not up to date, of those whose documents did not fail."""
         found = []
-        for namespace in known:
+        for namespace in going:
             name = _history_of(namespace)
             if not self.settings.silver.for_collection(str(namespace)).history or self.failures.waits(name):
                 continue

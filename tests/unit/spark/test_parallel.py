@@ -78,6 +78,24 @@ def test_gold_forgets_a_look_that_failed(hop: Hop, monkeypatch: pytest.MonkeyPat
         assert not made.failures.found
 
 
+def test_a_history_is_never_written_where_a_collection_has_its_table(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor while that collection fails."""
+    hop.append((1, bson.encode({"_id": 1})), collection="t_history")
+    hop.silver()
+    act = gold._GoldRun._published
+
+    def published(run: gold._GoldRun, spark: Any, work: Any, few: bool) -> Any:
+        if work.namespace.collection == "t_history":
+            raise errors.StoreUnreachable("the store does not answer")
+        return act(run, spark, work, few)
+
+    monkeypatch.setattr(gold._GoldRun, "_published", published)
+    with service(hop) as made:
+        made.published()
+        assert sorted(made.failures.found) == ["cases.t (history)", "cases.t_history"]
+        assert isinstance(made.failures.found["cases.t (history)"], errors.DecisionNeeded)
+
+
 def test_what_gold_refuses_is_told_beside_what_failed(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the exit code of the refusal: trying again does not mend it."""
 
