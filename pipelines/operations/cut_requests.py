@@ -19,6 +19,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -168,19 +169,32 @@ def _error(said: Mapping[str, Any]) -> errors.MedallionError:
 # Who makes it
 
 
+@dataclass(frozen=True)
+class _Answer:
+    """What came of a request."""
+
+    state: str
+    fields: Mapping[str, object]
+
+
 def serve(spark: SparkSession, settings: Settings, make: Callable[[str], cut.Cut], *, stop: threading.Event) -> int:
     """Make the cuts that are asked for until `stop` is set; how many. What fails is told to who asked, and ends nothing."""
     pause, made, seen = settings.source.signal_poll_interval_ms / 1000, 0, -1
     said_at: float | None = None
+    # Kept until it is said: who asked waits for it as long as this process lives.
+    untold: dict[str, _Answer] = {}
     while not stop.is_set():
         try:
             if said_at is None or time.monotonic() - said_at > SAY_SECONDS:
                 _say(spark, settings, SERVING)
                 said_at = time.monotonic()
+            _tell(spark, settings, untold)
             # The version costs less than the rows, and a request is seldom.
             version = table_history.version(spark, _table(settings))
             for request in _open(spark, settings) if version != seen else ():
-                made += _answered(spark, settings, request, make)
+                untold[request["id"]] = answer = _answer(spark, settings, request, make)
+                made += answer.state == MADE
+                _tell(spark, settings, untold)
             seen = version
         except Exception as error:  # the table could not be read, say: the next look tries again
             known = spark_failures.translated(error) or error
@@ -198,17 +212,22 @@ def _open(spark: SparkSession, settings: Settings) -> list[dict[str, Any]]:
     return [row for row in rows if row["state"] == ASKED and row["id"] not in settled and row["at_ms"] > since]
 
 
-def _answered(spark: SparkSession, settings: Settings, request: Mapping[str, Any], make: Callable[[str], cut.Cut]) -> bool:
-    """Whether the cut was made; who asked is told what came of it."""
-    id_ = request["id"]
-    _say(spark, settings, TAKEN, id_)
+def _answer(spark: SparkSession, settings: Settings, request: Mapping[str, Any], make: Callable[[str], cut.Cut]) -> _Answer:
+    """The cut, made, or why it was not."""
     try:
+        # A commit without an answer may have said it, and nobody takes the request up again: it fails, and is told so.
+        _say(spark, settings, TAKEN, request["id"])
         found = make(request["as_of"])
     except Exception as error:
         known = spark_failures.translated(error) or error
         log.warning("a cut that was asked for was not made: %s", errors.message_of(known))
-        _say(spark, settings, FAILED, id_, code=errors.code(known), message=errors.message_of(known))
-        return False
+        return _Answer(FAILED, {"code": errors.code(known), "message": errors.message_of(known)})
     log.info("%s: cut %s was asked for and made", settings.name, found.name)
-    _say(spark, settings, MADE, id_, cut=found.name, made_ms=found.made_ms)
-    return True
+    return _Answer(MADE, {"cut": found.name, "made_ms": found.made_ms})
+
+
+def _tell(spark: SparkSession, settings: Settings, untold: dict[str, _Answer]) -> None:
+    """Say what came of requests to who asked; what could not be said stays in `untold`."""
+    for id_, answer in list(untold.items()):
+        _say(spark, settings, answer.state, id_, **answer.fields)
+        del untold[id_]

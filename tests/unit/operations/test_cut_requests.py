@@ -1,0 +1,68 @@
+"""Cuts beside a running pipeline: who asks is told what came of it, also where the store does not answer in between."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_core import errors
+from pipelines.operations import cut, cut_requests
+from tests.harness import without_spark
+from tests.harness.without_spark import SPARK, Hop
+
+MADE = cut.Cut("c1", 5, "7:1", "7:1", 3, cut.EXACT, (), ())
+
+
+@pytest.mark.parametrize(
+    ("unsaid", "refused"),
+    [
+        (cut_requests.TAKEN, None),
+        (cut_requests.MADE, None),
+        (cut_requests.FAILED, errors.DecisionNeeded("silver is past 1:1")),
+    ],
+)
+def test_an_answer_that_could_not_be_written_is_written_at_the_next_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unsaid: str, refused: errors.DecisionNeeded | None
+) -> None:
+    """Once, and the cut is not made a second time. A request that could not be taken up is answered, too."""
+    say, asked, stop = cut_requests._say, [], threading.Event()
+    lost = [unsaid]
+
+    def say_or_fail(spark: Any, settings: Any, state: str, id_: str = "", **fields: object) -> None:
+        if state in lost:
+            lost.clear()
+            if state == cut_requests.TAKEN:  # a commit whose answer was lost
+                say(spark, settings, state, id_, **fields)
+            raise errors.StoreUnreachable("the store does not answer")
+        say(spark, settings, state, id_, **fields)
+        if state in (cut_requests.MADE, cut_requests.FAILED):
+            stop.set()
+
+    def make(as_of: str) -> cut.Cut:
+        asked.append(as_of)
+        if refused is not None:
+            raise refused
+        return MADE
+
+    with without_spark.running():
+        chosen = Hop(tmp_path).settings
+        chosen = dataclasses.replace(chosen, source=dataclasses.replace(chosen.source, signal_poll_interval_ms=10))
+        cut_requests._say(SPARK, chosen, cut_requests.ASKED, "1", as_of="now")
+        monkeypatch.setattr(cut_requests, "_say", say_or_fail)
+        serving = threading.Thread(target=cut_requests.serve, args=(SPARK, chosen, make), kwargs={"stop": stop}, daemon=True)
+        serving.start()
+        was_answered = stop.wait(15)
+        stop.set()
+        serving.join()
+        rows = {row["state"]: row for row in cut_requests._rows(SPARK, chosen) if row["id"] == "1"}
+    assert was_answered
+    if unsaid == cut_requests.TAKEN:
+        assert not asked and rows[cut_requests.FAILED]["code"] == errors.StoreUnreachable.exit_code
+    elif refused is not None:
+        assert asked == ["now"] and rows[cut_requests.FAILED]["message"] == "silver is past 1:1"
+    else:
+        assert asked == ["now"] and rows[cut_requests.MADE]["cut"] == "c1"
