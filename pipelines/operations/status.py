@@ -90,10 +90,10 @@ class BronzeStatus:
 
 @dataclass(frozen=True)
 class TableStatus:
-    """One collection's table in silver or gold.
+    """One collection's table in silver or gold, or its history.
 
-    `batch` is the bronze batch up to which it is applied; `lag_batches` and `lag_events` are what waits for it, the
-    oldest of it since `lag_seconds`; `rate` is in events a second.
+    `version` is -1 for a history that has not begun. `batch` is the bronze batch up to which it is applied; `lag_batches`
+    and `lag_events` are what waits for it, the oldest of it since `lag_seconds`; `rate` is in events a second.
     """
 
     table: str
@@ -114,6 +114,7 @@ class TableStatus:
 class CollectionStatus:
     """One captured collection through the layers; None where a layer has no table of it yet.
 
+    `history` is there wherever the settings keep one and silver has a table: one that does not begin is seen to wait.
     `incomplete_since` is set from the loss of changes (the oplog no longer held the position) to the end of the snapshot
     that makes up for it; `incomplete_because` says why none has.
     """
@@ -126,6 +127,7 @@ class CollectionStatus:
     quarantined: int
     incomplete_since: str | None = None
     incomplete_because: str | None = None
+    history: TableStatus | None = None
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,10 @@ class _CollectionTables:
     namespace: registry.Namespace
     silver: _TableProgress | None
     gold: _TableProgress | None
+    history: _TableProgress | None
+
+
+_LAYERS = ("silver", "gold", "history")
 
 
 @dataclass(frozen=True)
@@ -254,11 +260,12 @@ class _StatusReader:
 
     def _both(self, namespace: registry.Namespace) -> _CollectionTables:
         db, collection = namespace.db, namespace.collection
-        return _CollectionTables(
-            namespace,
-            self._progress(self.layout.silver(db, collection)),
-            self._progress(self.layout.gold(db, collection)),
-        )
+        silver = self._progress(self.layout.silver(db, collection))
+        history = None
+        if silver is not None and self.settings.silver.for_collection(str(namespace)).history:
+            place = self.layout.history(db, collection)
+            history = self._progress(place) or _TableProgress(place, -1, 0, 0, 0.0, None)
+        return _CollectionTables(namespace, silver, self._progress(self.layout.gold(db, collection)), history)
 
     def _progress(self, table: tables.TableRef) -> _TableProgress | None:
         """Where a table stands, and where it stood ten minutes before its last commit; None where there is none."""
@@ -276,27 +283,20 @@ class _StatusReader:
         return _TableProgress(table, last.version, batch, before, seconds, self._writer(last))
 
     def _waiting(self, found: Sequence[_CollectionTables]) -> Mapping[registry.Namespace, Row]:
-        """For each collection what waits for silver and for gold, and what each took in lately: one query over bronze."""
+        """For each collection what waits for each layer, and what each took in lately: one query over bronze."""
         if not found:
             return {}
         # The bounds as a table of values and a join, not as a condition a collection: the plan stays small with hundreds of them.
         bounds = [_bounds(each) for each in found]
+        names = ", ".join(f"{layer}_from, {layer}_to" for layer in _LAYERS)
         values = ", ".join(
             f"({literal(each.namespace.db)}, {literal(each.namespace.collection)}, {', '.join(map(str, bound))})"
             for each, bound in zip(found, bounds, strict=True)
         )
         rows = self.spark.sql(
-            f"""SELECT db, collection,
-                       count_if(batch > silver_to) AS silver_events,
-                       count(DISTINCT IF(batch > silver_to, batch, NULL)) AS silver_batches,
-                       min(IF(batch > silver_to, ts_ms, NULL)) AS silver_since,
-                       count_if(batch > silver_from AND batch <= silver_to) AS silver_done,
-                       count_if(batch > gold_to) AS gold_events,
-                       count(DISTINCT IF(batch > gold_to, batch, NULL)) AS gold_batches,
-                       min(IF(batch > gold_to, ts_ms, NULL)) AS gold_since,
-                       count_if(batch > gold_from AND batch <= gold_to) AS gold_done
+            f"""SELECT db, collection, {", ".join(map(_counted, _LAYERS))}
                 FROM {self.log} JOIN (SELECT * FROM VALUES {values}
-                     AS bounds(db, collection, silver_from, silver_to, gold_from, gold_to)) USING (db, collection)
+                     AS bounds(db, collection, {names})) USING (db, collection)
                 WHERE kind IN ('change', 'snapshot') AND batch > {min(min(bound) for bound in bounds)}
                 GROUP BY db, collection"""
         ).collect()
@@ -315,6 +315,7 @@ class _StatusReader:
             gold=self._layer(each.gold, row, "gold"),
             waiting_events=row.silver_events if row else 0,
             quarantined=quarantine_table.count(self.spark, held),
+            history=self._layer(each.history, row, "history"),
         )
 
     def _layer(self, progress: _TableProgress | None, row: Row | None, layer: str) -> TableStatus | None:
@@ -331,13 +332,16 @@ class _StatusReader:
             lag_seconds=0 if since is None else max(0, self.now_ms - since) // 1000,
             rate=done / progress.seconds if progress.seconds > 0 else None,
             writer=progress.writer,
-            **self._counts(progress.table),
+            **self._counts(progress),
         )
 
-    def _counts(self, table: tables.TableRef) -> dict[str, int]:
+    def _counts(self, progress: _TableProgress) -> dict[str, int]:
+        counted = {"deleted": "__deleted", "incomplete": "__incomplete", "rescued": "__rescued"}
+        if progress.version < 0:
+            return dict.fromkeys(("rows", *counted), 0)
+        table = progress.table
         # Gold has some of these columns only where the settings ask for them.
         columns = self.spark.table(str(table)).columns
-        counted = {"deleted": "__deleted", "incomplete": "__incomplete", "rescued": "__rescued"}
         wanted = ["count(*) AS rows"]
         for name, column in counted.items():
             is_one = f"size(`{column}`) > 0" if name == "rescued" else f"coalesce(`{column}`, false)"
@@ -385,11 +389,18 @@ def _with_position(commits: Sequence[local_log.Commit]) -> Iterator[tuple[local_
             yield commit, to
 
 
-def _bounds(each: _CollectionTables) -> tuple[int, int, int, int]:
-    silver, gold = each.silver, each.gold
+def _counted(layer: str) -> str:
+    """What waits for a layer, and what it took in lately, as columns of SQL."""
+    waits = f"batch > {layer}_to"
     return (
-        silver.before if silver else 0,
-        silver.batch if silver else 0,
-        gold.before if gold else 0,
-        gold.batch if gold else 0,
+        f"count_if({waits}) AS {layer}_events, count(DISTINCT IF({waits}, batch, NULL)) AS {layer}_batches, "
+        f"min(IF({waits}, ts_ms, NULL)) AS {layer}_since, "
+        f"count_if(batch > {layer}_from AND batch <= {layer}_to) AS {layer}_done"
     )
+
+
+def _bounds(each: _CollectionTables) -> tuple[int, ...]:
+    """From where to where each layer's table came lately, in the order of the layers."""
+    # Without a history those of silver, so that no more of bronze is read for it.
+    layers = (each.silver, each.gold, each.history or each.silver)
+    return tuple(bound for layer in layers for bound in ((layer.before, layer.batch) if layer else (0, 0)))

@@ -380,10 +380,13 @@ TROUBLES = ("rescued", "incomplete", "quarantined", "incomplete since")
 def _collections_table(found: PipelineStatus) -> Table:
     """A line for each collection; a column in which no collection has anything is left out."""
     is_snapshot = any(each.snapshot is not None and not each.snapshot.is_done for each in found.collections)
+    is_history = any(each.history is not None for each in found.collections)
+    layers = ("silver", "gold", "history") if is_history else ("silver", "gold")
     troubles = [name for name in TROUBLES if any(_trouble(each, name) for each in found.collections)]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("collection", overflow="fold")
-    for name in (*(["snapshot"] if is_snapshot else []), *("silver", "waits", "/s", "gold", "waits", "/s"), *troubles):
+    cells = [name for layer in layers for name in (layer, "waits", "/s")]
+    for name in (*(["snapshot"] if is_snapshot else []), *cells, *troubles):
         table.add_column(name, justify="right", no_wrap=True)
     for each in found.collections:
         table.add_row(
@@ -391,6 +394,7 @@ def _collections_table(found: PipelineStatus) -> Table:
             *([_snapshot_cell(each)] if is_snapshot else []),
             *_layer_cells(each.silver),
             *_layer_cells(each.gold),
+            *(_layer_cells(each.history) if is_history else ()),
             *(_trouble_cell(each, name) for name in troubles),
         )
     return table
@@ -401,6 +405,8 @@ def _troubles_told(found: PipelineStatus) -> Iterator[str]:
     for each in found.collections:
         if each.snapshot is not None and each.snapshot.failed is not None:
             yield f"{each.collection}: its snapshot failed: {each.snapshot.failed}"
+        if each.gold is None and each.silver is not None and each.silver.rows > each.silver.deleted + each.silver.incomplete:
+            yield f"{each.collection}: gold has no version of it yet; medallion gold publishes it, or tells why it does not"
         if each.incomplete_since is not None:
             again = f"medallion signal execute-snapshot --data-collections {shlex.quote(re.escape(each.collection))}"
             yield f"{each.collection}: changes since {each.incomplete_since} were lost: {each.incomplete_because}; {again}"

@@ -71,6 +71,22 @@ def test_status_shows_lag_headroom_and_writer(capsys: pytest.CaptureFixture[str]
     assert "incomplete" not in text
 
 
+def test_status_shows_what_does_not_begin(capsys: pytest.CaptureFixture[str]) -> None:
+    """A history that stands still, beside one that is not kept, and a gold table whose first version was refused."""
+    kept = _layer(rows=9), _layer(rows=8, rate=3.0), 0, 0, None, None, _layer(version=-1, lag_events=7, lag_seconds=65)
+    refused, empty = _layer(rows=9, deleted=2, incomplete=6), _layer(rows=9, deleted=3, incomplete=6)
+    found = (
+        status.CollectionStatus("shop.kept", None, *kept),
+        status.CollectionStatus("shop.new", None, refused, None, 0, 0),
+        status.CollectionStatus("shop.old", None, empty, None, 0, 0),
+    )
+    text = _shown(status.PipelineStatus("shop", 0, status.ServerStatus(), None, found), capsys)
+    assert "silver waits /s gold waits /s history waits /s" in text
+    assert "shop.kept 9 0 8 0 3 0 7 (1 min 5 s)" in text
+    assert "shop.new: gold has no version of it yet; medallion gold publishes it, or tells why" in text
+    assert "shop.old 9 0 – –" in text and "shop.old:" not in text
+
+
 def test_status_before_anything_ran_says_how_to_begin(capsys: pytest.CaptureFixture[str]) -> None:
     """Neither a source that answers nor a table: still a status."""
     text = _shown(status.PipelineStatus("shop", 0, status.ServerStatus(problem="no server answered"), None, ()), capsys)

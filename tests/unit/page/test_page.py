@@ -17,7 +17,7 @@ from cdc_core import errors
 from pipelines.capture import metrics
 from pipelines.operations import status
 from pipelines.page import audits, page
-from tests.harness.page_content import judged, seen
+from tests.harness.page_content import judged, layer, seen
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -51,6 +51,15 @@ def test_the_page_says_everything_and_asks_no_network() -> None:
         "http://www.w3.org/2000/svg",
         "http://www.w3.org/1999/xlink",
     }
+
+
+def test_a_history_has_its_place_where_one_is_kept() -> None:
+    """What waits for it is told as of silver and gold."""
+    content = seen()
+    orders = replace(content.status.collections[0], history=layer("history", 9, lag_events=23, lag_seconds=90))
+    kept = replace(content, status=replace(content.status, collections=(orders,)))
+    assert "23 events, 90 s" in page.rendered(kept) and "history behind" in page.rendered(kept)
+    assert "history behind" not in page.rendered(content)
 
 
 def test_names_that_nobody_chose_for_a_page() -> None:
