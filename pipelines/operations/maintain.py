@@ -341,8 +341,10 @@ class _MaintenanceRun:
             words.left.append(f"events older than {days} days stay: its writer is alive")
             return
         try:
-            # Said before anything goes: a rebuild must never take what is left for all that there was.
-            said = f"{names.literal(bronze_log.TRIMMED)} = '{before}', " if has_events else ""
+            # Said before anything goes: a rebuild must never take what is left for all that there was. And never back, where days
+            # were added to the setting: what an earlier run took is gone all the same.
+            trimmed = max(before, int(delta.properties(self.spark, table).get(bronze_log.TRIMMED) or 0))
+            said = f"{names.literal(bronze_log.TRIMMED)} = '{trimmed}', " if has_events else ""
             writer.alter(f"SET TBLPROPERTIES ({said}'delta.appendOnly' = 'false')")
             count = maintenance.delete_claimed(writer, events) if has_events else 0
             others = maintenance.delete_claimed(writer, idle) if has_idle else 0

@@ -80,7 +80,8 @@ def rows(spark: SparkSession, table: Any) -> list[Any]:
 
 def test_tables_are_compacted_and_what_is_old_goes(spark: SparkSession, lakehouse: Path) -> None:
     """Many files become few, old facts go, bronze is trimmed as far as all have applied it; rows and positions stay, and a
-    rebuild asks for a snapshot. A table whose writer is alive is left alone, with a word, or compacted beside him."""
+    rebuild asks for a snapshot. A table whose writer is alive is left alone, with a word, or compacted beside him. With more
+    days in the settings bronze still knows up to when it was trimmed."""
     chosen = settings(
         lakehouse, maintenance={"bronze.retention.days": 1, "ops.retention.days": 1, "deletes.retention.days": 1}
     )
@@ -137,6 +138,11 @@ def test_tables_are_compacted_and_what_is_old_goes(spark: SparkSession, lakehous
     applied(spark, chosen)
     assert [row["n"] for row in spark.table(str(gold_table)).orderBy("n").collect()] == [0, 1, 5, 9]
     assert registry.silver_position(spark, silver_table).to == 10
+    trimmed = delta.properties(spark, layout.bronze("shop"))[bronze.TRIMMED]
+    maintain.run(spark, settings(lakehouse, maintenance={"bronze.retention.days": 2}))
+    events = spark.table(str(layout.bronze("shop"))).where("kind = 'change' AND collection = 'things'")
+    assert [row.batch for row in events.collect()] == [10]
+    assert delta.properties(spark, layout.bronze("shop"))[bronze.TRIMMED] == trimmed
 
 
 def test_a_history_that_was_not_kept_knows_its_gap(spark: SparkSession, lakehouse: Path) -> None:
