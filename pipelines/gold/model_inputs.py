@@ -112,7 +112,10 @@ class ModelInputs:
                     return version, f"version {version}"
                 if commit.metadata is not None:
                     # Not the whole metadata: lease, owner and identifier of a commit differ although its rows are the same.
-                    said = {each: commit.metadata.get(each) for each in ("to", "silver", "generation", "model")}
+                    # `origin` and `log`: a silver or a bronze that was made again counts versions and batches from the start.
+                    said = {
+                        each: commit.metadata.get(each) for each in ("to", "silver", "generation", "origin", "log", "model")
+                    }
                     return version, hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=12).hexdigest()
         return version, f"version {version}"
 
