@@ -111,6 +111,11 @@ def position(spark: SparkSession, table: tables.TableRef) -> Commit | None:
 
     None where history has none, or no longer reaches back to the restored version.
     """
+    return position_and_restored(spark, table)[0]
+
+
+def position_and_restored(spark: SparkSession, table: tables.TableRef) -> tuple[Commit | None, bool]:
+    """`position`, and `is_restored`, by one look at the history."""
     reached: int | None = None
     for commit in _newest_first(spark, table):
         # Committed after the restored version and undone by the RESTORE: what it says of the rows is no longer true.
@@ -119,8 +124,8 @@ def position(spark: SparkSession, table: tables.TableRef) -> Commit | None:
         if commit.restored is not None:
             reached = commit.restored
         elif commit.metadata is not None:
-            return commit
-    return None
+            return commit, reached is not None or RESTORED in commit.metadata
+    return None, reached is not None
 
 
 def is_restored(spark: SparkSession, table: tables.TableRef) -> bool:

@@ -338,8 +338,9 @@ class _GoldRun:
         table = self._table(namespace)
         if table not in self.claims and not delta.exists(self.spark, table):
             return current.GoldPosition()
-        commit = table_history.position(self.spark, table)
-        metadata = {} if commit is None or commit.metadata is None else commit.metadata
+        commit, is_restored = table_history.position_and_restored(self.spark, table)
+        # What came after its position silver may not be able to tell: deletes that gold had applied may be forgotten since.
+        metadata = {} if commit is None or commit.metadata is None or is_restored else commit.metadata
         return current.GoldPosition(
             metadata.get("to"), metadata.get("generation") or "", metadata.get("high"), metadata.get("origin") or ""
         )

@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import bson
 import pytest
 
 from cdc_core.tables import layout as tables
-from pipelines.delta import local_log
-from pipelines.gold import model_inputs
-from tests.harness import without_spark
+from pipelines.bronze import collections as registry
+from pipelines.delta import local_log, table_history
+from pipelines.delta.writer import Writer
+from pipelines.gold import current, model_inputs
+from pipelines.gold import run as gold
+from pipelines.spark import parallel
+from tests.harness import bronze_rows, without_spark
 from tests.harness.without_spark import SPARK, Hop
+
+T = registry.Namespace(bronze_rows.DB, "t")
+
+
+@pytest.fixture
+def hop(tmp_path: Path) -> Iterator[Hop]:
+    with without_spark.running():
+        found = Hop(tmp_path)
+        for number in range(2):
+            found.append((number, bson.encode({"_id": number})))
+            found.run()
+        yield found
 
 
 def committed(table: tables.TableRef, operation: str = "WRITE", **said: Any) -> int:
@@ -24,6 +43,11 @@ def committed(table: tables.TableRef, operation: str = "WRITE", **said: Any) -> 
 
 def stated(**said: Any) -> dict[str, str]:
     return {"userMetadata": json.dumps({"writer": "by hand", "released": True, **said})}
+
+
+def due(hop: Hop) -> current.GoldWork | None:
+    pool = parallel.Pool(SPARK, None)
+    return gold._GoldRun(SPARK, hop.settings, False, pool, threading.Event())._work(T)
 
 
 def at(hop: Hop, table: tables.TableRef) -> str:
@@ -42,3 +66,17 @@ def test_models_are_made_anew_where_their_inputs_began_anew(tmp_path: Path, name
             committed(hop.gold_table, **stated(to=1, silver=3, lease=value, **{name: value}))
             found.append(at(hop, hop.gold_table))
     assert found[0] == found[1] != found[2]
+
+
+def test_a_restored_gold_table_is_written_anew_once(hop: Hop) -> None:
+    """Deletes that it had applied may be forgotten since; whoever claims it and is killed changes nothing of that."""
+    assert due(hop) is None
+    older = [each.version for each in table_history.commits(SPARK, hop.gold_table) if (each.metadata or {}).get("to") == 1]
+    committed(hop.gold_table, "RESTORE", operationParameters={"version": older[0]})
+    work = due(hop)
+    assert work is not None and work.is_rewrite
+    Writer.claim(SPARK, hop.gold_table).release()
+    work = due(hop)
+    assert work is not None and work.is_rewrite
+    committed(hop.gold_table, **stated(to=2, **current.GoldTable(SPARK, work, hop.silver_table, hop.silver_table).extra()))
+    assert due(hop) is None
