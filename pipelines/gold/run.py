@@ -325,7 +325,8 @@ class _GoldRun:
 
     def _work(self, namespace: registry.Namespace) -> current.GoldWork | None:
         silver = registry.silver_position(self.spark, self._silver(namespace))
-        if silver.version < 0:
+        # Where silver begins anew, removed or repaired, readers keep what they have until it has applied something again.
+        if silver.version < 0 or not silver.to:
             return None
         refused = self.refused.get(namespace)
         # The same rows would be refused again, for the price of another audit.

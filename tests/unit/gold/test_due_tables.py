@@ -80,3 +80,12 @@ def test_a_restored_gold_table_is_written_anew_once(hop: Hop) -> None:
     assert work is not None and work.is_rewrite
     committed(hop.gold_table, **stated(to=2, **current.GoldTable(SPARK, work, hop.silver_table, hop.silver_table).extra()))
     assert due(hop) is None
+
+
+def test_readers_keep_what_gold_has_while_silver_begins_anew(hop: Hop) -> None:
+    """A silver table that was repaired or made again has applied nothing yet."""
+    committed(hop.silver_table, **stated(to=0))
+    assert due(hop) is None
+    committed(hop.silver_table, **stated(to=2, origin="anew"))
+    work = due(hop)
+    assert work is not None and work.is_rewrite
