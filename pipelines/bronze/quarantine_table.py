@@ -123,7 +123,7 @@ def waiting_keys(spark: SparkSession, table: tables.TableRef, *, since: str) -> 
 
 
 def supersede(spark: SparkSession, table: tables.TableRef, *, before: str, to: int) -> None:
-    """End what is held with a sequence before this one: the collection was dropped or renamed since."""
+    """End what is held with a sequence before this one: the collection was dropped, renamed or read as a whole since."""
     if not delta.exists(spark, table):
         return
     held = quarantine_rules.held(spark.table(str(table))).where(F.col("sequence") < before)

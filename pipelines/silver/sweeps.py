@@ -45,7 +45,8 @@ def apply(
     collection: SilverCollection, sweep: reduce.Sweep, after: registry.SilverPosition, *, range_: reduce.BatchRange
 ) -> registry.SilverPosition:
     """Delete, at the sequence of the snapshot's first chunk, the rows that are older than it; the position `after`."""
-    if after.floor >= sweep.first:  # what is in quarantine from before can never be applied any more
+    # What is in quarantine from before can never be applied any more, or is of a document that a snapshot read since, or did not find.
+    if after.floor >= sweep.first or not collection.mode.keeps_row:
         quarantine_table.supersede(collection.spark, collection.quarantine, before=sweep.first, to=range_.to)
     older = collection.rows().where(f"`__sequence` < {literal(sweep.first)}")
     gone = _without_waiting(collection, older, since=sweep.first)

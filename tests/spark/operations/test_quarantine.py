@@ -20,6 +20,8 @@ from pipelines.bronze import log as bronze_table
 from pipelines.bronze import quarantine_table
 from pipelines.delta import table_history
 from pipelines.operations import quarantine as quarantines
+from tests.harness import bronze_rows
+from tests.harness.layers import Hop, document, pipeline
 
 Reason = quarantine.Reason
 BROKEN = '{"_id":1,"a":'
@@ -332,3 +334,19 @@ def test_wrong_replays_are_refused(spark: SparkSession, layout: tables.Layout) -
         "token-1.op",
     ]
     assert bronze_table.newest(spark, layout.bronze("shop")).batch == 2
+
+
+def test_a_snapshot_of_the_whole_ends_what_is_held_from_before_it(spark: SparkSession, tmp_path: Path) -> None:
+    """It read each document that the source has; what it did not find was deleted where nobody saw it. Where deletes are
+    dropped, nothing is taken for deleted."""
+    hop = Hop(spark, pipeline(tmp_path, {"kept": {"delete.tombstone.handling.mode": "drop"}}))
+    events = [document(1, 10, "c"), {"op": "c", "key": 2, "at": 11, "text": "{"}]
+    hop.bronze.append({"swept": events, "kept": events})
+    hop.silver()
+    held = {name: hop.layout.quarantine(bronze_rows.DB, name) for name in ("swept", "kept")}
+    assert [quarantine_table.count(spark, table) for table in held.values()] == [1, 1]
+    read = [document(1, 40, "r"), {"op": "c", "key": 3, "at": 50, "text": "{"}, {"sweep": 40}]
+    hop.bronze.append({"swept": read, "kept": read})
+    hop.silver()
+    assert [each.key for each in quarantines.listed(spark, held["swept"])] == ["3"]
+    assert sorted(str(each.key) for each in quarantines.listed(spark, held["kept"])) == ["2", "3"]
