@@ -22,7 +22,7 @@ import functools
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -326,14 +326,11 @@ class _MaintenanceRun:
         # has the position.
         passed = f"({IDLE_ROWS} OR {bronze_log.superseded_heartbeats(self.spark, table)})"
         idle = f"{passed} AND ts_ms < {before} AND batch > 1 AND batch < {newest}"
-        own = [self._trimmed(each, before, words) for each in registry.read(self.spark, self.settings).namespaces]
-        chosen = " OR ".join(each for each in own if each)
-        events = f"kind IN ('change', 'snapshot') AND ts_ms < {before} AND ({chosen or 'false'})"
+        known = [(each, self._trimmed(each, words)) for each in registry.read(self.spark, self.settings).namespaces]
+        own = {namespace: chosen for namespace, chosen in known if chosen is not None}
         # Looked for first: the claim would refuse a capture that starts meanwhile, and each property is a commit.
-        has_events, has_idle = (
-            bool(self.spark.sql(f"SELECT 1 FROM {table} WHERE {where} LIMIT 1").collect()) for where in (events, idle)
-        )
-        if not (has_events or has_idle):
+        has_idle = _has_rows(self.spark, table, idle)
+        if not (has_idle or _has_rows(self.spark, table, _old_events(own.values(), before))):
             return
         try:
             writer = Writer.claim(self.spark, table, kept=("batch", "log"), errand="medallion maintain")
@@ -341,6 +338,12 @@ class _MaintenanceRun:
             words.left.append(f"events older than {days} days stay: its writer is alive")
             return
         try:
+            # Under the claim: where the capture is alive nothing goes, and no history has a gap.
+            gone = [
+                chosen for each, chosen in own.items() if self._is_gap_noted(each, f"{chosen} AND ts_ms < {before}", words)
+            ]
+            events = _old_events(gone, before)
+            has_events = _has_rows(self.spark, table, events)
             # Said before anything goes: a rebuild must never take what is left for all that there was. And never back, where days
             # were added to the setting: what an earlier run took is gone all the same.
             trimmed = max(before, int(delta.properties(self.spark, table).get(bronze_log.TRIMMED) or 0))
@@ -359,7 +362,7 @@ class _MaintenanceRun:
         if has_events:
             words.left.append("a rebuild of silver now needs a snapshot of the collection first")
 
-    def _trimmed(self, namespace: registry.Namespace, before: int, words: _ResultLines) -> str | None:
+    def _trimmed(self, namespace: registry.Namespace, words: _ResultLines) -> str | None:
         """Which events of one collection may go, as SQL: not the last batch that it has, by which it is known."""
         names_ = (namespace.db, namespace.collection)
         silver = self.layout.silver(*names_)
@@ -373,8 +376,7 @@ class _MaintenanceRun:
             return None
         last = self.spark.sql(f"SELECT max(batch) AS last FROM {self.bronze} WHERE {namespace.predicate}").collect()[0].last
         upto = min(self._applied(namespace), (last or 1) - 1)
-        chosen = f"({namespace.predicate} AND batch <= {upto})"
-        return chosen if self._is_gap_noted(namespace, f"{chosen} AND ts_ms < {before}", words) else None
+        return f"({namespace.predicate} AND batch <= {upto})"
 
     def _is_gap_noted(self, namespace: registry.Namespace, chosen: str, words: _ResultLines) -> bool:
         """Whether events may go for all that a history needs: one that is there, and not kept for now, has to know that it has a gap."""
@@ -383,7 +385,7 @@ class _MaintenanceRun:
             return True
         at = history.position(self.spark, table)
         lost = f"{chosen} AND batch > {at.to} AND kind IN ('change', 'snapshot')"
-        if not at.to or at.has_gap or not self.spark.sql(f"SELECT 1 FROM {self.bronze} WHERE {lost} LIMIT 1").collect():
+        if not at.to or at.has_gap or not _has_rows(self.spark, self.bronze, lost):
             return True
         try:
             writer = Writer.claim(self.spark, table, errand="medallion maintain")
@@ -396,6 +398,15 @@ class _MaintenanceRun:
         finally:
             writer.release()
         return True
+
+
+def _old_events(chosen: Iterable[str], before: int) -> str:
+    """The events from before a time among what is chosen of each collection, as SQL over bronze."""
+    return f"kind IN ('change', 'snapshot') AND ts_ms < {before} AND ({' OR '.join(chosen) or 'false'})"
+
+
+def _has_rows(spark: SparkSession, table: TableRef, where: str) -> bool:
+    return bool(spark.sql(f"SELECT 1 FROM {table} WHERE {where} LIMIT 1").collect())
 
 
 def _note_removed(words: _ResultLines, count: int, what: str) -> None:

@@ -19,6 +19,7 @@ from pipelines.bronze import log as bronze
 from pipelines.delta import maintenance, ops_tables, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
+from pipelines.gold import history
 from pipelines.gold import run as gold
 from pipelines.operations import cut, maintain, rebuild
 from pipelines.silver import run as silver
@@ -146,7 +147,8 @@ def test_tables_are_compacted_and_what_is_old_goes(spark: SparkSession, lakehous
 
 
 def test_a_history_that_was_not_kept_knows_its_gap(spark: SparkSession, lakehouse: Path) -> None:
-    """What came meanwhile went from bronze: asked for again it waits for a snapshot, which ends what is not there any more."""
+    """What came meanwhile went from bronze: asked for again it waits for a snapshot, which ends what is not there any more.
+    While the capture is alive nothing goes, and there is no gap."""
 
     def chosen(**defaults: Any) -> Any:
         return settings(lakehouse, maintenance={"bronze.retention.days": 1}, silver={"defaults": defaults})
@@ -158,6 +160,10 @@ def test_a_history_that_was_not_kept_knows_its_gap(spark: SparkSession, lakehous
     log.append({"things": [{"op": "d", "key": 1, "at": 20}]})
     log.append({"things": [{"op": "u", "key": 2, "at": 30, "after": {"_id": 2}}]})
     applied(spark, chosen())
+    capture = Writer.claim(spark, layout.bronze("shop"))
+    maintain.run(spark, chosen())
+    assert not history.position(spark, layout.history(bronze_rows.DB, "things")).has_gap
+    capture.release()
     maintain.run(spark, chosen())
     log.append({"things": [{"op": "r", "key": 2, "at": 40, "after": {"_id": 2}}]})
     for _ in range(2):
