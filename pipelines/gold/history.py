@@ -72,7 +72,7 @@ class HistoryPosition:
     """Where a history stands: up to `to`, a batch of the bronze called `log`; nothing from before `floor` may come any more.
 
     `added` are the columns that `add.fields` and `add.headers` ever made. `has_gap`: what came after `to` is not all in bronze any more,
-    because maintenance took from it while no history was kept.
+    because maintenance took from it while no history was kept; or that may be so, because the table was repaired.
     """
 
     to: int = 0
@@ -111,7 +111,7 @@ def check(spark: SparkSession, settings: Settings, namespace: registry.Namespace
     deleted meanwhile would be open in it for ever. A snapshot of the whole ends them."""
     layout = delta.layout(settings.lakehouse)
     table, bronze_table = layout.history(namespace.db, namespace.collection), layout.bronze(settings.name)
-    if not at.to:
+    if not at.to and not at.has_gap:
         return
     is_behind = at.has_gap or (
         table_history.is_restored(spark, table) and bronze_log.is_trimmed_behind(spark, bronze_table, at.to)
@@ -119,7 +119,7 @@ def check(spark: SparkSession, settings: Settings, namespace: registry.Namespace
     if is_behind and not bronze_log.is_whole(spark, bronze_table, str(namespace)):
         raise errors.DecisionNeeded(
             f"{table.label}: old events that come after its last version were taken from bronze, while no history was kept or before "
-            f"it was restored. Have the documents read anew: medallion signal execute-snapshot --data-collections {namespace}"
+            f"it was restored or repaired. Have the documents read anew: medallion signal execute-snapshot --data-collections {namespace}"
         )
 
 

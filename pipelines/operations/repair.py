@@ -6,8 +6,9 @@
     bronze            and all that came after: the next capture reads that from the oplog again, under new numbers of batches. Where the
                       oplog does not reach back so far, the capture says so, and snapshot.mode: when_needed reads everything anew
     silver, history   position 0: the next run applies all of bronze once more, guarded by `sequence`; where old events were taken
-                      from it, silver asks for a snapshot first
+                      from it, the run asks for a snapshot first
     gold              no position: the next run writes the table anew from silver
+    ops/deletes       what is left stays; the collection's gold table, which may lack some of the deletes, has no position
     ops/collections   all of it: the next run of silver finds the collections again
     the others        facts, each for itself: the result says what is gone
 
@@ -21,6 +22,7 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cdc_core import errors
@@ -30,6 +32,7 @@ from pipelines.bronze import log as bronze_log
 from pipelines.delta import data_file, local_log
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
+from pipelines.gold import history
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,8 +78,8 @@ def run(spark: SparkSession, settings: Settings, *, is_trial: bool = False, take
         if shadows in folder.parents or (names[0] == "bronze" and folder != own):
             continue
         repaired = _table(spark, tables.TableRef.at(str(folder)), names, is_trial=is_trial, take_over=take_over)
-        if repaired is not None and is_trimmed and names[0] == "silver":
-            # Its rows were made of events that bronze may not hold any more: the next run of silver looks, and refuses.
+        if repaired is not None and is_trimmed and repaired.next in _AGAIN.values():
+            # Its rows were made of events that bronze may not hold any more: the next run looks, and refuses.
             then = "medallion signal execute-snapshot for this collection: old events were taken from bronze"
             repaired = dataclasses.replace(repaired, next=then)
         found += [repaired] if repaired is not None else []
@@ -100,9 +103,15 @@ def _table(
     if not missing:
         return None
     delta.check_ours(spark, table)
+    if names[0] == "gold" and history.RESERVED.issubset(spark.table(str(table)).columns):
+        names = ("history", *names[1:])
     gone, then = _plan(files, missing, names)
     version = None
     if not is_trial:
+        if names[:2] == ("ops", "deletes"):
+            # First: killed in between, the next repair finds the deletes missing once more.
+            root = Path(table.path or "").parents[3]
+            _forget_position(spark, tables.TableRef.at(str(root.joinpath("gold", *names[2:]))), take_over=take_over)
         writer = Writer.claim(spark, table, take_over=take_over, kept=("batch", "log"))
         try:
             to, extra = _position(writer, names)
@@ -111,6 +120,25 @@ def _table(
             with suppress(errors.MedallionError):
                 writer.release()
     return RepairResult(table.label, tuple(sorted(file.name for file in missing)), len(gone), then, version)
+
+
+def _forget_position(spark: SparkSession, table: tables.TableRef, *, take_over: bool) -> None:
+    """Let a gold table be written anew from silver by its next run."""
+    if not delta.exists(spark, table):
+        return
+    writer = Writer.claim(spark, table, take_over=take_over)
+    try:
+        writer.mark(to=None, extra={})
+    finally:
+        with suppress(errors.MedallionError):
+            writer.release()
+
+
+_AGAIN = {
+    "silver": "medallion silver applies all of bronze again",
+    "history": "medallion gold applies all of bronze again",
+}
+"""What brings back the rows of tables that are made of bronze's events."""
 
 
 def _plan(
@@ -126,10 +154,12 @@ def _plan(
                 "medallion capture reads from the oplog again what came since; where it says that the position is lost, "
                 "snapshot.mode: when_needed"
             )
-        case ("silver", *_):
-            return missing, "medallion silver applies all of bronze again"
+        case ("silver" | "history" as kind, *_):
+            return missing, _AGAIN[kind]
         case ("gold", *_):
             return missing, "medallion gold writes it again"
+        case ("ops", "deletes", *_):
+            return missing, "medallion gold writes the collection's table again; the deletes that these files held are gone"
         case ("ops", "collections"):
             return files, "medallion silver finds the collections again"
     return missing, "what these files held is gone"
@@ -141,6 +171,9 @@ def _position(writer: Writer, names: Sequence[str]) -> tuple[object, dict[str, o
         case ("silver", *_):
             # Without `high`, so that what is applied again counts as late and is compared with the rows that are left.
             return 0, {name: writer.metadata[name] for name in ("generation", "log", "added") if name in writer.metadata}
+        case ("history", *_):
+            # Where old events are not in bronze any more, it would begin in the middle, without a word.
+            return 0, {history.GAP: True} | {name: writer.metadata[name] for name in ("added",) if name in writer.metadata}
         case ("gold", *_):
             return None, {}
     return writer.metadata.get("to"), {name: writer.metadata[name] for name in ("batch", "log") if name in writer.metadata}

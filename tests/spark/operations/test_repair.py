@@ -11,7 +11,8 @@ from cdc_core import errors
 from pipelines.bronze import log as bronze
 from pipelines.operations import repair
 from pipelines.spark import failures
-from tests.harness.layers import Hop, lose, pipeline
+from tests.harness import bronze_rows
+from tests.harness.layers import Hop, document, lose, pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,3 +67,21 @@ def test_bronze_goes_back_to_before_the_first_missing_batch(spark: SparkSession,
         (1, "82"),
         (4, "83"),
     ]
+
+
+def test_nothing_that_was_made_of_lost_events_is_taken_for_whole(spark: SparkSession, tmp_path: Path) -> None:
+    """A repaired history asks for a snapshot where bronze was trimmed; where deletes are lost gold keeps no document of theirs."""
+    hop = Hop(spark, pipeline(tmp_path, {"versions": {"history": True}}))
+    hop.bronze.append({"versions": [document(1, 10, "c")], ORDERS: [document(key, 10, "c") for key in (1, 2)]})
+    hop.run()
+    hop.bronze.append({"versions": [document(1, 20)], ORDERS: [{"op": "d", "key": 2, "at": 20}]})
+    hop.silver()
+    spark.sql(f"DELETE FROM {hop.bronze.table} WHERE batch = 1")
+    spark.sql(f"ALTER TABLE {hop.bronze.table} SET TBLPROPERTIES ('{bronze.TRIMMED}' = '6')")
+    lose(spark, hop.layout.history(bronze_rows.DB, "versions"))
+    lose(spark, hop.layout.deletes(bronze_rows.DB, ORDERS))
+    told = [each.next for each in repair.run(spark, hop.settings)]
+    assert [("execute-snapshot" in each, "medallion gold writes" in each) for each in told] == [(True, False), (False, True)]
+    with pytest.raises(errors.DecisionNeeded, match="execute-snapshot"):
+        hop.gold()
+    assert [row["_id"] for row in hop.documents(ORDERS)] == [1]
