@@ -6,6 +6,8 @@ again, which changes nothing: the newest fact of an event counts.
 
 from __future__ import annotations
 
+import functools
+import operator
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +19,7 @@ from pyspark.sql import functions as F
 from cdc_core.silver import quarantine as quarantine_rules
 from cdc_core.silver import reduce
 from cdc_core.tables import layout as tables
-from pipelines.delta import live_files, query_execution, table_errors, table_schema
+from pipelines.delta import live_files, ops_tables, query_execution, table_errors, table_schema
 from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
@@ -130,6 +132,33 @@ def supersede(spark: SparkSession, table: tables.TableRef, *, before: str, to: i
     # A fact like any other, and no DELETE: what became of an event can be listed, and the table is only appended to.
     ended = {"reason": F.lit(quarantine_rules.Reason.SUPERSEDED.value), "to": F.lit(to).cast("bigint")}
     facts = held.withColumns(ended).select(*spark.table(str(table)).columns)
+    if not facts.isEmpty():
+        facts.writeTo(str(table)).append()
+
+
+def adopt(spark: SparkSession, table: tables.TableRef, *, found: tables.TableRef, to: int, replaces: bool) -> None:
+    """Append what another quarantine of the same events, `found`, says in its range up to batch `to` and this one does not: which events
+    are held, and which no longer are. With `replaces` what this one held goes: it is of another bronze, whose numbers mean nothing here."""
+    if replaces and delta.exists(spark, table):
+        ops_tables.delete(spark, table, "true")
+    if not delta.exists(spark, found):
+        return
+    delta.create(spark, table, columns=quarantine_rules.COLUMNS_DDL, properties=PROPERTIES)
+    known = quarantine_rules.held(spark.table(str(table))).select(
+        *(F.col(name).alias(f"_{name}") for name in quarantine_rules.IDENTITY)
+    )
+    is_same = functools.reduce(
+        operator.and_, (F.col(name).eqNullSafe(F.col(f"_{name}")) for name in quarantine_rules.IDENTITY)
+    )
+    newest = quarantine_rules.current(spark.table(str(found)))
+    is_ending = F.col("reason").isin(*_ENDING_REASONS)
+    changed = (
+        newest.where(~is_ending)
+        .join(known, is_same, "left_anti")
+        .unionByName(newest.where(is_ending).join(known, is_same, "left_semi"))
+    )
+    # As of the whole range: what is appended has to come after what this one says.
+    facts = changed.withColumn("to", F.lit(to).cast("bigint")).select(*spark.table(str(table)).columns)
     if not facts.isEmpty():
         facts.writeTo(str(table)).append()
 

@@ -5,7 +5,7 @@
                again from the start with wider types as long as values are rescued that another type of their column
                would hold
     compared   rows, keys and documents, with the columns in which they differ and why
-    swapped    the deletes and the schema are noted, then one commit replaces the table's rows and columns
+    swapped    the deletes, the events in quarantine and the schema are noted, then one commit replaces the table's rows and columns
 
 The swap gives the table a new *generation*. The schema counts from that commit on, because it is noted under the
 generation; gold rewrites itself when it sees another one. Killed before the swap, the table is as it was; killed after it,
@@ -37,7 +37,7 @@ from cdc_core.typed import exact
 from cdc_core.typed import plan as typed
 from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze_log
-from pipelines.bronze import survey
+from pipelines.bronze import quarantine_table, survey
 from pipelines.delta import table_comparison
 from pipelines.delta import tables as delta
 from pipelines.delta.table_comparison import Comparison
@@ -132,7 +132,8 @@ class SilverRebuild:
         """The table, from bronze; `seed` is a schema that its columns have from the start."""
         position = registry.silver_position(self.spark, self.writer.table)
         newest = bronze_log.newest(self.spark, self._bronze)
-        if position.is_of_other(newest.log):
+        is_of_other = position.is_of_other(newest.log)
+        if is_of_other:
             # Its numbers are another bronze's: everything that this one holds is applied.
             position = replace(position, to=newest.batch)
         self._check_bronze(position.to)
@@ -150,6 +151,14 @@ class SilverRebuild:
                 # nor rows that a late event could bring back. Schemas of a generation that no table names have no effect.
                 self._note(kept, shadow.schema.schema, changes, position, generation)
                 self._remember(deletes)
+                # Before the swap, too: the rebuilt rows lack the events that are held, and nobody reads these batches again.
+                quarantine_table.adopt(
+                    self.spark,
+                    self.layout.quarantine(self.namespace.db, self.namespace.collection),
+                    found=shadow.quarantine,
+                    to=position.to,
+                    replaces=is_of_other,
+                )
                 self.writer.replace(
                     rebuilt,
                     to=position.to,

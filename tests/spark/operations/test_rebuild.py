@@ -15,6 +15,7 @@ from pipelines.bronze import collections as registry
 from pipelines.delta import table_comparison, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
+from pipelines.operations import quarantine as quarantines
 from pipelines.operations import rebuild
 from pipelines.operations import schema as evolution
 from pipelines.silver import ranges
@@ -130,6 +131,31 @@ def test_deletes_stay_remembered(hop: Hop) -> None:
     hop.bronze.append({ORDERS: [document(1, 15, v="late")]})
     hop.run()
     assert [row["_id"] for row in hop.documents(ORDERS)] == [2]
+
+
+@pytest.mark.journey
+def test_events_of_a_bronze_that_was_made_anew_are_held(spark: SparkSession, tmp_path: Path) -> None:
+    """What cannot be read of it is in quarantine after the rebuild, once, and what was held of the one before is not."""
+
+    def written(log: str, *broken: int) -> Hop:
+        hop = Hop(spark, pipeline(tmp_path), log=log)
+        hop.bronze.append(
+            {ORDERS: [document(1, 10, "c"), *({"op": "c", "key": key, "at": key, "text": "{"} for key in broken)]}
+        )
+        return hop
+
+    def held(hop: Hop) -> list[str | None]:
+        table = hop.layout.quarantine(bronze_rows.DB, ORDERS)
+        return sorted(each.key for each in quarantines.listed(spark, table))
+
+    hop = written("first", 7, 8)
+    hop.silver()
+    shutil.rmtree(hop.bronze.table.path or "")
+    hop = written("second", 9)
+    for _ in range(2):
+        assert rebuilt(hop, drops_lost=True).version is not None
+    assert held(hop) == ["9"]
+    assert spark.table(str(hop.layout.quarantine(bronze_rows.DB, ORDERS))).count() == 1
 
 
 @pytest.mark.journey
