@@ -158,8 +158,7 @@ class Layout:
 
     def schema(self, layer: str) -> str:
         """The schema of a catalog that holds a layer's tables, as SQL names it."""
-        assert self.root is None
-        return identifier(*filter(None, (self.catalog, f"{self.schema_prefix}{layer}")))
+        return identifier(*self._schema(layer))
 
     def ops(self, name: str) -> TableRef:
         """One of the tables about the pipeline itself: schemas, expectations, notifications, signals."""
@@ -171,7 +170,11 @@ class Layout:
         table = "__".join(map(catalog_name, names))
         if len(table) > MAX_CATALOG:
             table = f"{table[:180]}_{_digest(*names)}"
-        return TableRef.named(*filter(None, (self.catalog, f"{self.schema_prefix}{layer}", table)))
+        return TableRef.named(*self._schema(layer), table)
+
+    def _schema(self, layer: str) -> list[str]:
+        assert self.root is None
+        return [*filter(None, (self.catalog, f"{self.schema_prefix}{layer}"))]
 
 
 def collisions(namespaces: list[tuple[str, str]]) -> list[tuple[str, str, str]]:
