@@ -136,16 +136,16 @@ def set_deletion_vectors(writer: Writer, wanted: bool) -> None:
 def compact(writer: Writer) -> None:
     """Put small files together and rewrite files with many deleted rows, where there are many of either.
 
-    The work is bounded by what was written since the last time, not by the table. Only on a local file system;
-    elsewhere maintenance does it. The rows stay as they are, and so does the position.
+    The work is bounded by what was written since the last time, not by the table. In a store only this process' part of it is done;
+    the rest, and all of it in a catalog, is for maintenance. The rows stay as they are, and so does the position.
     """
-    surplus = _surplus_files(writer.table)
+    surplus = _surplus_files(writer)
     if surplus < writer.surplus_files + MANY_FILES:
         return
-    if not _compact_files(writer):
+    if not _compact_files(writer) and local_log.folder(writer.table) is not None:
         _optimize(writer)
     # What is left now cannot be put together any further: the next compaction is for what comes on top of it.
-    writer.surplus_files = _surplus_files(writer.table)
+    writer.surplus_files = _surplus_files(writer)
 
 
 def _compact_files(writer: Writer) -> bool:
@@ -169,8 +169,12 @@ def _optimize(writer: Writer) -> None:
     writer.check_ownership()  # which goes on to the version that this made
 
 
-def _surplus_files(table: tables.TableRef) -> int:
+def _surplus_files(writer: Writer) -> int:
     """How many files the table has beyond those that its size explains; 0 where its log does not tell."""
-    folder = local_log.folder(table)
+    folder = local_log.folder(writer.table)
     size = None if folder is None else local_log.size(folder)
+    live = writer.live
+    if folder is None and live is not None and live.at(writer.version):
+        sizes = [each["size"] for each in live.files()]
+        size = local_log.VersionSize(len(sizes), sum(sizes))
     return 0 if size is None else max(0, size.files - size.size_bytes // LARGE_FILE)

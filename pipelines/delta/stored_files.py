@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 FETCH_BYTES = 128 * 2**20
 """So many bytes of a table are copied for one look at it. Executors, which read columns and not files, share more."""
 
+FETCH_FILES = 256
+"""So many files of a table are copied for one look at it: each takes a request."""
+
 HELD_BYTES = 256 * 2**20
 """So many bytes of copies this process keeps."""
 
@@ -369,7 +372,7 @@ def bring(folder: Path, files: Iterable[tuple[str, int | None]]) -> None:
     missing = [(name, size) for name, size in dict(files).items() if not (folder / name).exists()]
     if any("://" in name or name.startswith("/") for name, _ in missing):
         raise FileNotFoundError(errno.ENOENT, "it lies in another table's folder", str(folder))
-    if sum(size or 0 for _, size in missing) > FETCH_BYTES:
+    if len(missing) > FETCH_FILES or sum(size or 0 for _, size in missing) > FETCH_BYTES:
         raise TooMuch(errno.EFBIG, os.strerror(errno.EFBIG), str(folder))
     if len(missing) == 1:
         copied.files.fetch(*missing[0])

@@ -137,7 +137,7 @@ def test_any_changes_in_any_batches(seed: int, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(live_files, "PART_ROWS", draws.choice([1, 2, 7, 1 << 16]))
     monkeypatch.setattr(maintenance, "MANY_FILES", draws.choice([1, 2, 3, 1000]))
     monkeypatch.setattr(maintenance, "FEW_ROWS", draws.choice([3, 20, 10_000]))
-    monkeypatch.setattr(maintenance, "_surplus_files", lambda table: len(_live(table).files()))
+    monkeypatch.setattr(maintenance, "_surplus_files", lambda writer: len(_live(writer.table).files()))
     monkeypatch.setattr(maintenance, "_optimize", lambda writer: None)
     documents, truth = Documents(draws), {}
     with without_spark.running(), contextlib.suppress(NeedsSpark):
@@ -245,7 +245,7 @@ def test_any_partial_updates_in_any_batches(seed: int, tmp_path: Path, monkeypat
     monkeypatch.setattr(small_fold, "PART_ROWS", draws.choice([1, 3, 4096]))
     monkeypatch.setattr(live_files, "_READ_ROWS", draws.choice([1, 2, 4096]))
     monkeypatch.setattr(maintenance, "MANY_FILES", draws.choice([2, 1000]))
-    monkeypatch.setattr(maintenance, "_surplus_files", lambda table: len(_live(table).files()))
+    monkeypatch.setattr(maintenance, "_surplus_files", lambda writer: len(_live(writer.table).files()))
     monkeypatch.setattr(maintenance, "_optimize", lambda writer: None)
     drawn = Updates(draws)
     truth: dict[int, dict[str, Any]] = {}
