@@ -144,7 +144,7 @@ class ChangeStream:
         self._cursor = stream_cursor.StreamCursor(self.connection)
         self._replay: Replay | None = None
         self._probed: EventBatch | None = None
-        self._is_of_other_scope = False
+        self._foreign: str | None = None  # the token of an invalidate that is another namespace's than this stream's
         self._careful = 0  # bytes that are still to be read one event at a time
         self._election: Any = None
         self.elections = 0
@@ -205,7 +205,7 @@ class ChangeStream:
                     self._tell_of_outage(error)
                     self.stopped.wait(self.delay())
                 elif self._is_refused_for_its_scope(error):
-                    self._is_of_other_scope = True
+                    self._foreign = self.token
                 elif self._has_failed_at_an_event(error):
                     self._careful = CAREFUL_BYTES
                 else:
@@ -218,7 +218,7 @@ class ChangeStream:
         """
         return (
             getattr(error, "code", None) in mongodb_failures.TOKEN_REFUSED
-            and not self._is_of_other_scope
+            and self._foreign is None
             and self.token == self.start.token
             and resume_token.is_invalidate(self.token or "")
         )
@@ -274,6 +274,9 @@ class ChangeStream:
             self._move_to(event_token(whole[-1]) if whole else self.token or "")
         else:
             self._move_to(token["_data"] if token else event_token(events[-1]) if events else self.token or "")
+        if not self._cursor.is_open and self.token == self._foreign:
+            # The database is there again: this stream has met the invalidate, too, and can go on behind it by its token.
+            self._foreign = None
         if not self._cursor.is_open and not events:
             # Raised as the driver would, so that `next` opens another cursor behind the position, and counts the attempt.
             raise driver.CursorNotFound("the server closed the change stream", mongodb_failures.CURSOR_NOT_FOUND)
@@ -320,6 +323,8 @@ class ChangeStream:
             return False
 
     def _stage(self) -> dict[str, Any]:
+        if self._is_moved():
+            self._foreign = self.token
         stage: dict[str, Any] = {}
         if self.options.db is None:
             stage["allChangesForCluster"] = True
@@ -330,7 +335,7 @@ class ChangeStream:
         if self.options.show_expanded_events:
             stage["showExpandedEvents"] = True
         self._replay = None
-        if self.token and (self._is_moved() or (self._is_of_other_scope and self.token == self.start.token)):
+        if self.token and self.token == self._foreign:
             position = resume_token.position(self.token)
             stage["startAtOperationTime"] = Timestamp(position.seconds, position.increment)
             # The token is of a namespace that this stream does not read: its event cannot come again here.
@@ -347,7 +352,8 @@ class ChangeStream:
         return stage
 
     def _is_moved(self) -> bool:
-        """Whether the stream goes on over another namespace: behind an invalidate, where `resolved` says so."""
+        """Whether the stream goes on over another namespace than before, which its options then name: behind an invalidate, where
+        `resolved` says so."""
         if self.resolved is None or not resume_token.is_invalidate(self.token or ""):
             return False
         before, self.options = self.options, self.resolved()

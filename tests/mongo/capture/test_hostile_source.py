@@ -66,6 +66,31 @@ def test_a_database_that_is_made_later_in_another_case(mongodb_uri: str, mongo: 
             mongo.drop_database(anew.name)
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.parametrize("is_there_again", [False, True])
+def test_a_database_that_is_dropped_under_a_running_capture(
+    mongodb_uri: str, mongo: Any, database: Any, is_killed: bool, is_there_again: bool
+) -> None:
+    """It is waited for everywhere, and what it holds when it is made anew is read: also where the server forgets the stream that
+    waits before its position has moved, and where the next one is of the database again."""
+    name = database.name
+    found = settings(mongodb_uri, **{"collection.include.list": f"{name}.a,{name}.b"})
+    database.a.insert_one({"_id": 0})
+    with stream(mongo, found) as opened:
+        database.a.insert_one({"_id": 1})
+        assert changes(opened, mongo)[-1]["key"] == "1"
+        before = mongodb_server.operation_time(mongo)
+        mongo.drop_database(name)
+        while opened._stream.options.db is not None:
+            opened.read(before)
+        if is_killed:
+            opened._stream.close()
+        if not is_there_again:
+            opened.read(mongodb_server.operation_time(mongo))
+        database.b.insert_one({"_id": 2})
+        assert changes(opened, mongo)[-1]["key"] == "2"
+
+
 # --- documents that the driver cannot read ---
 
 
