@@ -144,6 +144,7 @@ class ChangeStream:
         self._cursor = stream_cursor.StreamCursor(self.connection)
         self._replay: Replay | None = None
         self._probed: EventBatch | None = None
+        self._behind: str | None = None  # the token that the server was given, until an event comes
         self._foreign: str | None = None  # the token of an invalidate that is another namespace's than this stream's
         self._careful = 0  # bytes that are still to be read one event at a time
         self._election: Any = None
@@ -205,23 +206,20 @@ class ChangeStream:
                     self._tell_of_outage(error)
                     self.stopped.wait(self.delay())
                 elif self._is_refused_for_its_scope(error):
-                    self._foreign = self.token
+                    self._foreign = self._behind
                 elif self._has_failed_at_an_event(error):
                     self._careful = CAREFUL_BYTES
                 else:
                     raise mongodb_failures.stream_error(error) from error
 
     def _is_refused_for_its_scope(self, error: driver.PyMongoError) -> bool:
-        """Whether the stream began behind an invalidate that is another namespace's, as the server says with the first event.
+        """Whether the stream was opened behind an invalidate that is another namespace's, as the server says with the first event.
 
-        The one database that is captured was dropped, and is waited for everywhere, or has come back in another case.
+        The one database that is captured was dropped, and is waited for everywhere, or has come back in another case. Until then
+        replies without an event may have moved the position: no event came before it, and the stream goes on there.
         """
-        return (
-            getattr(error, "code", None) in mongodb_failures.TOKEN_REFUSED
-            and self._foreign is None
-            and self.token == self.start.token
-            and resume_token.is_invalidate(self.token or "")
-        )
+        is_refused = getattr(error, "code", None) in mongodb_failures.TOKEN_REFUSED
+        return is_refused and resume_token.is_invalidate(self._behind or "")
 
     def _tell_of_outage(self, error: Exception) -> None:
         """Log it where it lasts, and now and then: attempts without an end look like a quiet source."""
@@ -268,6 +266,7 @@ class ChangeStream:
         self._count_election()
         token = rest.get("postBatchResumeToken")
         unseen = self._unseen(events)
+        self._behind = None if events else self._behind
         # A position inside a split event could not be resumed from: the stream would begin with its second fragment.
         if events and split_events.is_unfinished(events[-1]):
             whole = [event for event in events if not split_events.is_unfinished(event)]
@@ -334,7 +333,7 @@ class ChangeStream:
             stage["fullDocumentBeforeChange"] = self.options.full_document_before_change
         if self.options.show_expanded_events:
             stage["showExpandedEvents"] = True
-        self._replay = None
+        self._replay = self._behind = None
         if self.token and self.token == self._foreign:
             position = resume_token.position(self.token)
             stage["startAtOperationTime"] = Timestamp(position.seconds, position.increment)
@@ -343,6 +342,7 @@ class ChangeStream:
         elif self.token and resume_token.resumes_alone(self.token):
             # startAfter, as resumeAfter refuses the token of an invalidate.
             stage["startAfter"] = {"_data": self.token}
+            self._behind = self.token
         elif self.token:
             position = resume_token.position(self.token)
             stage["startAtOperationTime"] = Timestamp(position.seconds, position.increment)
