@@ -50,7 +50,7 @@ class StreamStart:
 class EventBatch(NamedTuple):
     """One reply: raw events in stream order, and the token up to which they are whole: never one inside a split event.
 
-    `is_drained` says that the server had no further event: without it, none of the reply's was new.
+    `is_drained` says that the server had no further event, nor one that comes again: without it, none of the reply's was new.
     """
 
     events: list[bytes]
@@ -114,6 +114,10 @@ class Replay:
 
     def is_past(self, token: str) -> bool:
         return resume_token.compare(token, self.behind) > 0
+
+    def is_over(self, mark: str) -> bool:
+        """Whether a reply without an event that has this mark came behind all events of the cluster time, and not before the first."""
+        return self.is_past(resume_token.behind(mark))
 
 
 @dataclass
@@ -233,7 +237,8 @@ class ChangeStream:
     def probe(self) -> None:
         """Read a first batch without waiting for events: a position that is lost shows only then. `next` gives it."""
         try:
-            self._probed = self._more(max_await_ms=1)
+            # So short a wait does not say that there was nothing to come.
+            self._probed = self._more(max_await_ms=1)._replace(is_drained=False)
         except driver.OperationFailure as error:
             if not self._has_failed_at_an_event(error):
                 raise
@@ -279,7 +284,8 @@ class ChangeStream:
         if not self._cursor.is_open and not events:
             # Raised as the driver would, so that `next` opens another cursor behind the position, and counts the attempt.
             raise driver.CursorNotFound("the server closed the change stream", mongodb_failures.CURSOR_NOT_FOUND)
-        return EventBatch(unseen, self.token or "", size, is_drained=not events)
+        is_drained = not events and (self._replay is None or self._replay.is_over(token["_data"] if token else ""))
+        return EventBatch(unseen, self.token or "", size, is_drained)
 
     def _unseen(self, events: list[bytes]) -> list[bytes]:
         """The events without those up to the token that the stream was opened behind by its time."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import bson
@@ -51,6 +52,42 @@ def test_a_reply_without_news_is_not_the_end(monkeypatch: pytest.MonkeyPatch) ->
     stream._replay = change_stream.Replay(token(2, 3), has_met=True)
     found = [stream._more() for _ in range(3)]
     assert [(len(each.events), each.is_drained) for each in found] == [(0, False), (1, False), (0, True)]
+
+
+def test_a_reply_before_the_events_that_come_again_is_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The position is inside the transaction, and the server not there yet: nothing says that the rest of it has been read. Behind
+    the transaction it says so, also where its clock has not moved on."""
+    nothing: Any = None
+    start = change_stream.StreamStart(token(2, 3))
+    stream = change_stream.ChangeStream(nothing, change_stream.StreamOptions(), start, stopped=threading.Event())
+    before = "826B0137A5000000012B042C0100296E04"
+
+    class Cursor:
+        is_open = True
+        replies = [([], before), ([], before), ([0, 1, 2, 3], token(2, 3)), ([], token(2, 3))]
+
+        def more(self, **_: Any) -> tuple[int, list[bytes], dict[str, Any]]:
+            places, mark = self.replies.pop(0)
+            return 1, [event(2, place) for place in places], {"postBatchResumeToken": {"_data": mark}}
+
+    monkeypatch.setattr(stream, "_cursor", Cursor())
+    monkeypatch.setattr(stream, "_count_election", lambda: None)
+    stream._replay = change_stream.Replay(token(2, 3))
+    stream.probe()
+    found = [stream.next() for _ in range(4)]
+    assert {each.token for each in found} == {token(2, 3)} and not any(each.events for each in found)
+    assert [each.is_drained for each in found] == [False, False, False, True]
+
+
+def test_a_first_look_is_too_short_to_say_that_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for a millisecond; the next reply says so."""
+    nothing: Any = None
+    stream = change_stream.ChangeStream(nothing, change_stream.StreamOptions(), change_stream.StreamStart())
+    replies = iter([change_stream.EventBatch([], "82", 1, is_drained=True)] * 2)
+    monkeypatch.setattr(stream, "_more", lambda **_: next(replies))
+    monkeypatch.setattr(stream, "_cursor", SimpleNamespace(is_open=True))
+    stream.probe()
+    assert [stream.next().is_drained for _ in range(2)] == [False, True]
 
 
 @pytest.mark.parametrize("is_found", [True, False])
