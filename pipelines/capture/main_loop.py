@@ -101,7 +101,14 @@ class MainLoop:
             first_at = time.monotonic() if len(encoder.rows) == 0 else first_at
             # After the batch: a signal of a channel has no place of its own in the stream, and gets the one that was
             # reached.
-            self.control.handle_received(encoder.rows, token=read.token)
+            before = encoder.rows.length
+            try:
+                self.control.handle_received(encoder.rows, token=read.token)
+            except errors.MedallionError as error:
+                # What could not be done is read again from its channel; what the stream gave before it is committed.
+                encoder.rows.cut(before)
+                self.threads.stream_failure = error
+                break
             if len(encoder.rows) and self._is_due(first_at):
                 self._hand_over()
                 first_at = idle_since = time.monotonic()

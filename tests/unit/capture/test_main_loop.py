@@ -1,0 +1,44 @@
+"""What the main thread hands over, and what ends it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from cdc_core import errors
+from cdc_core.bronze import columns as bronze
+from cdc_core.bronze import event_rows as events
+from pipelines.capture import byte_queue, main_loop, threads
+from pipelines.mongodb import change_stream
+
+
+def test_a_signal_that_cannot_be_done_ends_the_run_behind_what_was_read() -> None:
+    """The rows of the stream wait for their commit as at any end, and nothing of the signal is among them: it is read again."""
+    rows, away = events.EventRows("shop"), errors.SourceUnreachable("away")
+    running = threads.Threads(byte_queue.ByteQueue(10))
+    running.queue.put(change_stream.EventBatch([b"event"], "8201", 1, is_drained=True))
+
+    def mark(kind: bronze.RowKind) -> None:
+        rows.mark(events.OtherRow("8201", kind, {}))
+
+    class Control:
+        is_blocking = False
+
+        def handle_received(self, *_: Any, **__: Any) -> None:
+            mark(bronze.RowKind.SIGNAL)
+            raise away
+
+    loop = main_loop.MainLoop(
+        threads=running,
+        intake=SimpleNamespace(events=lambda batch: batch.events),  # type: ignore[arg-type]
+        encoder=SimpleNamespace(rows=rows, is_full=False, add=lambda _: mark(bronze.RowKind.CHANGE)),  # type: ignore[arg-type]
+        control=Control(),  # type: ignore[arg-type]
+        committer=None,  # type: ignore[arg-type]
+        heartbeats=None,  # type: ignore[arg-type]
+        reporter=None,  # type: ignore[arg-type]
+        end=None,  # type: ignore[arg-type]
+        commit_seconds=60,
+    )
+    assert loop.run("8200") == main_loop.StreamPosition("8201", is_drained=True)
+    assert running.stream_failure is away
+    assert rows.table(batch=1, first_offset=0, ts_ms=1).column("kind").to_pylist() == ["change"]
