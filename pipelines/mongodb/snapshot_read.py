@@ -162,15 +162,20 @@ def read_chunk(
 
 
 def existing_ids(
-    connection: pymongo.MongoClient[Any], collection: catalog.SourceCollection, condition: Mapping[str, Any]
+    connection: pymongo.MongoClient[Any],
+    collection: catalog.SourceCollection,
+    condition: Mapping[str, Any],
+    *,
+    after: Timestamp,
 ) -> list[bytes]:
-    """Of the documents that a condition matches now, raw documents of their `_id` alone."""
+    """Of the documents that a condition matches now, raw documents of their `_id` alone: as of `after` or later, whichever server
+    is read."""
     command = {
         "find": collection.name,
         "filter": condition,
         "projection": {"_id": 1},
         "hint": {"_id": 1},
-        "readConcern": {"level": "majority"},
+        "readConcern": {"level": "majority", "afterClusterTime": after},
     }
     with mongodb_failures.translating_read(f"looking for documents of {collection.namespace}"):
         found = cursor_reply.drained(

@@ -159,11 +159,15 @@ def encoded_chunk(spec: ChunkSpec) -> Iterator[_Piece]:
             if rows.size - rows.sent > PIECE_BYTES:
                 yield None, rows.take()
     assert at is not None
-    if missing and (cut is not None or spec.bounds.lo is not None):
-        # Others of the repair's documents are in another chunk: what is missing from this one may be there.
-        held = () if cut is not None else snapshot_read.existing_ids(client, spec.collection, key_filter.condition(missing))
+    # Others of the repair's documents are in another chunk: what is missing from this one may be there.
+    if cut is not None:
+        missing = {}
+    elif missing and spec.bounds.lo is not None:
+        # As of this chunk's time at least: a server that is behind it may not have a document that is younger than the other chunk,
+        # and whose delete, as of now, would be newer than its insert.
+        held = snapshot_read.existing_ids(client, spec.collection, key_filter.condition(missing), after=at)
         existing = {canonical_keys.canonical_raw(raw) for raw in held}
-        missing = {} if cut is not None else {key: None for key in missing if key not in existing}
+        missing = {key: None for key in missing if key not in existing}
     rows.add_gone(missing)
     meta = {
         "outcome": "read",

@@ -205,7 +205,8 @@ def test_collections_of_every_name_are_read(mongodb_uri: str, mongo: Any, databa
     for each in catalog.collections(mongo, [database.name]):
         assert catalog.size(mongo, each).documents == 2
         assert snapshot_read.boundary(mongo, each, lo=None, documents=1) is not None
-        assert len(snapshot_read.existing_ids(mongo, each, {"_id": 1})) == 1
+        now = mongodb_server.operation_time(mongo)
+        assert len(snapshot_read.existing_ids(mongo, each, {"_id": 1}, after=now)) == 1
         assert len(document_keys.sampled_ids(mongo, each, documents=1)) == 1
         assert snapshot_read.refusal_of_filter(mongo, each.namespace, {"a": 1}) is None
     rows = snapshot_rows(found, mongo, after=mongodb_server.operation_time(mongo))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import bson
 import pytest
+from bson.timestamp import Timestamp
 from pymongo.read_preferences import ReadPreference
 
 from pipelines.demo import embedded_mongodb
@@ -75,3 +77,22 @@ def test_a_capped_collection_is_read_from_the_primary(hosts: list[str]) -> None:
         chunks = list(snapshot_read.read_chunk(client, ring, snapshot_read.IdRange(), after=after, fetch_size=1))
         assert [bson.decode(raw)["v"] for chunk in chunks for raw in chunk.documents] == ["new", "new"]
         assert all(chunk.at >= after for chunk in chunks)
+
+
+def test_a_repair_calls_no_document_gone_that_a_secondary_does_not_have_yet(hosts: list[str]) -> None:
+    """A document that is younger than a repair's first chunk is looked for as of the second one's time: a server that is behind is
+    waited for."""
+    uri = f"mongodb://{','.join(hosts)}/?replicaSet={embedded_mongodb.REPLICA_SET}&readPreference=secondary"
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(contextlib.closing(mongodb.client(uri)))
+        behind = stack.enter_context(contextlib.closing(mongodb.client(f"mongodb://{hosts[1]}/?directConnection=true")))
+        until(lambda: len(client.nodes) == 2)
+        (ring,) = catalog.collections(client, ["shop"])
+        (at,) = {
+            chunk.at for chunk in snapshot_read.read_chunk(client, ring, snapshot_read.IdRange(), after=Timestamp(1, 1))
+        }
+        stopped = {"configureFailPoint": "rsSyncApplyStop", "mode": "off"}
+        going_on = threading.Timer(1, behind.admin.command, [stopped])
+        going_on.start()
+        stack.callback(going_on.join)
+        assert len(snapshot_read.existing_ids(client, ring, {"_id": 2}, after=at)) == 1
