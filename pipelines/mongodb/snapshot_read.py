@@ -139,7 +139,7 @@ def read_chunk(
         database = server[collection.db]
         at = mongodb_server.operation_time(connection) if collection.is_capped else None
         reply = database.command(
-            _find(collection, bounds, after=after, fetch_size=fetch_size, condition=condition, is_exact=is_exact),
+            _find(collection, bounds, after=at or after, fetch_size=fetch_size, condition=condition, is_exact=is_exact),
             session=session,
             codec_options=DEFAULT_RAW_BSON_OPTIONS,
             read_preference=preference,
@@ -230,7 +230,10 @@ def _find(
         command["collectionUUID"] = collection.uuid
     # In the order of the index: a chunk that is cut ends at an `_id`, and nothing is sorted in memory.
     command["sort"] = command["hint"] = {"_id": 1}
-    if not collection.is_capped:
+    if collection.is_capped:
+        # Not what an election may take back: no event would say so, and bronze would keep it.
+        command["readConcern"] = {"level": "majority", "afterClusterTime": after}
+    else:
         command["readConcern"] = {"level": "snapshot", "atClusterTime" if is_exact else "afterClusterTime": after}
     return command
 

@@ -1,4 +1,4 @@
-"""A replica set whose secondary is behind: what a chunk holds is as new as it says."""
+"""A replica set whose secondary is behind: what a chunk holds is as new as it says, and stays."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import bson
 import pytest
 from bson.timestamp import Timestamp
 from pymongo.read_preferences import ReadPreference
+from pymongo.write_concern import WriteConcern
 
 from pipelines.demo import embedded_mongodb
 from pipelines.mongodb import catalog, snapshot_read
@@ -96,3 +97,26 @@ def test_a_repair_calls_no_document_gone_that_a_secondary_does_not_have_yet(host
         going_on.start()
         stack.callback(going_on.join)
         assert len(snapshot_read.existing_ids(client, ring, {"_id": 2}, after=at)) == 1
+
+
+def test_a_capped_collection_is_read_when_no_election_can_take_back_what_it_holds(start_mongodb: Any) -> None:
+    """Other collections are read so by their snapshot: no event would say that a document is gone again."""
+    server = start_mongodb(embedded_mongodb.ServerOptions(parameters={"enableTestCommands": 1}))
+    with contextlib.ExitStack() as stack:
+        client, other = (stack.enter_context(contextlib.closing(mongodb.client(server.uri))) for _ in range(2))
+        client.shop.create_collection("ring", capped=True, size=100_000)
+        (ring,) = catalog.collections(client, ["shop"])
+        other.admin.command("configureFailPoint", "disableSnapshotting", mode="alwaysOn")
+        client.shop.get_collection("ring", write_concern=WriteConcern(w=1)).insert_one({"_id": 1})
+        is_safe = threading.Event()
+
+        def go_on() -> None:
+            is_safe.set()
+            other.admin.command("configureFailPoint", "disableSnapshotting", mode="off")
+            other.shop.others.insert_one({})
+
+        going_on = threading.Timer(0.5, go_on)
+        going_on.start()
+        stack.callback(going_on.join)
+        (chunk,) = snapshot_read.read_chunk(client, ring, snapshot_read.IdRange(), after=Timestamp(1, 1))
+        assert is_safe.is_set() and len(chunk.documents) == 1
