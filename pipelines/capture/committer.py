@@ -81,11 +81,14 @@ class Committer:
 
     @property
     def uncommitted_bytes(self) -> int:
-        """The size of the rows that were handed over and are not in bronze yet."""
-        return max(0, self._submitted_bytes - self._committed_bytes)
+        """The size of the rows that are or wait to be handed over, and are not in bronze yet."""
+        return self._submitted_bytes - self._committed_bytes
 
     def _put(self, rows: events.EventRows | None) -> bool:
         """Wait for the committer's turn; whether it has come: a failure of any thread ends the wait."""
+        size = rows.bytes if rows is not None else 0
+        # Before the wait: rows that wait for their turn are in memory as those that have it.
+        self._submitted_bytes += size
         while self.threads.failure is None:
             try:
                 self._queue.put(rows, timeout=threads.IDLE_WAIT)
@@ -93,8 +96,8 @@ class Committer:
                 self.reporter.show()
             else:
                 self._submitted += 1
-                self._submitted_bytes += rows.bytes if rows is not None else 0
                 return True
+        self._submitted_bytes -= size
         return False
 
     # --- the thread

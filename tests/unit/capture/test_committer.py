@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ class Nothing:
 
 
 class Rows:
-    bytes = 0
+    bytes = 7
 
     def __len__(self) -> int:
         return 1
@@ -55,3 +56,24 @@ def test_an_end_does_not_wait_for_a_mark_that_was_not_put(monkeypatch: pytest.Mo
     committer.abandon()
     running.join(threads.COMMITTER)
     assert not running.is_alive(threads.COMMITTER)
+
+
+def test_rows_that_wait_for_their_turn_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are in memory beside those that are committed and those that are next: the reader is to wait for them, too."""
+    running = threads.Threads(byte_queue.ByteQueue(10))
+    nothing: Any = Nothing()
+    committer = Committer(nothing, running, nothing, nothing, nothing, None)
+    let, looked = threading.Event(), threading.Event()
+    monkeypatch.setattr(committer, "_commit", lambda _: let.wait(20))
+    # Shown while rows wait: nobody has told of them by then but who hands them over.
+    monkeypatch.setattr(committer, "reporter", SimpleNamespace(show=looked.set))
+    running.start(threads.COMMITTER, committer.run)
+    rows: Any = Rows()
+    handing = threading.Thread(target=lambda: [committer.submit(rows) for _ in range(3)], daemon=True)
+    handing.start()
+    assert looked.wait(10)
+    assert committer.uncommitted_bytes == 21
+    let.set()
+    handing.join(10)
+    committer.finish(rows)
+    assert committer.uncommitted_bytes == 0
