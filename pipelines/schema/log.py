@@ -59,7 +59,8 @@ class Evolution:
     """What a batch did to its collection's schema, and how it is typed.
 
     `refused` counts texts that are not JSON to the letter: they go through the exact path, and come out typed or
-    unreadable. `seen_at` is the mark of the batch's first event. `also` has the counts that `evolve` was given.
+    unreadable. `seen_at` is the mark of the batch's first event. `also` has the counts that `evolve` was given. `beginning` is what the first
+    documents showed, where they alone were looked at.
     """
 
     schema: DocumentSchema
@@ -68,6 +69,12 @@ class Evolution:
     refused: int = 0
     seen_at: str | None = None
     also: Mapping[str, int] = field(default_factory=dict)
+    beginning: typed.Inference | None = None
+
+
+def unchanged(schema: DocumentSchema, pins: Pins) -> Evolution:
+    """What a batch did that the schema holds already."""
+    return Evolution(schema, (), typed.Plan(schema, pins))
 
 
 def evolve(
@@ -111,15 +118,16 @@ def evolve_here(
     options: unwrap_options.UnwrapOptions,
     pins: Pins,
     reserved: frozenset[str] = frozenset(),
+    beginning: typed.Inference | None = None,
 ) -> Evolution:
-    """As `evolve`, of documents that this process has; `places` are theirs in the order.
-
-    Where there is no schema yet, of at most `BEGINNING` of them.
-    """
+    """As `evolve`, of documents that this process has; `places` are theirs in the order, `beginning` is what the first showed where
+    that is known."""
     batch = _marked(texts, places)
 
     def look(plan: typed.Plan, also: Mapping[str, str], *, everything: bool) -> typed.Inference:
-        return _inference_here(batch, plan, everything=everything)
+        if not everything:
+            return _inference_here(batch, plan, everything=False)
+        return beginning or _inference_here(_beginning_here(batch), plan, everything=True)
 
     return _evolution(look, current, options, pins, {}, reserved)
 
@@ -133,10 +141,7 @@ def begun_here(
     reserved: frozenset[str] = frozenset(),
 ) -> Evolution | None:
     """As `begun`, of documents that this process has."""
-    batch = _marked(texts, places)
-    if batch.num_rows > BEGINNING:
-        last = batch["mark"].sort()[BEGINNING - 1]
-        batch = batch.filter(pc.less_equal(batch["mark"], last))
+    batch = _beginning_here(_marked(texts, places))
     naming = _naming(options, reserved)
     start = typed.Plan(replace(document_schema.EMPTY, naming=naming))
     return _begun(_inference_here(batch, start, everything=True), pins, naming)
@@ -154,6 +159,13 @@ def _marked(texts: pa.Array, places: pa.Array) -> pa.RecordBatch:
     digests = (f"{_digest(text):X}" for text in itertools.chain.from_iterable(slices))
     marks = pa.array([f"{place}/{digest}" for place, digest in zip(places.to_pylist(), digests)], pa.string())
     return pa.RecordBatch.from_arrays([texts, marks, places], names=["text", "mark", "place"])
+
+
+def _beginning_here(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """As `_beginning`, of documents that this process has."""
+    if batch.num_rows <= BEGINNING:
+        return batch
+    return batch.filter(pc.less_equal(batch["mark"], batch["mark"].sort()[BEGINNING - 1]))
 
 
 def _inference_here(batch: pa.RecordBatch, plan: typed.Plan, *, everything: bool) -> typed.Inference:
@@ -209,7 +221,8 @@ def begun(
 ) -> Evolution | None:
     """The schema of the first documents of `df`, as a first batch of `BEGINNING` of them would lead to it.
 
-    None where it shall be made of all: there is no document, or one of them may be used as a map.
+    None where it shall be made of all: there is no document, or one of them may be used as a map, or may belong to quarantine,
+    where it must leave no column behind.
     """
     naming = _naming(options, reserved)
     start = typed.Plan(replace(document_schema.EMPTY, naming=naming))
@@ -217,10 +230,10 @@ def begun(
 
 
 def _begun(sight: typed.Inference, pins: Pins, naming: column_names.ColumnNaming) -> Evolution | None:
-    if sight.first is None or _most_fields(sight.shape) > FEW_FIELDS:
+    if sight.first is None or sight.refused or _most_fields(sight.shape) > FEW_FIELDS:
         return None
     schema, changes = _joined(document_schema.EMPTY, sight, pins, naming)
-    return Evolution(schema, changes, typed.Plan(schema, pins), seen_at=sight.low)
+    return Evolution(schema, changes, typed.Plan(schema, pins), seen_at=sight.low, beginning=sight)
 
 
 def _most_fields(shape: Shape) -> int:

@@ -96,13 +96,7 @@ def at_once(collection: SilverCollection, batch: RowBatch) -> RowBatch | None:
     None where that cannot be. `unless` is true where one of them would change the schema, cannot be read or is no whole
     document; then nothing may be committed.
     """
-    if (
-        not is_large(batch.counts)
-        or collection.keeps_document
-        or collection.shows_deleted(batch.counts)
-        or not collection.writer.is_direct
-        or not evolve.ensured_schema(collection, batch)
-    ):
+    if not is_at_once(collection, batch.counts) or not evolve.ensured_schema(collection, batch):
         return None
     # A document that waits for an event in quarantine has readable events, too: no look at them shows that they must wait.
     parted = quarantine_table.applicable(
@@ -124,6 +118,16 @@ def at_once(collection: SilverCollection, batch: RowBatch) -> RowBatch | None:
         deletes=deletes.last_deletes(collection, batch.rows, batch.counts),
         touched=batches.keys(batch.rows, batch.counts),
         unless=lambda: doubts.get["events"] > 0,
+    )
+
+
+def is_at_once(collection: SilverCollection, counts: survey.EventCounts) -> bool:
+    """Whether `at_once` types the events: the first of them then give a collection without a schema a version of its own."""
+    return (
+        is_large(counts)
+        and not collection.keeps_document
+        and not collection.shows_deleted(counts)
+        and collection.writer.is_direct
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -23,7 +24,7 @@ from pipelines.bronze import batch_rows, quarantine_table, survey
 from pipelines.delta import live_files, table_schema, upsert
 from pipelines.delta import tables as delta
 from pipelines.schema import log as schemas
-from pipelines.silver import deletes, evolve, small_fold
+from pipelines.silver import deletes, evolve, reduction, small_fold
 from pipelines.silver.collection import CollectionWork, SilverCollection
 
 if TYPE_CHECKING:
@@ -104,13 +105,17 @@ def applied(
     winners, keys, last_deletes = _reduced(events)
     live = collection.writer.live
     # Before the documents are typed, which is most of the work: whoever has to look for the keys types them again.
-    if live is None or live.is_many(upsert.KEY, keys) or not _ensured_schema(collection, events, range_.to):
+    begun = None if live is None or live.is_many(upsert.KEY, keys) else _begun(collection, events)
+    if begun is None:
         return False
-    evolutions, typed = _typed(collection, events, given)
+    if reduction.is_at_once(collection, counts):  # which records it, too: a schema must not depend on who looked
+        evolve.record(collection, begun, range_.to)
+        begun = replace(begun, changes=())
+    evolutions, typed = _typed(collection, events, given, begun)
     del given  # it holds the texts
     if typed is None:
         return False
-    schema = evolutions[-1].schema if evolutions else collection.schema.schema
+    schema = evolutions[-1].schema
     if not collection.keeps_document and "after" not in _bare(collection):
         events = events.drop_columns("after")  # the texts are in `typed` by now, and most of the memory
     if len(winners) < events.num_rows:  # documents are dear to copy
@@ -249,33 +254,32 @@ def _reduced(events: pa.Table) -> tuple[list[int], list[str], dict[str, str]]:
     return winners, list(last), last_deletes
 
 
-def _ensured_schema(collection: SilverCollection, events: pa.Table, number: int) -> bool:
-    """As `evolve.ensured_schema`, of events that are here; of few of them all give the schema."""
-    if collection.schema.schema.fields or events.num_rows <= schemas.BEGINNING:
-        return True
-    begun = schemas.begun_here(
+def _begun(collection: SilverCollection, events: pa.Table) -> schemas.Evolution | None:
+    """The schema to type by: the collection's, or what the first of many documents give one that has none; None where they cannot."""
+    current = collection.schema.schema
+    if current.fields or events.num_rows <= schemas.BEGINNING:
+        return schemas.unchanged(current, collection.options.pins)
+    return schemas.begun_here(
         events["after"].combine_chunks(),
         events["sequence"].combine_chunks(),
         options=collection.options.unwrap,
         pins=collection.options.pins,
         reserved=collection.reserved,
     )
-    if begun is not None:
-        evolve.record(collection, begun, number)
-    return begun is not None
 
 
 def _typed(
-    collection: SilverCollection, events: pa.Table, given: pa.Table
+    collection: SilverCollection, events: pa.Table, given: pa.Table, begun: schemas.Evolution
 ) -> tuple[list[schemas.Evolution], pa.StructArray | None]:
     """The documents typed, and what they do to the schema; no documents where some cannot be read, or this process
     cannot tell. `given` are the events before partial updates were folded."""
     texts, schema = events["after"].combine_chunks(), collection.schema.schema
-    typed = _decoder(collection, schema).typed(texts)
+    typed = _decoder(collection, begun.schema).typed(texts)
     if pc.any(typed.refused).as_py():
         return [], None
-    evolutions = []
+    evolutions = [begun]
     if pc.any(typed.new).as_py():
+        evolutions = []  # of all documents at once: what looks like columns in the first ones may be a map
         looks = [given.select(["after", "sequence"])]
         if pc.any(small_fold.are_partial(given)).as_py():  # once more, as the steps do, at what became of the others
             looks.append(pa.concat_tables([*looks, events.select(["after", "sequence"])]))
@@ -287,10 +291,11 @@ def _typed(
                 options=collection.options.unwrap,
                 pins=collection.options.pins,
                 reserved=collection.reserved,
+                beginning=begun.beginning,
             )
             evolutions.append(evolution)
             schema = evolution.schema
-        if any(each.changes for each in evolutions):
+        if schema.fields != begun.schema.fields:
             typed = _decoder(collection, schema).typed(texts)
     rows = typed.with_doubts()
     return evolutions, None if pc.any(rows.field("unreadable")).as_py() else rows

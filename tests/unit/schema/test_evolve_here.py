@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -45,3 +46,13 @@ def test_collections_of_one_schema_are_looked_at_side_by_side() -> None:
             plan._decoder.cache_clear()  # what it has learned by then hides what learning beside others does
             for tenant, seen in enumerate(pool.map(names, range(4))):
                 assert seen == {f"f{tenant}_{n}" for n in range(40)}
+
+
+def test_no_schema_begins_with_a_document_that_may_belong_to_quarantine() -> None:
+    """It would leave a column behind: all documents are looked at first, and those that cannot be read are put apart."""
+    texts = ['{"_id": 1, "a": 1}', '{"_id": 2, "ghost": NaN}']
+    settings: dict[str, Any] = {"options": UnwrapOptions(), "pins": {}}
+    places = pa.array(["1", "2"])
+    assert schemas.begun_here(pa.array(texts), places, **settings) is None
+    begun = schemas.begun_here(pa.array(texts[:1]), places[:1], **settings)
+    assert begun is not None and [column.name for column in begun.schema.columns] == ["_id", "a"]

@@ -23,9 +23,12 @@ from bson import Binary, Code, DatetimeMS, Decimal128, Int64, MaxKey, MinKey, Ob
 
 from cdc_core import errors
 from cdc_core.extended_json import bson_to_json
+from cdc_core.schema import evolution
 from cdc_core.silver import quarantine
+from pipelines.bronze import survey
 from pipelines.delta import live_files, local_log, maintenance, table_files
 from pipelines.gold import small_batch as gold_small_batch
+from pipelines.schema import log as schemas
 from pipelines.silver import ranges, small_batch, small_fold
 from tests.harness import oracle, without_spark
 from tests.harness.without_spark import Hop, NeedsSpark
@@ -344,6 +347,29 @@ def hop(tmp_path: Path) -> Iterator[Hop]:
 
 def document(key: Any, **fields: Any) -> bytes:
     return bson.encode({"_id": key, **fields})
+
+
+@pytest.mark.parametrize(
+    ("is_at_once", "versions", "names"),
+    [(False, 1, ["_id", "b", "a", "m", "z"]), (True, 2, ["_id", "b", "m", "z", "a"])],
+)
+def test_a_first_range_gives_the_schema_that_the_steps_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_at_once: bool, versions: int, names: list[str]
+) -> None:
+    """Of all its documents together: many names in one field are a map, also where the first documents show few of them. Where the
+    steps would type before they looked, the first documents give a version by themselves."""
+    monkeypatch.setattr(schemas, "BEGINNING", 2)
+    monkeypatch.setattr(evolution, "MAX_FIELDS", 4)
+    monkeypatch.setattr(survey, "MAX_DRIVER_ROWS", 2 if is_at_once else 1000)
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        shown = [{"b": 1}, {"b": 1, "z": 1, "m": {"k1": 1}}, *({"b": 1, "m": {f"k{n}": 1}, "a": 1} for n in range(2, 7))]
+        hop.append(*((key, document(key, **fields)) for key, fields in enumerate(shown)))
+        hop.silver()
+        silver = oracle.read(hop.silver_table.path or "")
+        assert [name for name in silver.column_names if not name.startswith("__")] == names
+        assert pa.types.is_map(silver["m"].type) is not is_at_once
+        assert pc.count_distinct(oracle.read(hop.layout.ops("schemas").path or "")["version"]).as_py() == versions
 
 
 def alter(table: Any, **properties: str) -> None:
