@@ -94,7 +94,8 @@ _INFERENCE = pa.schema(
 class Inference:
     """What a look at documents gave.
 
-    `shape` is of those that were looked into, `first` the first of them, `first_mark` its mark. `low` is the least
+    `shape` is of those that were looked into, `first` the first of them that changes the schema (of all, where all were looked
+    into), `first_mark` its mark. `low` is the least
     place in the order of all rows, `refused` how many texts are not JSON to the letter, `also` how many rows fulfil
     each condition.
     """
@@ -157,10 +158,29 @@ def inference(plan: Plan, *, everything: bool = False) -> Callable[[Iterator[pa.
             for text, mark in zip(new["text"].to_pylist(), new["mark"].to_pylist()):
                 if exact.observed(shape, text, mark, values=values) is not None:
                     documents.append((mark, text))
-            first_mark, first = min(documents, default=(None, None))
+            if everything:
+                first_mark, first = min(documents, default=(None, None))
+            else:
+                first_mark, first = _first_change(_decoder(schema_json, pins), documents, shape)
             low = min((order for order in orders.to_pylist() if order is not None), default=None)
             also = tuple(condition.true_count for condition in conditions)
             sight = sight.with_other(Inference(shape, first, first_mark, low, refused.true_count, also))
         yield sight.to_batch()
 
     return look
+
+
+def _first_change(
+    decoder: decoding.Decoder, documents: list[tuple[str, str]], shape: Shape
+) -> tuple[str, str] | tuple[None, None]:
+    """The first of the documents, given by mark and text, that changes the schema alone; `shape` is of all of them.
+
+    The decoder names some too many, and which ones depends on what lay beside them in a slice: the order of new columns must not.
+    """
+    if documents and decoder.is_changed_by(shape):
+        for mark, text in sorted(documents):
+            own = Shape()
+            exact.observed(own, text, mark, values=decoder.schema.naming.values)
+            if decoder.is_changed_by(own):
+                return mark, text
+    return None, None

@@ -56,3 +56,11 @@ def test_no_schema_begins_with_a_document_that_may_belong_to_quarantine() -> Non
     assert schemas.begun_here(pa.array(texts), places, **settings) is None
     begun = schemas.begun_here(pa.array(texts[:1]), places[:1], **settings)
     assert begun is not None and [column.name for column in begun.schema.columns] == ["_id", "a"]
+
+
+def test_new_columns_have_the_order_of_the_first_document_that_has_one() -> None:
+    """And not of one before it that only lay beside it: which ones do depends on how documents were cut into partitions."""
+    current = evolution(['{"_id": 1, "b": 1}'], document_schema.EMPTY).schema
+    texts = ['{"_id": 1, "b": 1, "n": null}', '{"_id": 2, "b": 1, "z": 1, "a": 2}', '{"_id": 3, "b": 1, "y": 1}']
+    plan._decoder.cache_clear()  # one that knows `n` does not name its document
+    assert [column.name for column in evolution(texts, current).schema.columns] == ["_id", "b", "z", "a", "y"]
