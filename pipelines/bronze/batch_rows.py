@@ -29,6 +29,9 @@ MANY_BYTES = 64 * 2**20
 PART_ROWS = 4096
 """So many rows are read at a time where a collection's own are looked for among them."""
 
+SAMPLE_ROWS = 64
+"""Of so many how large a row is; reading them alone tells it."""
+
 _GLOB = re.compile(r"[\\{}\[\]*?]")
 """What Spark takes for a pattern in the path of a file."""
 
@@ -83,24 +86,37 @@ def few_rows(
     if (bytes_of(files, columns) or 0) > (size_bytes or MANY_BYTES):
         return None
     paths = [file.path for file in files]
-    return _among(paths, columns, among) if among else read(paths, list(columns), where=None)
+    return _among(paths, columns, among, size_bytes or MANY_BYTES) if among else read(paths, list(columns), where=None)
 
 
-def _among(paths: Sequence[Path], columns: Sequence[str], among: Mapping[str, str]) -> pa.Table | None:
-    """Columns of the rows with these values; None as in `read`."""
+def _among(paths: Sequence[Path], columns: Sequence[str], among: Mapping[str, str], size_bytes: int) -> pa.Table | None:
+    """Columns of the rows with these values; None as in `read`, and where they take more than `size_bytes`: of a column with a
+    dictionary, which OPTIMIZE may write, the footer says what the distinct values take."""
     schema = pa.schema([bronze.SCHEMA.field(name) for name in columns])
-    found = []
+    found: list[pa.Table] = []
+    held = 0
     try:
         for path in paths:
             with pq.ParquetFile(path) as parquet:
                 # Part by part: each collection of a span reads its files, several at a time.
-                for part in parquet.iter_batches(PART_ROWS, columns=list(columns)):
+                for part in parquet.iter_batches(_part_rows(parquet, columns, size_bytes), columns=list(columns)):
                     is_wanted = functools.reduce(pc.and_, (pc.equal(part[name], value) for name, value in among.items()))
                     own = part if pc.all(is_wanted, skip_nulls=False).as_py() else part.filter(is_wanted)
+                    held += own.nbytes
+                    if held > size_bytes:
+                        return None
                     found.append(local_log.aligned(pa.Table.from_batches([own]), schema))
     except (OSError, pa.ArrowException):
         return None
     return pa.concat_tables(found) if found else schema.empty_table()
+
+
+def _part_rows(parquet: pq.ParquetFile, columns: Sequence[str], size_bytes: int) -> int:
+    """How many rows of a file to read at a time, by the size of its first ones."""
+    if parquet.metadata.num_rows <= SAMPLE_ROWS:
+        return SAMPLE_ROWS
+    first = next(parquet.iter_batches(SAMPLE_ROWS, columns=list(columns)))
+    return max(1, min(PART_ROWS, size_bytes * len(first) // max(1, first.nbytes)))
 
 
 def bytes_of(files: Sequence[local_log.AddedFile], columns: Sequence[str]) -> int | None:

@@ -18,6 +18,7 @@ from typing import Any
 import bson
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from bson import Binary, Code, DatetimeMS, Decimal128, Int64, MaxKey, MinKey, ObjectId, Regex, Timestamp
 
@@ -370,6 +371,22 @@ def test_a_first_range_gives_the_schema_that_the_steps_would(
         assert [name for name in silver.column_names if not name.startswith("__")] == names
         assert pa.types.is_map(silver["m"].type) is not is_at_once
         assert pc.count_distinct(oracle.read(hop.layout.ops("schemas").path or "")["version"]).as_py() == versions
+
+
+@pytest.mark.parametrize(("bound", "is_here"), [(2 * 2**20, False), (8 * 2**20, True)])
+def test_documents_count_as_large_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: int, is_here: bool
+) -> None:
+    """And not as they lie in a file that Spark has put together: with a dictionary, which holds equal texts once."""
+    monkeypatch.setattr(small_batch, "MANY_BYTES", bound)
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        hop.append(*[(1, document(1, text="x" * 10_000))] * 300)
+        (path,) = Path(hop.bronze.path or "").glob("*.parquet")
+        pq.write_table(pq.read_table(path), path, use_dictionary=True)
+        assert path.stat().st_size < 100_000
+        with contextlib.nullcontext() if is_here else pytest.raises(NeedsSpark):
+            hop.silver()
 
 
 def alter(table: Any, **properties: str) -> None:
