@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench import ground
-from pipelines.bronze import collections as registry
+from pipelines.bronze import registry
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold import expectations, models

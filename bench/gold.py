@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from bench import ground
 from cdc_core.settings.parse import Settings
-from pipelines.bronze import collections as registry
+from pipelines.bronze import registry
 from pipelines.delta import ops_tables, query_execution
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer

@@ -20,8 +20,7 @@ from cdc_core.settings.parse import OnGone
 from cdc_core.silver import reduce
 from cdc_core.sql.names import literal
 from cdc_core.tables import layout as tables
-from pipelines.bronze import batch_rows
-from pipelines.bronze import collections as registry
+from pipelines.bronze import batch_rows, registry
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession

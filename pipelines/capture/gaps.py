@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from cdc_core.properties.source import SnapshotMode
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.stream import resume_token
-from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze_log
+from pipelines.bronze import registry
 from pipelines.capture import tokens
 from pipelines.capture.deployment import Deployment
 from pipelines.capture.logger import log

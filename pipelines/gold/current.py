@@ -24,8 +24,7 @@ from cdc_core.silver import merge
 from cdc_core.sql import merge as sql_merge
 from cdc_core.sql.names import identifier, literal
 from cdc_core.tables import layout as tables
-from pipelines.bronze import collections as registry
-from pipelines.bronze import survey
+from pipelines.bronze import registry, survey
 from pipelines.delta import query_execution, upsert
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer

@@ -36,9 +36,8 @@ from cdc_core.silver import quarantine as quarantine_rules
 from cdc_core.sql import merge as sql_merge
 from cdc_core.sql.names import identifier, literal
 from cdc_core.typed import plan as typed
-from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze_log
-from pipelines.bronze import quarantine_table, survey
+from pipelines.bronze import quarantine_table, registry, survey
 from pipelines.delta import query_execution, table_history, upsert
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer

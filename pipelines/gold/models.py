@@ -27,7 +27,7 @@ from cdc_core.models import graph, sql_model
 from cdc_core.properties import types as values
 from cdc_core.sql.names import identifier, literal
 from cdc_core.stream import filters
-from pipelines.bronze import collections as registry
+from pipelines.bronze import registry
 from pipelines.delta import tables as delta
 from pipelines.gold import model_table, queries
 from pipelines.gold.candidate import Audit, Candidate, no_audit

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from cdc_core import errors
 from cdc_core.models import sql_model
 from cdc_core.stream import filters
-from pipelines.bronze import collections as registry
+from pipelines.bronze import registry
 from pipelines.gold import expectations, models
 from pipelines.gold import run as gold
 from pipelines.new_commits import NewCommits

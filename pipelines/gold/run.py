@@ -30,11 +30,11 @@ from cdc_core.silver import merge
 from cdc_core.sql.names import identifier
 from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
-from pipelines.bronze import collections as registry
+from pipelines.bronze import registry
 from pipelines.delta import maintenance, query_execution, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
-from pipelines.gold import current, history, small_batch
+from pipelines.gold import current, history, in_process
 from pipelines.gold.candidate import Audit, no_audit
 from pipelines.new_commits import NewCommits
 from pipelines.spark import parallel
@@ -106,7 +106,7 @@ def run(
     among them; a refused run has committed nothing.
     """
     ended = stop or threading.Event()
-    process_rows = small_batch.ONE_RUN_ROWS if once else small_batch.SERVICE_ROWS
+    process_rows = in_process.ONE_RUN_ROWS if once else in_process.SERVICE_ROWS
     gold = _GoldRun(spark, settings, take_over, parallel.Pool(spark, sessions), ended, audit, process_rows)
     started = time.monotonic()
     found: list[GoldTableResult] = []
@@ -203,12 +203,12 @@ class _GoldRun:
     pool: parallel.Pool
     stop: threading.Event
     audit: Audit = no_audit
-    process_rows: int = small_batch.SERVICE_ROWS
+    process_rows: int = in_process.SERVICE_ROWS
     """How many rows this process publishes by itself, for a collection."""
     refused: dict[registry.Namespace, _Refusal] = field(default_factory=dict)
     switched: set[registry.Namespace] = field(default_factory=set)
     failures: parallel.Failures = field(default_factory=parallel.Failures)
-    sources: dict[registry.Namespace, small_batch.SourceFiles | None] = field(default_factory=dict)
+    sources: dict[registry.Namespace, in_process.SourceFiles | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.layout = delta.layout(self.settings.lakehouse)
@@ -364,7 +364,7 @@ class _GoldRun:
         sources = self._sources(table)
         first = None
         if place not in self.claims and not delta.exists(spark, place):
-            first = None if sources is None else small_batch.first_load(table, sources)
+            first = None if sources is None else in_process.first_load(table, sources)
             if not first.count if first is not None else table.is_empty:
                 return None
             table.judge(place)
@@ -379,9 +379,9 @@ class _GoldRun:
         writer = self.claims.writer(spark, place)
         changed = None
         if first is not None and sources is not None:
-            changed = small_batch.loaded(first, table, sources, writer)
+            changed = in_process.loaded(first, table, sources, writer)
         elif sources is not None and not work.is_rewrite:
-            changed = small_batch.merged(table, sources, writer)
+            changed = in_process.merged(table, sources, writer)
         if changed is None:
             changed = table.rewritten(writer) if work.is_rewrite else table.merged(writer)
         maintenance.compact(writer)
@@ -395,13 +395,13 @@ class _GoldRun:
             time.monotonic() - started,
         )
 
-    def _sources(self, table: current.GoldTable) -> small_batch.SourceFiles | None:
+    def _sources(self, table: current.GoldTable) -> in_process.SourceFiles | None:
         """The tables from which this process can publish a few changes; None where it must not, or cannot."""
         namespace = table.work.namespace
         if self.audit.judges(str(namespace)):
             return None
         if namespace not in self.sources:
-            self.sources[namespace] = small_batch.SourceFiles.of(
+            self.sources[namespace] = in_process.SourceFiles.of(
                 self.spark, table.silver, table.deletes, limit=self.process_rows
             )
         return self.sources[namespace]

@@ -30,9 +30,8 @@ from cdc_core.snapshot import state as snapshot_state
 from cdc_core.sql.names import identifier, literal
 from cdc_core.tables import layout as tables
 from pipelines import clock
-from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze_log
-from pipelines.bronze import survey
+from pipelines.bronze import registry, survey
 from pipelines.delta import ops_tables, table_history
 from pipelines.delta import tables as delta
 from pipelines.gold import history, models, publish

@@ -32,9 +32,8 @@ from cdc_core.sql import names
 from cdc_core.stream import resume_token
 from cdc_core.tables import layout as tables
 from pipelines import clock
-from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze_log
-from pipelines.bronze import quarantine_table
+from pipelines.bronze import quarantine_table, registry
 from pipelines.delta import maintenance, ops_tables, owners, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer

@@ -23,8 +23,8 @@ from cdc_core import errors
 from cdc_core.bronze import columns as bronze
 from cdc_core.silver import quarantine as quarantine_rules
 from cdc_core.tables import layout as tables
-from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze_log
+from pipelines.bronze import registry
 from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from cdc_core import errors
 from cdc_core.tables.layout import Layer
-from pipelines.bronze import collections as registry
+from pipelines.bronze import registry
 from pipelines.delta import table_comparison
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer

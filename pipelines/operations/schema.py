@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cdc_core.schema import column_types, document_schema, evolution
-from pipelines.bronze import collections as registry
+from pipelines.bronze import registry
 from pipelines.delta import tables as delta
 from pipelines.schema import log as schemas
 

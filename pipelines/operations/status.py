@@ -21,9 +21,8 @@ from cdc_core.stream import resume_token
 from cdc_core.tables import claims
 from cdc_core.tables import layout as tables
 from pipelines import clock
-from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze_log
-from pipelines.bronze import quarantine_table
+from pipelines.bronze import quarantine_table, registry
 from pipelines.capture import metrics
 from pipelines.delta import direct_log, local_log, query_execution, table_history
 from pipelines.delta import tables as delta

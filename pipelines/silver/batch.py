@@ -15,8 +15,7 @@ from pyspark.sql import functions as F
 
 from cdc_core.silver import reduce
 from cdc_core.typed import plan as typed
-from pipelines.bronze import collections as registry
-from pipelines.bronze import survey
+from pipelines.bronze import registry, survey
 from pipelines.delta import upsert
 from pipelines.silver.collection import SilverCollection
 

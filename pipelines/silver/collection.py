@@ -14,8 +14,7 @@ from cdc_core.schema import document_schema
 from cdc_core.silver import reduce
 from cdc_core.tables import layout as tables
 from cdc_core.typed.decoding import Decoder
-from pipelines.bronze import collections as registry
-from pipelines.bronze import quarantine_table, survey
+from pipelines.bronze import quarantine_table, registry, survey
 from pipelines.delta.writer import Writer
 from pipelines.schema import log as schemas
 
@@ -45,13 +44,13 @@ class SilverCollection:
     origin: str = ""
     """What its rows are called from now on where they begin anew; empty where they go on."""
     process_events: int = 0
-    """How many events of a range this process may apply itself, without a query (`pipelines.silver.small_batch`)."""
+    """How many events of a range this process may apply itself, without a query (`pipelines.silver.in_process`)."""
     needs_steps: bool = False
     """Whether a range of the work at hand went through the steps: this process could not apply it."""
     held: quarantine_table.HeldEvents | None = None
     """What is known of its events in quarantine, once there is one."""
     decoder: Decoder | None = None
-    """What types the documents of batches that this process applies itself (`pipelines.silver.small_batch`)."""
+    """What types the documents of batches that this process applies itself (`pipelines.silver.in_process`)."""
 
     def __post_init__(self) -> None:
         self.columns = reduce.needed(self.options.unwrap)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from cdc_core import errors
 from cdc_core.tables import layout as tables
-from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze_log
+from pipelines.bronze import registry
 from pipelines.delta import table_history
 from pipelines.delta import tables as delta
 from pipelines.schema import log as schemas

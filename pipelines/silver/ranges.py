@@ -1,7 +1,7 @@
 """The way of a collection's work into its table: range by range, each with the sweeps that it calls for.
 
 A range is one batch, which goes through `STEPS`; its last step is the commit that moves the position. Where it is small and plain
-(`pipelines.silver.small_batch`), this process does all of that itself.
+(`pipelines.silver.in_process`), this process does all of that itself.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from cdc_core.bronze import columns as bronze
 from cdc_core.silver import reduce
 from cdc_core.sql.names import literal
 from cdc_core.typed import plan as typed
-from pipelines.bronze import collections as registry
-from pipelines.bronze import survey
+from pipelines.bronze import registry, survey
 from pipelines.delta import query_execution, upsert
 from pipelines.silver import batch as batches
-from pipelines.silver import deletes, evolve, reduction, small_batch, sweeps, write
+from pipelines.silver import deletes, evolve, in_process, reduction, sweeps, write
 from pipelines.silver.batch import RowBatch, Step
 from pipelines.silver.collection import CollectionWork, SilverCollection
 from pipelines.spark import session as sparks
@@ -46,7 +45,7 @@ def apply(collection: SilverCollection, work: CollectionWork, *, stop: threading
     """Apply the work range by range, then its sweeps; the position reached. Between ranges it ends where `stop` is set."""
     reached = _under_these_settings(collection, work.position)
     collection.needs_steps = False
-    portions = small_batch.ranges(collection, work)
+    portions = in_process.ranges(collection, work)
     ranges = portions or _ranges(collection, work, work.span)
     needless, due = sweeps.split(collection, work)
     for sweep in needless:
@@ -93,7 +92,7 @@ def _range(
         collection.move(after)
         return after
     is_late = _is_late(collection, counts, reached)
-    if not is_late and counts.low >= reached.floor and small_batch.applied(collection, range_, counts, after):
+    if not is_late and counts.low >= reached.floor and in_process.applied(collection, range_, counts, after):
         return after
     collection.needs_steps = True
     events = _wanted(collection, collection.events(range_), counts)

@@ -35,9 +35,8 @@ from cdc_core.tables import layout as tables
 from cdc_core.tables.layout import Layer
 from cdc_core.typed import exact
 from cdc_core.typed import plan as typed
-from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze_log
-from pipelines.bronze import quarantine_table, survey
+from pipelines.bronze import quarantine_table, registry, survey
 from pipelines.delta import table_comparison
 from pipelines.delta import tables as delta
 from pipelines.delta.table_comparison import Comparison

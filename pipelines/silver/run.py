@@ -36,15 +36,14 @@ from typing import TYPE_CHECKING
 from cdc_core import errors
 from cdc_core.settings.parse import OnConflict
 from cdc_core.silver import reduce
-from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze_log
-from pipelines.bronze import survey
+from pipelines.bronze import registry, survey
 from pipelines.delta import maintenance, query_execution, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.new_commits import NewCommits
 from pipelines.schema import log as schemas
-from pipelines.silver import ranges, small_batch
+from pipelines.silver import in_process, ranges
 from pipelines.silver import rebuild as silver_rebuild
 from pipelines.silver import tables as silver_tables
 from pipelines.silver.collection import CollectionWork, SilverCollection
@@ -102,7 +101,7 @@ def run(
     `TableOwned`, `LeaseHeld`, `OwnershipLost`, `CommitConflict` among them; a refused run has committed nothing.
     """
     ended = stop or threading.Event()
-    process_events = small_batch.ONE_RUN_EVENTS if once else small_batch.SERVICE_EVENTS
+    process_events = in_process.ONE_RUN_EVENTS if once else in_process.SERVICE_EVENTS
     silver = _SilverRun(spark, settings, take_over, parallel.Pool(spark, sessions), ended, to, process_events)
     started = time.monotonic()
     total = SilverResult(0, 0, 0.0)
@@ -143,7 +142,7 @@ class _SilverRun:
     pool: parallel.Pool
     stop: threading.Event
     bound: int | None = None
-    process_events: int = small_batch.SERVICE_EVENTS
+    process_events: int = in_process.SERVICE_EVENTS
     collections: dict[registry.Namespace, SilverCollection] = field(default_factory=dict)
     retyped: set[registry.Namespace] = field(default_factory=set)
     failures: parallel.Failures = field(default_factory=parallel.Failures)

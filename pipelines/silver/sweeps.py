@@ -13,8 +13,7 @@ from pyspark.sql import functions as F
 from cdc_core.silver import reduce
 from cdc_core.sql.names import literal
 from cdc_core.typed import plan as typed
-from pipelines.bronze import collections as registry
-from pipelines.bronze import quarantine_table, survey
+from pipelines.bronze import quarantine_table, registry, survey
 from pipelines.silver import batch as batches
 from pipelines.silver import write
 from pipelines.silver.batch import Deletes, RowBatch

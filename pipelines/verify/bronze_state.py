@@ -22,9 +22,8 @@ from cdc_core.silver import reduce
 from cdc_core.sql.names import literal
 from cdc_core.tables import layout as tables
 from cdc_core.verify import equality
-from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze_log
-from pipelines.bronze import survey
+from pipelines.bronze import registry, survey
 from pipelines.verify.table_rows import HELD, HELD_DDL
 
 if TYPE_CHECKING:

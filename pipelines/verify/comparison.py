@@ -20,7 +20,7 @@ from cdc_core.stream import fields as field_filters
 from cdc_core.tables import layout as tables
 from cdc_core.tables.layout import Layer
 from cdc_core.verify import equality
-from pipelines.bronze import collections as registry
+from pipelines.bronze import registry
 from pipelines.delta import query_execution
 from pipelines.mongodb import catalog, document_keys
 from pipelines.mongodb import client as mongodb

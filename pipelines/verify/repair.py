@@ -21,8 +21,8 @@ from cdc_core.snapshot import state as snapshot_state
 from cdc_core.stream import patterns
 from cdc_core.tables.layout import Layer
 from pipelines import clock
-from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze_log
+from pipelines.bronze import registry
 from pipelines.channels import signals as channels
 from pipelines.delta import owners
 from pipelines.delta import tables as delta

@@ -35,8 +35,8 @@ from cdc_core.snapshot import key_filter
 from cdc_core.stream import filters
 from cdc_core.tables.layout import Layer
 from pipelines import clock
-from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze_log
+from pipelines.bronze import registry
 from pipelines.delta import ops_tables
 from pipelines.delta import tables as delta
 from pipelines.mongodb import catalog

@@ -22,9 +22,8 @@ from cdc_core.sql import names
 from cdc_core.stream import resume_token
 from cdc_core.tables import layout as tables
 from cdc_core.tables.layout import Layer
-from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze_log
-from pipelines.bronze import survey
+from pipelines.bronze import registry, survey
 from pipelines.delta import owners, table_history
 from pipelines.delta import tables as delta
 from pipelines.mongodb import client as mongodb

@@ -16,7 +16,7 @@ from cdc_core.silver import merge, reduce
 from cdc_core.sql import names
 from cdc_core.tables import layout as tables
 from cdc_core.verify import equality
-from pipelines.bronze import collections as registry
+from pipelines.bronze import registry
 from pipelines.delta import table_history
 from pipelines.delta import tables as delta
 

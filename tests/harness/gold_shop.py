@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdc_core.settings import parse as settings
-from pipelines.bronze import collections as registry
+from pipelines.bronze import registry
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold import models

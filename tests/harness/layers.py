@@ -11,7 +11,7 @@ import yaml
 
 from cdc_core.settings import parse as settings
 from cdc_core.tables import layout as tables
-from pipelines.bronze import collections as registry
+from pipelines.bronze import registry
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.gold import run as gold

@@ -9,8 +9,7 @@ import pytest
 
 from cdc_core import errors
 from cdc_core.tables import layout as tables
-from pipelines.bronze import collections as registry
-from pipelines.bronze import quarantine_table
+from pipelines.bronze import quarantine_table, registry
 from pipelines.delta import table_history
 from pipelines.delta.writer import Writer
 from pipelines.gold import history

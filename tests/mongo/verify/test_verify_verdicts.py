@@ -13,7 +13,7 @@ from cdc_core import errors
 from cdc_core.settings import parse
 from cdc_core.settings.parse import Settings
 from cdc_core.tables.layout import Layer
-from pipelines.bronze.collections import Namespace
+from pipelines.bronze.registry import Namespace
 from pipelines.delta import owners
 from pipelines.delta import tables as delta
 from pipelines.silver import run as silver

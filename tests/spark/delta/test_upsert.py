@@ -15,7 +15,7 @@ from cdc_core import errors
 from pipelines.bronze import survey
 from pipelines.delta import direct_log, maintenance
 from pipelines.delta.writer import Writer
-from pipelines.silver import evolve, small_batch
+from pipelines.silver import evolve, in_process
 from tests.harness import bronze_rows, processes
 from tests.harness.layers import Hop, pipeline
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def by_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few changes, too, go the way of many."""
-    monkeypatch.setattr(small_batch, "ONE_RUN_EVENTS", -1)
+    monkeypatch.setattr(in_process, "ONE_RUN_EVENTS", -1)
 
 
 def doc(key: int, n: object, *, at: int, op: str = "u") -> dict[str, Any]:

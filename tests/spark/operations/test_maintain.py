@@ -14,8 +14,8 @@ import pytest
 from cdc_core import errors
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.tables import layout as tables
-from pipelines.bronze import collections as registry
 from pipelines.bronze import log as bronze
+from pipelines.bronze import registry
 from pipelines.delta import maintenance, ops_tables, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer

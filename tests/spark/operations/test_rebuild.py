@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cdc_core import errors
-from pipelines.bronze import collections as registry
+from pipelines.bronze import registry
 from pipelines.delta import table_comparison, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from cdc_core.bronze import columns as bronze
 from pipelines.bronze import survey
-from pipelines.bronze.collections import Namespace
+from pipelines.bronze.registry import Namespace
 
 NAMES = ("a", "b", "é", "${env:HOME}")
 

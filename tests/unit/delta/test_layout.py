@@ -7,7 +7,7 @@ from typing import Any
 from cdc_core import errors
 from cdc_core.settings import parse as settings
 from cdc_core.tables import layout as tables
-from pipelines.bronze import collections as registry
+from pipelines.bronze import registry
 from pipelines.delta import tables as delta
 
 

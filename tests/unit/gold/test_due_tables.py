@@ -12,7 +12,7 @@ import bson
 import pytest
 
 from cdc_core.tables import layout as tables
-from pipelines.bronze import collections as registry
+from pipelines.bronze import registry
 from pipelines.delta import local_log, table_history
 from pipelines.delta.writer import Writer
 from pipelines.gold import current, model_inputs

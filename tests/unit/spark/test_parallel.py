@@ -12,7 +12,7 @@ import bson
 import pytest
 
 from cdc_core import errors
-from pipelines.bronze import collections as registry
+from pipelines.bronze import registry
 from pipelines.delta import maintenance
 from pipelines.gold import history
 from pipelines.gold import run as gold

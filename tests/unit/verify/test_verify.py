@@ -12,7 +12,7 @@ import pytest
 
 from cdc_core import errors
 from cdc_core.settings import parse as settings
-from pipelines.bronze.collections import Namespace
+from pipelines.bronze.registry import Namespace
 from pipelines.verify import run as verify
 from pipelines.verify.result import CollectionVerification, Verification
 

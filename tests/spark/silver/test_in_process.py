@@ -15,9 +15,9 @@ from cdc_core.properties.unwrap import UnwrapOptions
 from pipelines.delta import live_files, maintenance, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
-from pipelines.gold import small_batch as gold_small_batch
+from pipelines.gold import in_process as gold_small_batch
 from pipelines.schema import log as schemas
-from pipelines.silver import small_batch
+from pipelines.silver import in_process
 from tests.harness import bronze_rows
 from tests.harness.layers import Hop, Killed, killing, pipeline
 
@@ -109,7 +109,7 @@ def by_process(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
         return acted
 
-    monkeypatch.setattr(small_batch, "applied", counting("silver", small_batch.applied))
+    monkeypatch.setattr(in_process, "applied", counting("silver", in_process.applied))
     for name in ("loaded", "merged"):
         monkeypatch.setattr(gold_small_batch, name, counting("gold", getattr(gold_small_batch, name)))
     return counts
@@ -130,7 +130,7 @@ def test_both_ways_give_the_same(
             with monkeypatch.context() as patch:
                 patch.setattr(live_files, "PART_ROWS", 3)
                 if hop is ways[1]:
-                    patch.setattr(small_batch, "ONE_RUN_EVENTS", -1)
+                    patch.setattr(in_process, "ONE_RUN_EVENTS", -1)
                     patch.setattr(gold_small_batch.SourceFiles, "of", lambda *tables, **limit: None)
                 hop.run()
         if number % 3 == 2 or number == len(batches) - 1:
@@ -186,8 +186,8 @@ def test_a_long_span_is_applied_range_by_range(
     positions: list[int],
 ) -> None:
     """Each with its position, so that little is held at a time; where one of them is Spark's, so is all that is left."""
-    monkeypatch.setattr(small_batch, *bound)
-    monkeypatch.setattr(small_batch, "SERVICE_EVENTS", 2)
+    monkeypatch.setattr(in_process, *bound)
+    monkeypatch.setattr(in_process, "SERVICE_EVENTS", 2)
     texts = [first, *(f'{{"_id":{key},"n":{key}}}' for key in (1, 2, 3, 0, 1))]
     for at, text in enumerate(texts):
         hop.bronze.append({"t": [{"op": "u", "key": int(text[7:8] or 0), "at": 20 + at, "text": text}]})
@@ -204,8 +204,8 @@ def test_a_snapshot_of_several_ranges_is_not_late_for_itself(
     hop: Hop, by_process: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of its rows have one place in the order; of two of one key the later one counts, as within a range."""
-    monkeypatch.setattr(small_batch, "PORTION_EVENTS", 1)
-    monkeypatch.setattr(small_batch, "SERVICE_EVENTS", 1)
+    monkeypatch.setattr(in_process, "PORTION_EVENTS", 1)
+    monkeypatch.setattr(in_process, "SERVICE_EVENTS", 1)
     for key, n in ((0, 1), (1, 2), (0, 3)):
         hop.bronze.append({"t": [{"op": "r", "key": key, "at": 20, "after": {"_id": key, "n": n}}]})
     before = by_process["silver"]

@@ -1,7 +1,7 @@
 """A batch of few events, applied by this process: nothing is planned, listed or compiled for it.
 
 What `ranges.STEPS` do, for a batch in which most of them have nothing to decide: whole documents that can be read,
-newer than anything in the table, partial updates of such (`pipelines.silver.small_fold`), and deletes that take rows away. Any
+newer than anything in the table, partial updates of such (`pipelines.silver.in_process_fold`), and deletes that take rows away. Any
 other batch goes through the steps.
 """
 
@@ -24,13 +24,13 @@ from pipelines.bronze import batch_rows, quarantine_table, survey
 from pipelines.delta import live_files, table_schema, upsert
 from pipelines.delta import tables as delta
 from pipelines.schema import log as schemas
-from pipelines.silver import deletes, evolve, reduction, small_fold
+from pipelines.silver import deletes, evolve, in_process_fold, reduction
 from pipelines.silver.collection import CollectionWork, SilverCollection
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from pipelines.bronze import collections as registry
+    from pipelines.bronze import registry
 
 ONE_RUN_EVENTS = 250_000
 """So many events one run applies by itself: a Spark that has just been started takes longer to compile what types more of them."""
@@ -99,7 +99,7 @@ def applied(
     held = _held_keys(collection, before=range_.after)
     if held is None or (held and not held.isdisjoint(events["key"].to_pylist())):
         return False
-    given, events = events, small_fold.folded(events, collection.writer.live, size_bytes=_many_bytes(collection))
+    given, events = events, in_process_fold.folded(events, collection.writer.live, size_bytes=_many_bytes(collection))
     if events is None:
         return False
     winners, keys, last_deletes = _reduced(events)
@@ -228,7 +228,7 @@ def _is_whole(collection: SilverCollection, events: pa.Table) -> bool:
     is_document = pc.and_(pc.starts_with(after, "{"), pc.ends_with(after, "}"))
     # Without a schema the documents' own give one, before any update has its say.
     if collection.keeps_document and collection.schema.schema.fields:
-        is_document = pc.or_kleene(is_document, small_fold.are_partial(events))
+        is_document = pc.or_kleene(is_document, in_process_fold.are_partial(events))
     conditions = (
         pc.is_valid(events["key"]),
         pc.match_substring_regex(events["sequence"], "^[0-9a-f]{24}$"),
@@ -281,7 +281,7 @@ def _typed(
     if pc.any(typed.new).as_py():
         evolutions = []  # of all documents at once: what looks like columns in the first ones may be a map
         looks = [given.select(["after", "sequence"])]
-        if pc.any(small_fold.are_partial(given)).as_py():  # once more, as the steps do, at what became of the others
+        if pc.any(in_process_fold.are_partial(given)).as_py():  # once more, as the steps do, at what became of the others
             looks.append(pa.concat_tables([*looks, events.select(["after", "sequence"])]))
         for each in looks:
             evolution = schemas.evolve_here(

@@ -1,6 +1,6 @@
 """Batches that need no query, by the thousand: what silver and gold hold of them is what MongoDB holds.
 
-Beside Spark's way they stand in `tests/spark/silver/test_small_batch.py`, over few.
+Beside Spark's way they stand in `tests/spark/silver/test_in_process.py`, over few.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from cdc_core.schema import evolution
 from cdc_core.silver import quarantine
 from pipelines.bronze import survey
 from pipelines.delta import live_files, local_log, maintenance, table_files
-from pipelines.gold import small_batch as gold_small_batch
+from pipelines.gold import in_process as gold_small_batch
 from pipelines.schema import log as schemas
-from pipelines.silver import ranges, small_batch, small_fold
+from pipelines.silver import in_process, in_process_fold, ranges
 from tests.harness import oracle, without_spark
 from tests.harness.without_spark import Hop, NeedsSpark
 
@@ -246,7 +246,7 @@ def test_any_partial_updates_in_any_batches(seed: int, tmp_path: Path, monkeypat
     """Several of one document in a batch and in several, before and after whole documents and deletes, and of documents that
     are not known: those stay incomplete, and gold does not show them."""
     draws = random.Random(seed)
-    monkeypatch.setattr(small_fold, "PART_ROWS", draws.choice([1, 3, 4096]))
+    monkeypatch.setattr(in_process_fold, "PART_ROWS", draws.choice([1, 3, 4096]))
     monkeypatch.setattr(live_files, "_READ_ROWS", draws.choice([1, 2, 4096]))
     monkeypatch.setattr(maintenance, "MANY_FILES", draws.choice([2, 1000]))
     monkeypatch.setattr(maintenance, "_surplus_files", lambda writer: len(_live(writer.table).files()))
@@ -297,10 +297,10 @@ def test_any_partial_updates_in_any_batches(seed: int, tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("owner", "bound", "value", "fields"),
     [
-        (small_fold, "READ_BYTES", -(2**20), '{"n":1}'),
-        (small_batch, "MANY_BYTES", 3000, '{"n":1}'),
+        (in_process_fold, "READ_BYTES", -(2**20), '{"n":1}'),
+        (in_process, "MANY_BYTES", 3000, '{"n":1}'),
         (live_files, "MANY_ROWS", 1, '{"n":1}'),
-        (small_fold, "PART_ROWS", 1, '{"n":1'),
+        (in_process_fold, "PART_ROWS", 1, '{"n":1'),
     ],
     ids=["large files", "large documents", "many rows", "an update that cannot be read"],
 )
@@ -316,7 +316,7 @@ def test_updates_that_are_for_spark_are_known_before_documents_are_typed(
         before = sorted(Path(hop.silver_table.path or "").iterdir())
         typed: list[Any] = []
         with monkeypatch.context() as patch:
-            patch.setattr(small_batch, "_typed", lambda *given: typed.append(given))
+            patch.setattr(in_process, "_typed", lambda *given: typed.append(given))
             patch.setattr(owner, bound, value)
             with pytest.raises(NeedsSpark):
                 hop.silver()
@@ -378,7 +378,7 @@ def test_documents_count_as_large_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: int, is_here: bool
 ) -> None:
     """And not as they lie in a file that Spark has put together: with a dictionary, which holds equal texts once."""
-    monkeypatch.setattr(small_batch, "MANY_BYTES", bound)
+    monkeypatch.setattr(in_process, "MANY_BYTES", bound)
     with without_spark.running():
         hop = Hop(tmp_path)
         hop.append(*[(1, document(1, text="x" * 10_000))] * 300)
@@ -415,7 +415,7 @@ def test_what_a_table_asks_more_than_this_is_for_spark(
 ) -> None:
     """And is known before documents are typed: they would be typed twice."""
     typed: list[Any] = []
-    monkeypatch.setattr(small_batch, "_typed", lambda *given: typed.append(given))
+    monkeypatch.setattr(in_process, "_typed", lambda *given: typed.append(given))
     if layer == "gold":
         monkeypatch.undo()
         hop.append((1, document(1, n=5)))
@@ -464,7 +464,7 @@ def test_keys_of_a_large_table_are_known_to_be_sparks_before_documents_are_typed
     hop: Hop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     typed: list[Any] = []
-    monkeypatch.setattr(small_batch, "_typed", lambda *given: typed.append(given))
+    monkeypatch.setattr(in_process, "_typed", lambda *given: typed.append(given))
     monkeypatch.setattr(live_files, "MANY_ROWS", 3)
     hop.append((1, document(1, n=5)))
     with pytest.raises(NeedsSpark):
@@ -474,8 +474,8 @@ def test_keys_of_a_large_table_are_known_to_be_sparks_before_documents_are_typed
 
 def test_a_long_span_over_a_large_table_is_not_cut_for_this_process(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark would look for the keys of each range in the whole table; it does for all of them at once."""
-    monkeypatch.setattr(small_batch, "PORTION_EVENTS", 2)
-    monkeypatch.setattr(small_batch, "SERVICE_EVENTS", 2)
+    monkeypatch.setattr(in_process, "PORTION_EVENTS", 2)
+    monkeypatch.setattr(in_process, "SERVICE_EVENTS", 2)
     spans: list[Any] = []
     monkeypatch.setattr(ranges, "_range", lambda collection, range_, counts, reached, to: spans.append(range_) or reached)
     for number in range(3):
@@ -498,8 +498,8 @@ def test_a_long_span_of_updates_is_cut_by_the_documents_that_they_change(
         hop.silver()
         for n in range(3):
             hop.append(*((key, {"updatedFields": f'{{"n":{n}}}'}) for key in (1, 2)))
-        monkeypatch.setattr(small_batch, "SERVICE_EVENTS", 2)
-        monkeypatch.setattr(small_batch, "PORTION_BYTES", 20_000)
+        monkeypatch.setattr(in_process, "SERVICE_EVENTS", 2)
+        monkeypatch.setattr(in_process, "PORTION_BYTES", 20_000)
         before = local_log.newest_version(Path(hop.silver_table.path or ""))
         hop.silver()
         batches = oracle.read(hop.silver_table.path or "", version=(before or 0) + 2)["__batch"].to_pylist()
@@ -512,7 +512,7 @@ def test_the_bound_counts_a_collections_own_events(
     hop: Hop, monkeypatch: pytest.MonkeyPatch, events: int, is_done: bool
 ) -> None:
     """However many others have in the same batches."""
-    monkeypatch.setattr(small_batch, "ONE_RUN_EVENTS", 5)
+    monkeypatch.setattr(in_process, "ONE_RUN_EVENTS", 5)
     hop.append(*((key, document(key)) for key in range(2)), collection="other")
     hop.append(*((key % 3, document(key % 3, n=key)) for key in range(events)))
     hop.append(*((key, document(key)) for key in range(2)), collection="other")
