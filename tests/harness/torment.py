@@ -113,8 +113,8 @@ def unreadable(pipeline: processes.Pipeline) -> list[str]:
     """The tables that name files that are not there."""
     looked = pipeline.command("repair", "--dry-run", "--json", log="repair")
     assert looked.run(300) == 0, looked.said[-3000:]
-    said = looked.said
-    return [each["table"] for each in json.loads(said[said.index("{") :])["tables"]]
+    said = looked.said[looked.said.rindex("\n{") :]  # the log has its earlier runs, too
+    return [each["table"] for each in json.loads(said)["tables"]]
 
 
 @dataclass
