@@ -33,6 +33,8 @@ from pipelines.gold import model_table, queries
 from pipelines.gold.candidate import Audit, Candidate, no_audit
 from pipelines.gold.model_inputs import ModelInputs, collection_table
 from pipelines.settings import file as settings_file
+from pipelines.spark import failures as spark_failures
+from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -214,13 +216,13 @@ def run(
 
     `pinned` gives versions of collections' gold tables by their names; others are read as they are at the start.
     `judged` is kept by who runs again and again: what was refused, and views, are not judged a second time while their
-    tables stay. One model's failure, or a mistake in its file, stops those that refer to it and no other: it is raised when
+    tables stay. One model's failure, a bug that it meets or a mistake in its file stops those that refer to it and no other: it is raised when
     the others are done. Raises `SettingsError` for a query that is wrong, `GateFailed`, `DecisionNeeded` for one that fails over
     the rows, `TableOwned`, `LeaseHeld`, `CommitConflict`; a model that is refused keeps its last good version.
     """
     started = time.monotonic()
     order = ordered(spark, settings)
-    refused: list[errors.MedallionError] = [errors.SettingsError(list(order.problems))] if order.problems else []
+    refused: list[Exception] = [errors.SettingsError(list(order.problems))] if order.problems else []
     failed: set[str] = set()
     found: list[ModelResult] = []
     inputs = ModelInputs(spark, delta.layout(settings.lakehouse), dict(pinned or {}))
@@ -239,15 +241,20 @@ def run(
                 continue
             try:
                 found.append(run_.made(model))
-            except errors.MedallionError as error:
-                run_.note_refusal(model, error)
-                refused.append(error)
+            except Exception as error:
+                known = spark_failures.translated(error) or error
+                if isinstance(known, errors.SparkLost) or sparks.is_cancelling():
+                    raise
+                if isinstance(known, errors.MedallionError):
+                    run_.note_refusal(model, known)
+                refused.append(known)
                 failed.add(model.name)
                 found.append(ModelResult(model.name, "failed", 0, None, 0.0))
     finally:
         inputs.close()
     if refused:
-        raise joined(refused)
+        together, worst = joined(refused), errors.worst(refused)
+        raise together from (None if together is worst else worst)
     made = sum(each.did in ("whole", "changed", "view") for each in found)
     return ModelsResult(made, time.monotonic() - started, tuple(found))
 

@@ -1,0 +1,57 @@
+"""One model that fails, and the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cdc_core import errors
+from cdc_core.models import sql_model
+from cdc_core.settings import parse as settings
+from pipelines.gold import models
+
+
+@pytest.mark.parametrize(
+    ("failure", "exit_code"), [(KeyError("Jane"), 1), (errors.GateFailed("totals: not published"), 3)], ids=["bug", "gate"]
+)
+def test_a_model_that_fails_keeps_no_other_from_being_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception, exit_code: int
+) -> None:
+    """But those that refer to it; the failure is raised when the others are made, without what a bug's text quotes."""
+    chosen = settings.parse(
+        {
+            "name": "shop",
+            "lakehouse": {"root": str(tmp_path)},
+            "source": {"mongodb.connection.string": "mongodb://127.0.0.1"},
+        }
+    )
+    texts = {"totals": "SELECT 1 AS n", "of_totals": "SELECT * FROM {totals}", "alone": "SELECT 2 AS n"}
+    found = [SimpleNamespace(name=name, names=("totals",) if "{" in text else ()) for name, text in texts.items()]
+    made: list[str] = []
+
+    class Run:
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def verdict(self, model: sql_model.Model) -> None:
+            return None
+
+        def note_refusal(self, *_: Any) -> None:
+            pass
+
+        def made(self, model: sql_model.Model) -> models.ModelResult:
+            if model.name == "totals":
+                raise failure
+            made.append(model.name)
+            return models.ModelResult(model.name, "whole", 1, 1, 0.0)
+
+    monkeypatch.setattr(models, "_ModelsRun", Run)
+    monkeypatch.setattr(models, "ModelInputs", lambda *_: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(models, "ordered", lambda *_: SimpleNamespace(models=found, problems=()))
+    with pytest.raises(errors.MedallionError) as raised:
+        models.run(None, chosen)  # type: ignore[arg-type]
+    assert made == ["alone"]
+    assert raised.value.exit_code == exit_code and "Jane" not in str(raised.value)
