@@ -60,14 +60,17 @@ def _folded(collection: SilverCollection, batch: RowBatch, whole: DataFrame) -> 
     rows = batch.resources.enter_context(partial_updates.folded(collection, whole, batch))
     pending_deletes = batch.resources.enter_context(_finding_places(collection, rows, batch))
     texts = rows.select("after", F.col("__sequence").alias("sequence"), "__incomplete")
-    if batch.partial < batch.counts.events:  # documents that lost count, too
+    has_lost = batch.partial < batch.counts.events
+    if has_lost:  # documents that lost count, too
         events = evolve.looked_at(collection, batch.rows, batch.counts)
         lost = events.select("after", "sequence", F.lit(False).alias("__incomplete"))
         texts = lost.unionByName(texts)
     # Once more: a field that an update set is in no document that the step `evolved` saw.
-    evolution = evolve.evolve(
-        collection, texts, batch.number, also={"incomplete": "`__incomplete`"}, events=batch.counts.events
-    )
+    also = {"incomplete": "`__incomplete`"}
+    evolution = evolve.evolve(collection, texts, batch.number, also=also, records=False, events=batch.counts.events)
+    # A row says where its last event was.
+    seen_at = evolution.seen_at if has_lost else batch.counts.low
+    evolve.record(collection, replace(evolution, seen_at=seen_at), batch.number)
     return replace(
         batch,
         rows=rows,
