@@ -196,7 +196,7 @@ class _HeldCopies:
         with self._lock, contextlib.suppress(FileNotFoundError):
             self._sizes[path] = path.stat().st_size
             self._sizes.move_to_end(path)
-            while sum(self._sizes.values()) > HELD_BYTES and len(self._sizes) > 1:
+            while sum(self._sizes.values()) > HELD_BYTES:
                 # Whoever has it open goes on reading; whoever opens it now asks Spark.
                 self._sizes.popitem(last=False)[0].unlink(missing_ok=True)
 

@@ -177,6 +177,10 @@ def test_copies_are_held_in_bounds(table: Table, monkeypatch: pytest.MonkeyPatch
         live.rows([each])
     assert len(list(table.copies.glob("*.parquet"))) == 3
     assert table.newest() == 1, "the log is not among them"
+    monkeypatch.setattr(stored_files, "HELD_BYTES", 10)
+    (table.copies / "large.parquet").write_bytes(bytes(11))
+    stored_files._HELD.add(table.copies / "large.parquet")  # as a commit of many documents that was written here
+    assert not list(table.copies.glob("*.parquet"))
 
 
 def test_a_table_on_this_disk_is_never_copied(tmp_path: Path) -> None:
