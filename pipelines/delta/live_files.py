@@ -300,10 +300,10 @@ def _places(
     folder: Path, files: Sequence[dict[str, Any]], column: str, wanted: pa.Array
 ) -> list[tuple[dict[str, Any], list[int]]]:
     """`LiveFiles.places` in these files."""
-    schema = pa.schema([(column, pa.string())])
-    columns = [table_schema.conformed(_read(folder, each, [column]), schema) for each in files]
+    columns = [_texts(_read(folder, each, [column]), column) for each in files]
     # Many files at once: Arrow hashes the values that are looked for in each call.
-    is_wanted = pc.is_in(pa.concat_tables(columns)[column], value_set=wanted)
+    chunks = [chunk for rows in columns for chunk in rows.chunks]
+    is_wanted = pc.is_in(pa.chunked_array(chunks, pa.string()), value_set=wanted)
     found, start = [], 0
     for each, rows in zip(files, columns):
         numbers = pc.indices_nonzero(is_wanted.slice(start, len(rows))).to_pylist()
@@ -311,6 +311,13 @@ def _places(
         if numbers:
             found.append((each, numbers))
     return found
+
+
+def _texts(rows: pa.Table, column: str) -> pa.ChunkedArray:
+    """A column of texts, in the chunks that it was read in: one of them all would be a copy, which takes as long as the reading."""
+    if column in rows.column_names and pa.types.is_string(rows[column].type):
+        return rows[column]
+    return table_schema.conformed(rows, pa.schema([(column, pa.string())]))[column]
 
 
 def rows_at(
