@@ -231,14 +231,23 @@ class DirectLog:
 
     def _at(self, base: int) -> Any:
         """A transaction on the version `base`, or `VersionTaken`."""
-        held, store = self._log.unsafeVolatileSnapshot(), self.store
-        # Two looks at file names instead of a listing of the log; another process may have committed since Delta looked
-        # last, or the table be gone. Where a look is a request, the commit itself tells whether the next version is taken.
-        is_newest = held.version() == base and store.has_commit(base) and (store.is_remote or not store.has_commit(base + 1))
+        held = self._log.unsafeVolatileSnapshot()
+        is_newest = held.version() == base and self._is_newest(base)
         transaction = self._begun(held if is_newest else self._newest())
         if transaction.readVersion() != base:
             raise VersionTaken
         return transaction
+
+    def _is_newest(self, version: int) -> bool:
+        """Whether a version that Delta knows is surely the newest.
+
+        Two looks at file names instead of a listing of the log; another process may have committed since Delta looked last, or the
+        table be gone. Where a look is a request, the commit itself tells whether the next version is taken.
+        """
+        try:
+            return self.store.has_commit(version) and (self.store.is_remote or not self.store.has_commit(version + 1))
+        except OSError:  # an outage, of which Delta tells
+            return False
 
     def _committed(self, transaction: Any, actions: log_actions.ActionList, *, base: int, metadata: str) -> int:
         # Delta takes `maxCommitAttempts` from the thread's active session: with none left, a version that is taken is an
@@ -344,7 +353,7 @@ class DeletionVectors:
         try:
             for file in files:
                 actions.add(*deleted_rows.without(file, by_file[file["path"]], self._files))
-        except table_schema.NotReadable:  # a vector that only Delta can read
+        except (OSError, table_schema.NotReadable):  # a vector that only Delta can read
             return self.actions(transaction, table, touched)
         return actions.seq()
 

@@ -274,7 +274,7 @@ def _refuse_large(folder: Path, files: Sequence[Mapping[str, Any]], columns: Col
 
 def _bring(folder: Path, files: Sequence[Mapping[str, Any]], *, with_vectors: bool = True) -> None:
     """Copy what lies in a store of these files, and which of their rows are deleted. Raises `OSError`."""
-    if not stored_files.is_copy(folder):
+    if stored_files.copied(folder) is None:
         return
     vectors = [each["deletionVector"] for each in files if with_vectors and each.get("deletionVector")]
     named: list[tuple[str, int | None]] = [(unquote(each["path"]), each["size"]) for each in files]

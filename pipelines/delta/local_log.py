@@ -121,6 +121,8 @@ def newest_version(folder: Path) -> int | None:
     Looked for by its name, from the one on that was the newest at the last look: with a commit each second a month's log has
     millions of entries, and to list them takes seconds.
     """
+    if (copied := stored_files.copied(folder)) is not None:
+        return copied.newest  # not by what lies there: a commit may be copied by itself
     log, last = folder / "_delta_log", _NEWEST.get(folder)
     # A table that was removed and made again has fewer.
     if last is None or not (log / f"{last:020}.json").exists():

@@ -6,6 +6,7 @@ once it is there, so that what was copied once stays right, as long as the table
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import functools
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from py4j.protocol import Py4JJavaError
 
 from pipelines.spark import failures as spark_failures
-from pipelines.spark import jvm
+from pipelines.spark import jvm, stores
 from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
@@ -65,11 +66,13 @@ class StoredFiles:
     @functools.cached_property
     def folder(self) -> Path:
         """Where on this disk the copies of its files lie."""
-        return jvm.scratch() / f"copies-{os.getpid()}.tmp" / hashlib.sha256(self.location.encode()).hexdigest()[:32]
+        return _root(os.getpid()) / hashlib.sha256(self.location.encode()).hexdigest()[:32]
 
     def draft(self, name: str) -> Path:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        return self.folder / name
+        # Not among the copies, which go where the table is found to be another one.
+        drafts = self.folder.with_suffix(".drafts")
+        drafts.mkdir(parents=True, exist_ok=True)
+        return drafts / name
 
     def put(self, name: str) -> None:
         draft = self.draft(name)
@@ -83,14 +86,25 @@ class StoredFiles:
         except BaseException:
             draft.unlink(missing_ok=True)
             raise
-        _HELD.add(draft)  # whoever reads the table next finds it here
+        self._keep(name)
 
     def write(self, name: str, content: bytes) -> None:
         out = self._files.create(self._at(name), True)
         out.write(bytearray(content))
         out.close()  # what the store refuses, it refuses here
-        self.draft(name).write_bytes(content)
-        _HELD.add(self.draft(name))
+        with contextlib.suppress(OSError):  # a full disk here is none there
+            self.draft(name).write_bytes(content)
+        self._keep(name)
+
+    def _keep(self, name: str) -> None:
+        """Make a draft that was put a copy: whoever reads the table next finds it here."""
+        draft, copy = self.draft(name), self.folder / name
+        try:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(draft, copy)
+            _HELD.add(copy)
+        except OSError:
+            draft.unlink(missing_ok=True)
 
     def read(self, name: str, start: int, size: int) -> bytes:
         self.fetch(name)
@@ -99,7 +113,8 @@ class StoredFiles:
             return file.read(size)
 
     def remove(self, name: str) -> None:
-        self.draft(name).unlink(missing_ok=True)
+        for held in (self.draft(name), self.folder / name):
+            held.unlink(missing_ok=True)
         self._files.delete(self._at(name), False)
 
     def has_commit(self, version: int) -> bool:
@@ -172,6 +187,26 @@ class StoredFiles:
         return jvm.java_class(self.spark, "org.apache.hadoop.fs.Path")
 
 
+@functools.lru_cache(maxsize=1)
+def _root(process: int) -> Path:
+    """The folder of this process' copies, which goes with it.
+
+    Its name is a new one: in a container that is started again the process has the number of the one before, whose copies may be
+    of tables that were removed since.
+    """
+    scratch = jvm.scratch()
+    for left in scratch.glob(f"copies-*-{process}.tmp"):
+        shutil.rmtree(left, ignore_errors=True)
+    root = scratch / f"copies-{uuid.uuid4().hex[:12]}-{process}.tmp"
+
+    def remove() -> None:
+        if os.getpid() == process:  # and not a child of it that ends
+            shutil.rmtree(root, ignore_errors=True)
+
+    atexit.register(remove)
+    return root
+
+
 @contextlib.contextmanager
 def _store_errors(path: Path) -> Iterator[None]:
     """What the store's file system raises, as an `OSError`; that the JVM is gone stays what it is."""
@@ -226,6 +261,12 @@ class CopiedLog:
     def folder(self) -> Path:
         return self.files.folder
 
+    @property
+    def newest(self) -> int | None:
+        """The newest version at the last look; None where there was no table."""
+        with self._lock:
+            return self._newest if self._newest >= 0 else None
+
     def follow(self) -> None:
         """Copy what was committed since the last look. Raises `OSError` where the log cannot be read, or not by this
         process."""
@@ -237,7 +278,8 @@ class CopiedLog:
             while self._is_copied(self._newest + 1):
                 self._newest += 1
             if self._newest - self._first > OLD_COMMITS:
-                self._begin_later()
+                with contextlib.suppress(OSError):  # the commits that are copied say the same
+                    self._begin_later()
 
     def bring_commit(self, version: int) -> None:
         """Copy a commit, if that is to be had at a bearable price."""
@@ -250,10 +292,10 @@ class CopiedLog:
     def _is_same(self) -> bool:
         """Whether the newest commit that was copied is still that of the store: a table may be removed and made again."""
         try:
-            status = self.files.status(_commit_name(self._newest))
-        except FileNotFoundError:
+            size_bytes = (self.folder / _commit_name(self._newest)).stat().st_size
+            return self.files.status(_commit_name(self._newest)) == (self._modified_ms, size_bytes)
+        except FileNotFoundError:  # there, or here, where somebody cleans up temporary folders
             return False
-        return status == (self._modified_ms, (self.folder / _commit_name(self._newest)).stat().st_size)
 
     def _forget(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -261,6 +303,7 @@ class CopiedLog:
 
     def _begin(self) -> bool:
         """Copy the last checkpoint with its commit, or the first commit; False where there is no table."""
+        self._forget()  # what an attempt that failed left
         noted = self._noted_checkpoint()
         if noted is not None and self._is_copied(noted):
             self._first = self._newest = noted
@@ -306,10 +349,11 @@ class CopiedLog:
         if not self.files.is_file(name):
             return False
         try:
-            self._modified_ms, size_bytes = self.files.status(name)
+            modified_ms, size_bytes = self.files.status(name)
             self.files.fetch(name, size_bytes)
         except FileNotFoundError:  # removed just now
             return False
+        self._modified_ms = modified_ms
         return True
 
 
@@ -329,35 +373,45 @@ _COPYING = threading.Lock()
 
 
 def place(spark: SparkSession, location: str) -> Path | None:
-    """The folder of the copies of a table in a store; None where no store is reached by way of this session's JVM."""
+    """The folder of the copies of a table in a store; None where no store is reached by way of this session's JVM, or its log is not in
+    the store alone."""
     if "://" not in location or sparks.is_databricks() or not sparks.is_classic(spark):
         return None
     files = StoredFiles(spark, location)
     with _COPYING:
+        if files.folder not in _COPIED and _has_commits_elsewhere(spark, location):
+            return None
         held = _COPIED.setdefault(files.folder, CopiedLog(files))
         if held.files.spark.sparkContext is not spark.sparkContext:  # its JVM was started anew
             held.files = files
     return files.folder
 
 
+def _has_commits_elsewhere(spark: SparkSession, location: str) -> bool:
+    """Whether a commit may be one before its file is in the log: Delta looks into DynamoDB, too."""
+    conf = spark.sparkContext.getConf()
+    names = (stores.log_store_of(stores.scheme(location)), stores.LOG_STORE_OF_ALL)
+    return any((conf.get(name, "") or "").endswith("DynamoDBLogStore") for name in names)
+
+
 def follow(folder: Path) -> None:
     """Bring a copied log up to what the store has now, as `CopiedLog.follow`; a table's own folder is as it is."""
-    if copied := _COPIED.get(folder):
-        copied.follow()
+    if held := copied(folder):
+        held.follow()
 
 
-def is_copy(folder: Path) -> bool:
-    """Whether a folder holds copies, of which older ones may not be there."""
-    return folder in _COPIED
+def copied(folder: Path) -> CopiedLog | None:
+    """The log whose copies a folder holds, of which older ones may not be there; None for a table's own folder."""
+    return _COPIED.get(folder)
 
 
 def commit_path(folder: Path, version: int) -> Path:
     """Where a commit lies; of a copied log it is copied first, where the store has it. Raises `OSError`."""
     path = folder / _commit_name(version)
-    copied = _COPIED.get(folder)
-    if copied is not None and not path.exists():
+    held = copied(folder)
+    if held is not None and not path.exists():
         with contextlib.suppress(FileNotFoundError):
-            copied.bring_commit(version)
+            held.bring_commit(version)
     return path
 
 
@@ -366,8 +420,8 @@ def bring(folder: Path, files: Iterable[tuple[str, int | None]]) -> None:
 
     Raises `FileNotFoundError`, another `OSError` where the store cannot be read, and `TooMuch`.
     """
-    copied = _COPIED.get(folder)
-    if copied is None:
+    held = copied(folder)
+    if held is None:
         return
     missing = [(name, size) for name, size in dict(files).items() if not (folder / name).exists()]
     if any("://" in name or name.startswith("/") for name, _ in missing):
@@ -375,7 +429,7 @@ def bring(folder: Path, files: Iterable[tuple[str, int | None]]) -> None:
     if len(missing) > FETCH_FILES or sum(size or 0 for _, size in missing) > FETCH_BYTES:
         raise TooMuch(errno.EFBIG, os.strerror(errno.EFBIG), str(folder))
     if len(missing) == 1:
-        copied.files.fetch(*missing[0])
+        held.files.fetch(*missing[0])
     elif missing:
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="medallion-fetch") as pool:
-            list(pool.map(copied.files.fetch, *zip(*missing)))
+            list(pool.map(held.files.fetch, *zip(*missing)))

@@ -188,3 +188,55 @@ def test_a_table_on_this_disk_is_never_copied(tmp_path: Path) -> None:
     stored_files.follow(tmp_path)
     stored_files.bring(tmp_path, [("a", 1)])
     assert stored_files.commit_path(tmp_path, 1) == tmp_path / "_delta_log" / f"{1:020}.json"
+
+
+def test_an_outage_between_two_requests_leaves_the_copy_what_it_was(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    table.commit(0, METADATA)
+    assert table.newest() == 0
+    draft = table.files.draft("part.parquet")
+    draft.write_bytes(b"of a commit that is under way")
+    table.commit(1, METADATA)
+
+    def away(*_: Any) -> None:
+        raise OSError(5, "away")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(Folder, "download", away)
+        with pytest.raises(OSError):
+            table.newest()
+    (table.copies / "kept").write_text("")
+    assert table.newest() == 1 and (table.copies / "kept").exists(), "the same table, which is not copied anew"
+    shutil.rmtree(table.folder)
+    assert table.newest() is None and draft.exists()
+
+
+def test_what_an_earlier_attempt_left_is_no_table(table: Table) -> None:
+    for version in range(3):
+        table.commit(version, METADATA)
+    shutil.copytree(table.folder, table.copies)  # as of an earlier process of this number
+    shutil.rmtree(table.folder)
+    assert table.newest() is None and not local_log.exists(table.copies)
+    table.commit(0, {"metaData": {**METADATA["metaData"], "configuration": {"a": "another"}}})
+    assert table.newest() == 0 and [each.version for each in local_log.commits(table.copies)] == [0]
+    assert local_log.properties(table.copies) == {"a": "another"}
+
+
+def test_a_commit_that_was_copied_by_itself_hides_no_later_ones(table: Table) -> None:
+    for version in range(12):
+        table.commit(version, METADATA)
+    table.checkpoint(10)
+    assert table.newest() == 11
+    assert stored_files.commit_path(table.copies, 7).exists()
+    local_log._NEWEST[table.copies] = 7  # as a thread knew it that looked before the log was copied anew
+    assert local_log.newest_version(table.copies) == 11
+
+
+def test_each_process_has_copies_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container that is started again keeps its temporary folder, and its process has the same number."""
+    monkeypatch.setattr(stored_files.jvm, "scratch", lambda: tmp_path)
+    stored_files._root.cache_clear()
+    first = stored_files._root(1)
+    first.mkdir()
+    stored_files._root.cache_clear()
+    assert stored_files._root(1) != first and not first.exists()
+    stored_files._root.cache_clear()
