@@ -92,9 +92,12 @@ class StoredFiles:
         out = self._files.create(self._at(name), True)
         out.write(bytearray(content))
         out.close()  # what the store refuses, it refuses here
-        with contextlib.suppress(OSError):  # a full disk here is none there
+        try:
             self.draft(name).write_bytes(content)
-        self._keep(name)
+        except OSError:  # a full disk here is none there
+            self.draft(name).unlink(missing_ok=True)
+        else:
+            self._keep(name)
 
     def _keep(self, name: str) -> None:
         """Make a draft that was put a copy: whoever reads the table next finds it here."""

@@ -9,6 +9,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -38,6 +39,9 @@ class Folder(StoredFiles):
 
     def is_file(self, name: str) -> bool:
         return (self.source / name).is_file()
+
+    def _at(self, name: str) -> str:
+        return name
 
     def has_commits(self) -> bool:
         return any((self.source / "_delta_log").glob("*.json"))
@@ -240,3 +244,21 @@ def test_each_process_has_copies_of_its_own(tmp_path: Path, monkeypatch: pytest.
     stored_files._root.cache_clear()
     assert stored_files._root(1) != first and not first.exists()
     stored_files._root.cache_clear()
+
+
+def test_a_full_disk_here_is_none_in_the_store(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[bytes] = []
+    out = SimpleNamespace(write=lambda content: written.append(bytes(content)), close=lambda: None)
+    table.files.__dict__["_files"] = SimpleNamespace(create=lambda name, overwrite: out)
+    table.files.write("a.bin", b"whole")
+    assert table.files.read("a.bin", 1, 3) == b"hol"
+
+    def full(self: Path, content: bytes) -> int:
+        with self.open("wb") as file:
+            file.write(content[:2])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    table.files.write("b.bin", b"whole")
+    assert written == [b"whole", b"whole"]
+    assert not (table.copies / "b.bin").exists() and not table.files.draft("b.bin").exists()
