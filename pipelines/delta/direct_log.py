@@ -232,22 +232,11 @@ class DirectLog:
     def _at(self, base: int) -> Any:
         """A transaction on the version `base`, or `VersionTaken`."""
         held = self._log.unsafeVolatileSnapshot()
-        is_newest = held.version() == base and self._is_newest(base)
+        is_newest = held.version() == base and _is_newest(self.store, base)
         transaction = self._begun(held if is_newest else self._newest())
         if transaction.readVersion() != base:
             raise VersionTaken
         return transaction
-
-    def _is_newest(self, version: int) -> bool:
-        """Whether a version that Delta knows is surely the newest.
-
-        Two looks at file names instead of a listing of the log; another process may have committed since Delta looked last, or the
-        table be gone. Where a look is a request, the commit itself tells whether the next version is taken.
-        """
-        try:
-            return self.store.has_commit(version) and (self.store.is_remote or not self.store.has_commit(version + 1))
-        except OSError:  # an outage, of which Delta tells
-            return False
 
     def _committed(self, transaction: Any, actions: log_actions.ActionList, *, base: int, metadata: str) -> int:
         # Delta takes `maxCommitAttempts` from the thread's active session: with none left, a version that is taken is an
@@ -288,6 +277,18 @@ class DirectLog:
         if self._log.unsafeVolatileSnapshot().version() > base:
             return VersionTaken()
         return error
+
+
+def _is_newest(files: TableFiles, version: int) -> bool:
+    """Whether a version that Delta knows is surely the newest.
+
+    Two looks at file names instead of a listing of the log; another process may have committed since Delta looked last, or the
+    table be gone. Where a look is a request, the commit itself tells whether the next version is taken.
+    """
+    try:
+        return files.has_commit(version) and (files.is_remote or not files.has_commit(version + 1))
+    except OSError:  # an outage, of which Delta tells
+        return False
 
 
 class DeletionVectors:
