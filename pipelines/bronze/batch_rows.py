@@ -29,9 +29,6 @@ MANY_BYTES = 64 * 2**20
 PART_ROWS = 4096
 """So many rows are read at a time where a collection's own are looked for among them."""
 
-SAMPLE_ROWS = 64
-"""Of so many how large a row is; reading them alone tells it."""
-
 _GLOB = re.compile(r"[\\{}\[\]*?]")
 """What Spark takes for a pattern in the path of a file."""
 
@@ -99,7 +96,8 @@ def _among(paths: Sequence[Path], columns: Sequence[str], among: Mapping[str, st
         for path in paths:
             with pq.ParquetFile(path) as parquet:
                 # Part by part: each collection of a span reads its files, several at a time.
-                for part in parquet.iter_batches(_part_rows(parquet, columns, size_bytes), columns=list(columns)):
+                at_a_time = local_log.rows_at_a_time(parquet, columns, most=PART_ROWS, size_bytes=size_bytes)
+                for part in parquet.iter_batches(at_a_time, columns=list(columns)):
                     is_wanted = functools.reduce(pc.and_, (pc.equal(part[name], value) for name, value in among.items()))
                     own = part if pc.all(is_wanted, skip_nulls=False).as_py() else part.filter(is_wanted)
                     held += own.nbytes
@@ -109,14 +107,6 @@ def _among(paths: Sequence[Path], columns: Sequence[str], among: Mapping[str, st
     except (OSError, pa.ArrowException):
         return None
     return pa.concat_tables(found) if found else schema.empty_table()
-
-
-def _part_rows(parquet: pq.ParquetFile, columns: Sequence[str], size_bytes: int) -> int:
-    """How many rows of a file to read at a time, by the size of its first ones."""
-    if parquet.metadata.num_rows <= SAMPLE_ROWS:
-        return SAMPLE_ROWS
-    first = next(parquet.iter_batches(SAMPLE_ROWS, columns=list(columns)))
-    return max(1, min(PART_ROWS, size_bytes * len(first) // max(1, first.nbytes)))
 
 
 def bytes_of(files: Sequence[local_log.AddedFile], columns: Sequence[str]) -> int | None:

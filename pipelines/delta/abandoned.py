@@ -13,13 +13,13 @@ from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
 from pipelines import clock
 from pipelines.delta import local_log, table_errors
+from pipelines.delta.table_files import LOG
 from pipelines.spark import jvm
 from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LOG = "_delta_log"
 FIRST = f"{0:020}.json"
 
 NAMED_WITHIN_MS = 60_000

@@ -30,10 +30,24 @@ def newest(folder: Path, version: int | None = None) -> Path | None:
     return None
 
 
+NOTED = "_last_checkpoint"
+"""Where Delta notes its last checkpoint."""
+
+
+def name(version: int) -> str:
+    """The name of a version's checkpoint in the log's folder."""
+    return f"{version:020}.checkpoint.parquet"
+
+
+def noted_version(path: Path) -> int:
+    """The version of the checkpoint that `NOTED` names. Raises `OSError`, `ValueError`, `TypeError` or `KeyError`."""
+    return int(json.loads(path.read_text("utf-8"))["version"])
+
+
 def _noted(log: Path) -> Path | None:
     """The checkpoint that `_last_checkpoint` names, where it is there as one Parquet file."""
     try:
-        path = log / f"{json.loads((log / '_last_checkpoint').read_text('utf-8'))['version']:020}.checkpoint.parquet"
+        path = log / name(noted_version(log / NOTED))
     except (OSError, ValueError, TypeError, KeyError):
         return None
     return path if path.exists() else None

@@ -50,32 +50,40 @@ def without(file: Mapping[str, Any], rows: Iterable[int], files: TableFiles) -> 
     gone, held = RowSet.of(rows), file.get("deletionVector")
     if held:
         gone |= of(held, files)  # a file has one deletion vector: the new one holds the rows of the old one, too
-    count, rows_written = len(gone), _rows_written(file)
+    count, stats = len(gone), _statistics(file)
     if held and count == held["cardinality"]:
         return []
     same = {name: file[name] for name in ("path", "partitionValues", "size", "deletionVector") if name in file}
     removed = {"remove": {**same, "deletionTimestamp": clock.now_ms(), "dataChange": True, "extendedFileMetadata": True}}
     # No row is left: the file goes, and gets no vector of all its rows.
-    if rows_written == count:
+    if stats["numRecords"] == count:
         return [removed]
-    added = {**file, "stats": _with_loose_bounds(file["stats"]), "deletionVector": _written(gone, files), "dataChange": True}
+    added = {
+        **file,
+        "stats": _with_loose_bounds(file["stats"], is_said="tightBounds" in stats),
+        "deletionVector": _written(gone, files),
+        "dataChange": True,
+    }
     # For Delta a file is its name with its vector: the old pair goes, and the new one comes.
     return [{"add": added}, removed]
 
 
-def _rows_written(file: Mapping[str, Any]) -> int:
+def _statistics(file: Mapping[str, Any]) -> dict[str, Any]:
+    """What Delta says of a file's columns, with the number of its rows at least."""
     try:
-        return int(json.loads(file["stats"])["numRecords"])
+        stats: dict[str, Any] = json.loads(file["stats"])
+        int(stats["numRecords"])
     except (ValueError, TypeError, KeyError) as error:  # somebody else's, which Delta asks the file for
         raise NotReadable from error
+    return stats
 
 
-def _with_loose_bounds(stats: str) -> str:
-    """A file's statistics that say that the least or the greatest value may be gone.
+def _with_loose_bounds(stats: str, *, is_said: bool) -> str:
+    """A file's statistics that say that the least or the greatest value may be gone; `is_said`: where they say of either already.
 
     As text: a decimal has more digits than a number of Python keeps, and a bound that is rounded hides rows from readers.
     """
-    if "tightBounds" in json.loads(stats):
+    if is_said:
         return _TIGHT_BOUNDS.sub('"tightBounds":false', stats)
     return f'{stats.rstrip()[:-1]},"tightBounds":false}}'
 

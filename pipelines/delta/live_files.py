@@ -50,8 +50,6 @@ PART_ROWS = 1 << 16
 _READ_ROWS = 4096
 """Read at a time, of which a part is put together: how large a row is only reading it tells."""
 
-_SAMPLE_ROWS = 64
-
 _IN_MEMORY = 4
 """Rows in memory take so many times what they take in a file, where it has no dictionary: offsets, and what is null."""
 
@@ -258,9 +256,7 @@ class LiveFiles:
 
 def of(spark: SparkSession, table: tables.TableRef) -> LiveFiles | None:
     """The files of a path table on a file system that this process sees, or in a store that it reaches."""
-    folder = local_log.folder(table)
-    if folder is None and table.path is not None:
-        folder = stored_files.place(spark, table.path)
+    folder = local_log.place(spark, table)
     return None if folder is None else LiveFiles(folder)
 
 
@@ -408,13 +404,7 @@ def _parts(folder: Path, file: Mapping[str, Any], columns: list[str]) -> Iterato
 
 
 def _rows_at_a_time(parquet: pq.ParquetFile, columns: list[str]) -> int:
-    """How many rows of a file to read at a time."""
-    rows = min(_READ_ROWS, PART_ROWS)
-    if parquet.metadata.num_rows <= _SAMPLE_ROWS:
-        return rows
-    # Not by the footer: of a column with a dictionary it says what the distinct values take, and a row may have megabytes.
-    first = next(parquet.iter_batches(_SAMPLE_ROWS, columns=columns))
-    return max(1, min(rows, MANY_BYTES * len(first) // max(1, first.nbytes)))
+    return local_log.rows_at_a_time(parquet, columns, most=min(_READ_ROWS, PART_ROWS), size_bytes=MANY_BYTES)
 
 
 def _read(folder: Path, file: Mapping[str, Any], columns: list[str]) -> pa.Table:

@@ -16,7 +16,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,6 +67,12 @@ class AddedFile:
         return None if low is None or high is None else (low, high)
 
 
+def place(spark: SparkSession, table: tables.TableRef) -> Path | None:
+    """The folder where this process reads a path table: its own, or copies of what a store has (`readable` brings them up to date)."""
+    own = folder(table)
+    return own if own is not None or table.path is None else stored_files.place(spark, table.path)
+
+
 def folder(table: tables.TableRef) -> Path | None:
     """The folder of a path table on a file system that this process sees, or None."""
     if table.path is None:
@@ -79,16 +85,14 @@ def folder(table: tables.TableRef) -> Path | None:
 def readable(spark: SparkSession, table: tables.TableRef) -> Path | None:
     """The folder where this process reads a path table as it is now: its own, or copies of what a store has; None where there is
     neither, or the store cannot be reached."""
-    own = folder(table)
-    copies = None if own is not None or table.path is None else stored_files.place(spark, table.path)
-    if copies is None:
-        return own
+    found = place(spark, table)
     try:
-        stored_files.follow(copies)
+        if found is not None:
+            stored_files.follow(found)
     except OSError as error:
         log.debug("%s is read by Spark: %s", table.label, error)
         return None
-    return copies
+    return found
 
 
 def bring(folder: Path, files: Iterable[AddedFile]) -> None:
@@ -299,6 +303,18 @@ def columns_bytes(path: Path, columns: Collection[str]) -> int:
         groups = [parquet.metadata.row_group(number) for number in range(parquet.metadata.num_row_groups)]
     chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
     return sum(each.total_uncompressed_size for each in chunks if _is_below(each.path_in_schema, columns))
+
+
+def rows_at_a_time(parquet: pq.ParquetFile, columns: Sequence[str], *, most: int, size_bytes: int) -> int:
+    """How many rows of a file to read at a time: at most so many, and about so many bytes of these columns."""
+    if parquet.metadata.num_rows <= _SAMPLE_ROWS:
+        return most
+    # Not by the footer: of a column with a dictionary it says what the distinct values take, and a row may have megabytes.
+    first = next(parquet.iter_batches(_SAMPLE_ROWS, columns=list(columns)))
+    return max(1, min(most, size_bytes * len(first) // max(1, first.nbytes)))
+
+
+_SAMPLE_ROWS = 64
 
 
 def _is_below(path: str, columns: Collection[str]) -> bool:

@@ -11,7 +11,6 @@ import contextlib
 import errno
 import functools
 import hashlib
-import json
 import os
 import shutil
 import threading
@@ -25,6 +24,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from py4j.protocol import Py4JJavaError
 
+from pipelines.delta import checkpoint
+from pipelines.delta.table_files import LOG, commit_name
 from pipelines.spark import failures as spark_failures
 from pipelines.spark import jvm, stores
 from pipelines.spark import session as sparks
@@ -49,10 +50,6 @@ OLD_COMMITS = 1_000
 
 _THREADS = 8
 _BUFFER_BYTES = 64 * 2**10
-
-
-class TooMuch(OSError):
-    """More than this process copies."""
 
 
 @dataclass(frozen=True)
@@ -121,11 +118,11 @@ class StoredFiles:
         self._files.delete(self._at(name), False)
 
     def has_commit(self, version: int) -> bool:
-        return self.is_file(_commit_name(version))
+        return self.is_file(commit_name(version))
 
     def fetch(self, name: str, size_bytes: int | None = None) -> Path:
-        """The copy of a file, which is made where there is none. Raises `FileNotFoundError`, another `OSError` where the store
-        cannot be read, and `TooMuch`."""
+        """The copy of a file, which is made where there is none. Raises `FileNotFoundError`, and another `OSError` where the store
+        cannot be read."""
         copy = self.folder / name
         if copy.exists():
             _HELD.touch(copy)
@@ -139,7 +136,7 @@ class StoredFiles:
             os.replace(draft, copy)  # whoever reads meanwhile sees all of it or nothing
         finally:
             draft.unlink(missing_ok=True)
-        if not name.startswith(_LOG):  # a log with a hole would end before it
+        if not name.startswith(LOG):  # a log with a hole would end before it
             _HELD.add(copy)
         return copy
 
@@ -163,8 +160,8 @@ class StoredFiles:
 
     def has_commits(self) -> bool:
         """Whether there is anything in the table's log. Raises as `fetch`."""
-        with contextlib.suppress(FileNotFoundError), _store_errors(self.folder / _LOG):
-            return any(each.getPath().getName().endswith(".json") for each in self._files.listStatus(self._at(_LOG)))
+        with contextlib.suppress(FileNotFoundError), _store_errors(self.folder / LOG):
+            return any(each.getPath().getName().endswith(".json") for each in self._files.listStatus(self._at(LOG)))
         return False
 
     def _opened(self, name: str, size_bytes: int | None) -> Any:
@@ -290,13 +287,13 @@ class CopiedLog:
             if version > self._newest:
                 self.follow()
             elif self._first - KEPT_COMMITS <= version < self._first:
-                self.files.fetch(_commit_name(version))
+                self.files.fetch(commit_name(version))
 
     def _is_same(self) -> bool:
         """Whether the newest commit that was copied is still that of the store: a table may be removed and made again."""
         try:
-            size_bytes = (self.folder / _commit_name(self._newest)).stat().st_size
-            return self.files.status(_commit_name(self._newest)) == (self._modified_ms, size_bytes)
+            size_bytes = (self.folder / commit_name(self._newest)).stat().st_size
+            return self.files.status(commit_name(self._newest)) == (self._modified_ms, size_bytes)
         except FileNotFoundError:  # there, or here, where somebody cleans up temporary folders
             return False
 
@@ -322,33 +319,33 @@ class CopiedLog:
         if noted is None or noted <= self._first:
             return
         for version in range(max(0, self._first - KEPT_COMMITS), noted - KEPT_COMMITS):
-            (self.folder / _commit_name(version)).unlink(missing_ok=True)
-        (self.folder / _checkpoint_name(self._first)).unlink(missing_ok=True)
+            (self.folder / commit_name(version)).unlink(missing_ok=True)
+        (self.folder / LOG / checkpoint.name(self._first)).unlink(missing_ok=True)
         self._first = noted
 
     def _noted_checkpoint(self) -> int | None:
         """The version of the checkpoint that the store's log names, which is copied; None where it names none."""
-        name = f"{_LOG}/_last_checkpoint"
+        name = f"{LOG}/{checkpoint.NOTED}"
         (self.folder / name).unlink(missing_ok=True)  # the one name of a log that is written more than once
         if not self.files.is_file(name):
             return None
         try:
-            version = int(json.loads(self.files.fetch(name).read_text("utf-8"))["version"])
+            version = checkpoint.noted_version(self.files.fetch(name))
         except (ValueError, TypeError, KeyError) as error:
             raise OSError(
                 errno.ENOTSUP, "what it says of its checkpoint is not to be read here", str(self.folder)
             ) from error
-        checkpoint = _checkpoint_name(version)
-        if not (self.folder / checkpoint).exists():
-            _, size_bytes = self.files.status(checkpoint)
+        name = f"{LOG}/{checkpoint.name(version)}"
+        if not (self.folder / name).exists():
+            _, size_bytes = self.files.status(name)
             if size_bytes > FETCH_BYTES:
-                raise TooMuch(errno.EFBIG, os.strerror(errno.EFBIG), checkpoint)
-            self.files.fetch(checkpoint, size_bytes)
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), name)
+            self.files.fetch(name, size_bytes)
         return version
 
     def _is_copied(self, version: int) -> bool:
         """Whether the store has the commit, which is copied then."""
-        name = _commit_name(version)
+        name = commit_name(version)
         if not self.files.is_file(name):
             return False
         try:
@@ -358,17 +355,6 @@ class CopiedLog:
             return False
         self._modified_ms = modified_ms
         return True
-
-
-_LOG = "_delta_log"
-
-
-def _commit_name(version: int) -> str:
-    return f"{_LOG}/{version:020}.json"
-
-
-def _checkpoint_name(version: int) -> str:
-    return f"{_LOG}/{version:020}.checkpoint.parquet"
 
 
 _COPIED: dict[Path, CopiedLog] = {}
@@ -410,7 +396,7 @@ def copied(folder: Path) -> CopiedLog | None:
 
 def commit_path(folder: Path, version: int) -> Path:
     """Where a commit lies; of a copied log it is copied first, where the store has it. Raises `OSError`."""
-    path = folder / _commit_name(version)
+    path = folder / commit_name(version)
     held = copied(folder)
     if held is not None and not path.exists():
         with contextlib.suppress(FileNotFoundError):
@@ -421,7 +407,7 @@ def commit_path(folder: Path, version: int) -> Path:
 def bring(folder: Path, files: Iterable[tuple[str, int | None]]) -> None:
     """Copy files of a table, given by their names and sizes in bytes, where its folder holds copies.
 
-    Raises `FileNotFoundError`, another `OSError` where the store cannot be read, and `TooMuch`.
+    Raises `FileNotFoundError`, and another `OSError` where the store cannot be read or that is more than this process copies.
     """
     held = copied(folder)
     if held is None:
@@ -430,7 +416,7 @@ def bring(folder: Path, files: Iterable[tuple[str, int | None]]) -> None:
     if any("://" in name or name.startswith("/") for name, _ in missing):
         raise FileNotFoundError(errno.ENOENT, "it lies in another table's folder", str(folder))
     if len(missing) > FETCH_FILES or sum(size or 0 for _, size in missing) > FETCH_BYTES:
-        raise TooMuch(errno.EFBIG, os.strerror(errno.EFBIG), str(folder))
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(folder))
     if len(missing) == 1:
         held.files.fetch(*missing[0])
     elif missing:

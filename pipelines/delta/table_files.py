@@ -6,6 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
 
+LOG = "_delta_log"
+
+
+def commit_name(version: int) -> str:
+    """The name of a commit in the table's folder."""
+    return f"{LOG}/{version:020}.json"
+
 
 class TableFiles(Protocol):
     """The folder of one table."""
@@ -62,4 +69,4 @@ class LocalFiles:
         (self.folder / name).unlink(missing_ok=True)
 
     def has_commit(self, version: int) -> bool:
-        return (self.folder / "_delta_log" / f"{version:020}.json").exists()
+        return (self.folder / commit_name(version)).exists()

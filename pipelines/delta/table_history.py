@@ -5,7 +5,6 @@ Every commit of ours carries the table's position and its writer's claim as `use
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -25,12 +24,11 @@ RESTORED = "restored"
 
 def commits(spark: SparkSession, table: tables.TableRef, *, limit: int | None = None) -> list[Commit]:
     """The newest commits, newest first; from the log itself where this process reads it, which takes no Spark job."""
-    if limit is not None:
+    is_whole = local_log.folder(table) is not None  # and no copy, of which older commits may not be there
+    if is_whole or limit is not None:
         found = list(itertools.islice(_read_here(spark, table), limit))
-        if len(found) == limit:
+        if len(found) == limit or (is_whole and found):
             return found
-    if local_log.folder(table) is not None and (found := list(_read_here(spark, table))):
-        return found
     suffix = "" if limit is None else f" LIMIT {limit}"
     with table_errors.translating(table):
         rows = (
@@ -54,9 +52,12 @@ def _read_here(spark: SparkSession, table: tables.TableRef) -> Iterator[Commit]:
     folder = local_log.readable(spark, table)
     if folder is None or not (folder / "_delta_log").is_dir():
         return
-    # Of a log in a store the older commits are not here, or may be out of reach just now: Spark goes on.
-    with contextlib.suppress(*(() if local_log.folder(table) is not None else (OSError,))):
+    try:
         yield from local_log.commits(folder)
+    except OSError:
+        # Of a log in a store the older commits are not here, or may be out of reach just now: Spark goes on.
+        if local_log.folder(table) is not None:
+            raise
 
 
 def _restored(said: str | None) -> int:
@@ -130,7 +131,4 @@ def position_and_restored(spark: SparkSession, table: tables.TableRef) -> tuple[
 
 def is_restored(spark: SparkSession, table: tables.TableRef) -> bool:
     """Whether a RESTORE is newer than all commits of ours but claims."""
-    newest = next(
-        (each for each in _newest_first(spark, table) if each.restored is not None or each.metadata is not None), None
-    )
-    return newest is not None and (newest.restored is not None or RESTORED in (newest.metadata or {}))
+    return position_and_restored(spark, table)[1]
