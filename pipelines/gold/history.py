@@ -89,7 +89,8 @@ class HistoryPosition:
 def position(spark: SparkSession, table: tables.TableRef) -> HistoryPosition:
     """Where a history's table stands; at the beginning where there is none."""
     commit = table_history.position(spark, table) if delta.exists(spark, table) else None
-    found = {} if commit is None or commit.metadata is None else commit.metadata
+    said = {} if commit is None or commit.metadata is None else commit.metadata
+    found = said if is_history(said) else {}
     return HistoryPosition(
         found.get("to") or 0,
         found.get("floor") or "",
@@ -97,6 +98,20 @@ def position(spark: SparkSession, table: tables.TableRef) -> HistoryPosition:
         tuple(found.get("added") or ()),
         bool(found.get(GAP)),
     )
+
+
+def is_history(metadata: Mapping[str, object]) -> bool:
+    """Whether this is what a history's commits say: a collection may be called as the history of another one."""
+    return "floor" in metadata
+
+
+def spare(table: tables.TableRef, metadata: Mapping[str, object], namespace: registry.Namespace) -> None:
+    """Raise `DecisionNeeded` where a collection's table would take the place of a history."""
+    if is_history(metadata):
+        raise errors.DecisionNeeded(
+            f"{table.label}: the table of {namespace} would lie where a history is kept, or was; take the collection out of the "
+            "pipeline, or history out of the settings and remove this table"
+        )
 
 
 def is_due(at: HistoryPosition, silver: registry.SilverPosition) -> bool:

@@ -285,12 +285,13 @@ class _GoldRun:
     def _histories(self, going: Sequence[registry.Namespace], known: Sequence[registry.Namespace]) -> list[_HistoryWork]:
         """The collections whose versions are kept, and not up to date, of those whose documents did not fail."""
         found = []
+        owners = {self._table(each).key: each for each in known}
         for namespace in going:
             name = _history_of(namespace)
             if not self.settings.silver.for_collection(str(namespace)).history or self.failures.waits(name):
                 continue
             try:
-                work = self._history(namespace, known)
+                work = self._history(namespace, owners)
             except Exception as error:
                 self.failures.note(name, error)
                 continue
@@ -300,15 +301,16 @@ class _GoldRun:
                 self.failures.passed(name)
         return found
 
-    def _history(self, namespace: registry.Namespace, known: Sequence[registry.Namespace]) -> _HistoryWork:
+    def _history(self, namespace: registry.Namespace, owners: Mapping[str, registry.Namespace]) -> _HistoryWork:
         table = self.layout.history(namespace.db, namespace.collection)
-        if registry.Namespace(namespace.db, f"{namespace.collection}_history") in known:
+        at = history.position(self.spark, table)
+        # One that has begun goes on: then it is the collection that finds its place taken.
+        if not at.to and table.key in owners:
             raise errors.DecisionNeeded(
-                f"{table.label}: the history of {namespace} would lie where the collection {namespace}_history has its "
+                f"{table.label}: the history of {namespace} would lie where the collection {owners[table.key]} has its "
                 "table; take one of them out of the pipeline, or history out of the settings"
             )
-        silver = registry.silver_position(self.spark, self._silver(namespace))
-        return _HistoryWork(namespace, silver, history.position(self.spark, table))
+        return _HistoryWork(namespace, registry.silver_position(self.spark, self._silver(namespace)), at)
 
     def _versioned(self, spark: SparkSession, work: _HistoryWork) -> GoldTableResult:
         started = time.monotonic()
@@ -340,6 +342,7 @@ class _GoldRun:
         if table not in self.claims and not delta.exists(self.spark, table):
             return current.GoldPosition()
         commit, is_restored = table_history.position_and_restored(self.spark, table)
+        history.spare(table, (commit.metadata if commit is not None else None) or {}, namespace)
         # What came after its position silver may not be able to tell: deletes that gold had applied may be forgotten since.
         metadata = {} if commit is None or commit.metadata is None or is_restored else commit.metadata
         return current.GoldPosition(

@@ -20,7 +20,7 @@ from pipelines.bronze import registry
 from pipelines.delta import table_comparison
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
-from pipelines.gold import current, publish
+from pipelines.gold import current, history, publish
 from pipelines.silver import rebuild as silver_rebuild
 from pipelines.silver.rebuild import RebuildResult
 
@@ -73,6 +73,7 @@ def _gold(
     spark: SparkSession, settings: Settings, namespace: registry.Namespace, writer: Writer, *, is_trial: bool
 ) -> RebuildResult:
     """The gold table, from silver as it is now."""
+    history.spare(writer.table, writer.metadata, namespace)
     audit = publish.gate(spark, settings)
     table = current.at_silver(spark, delta.layout(settings.lakehouse), namespace, audit=audit)
     found = table_comparison.compared(spark.table(str(writer.table)), table.documents())

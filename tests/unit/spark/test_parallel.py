@@ -13,7 +13,8 @@ import pytest
 
 from cdc_core import errors
 from pipelines.bronze import registry
-from pipelines.delta import maintenance
+from pipelines.delta import maintenance, table_history
+from pipelines.delta.writer import Writer
 from pipelines.gold import history
 from pipelines.gold import run as gold
 from pipelines.silver import run as silver
@@ -94,6 +95,24 @@ def test_a_history_is_never_written_where_a_collection_has_its_table(hop: Hop, m
         made.published()
         assert sorted(made.failures.found) == ["cases.t (history)", "cases.t_history"]
         assert isinstance(made.failures.found["cases.t (history)"], errors.DecisionNeeded)
+
+
+def test_a_collection_takes_no_historys_place(hop: Hop) -> None:
+    """Not that of one that was kept once either: it is refused, the versions stay, and the history goes on."""
+    table = hop.layout.history("cases", "t")
+    without_spark.create(SPARK, table, columns=history.ENGINE_DDL)
+    claimed = Writer.claim(SPARK, table)
+    claimed.mark(to=1, extra=history.HistoryPosition(1).extra)
+    claimed.release()
+    version = table_history.version(SPARK, table)
+    hop.append((1, bson.encode({"_id": 1})), collection="t_history")
+    hop.silver()
+    with service(hop) as made:
+        made.published()
+        assert {name: type(error) for name, error in made.failures.found.items()} == {
+            "cases.t_history": errors.DecisionNeeded
+        }
+    assert table_history.version(SPARK, table) == version
 
 
 def test_what_gold_refuses_is_told_beside_what_failed(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
