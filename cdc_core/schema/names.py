@@ -62,6 +62,11 @@ class ColumnNaming:
             reserved=ENGINE | SPOKEN_FOR | {added.name for added in (*options.add_fields, *options.add_headers)},
         )
 
+    def lays_out_as(self, other: ColumnNaming) -> bool:
+        """Whether both give a document the same columns; reserved names do not count, nor a delimiter that joins nothing."""
+        mine, others = ({**each.to_json(), "delimiter": each.flatten and each.delimiter} for each in (self, other))
+        return mine == others
+
     def to_json(self) -> dict[str, object]:
         """Plain JSON values; what is reserved is not kept, it only matters when a name is given."""
         return {

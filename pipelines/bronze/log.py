@@ -398,9 +398,7 @@ def heartbeat_row(payload: Mapping[str, Any], *, token: str, batch: int, offset:
 
 
 def _check_columns(spark: SparkSession, table: tables.TableRef) -> None:
-    folder = local_log.readable(spark, table)
-    known = None if folder is None else local_log.columns(folder)
-    found = set(spark.table(str(table)).columns if known is None else known)
+    found = delta.columns(spark, table)
     missing = [name for name in bronze.SCHEMA.names if name not in found]
     if missing:
         raise errors.TableNotOurs(

@@ -167,6 +167,13 @@ def properties(spark: SparkSession, table: tables.TableRef) -> dict[str, str]:
         return {row.key: row.value for row in spark.sql(f"SHOW TBLPROPERTIES {table}").collect()}
 
 
+def columns(spark: SparkSession, table: tables.TableRef) -> frozenset[str]:
+    """The names of the table's columns; from the log where this process reads it."""
+    folder = local_log.readable(spark, table)
+    known = None if folder is None else local_log.columns(folder)
+    return frozenset(spark.table(str(table)).columns if known is None else known)
+
+
 def data_files(spark: SparkSession, table: tables.TableRef) -> list[data_file.DataFile] | None:
     """The files of the table's newest version, looked for one by one; None where its folder is not to be seen from here."""
     direct, folder = direct_log.of(spark, table), local_log.folder(table)

@@ -25,6 +25,7 @@ event that the row holds already.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import uuid
@@ -34,6 +35,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from cdc_core import errors
+from cdc_core.schema import document_schema
+from cdc_core.schema import names as column_names
 from cdc_core.settings.parse import OnConflict
 from cdc_core.silver import reduce
 from pipelines.bronze import log as bronze_log
@@ -53,7 +56,11 @@ from pipelines.spark import parallel
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from cdc_core.properties import unwrap as unwrap_options
     from cdc_core.settings.parse import Settings
+    from cdc_core.tables import layout as tables
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -283,15 +290,16 @@ class _SilverRun:
         collection = self.collections.get(work.namespace)
         if collection is None:
             writer, is_new = self._claimed(spark, work.namespace), work.position.to == 0
+            options = self.settings.silver.for_collection(str(work.namespace))
             collection = self.collections[work.namespace] = SilverCollection(
                 spark=spark,
                 namespace=work.namespace,
-                options=self.settings.silver.for_collection(str(work.namespace)),
+                options=options,
                 keeps_document=self.settings.keeps_document(str(work.namespace)),
                 layout=self.layout,
                 bronze=self.bronze,
                 writer=writer,
-                schema=self.positions.schemas.get(str(work.namespace), schemas.SchemaVersion()),
+                schema=self._schema(spark, work.namespace, writer.table, options.unwrap),
                 is_new=is_new,
                 process_events=self.process_events,
                 # Applied once more the batches have the same numbers, and under other settings perhaps other rows.
@@ -300,6 +308,27 @@ class _SilverRun:
         # The pool gives each round any of its sessions, and a commit is fenced by the settings of the one that it is made in.
         collection.spark = collection.writer.spark = spark
         return collection
+
+    def _schema(
+        self,
+        spark: SparkSession,
+        namespace: registry.Namespace,
+        table: tables.TableRef,
+        options: unwrap_options.UnwrapOptions,
+    ) -> schemas.SchemaVersion:
+        """The schema of a table's columns, which stay laid out as they were; before there is any the settings may change."""
+        kept = self.positions.schemas.get(str(namespace), schemas.SchemaVersion())
+        if not kept.schema.fields or kept.schema.naming.lays_out_as(column_names.ColumnNaming.of(options)):
+            return kept
+        if delta.columns(spark, table).isdisjoint(name for name, _ in kept.schema.table()):
+            return replace(kept, schema=document_schema.EMPTY)
+        log.warning(
+            "%s: flatten.struct, its delimiter, array.encoding or field.name.adjustment.mode was changed, and the table goes on with the "
+            "columns that it has; to lay them out as the settings say now: medallion rebuild --collection %s",
+            namespace,
+            namespace,
+        )
+        return kept
 
     def _claimed(self, spark: SparkSession, namespace: registry.Namespace) -> Writer:
         table = self.positions.table(namespace)

@@ -1,0 +1,65 @@
+"""Options that lay out a table's columns, changed in the life of one table."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import bson
+import pytest
+
+from tests.harness import layers, oracle, without_spark
+from tests.harness.without_spark import Hop
+
+NESTED = bson.encode({"_id": 1, "n": {"x": 1}})
+
+
+def columns(hop: Hop) -> Sequence[str]:
+    silver = oracle.read(hop.silver_table.path or "")
+    return [name for name in silver.column_names if not name.startswith("__")]
+
+
+def test_a_table_without_columns_begins_as_the_settings_are(tmp_path: Path) -> None:
+    """Whatever schema was noted of it: by a run that was killed before its first commit, or for a table that was removed."""
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        hop.append((1, NESTED))
+        hop.silver()
+        shutil.rmtree(hop.silver_table.path or "")
+        hop.settings = layers.pipeline(tmp_path, **{"flatten.struct": True})
+        hop.silver()
+        assert columns(hop) == ["_id", "n_x"]
+        hop.append((2, bson.encode({"_id": 2, "n": {"y": 2}})))
+        hop.run()
+        assert columns(hop) == ["_id", "n_x", "n_y"]
+
+
+@pytest.mark.parametrize(
+    ("option", "is_told"),
+    [
+        ({"flatten.struct": True}, True),
+        ({"array.encoding": "document"}, True),
+        ({"sanitize.field.names": True}, True),
+        ({"flatten.struct.delimiter": "."}, False),
+        ({"delete.tombstone.handling.mode": "rewrite-with-tombstone"}, False),
+    ],
+)
+def test_a_table_that_goes_on_as_it_was_laid_out_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, option: dict[str, Any], is_told: bool
+) -> None:
+    """Once a start, with what makes the settings true; what changes no column that is there is not told."""
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        hop.append((1, NESTED))
+        hop.silver()
+        hop.settings = layers.pipeline(tmp_path, **option)
+        for key in (2, 3):
+            hop.append((key, bson.encode({"_id": key, "n": {"y": key}})))
+        with caplog.at_level(logging.WARNING):
+            hop.silver()
+        assert columns(hop) == ["_id", "n"]
+        told = [each.getMessage() for each in caplog.records]
+        assert ["medallion rebuild --collection cases.t" in each for each in told] == [True] * is_told
