@@ -71,7 +71,8 @@ class HistoryPosition:
     """Where a history stands: up to `to`, a batch of the bronze called `log`; nothing from before `floor` may come any more.
 
     `added` are the columns that `add.fields` and `add.headers` ever made. `has_gap`: what came after `to` is not all in bronze any more,
-    because maintenance took from it while no history was kept; or that may be so, because the table was repaired.
+    because maintenance took from it while no history was kept; or that may be so, because the table was repaired. `folds`: whether updates
+    that say only what changed were folded, and whole documents kept for them; None where nothing says so.
     """
 
     to: int = 0
@@ -79,11 +80,17 @@ class HistoryPosition:
     log: str | None = None
     added: tuple[str, ...] = ()
     has_gap: bool = False
+    folds: bool | None = None
+
+    def start(self, silver: registry.SilverPosition, *, folds: bool) -> int:
+        """The batch behind which events are laid out: all of them once more where they have other numbers, or where updates were passed
+        over that are to be folded now."""
+        return 0 if silver.is_of_other(self.log) or (folds and self.folds is False) else self.to
 
     @property
     def extra(self) -> dict[str, object]:
         """What a commit says beside `to`."""
-        return {"floor": self.floor, "log": self.log, "added": self.added, GAP: self.has_gap}
+        return {"floor": self.floor, "log": self.log, "added": self.added, GAP: self.has_gap, "folds": self.folds}
 
 
 def position(spark: SparkSession, table: tables.TableRef) -> HistoryPosition:
@@ -97,6 +104,7 @@ def position(spark: SparkSession, table: tables.TableRef) -> HistoryPosition:
         found.get("log"),
         tuple(found.get("added") or ()),
         bool(found.get(GAP)),
+        found.get("folds"),
     )
 
 
@@ -167,8 +175,8 @@ class History:
         """Apply what lies between a position and silver's; how many events. Between ranges `stop` is obeyed."""
         # A name stays reserved when the setting goes: the column is still there, and a field would be mixed with its values.
         added = {*at.added, *(each.name for each in self._added())}
-        start = 0 if silver.is_of_other(at.log) else at.to
-        reached = replace(at, to=start, log=silver.log, added=tuple(sorted(added)), has_gap=False)
+        start = at.start(silver, folds=self.folds)
+        reached = replace(at, to=start, log=silver.log, added=tuple(sorted(added)), has_gap=False, folds=self.folds)
         span = reduce.BatchRange(reached.to, silver.to)
         if not reached.to and not bronze_log.is_whole(self.spark, self.bronze, str(self.namespace)):
             log.warning(

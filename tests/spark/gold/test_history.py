@@ -58,6 +58,21 @@ def test_an_update_that_comes_again_changes_nothing(spark: SparkSession, lakehou
     assert hop.spark.table(hop.table("things")).where("`__incomplete`").isEmpty()
 
 
+@pytest.mark.journey
+def test_what_came_while_nothing_was_folded_is_not_missing_later(spark: SparkSession, lakehouse: Path) -> None:
+    """`keep.document` switched off and on again: the updates in between were passed over, and whole documents not kept for the next ones."""
+    hop = HistoryHop(spark, lakehouse, {"things": {"keep.document": True}})
+    hop.bronze.append({"things": [change("c", 1, 10, "a"), change("c", 2, 10, "x")]})
+    hop.run()
+    without = HistoryHop(spark, lakehouse, {"things": {}})
+    hop.bronze.append({"things": [{"op": "u", "key": 1, "at": 20, "update": {"v": "b"}}, change("u", 2, 20, "z")]})
+    without.run()
+    hop.bronze.append({"things": [{"op": "u", "key": key, "at": 30, "update": {"w": 1}} for key in (1, 2)]})
+    hop.run()
+    assert [hop.at("things", second) for second in (10, 20, 30)] == [{1: "a", 2: "x"}, {1: "b", 2: "z"}, {1: "b", 2: "z"}]
+    assert hop.spark.table(hop.table("things")).where("`__incomplete`").isEmpty()
+
+
 def test_a_column_of_add_fields_is_no_documents_later(spark: SparkSession, lakehouse: Path) -> None:
     """Its name stays taken when the setting goes: a field that comes with it gets another one.
 

@@ -15,7 +15,7 @@ from cdc_core.tables import layout as tables
 from pipelines.bronze import registry
 from pipelines.delta import local_log, table_history
 from pipelines.delta.writer import Writer
-from pipelines.gold import current, model_inputs
+from pipelines.gold import current, history, model_inputs
 from pipelines.gold import run as gold
 from pipelines.spark import parallel
 from tests.harness import bronze_rows, without_spark
@@ -89,3 +89,14 @@ def test_readers_keep_what_gold_has_while_silver_begins_anew(hop: Hop) -> None:
     committed(hop.silver_table, **stated(to=2, origin="anew"))
     work = due(hop)
     assert work is not None and work.is_rewrite
+
+
+@pytest.mark.parametrize(
+    ("folded", "folds", "log", "start"),
+    [(False, True, "a", 0), (False, False, "a", 7), (True, True, "a", 7), (None, True, "a", 7), (True, True, "b", 0)],
+)
+def test_a_history_reads_again_what_it_passed_over(folded: bool | None, folds: bool, log: str, start: int) -> None:
+    """Where updates are folded again, those of the time without it are in bronze alone; a run that is killed on the way goes on from there."""
+    at = history.HistoryPosition(7, log="a", folds=folded)
+    assert at.start(registry.SilverPosition(9, log=log), folds=folds) == start
+    assert at.extra["folds"] is folded
