@@ -251,7 +251,7 @@ def stream_scope(source: Source, *, databases: Sequence[str] = ()) -> Scope:
 
 def fingerprint(source: Source) -> str:
     """32 hex digits that change with everything that decides which events a stream carries, and with nothing
-    else.
+    else; and behind them the operations that the stream leaves out (`skipped`).
 
     A position belongs to a stream; after a change it is resumed by time and not by its token. The spelling of
     lists, their order, connections, bounds and what is done with an event afterwards do not count.
@@ -268,7 +268,14 @@ def fingerprint(source: Source) -> str:
         **_lists_of_the_client(source),
     }
     text = json_util.dumps(stream, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    has_stages = source.cursor_pipeline_order is not PipelineOrder.USER_ONLY
+    left_out = sorted(OPERATIONS - operations(source)) if has_stages else []
+    return "-".join((hashlib.sha256(text.encode()).hexdigest()[:32], *left_out))
+
+
+def skipped(fingerprint: str) -> frozenset[str]:
+    """The operation types that a stream of this fingerprint leaves out by `skipped.operations`."""
+    return frozenset(fingerprint.split("-")[1:])
 
 
 _RELAXED = json_util.JSONOptions(tz_aware=False)

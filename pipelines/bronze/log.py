@@ -297,10 +297,11 @@ def superseded_heartbeats(spark: SparkSession, table: tables.TableRef) -> str:
 
 @dataclass(frozen=True)
 class FilterChange:
-    """That the settings let other events in from `token` on: which collections were captured then, and which with rows were
-    left out."""
+    """That the settings let other events in from `token` on: the stream's fingerprint, which collections were captured then, and which
+    with rows were left out."""
 
     token: str
+    stream: str
     captured: frozenset[str]
     left_out: frozenset[str]
 
@@ -342,10 +343,15 @@ def notes(spark: SparkSession, table: tables.TableRef) -> list[FilterChange]:
     rows = _payload_rows(spark, table, bronze.RowKind.HEARTBEAT, '{"stream"')
     read = ((row["resume_token"], json.loads(row["payload"])) for row in rows)
     return [
-        FilterChange(token, frozenset(said["captured"]), frozenset(said.get("left_out", ())))
+        FilterChange(token, said["stream"], frozenset(said["captured"]), frozenset(said.get("left_out", ())))
         for token, said in read
         if "captured" in said
     ]
+
+
+def first_token(spark: SparkSession, table: tables.TableRef) -> str:
+    """The token with which the table begins."""
+    return str(_payload_rows(spark, table, bronze.RowKind.HEARTBEAT)[0]["resume_token"])
 
 
 def captured_collections(spark: SparkSession, table: tables.TableRef) -> list[tuple[str, str]]:

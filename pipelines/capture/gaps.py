@@ -1,7 +1,7 @@
 """Gaps: changes of a collection that bronze can never hold, because they were not read in time.
 
-There are two kinds. A position was lost, and a snapshot makes up for what it reads. Or the settings left a collection
-out for a while: its changes come again from now on, and a signal may ask for a snapshot. Each gap is a heartbeat's
+There are two kinds. A position was lost, and a snapshot makes up for what it reads. Or the settings left a collection,
+or an operation, out for a while: its changes come again from now on, and a signal may ask for a snapshot. Each gap is a heartbeat's
 payload, by which `status` says what is incomplete (`cdc_core.snapshot.state.unrepaired`).
 """
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cdc_core.properties.source import SnapshotMode
 from cdc_core.snapshot import state as snapshot_state
-from cdc_core.stream import resume_token
+from cdc_core.stream import filters, resume_token
 from pipelines.bronze import log as bronze_log
 from pipelines.bronze import registry
 from pipelines.capture import tokens
@@ -65,7 +65,8 @@ class Gaps:
         captured, notes = self.deployment.namespaces(), bronze_log.notes(self.spark, self.log.table)
         before = set(self._in_bronze())
         if notes:
-            known = notes[-1].captured
+            # What has rows and was not left out was captured, too: it was made since.
+            known = notes[-1].captured | (before - notes[-1].left_out)
         else:
             # A table of before there were such notes: what has rows or a plan was captured.
             known = frozenset(before).union(*(state.planned for state in states))
@@ -83,7 +84,12 @@ class Gaps:
                 ", ".join(new),
                 _as_options(new),
             )
-        payloads: list[Mapping[str, Any]] = [note, *({"gap": {**gap, "collections": [name]}} for name, gap in again.items())]
+        lost = self._no_longer_skipped(notes, fingerprint)
+        found = [
+            *({**lost, "collections": [name]} for name in captured if lost and name in known),
+            *({**gap, "collections": [name]} for name, gap in again.items()),
+        ]
+        payloads: list[Mapping[str, Any]] = [note, *({"gap": gap} for gap in found)]
         if not gone:
             return OtherStream(payloads)
         # Their drop was left out, too: nothing is to be read of them, and all rows are to go.
@@ -100,6 +106,21 @@ class Gaps:
                 *_, first = itertools.takewhile(lambda note: name in note.left_out, reversed(notes))  # noqa: B023
                 found[name] = {"from": first.token, "to": to, "since": tokens.utc(first.token)}
         return found
+
+    def _no_longer_skipped(self, notes: Sequence[bronze_log.FilterChange], fingerprint: str) -> Mapping[str, Any]:
+        """What was lost while `skipped.operations` left out an operation that comes from now on; nothing where there is none."""
+        before = filters.skipped(self.log.writer.metadata.get("stream") or "")
+        back = before - filters.skipped(fingerprint)
+        if not back:
+            return {}
+        streams = itertools.takewhile(lambda note: back & filters.skipped(note.stream), reversed(notes))
+        *_, first = bronze_log.first_token(self.spark, self.log.table), *(note.token for note in streams)
+        log.warning(
+            "skipped.operations: %s captured from now on; collections are incomplete, as status says, until what came of it before is read: "
+            "medallion signal execute-snapshot --data-collections '.*'",
+            ", ".join(sorted(back)),
+        )
+        return {"from": first, "to": tokens.token_of(self.log), "since": tokens.utc(first)}
 
     def _is_captured(self, namespace: str) -> bool:
         return self.deployment.filter.includes(*namespace.split(".", 1))

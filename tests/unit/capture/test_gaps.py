@@ -1,0 +1,81 @@
+"""What a start notes where the settings let in other events from then on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cdc_core.properties.source import Source
+from cdc_core.stream import filters
+from pipelines.bronze import log as bronze_log
+from pipelines.capture.gaps import Gaps, OtherStream
+from tests.harness.sources import source
+
+WHOLE = source({})
+SKIPPING = source({"skipped.operations": "d"})
+NARROW = source({"skipped.operations": "d", "collection.include.list": "shop.a"})
+
+
+def token(second: int) -> str:
+    return f"82{second:08X}000000012B022C0100296E04"
+
+
+def noted(
+    monkeypatch: pytest.MonkeyPatch,
+    streams: Sequence[tuple[int, Source]],
+    now: Source,
+    *,
+    captured: Sequence[str] = ("shop.a",),
+) -> OtherStream:
+    """What a start with the settings `now` notes at second 90, of a bronze that began at 10 and holds two collections; `streams` are those
+    before it, each with the second at which it began, the first with the table."""
+    first, *changes = streams
+    notes = [
+        bronze_log.FilterChange(token(at), filters.fingerprint(each), frozenset(captured), frozenset())
+        for at, each in changes
+    ]
+    monkeypatch.setattr(bronze_log, "notes", lambda *_: notes)
+    monkeypatch.setattr(bronze_log, "first_token", lambda *_: token(first[0]))
+    monkeypatch.setattr(bronze_log, "captured_collections", lambda *_: [("shop", "a"), ("shop", "b")])
+    log: Any = SimpleNamespace(
+        table=None,
+        position=SimpleNamespace(token=token(90)),
+        writer=SimpleNamespace(metadata={"stream": filters.fingerprint(streams[-1][1])}),
+    )
+    deployment: Any = SimpleNamespace(
+        source=now, filter=filters.of(now), namespaces=lambda: ["shop.a", "shop.b", "shop.new"]
+    )
+    nothing: Any = None
+    return Gaps(nothing, deployment, log).of_other_stream((), fingerprint=filters.fingerprint(now), id_="1")
+
+
+@pytest.mark.parametrize(
+    ("streams", "now", "since"),
+    [
+        ([(10, SKIPPING)], WHOLE, 10),
+        ([(10, WHOLE), (20, SKIPPING), (30, NARROW)], WHOLE, 20),
+        ([(10, SKIPPING), (20, WHOLE), (30, SKIPPING)], WHOLE, 30),
+        ([(10, SKIPPING)], NARROW, None),
+        ([(10, WHOLE)], SKIPPING, None),
+    ],
+)
+def test_what_was_skipped_is_missing_when_it_is_captured_again(
+    monkeypatch: pytest.MonkeyPatch, streams: Sequence[tuple[int, Source]], now: Source, since: int | None
+) -> None:
+    """Of every collection that was there: deletes that were left out leave rows that nothing else would take away."""
+    gaps = [each["gap"] for each in noted(monkeypatch, streams, now).payloads if "gap" in each]
+    assert [each["collections"] for each in gaps] == [["shop.a"], ["shop.b"]] * (since is not None)
+    assert all((each["from"], each["to"]) == (token(since or 0), token(90)) for each in gaps)
+
+
+def test_a_collection_that_was_made_since_is_not_told_as_new(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All that it ever held is in bronze: no snapshot is asked for."""
+    with caplog.at_level(logging.WARNING):
+        noted(monkeypatch, [(10, WHOLE), (20, WHOLE)], source({"cursor.pipeline": "[]"}))
+    assert [each.getMessage().partition(":")[0] for each in caplog.records] == ["shop.new"]
