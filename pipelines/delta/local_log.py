@@ -201,18 +201,24 @@ def _changed(folder: Path, version: int) -> frozenset[tuple[str, str]]:
 
 def properties(folder: Path) -> dict[str, str] | None:
     """What the newest metadata action says; None where only Delta can tell."""
-    found = _metadata(folder)
+    found = _newest_action(folder, "metaData")
     return None if found is None else dict(found.get("configuration") or {})
+
+
+def features(folder: Path) -> frozenset[str] | None:
+    """The table features that the newest protocol action names; None where only Delta can tell."""
+    found = _newest_action(folder, "protocol")
+    return None if found is None else frozenset((*(found.get("readerFeatures") or ()), *(found.get("writerFeatures") or ())))
 
 
 def columns(folder: Path) -> list[str] | None:
     """The names of a table's columns, in its order; None where only Delta can tell."""
-    found = _metadata(folder)
+    found = _newest_action(folder, "metaData")
     return None if found is None else [each["name"] for each in json.loads(found["schemaString"])["fields"]]
 
 
-def _metadata(folder: Path) -> dict[str, Any] | None:
-    """The newest metadata action: of the last commits, else of the newest checkpoint where no commit after it holds one."""
+def _newest_action(folder: Path, kind: str) -> dict[str, Any] | None:
+    """The newest action of a kind of which one counts: of the last commits, else of the newest checkpoint where no commit after it holds one."""
     names = _newest_first(folder)
     held_there = checkpoint.newest(folder)
     after = -1 if held_there is None else int(held_there.name[:20])
@@ -221,11 +227,11 @@ def _metadata(folder: Path) -> dict[str, Any] | None:
             if int(name[:20]) <= after:
                 break
             for line in (folder / "_delta_log" / name).read_text("utf-8").split("\n"):
-                if line.startswith('{"metaData"'):
-                    return dict(json.loads(line)["metaData"])
+                if line.startswith(f'{{"{kind}"'):
+                    return dict(json.loads(line)[kind])
         if held_there is None:
             return None
-        held = pq.ParquetFile(held_there).read(["metaData"])["metaData"].drop_null()
+        held = pq.ParquetFile(held_there).read([kind])[kind].drop_null()
     except (FileNotFoundError, pa.ArrowInvalid):  # cleaned up meanwhile, or being written
         return None
     return dict(held[0].as_py()) if len(held) else None

@@ -11,6 +11,7 @@ from cdc_core import errors
 from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
 from pipelines.delta import direct_log, live_files, local_log, query_execution, table_errors, table_history
+from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 
 if TYPE_CHECKING:
@@ -119,18 +120,23 @@ def delete_claimed(writer: Writer, where: str) -> int:
     return count
 
 
+def are_vectors_switched(spark: SparkSession, table: tables.TableRef, wanted: bool) -> bool:
+    """Whether a table makes deletion vectors, or where they are not wanted has not even the feature, which an interrupted switch leaves."""
+    if wanted:
+        return delta.properties(spark, table).get(definition.DELETION_VECTORS) == "true"
+    return "deletionVectors" not in delta.features(spark, table)
+
+
 def set_deletion_vectors(writer: Writer, wanted: bool) -> None:
     """Enable deletion vectors, or remove them so that readers need not support them; nothing where the table is so
     already.
 
     Removing them rewrites the files that have some. Interrupted, it goes on at the next call.
     """
-    detail = writer.spark.sql(f"DESCRIBE DETAIL {writer.table}").collect()[0]
-    has_feature = "deletionVectors" in (detail.tableFeatures or ())
-    if wanted and detail.properties.get(definition.DELETION_VECTORS) != "true":
-        writer.alter(f"SET TBLPROPERTIES ('{definition.DELETION_VECTORS}' = 'true')")
-    elif has_feature and not wanted:
-        writer.alter("DROP FEATURE deletionVectors")
+    if not are_vectors_switched(writer.spark, writer.table, wanted):
+        writer.alter(
+            f"SET TBLPROPERTIES ('{definition.DELETION_VECTORS}' = 'true')" if wanted else "DROP FEATURE deletionVectors"
+        )
 
 
 def compact(writer: Writer) -> None:

@@ -167,6 +167,16 @@ def properties(spark: SparkSession, table: tables.TableRef) -> dict[str, str]:
         return {row.key: row.value for row in spark.sql(f"SHOW TBLPROPERTIES {table}").collect()}
 
 
+def features(spark: SparkSession, table: tables.TableRef) -> frozenset[str]:
+    """The table features that its readers and writers must know; from the log where this process reads it."""
+    folder = local_log.readable(spark, table)
+    found = None if folder is None else local_log.features(folder)
+    if found is not None:
+        return found
+    with table_errors.translating(table):
+        return frozenset(spark.sql(f"DESCRIBE DETAIL {table}").collect()[0].tableFeatures or ())
+
+
 def columns(spark: SparkSession, table: tables.TableRef) -> frozenset[str]:
     """The names of the table's columns; from the log where this process reads it."""
     folder = local_log.readable(spark, table)

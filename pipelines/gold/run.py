@@ -253,7 +253,7 @@ class _GoldRun:
         ):
             if table in self.claims or not delta.exists(self.spark, table):
                 continue
-            if (delta.properties(self.spark, table).get(definition.DELETION_VECTORS) == "true") is not wanted:
+            if not maintenance.are_vectors_switched(self.spark, table, wanted):
                 self.claims.writer(self.spark, table)
 
     def _looked_at(self, namespace: registry.Namespace) -> current.GoldWork | None:

@@ -69,7 +69,7 @@ class _Vectors(direct_log.DeletionVectors):
 
 class _Transaction:
     def __init__(self, folder: Path) -> None:
-        self.held = {"metaData": local_log._metadata(folder)}
+        self.held = {"metaData": local_log._newest_action(folder, "metaData")}
         self.changed: list[dict[str, Any]] = []
 
     def metadata(self) -> _Transaction:

@@ -218,7 +218,7 @@ def gone(key: int) -> Row:
 @pytest.mark.journey
 def test_deletion_vectors_are_switched_both_ways(spark: SparkSession, lakehouse: Path) -> None:
     """Off, a table asks nothing of its readers, and a MERGE rewrites its files; on again, changed rows are marked in place. A table
-    that nothing changed in is switched, too; without the setting a table stays as it is."""
+    that nothing changed in is switched, too, also where a switch was killed on its way; without the setting a table stays as it is."""
     shop = Shop(spark, lakehouse)
     shop.change(*(put(key, 1) for key in range(6)))
     shop.publish()
@@ -236,6 +236,10 @@ def test_deletion_vectors_are_switched_both_ways(spark: SparkSession, lakehouse:
     (published,) = shop.publish(vectors=True)
     assert shop.is_published() and _asked(spark, shop.gold_table) == {"deletionVectors"} and not published.rewritten
     assert shop.operations(shop.gold_table).count("MERGE") == 1
+    # What a switch does first, before it rewrites files and takes the feature away.
+    spark.sql(f"ALTER TABLE {shop.gold_table} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'false')")
+    assert shop.publish(vectors=False) == ()
+    assert shop.is_published() and _asked(spark, shop.gold_table) == set()
 
 
 def test_silver_was_optimized_and_vacuumed(spark: SparkSession, lakehouse: Path) -> None:

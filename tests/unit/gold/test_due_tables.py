@@ -13,7 +13,7 @@ import pytest
 
 from cdc_core.tables import layout as tables
 from pipelines.bronze import registry
-from pipelines.delta import local_log, table_history
+from pipelines.delta import local_log, maintenance, table_history
 from pipelines.delta.writer import Writer
 from pipelines.gold import current, history, model_inputs
 from pipelines.gold import run as gold
@@ -100,3 +100,20 @@ def test_a_history_reads_again_what_it_passed_over(folded: bool | None, folds: b
     at = history.HistoryPosition(7, log="a", folds=folded)
     assert at.start(registry.SilverPosition(9, log=log), folds=folds) == start
     assert at.extra["folds"] is folded
+
+
+@pytest.mark.parametrize(
+    ("enabled", "wanted", "is_switched"),
+    [("true", True, True), ("false", True, False), ("true", False, False), ("false", False, False)],
+)
+def test_a_switch_that_was_interrupted_is_not_done(tmp_path: Path, enabled: str, wanted: bool, is_switched: bool) -> None:
+    """The property goes first; while the protocol has the feature, readers that do not know of it cannot read the table."""
+    with without_spark.running():
+        table = tables.Layout(str(tmp_path)).gold("cases", "t")
+        properties = {"delta.enableDeletionVectors": enabled}
+        without_spark.create(SPARK, table, columns="`__key` STRING", properties=properties)
+        assert maintenance.are_vectors_switched(SPARK, table, wanted) is is_switched
+        if not wanted:
+            committed(table)
+            without_spark.write(Path(table.path or ""), 2, [{"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}}])
+            assert maintenance.are_vectors_switched(SPARK, table, wanted)

@@ -392,7 +392,7 @@ def test_documents_count_as_large_as_they_are(
 def alter(table: Any, **properties: str) -> None:
     """A property that somebody sets."""
     folder = Path(table.path)
-    held = local_log._metadata(folder)
+    held = local_log._newest_action(folder, "metaData")
     assert held is not None
     changed = {**held, "configuration": {**held["configuration"], **properties}}
     without_spark.write(folder, (local_log.newest_version(folder) or 0) + 1, [{"metaData": changed}], "SET TBLPROPERTIES")
