@@ -110,15 +110,16 @@ def position(spark: SparkSession, table: tables.TableRef) -> HistoryPosition:
 
 def is_history(metadata: Mapping[str, object]) -> bool:
     """Whether this is what a history's commits say: a collection may be called as the history of another one."""
-    return "floor" in metadata
+    return GAP in metadata
 
 
 def spare(table: tables.TableRef, metadata: Mapping[str, object], namespace: registry.Namespace) -> None:
-    """Raise `DecisionNeeded` where a collection's table would take the place of a history."""
-    if is_history(metadata):
+    """Raise `DecisionNeeded` where a collection's table would take the place of a history, or of a model."""
+    if is_history(metadata) or "model" in metadata:
+        what = "a history is kept" if is_history(metadata) else "a model is made"
         raise errors.DecisionNeeded(
-            f"{table.label}: the table of {namespace} would lie where a history is kept, or was; take the collection out of the "
-            "pipeline, or history out of the settings and remove this table"
+            f"{table.label}: the table of {namespace} would lie where {what}, or was; take the collection out of the pipeline, or give "
+            "the other one up and remove this table"
         )
 
 

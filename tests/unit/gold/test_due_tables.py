@@ -11,6 +11,7 @@ from typing import Any
 import bson
 import pytest
 
+from cdc_core import errors
 from cdc_core.tables import layout as tables
 from pipelines.bronze import registry
 from pipelines.delta import local_log, maintenance, table_history
@@ -117,3 +118,13 @@ def test_a_switch_that_was_interrupted_is_not_done(tmp_path: Path, enabled: str,
             committed(table)
             without_spark.write(Path(table.path or ""), 2, [{"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}}])
             assert maintenance.are_vectors_switched(SPARK, table, wanted)
+
+
+def test_a_collection_takes_no_models_place(hop: Hop) -> None:
+    """A database may be called `models`: the collection is refused, and not the model's rows replaced."""
+    place = hop.layout.model("orders")
+    without_spark.create(SPARK, place, columns="`n` BIGINT")
+    committed(place, **stated(to={"cases.t": {"id": "1", "version": 3, "at": "x"}}, model="digest"))
+    made = gold._GoldRun(SPARK, hop.settings, False, parallel.Pool(SPARK, None), threading.Event())
+    with pytest.raises(errors.DecisionNeeded, match="a model is made"):
+        made._position(registry.Namespace("models", "orders"))
