@@ -320,7 +320,10 @@ def _columns(
     columns: dict[str, pa.Array | pa.ChunkedArray] = {each.name: document.field(at) for at, each in enumerate(document.type)}
     columns |= {added.name: _value(events, added.path or ()) for added in collection.added(schema)}
     no = pa.array([False] * count, pa.bool_())
-    columns |= {"__deleted": no} if collection.mode.adds_deleted else {}
+    # Of a setting that was taken back the column stays, and says that no document is deleted.
+    live = collection.writer.live
+    has_marks = collection.mode.adds_deleted or (live is not None and "__deleted" in live.schema.names)
+    columns |= {"__deleted": no} if has_marks else {}
     columns |= {name: events[name] for name in ("__incomplete", "__known")} | {"__rescued": typed.field("rescued")}
     columns |= {"__document": events["after"]} if collection.keeps_document else {}
     columns |= {"__key": events["key"], "__sequence": events["sequence"], "__batch": pa.array([number] * count, pa.int64())}
@@ -339,8 +342,6 @@ def _table_columns(collection: SilverCollection, rows: pa.Table) -> StructType |
     live = collection.writer.live
     assert live is not None
     held, wanted = live.spark_schema(), from_arrow_schema(rows.schema)
-    if "__deleted" in held.names and "__deleted" not in wanted.names:
-        return None  # a setting that was taken back: its column says that no document is deleted
     change = merge.alterations(held, wanted)
     if change.widened or change.impossible:
         return None

@@ -1,4 +1,4 @@
-"""Options that lay out a table's columns, changed in the life of one table."""
+"""Options of a collection that are changed in the life of its table."""
 
 from __future__ import annotations
 
@@ -63,3 +63,17 @@ def test_a_table_that_goes_on_as_it_was_laid_out_says_so(
         assert columns(hop) == ["_id", "n"]
         told = [each.getMessage() for each in caplog.records]
         assert ["medallion rebuild --collection cases.t" in each for each in told] == [True] * is_told
+
+
+def test_a_delete_mode_that_was_taken_back_costs_no_query(tmp_path: Path) -> None:
+    """Its column stays, and says of every document that comes that it is not deleted."""
+    with without_spark.running():
+        hop = Hop(tmp_path, **{"delete.tombstone.handling.mode": "rewrite"})
+        hop.append((1, bson.encode({"_id": 1})), (2, bson.encode({"_id": 2})))
+        hop.run()
+        hop.settings = layers.pipeline(tmp_path)
+        hop.append((2, None), (3, bson.encode({"_id": 3})))
+        hop.run()
+        rows = oracle.read(hop.silver_table.path or "").sort_by("__key")
+        assert rows.select(["__key", "__deleted"]).to_pydict() == {"__key": ["1", "3"], "__deleted": [False, False]}
+        assert sorted(oracle.read(hop.gold_table.path or "")["__key"].to_pylist()) == ["1", "3"]
