@@ -334,10 +334,11 @@ class _SilverRun:
         table = self.positions.table(namespace)
         silver_tables.create(spark, table)
         writer = Writer.claim(spark, table, take_over=self.take_over)
-        # The position was read before the claim: with a claim in between this run would apply from where the table no longer is.
-        if writer.metadata.get("to") not in (None, self.positions.known[namespace].to):
+        # Position and schema were read before the claim: another run may have moved the table since, or rebuilt it where it is.
+        known, said = self.positions.known[namespace], writer.metadata
+        if said.get("to") is not None and (said["to"], said.get("generation") or "") != (known.to, known.generation):
             writer.release()
-            raise errors.CommitConflict(f"{table.label}: another run moved this table meanwhile; start again")
+            raise errors.CommitConflict(f"{table.label}: another run moved or rebuilt this table meanwhile; start again")
         return writer
 
 

@@ -1,0 +1,38 @@
+"""Silver as a service, beside others who write its tables while it holds no claim on them."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import bson
+import pytest
+
+from cdc_core import errors
+from pipelines.bronze import registry
+from pipelines.delta.writer import Writer
+from pipelines.silver import run as silver
+from pipelines.spark import parallel
+from tests.harness import without_spark
+from tests.harness.without_spark import SPARK, Hop
+
+
+def test_a_table_that_was_rebuilt_under_a_service_keeps_its_generation(tmp_path: Path) -> None:
+    """A service claims a table with the first event that comes: what it knew of its schema may be that of before the rebuild."""
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        hop.append((1, bson.encode({"_id": 1, "v": 1})))
+        hop.silver()
+        service = silver._SilverRun(SPARK, hop.settings, False, parallel.Pool(SPARK, None), threading.Event())
+        service.caught_up()
+        rebuild = Writer.claim(SPARK, hop.silver_table)
+        to, extra = rebuild.last_metadata()
+        rebuild.mark(to=to, extra={**extra, "generation": "rebuilt"})
+        rebuild.release()
+        hop.append((2, bson.encode({"_id": 2, "v": 2})))
+        with pytest.raises(errors.CommitConflict, match="rebuilt"):  # the only collection: others would go on
+            service.caught_up()
+        assert service.caught_up().events == 1
+        service.close()
+        position = registry.silver_position(SPARK, hop.silver_table)
+    assert (position.to, position.generation) == (2, "rebuilt")
