@@ -21,6 +21,8 @@ from pyspark.sql import functions as F
 
 from cdc_core import errors
 from cdc_core.bronze import columns as bronze
+from cdc_core.extended_json import json_to_bson
+from cdc_core.extended_json import keys as canonical_keys
 from cdc_core.silver import quarantine as quarantine_rules
 from cdc_core.tables import layout as tables
 from pipelines.bronze import log as bronze_log
@@ -119,7 +121,7 @@ def replay(
     rows = _held_rows(spark, table)
     chosen = _chosen(rows, tokens)
     _check(chosen, tokens, corrections or {})
-    corrected = [_corrected(row, (corrections or {}).get(row["resume_token"], {})) for row in chosen]
+    corrected = [_corrected(row, corrections or {}) for row in chosen]
     readable = _readable(spark, corrected)
     still = len(corrected) - len(readable)
     waiting = _not_yet_again(spark, layout.bronze(name), readable)
@@ -224,8 +226,8 @@ def _chosen(rows: Sequence[dict[str, Any]], tokens: Collection[str] | None) -> l
     if tokens is None:
         return list(rows)
     # All of a document's events come along, also those before the chosen one: a partial update makes sense only after them.
-    keys = {row["key"] for row in rows if row["resume_token"] in tokens and row["key"] is not None}
-    return [row for row in rows if row["resume_token"] in tokens or row["key"] in keys]
+    named = {row["key"] for row in rows if row["resume_token"] in tokens and row["key"] is not None}
+    return [row for row in rows if row["resume_token"] in tokens or row["key"] in named]
 
 
 def _check(
@@ -238,6 +240,8 @@ def _check(
     unknown = sorted({*(tokens or ()), *corrections} - held)
     problems = [errors.Problem(token, "no event with this resume token is held") for token in unknown]
     for token, texts in corrections.items():
+        if len({row["key"] for row in chosen if row["resume_token"] == token and _is_of(row, texts)}) != 1 and token in held:
+            problems.append(errors.Problem(f"{token}.after", "the _id of one of the documents that are held is expected"))
         for field, text in texts.items():
             if field not in CORRECTABLE:
                 problems.append(errors.Problem(f"{token}.{field}", f"one of {', '.join(CORRECTABLE)} is expected"))
@@ -254,7 +258,18 @@ def _is_document(text: str) -> bool:
         return False
 
 
-def _corrected(row: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:
+def _is_of(row: Mapping[str, Any], texts: Mapping[str, str]) -> bool:
+    """Whether new texts are of this event: all documents of a snapshot's chunk have one token, and an `after` has an `_id`."""
+    try:
+        return canonical_keys.canonical_raw(json_to_bson.loads(texts.get("after", ""))) == row["key"]
+    except (KeyError, ValueError):  # fields may be left out of documents, `_id` too
+        return True
+
+
+def _corrected(row: Mapping[str, Any], corrections: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    texts = corrections.get(row["resume_token"], {})
+    if not _is_of(row, texts):
+        return dict(row)
     whole = {name: text for name, text in texts.items() if name in ("before", "after")}
     parts = {name: text for name, text in texts.items() if name not in whole}
     description = row["updateDescription"]
