@@ -76,7 +76,7 @@ def run(directory: Path, *, mongodb_uri: str | None, seconds: int, on_s3: bool =
 
     The settings are those of the file that it writes, with the server in the place of its reference.
     """
-    screen = report.console()
+    screen = report.console(markup=True)
     folder = directory.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()

@@ -40,14 +40,18 @@ log = logging.getLogger(__name__)
 LOG_EVERY_SECONDS = 30.0
 
 
-def console() -> Console:
-    """Where results go: stdout, as wide as the terminal, and wide enough for a table where it is none."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+def console(*, markup: bool = False) -> Console:
+    """Where results go: stdout, as wide as the terminal, and wide enough for a table where it is none.
+
+    Names of the source's collections may look like `markup`: only what shows none of them has any.
+    """
+    width = None if sys.stdout.isatty() else 120
+    return Console(highlight=False, markup=markup, emoji=False, width=width)
 
 
 def findings(found: Sequence[Finding]) -> None:
     """The answers of `medallion check`, one a line, with what to mend beneath."""
-    signs = {"fine": "[green]ok[/]", "warning": "[yellow]look[/]", "wrong": "[red]mend[/]"}
+    signs = {"fine": Text("ok", "green"), "warning": Text("look", "yellow"), "wrong": Text("mend", "red")}
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for each in found:
         text = Text(each.found)
@@ -138,7 +142,7 @@ def progress() -> Iterator[Callable[[CaptureProgress], None]]:
     screen = Console(stderr=True, highlight=False)
     with screen.status("capture: connecting") as live:
         rate = Rate()
-        yield lambda now: live.update(described(now, rate=rate.of(now.events)))
+        yield lambda now: live.update(Text(described(now, rate=rate.of(now.events))))
 
 
 class Rate:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import sys
+from collections.abc import Callable
+
 import pytest
 
 from pipelines.capture.progress import CaptureProgress
-from pipelines.operations import status, units
+from pipelines.operations import check, quarantine, status, units
 from pipelines.snapshot.snapshot import SnapshotProgress
 from pipelines.terminal import tables as report
 
@@ -34,6 +38,38 @@ def test_progress_tells_the_snapshot_and_the_stream() -> None:
         "snapshot of shop.orders: 2,500 of about 10,000 documents, 1,250/s, 6 s left · "
         "stream: 1,234 events, 100/s, 2 s behind"
     )
+
+
+NAME = "shop.a[/b] [red] :apple:"
+"""A collection's name that a terminal's markup would be read from."""
+
+
+@pytest.mark.parametrize(
+    "show",
+    [
+        lambda: report.findings([check.Finding(f"snapshot of {NAME}", check.CheckVerdict.WRONG, "refused")]),
+        lambda: report.replayed({NAME: quarantine.ReplayResult(1, 2)}),
+        lambda: report.status(status.PipelineStatus("shop", 0, status.ServerStatus(), None, (_collection(NAME),))),
+    ],
+)
+def test_a_name_is_shown_as_it_is(show: Callable[[], None], capsys: pytest.CaptureFixture[str]) -> None:
+    """No command ends with an error over a bracket in a collection's name, and none swallows a part of it."""
+    show()
+    assert NAME in capsys.readouterr().out
+
+
+def test_a_capture_goes_on_whatever_its_collections_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its progress is a live line on a terminal."""
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with report.progress() as hear:
+        hear(CaptureProgress(events=1, snapshot=SnapshotProgress(NAME, 1, 2, 1, 2, 1.0, 6.0)))
+    assert NAME in terminal.getvalue()
+
+
+def _collection(name: str) -> status.CollectionStatus:
+    return status.CollectionStatus(name, None, None, None, 0, 0)
 
 
 WRITER = status.WriterStatus("host-a", 17, has_left=False, lease_seconds=80)
