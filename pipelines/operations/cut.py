@@ -56,9 +56,10 @@ SCHEMA = pa.schema(
         ("version", pa.int64()),
         ("documents", pa.string()),
         ("missing", pa.list_(pa.string())),
+        ("name", pa.string()),
     ]
 )
-"""`time` and `until` are cluster times as 16 hex digits: the tables show the source from the one to before the other.
+"""`name` is the pipeline's, which may share its lakehouse; null in rows of earlier versions. `time` and `until` are cluster times as 16 hex digits: the tables show the source from the one to before the other.
 `documents` is `exact`, or `as captured` where updates are looked up; `missing` names collections that are not whole in
 bronze, and models that wait for a table and are as they were before."""
 
@@ -404,7 +405,11 @@ def _missing(spark: SparkSession, settings: Settings, chosen: times.CutBoundary)
 
 
 def _note(spark: SparkSession, settings: Settings, made: Cut) -> None:
+    table = delta.layout(settings.lakehouse).ops("cuts")
+    if delta.exists(spark, table) and "name" not in spark.table(str(table)).columns:
+        spark.sql(f"ALTER TABLE {table} ADD COLUMNS (name STRING)")
     shared = {
+        "name": settings.name,
         "cut": made.name,
         "made_ms": made.made_ms,
         "time": made.time,
@@ -414,17 +419,19 @@ def _note(spark: SparkSession, settings: Settings, made: Cut) -> None:
         "missing": list(made.missing),
     }
     rows = [{**shared, "table": each.name, "identifier": each.identifier, "version": each.version} for each in made.tables]
-    ops_tables.note(spark, delta.layout(settings.lakehouse).ops("cuts"), rows, SCHEMA, properties=PROPERTIES)
+    ops_tables.note(spark, table, rows, SCHEMA, properties=PROPERTIES)
 
 
 def read(spark: SparkSession, settings: Settings) -> list[Cut]:
-    """The cuts that were made, newest first; one that was made more than once is listed once, as it was made last."""
+    """The cuts that were made of the pipeline, newest first; one that was made more than once is listed once, as it was made last."""
     table = delta.layout(settings.lakehouse).ops("cuts")
     if not delta.exists(spark, table):
         return []
     # A cut that was made again has the same name: the time of making tells the rows of one from those of the other.
     by_cut: dict[tuple[int, str], list[dict[str, object]]] = {}
     for row in ops_tables.rows(spark, table, SCHEMA).to_pylist():
+        if row["name"] not in (None, settings.name):
+            continue
         by_cut.setdefault((row["made_ms"], row["cut"]), []).append(row)
     found: dict[str, Cut] = {}
     for _, rows in sorted(by_cut.items(), reverse=True):

@@ -66,3 +66,13 @@ def test_an_answer_that_could_not_be_written_is_written_at_the_next_look(
         assert asked == ["now"] and rows[cut_requests.FAILED]["message"] == "silver is past 1:1"
     else:
         assert asked == ["now"] and rows[cut_requests.MADE]["cut"] == "c1"
+
+
+def test_a_cut_is_of_one_pipeline(tmp_path: Path) -> None:
+    """Of two that share a lakehouse each is shown its own: both are asked for the same time, and make cuts of one name."""
+    made = dataclasses.replace(MADE, tables=(cut.CutTable("shop.orders", "gold", 5),))
+    with without_spark.running():
+        chosen = Hop(tmp_path).settings
+        cut._note(SPARK, chosen, made)
+        assert cut.read(SPARK, chosen) == [made]
+        assert cut.read(SPARK, dataclasses.replace(chosen, name="other")) == []
