@@ -274,8 +274,11 @@ def repair(file: options.SettingsFile, dry_run: bool, as_json: bool, take_over: 
       medallion repair --config conf/shop.yml
     """
     from pipelines.operations import repair
+    from pipelines.spark import parallel
     from pipelines.terminal import tables as report
 
     settings, spark = application.opened(file, "repair", quiet=True)
-    found = repair.run(spark, settings, is_trial=dry_run, take_over=take_over)
-    click.echo(repair.to_json(found)) if as_json else report.repaired(found)
+    failures = parallel.Failures()
+    found = repair.run(spark, settings, is_trial=dry_run, take_over=take_over, failures=failures)
+    click.echo(repair.to_json(found)) if as_json else report.repaired(found, is_whole=not failures.found)
+    failures.raised()

@@ -301,10 +301,13 @@ def replayed(found: Mapping[str, ReplayResult]) -> None:
         screen.print("no collection has come to silver yet")
 
 
-def repaired(found: Sequence[RepairResult]) -> None:
-    """What `medallion repair` shows: each table with missing files, and what brings their rows back."""
+def repaired(found: Sequence[RepairResult], *, is_whole: bool = True) -> None:
+    """What `medallion repair` shows: each table with missing files, and what brings their rows back.
+
+    `is_whole` says whether all tables could be looked at.
+    """
     screen = console()
-    if not found:
+    if not found and is_whole:
         screen.print("no table names a file that is missing")
     for each in found:
         done = "nothing was changed" if each.version is None else f"{each.taken_out:,} files were taken out"

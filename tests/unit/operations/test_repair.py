@@ -1,8 +1,17 @@
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from cdc_core import errors
 from cdc_core.bronze import repair
+from cdc_core.tables import layout as tables
+from pipelines.operations import repair as tables_repair
+from pipelines.spark import parallel
+from tests.harness import without_spark
+from tests.harness.without_spark import SPARK, Hop
 
 
 @pytest.mark.parametrize(
@@ -21,3 +30,24 @@ def test_bronze_ends_before_the_first_missing_batch(
 ) -> None:
     """All files from there on go, and what is not known goes, too."""
     assert repair.rewound(files, missing) == gone
+
+
+def test_what_was_mended_is_told_beside_what_could_not_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which rows are gone for good is said by this run alone: the next one finds nothing missing in that table."""
+
+    def one(spark: Any, table: tables.TableRef, names: Any, **given: object) -> tables_repair.RepairResult:
+        if table == hop.bronze:
+            raise errors.TableOwned("process 7 writes it")
+        return tables_repair.RepairResult(table.label, ("part-0",), 1, "what these files held is gone", 5)
+
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        without_spark.create(SPARK, hop.layout.ops("schemas"), columns="`a` STRING")
+        without_spark.create(SPARK, hop.layout.ops("cuts"), columns="`a` STRING")
+        monkeypatch.setattr(tables_repair, "_table", one)
+        failures = parallel.Failures()
+        found = tables_repair.run(SPARK, hop.settings, failures=failures)
+        with pytest.raises(errors.TableOwned):
+            tables_repair.run(SPARK, hop.settings)
+    assert [Path(each.table).name for each in found] == ["cuts", "schemas"]
+    assert [type(each) for each in failures.found.values()] == [errors.TableOwned]
