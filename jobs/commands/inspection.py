@@ -124,6 +124,7 @@ def status(file: options.SettingsFile, as_json: bool, html: Path | None) -> None
         return
     found = pipeline_status.read(spark, settings)
     click.echo(pipeline_status.to_json(found)) if as_json else report.status(found)
+    pipeline_status.refuse(found)
 
 
 @click.command()

@@ -28,6 +28,7 @@ from pipelines.delta import direct_log, local_log, query_execution, table_histor
 from pipelines.delta import tables as delta
 from pipelines.mongodb import connection as connections
 from pipelines.mongodb import server as mongodb_server
+from pipelines.spark import failures as spark_failures
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
@@ -115,7 +116,7 @@ class CollectionStatus:
 
     `history` is there wherever the settings keep one and silver has a table: one that does not begin is seen to wait.
     `incomplete_since` is set from the loss of changes (the oplog no longer held the position) to the end of the snapshot
-    that makes up for it; `incomplete_because` says why none has.
+    that makes up for it; `incomplete_because` says why none has. `problem` is why its tables cannot be read, of which nothing is said then.
     """
 
     collection: str
@@ -127,6 +128,7 @@ class CollectionStatus:
     incomplete_since: str | None = None
     incomplete_because: str | None = None
     history: TableStatus | None = None
+    problem: str | None = None
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,13 @@ def read(spark: SparkSession, settings: Settings) -> PipelineStatus:
     delta.check_ours(spark, log)
     reading = _StatusReader(spark, settings, log, now_ms)
     return PipelineStatus(settings.name, now_ms, server, reading.bronze(server), reading.collections(), shown)
+
+
+def refuse(status: PipelineStatus) -> None:
+    """Raise `DecisionNeeded` where the tables of a collection cannot be read; the status is told before."""
+    unread = [each.collection for each in status.collections if each.problem is not None]
+    if unread:
+        raise errors.DecisionNeeded(f"{', '.join(unread)}: tables cannot be read; the status says why")
 
 
 def to_json(status: PipelineStatus) -> str:
@@ -195,6 +204,7 @@ class _CollectionTables:
     silver: _TableProgress | None
     gold: _TableProgress | None
     history: _TableProgress | None
+    problem: str | None = None
 
 
 _LAYERS = ("silver", "gold", "history")
@@ -245,7 +255,7 @@ class _StatusReader:
         with ThreadPoolExecutor(THREADS) as pool:
             found = list(pool.map(self._both, sorted({*met, *planned}, key=str)))
             waiting = self._waiting(found)
-            read = pool.map(lambda each: self._collection(each, snapshots, waiting), found)
+            read = pool.map(lambda each: self._collection_or_problem(each, snapshots, waiting), found)
             return tuple(_with_gap(each, gaps.get(each.collection)) for each in read)
 
     def _captured_rate(self, batch: int) -> float | None:
@@ -258,6 +268,13 @@ class _StatusReader:
         return row.events / ((row.last - row.first) / 1000) if row.events and row.last > row.first else None
 
     def _both(self, namespace: registry.Namespace) -> _CollectionTables:
+        """The tables of one collection; one that is damaged hides no other."""
+        try:
+            return self._tables(namespace)
+        except Exception as error:
+            return _CollectionTables(namespace, None, None, None, _problem(error))
+
+    def _tables(self, namespace: registry.Namespace) -> _CollectionTables:
         db, collection = namespace.db, namespace.collection
         silver = self._progress(self.layout.silver(db, collection))
         history = None
@@ -301,6 +318,15 @@ class _StatusReader:
         ).collect()
         return {registry.Namespace(row.db, row.collection): row for row in rows}
 
+    def _collection_or_problem(
+        self, each: _CollectionTables, snapshots: Mapping[str, SnapshotStatus], waiting: Mapping[registry.Namespace, Row]
+    ) -> CollectionStatus:
+        try:
+            return self._collection(each, snapshots, waiting)
+        except Exception as error:
+            name = str(each.namespace)
+            return CollectionStatus(name, snapshots.get(name), None, None, 0, 0, problem=_problem(error))
+
     def _collection(
         self, each: _CollectionTables, snapshots: Mapping[str, SnapshotStatus], waiting: Mapping[registry.Namespace, Row]
     ) -> CollectionStatus:
@@ -315,6 +341,7 @@ class _StatusReader:
             waiting_events=row.silver_events if row else 0,
             quarantined=quarantine_table.count(self.spark, held),
             history=self._layer(each.history, row, "history"),
+            problem=each.problem,
         )
 
     def _layer(self, progress: _TableProgress | None, row: Row | None, layer: str) -> TableStatus | None:
@@ -359,6 +386,14 @@ class _StatusReader:
             left,
             0 if left else max(0, end - self.now_ms) // 1000,
         )
+
+
+def _problem(error: Exception) -> str:
+    """Why a table cannot be read; raises where it is not the table's: Spark is gone."""
+    known = spark_failures.translated(error) or error
+    if isinstance(known, errors.SparkLost):
+        raise known from error
+    return errors.message_of(known)
 
 
 def _snapshots(payloads: Sequence[Mapping[str, Any]]) -> Mapping[str, SnapshotStatus]:

@@ -410,6 +410,8 @@ def _collections_table(found: PipelineStatus) -> Table:
 def _troubles_told(found: PipelineStatus) -> Iterator[str]:
     """A line for each collection that waits for a person: what is wrong, and what to do."""
     for each in found.collections:
+        if each.problem is not None:
+            yield f"{each.collection}: {each.problem}"
         if each.snapshot is not None and each.snapshot.failed is not None:
             yield f"{each.collection}: its snapshot failed: {each.snapshot.failed}"
         if each.gold is None and each.silver is not None and each.silver.rows > each.silver.deleted + each.silver.incomplete:
