@@ -8,6 +8,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
+
+Result = TypeVar("Result")
 
 
 @contextmanager
@@ -24,6 +27,15 @@ def stopping() -> Iterator[threading.Event]:
 
     with _handling(ask):
         yield stop
+
+
+def finished(result: Result | None) -> Result:
+    """What a run gave that has one end; `Temporary` where it was stopped before, and its jobs were cancelled."""
+    from cdc_core import errors
+
+    if result is None:
+        raise errors.Temporary("stopped before it was done; what was committed stays. Start it again")
+    return result
 
 
 PATIENCE = 2

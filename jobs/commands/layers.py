@@ -118,8 +118,7 @@ def _cut(file: options.SettingsFile, as_of: str, take_over: bool) -> None:
             made = cut_requests.run(
                 spark, settings, as_of=as_of, take_over=take_over, sessions=sparks.sessions(spark), stop=stop
             )
-    if made is not None:
-        report.cut(made)
+    report.cut(interrupts.finished(made))
 
 
 @click.command()

@@ -100,11 +100,12 @@ class TableResult:
 
 @dataclass(frozen=True)
 class MaintenanceResult:
-    """What one run did."""
+    """What one run did; `left` tables were not begun when it was stopped."""
 
     name: str
     tables: tuple[TableResult, ...]
     seconds: float
+    left: tuple[str, ...] = ()
 
 
 def run(
@@ -129,9 +130,19 @@ def run(
         return maintaining.maintained(table)
 
     maintained = failures.guarding(one, name=lambda table: table.ref.label)
-    found = [maintained(spark, each) for each in maintaining.tables(collection) if not ended.is_set()]
+    found: list[TableResult | None] = []
+    left = maintaining.tables(collection)
+    while left and not ended.is_set():
+        found.append(maintained(spark, left.pop(0)))
     failures.raised()
-    return MaintenanceResult(settings.name, tuple(each for each in found if each is not None), time.monotonic() - began)
+    done, not_begun = tuple(each for each in found if each is not None), tuple(each.ref.label for each in left)
+    return MaintenanceResult(settings.name, done, time.monotonic() - began, not_begun)
+
+
+def refuse(result: MaintenanceResult) -> None:
+    """Raise `Temporary` where tables were not begun."""
+    if result.left:
+        raise errors.Temporary(f"stopped before {len(result.left)} tables were maintained; start it again")
 
 
 def to_json(result: MaintenanceResult) -> str:

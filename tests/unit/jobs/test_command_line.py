@@ -8,8 +8,10 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import ModuleType
 
 import click
 import pytest
@@ -17,6 +19,7 @@ import pytest
 from cdc_core import errors
 from jobs import command_line, log_lines
 from jobs.commands import application, inspection, interrupts
+from pipelines.operations import cut_requests, maintain, rebuild
 from pipelines.spark import session as sparks
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -211,6 +214,40 @@ def test_a_signal_asks_to_stop_and_a_second_one_interrupts(number: signal.Signal
             time.sleep(5)
     assert abandoned == [1]
     assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    ((maintain, ["maintain"]), (rebuild, ["rebuild", "--collection", "a.b"]), (cut_requests, ["gold", "--as-of", "now"])),
+)
+def test_what_was_stopped_half_way_is_not_done(
+    module: ModuleType, arguments: list[str], settings_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler starts it again: exit code 75, also where its jobs were cancelled."""
+
+    def cancelled(spark: object, *given: object, stop: threading.Event, **named: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.wait(5)
+        assert sparks._CANCELLED.wait(5)
+        raise RuntimeError("a job was cancelled")
+
+    monkeypatch.setattr(sparks, "GRACE_SECONDS", 0.01)
+    monkeypatch.setattr(sparks, "IDLE_SECONDS", 0.01)
+    monkeypatch.setattr(sparks, "is_classic", lambda spark: True)
+    monkeypatch.setattr(application, "opened", lambda *_, **__: (None, None))
+    monkeypatch.setattr(module, "run", cancelled)
+    assert command_line.main([*arguments, "--config", str(settings_file)]) == 75
+
+
+def test_a_maintenance_that_was_stopped_between_two_tables_is_not_done(
+    settings_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was done is shown, and the exit code says that there is more to do."""
+    left = maintain.MaintenanceResult("shop", (), 0.0, ("silver/a/b",))
+    monkeypatch.setattr(application, "opened", lambda *_, **__: (None, None))
+    monkeypatch.setattr(maintain, "run", lambda *_, **__: left)
+    assert command_line.main(["maintain", "--json", "--config", str(settings_file)]) == 75
+    assert "silver/a/b" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("file", ("bronze_capture.py", "silver_merge.py", "gold_current.py"))
