@@ -144,7 +144,7 @@ _NEWEST: dict[Path, int] = {}
 
 def _listed(log: Path) -> list[str]:
     """The names of the commits that are there as JSON; none where there is no log."""
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return [entry.name for entry in os.scandir(log) if _COMMIT.fullmatch(entry.name)]
     return []
 

@@ -64,6 +64,10 @@ def translated(error: BaseException, table: tables.TableRef) -> BaseException:
     condition = spark_failures.condition(error)
     if condition.startswith(("DELTA_TABLE_NOT_FOUND", "TABLE_OR_VIEW_NOT_FOUND")):
         return errors.TableNotOurs(f"{table.label}: there is no such table; was the layer before it run?")
+    if condition == "DELTA_CANNOT_CREATE_LOG_PATH":
+        return errors.DecisionNeeded(
+            f"{table.label}: this folder cannot be made; give this user the right to write there, or choose another lakehouse.root"
+        )
     if (missing := spark_failures.missing_file(error)) is not None:
         return errors.FilesMissing(
             f"{table.label}: its log names the file {missing.rpartition('/')[2]}, and it is not there: removed by hand, by a "

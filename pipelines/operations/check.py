@@ -107,12 +107,14 @@ def _lakehouse(settings: Settings, session: Callable[[], SparkSession] | None) -
         if bronze.path is not None and session is not None:
             yield _store(bronze.path, session)
         return
-    there = next(parent for parent in (Path(layout.root or ""), *Path(layout.root or "").parents) if parent.exists())
-    if os.access(there, os.W_OK):
+    root = local_log.folder(tables.TableRef.at(layout.root or "")) or Path()
+    there = next(parent for parent in (root, *root.parents) if parent.exists())
+    if there.is_dir() and os.access(there, os.W_OK):
         yield Finding("lakehouse", CheckVerdict.FINE, str(layout.root))
     else:
         mend = f"give this user the right to write in {there}, or choose another lakehouse.root"
-        yield Finding("lakehouse", CheckVerdict.WRONG, f"{there} cannot be written", mend, errors.DecisionNeeded())
+        found = f"{there} cannot be written" if there.is_dir() else f"{there} is no folder"
+        yield Finding("lakehouse", CheckVerdict.WRONG, found, mend, errors.DecisionNeeded())
 
 
 def _catalog(table: str, session: Callable[[], SparkSession]) -> Finding:

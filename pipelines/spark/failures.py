@@ -28,6 +28,7 @@ _GONE = ("FileNotFoundException", "NoSuchFileException")
 _DATA_FILE = re.compile(r"/(?:part-|deletion_vector_)[^/]*$")
 # Spark wraps what a task raised two or three times; the bound is for chains that lead back to themselves.
 _CAUSES = 5
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 
 
 def translated(error: BaseException) -> errors.MedallionError | None:
@@ -45,6 +46,10 @@ def translated(error: BaseException) -> errors.MedallionError | None:
         return errors.StorageExhausted(
             "no space left, in the lakehouse or in the temporary folder; what is not committed is done again. "
             "Free some space and start again"
+        )
+    if isinstance(error, OSError) and error.errno in _REFUSED and error.filename:
+        return errors.DecisionNeeded(
+            f"{error.filename}: {error.strerror}; give this user the right to read and write there, or choose another place"
         )
     missing = missing_file(error)
     return None if missing is None else _files_missing(missing)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
 
 import pytest
 from py4j.protocol import Py4JNetworkError
 
 from cdc_core import errors
+from cdc_core.tables import layout as tables
+from pipelines.delta import table_errors
 from pipelines.spark import failures, jvm, parallel
 from pipelines.spark import session as sparks
 
@@ -57,6 +60,18 @@ def test_a_missing_file_is_told_with_its_table_and_what_to_do(error: Exception) 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), Raised("java.io.IOException: No space left on device")])
 def test_a_full_disk_is_temporary(error: Exception) -> None:
     assert isinstance(failures.translated(error), errors.StorageExhausted)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOTDIR])
+def test_a_place_that_cannot_be_written_is_for_a_person(number: int) -> None:
+    """It is told with its name, and is no bug."""
+    told = failures.translated(OSError(number, os.strerror(number), "/lake/bronze"))
+    assert isinstance(told, errors.DecisionNeeded) and str(told).startswith(f"/lake/bronze: {os.strerror(number)}; give")
+    table = tables.TableRef.at("/lake/bronze/shop")
+    refused = table_errors.translated(Raised("DELTA_CANNOT_CREATE_LOG_PATH"), table)
+    assert isinstance(refused, errors.DecisionNeeded) and str(refused).startswith(
+        "/lake/bronze/shop: this folder cannot be made"
+    )
 
 
 def test_a_jvm_that_is_gone_explains_everything(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,28 @@
+"""What `medallion check` says of the lakehouse's folder, before anything is made there."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from jobs.commands import application
+from pipelines.operations import check
+from tests.harness import layers
+
+WRONG, FINE = check.CheckVerdict.WRONG, check.CheckVerdict.FINE
+
+
+@pytest.mark.parametrize("below", ["", "/lakehouse"])
+@pytest.mark.parametrize("scheme", ["", "file:", "file://"])
+def test_a_root_that_is_a_file_is_to_be_mended(tmp_path: Path, scheme: str, below: str) -> None:
+    """As a path and as a URL, and where it would lie below a file; a command that is started all the same meets no bug."""
+    (tmp_path / "file").touch()
+    chosen = layers.pipeline(tmp_path)
+    for name, verdict in (("file", WRONG), ("new", FINE)):
+        root = f"{scheme}{tmp_path}/{name}{below}"
+        placed = dataclasses.replace(chosen, lakehouse=dataclasses.replace(chosen.lakehouse, root=root))
+        [found] = check._lakehouse(placed, None)
+        assert (found.verdict, found.found) == (verdict, f"{tmp_path}/file is no folder" if verdict is WRONG else root)
+        application._profile(placed, is_service=False)
