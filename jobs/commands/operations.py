@@ -173,6 +173,7 @@ def quarantine(
       medallion quarantine replay --config conf/shop.yml --collection shop.orders --corrections mended.json
     """
     from pipelines.operations import quarantine
+    from pipelines.settings import file as settings_file
     from pipelines.terminal import tables as report
 
     if (tokens or corrections) and not collection:
@@ -186,8 +187,9 @@ def quarantine(
         return
     if all_states or documents:
         raise click.UsageError("--all and --documents belong to list")
-    text = None if corrections is None else corrections.read_text("utf-8")
-    mended = None if text is None else quarantine.read_corrections(text, where=str(corrections))
+    mended = None
+    if corrections is not None:
+        mended = quarantine.read_corrections(settings_file.content(corrections), where=str(corrections))
     settings, spark = application.opened(file, "quarantine", quiet=True)
     with interrupts.undisturbed():
         done = quarantine.replay_pipeline(

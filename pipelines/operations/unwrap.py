@@ -15,6 +15,7 @@ import pathlib
 import shutil
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO, Protocol
@@ -71,7 +72,7 @@ def run(options_path: Name, in_path: Name, out_path: Name) -> UnwrapSummary:
     events = os.fspath(in_path)
     with _readable(events) as path, _writable(os.fspath(out_path)) as out:
         tables = unwrap_rows.RecordTables()
-        for _, result in _results(path, events, options):
+        for _, _, result in _results(path, events, options):
             tables.see(result)
         return _written(_results(path, events, options), tables, out)
 
@@ -97,10 +98,10 @@ def _of_connector(found: Mapping[str, object]) -> Mapping[str, object]:
     return {name: value for name, value in properties.items() if name.startswith(starts)}
 
 
-def _written(results: Iterator[tuple[bytes, _Result]], tables: unwrap_rows.RecordTables, out: _Sink) -> UnwrapSummary:
+def _written(results: Iterator[tuple[str, bytes, _Result]], tables: unwrap_rows.RecordTables, out: _Sink) -> UnwrapSummary:
     counts = dict.fromkeys(("lines", "rows", "deletes", "dropped", "unchanged", "rescued"), 0)
     collections: dict[str, None] = {}
-    for line, result in results:
+    for where, line, result in results:
         counts["lines"] += 1
         match result:
             case ExtractedRecord():
@@ -108,30 +109,38 @@ def _written(results: Iterator[tuple[bytes, _Result]], tables: unwrap_rows.Recor
                 collections.setdefault(result.collection)
                 counts["deletes" if result.is_delete else "rows"] += 1
                 counts["rescued"] += int(unwrap_rows.RESCUED in (row.value or {}))
-                out.write(orjson.dumps(row.to_json()) + b"\n")
+                out.write(_line(row.to_json(), where))
             case DroppedRecord():
                 counts["dropped"] += 1
                 out.write(b'{"dropped":true}\n')
             case _:
                 counts["unchanged"] += 1
-                out.write(orjson.dumps(unwrap_rows.passed(orjson.loads(line))) + b"\n")
+                out.write(_line(unwrap_rows.passed(orjson.loads(line)), where))
     return UnwrapSummary(**counts, collections=tuple(name for name in collections if name))
 
 
-def _results(path: pathlib.Path, shown: str, options: UnwrapOptions) -> Iterator[tuple[bytes, _Result]]:
-    """Each line that is not blank, with what becomes of it."""
-    with _opened(path) as lines:
+def _line(record: Json, where: str) -> bytes:
+    try:
+        return orjson.dumps(record) + b"\n"
+    except TypeError as error:
+        raise errors.SettingsError(errors.Problem(where, f"the record cannot be written: {error}")) from error
+
+
+def _results(path: pathlib.Path, shown: str, options: UnwrapOptions) -> Iterator[tuple[str, bytes, _Result]]:
+    """Each line that is not blank, with its place and what becomes of it."""
+    with _foreign_errors(shown), _opened(path) as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                yield line, _result(line, f"{shown}:{number}", options)
+                yield f"{shown}:{number}", line, _result(line, f"{shown}:{number}", options)
 
 
 def _result(line: bytes, where: str, options: UnwrapOptions) -> _Result:
     event = _json(line, where)
     try:
         return new_document_state.extracted(event, options=options)
-    except ValueError as error:
-        raise errors.SettingsError(errors.Problem(where, f"the event cannot be read: {error}")) from error
+    except (ValueError, RecursionError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise errors.SettingsError(errors.Problem(where, f"the event cannot be read: {why}")) from error
 
 
 def _json(text: bytes, where: str) -> Json:
@@ -145,7 +154,7 @@ def _json(text: bytes, where: str) -> Json:
 
 
 def _read(path: str) -> bytes:
-    with _readable(path) as real, _opened(real) as file:
+    with _readable(path) as real, _foreign_errors(path), _opened(real) as file:
         return file.read()
 
 
@@ -183,14 +192,14 @@ def _writable(path: str) -> Iterator[_Sink]:
     target = pathlib.Path(path)
     with _foreign_errors(path):
         descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as raw, _compressing(raw, target) as file:
-            yield file
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, target)
-    except BaseException:
-        pathlib.Path(name).unlink(missing_ok=True)
-        raise
+        try:
+            with os.fdopen(descriptor, "wb") as raw, _compressing(raw, target) as file:
+                yield file
+            os.chmod(name, 0o666 & ~_umask())
+            os.replace(name, target)
+        except BaseException:
+            pathlib.Path(name).unlink(missing_ok=True)
+            raise
 
 
 @contextlib.contextmanager
@@ -212,5 +221,6 @@ def _umask() -> int:
 def _foreign_errors(path: str) -> Iterator[None]:
     try:
         yield
-    except OSError as error:
-        raise errors.SettingsError(errors.Problem(path, f"{error.strerror or error}")) from error
+    except (OSError, EOFError, zlib.error) as error:  # the last two of a compressed file that is cut off, or damaged
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise errors.SettingsError(errors.Problem(path, why)) from error

@@ -129,6 +129,10 @@ class _Loader(yaml.SafeLoader):
     """Plain YAML: mappings, lists, texts, booleans, integers, floats, null."""
 
 
+_UNREADABLE = (yaml.YAMLError, ValueError, RecursionError, AttributeError, KeyError)
+"""What PyYAML raises; the last two of a text that is not what its tag says."""
+
+
 # PyYAML's own resolvers are those of YAML 1.1: they read `on` as true, `1:30` as 90 and 2026-01-01 as a date.
 _Loader.yaml_implicit_resolvers = {}
 for _tag, _regex, _first in (
@@ -145,7 +149,7 @@ for _tag, _regex, _first in (
 def _document(text: str, where: str) -> object:
     try:
         return yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise _not_yaml(error, where) from None
 
 
@@ -153,7 +157,7 @@ def _keys(text: str, where: str) -> tuple[dict[str, int], list[errors.Problem]]:
     """The line of every key by its path, and the keys that one mapping holds twice."""
     try:
         root = yaml.compose(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise _not_yaml(error, where) from None
     lines: dict[str, int] = {}
     repeated: list[errors.Problem] = []

@@ -200,6 +200,18 @@ def test_what_cannot_be_asked_is_refused_before_spark_starts(
     assert capsys.readouterr().err
 
 
+def test_corrections_that_are_no_text_are_refused_before_spark_starts(
+    settings_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of another kind is named, and no bug."""
+    monkeypatch.setattr(application, "opened", lambda *_, **__: pytest.fail("Spark was started"))
+    file = settings_file.with_name("corrections.json")
+    file.write_bytes(b"\xff\xfe{")
+    options = ["--collection", "a.b", "--corrections", str(file)]
+    assert command_line.main(["quarantine", "replay", *options, "--config", str(settings_file)]) == 2
+    assert "corrections.json: not UTF-8 at byte 0" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("number", (signal.SIGTERM, signal.SIGINT))
 def test_a_signal_asks_to_stop_and_a_second_one_interrupts(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first signal sets the event that a pipeline watches, a second one lets go of Spark and interrupts at once."""

@@ -80,6 +80,11 @@ def test_standard_streams_are_a_dash(monkeypatch: pytest.MonkeyPatch, options: p
     [
         (b"{bad\n", "this is not JSON"),
         (text([{"key": None, "value": {"op": "c", "after": "{bad", "source": {}}}]), "the event cannot be read"),
+        (
+            text([{"value": {"op": "c", "after": '{"a":' * 400 + "1" + "}" * 400, "source": SOURCE}}]),
+            "the event cannot be read",
+        ),
+        (b"[" * 400 + b"]" * 400, "the record cannot be written"),
     ],
 )
 def test_a_line_that_cannot_be_read_is_named_and_nothing_is_written(
@@ -92,6 +97,24 @@ def test_a_line_that_cannot_be_read_is_named_and_nothing_is_written(
         unwrap_files.run(options, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     assert (tmp_path / "out.jsonl").read_text() == "before\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "options.json", "out.jsonl"]
+
+
+@pytest.mark.parametrize("damaged", [gzip.compress(b"{}\n" * 9)[:-9], b"\x1f\x8b\x08\x00 is no gzip"])
+def test_a_compressed_file_that_is_damaged_is_named(tmp_path: pathlib.Path, options: pathlib.Path, damaged: bytes) -> None:
+    """It is not taken for the end of what a person types."""
+    (tmp_path / "in.gz").write_bytes(damaged)
+    with pytest.raises(errors.SettingsError, match="in.gz: "):
+        unwrap_files.run(options, tmp_path / "in.gz", tmp_path / "out")
+    with pytest.raises(errors.SettingsError, match="in.gz: "):
+        unwrap_files.run(tmp_path / "in.gz", options, tmp_path / "out")
+
+
+def test_an_output_that_is_a_folder_is_named(tmp_path: pathlib.Path, options: pathlib.Path) -> None:
+    """Nothing is left in its place."""
+    (tmp_path / "out").mkdir()
+    with pytest.raises(errors.SettingsError, match="out: Is a directory"):
+        unwrap_files.run(options, options, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["options.json", "out"]
 
 
 @pytest.mark.parametrize("missing", ["options", "in", "out"])
