@@ -230,8 +230,10 @@ def verified(found: Verification) -> None:
             screen.print(Text(line))
         if len(each.differences) > SHOWN_DIFFERENCES:
             screen.print(f"… and {len(each.differences) - SHOWN_DIFFERENCES:,} more of {each.collection}: --json names them")
+    compared = {each.collection for each in found.collections}
     for name, error in found.failures.items():
-        screen.print(Text(f"{name}: not compared: {errors.message_of(error)}"))
+        what = "the result is in no table" if name in compared else "not compared"
+        screen.print(Text(f"{name}: {what}: {errors.message_of(error)}"))
 
 
 VERDICTS_BESIDE = ("incomplete", "quarantined", "kept", "waiting", "changing", "unsettled", "repaired")

@@ -329,7 +329,14 @@ class CollectionComparison:
         mended = [each for each in verdicts if each.kind is KeyVerdict.EQUAL]
         documents_mended = sum(each.key not in self.gone for each in mended)
         result = self._result(before.documents, before.equal + documents_mended, [*left, *verdicts])
-        return replace(result, repaired=len(mended), unsettled=before.unsettled, is_sample=before.is_sample)
+        unlisted = before.kept - sum(each.kind is KeyVerdict.KEPT for each in before.differences)
+        return replace(
+            result,
+            kept=result.kept + unlisted,
+            repaired=len(mended),
+            unsettled=before.unsettled,
+            is_sample=before.is_sample,
+        )
 
     def _result(
         self, read: int, equal: int, verdicts: Sequence[KeyDifference], *, unsettled: int = 0

@@ -108,7 +108,7 @@ def run(
 ) -> Verification:
     """Compare the collections, and append the results to `ops/verifications`.
 
-    A collection that cannot be compared, or was not when `stop` was set, is among the result's `failures`. Raises
+    A collection that cannot be compared, was not when `stop` was set, or whose result could not be appended, is among the result's `failures`. Raises
     `SettingsError`, `DecisionNeeded` where the pipeline never ran, and the errors of a source that does not list
     its collections. Nothing else raises here: `refuse` turns differences and failures into an error.
     """
@@ -125,8 +125,9 @@ def run(
                     each = run_.compared(namespace)
                     if stop.is_set():
                         break
-                    run_.note(each, run=id_)
+                    # First: what is known of a collection is told, also where it cannot be written down.
                     found.append(each)
+                    run_.note(each, run=id_)
                 except Exception as error:  # a collection that is dropped meanwhile, say
                     if stop.is_set():
                         break

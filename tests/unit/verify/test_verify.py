@@ -6,15 +6,19 @@ import contextlib
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from bson import Timestamp
 
 from cdc_core import errors
 from cdc_core.settings import parse as settings
 from pipelines.bronze.registry import Namespace
+from pipelines.terminal import tables as report
+from pipelines.verify import comparison
 from pipelines.verify import run as verify
-from pipelines.verify.result import CollectionVerification, Verification
+from pipelines.verify.result import CollectionVerification, KeyDifference, KeyVerdict, Verification
 
 SPARK = cast("Any", None)
 
@@ -102,6 +106,39 @@ def test_a_stop_ends_it_and_notes_nothing_of_what_was_interrupted(
     with pytest.raises(errors.MedallionError, match="stopped") as raised:
         verify.refuse(found)
     assert errors.code(raised.value) == 75
+
+
+def test_a_result_that_cannot_be_written_down_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What an hour of reading has found is not lost with a full disk, or a right to read alone."""
+    run = Run()
+    monkeypatch.setattr(run, "note", lambda found, run: _raise(errors.StorageExhausted("ops/verifications: no space left")))
+    found = verified(run, tmp_path, monkeypatch)
+    assert [each.different for each in found.collections] == [1, 1]
+    report.verified(found)
+    assert "shop.a: the result is in no table: ops/verifications: no space left" in capsys.readouterr().out
+    with pytest.raises(errors.CollectionsFailed, match=r"shop\.a, shop\.b: gold is not") as raised:
+        verify.refuse(found)
+    assert errors.code(raised.value) == 3
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+def test_a_repair_leaves_the_count_of_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of deleted documents that the settings keep are counted at the first sight, and listed in no difference."""
+    monkeypatch.setattr(comparison.CollectionComparison, "__post_init__", lambda self: setattr(self, "gone", set()))
+    monkeypatch.setattr(comparison.mongodb_server, "operation_time", lambda _: Timestamp(5, 1))
+    settled = comparison._SettledKeys([KeyDifference("1", KeyVerdict.EQUAL)], 1, 0)
+    monkeypatch.setattr(comparison.CollectionComparison, "_settled", lambda self, keys: settled)
+    context: Any = SimpleNamespace(client=None, layer=verify.Layer.GOLD)
+    progress: Any = SimpleNamespace(table=SimpleNamespace(label="gold"))
+    compared = comparison.CollectionComparison(context, Namespace("shop", "a"), progress, None)
+    seen = (KeyDifference("1", KeyVerdict.MISSING), KeyDifference("2", KeyVerdict.KEPT))
+    after = compared.repaired(result("shop.a", missing=1, kept=8, differences=seen), ["1"])
+    assert (after.kept, after.missing, after.repaired) == (8, 0, 1)
 
 
 def test_rows_that_wait_are_no_success() -> None:
