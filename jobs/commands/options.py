@@ -76,6 +76,9 @@ class SettingsFile:
     def load(self) -> Settings:
         from pipelines.settings import file as settings_file
 
+        if "" in (self.root, self.catalog):
+            # Of an empty variable: what the file says is then another place than the one that was meant.
+            raise click.UsageError("--root and --catalog, where they are given, name a place")
         if self.root and self.catalog or self.schema_prefix and not self.catalog:
             raise click.UsageError("the tables lie below --root, or in --catalog with --schema-prefix")
         settings = settings_file.load(self.path)

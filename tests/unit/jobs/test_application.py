@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from jobs.commands import application
@@ -57,3 +58,11 @@ def test_a_run_over_little_does_not_wait_for_the_optimizing_compiler(
 def test_a_capture_has_a_profile_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It needs little memory, whatever bronze holds."""
     assert _profile(tmp_path, monkeypatch, "capture", bronze_bytes=None, is_service=False) == spark_conf.CAPTURE
+
+
+@pytest.mark.parametrize("given", [(None, ""), ("", None)])
+def test_an_option_of_an_empty_variable_is_no_place(tmp_path: Path, given: tuple[str | None, str | None]) -> None:
+    """The command would go to the tables that the file names, which are others than those that were meant."""
+    catalog, root = given
+    with pytest.raises(click.UsageError, match="name a place"):
+        SettingsFile(tmp_path / "shop.yml", catalog, None, root, {}).load()
