@@ -174,17 +174,21 @@ def quarantine(
     """
     from pipelines.operations import quarantine
     from pipelines.settings import file as settings_file
+    from pipelines.spark import parallel
     from pipelines.terminal import tables as report
 
+    failures = parallel.Failures()
     if (tokens or corrections) and not collection:
         raise click.UsageError("--token and --corrections are of one collection: name it with --collection")
     if action == "list":
         if tokens or corrections or take_over:
             raise click.UsageError("--token, --corrections and --take-over belong to replay")
         settings, spark = application.opened(file, "quarantine", quiet=True)
-        events = quarantine.of_pipeline(spark, settings, collection=collection, all_states=all_states, with_texts=documents)
-        click.echo(quarantine.to_json(events)) if as_json else report.quarantined(events)
-        return
+        events = quarantine.of_pipeline(
+            spark, settings, collection=collection, all_states=all_states, with_texts=documents, failures=failures
+        )
+        click.echo(quarantine.to_json(events)) if as_json else report.quarantined(events, is_whole=not failures.found)
+        return failures.raised()
     if all_states or documents:
         raise click.UsageError("--all and --documents belong to list")
     mended = None
@@ -200,8 +204,10 @@ def quarantine(
             corrections=mended,
             now_ms=clock.now_ms(),
             take_over=take_over,
+            failures=failures,
         )
-    click.echo(quarantine.to_json(done)) if as_json else report.replayed(done)
+    click.echo(quarantine.to_json(done)) if as_json else report.replayed(done, is_whole=not failures.found)
+    failures.raised()
 
 
 @click.command()

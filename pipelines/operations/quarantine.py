@@ -28,6 +28,7 @@ from cdc_core.tables import layout as tables
 from pipelines.bronze import log as bronze_log
 from pipelines.bronze import registry
 from pipelines.delta import tables as delta
+from pipelines.spark import parallel
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -143,14 +144,20 @@ def of_pipeline(
     collection: str | None = None,
     all_states: bool = False,
     with_texts: bool = False,
+    failures: parallel.Failures,
 ) -> list[QuarantinedEvent]:
-    """What `listed` says of each captured collection, or of one; `SettingsError` for one that silver does not know."""
+    """What `listed` says of each captured collection, or of one; `SettingsError` for one that silver does not know.
+
+    One of several whose table cannot be read is noted in `failures`, and hides no other.
+    """
     layout = delta.layout(settings.lakehouse)
-    events: list[QuarantinedEvent] = []
-    for namespace in registry.chosen(spark, settings, collection):
+
+    def read(session: SparkSession, namespace: registry.Namespace) -> list[QuarantinedEvent]:
         table = layout.quarantine(namespace.db, namespace.collection)
-        events += listed(spark, table, all_states=all_states, with_texts=with_texts)
-    return events
+        return listed(session, table, all_states=all_states, with_texts=with_texts)
+
+    guarded = failures.guarding(read, name=str) if collection is None else read
+    return [event for each in registry.chosen(spark, settings, collection) for event in guarded(spark, each) or ()]
 
 
 def replay_pipeline(
@@ -162,13 +169,17 @@ def replay_pipeline(
     corrections: Mapping[str, Mapping[str, str]] | None = None,
     now_ms: int,
     take_over: bool = False,
+    failures: parallel.Failures,
 ) -> dict[str, ReplayResult]:
-    """What `replay` did for each captured collection, or for one; tokens and corrections are of that one."""
-    layout = delta.layout(settings.lakehouse)
-    return {
-        str(namespace): replay(
-            spark,
-            layout,
+    """What `replay` did for each captured collection, or for one; tokens and corrections are of that one.
+
+    One of several that fails is noted in `failures`, and hinders no other.
+    """
+
+    def again(session: SparkSession, namespace: registry.Namespace) -> ReplayResult:
+        return replay(
+            session,
+            delta.layout(settings.lakehouse),
             name=settings.name,
             namespace=(namespace.db, namespace.collection),
             tokens=tokens,
@@ -176,8 +187,10 @@ def replay_pipeline(
             now_ms=now_ms,
             take_over=take_over,
         )
-        for namespace in registry.chosen(spark, settings, collection)
-    }
+
+    guarded = failures.guarding(again, name=str) if collection is None else again
+    done = {str(each): guarded(spark, each) for each in registry.chosen(spark, settings, collection)}
+    return {name: each for name, each in done.items() if each is not None}
 
 
 def read_corrections(text: str, *, where: str) -> dict[str, dict[str, str]]:

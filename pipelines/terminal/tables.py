@@ -274,11 +274,11 @@ def schemas(found: Sequence[SchemaHistory]) -> None:
         screen.print("no collection has come to silver yet: medallion silver begins it")
 
 
-def quarantined(found: Sequence[QuarantinedEvent]) -> None:
+def quarantined(found: Sequence[QuarantinedEvent], *, is_whole: bool = True) -> None:
     """What `medallion quarantine list` shows: a line for each event; its texts beneath, where the command asks for them."""
     screen = console()
     if not found:
-        screen.print("nothing is in quarantine")
+        screen.print("nothing is in quarantine" if is_whole else "nothing is in quarantine where it can be read")
         return
     table = _plain_table("collection", "key", "op", "batch", "sequence", "token", "reason")
     for each in found:
@@ -289,7 +289,7 @@ def quarantined(found: Sequence[QuarantinedEvent]) -> None:
     screen.print(table)
 
 
-def replayed(found: Mapping[str, ReplayResult]) -> None:
+def replayed(found: Mapping[str, ReplayResult], *, is_whole: bool = True) -> None:
     """What `medallion quarantine replay` did, a line for each collection."""
     screen = console()
     for name, each in found.items():
@@ -299,7 +299,7 @@ def replayed(found: Mapping[str, ReplayResult]) -> None:
         if each.held:
             parts.append(f"{each.held:,} held still, which cannot be read or follow one that cannot")
         screen.print("; ".join(parts))
-    if not found:
+    if not found and is_whole:
         screen.print("no collection has come to silver yet")
 
 
