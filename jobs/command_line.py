@@ -11,6 +11,7 @@ What a command needs is imported when it runs, so that `--help` answers at once.
 
 from __future__ import annotations
 
+import io
 import sys
 import traceback
 from collections.abc import Sequence
@@ -27,6 +28,9 @@ BUG, WRONG, INTERRUPTED = 1, 2, 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the result is its exit code. Raises nothing."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # As stderr does: what its encoding lacks, in a name or a table's frame, must not end a command.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return medallion.main(given, prog_name="medallion", standalone_mode=False) or 0
     except click.ClickException as error:

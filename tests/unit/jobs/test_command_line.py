@@ -262,6 +262,22 @@ def test_a_maintenance_that_was_stopped_between_two_tables_is_not_done(
     assert "silver/a/b" in capsys.readouterr().out
 
 
+def test_a_terminal_of_few_signs_ends_no_command(settings_file: Path) -> None:
+    """What its encoding lacks is written as an escape, in names of collections, too."""
+    settings_file.write_text(
+        f"name: shop\nlakehouse: {{root: {settings_file}}}\nsource:\n"
+        "  mongodb.connection.string: mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=10\n"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-m", "jobs", "check", "--config", str(settings_file)],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+    )
+    assert (shown.returncode, r"\u2192 give this user" in shown.stdout) == (3, True), shown.stderr
+
+
 @pytest.mark.parametrize("file", ("bronze_capture.py", "silver_merge.py", "gold_current.py"))
 def test_a_job_runs_from_a_plain_checkout(file: str, tmp_path: Path) -> None:
     """Each job finds its packages by its own place, and takes the arguments of its command."""
