@@ -10,6 +10,7 @@
     gold              no position: the next run writes the table anew from silver
     ops/deletes       what is left stays; the collection's gold table, which may lack some of the deletes, has no position
     ops/collections   all of it: the next run of silver finds the collections again
+    ops/schemas       all of it: silver refuses tables whose columns nobody can tell, until they are rebuilt
     the others        facts, each for itself: the result says what is gone
 
 Every commit is fenced and leaves the table whole: killed at any moment, run it again.
@@ -178,6 +179,9 @@ def _plan(
             return missing, "medallion gold writes the collection's table again; the deletes that these files held are gone"
         case ("ops", "collections"):
             return files, "medallion silver finds the collections again"
+        case ("ops", "schemas"):
+            # All of them: by an older schema than its table's, columns would be taken for others.
+            return files, "medallion rebuild makes each collection's table and schema anew from bronze; silver waits for it"
     return missing, "what these files held is gone"
 
 

@@ -339,6 +339,12 @@ class _SilverRun:
         if said.get("to") is not None and (said["to"], said.get("generation") or "") != (known.to, known.generation):
             writer.release()
             raise errors.CommitConflict(f"{table.label}: another run moved or rebuilt this table meanwhile; start again")
+        if str(namespace) not in self.positions.schemas and silver_tables.has_documents(writer, added=known.added):
+            writer.release()
+            raise errors.DecisionNeeded(
+                f"{table.label}: ops/schemas does not say any more what its columns are; make both anew: "
+                f"medallion rebuild --collection {namespace}"
+            )
         return writer
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from cdc_core.schema import names as column_names
 from cdc_core.tables import layout as tables
 from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,6 +40,14 @@ DELETES_PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.checkpointI
 def create(spark: SparkSession, table: tables.TableRef) -> None:
     """Make a collection's table where there is none, without any column of documents."""
     delta.create(spark, table, columns=ENGINE_DDL, properties=PROPERTIES, cluster_by=("__key",))
+
+
+def has_documents(writer: Writer, *, added: Collection[str]) -> bool:
+    """Whether a table has columns of documents; those that settings `added` are none."""
+    live = writer.live
+    is_seen = live is not None and live.at(writer.version)
+    columns = live.schema.names if live is not None and is_seen else writer.spark.table(str(writer.table)).columns
+    return not {*column_names.ENGINE, *added}.issuperset(columns)
 
 
 def create_deletes(spark: SparkSession, table: tables.TableRef) -> None:

@@ -51,3 +51,9 @@ def test_what_was_mended_is_told_beside_what_could_not_be(tmp_path: Path, monkey
             tables_repair.run(SPARK, hop.settings)
     assert [Path(each.table).name for each in found] == ["cuts", "schemas"]
     assert [type(each) for each in failures.found.values()] == [errors.TableOwned]
+
+
+def test_schemas_go_all_together() -> None:
+    """By an older schema than its table's a field would be taken for another: silver refuses a table without any."""
+    files: Any = ["one", "another"]
+    assert tables_repair._plan(files, files[:1], ("ops", "schemas"))[0] == files

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from cdc_core import errors
 from pipelines.bronze import registry
+from pipelines.delta import owners
 from pipelines.delta.writer import Writer
 from pipelines.silver import run as silver
 from pipelines.spark import parallel
@@ -36,3 +38,19 @@ def test_a_table_that_was_rebuilt_under_a_service_keeps_its_generation(tmp_path:
         service.close()
         position = registry.silver_position(SPARK, hop.silver_table)
     assert (position.to, position.generation) == (2, "rebuilt")
+
+
+def test_a_table_whose_schema_is_gone_takes_no_field_for_another(tmp_path: Path) -> None:
+    """`A` came second and is in the column `A_2`: by a schema that begins anew it would get a column `A` beside `a`, which
+    Spark cannot read. The table stays as it was, and free for its rebuild."""
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        for key, name in enumerate("aA"):
+            hop.append((key, bson.encode({"_id": key, name: 1})))
+        hop.silver()
+        shutil.rmtree(str(hop.layout.ops("schemas").path))
+        hop.append((3, bson.encode({"_id": 3, "A": 1})))
+        with pytest.raises(errors.DecisionNeeded, match="medallion rebuild --collection"):
+            hop.silver()
+        assert registry.silver_position(SPARK, hop.silver_table).to == 2
+        assert not owners.is_held(SPARK, hop.silver_table)
