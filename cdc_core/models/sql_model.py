@@ -29,13 +29,13 @@ from cdc_core import errors
 from cdc_core.properties import types as values
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
-_COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 # What only closes a tag is text, as in dbt: JSON in a query ends with }}.
 _TAG = re.compile(r"\{\{(.*?)\}\}|(\{%.*?%\}|\{\{|\{%|\{#|\$\{\s*(?:ref|config)\b.*?\}|\$(?:ref|config)\()", re.DOTALL)
 _QUIET = re.compile(
     r"""--[^\n]*|/\*.*?\*/|(?<!\w)[rR](?:'[^']*'|"[^"]*")|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`""", re.DOTALL
 )
 """SQL's comments, strings and quoted names: what looks like a tag or an end there is text."""
+_QUIET_OR_COMMENT = re.compile(rf"(?P<quiet>{_QUIET.pattern})|\{{#.*?#\}}", re.DOTALL)
 _QUIET_OR_TAG = re.compile(f"(?P<quiet>{_QUIET.pattern})|{_TAG.pattern}", re.DOTALL)
 _END = re.compile(r";(?:[\s;]|--[^\n]*|/\*.*?\*/)*\Z", re.DOTALL)
 _KNOWN = "known are {{ ref('…') }} and {{ config(…) }}"
@@ -115,7 +115,7 @@ def parse(name: str, text: str, *, where: str) -> Model:
     parts: list[str | Ref] = []
     config: dict[str, object] | None = None
     # A comment leaves its line breaks, so that line numbers in messages are those of the file.
-    plain = _COMMENT.sub(lambda found: "\n" * found[0].count("\n"), text)
+    plain = _QUIET_OR_COMMENT.sub(lambda found: found["quiet"] or "\n" * found[0].count("\n"), text)
     for tag in _tagged(plain):
         if isinstance(tag, str):
             parts.append(tag)

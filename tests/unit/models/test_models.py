@@ -79,6 +79,12 @@ def test_tags_in_comments_and_strings_of_sql_are_text() -> None:
     assert found.query(lambda ref: ref.name).rstrip() == f"{quiet}c.d -- {{{{ ref('e') }}}}"
 
 
+def test_what_looks_like_a_comment_in_a_string_is_text() -> None:
+    """What stands between two of them would be lost, and the query be another one."""
+    query = "SELECT regexp_replace(a, '{#', '') AS `{#b#}`, regexp_replace(a, '#}', '') AS c -- {# #}\nFROM t"
+    assert sql_model.parse("m", "{# don't #}" + query, where="m.sql").parts == (query,)
+
+
 def models(**texts: str) -> list[sql_model.Model]:
     return [sql_model.parse(name, text, where=f"{name}.sql") for name, text in texts.items()]
 
