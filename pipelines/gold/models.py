@@ -234,12 +234,12 @@ def run(
             if failed & set(model.names):  # nothing is made from a version that was refused, nor from what is made of one
                 failed.add(model.name)
                 continue
-            before = run_.verdict(model)
-            if before is not None and before.is_refused:
-                failed.add(model.name)
-                found.append(ModelResult(model.name, "failed", 0, None, 0.0))
-                continue
             try:
+                before = run_.verdict(model)
+                if before is not None and before.is_refused:
+                    failed.add(model.name)
+                    found.append(ModelResult(model.name, "failed", 0, None, 0.0))
+                    continue
                 found.append(run_.made(model))
             except Exception as error:
                 known = spark_failures.translated(error) or error
@@ -360,7 +360,7 @@ class _ModelsRun:
     def made(self, model: sql_model.Model) -> ModelResult:
         """Publish one model from the versions of the tables that it refers to."""
         started = time.monotonic()
-        if next(self.inputs.missing(model), None) is not None:
+        if list(self.inputs.missing(model)):  # all of them are looked at, so that what cannot be read is told here
             queries.check_syntax(self.spark, model)
             return ModelResult(model.name, "waits", 0, None, time.monotonic() - started)
         whole = queries.frame(self.spark, model, self.inputs.relation)
