@@ -153,8 +153,8 @@ class Gate:
     def __call__(self, spark: SparkSession, candidate: Candidate) -> Mapping[str, object]:
         """Judge a candidate and note the results; what its commit is to say.
 
-        Raises `GateFailed` where a critical expectation is not met, `SettingsError` where one is about a column that
-        the table has not; a warning about such a column is not met.
+        Raises `GateFailed` where a critical expectation is not met, `Temporary` where none could be judged for now alone, `SettingsError`
+        where one is about a column that the table has not; a warning about such a column is not met.
         """
         suite = self.suites.get(candidate.name)
         if suite is None:
@@ -183,7 +183,7 @@ class Gate:
         # Noted before a refusal is raised, because its message sends the reader to these rows.
         self._note(spark, candidate.name, suite, results, is_published=not failed)
         if failed:
-            raise errors.GateFailed(_refusal(candidate.name, failed))
+            raise _refusal(candidate.name, failed)
         return {
             "suite": suite.digest,
             "expectations": {
@@ -257,8 +257,9 @@ class _Outcome:
         return not self.judged.is_met and self.expectation.severity is suites.Severity.CRITICAL
 
 
-def _refusal(table: str, failed: Sequence[_Outcome]) -> str:
-    """What was not met, with counts and keys, and never a value."""
+def _refusal(table: str, failed: Sequence[_Outcome]) -> errors.MedallionError:
+    """What was not met, with counts and keys, and never a value. It is no verdict where Spark failed alone: the same rows may pass."""
+    kind = errors.Temporary if all(each.judged.passes for each in failed) else errors.GateFailed
     lines = [f"{table}: the new version is not published, the last good one stays; ops/expectations has the results"]
     for each in failed:
         found = each.judged
@@ -271,7 +272,7 @@ def _refusal(table: str, failed: Sequence[_Outcome]) -> str:
         else:
             reason = "the table does not meet it" + (f", found {found.observed}" if _is_number(found.observed) else "")
         lines.append(f"  {each.expectation.label}: {reason}")
-    return "\n".join(lines)
+    return kind("\n".join(lines))
 
 
 def _is_number(text: str | None) -> bool:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from cdc_core import errors
 from cdc_core.expectations import suite as suites
 from cdc_core.properties import types as values
+from pipelines.gold import queries
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 EXAMPLES = 10
 _CLASS = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception))(?=:|$)", re.MULTILINE)
 _CONDITION = re.compile(r"(?:Error|Exception): \[([A-Z_]+(?:\.[A-Z_]+)*)\]")
+_OF_SPARK = re.compile(
+    r"\b(?:Py4JJavaError|Py4JNetworkError|SparkConnectGrpcException|connect\.\w*(?:Spark|Unknown)Exception)\b"
+)
+_SQL_STATE = re.compile(r"SQLSTATE: (\w\w)")
 
 _one_at_a_time = threading.Lock()
 
@@ -36,7 +41,7 @@ class ExpectationResult:
     """How one expectation fared: of `rows` looked at, `unexpected` did not meet it; `examples` are keys of some of them.
 
     `observed` is what was found of a whole table, `failure` the class of what was raised instead of a result, `result`
-    what the library says, as JSON.
+    what the library says, as JSON. `passes`: what was raised lies in the machine, and the same rows may be judged the next time.
     """
 
     is_met: bool
@@ -46,6 +51,7 @@ class ExpectationResult:
     observed: str | None
     failure: str | None
     result: str
+    passes: bool = False
 
 
 def is_about_rows(expectation: suites.Expectation) -> bool:
@@ -134,7 +140,8 @@ def _result(reply: dict[str, Any], keys: Sequence[str]) -> ExpectationResult:
         ", ".join(str(example.get(name)) for name in keys) for example in found.get("partial_unexpected_index_list") or ()
     )
     observed = found.get("observed_value")
-    exception = _exception(reply.get("exception_info") or {})
+    raised = reply.get("exception_info") or {}
+    exception = _exception(raised)
     return ExpectationResult(
         is_met=bool(reply["success"]) and exception is None,
         rows=found.get("element_count"),
@@ -143,16 +150,28 @@ def _result(reply: dict[str, Any], keys: Sequence[str]) -> ExpectationResult:
         observed=None if observed is None else json.dumps(observed, default=str),
         failure=exception,
         result=json.dumps({**reply, "exception_info": exception}, default=str),
+        passes=all(map(_passes, _tracebacks(raised))) and exception is not None,
     )
+
+
+def _tracebacks(info: dict[str, Any]) -> list[str]:
+    """Of what was raised instead of a result."""
+    each = info.values() if "raised_exception" not in info else [info]
+    raised = [one for one in each if isinstance(one, dict) and one.get("raised_exception")]
+    return [str(one.get("exception_traceback") or "") for one in raised]
+
+
+def _passes(traceback: str) -> bool:
+    """Whether Spark failed, and over no rows: an executor was lost, a disk full. The library raises none of it itself."""
+    return _OF_SPARK.search(traceback) is not None and queries.OF_ROWS.isdisjoint(_SQL_STATE.findall(traceback))
 
 
 def _exception(info: dict[str, Any]) -> str | None:
     """What was raised instead of a result, without its text: that may hold values."""
-    each = info.values() if "raised_exception" not in info else [info]
-    raised = [one for one in each if isinstance(one, dict) and one.get("raised_exception")]
-    if not raised:
+    tracebacks = _tracebacks(info)
+    if not tracebacks:
         return None
-    traceback = str(raised[0].get("exception_traceback") or "")
+    traceback = tracebacks[0]
     # The last one is what ended it. Spark's conditions say more than its classes, and like these hold no values.
     return " ".join([*_CLASS.findall(traceback)[-1:], *_CONDITION.findall(traceback)[-1:]]) or "Exception"
 
