@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from pyspark.sql import types as T
 from cdc_core import errors
 from cdc_core.models import sql_model
 from cdc_core.properties import types as values
+from cdc_core.schema import names as column_names
 from pipelines.spark import failures as spark_failures
 
 if TYPE_CHECKING:
@@ -21,8 +22,13 @@ if TYPE_CHECKING:
 
 NOT_IN_NAMES = frozenset(" ,;{}()\n\t=")
 """What Delta refuses in the names of columns, where readers need not know of column mapping."""
-UNPUBLISHED = (T.NullType, T.VariantType, T.CalendarIntervalType, T.DayTimeIntervalType, T.YearMonthIntervalType)
-"""Types that Delta cannot store, or that many readers of Delta tables do not know."""
+UNPUBLISHED = frozenset(
+    {
+        *("NullType", "VariantType", "TimeType", "GeometryType", "GeographyType"),
+        *("CalendarIntervalType", "DayTimeIntervalType", "YearMonthIntervalType"),
+    }
+)
+"""Types that Delta cannot store, or that many readers of Delta tables do not know. By their names: not every Spark has all of them."""
 
 
 OF_ROWS = frozenset(("0A", "21", "22", "23", "2F", "38", "39", "42", "54", "P0"))
@@ -46,20 +52,8 @@ def check_columns(
     spark: SparkSession, model: sql_model.Model, frame: DataFrame, relation: Callable[[sql_model.Ref], str]
 ) -> None:
     """Raise where columns cannot be published, or those that are named are not there."""
-    problems = []
     names = frame.columns
-    lowered = [name.lower() for name in names]
-    for name in sorted({name for name in names if lowered.count(name.lower()) > 1}):
-        problems.append(errors.Problem(model.where, f"the column {name} is there twice", "give one of them another name"))
-    for each in frame.schema:
-        if not each.name or NOT_IN_NAMES.intersection(each.name):
-            message = f"a table cannot have a column with the name {each.name}"
-            problems.append(errors.Problem(model.where, message, "name it: … AS name, without blanks and any of ,;{}()="))
-        if isinstance(each.dataType, UNPUBLISHED):
-            type_ = each.dataType.simpleString()
-            problems.append(
-                errors.Problem(model.where, f"the column {each.name} has the type {type_}", "cast it to another one")
-            )
+    problems = [errors.Problem(model.where, *each) for each in _unpublished(frame.schema)]
     for name in (*model.unique_key, *(name for name, _ in model.columns)):
         if name not in names:
             near = values.did_you_mean(name, names) or f"it has {', '.join(names[:20])}"
@@ -73,6 +67,35 @@ def check_columns(
                     problems.append(errors.Problem(model.where, f"key: {ref.name} has no column {name}", near))
     if problems:
         raise errors.SettingsError(problems)
+
+
+def _unpublished(type_: T.DataType, path: str = "") -> Iterator[tuple[str, str]]:
+    """What keeps rows of a type, or the column at a path, from being published; each with what to do about it."""
+    match type_:
+        case T.StructType():
+            yield from _unnamed(type_.names, f"{path}." if path else "")
+            for each in type_:
+                yield from _unpublished(each.dataType, f"{path}.{each.name}" if path else each.name)
+        case T.ArrayType():
+            yield from _unpublished(type_.elementType, path)
+        case T.MapType():
+            yield from _unpublished(type_.keyType, path)
+            yield from _unpublished(type_.valueType, path)
+        case _ if type(type_).__name__ in UNPUBLISHED or " collate " in type_.simpleString():
+            yield f"the column {path} has the type {type_.simpleString()}", "cast it to another one"
+
+
+def _unnamed(names: Sequence[str], within: str) -> Iterator[tuple[str, str]]:
+    """The columns, or the fields `within` one, whose names cannot be those of a table."""
+    lowered = [name.lower() for name in names]
+    for name in sorted({name for name in names if lowered.count(name.lower()) > 1}):
+        yield f"the column {within}{name} is there twice", "give one of them another name"
+    for name in names:
+        if not name or NOT_IN_NAMES.intersection(name):
+            hint = "name it: … AS name, without blanks and any of ,;{}()="
+            yield f"a table cannot have a column with the name {within}{name}", hint
+        if not within and name.lower() in column_names.SPOKEN_FOR:
+            yield f"{name} is what statements over the table call a column of their own", "give it another name"
 
 
 def one_query(query: str) -> str:

@@ -1,0 +1,51 @@
+"""Columns of models: which can be published."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from pyspark.sql import types as T
+
+from cdc_core import errors
+from cdc_core.models import sql_model
+from pipelines.gold import queries
+
+MODEL = sql_model.parse("m", "SELECT 1", where="m.sql")
+INT, ANY = T.IntegerType(), cast("Any", None)
+
+
+def struct(**fields: T.DataType) -> T.StructType:
+    return T.StructType([T.StructField(name, type_) for name, type_ in fields.items()])
+
+
+REFUSED = {
+    "the column a has the type void (cast it to another one)": struct(a=T.ArrayType(T.NullType())),
+    "the column a.b has the type void (cast it to another one)": struct(a=T.MapType(INT, struct(b=T.NullType()))),
+    "the column a has the type variant (cast it to another one)": struct(a=T.ArrayType(T.ArrayType(T.VariantType()))),
+    "the column a has the type time(6) (cast it to another one)": struct(a=T.TimeType()),
+    "the column a has the type string collate UTF8_LCASE (cast it to another one)": struct(a=T.StringType("UTF8_LCASE")),
+    "a table cannot have a column with the name a.b c (name it: … AS name, without blanks and any of ,;{}()=)": struct(
+        a=T.ArrayType(struct(**{"b c": INT}))
+    ),
+    "the column a.b is there twice (give one of them another name)": struct(a=struct(b=INT, B=INT)),
+    "__Gone is what statements over the table call a column of their own (give it another name)": struct(__Gone=INT),
+    "_metadata is what statements over the table call a column of their own (give it another name)": struct(_metadata=INT),
+}
+
+
+@pytest.mark.parametrize("told", REFUSED)
+def test_what_no_table_can_hold_is_told_of_its_column(told: str) -> None:
+    """However deep it lies: Delta tells of it when the table is there already, without a row, and some readers not before they fail."""
+    frame = cast("Any", SimpleNamespace(columns=REFUSED[told].names, schema=REFUSED[told]))
+    with pytest.raises(errors.SettingsError) as refused:
+        queries.check_columns(ANY, MODEL, frame, ANY)
+    assert f"m.sql: {told}" in str(refused.value).splitlines()
+
+
+def test_what_a_table_can_hold_is_taken() -> None:
+    given = struct(
+        a=T.MapType(T.StringType(), struct(__gone=INT, b=T.ArrayType(T.DecimalType(38, 2)))), c=T.TimestampNTZType()
+    )
+    queries.check_columns(ANY, MODEL, cast("Any", SimpleNamespace(columns=given.names, schema=given)), ANY)
