@@ -45,7 +45,7 @@ def run(
 
     Nothing is swapped where rows would be lost that no delete in bronze explains, unless `drops_lost` says so: `refuse`
     raises then. Raises `SettingsError` for an unknown collection, `GateFailed` where expectations refuse a gold table's rows, `DecisionNeeded` where bronze no longer begins with its
-    first batch, nor holds a whole snapshot, `TableOwned`, `LeaseHeld`, `OwnershipLost`, and `Temporary` when `stop` was set; the table is then as it was.
+    first batch, nor holds a whole snapshot, or silver has nothing to make gold of, `TableOwned`, `LeaseHeld`, `OwnershipLost`, and `Temporary` when `stop` was set; the table is then as it was.
     """
     if layer is Layer.BRONZE:
         raise errors.SettingsError(errors.Problem("--layer", "bronze is the log itself", "silver is rebuilt from it"))
@@ -76,6 +76,10 @@ def _gold(
     history.spare(writer.table, writer.metadata, namespace)
     audit = publish.gate(spark, settings)
     table = current.at_silver(spark, delta.layout(settings.lakehouse), namespace, audit=audit)
+    if not table.work.silver.to:  # removed, or repaired: readers keep what they have
+        raise errors.DecisionNeeded(
+            f"{table.silver.label}: it has applied nothing yet, and gold stays as it was; first medallion silver"
+        )
     found = table_comparison.compared(spark.table(str(writer.table)), table.documents())
     if not is_trial:
         table.rewritten(writer)

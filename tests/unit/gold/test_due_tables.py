@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from pipelines.delta import local_log, maintenance, table_history
 from pipelines.delta.writer import Writer
 from pipelines.gold import current, history, model_inputs
 from pipelines.gold import run as gold
+from pipelines.operations import rebuild
 from pipelines.spark import parallel
 from tests.harness import bronze_rows, without_spark
 from tests.harness.without_spark import SPARK, Hop
@@ -128,3 +130,16 @@ def test_a_collection_takes_no_models_place(hop: Hop) -> None:
     made = gold._GoldRun(SPARK, hop.settings, False, parallel.Pool(SPARK, None), threading.Event())
     with pytest.raises(errors.DecisionNeeded, match="a model is made"):
         made._position(registry.Namespace("models", "orders"))
+
+
+@pytest.mark.parametrize("is_removed", [True, False])
+def test_gold_is_not_rebuilt_from_a_silver_that_begins_anew(hop: Hop, is_removed: bool) -> None:
+    """Readers would lose what they have: it is said that silver comes first."""
+    if is_removed:
+        shutil.rmtree(hop.silver_table.path or "")
+    else:
+        committed(hop.silver_table, **stated(to=0))
+    with pytest.raises(errors.DecisionNeeded, match="has applied nothing yet"):
+        rebuild.run(SPARK, hop.settings, collection=str(T), layer=tables.Layer.GOLD)
+    commits = table_history.commits(SPARK, hop.gold_table)
+    assert {(each.metadata or {}).get("to") for each in commits[:3]} == {2}
