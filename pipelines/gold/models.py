@@ -161,7 +161,9 @@ def ordered(spark: SparkSession, settings: Settings) -> graph.Order:
 
     def is_captured(name: str) -> bool:
         db, _, collection = name.partition(".")
-        return bool(db and collection) and captured.includes(db, collection)
+        of = collection.removesuffix("_history")
+        is_history = of != collection and settings.silver.for_collection(f"{db}.{of}").history
+        return bool(db and collection) and (captured.includes(db, collection) or (is_history and captured.includes(db, of)))
 
     found = files(settings)
     if not found.models:

@@ -12,6 +12,7 @@ from cdc_core import errors
 from cdc_core.models import sql_model
 from cdc_core.settings import parse as settings
 from pipelines.gold import models
+from tests.harness import without_spark
 
 
 @pytest.mark.parametrize("at", ["verdict", "made"])
@@ -57,3 +58,25 @@ def test_a_model_that_fails_keeps_no_other_from_being_made(
         models.run(None, chosen)  # type: ignore[arg-type]
     assert made == ["alone"]
     assert raised.value.exit_code == exit_code and "Jane" not in str(raised.value)
+
+
+def test_a_model_over_a_history_waits_for_its_collection(tmp_path: Path) -> None:
+    """Also where nobody has seen an event of it: the settings say that there will be one. Of another collection there is none."""
+    chosen = settings.parse(
+        {
+            "name": "shop",
+            "lakehouse": {"root": str(tmp_path / "lakehouse")},
+            "source": {
+                "mongodb.connection.string": "mongodb://127.0.0.1",
+                "collection.include.list": "shop.orders,shop.other",
+            },
+            "silver": {"collections": {"shop.orders": {"history": True}}},
+            "gold": {"models": str(tmp_path)},
+        }
+    )
+    for name in ("orders", "other"):
+        (tmp_path / f"of_{name}.sql").write_text(f"SELECT * FROM {{{{ ref('shop.{name}_history') }}}}")
+    with without_spark.running():
+        order = models.ordered(without_spark.SPARK, chosen)
+    assert [each.name for each in order.models] == ["of_orders"]
+    assert ["ref('shop.other_history') refers to nothing" in each.message for each in order.problems] == [True]
