@@ -31,9 +31,12 @@ def changed_keys(spark: SparkSession, table: tables.TableRef, before: int, after
     places = [_places(spark, table, version) for version in (before, after)]
     differing = {path for path in places[0].keys() | places[1].keys() if places[0].get(path) != places[1].get(path)}
     names = ", ".join(map(identifier, columns))
-    # Rows are compared by a digest of their JSON, because Spark compares no maps. Its usual format of timestamps ends at
+    # Rows are compared by a digest of their JSON, because Spark compares no maps. Its usual formats of timestamps end at
     # milliseconds: rows that differ in microseconds would be the same.
-    json = "to_json(struct(*), map('timestampFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX\"))"
+    formats = (
+        "'timestampFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX\", 'timestampNTZFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSS\""
+    )
+    json = f"to_json(struct(*), map({formats}))"
 
     def rows(version: int, sign: int, wanted: set[str]) -> DataFrame:
         at = f"{table} VERSION AS OF {version}"

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from cdc_core import errors
 from cdc_core.models import sql_model
@@ -46,6 +47,8 @@ PROPERTIES = {
     "delta.logRetentionDuration": "interval 30 days",
     "delta.deletedFileRetentionDuration": "interval 7 days",
 }
+
+_NTZ = T.TimestampNTZType().simpleString()
 
 
 @dataclass(frozen=True)
@@ -160,6 +163,9 @@ class ModelTable:
             try:
                 if self.model.description != self._description(table):
                     owner.alter(f"SET TBLPROPERTIES ('comment' = {literal(self.model.description)})")
+                # A table gets what its first columns need, and no more by itself.
+                if _NTZ in frame.schema.simpleString() and _NTZ not in self.spark.table(str(table)).schema.simpleString():
+                    owner.alter("SET TBLPROPERTIES ('delta.feature.timestampNtz' = 'supported')")
                 version = owner.overwrite(
                     rows.select(
                         *(F.col(identifier(name)).alias(name, metadata=_metadata(self.model, name)) for name in rows.columns)

@@ -229,6 +229,20 @@ def test_a_table_that_becomes_a_view_is_not_left_behind(shop: MakeShop) -> None:
             act()
 
 
+def test_a_model_may_come_to_have_times_without_a_zone(shop: MakeShop) -> None:
+    """Delta holds them in tables that say so: one that was made before would be refused its next version for ever. A microsecond is a change."""
+    times = "SELECT _id, CAST(timestamp_micros(amount) AS TIMESTAMP_NTZ) AS at FROM {{ ref('cases.orders') }}"
+    last = "{{ config(materialized='incremental', unique_key='_id') }} SELECT _id, at FROM {{ ref('times', key='_id') }}"
+    made = shop(times="SELECT _id, amount AS at FROM {{ ref('cases.orders') }}", last=last)
+    made.change("orders", {"_id": 1, "amount": 5}, {"_id": 2, "amount": 7})
+    assert made.run() == {"times": "whole", "last": "whole"}
+    (made.folder / "times.sql").write_text(times)
+    assert made.run() == {"times": "whole", "last": "whole"}
+    made.change("orders", {"_id": 1, "amount": 6})
+    assert made.run() == {"times": "whole", "last": "changed"}
+    assert {(key, at.microsecond) for key, at in made.rows("last")} == {(1, 6), (2, 7)}
+
+
 def test_a_failure_of_the_machine_is_tried_again(shop: MakeShop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what lies in the rows is a verdict on them: a query that could not be computed passes the next time."""
     made = shop(other="SELECT sum(amount) AS n FROM {{ ref('cases.orders') }}")
