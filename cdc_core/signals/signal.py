@@ -19,6 +19,7 @@ import orjson
 from bson import json_util
 from bson.errors import BSONError
 
+from cdc_core.extended_json import query
 from cdc_core.properties import types as values
 from cdc_core.stream import patterns
 
@@ -220,7 +221,7 @@ def _filter_text(given: Any) -> str:
 def _check_filter(text: str) -> None:
     """Raise `SignalRefused` for a filter that cannot be read, or not be sent to a server: each read of it would fail."""
     try:
-        parsed = json_util.loads(text)
+        parsed = query.loads(text)
     except _UNREADABLE as error:
         raise SignalRefused(f"its filter is no JSON: {error}") from error
     if not isinstance(parsed, dict):

@@ -19,6 +19,7 @@ from typing import Any
 
 from bson import json_util
 
+from cdc_core.extended_json import query
 from cdc_core.properties.source import (
     CaptureScope,
     FullUpdateType,
@@ -210,7 +211,7 @@ def user_stages(source: Source) -> list[dict[str, Any]]:
     """The stages of `cursor.pipeline` as the settings have them."""
     if source.cursor_pipeline is None:
         return []
-    found: list[dict[str, Any]] = json_util.loads(source.cursor_pipeline, json_options=_RELAXED)
+    found: list[dict[str, Any]] = query.loads(source.cursor_pipeline)
     return found
 
 
@@ -278,7 +279,6 @@ def skipped(fingerprint: str) -> frozenset[str]:
     return frozenset(fingerprint.split("-")[1:])
 
 
-_RELAXED = json_util.JSONOptions(tz_aware=False)
 _REGEX_LIMIT = 16_000  # the server refuses regular expressions above 32764 bytes
 
 

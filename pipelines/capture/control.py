@@ -13,10 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bson import json_util
-
 from cdc_core.bronze import columns as bronze
 from cdc_core.bronze import event_rows as events
+from cdc_core.extended_json import query
 from cdc_core.signals import signal as signals
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.stream import resume_token
@@ -138,7 +137,7 @@ class ControlEvents:
         # The server checks it now: in a chunk it would be refused later, and the snapshot with it.
         captured = self.deployment.namespaces()
         for namespace, condition in request.filters(request.chosen(captured)).items():
-            reason = snapshot_read.refusal_of_filter(self.deployment.client, namespace, json_util.loads(condition))
+            reason = snapshot_read.refusal_of_filter(self.deployment.client, namespace, query.loads(condition))
             if reason is not None:
                 raise signals.SignalRefused(f"its filter for {namespace} is refused by the server: {reason}")
 

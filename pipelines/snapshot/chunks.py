@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
-from bson import json_util
 from bson.timestamp import Timestamp
 
 from cdc_core import errors
 from cdc_core.bronze import raw_event
-from cdc_core.extended_json import bson_to_json
+from cdc_core.extended_json import bson_to_json, query
 from cdc_core.extended_json import keys as canonical_keys
 from cdc_core.snapshot import key_filter
 from cdc_core.stream import fields as field_filters
@@ -184,7 +183,7 @@ def _condition(spec: ChunkSpec) -> Mapping[str, Any] | None:
     repaired = key_filter.keys_of(spec.condition)
     if repaired is not None:
         return key_filter.condition(repaired)
-    return None if spec.condition is None else json_util.loads(spec.condition)
+    return None if spec.condition is None else query.loads(spec.condition)
 
 
 def _packed(found_keys: list[str], texts: Sequence[bytes | None], originals: list[bytes | None]) -> bytes:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from bson import json_util
 from pyspark.sql import functions as F
 
+from cdc_core.extended_json import query
 from cdc_core.settings.parse import Settings
 from cdc_core.stream import fields as field_filters
 from cdc_core.tables import layout as tables
@@ -212,7 +212,7 @@ class CollectionComparison:
 
     def _chosen_ids(self, wanted: int) -> list[str]:
         assert self.collection is not None
-        condition = None if self._filter is None else json_util.loads(self._filter)
+        condition = None if self._filter is None else query.loads(self._filter)
         found = document_keys.sampled_ids(self.context.client, self.collection, documents=wanted, condition=condition)
         return [documents.key_of(raw) for raw in found]
 

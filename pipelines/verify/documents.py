@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
-from bson import json_util
 from bson.timestamp import Timestamp
 
 from cdc_core import errors
 from cdc_core.bronze import raw_event
-from cdc_core.extended_json import bson_to_json
+from cdc_core.extended_json import bson_to_json, query
 from cdc_core.extended_json import keys as canonical_keys
 from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.snapshot import key_filter
@@ -180,7 +179,7 @@ def _read_ranges(
 def _read_range(
     client: mongodb.Client, reading: ReadSpec, bounds: snapshot_read.IdRange, schema: DocumentSchema | None, pace: _RateLimit
 ) -> pa.RecordBatch:
-    condition = None if reading.condition is None else json_util.loads(reading.condition)
+    condition = None if reading.condition is None else query.loads(reading.condition)
 
     def read() -> pa.RecordBatch:
         # Empty for each attempt: it reads the whole range again, at a later time.

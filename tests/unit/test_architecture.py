@@ -275,7 +275,10 @@ def _circle(needs: dict[str, set[str]]) -> dict[str, set[str]]:
             ),
         ),
         ("cdc_core/typed", (("exact", "lessons"), ("readers",), ("decoding",), ("plan",))),
-        ("cdc_core/extended_json", (("wrappers", "raw_bson"), ("dialects", "bson_to_json", "json_to_bson"), ("keys",))),
+        (
+            "cdc_core/extended_json",
+            (("wrappers", "raw_bson", "query"), ("dialects", "bson_to_json", "json_to_bson"), ("keys",)),
+        ),
         ("cdc_core/settings", (("section_reader",), ("source_section",), ("parse",), ("debezium_import",))),
     ],
 )
