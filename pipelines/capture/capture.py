@@ -97,7 +97,8 @@ class Capture:
         control = ControlEvents(self._deployment, snapshots, inbox)
         loop = self._loop(log, opened, control, RunEnd(until, plan.streams, control, self._threads, self._shutdown))
         if plan.streams:
-            reader = StreamReader(opened.stream, self._threads, log, self._counts, service.metrics.streaming)
+            replaces = snapshot_mode.replaces_lost_position(self._deployment.source, custom=self._custom)
+            reader = StreamReader(opened.stream, self._threads, log, self._counts, service.metrics.streaming, replaces)
             self._threads.start(threads.READER, reader.run)
         self._threads.start(threads.COMMITTER, loop.committer.run)
         oplog = OplogWatch(self._deployment, log, service.metrics, halt)

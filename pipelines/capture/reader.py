@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from cdc_core import errors
 from pipelines.bronze import log as bronze_log
 from pipelines.capture import metrics, tokens
 from pipelines.capture.progress import RunCounts
@@ -15,13 +16,17 @@ from pipelines.mongodb import failures as mongodb_failures
 
 @dataclass(frozen=True)
 class StreamReader:
-    """Reads ahead of the encoder, as far as the queue has room."""
+    """Reads ahead of the encoder, as far as the queue has room.
+
+    `replaces_lost_position`: a start that finds the position lost takes a new snapshot.
+    """
 
     stream: change_stream.ChangeStream
     threads: Threads
     log: bronze_log.BronzeLog
     counts: RunCounts
     metrics: metrics.StreamingMetrics
+    replaces_lost_position: bool
 
     def run(self) -> None:
         """Read until the end of the run, or to where the stream fails: what came before that is committed first."""
@@ -38,9 +43,18 @@ class StreamReader:
                     batch = self.stream.next()
                 # A stream that was too slow: the oplog overtook it while it was open.
                 except mongodb_failures.HistoryLost as error:
-                    raise tokens.lost(self.log.position, error) from error
+                    raise self._lost(error) from error
                 self.counts.reconnects = self.stream.reconnects
                 self.metrics.polled(len(batch.events), at=time.time())
                 self.threads.queue.put(batch)
         finally:
             self.stream.close()
+
+    def _lost(self, error: mongodb_failures.HistoryLost) -> errors.MedallionError:
+        if not self.replaces_lost_position:
+            return tokens.lost(self.log.position, error)
+        # The run ends, and the next one, which finds the position lost, notes the gap and takes the snapshot.
+        return errors.SourceUnreachable(
+            f"reading the change stream: the oplog no longer holds its position (error {error.code}); what came before is captured, "
+            "and the next start takes a new snapshot"
+        )
