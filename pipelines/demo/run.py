@@ -217,14 +217,16 @@ def _played(stage: DemoStage, *, seconds: int, stop: threading.Event, screen: Co
         layers.run(stage.spark, stage.settings, once=False, stop=ended, progress=hear)
 
     def trade() -> None:
-        shop.open_for_business(stage.client, stop=shut, each=lambda step: played.steps.update([step]))
+        shop.open_for_business(stage.client, stop=shut, each=played.note)
 
     with telling(screen) as tell, ThreadPoolExecutor(2) as pool:
         running = [pool.submit(capture), pool.submit(trade)]
 
         def watch(doing: Callable[[], str], *, until: Callable[[], bool]) -> None:
-            while not (stop.is_set() or any(each.done() for each in running[:1]) or until()):
-                tell(_picture(played, doing()))
+            while not (stop.is_set() or any(each.done() for each in running[:1])):
+                tell(_picture(played, doing()))  # before the look, which takes Spark seconds the first time
+                if until():
+                    break
                 time.sleep(0.25)
 
         try:
@@ -288,9 +290,9 @@ class _PublishedCheck:
 
 def _picture(played: DemoRun, doing: str) -> Group:
     """The demo as it runs: the shop, what is captured, and how many collections have come to gold."""
-    last = next(reversed(played.steps), "")
+    last = f"[dim], the last: {played.last_step}[/]" if played.steps else ""
     grid = Table.grid(padding=(0, 2))
-    grid.add_row("MongoDB", f"{played.steps.total():,} steps of the shop's life  [dim]{last}[/]")
+    grid.add_row("MongoDB", f"{played.steps:,} steps of the shop's life{last}")
     grid.add_row("bronze", report.described(played.capture, rate=played.rate.of(played.capture.events)))
-    grid.add_row("gold", f"{played.published} of {len(shop.COLLECTIONS)} collections")
+    grid.add_row("gold", f"{played.published} of {len(shop.COLLECTIONS)} collections up to date")
     return Group(Spinner("dots", doing), grid)

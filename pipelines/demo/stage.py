@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,11 +41,16 @@ class DemoStage:
 
 @dataclass
 class DemoRun:
-    """What has happened so far: the shop's steps by name, and what the capture says of itself."""
+    """What has happened so far: the shop's steps, and what the capture says of itself."""
 
-    steps: Counter[str] = field(default_factory=Counter)
+    steps: int = 0
+    last_step: str = ""
     capture: CaptureProgress = field(default_factory=CaptureProgress)
     began_ms: int = field(default_factory=lambda: clock.now_ms())
     ended_ms: int = 0
     rate: report.Rate = field(default_factory=report.Rate)
     published: int = 0
+
+    def note(self, step: str) -> None:
+        """One more step of the shop's life."""
+        self.steps, self.last_step = self.steps + 1, step

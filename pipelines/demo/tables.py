@@ -216,16 +216,20 @@ QUERIES: Mapping[str, Callable[[str], str]] = {
 """One line of Python each, over the gold table at a path."""
 
 
+def queries(table: str) -> dict[str, str]:
+    """Each line over the table in a folder, as it is shown. Delta takes no relative path in Spark's SQL."""
+    return {name: line(table if name == "Spark SQL" else near(table)) for name, line in QUERIES.items()}
+
+
 def _show_how_to_query(stage: DemoStage, *, screen: Console) -> None:
     lay = f"[bold]The tables[/] lie below {near(stage.layout.root or '')}: bronze/shop, silver/shop/*, gold/shop/*."
     if local_log.folder(stage.bronze) is None:
         screen.print(f"{lay} They end with the emulator; shop.yml has what a store of your own needs.")
         return
     screen.print(f"{lay} Ask them:")
-    orders = near(stage.gold("orders").path or "")
-    for name, line in QUERIES.items():
+    for name, line in queries(stage.gold("orders").path or "").items():
         screen.print(f"\n[bold]{name}[/]")
-        screen.out(f"{near(sys.executable)} -c {shlex.quote(line(orders))}", highlight=False)
+        screen.out(f"{near(sys.executable)} -c {shlex.quote(line)}", highlight=False)
     screen.print()
 
 

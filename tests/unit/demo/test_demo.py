@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import os
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from pipelines.capture.progress import CaptureProgress
 from pipelines.demo import run as demo
+from pipelines.demo import tables as demo_report
 
 
 def test_plain_lines_where_the_output_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,3 +28,20 @@ def test_plain_lines_where_the_output_is_no_terminal(monkeypatch: pytest.MonkeyP
     assert [line.split()[:2] for line in lines] == [["0", "s"], ["10", "s"], ["21", "s"]]
     assert "Starting" in lines[0] and "The shop is open" in lines[1] and "1,234 events" in lines[1]
     assert out.getvalue().isprintable() or "\x1b" not in out.getvalue()
+
+
+def test_the_queries_name_a_table_as_each_reader_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the demo's folder a path is shown as one types it, but in Spark's SQL, where Delta takes a whole one alone."""
+    monkeypatch.chdir(tmp_path)
+    table = os.path.join("demo", "lakehouse", "gold", "shop", "orders")
+    shown = demo_report.queries(str(tmp_path / table))
+    assert f"delta.`{tmp_path / table}`" in shown["Spark SQL"]
+    assert all(f'read_delta("{table}")' in shown[name] for name in ("Polars", "DuckDB"))
+
+
+def test_the_picture_names_the_step_that_came_last() -> None:
+    """Of the shop's life the newest step is shown, also where it is of a kind that was there before."""
+    played = demo.DemoRun()
+    for step in ("ordered", "paid", "ordered"):
+        played.note(step)
+    assert "3 steps of the shop's life, the last: ordered" in demo._plain(demo._picture(played, ""))
