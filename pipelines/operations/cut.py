@@ -342,8 +342,9 @@ def _chosen(spark: SparkSession, settings: Settings, asked: str | None) -> times
 
 def _reached(spark: SparkSession, table: tables.TableRef) -> tuple[str | None, int]:
     """The cluster time before which bronze is complete, where its owner said so after its newest batch; and that batch."""
-    newest = table_history.commits(spark, table, limit=1)[0]
-    said = (newest.metadata or {}) if newest.restored is None else {}
+    # Behind it may lie what others committed, such as an OPTIMIZE, which brings no events.
+    last, is_restored = table_history.position_and_restored(spark, table)
+    said = (last.metadata or {}) if last is not None and not is_restored else {}
     batch = spark.sql(f"SELECT max(batch) AS batch FROM {table}").collect()[0].batch or 0
     complete = said.get("complete")
     # What was said before the newest batch is no promise about the events in it.
@@ -461,7 +462,7 @@ def named(found: Sequence[Cut], name: str | None) -> Cut:
     for each in found:
         if name is None or each.name == name:
             return each
-    known = ", ".join(each.name for each in found[:10]) or "none yet: medallion gold --as-of now makes one"
-    raise errors.SettingsError(
-        errors.Problem("--cut", f"there is no cut {name}" if name else "there is no cut", f"known are {known}")
-    )
+    if not found:
+        raise errors.SettingsError(errors.Problem("--cut", "there is no cut yet", "medallion gold --as-of now makes one"))
+    known = ", ".join(each.name for each in found[:10])
+    raise errors.SettingsError(errors.Problem("--cut", f"there is no cut {name}", f"known are {known}"))

@@ -16,6 +16,7 @@ from pipelines.bronze import batch_rows
 from pipelines.bronze import log as bronze
 from pipelines.delta import local_log, maintenance, table_history
 from pipelines.delta import tables as delta
+from pipelines.operations import cut
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -145,6 +146,17 @@ def test_a_renewal_says_which_stream_the_rows_are_of(spark: SparkSession, log: b
     log.renew()
     last = table_history.last_commit(spark, log.table)
     assert last is not None and last.metadata is not None and last.metadata["stream"] == "those lists"
+
+
+def test_how_far_the_capture_had_read_is_known_behind_a_compaction(spark: SparkSession, log: bronze.BronzeLog) -> None:
+    """Maintenance after the capture's last commit brings no events, so that a cut needs no other one; a RESTORE takes some away."""
+    log.complete = "826B06ED3A00000004"
+    log.close()
+    assert cut._reached(spark, log.table) == ("6b06ed3a00000004", 6)
+    spark.sql(f"OPTIMIZE {log.table}").collect()
+    assert cut._reached(spark, log.table) == ("6b06ed3a00000004", 6)
+    restored(spark, log, batches=5)
+    assert cut._reached(spark, log.table)[0] is None
 
 
 def restored(spark: SparkSession, log: bronze.BronzeLog, *, batches: int) -> None:
