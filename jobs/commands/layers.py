@@ -53,6 +53,8 @@ def silver(file: options.SettingsFile, once: bool, take_over: bool) -> None:
         with sparks.cancelling(spark, stop):
             result = silver.run(spark, settings, once=once, take_over=take_over, sessions=sparks.sessions(spark), stop=stop)
     if result is not None:
+        if once and not result.batch:
+            report.nothing_yet("bronze holds nothing", "capture")
         report.result("silver", result)
 
 
@@ -81,6 +83,7 @@ def gold(
             raise click.UsageError("--as-of is one run of everything: leave --continuous, --models and --full-refresh out")
         # A cut is another pipeline behind the same verb: for a person it is gold, at a time that they name.
         return _cut(file, as_of, take_over)
+    from pipelines.bronze import registry
     from pipelines.gold import publish
     from pipelines.spark import session as sparks
     from pipelines.terminal import tables as report
@@ -99,6 +102,8 @@ def gold(
                 sessions=sparks.sessions(spark),
                 stop=stop,
             )
+            if once and "gold" in results and not registry.read(spark, settings).namespaces:
+                report.nothing_yet("silver holds no collection", "silver")
     for name, result in results.items():
         report.result(name, result)
 

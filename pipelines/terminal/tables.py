@@ -119,6 +119,11 @@ def result(layer: str, outcome: object) -> None:
     log.info("%s done", layer, extra=_pairs(outcome))
 
 
+def nothing_yet(what: str, command: str) -> None:
+    """A log line of a run that had nothing to read from, and what fills it."""
+    log.info("%s yet: medallion %s begins it", what, command)
+
+
 def _pairs(outcome: object) -> dict[str, object]:
     """The plain fields of a result, for a log line."""
     if not dataclasses.is_dataclass(outcome):
@@ -127,10 +132,17 @@ def _pairs(outcome: object) -> dict[str, object]:
     plain = (int, float, str, bool)
     taken = {"name", "module", "args", "msg", "message", "created", "process", "thread"}
     return {
-        (f"{name}_" if name in taken else name): value.value if isinstance(value, enum.Enum) else value
+        (f"{name}_" if name in taken else name): _plain_value(value)
         for name, value in found.items()
         if isinstance(value, (*plain, enum.Enum))
     }
+
+
+def _plain_value(value: object) -> object:
+    """A field's value as a log line has it: seconds to the millisecond."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    return round(value, 3) if isinstance(value, float) else value
 
 
 @contextmanager
@@ -242,6 +254,9 @@ SHOWN_DIFFERENCES = 20
 
 def maintained(found: Maintenance) -> None:
     """What `medallion maintain` shows: a line for each table."""
+    if not found.tables:
+        console().print("there is no table yet: medallion run makes them")
+        return
     table = _plain_table("table", "files", "MB", "what was done")
     for each in found.tables:
         files = f"{each.before.files:,} → {each.after.files:,}"

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import io
+import logging
+import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from cdc_core import errors
 from pipelines.capture.progress import CaptureProgress
-from pipelines.operations import check, quarantine, status, units
+from pipelines.operations import check, cut, maintain, quarantine, status, units
+from pipelines.silver import run as silver
 from pipelines.snapshot.snapshot import SnapshotProgress
 from pipelines.terminal import tables as report
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize(
@@ -70,6 +77,43 @@ def test_a_capture_goes_on_whatever_its_collections_are_called(monkeypatch: pyte
 
 def _collection(name: str) -> status.CollectionStatus:
     return status.CollectionStatus(name, None, None, None, 0, 0)
+
+
+def test_the_line_at_the_end_of_a_run_has_seconds_as_one_reads_them(caplog: pytest.LogCaptureFixture) -> None:
+    """To the millisecond, whatever the clock had."""
+    with caplog.at_level(logging.INFO):
+        report.result("silver", silver.SilverResult(batch=3, events=250, seconds=1.6047282039999118))
+    (line,) = caplog.records
+    assert line.getMessage() == "silver done" and vars(line)["seconds"] == 1.605
+
+
+@pytest.mark.parametrize(
+    ("verb", "says"),
+    (
+        ("silver", "bronze holds nothing yet: medallion capture begins it"),
+        ("gold", "silver holds no collection yet: medallion silver begins it"),
+    ),
+)
+def test_a_run_before_the_layer_below_it_says_what_comes_first(tmp_path: Path, verb: str, says: str) -> None:
+    """Nothing is there to do, and Spark is not started for it; exit code 0, for a scheduler that is first by a minute."""
+    (tmp_path / "shop.yml").write_text(
+        f"name: shop\nlakehouse: {{root: '{tmp_path}/lakehouse'}}\nsource: {{mongodb.connection.string: mongodb://nowhere.invalid}}\n"
+    )
+    asked = [sys.executable, "-m", "jobs", verb, "--config", str(tmp_path / "shop.yml")]
+    run = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0 and says in run.stderr and f"{verb} done" in run.stderr, run.stderr
+
+
+def test_maintenance_of_nothing_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line, and no table without rows."""
+    report.maintained(maintain.MaintenanceResult("shop", (), seconds=0.0))
+    assert capsys.readouterr().out == "there is no table yet: medallion run makes them\n"
+
+
+def test_the_newest_of_no_cuts_is_none_yet() -> None:
+    """And what makes one."""
+    with pytest.raises(errors.SettingsError, match="there is no cut yet .*medallion gold --as-of now makes one"):
+        cut.named((), None)
 
 
 WRITER = status.WriterStatus("host-a", 17, has_left=False, lease_seconds=80)
