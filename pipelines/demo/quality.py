@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -64,7 +65,13 @@ def show(spark: SparkSession, settings: Settings, folder: Path, *, screen: Conso
 
 
 def _best(spark: SparkSession, settings: Settings) -> Table:
-    table = Table(title="model: customer_totals, the best", title_justify="left", title_style="bold")
+    table = Table(
+        title="model: customer_totals, the best",
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
     for name in ("customer", "orders", "total"):
         table.add_column(name)
     made = delta.layout(settings.lakehouse).model("customer_totals")
