@@ -99,7 +99,9 @@ def test_a_line_that_cannot_be_read_is_named_and_nothing_is_written(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "options.json", "out.jsonl"]
 
 
-@pytest.mark.parametrize("damaged", [gzip.compress(b"{}\n" * 9)[:-9], b"\x1f\x8b\x08\x00 is no gzip"])
+@pytest.mark.parametrize(
+    "damaged", [gzip.compress(b"{}\n" * 9)[:-9], b"\x1f\x8b\x08\x00 is no gzip"], ids=["cut off", "no gzip"]
+)
 def test_a_compressed_file_that_is_damaged_is_named(tmp_path: pathlib.Path, options: pathlib.Path, damaged: bytes) -> None:
     """It is not taken for the end of what a person types."""
     (tmp_path / "in.gz").write_bytes(damaged)
