@@ -196,10 +196,10 @@ def snapshot_line(now: SnapshotProgress) -> str:
 
 
 class _ProgressLog:
-    """A log line every so often, and none while nothing happens."""
+    """A log line as soon as the source is followed, then one every so often, and none while nothing happens."""
 
     def __init__(self) -> None:
-        self._last_at = time.monotonic()
+        self._last_at = time.monotonic() - LOG_EVERY_SECONDS
         self._told: object = None
         self._rate = Rate()
 

@@ -178,3 +178,14 @@ def test_a_position_behind_the_oplog_is_called_lost(capsys: pytest.CaptureFixtur
     log = status.BronzeStatus("bronze", 1, 1, 100, 0, -5, None, None)
     text = _shown(status.PipelineStatus("shop", 0, status.ServerStatus("MongoDB 6.0.5", 100, 105), log, ()), capsys)
     assert "headroom 0 s (the position is lost)" in text and "no writer" in text
+
+
+def test_a_service_without_a_terminal_says_that_it_is_up(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, and then every so often: who looks into its log need not wait to know that the source is followed."""
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with caplog.at_level(logging.INFO), report.progress() as hear:
+        hear(CaptureProgress())
+        hear(CaptureProgress(events=1))
+    assert [record.getMessage() for record in caplog.records] == ["progress: stream: 0 events, 0/s"]
