@@ -139,7 +139,7 @@ class _Join:
             for item in current
         ]
         taken = column_names.UsedNames(item.column for item in current)
-        fresh = [name for name in shape.fields if name not in known]
+        fresh = [name for name, _ in shape.in_order() if name not in known]
         if not path and "_id" in fresh:
             fresh = ["_id", *(name for name in fresh if name != "_id")]
         for name in fresh:
@@ -216,7 +216,7 @@ class _Join:
             return self._map(shape, path, depth)
         fields: list[Field] = []
         taken = column_names.UsedNames()
-        for name, seen in shape.fields.items():
+        for name, seen in shape.in_order():
             type_ = self._quiet().fresh(seen, (*path, name), depth=depth + 1)
             if type_ is not None:
                 fields.append(Field(name, column_names.nested(name, taken=taken, naming=self.naming), type_))

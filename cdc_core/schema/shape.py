@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,40 +16,53 @@ class Shape:
     """What was seen at one path.
 
     `kinds` says of each kind the least `mark` it was seen at; marks are texts that sort as the events do. A
-    document or an array that holds nothing a column could come from counts as empty. `fields` are those of
-    the documents (by their own names, in the order seen), `element` what was in the arrays.
+    document or an array that holds nothing a column could come from counts as empty. `first` is the least mark of what a
+    column could come from, and where that stood in its document. `fields` are those of the documents (by their own names),
+    `element` what was in the arrays.
     """
 
     kinds: dict[Kind, str] = field(default_factory=dict)
+    first: tuple[str, int] | None = None
     fields: dict[str, Shape] = field(default_factory=dict)
     element: Shape | None = None
 
-    def see(self, value: Any, mark: str) -> bool:
-        """Adds one value. True where a column could come from it: not from null, nor from what holds only nulls."""
+    def see(self, value: Any, mark: str, places: Iterator[int] | None = None) -> bool:
+        """Adds one value; `places` numbers those of a document. True where a column could come from it: not from null, nor from
+        what holds only nulls."""
+        places = itertools.count() if places is None else places
+        place = next(places)
         seen = kind(value)
-        if seen is Kind.DOCUMENT and not self._see_fields(value, mark):
+        if seen is Kind.DOCUMENT and not self._see_fields(value, mark, places):
             seen = Kind.EMPTY_DOCUMENT
-        elif seen is Kind.ARRAY and not self._see_elements(value, mark):
+        elif seen is Kind.ARRAY and not self._see_elements(value, mark, places):
             seen = Kind.EMPTY_ARRAY
         if seen is Kind.NULL:
             return False
         first = self.kinds.get(seen)
         if first is None or mark < first:
             self.kinds[seen] = mark
-        return seen not in NOTHING
+        if seen in NOTHING:
+            return False
+        self._begin((mark, place))
+        return True
 
-    def _see_fields(self, value: Mapping[str, Any], mark: str) -> bool:
+    def _begin(self, first: tuple[str, int] | None) -> None:
+        self.first = min((each for each in (self.first, first) if each is not None), default=None)
+
+    def _see_fields(self, value: Mapping[str, Any], mark: str, places: Iterator[int]) -> bool:
         # A list, for `any` over a generator would stop before every field is seen.
         seen_fields = [
-            self._field(column_names.unescaped(key)).see(item, mark) for key, item in value.items() if item is not None
+            self._field(column_names.unescaped(key)).see(item, mark, places)
+            for key, item in value.items()
+            if item is not None
         ]
         return any(seen_fields)
 
-    def _see_elements(self, value: Sequence[Any], mark: str) -> bool:
+    def _see_elements(self, value: Sequence[Any], mark: str, places: Iterator[int]) -> bool:
         if self.element is None:
             self.element = Shape()
         # Here, too, every element has to be seen.
-        seen_elements = [self.element.see(item, mark) for item in value if item is not None]
+        seen_elements = [self.element.see(item, mark, places) for item in value if item is not None]
         return any(seen_elements)
 
     def _field(self, name: str) -> Shape:
@@ -61,6 +75,7 @@ class Shape:
         """Adds what another shape has seen."""
         for seen, mark in other.kinds.items():
             self.kinds[seen] = min(mark, self.kinds.get(seen, mark))
+        self._begin(other.first)
         for name, shape in other.fields.items():
             self._field(name).add(shape)
         if other.element is not None:
@@ -68,27 +83,16 @@ class Shape:
                 self.element = Shape()
             self.element.add(other.element)
 
-    def ordered(self, like: Any) -> Shape:
-        """The same with fields in the order of the document `like`, those that it has not by name."""
-        names = [column_names.unescaped(key) for key in like] if isinstance(like, dict) else []
-        # Shapes of partitions are merged in any order: columns follow a document instead.
-        rank = {name: number for number, name in enumerate(names)}
-        values = dict(zip(names, like.values())) if names else {}
-        elements = like if isinstance(like, list) else []
-        sample = next((item for item in elements if isinstance(item, dict)), None)
-        return Shape(
-            kinds=self.kinds,
-            fields={
-                name: self.fields[name].ordered(values.get(name))
-                for name in sorted(self.fields, key=lambda name: (rank.get(name, len(rank)), name))
-            },
-            element=None if self.element is None else self.element.ordered(sample),
-        )
+    def in_order(self) -> list[tuple[str, Shape]]:
+        """The fields as they came: by the first document that gives each a column, and as they stand there."""
+        # Shapes of partitions are merged in any order, and of two names that meet the later one is changed.
+        return sorted(self.fields.items(), key=lambda item: (item[1].first is None, item[1].first, item[0]))
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
             "kinds": {seen.value: mark for seen, mark in self.kinds.items()},
+            "first": self.first,
             "fields": {name: shape.to_json() for name, shape in self.fields.items()},
             "element": None if self.element is None else self.element.to_json(),
         }
@@ -98,6 +102,7 @@ class Shape:
         """The inverse of `to_json`."""
         return Shape(
             kinds={Kind(seen): mark for seen, mark in value["kinds"].items()},
+            first=None if value["first"] is None else tuple(value["first"]),
             fields={name: Shape.from_json(shape) for name, shape in value["fields"].items()},
             element=None if value["element"] is None else Shape.from_json(value["element"]),
         )

@@ -188,10 +188,6 @@ class Decoder:
         # Rarely, since making the structs of a schema costs far more than decoding a document.
         if any(before < lesson <= self._refused for lesson in _LESSONS):
             self._make()
-        return self.is_changed_by(shape)
-
-    def is_changed_by(self, shape: Shape) -> bool:
-        """Whether what documents showed would change the schema."""
         return bool(evolution.join(self.schema, shape, pins=self._pins)[1])
 
 

@@ -80,10 +80,11 @@ def _decoder(schema_json: str, pins: tuple[tuple[tuple[str, ...], Pin], ...]) ->
 
 # --- a look at documents -------------------------------------------------------------------------------------
 
-INFERENCE_DDL = "shape STRING, first STRING, first_mark STRING, low STRING, refused BIGINT, also ARRAY<BIGINT>"
+INFERENCE_DDL = "shape STRING, low STRING, refused BIGINT, also ARRAY<BIGINT>"
 _INFERENCE = pa.schema(
     [
-        *((name, pa.string()) for name in ("shape", "first", "first_mark", "low")),
+        ("shape", pa.string()),
+        ("low", pa.string()),
         ("refused", pa.int64()),
         ("also", pa.list_(pa.int64())),
     ]
@@ -94,30 +95,22 @@ _INFERENCE = pa.schema(
 class Inference:
     """What a look at documents gave.
 
-    `shape` is of those that were looked into, `first` the first of them that changes the schema (of all, where all were looked
-    into), `first_mark` its mark. `low` is the least
-    place in the order of all rows, `refused` how many texts are not JSON to the letter, `also` how many rows fulfil
-    each condition.
+    `shape` is of those that were looked into. `low` is the least place in the order of all rows, `refused` how many texts
+    are not JSON to the letter, `also` how many rows fulfil each condition.
     """
 
     shape: Shape = field(default_factory=Shape)
-    first: str | None = None
-    first_mark: str | None = None
     low: str | None = None
     refused: int = 0
     also: tuple[int, ...] = ()
 
     def with_other(self, other: Inference) -> Inference:
         """Both together."""
-        firsts = [(each.first_mark, each.first) for each in (self, other) if each.first_mark is not None]
         shape = Shape()
         shape.add(self.shape)
         shape.add(other.shape)
-        mark, first = min(firsts, default=(None, None))
         return Inference(
             shape=shape,
-            first=first,
-            first_mark=mark,
             low=min((each.low for each in (self, other) if each.low is not None), default=None),
             refused=self.refused + other.refused,
             also=tuple(map(sum, itertools.zip_longest(self.also, other.also, fillvalue=0))),
@@ -125,14 +118,14 @@ class Inference:
 
     def to_batch(self) -> pa.RecordBatch:
         """One row of `INFERENCE_DDL`."""
-        values = (json.dumps(self.shape.to_json()), self.first, self.first_mark, self.low, self.refused, self.also)
+        values = (json.dumps(self.shape.to_json()), self.low, self.refused, self.also)
         return pa.RecordBatch.from_pydict(dict(zip(_INFERENCE.names, ([value] for value in values))), schema=_INFERENCE)
 
     @staticmethod
     def of_row(row: Any) -> Inference:
         """The inverse of `to_batch`, of a row by names."""
         shape = Shape.from_json(json.loads(row["shape"]))
-        return Inference(shape, row["first"], row["first_mark"], row["low"], row["refused"], tuple(row["also"]))
+        return Inference(shape, row["low"], row["refused"], tuple(row["also"]))
 
 
 def inference(plan: Plan, *, everything: bool = False) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -154,33 +147,12 @@ def inference(plan: Plan, *, everything: bool = False) -> Callable[[Iterator[pa.
                 typed = _decoder(schema_json, pins).typed(texts)
                 is_new, refused = typed.new, typed.refused
             new = pa.table({"text": texts, "mark": marks}).filter(is_new)
-            shape, documents = Shape(), []
+            shape = Shape()
             for text, mark in zip(new["text"].to_pylist(), new["mark"].to_pylist()):
-                if exact.observed(shape, text, mark, values=values) is not None:
-                    documents.append((mark, text))
-            if everything:
-                first_mark, first = min(documents, default=(None, None))
-            else:
-                first_mark, first = _first_change(_decoder(schema_json, pins), documents, shape)
+                exact.observed(shape, text, mark, values=values)
             low = min((order for order in orders.to_pylist() if order is not None), default=None)
             also = tuple(condition.true_count for condition in conditions)
-            sight = sight.with_other(Inference(shape, first, first_mark, low, refused.true_count, also))
+            sight = sight.with_other(Inference(shape, low, refused.true_count, also))
         yield sight.to_batch()
 
     return look
-
-
-def _first_change(
-    decoder: decoding.Decoder, documents: list[tuple[str, str]], shape: Shape
-) -> tuple[str, str] | tuple[None, None]:
-    """The first of the documents, given by mark and text, that changes the schema alone; `shape` is of all of them.
-
-    The decoder names some too many, and which ones depends on what lay beside them in a slice: the order of new columns must not.
-    """
-    if documents and decoder.is_changed_by(shape):
-        for mark, text in sorted(documents):
-            own = Shape()
-            exact.observed(own, text, mark, values=decoder.schema.naming.values)
-            if decoder.is_changed_by(own):
-                return mark, text
-    return None, None

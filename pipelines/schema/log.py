@@ -29,7 +29,6 @@ from cdc_core.schema.shape import Shape
 from cdc_core.sql import arrow
 from cdc_core.sql.names import identifier
 from cdc_core.tables import layout as tables
-from cdc_core.typed import exact
 from cdc_core.typed import plan as typed
 from pipelines.delta import ops_tables
 from pipelines.delta import tables as delta
@@ -202,11 +201,11 @@ def _evolution(
     known, begun = current, typed.Inference()
     if not current.fields:
         begun = look(typed.Plan(replace(current, naming=naming)), {}, everything=True)
-        known, _ = _joined(current, begun, pins, naming)
+        known, _ = join(current, begun.shape, pins=pins, naming=naming)
     found = look(typed.Plan(known, pins or {}), also, everything=False)
     # Nothing that the first documents gave a type is changed by what is not looked into: all of it comes later.
     both = found.with_other(replace(begun, refused=0, also=()))
-    schema, changes = _joined(current, both, pins, naming)
+    schema, changes = join(current, both.shape, pins=pins, naming=naming)
     counted = dict(zip(also, itertools.chain(found.also, itertools.repeat(0))))
     return Evolution(schema, changes, typed.Plan(schema, pins or {}), found.refused, found.low, counted)
 
@@ -230,9 +229,9 @@ def begun(
 
 
 def _begun(sight: typed.Inference, pins: Pins, naming: column_names.ColumnNaming) -> Evolution | None:
-    if sight.first is None or sight.refused or _most_fields(sight.shape) > FEW_FIELDS:
+    if not sight.shape.kinds or sight.refused or _most_fields(sight.shape) > FEW_FIELDS:
         return None
-    schema, changes = _joined(document_schema.EMPTY, sight, pins, naming)
+    schema, changes = join(document_schema.EMPTY, sight.shape, pins=pins, naming=naming)
     return Evolution(schema, changes, typed.Plan(schema, pins), seen_at=sight.low, beginning=sight)
 
 
@@ -240,14 +239,6 @@ def _most_fields(shape: Shape) -> int:
     """The fields of the document inside documents that has the most."""
     inner = [*shape.fields.values(), *([] if shape.element is None else [shape.element])]
     return max((max(len(each.fields), _most_fields(each)) for each in inner), default=0)
-
-
-def _joined(
-    schema: DocumentSchema, sight: typed.Inference, pins: Pins | None, naming: column_names.ColumnNaming
-) -> tuple[DocumentSchema, tuple[Change, ...]]:
-    """The schema with what was seen; new columns in the order of the first document."""
-    first = None if sight.first is None else exact.parsed(sight.first)[0]
-    return join(schema, sight.shape.ordered(first), pins=pins, naming=naming)
 
 
 def _marks(df: DataFrame, column: str, order: str | None) -> tuple[str, str]:

@@ -64,3 +64,19 @@ def test_new_columns_have_the_order_of_the_first_document_that_has_one() -> None
     texts = ['{"_id": 1, "b": 1, "n": null}', '{"_id": 2, "b": 1, "z": 1, "a": 2}', '{"_id": 3, "b": 1, "y": 1}']
     plan._decoder.cache_clear()  # one that knows `n` does not name its document
     assert [column.name for column in evolution(texts, current).schema.columns] == ["_id", "b", "z", "a", "y"]
+
+
+@pytest.mark.parametrize("around", ["%s", '{"d": %s}', '{"d": [%s]}'])
+def test_of_two_names_that_differ_in_case_the_later_one_is_changed(around: str) -> None:
+    """However documents are cut into batches: a rebuild would else give the column of one field to the other."""
+    history = ['{"x": 1}', '{"userid": "u"}', '{"userId": 5, "b": 1, "B": 2}', '{"B": 1, "X": 1}']
+    texts = [around % fields for fields in history]
+    schema = document_schema.EMPTY
+    for text in texts:
+        schema = evolution([text], schema).schema
+    assert evolution(texts, document_schema.EMPTY).schema == schema
+    assert re.findall(r'"name":"(\w+)","column":"(\w+_2)"', schema.to_json()) == [
+        ("userId", "userId_2"),
+        ("B", "B_2"),
+        ("X", "X_2"),
+    ]

@@ -351,11 +351,11 @@ def document(key: Any, **fields: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("is_at_once", "versions", "names"),
-    [(False, 1, ["_id", "b", "a", "m", "z"]), (True, 2, ["_id", "b", "m", "z", "a"])],
+    ("is_at_once", "versions"),
+    [(False, 1), (True, 2)],
 )
 def test_a_first_range_gives_the_schema_that_the_steps_would(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_at_once: bool, versions: int, names: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_at_once: bool, versions: int
 ) -> None:
     """Of all its documents together: many names in one field are a map, also where the first documents show few of them. Where the
     steps would type before they looked, the first documents give a version by themselves."""
@@ -368,7 +368,7 @@ def test_a_first_range_gives_the_schema_that_the_steps_would(
         hop.append(*((key, document(key, **fields)) for key, fields in enumerate(shown)))
         hop.silver()
         silver = oracle.read(hop.silver_table.path or "")
-        assert [name for name in silver.column_names if not name.startswith("__")] == names
+        assert [name for name in silver.column_names if not name.startswith("__")] == ["_id", "b", "z", "m", "a"]
         assert pa.types.is_map(silver["m"].type) is not is_at_once
         assert pc.count_distinct(oracle.read(hop.layout.ops("schemas").path or "")["version"]).as_py() == versions
 
