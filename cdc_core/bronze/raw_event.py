@@ -87,7 +87,7 @@ def update_description(description: Mapping[str, Any], text: EventText) -> dict[
             {"field": entry["field"], "size": entry["newSize"]} for entry in description.get("truncatedArrays") or ()
         ]
         or None,
-        "disambiguatedPaths": None if ambiguous is None else bson_to_json.dumps_value(ambiguous),
+        "disambiguatedPaths": None if ambiguous is None else text.of(ambiguous, b"updateDescription", b"disambiguatedPaths"),
     }
 
 

@@ -411,10 +411,15 @@ def _update(
     """An update of the texts of a bronze row."""
     updated = _paths(updated_fields)
     named = None if disambiguated_paths is None else _paths(disambiguated_paths)
-    if updated is None or (named is None and disambiguated_paths is not None):
+    if updated is None or (named is None and disambiguated_paths is not None) or _names_twice(disambiguated_paths, named):
         return PartialUpdate.unreadable(sequence)
     cuts = [(cut["field"], cut["size"]) for cut in truncated_arrays] if truncated_arrays else ()
     return PartialUpdate(sequence, updated, removed_fields or (), cuts, named)
+
+
+def _names_twice(text: str | None, named: Any) -> bool:
+    """Whether two paths have one text, `a.b` in `a` and a field `a.b`: which value is whose, nobody can say."""
+    return bool(named) and text is not None and text.count('":[') - text.count('\\":[') > len(named)
 
 
 def _paths(text: str | None) -> Any:

@@ -15,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc_core.bronze import columns as bronze
+from cdc_core.bronze import raw_event
 from cdc_core.extended_json import wrappers
+from cdc_core.extended_json.raw_bson import RepeatedFields, write_document
 from cdc_core.silver import fold
 
 CASES = Path(__file__).resolve().parents[2] / "cases" / "fold"
@@ -388,3 +390,20 @@ def test_twice_is_once() -> None:
     """A result depends on its arguments alone: folding again gives the same, whatever changed on the way."""
     of = [fold.PartialUpdate("1", {"a": {"b": [1]}}), fold.PartialUpdate("2", {"a.b.1": 2})]
     assert fold.fold({}, of) == fold.fold({}, of) == ({"a": {"b": [1, 2]}}, False)
+
+
+@pytest.mark.parametrize("updated", [(("a.b", 2), ("a.b", 3)), (("a.b", 2),), ()])
+def test_an_update_of_two_paths_of_one_text_leaves_the_document_incomplete(updated: tuple[tuple[str, object], ...]) -> None:
+    """The field `a.b` and the field `b` of `a`, set or removed by one update: the server gives both under one name."""
+    named = RepeatedFields((("a.b", ["a.b"]), ("a.b", ["a", "b"])))
+    given = {
+        "updatedFields": RepeatedFields(updated),
+        "removedFields": ["a.b"] * (2 - len(updated)),
+        "disambiguatedPaths": named,
+    }
+    raw = write_document({"updateDescription": given})
+    event, is_exact = raw_event.decoded(raw)
+    row = raw_event.update_description(event["updateDescription"], raw_event.EventText(raw, is_exact))
+    held = {name: value.decode() if isinstance(value, bytes) else value for name, value in row.items()}
+    update = fold.PartialUpdate.from_bronze({"sequence": "1", "updateDescription": held})
+    assert fold.folded_text('{"a.b":1,"a":{"b":1}}', [update])[1]
