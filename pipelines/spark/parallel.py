@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,6 +24,9 @@ Sessions = Callable[[], "SparkSession"]
 
 THREADS = 4
 
+RETRY_SECONDS = 60.0
+"""After an error that nobody knows, a collection waits so long: a task may have been lost, and a bug would meet it each second."""
+
 log = logging.getLogger(__name__)
 
 
@@ -30,11 +34,12 @@ log = logging.getLogger(__name__)
 class Failures:
     """The collections that could not be brought up to date, each with its error, while the others go on.
 
-    One whose error is temporary, or whose table another writer holds for now, is tried again; any other waits for the
-    next start.
+    One whose error is temporary, or whose table another writer holds for now, is tried again, and after a while one whose error
+    nobody knows; any other waits for a person, and the next start.
     """
 
     found: dict[str, Exception] = field(default_factory=dict)
+    _until: dict[str, float] = field(default_factory=dict)
 
     def guarding(
         self, act: Callable[[SparkSession, Item], Outcome], *, name: Callable[[Item], str]
@@ -64,6 +69,7 @@ class Failures:
         # A service tries again every second: the same line each time would hide all others.
         before = self.found.get(name)
         self.found[name] = known
+        self._until[name] = time.monotonic() + RETRY_SECONDS
         if before is None or errors.message_of(before) != errors.message_of(known):
             log.error("%s: %s; the other collections go on", name, errors.message_of(known))
 
@@ -76,8 +82,11 @@ class Failures:
             self.found.pop(name, None)
 
     def waits(self, name: str) -> bool:
-        """Whether a collection failed in a way that trying again does not mend."""
-        return name in self.found and not isinstance(self.found[name], (errors.Temporary, errors.TableOwned))
+        """Whether a collection failed in a way that trying again does not mend, or not yet."""
+        error = self.found.get(name)
+        if error is None or isinstance(error, (errors.Temporary, errors.TableOwned)):
+            return False
+        return isinstance(error, errors.MedallionError) or time.monotonic() < self._until.get(name, 0.0)
 
     def raised(self) -> None:
         """Raise what was noted, as one error."""

@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import bson
@@ -159,3 +160,16 @@ def test_an_error_that_needs_a_person_is_not_forgotten() -> None:
     noted.passed("shop.b")
     noted.passed("shop.c")
     assert list(noted.found) == ["shop.b"]
+
+
+def test_an_error_that_nobody_knows_does_not_stand_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark lost a task, say: the collection is tried again after a while, and not each second."""
+    now = 0.0
+    monkeypatch.setattr(parallel, "time", SimpleNamespace(monotonic=lambda: now))
+    failures = parallel.Failures()
+    failures.note("cases.t", RuntimeError("a task was lost"))
+    failures.note("cases.u", errors.DecisionNeeded("somebody else's table"))
+    now = parallel.RETRY_SECONDS - 1
+    assert failures.waits("cases.t") and failures.waits("cases.u")
+    now = parallel.RETRY_SECONDS
+    assert not failures.waits("cases.t") and failures.waits("cases.u")
