@@ -20,7 +20,7 @@
         ├── StorageExhausted                no space left
         ├── CommitConflict                  Delta's conflicts after the retries
         ├── CommitUnknown                   a commit that got no answer, and the writer that would go on behind it
-        └── SparkLost                       Spark's JVM ended under its application
+        └── SparkLost                       Spark ended under its application
 
 A message says what, where (collection, position, path of a setting) and what to do next. It never holds a document's
 content, a password, or a whole settings object.

@@ -19,6 +19,7 @@ from cdc_core.tables import layout as tables
 from pipelines import clock
 from pipelines.delta import direct_log, owners, table_errors, table_history, upsert
 from pipelines.delta.local_log import Commit
+from pipelines.spark import failures as spark_failures
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -134,11 +135,13 @@ class FencedCommits:
         except (upsert.NeedsMerge, upsert.NotCommitted):  # raised before anything was committed
             self._unanswered = None
             raise
-        except (*table_errors.SPARK_ERRORS, direct_log.VersionTaken):
-            # The error is an answer: nothing of this commit is on its way any more, and the log says whether it got there.
+        except (*table_errors.SPARK_ERRORS, direct_log.VersionTaken) as error:
+            # The error is an answer, but that of a lost server: nothing of this commit is on its way any more, and the log says
+            # whether it got there.
             landed = self._looked_up(said)
             if landed is None:
-                self._unanswered = None
+                if not spark_failures.is_server_gone(error):
+                    self._unanswered = None
                 raise
             return self._committed(landed, said)
         if new is None:

@@ -24,6 +24,7 @@ _FILE_MISSING = (
     "DELTA_FILE_NOT_FOUND",
     "DELTA_TRUNCATED_TRANSACTION_LOG",
 )
+_NO_ANSWER = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED")
 _GONE = ("FileNotFoundException", "NoSuchFileException")
 _DATA_FILE = re.compile(r"/(?:part-|deletion_vector_)[^/]*$")
 # Spark wraps what a task raised two or three times; the bound is for chains that lead back to themselves.
@@ -42,6 +43,11 @@ def translated(error: BaseException) -> errors.MedallionError | None:
             "Spark's JVM ended or answers no more (killed, or out of memory; its log: "
             f"{jvm.log_file()}); what it had committed is in the tables. Start again, and it goes on from there"
         )
+    if is_server_gone(error):
+        return errors.SparkLost(
+            "Spark Connect's server, or this session of it, ended or answers no more; what it had committed is in the tables. "
+            "Start again, and it goes on from there"
+        )
     if is_full(error):
         return errors.StorageExhausted(
             "no space left, in the lakehouse or in the temporary folder; what is not committed is done again. "
@@ -53,6 +59,12 @@ def translated(error: BaseException) -> errors.MedallionError | None:
         )
     missing = missing_file(error)
     return None if missing is None else _files_missing(missing)
+
+
+def is_server_gone(error: BaseException) -> bool:
+    """Whether a server of Spark Connect gave no answer, or knows the session no more: what was asked may still be done."""
+    status = getattr(_called(error, "getGrpcStatusCode"), "name", "")
+    return condition(error).startswith("INVALID_HANDLE.SESSION") or (not condition(error) and status in _NO_ANSWER)
 
 
 def is_full(error: BaseException) -> bool:

@@ -7,7 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from grpc import StatusCode
 from pyspark.errors import AnalysisException
+from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 
 from cdc_core import errors
 from cdc_core.tables import claims
@@ -128,6 +130,18 @@ def test_a_commit_that_cannot_be_looked_up_is_unknown(
     with pytest.raises(errors.CommitUnknown) as unknown:
         getattr(writer, through)(then_fails, said)
     assert not isinstance(unknown.value, fenced_commits.REFUSED)
+    with pytest.raises(errors.CommitUnknown):
+        writer.refuse_unanswered()
+
+
+def test_a_server_of_spark_connect_that_is_gone_gave_no_answer(writer: FencedCommits, log: list[Commit]) -> None:
+    """What it was asked for may be done yet: nothing follows on it in this process."""
+
+    def breaks(*_: object) -> None:
+        raise SparkConnectGrpcException("connection reset", grpc_status_code=StatusCode.UNAVAILABLE)
+
+    with pytest.raises(SparkConnectGrpcException):
+        writer.through_spark(breaks, said)
     with pytest.raises(errors.CommitUnknown):
         writer.refuse_unanswered()
 

@@ -6,7 +6,9 @@ import errno
 import os
 
 import pytest
+from grpc import StatusCode
 from py4j.protocol import Py4JNetworkError
+from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 
 from cdc_core import errors
 from cdc_core.tables import layout as tables
@@ -86,6 +88,25 @@ def test_a_connection_to_the_jvm_that_breaks_is_no_bug() -> None:
     """Also where the process is still seen: it answers no more, and the next start asks the tables."""
     told = failures.translated(Py4JNetworkError("Answer from Java side is empty"))
     assert isinstance(told, errors.SparkLost) and told.exit_code == 75
+
+
+NO_ANSWER = SparkConnectGrpcException("failed to connect", grpc_status_code=StatusCode.UNAVAILABLE)
+
+
+@pytest.mark.parametrize(
+    "error", [NO_ANSWER, Raised("INVALID_HANDLE.SESSION_CHANGED"), Raised("INVALID_HANDLE.SESSION_CLOSED")]
+)
+def test_a_server_of_spark_connect_that_is_gone_is_no_bug(error: Exception) -> None:
+    """It was restarted, or a platform ended the session: no collection waits for ever, and a scheduler tries again."""
+    told = failures.translated(error)
+    assert isinstance(told, errors.SparkLost) and told.exit_code == 75
+    with pytest.raises(errors.SparkLost):
+        parallel.Failures().note("shop.a", error)
+
+
+def test_what_a_server_of_spark_connect_refuses_is_not_taken_for_its_end() -> None:
+    refused = SparkConnectGrpcException("too large", grpc_status_code=StatusCode.RESOURCE_EXHAUSTED)
+    assert failures.translated(refused) is None
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), Raised("PATH_NOT_FOUND", "/lake/nowhere"), Raised("DIVIDE_BY_ZERO")])
