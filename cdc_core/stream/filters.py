@@ -78,8 +78,8 @@ class Filter:
         if db in BUILT_IN or not self._is_in_scope(db) or not self.databases.includes(db):
             return False
         pairs = [pattern.by_database() for pattern in self.collections.include]
-        named = {name.casefold() for pair in pairs for name, _ in pair or ()}
-        return not pairs or None in pairs or db.casefold() in named
+        named = {patterns.folded(name) for pair in pairs for name, _ in pair or ()}
+        return not pairs or None in pairs or patterns.folded(db) in named
 
     def _is_in_scope(self, *names: str) -> bool:
         """Whether the stream carries events of a database, or of a collection in it."""
@@ -334,7 +334,7 @@ def _namespace_clauses(entries: Sequence[Pattern], field: str) -> list[dict[str,
         if pairs is None:
             others.append(entry.server_text or "")
         for db, collection in pairs or ():
-            by_database.setdefault(db.lower(), []).append(collection.text)
+            by_database.setdefault(patterns.folded(db), []).append(collection.text)
     clauses = [
         {**_matching(f"{field}.db", [patterns.literal(db).text]), **_matching(f"{field}.coll", collections)}
         for db, collections in sorted(by_database.items())
@@ -387,9 +387,9 @@ def _narrowest(filter_: Filter, databases: Sequence[str]) -> Scope:
     if filter_.signals is not None:
         written = [*written, filter_.signals.partition(".")[0]] if written else []
     # A stream is on one database or on all of them.
-    if len({name.casefold() for name in written}) != 1:
+    if len({patterns.folded(name) for name in written}) != 1:
         return Scope(CaptureScope.DEPLOYMENT)
-    known = [name for name in databases if name.casefold() == written[0].casefold()]
+    known = [name for name in databases if patterns.folded(name) == patterns.folded(written[0])]
     return Scope(CaptureScope.DATABASE, known[0] if len(known) == 1 else written[0])
 
 

@@ -28,7 +28,7 @@ class Pattern:
 
     def matches(self, name: str) -> bool:
         """Whether the whole name is meant."""
-        return self._regex.fullmatch(name) is not None
+        return self._regex.fullmatch(name.translate(_ALONE) if self._is_name else name) is not None
 
     @functools.cached_property
     def literal(self) -> str | None:
@@ -41,7 +41,7 @@ class Pattern:
         certain.
         """
         # Too many events from the server are dropped here; one too few would be lost without a trace.
-        return self.text if _is_name(self.text) or _PORTABLE.fullmatch(self.text) else None
+        return self.text if self._is_name or _PORTABLE.fullmatch(self.text) else None
 
     def by_database(self) -> tuple[tuple[str, Pattern], ...] | None:
         """An entry over ``database.collection`` as databases, each with the collections in it.
@@ -56,10 +56,17 @@ class Pattern:
         return known if len(known) == len(pairs) else None
 
     @functools.cached_property
+    def _is_name(self) -> bool:
+        """Whether it is a name in which a dot may stand for any sign."""
+        return _NAME.fullmatch(self.text) is not None
+
+    @functools.cached_property
     def _regex(self) -> re.Pattern[str]:
         # In a real expression `\w` and its like mean ASCII, as in Java; a name has none of them, and all of its letters
         # are folded.
-        return re.compile(self.text, re.IGNORECASE if _is_name(self.text) else re.IGNORECASE | re.ASCII)
+        if self._is_name:
+            return re.compile(self.text.translate(_ALONE), re.IGNORECASE)
+        return re.compile(self.text, re.IGNORECASE | re.ASCII)
 
 
 def regex(entry: str) -> Pattern:
@@ -81,9 +88,12 @@ def literal(entry: str) -> Pattern:
     return Pattern(_escaped(entry))
 
 
-def _is_name(text: str) -> bool:
-    """Whether a regular expression is a name in which a dot may stand for any sign."""
-    return _NAME.fullmatch(text) is not None
+def folded(name: str) -> str:
+    """The name in lower case, letter by letter: what is one name to the server is one text.
+
+    `str.lower` makes two signs of one letter (İ), which the server would look for, and `casefold` one name of two (straße, strasse).
+    """
+    return "".join(sign.lower() if len(sign.lower()) == 1 else sign for sign in name)
 
 
 def _escaped(name: str) -> str:
@@ -110,6 +120,8 @@ def _pinned(alternative: str) -> tuple[str, Pattern] | None:
     return _ESCAPED.sub(r"\1", db), Pattern(rest)
 
 
+_ALONE = str.maketrans("İı", "\ue000\ue001")
+"""Letters that Python takes for i, and no server does, as signs without case."""
 _META = frozenset("\\^$.|?*+()[]{}")
 _JAVA = re.compile(r"\\Q(.*?)(?:\\E|\Z)|\\u([0-9a-fA-F]{4})|\{,([0-9]+)\}|(\\.|.)", re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
