@@ -16,7 +16,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,11 +40,16 @@ LOOKED_THROUGH = 100
 """So many of the last commits are looked through for the files that they added."""
 
 
+UNKNOWN = -1
+"""A version before all that a log holds: of no commit in it the position is that of the rows."""
+
+
 @dataclass(frozen=True)
 class Commit:
     """One entry of a table's history: version, milliseconds since 1970, and our metadata where it is ours.
 
-    `restored` is the version that the commit brought back, for a RESTORE; None for every other operation.
+    `restored` is the version that the commit brought back, for a RESTORE, and `UNKNOWN` where that is not known, or somebody else put
+    other rows in the place of all; None for every other operation.
     """
 
     version: int
@@ -272,7 +277,7 @@ def rows(folder: Path, schema: pa.Schema) -> pa.Table | None:
         live = _LogFiles.read(folder).files()
         bring(folder, live)
         found = [pq.ParquetFile(file.path).read() for file in live]
-    except (_NotPlain, OSError):
+    except _NOT_HERE:
         return None
     return aligned(pa.concat_tables(found, promote_options="permissive") if found else schema.empty_table(), schema)
 
@@ -290,7 +295,7 @@ def files(folder: Path) -> list[AddedFile] | None:
     """The data files of the newest version; None where only Delta can tell them."""
     try:
         return _LogFiles.read(folder).files()
-    except (_NotPlain, FileNotFoundError, pa.ArrowInvalid):
+    except _NOT_HERE:
         return None
 
 
@@ -374,6 +379,10 @@ class _NotPlain(Exception):
     """The table uses what is not read here."""
 
 
+_NOT_HERE = (_NotPlain, OSError, ValueError, pa.ArrowException)
+"""What a log raises that is not read here, or is damaged: where a disk was full, or the power gone, Delta goes on without a checkpoint."""
+
+
 @dataclass
 class _LogFiles:
     """The data files of a table's newest version, while its log is replayed."""
@@ -429,13 +438,18 @@ class _LogFiles:
 
 def _commit(name: str, info: dict[str, Any], find_restored: Callable[[], int | None]) -> Commit:
     """The commit of a file of the log, by its `commitInfo`; a RESTORE that does not say its version is looked into."""
-    restored = None
-    if info.get("operation") == "RESTORE":
-        said = info.get("operationParameters", {}).get("version")
-        # Where nothing tells the version any more, it is one before all that the log holds: nothing there is its position.
-        restored = int(said) if said is not None else _or(find_restored(), -1)
-    return Commit(int(name[:20]), info.get("timestamp", 0), claims.parsed(info.get("userMetadata")), restored)
+    operation, metadata = info.get("operation"), claims.parsed(info.get("userMetadata"))
+    restored = brought_back(operation, info.get("operationParameters") or {}, metadata)
+    if restored == UNKNOWN and operation == "RESTORE":
+        found = find_restored()
+        restored = UNKNOWN if found is None else found
+    return Commit(int(name[:20]), info.get("timestamp", 0), metadata, restored)
 
 
-def _or(found: int | None, otherwise: int) -> int:
-    return otherwise if found is None else found
+def brought_back(operation: str | None, parameters: Mapping[str, Any], metadata: object) -> int | None:
+    """`Commit.restored`, as far as a commit says it by itself."""
+    if operation == "RESTORE":
+        return UNKNOWN if parameters.get("version") is None else int(parameters["version"])
+    # A copy of the table, as a backup is brought back: what its rows were applied to is not what was committed last.
+    is_replaced = operation == "CLONE" or (parameters.get("mode") == "Overwrite" and parameters.get("predicate") is None)
+    return UNKNOWN if is_replaced and metadata is None else None

@@ -7,9 +7,11 @@ such a store is not written unless the settings vouch for a single driver (`lake
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdc_core import errors
@@ -51,15 +53,39 @@ def check(spark: SparkSession, location: str) -> None:
     """Raise `ConcurrentWritesUnsafe` unless commits to tables below `location`, a path or URL, exclude each other.
 
     Where our own log store is in use it is proven by a probe beside the table: an object that is written twice, of which the
-    second must be refused. Proven once for a store and process.
+    second must be refused, or on a disk a hard link. Proven once for a store and process.
     """
     scheme = stores.scheme(location)
     place = (os.getpid(), _store_of(location))
-    if scheme == "file" or place in _PROVEN or sparks.is_databricks():
+    if place in _PROVEN or sparks.is_databricks():
         return
-    prove(spark, location)
+    if scheme != "file":
+        prove(spark, location)
+    elif sparks.is_classic(spark) and _log_store(spark, scheme) == log_store.LOCAL:
+        _prove_links(Path("/" + location.removeprefix("file:").lstrip("/")))
     # Only a success is remembered: a store that was refused is probed again, because its settings may have changed.
     _PROVEN.add(place)
+
+
+def _prove_links(folder: Path) -> None:
+    """Raise `ConcurrentWritesUnsafe` where a folder's file system has no hard links, by which our log store names a commit."""
+    beside = next(each for each in folder.parents if each.is_dir())
+    probe = beside / f".medallion_probe_{uuid.uuid4().hex}"
+    linked = probe.with_suffix(".link")
+    try:
+        probe.touch()
+        os.link(probe, linked)
+    except OSError as error:
+        # Any other error is the folder's or the disk's, and told by whoever writes there.
+        if error.errno in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+            raise errors.ConcurrentWritesUnsafe(
+                f"{beside}: its file system has no hard links, by which one of two commits of the same version wins, as a bucket that is "
+                "mounted has none. Nothing was written. Take a folder of another disk as lakehouse.root, or the store by its URL (s3a://…)"
+            ) from error
+    finally:
+        for each in (linked, probe):
+            with contextlib.suppress(OSError):
+                each.unlink()
 
 
 def prove(spark: SparkSession, location: str) -> str:

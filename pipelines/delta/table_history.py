@@ -15,7 +15,7 @@ from pipelines.delta import local_log, table_errors
 from pipelines.delta.local_log import Commit
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import Row, SparkSession
 
 
 RESTORED = "restored"
@@ -33,18 +33,16 @@ def commits(spark: SparkSession, table: tables.TableRef, *, limit: int | None = 
     with table_errors.translating(table):
         rows = (
             spark.sql(f"DESCRIBE HISTORY {table}{suffix}")
-            .selectExpr("version", "timestamp", "userMetadata", "operation", "operationParameters.version AS restored")
+            .select("version", "timestamp", "userMetadata", "operation", "operationParameters")
             .collect()
         )
-    return [
-        Commit(
-            row.version,
-            int(row.timestamp.timestamp() * 1000),
-            claims.parsed(row.userMetadata),
-            _restored(row.restored) if row.operation == "RESTORE" else None,
-        )
-        for row in rows
-    ]
+    return [_commit(row) for row in rows]
+
+
+def _commit(row: Row) -> Commit:
+    metadata = claims.parsed(row.userMetadata)
+    restored = local_log.brought_back(row.operation, row.operationParameters or {}, metadata)
+    return Commit(row.version, int(row.timestamp.timestamp() * 1000), metadata, restored)
 
 
 def _read_here(spark: SparkSession, table: tables.TableRef) -> Iterator[Commit]:
@@ -58,12 +56,6 @@ def _read_here(spark: SparkSession, table: tables.TableRef) -> Iterator[Commit]:
         # Of a log in a store the older commits are not here, or may be out of reach just now: Spark goes on.
         if local_log.folder(table) is not None:
             raise
-
-
-def _restored(said: str | None) -> int:
-    """The version that a RESTORE brought back. A RESTORE to a time does not name its version: then -1, a version before
-    all, so that no commit's position is taken for that of the rows."""
-    return -1 if said is None else int(said)
 
 
 def version(spark: SparkSession, table: tables.TableRef) -> int:

@@ -75,6 +75,27 @@ def test_every_layer_goes_on_from_the_version_of_a_time(spark: SparkSession, tmp
     assert found is not None and found.batch == 1
 
 
+@pytest.mark.parametrize("copied", ["CREATE OR REPLACE TABLE {} SHALLOW CLONE {}", "INSERT OVERWRITE {} SELECT * FROM {}"])
+def test_a_backup_that_is_copied_over_silver_is_gone_on_from(spark: SparkSession, tmp_path: Path, copied: str) -> None:
+    """What came after the backup is applied again, and gold follows."""
+    hop, backup = Hop(spark, pipeline(tmp_path)), tables.TableRef.at(str(tmp_path / "backup"))
+    silver = hop.silver_table(ORDERS)
+    hop.bronze.append({ORDERS: [{"op": "c", "key": key, "at": 10 + key, "after": {"_id": key, "v": 1}} for key in (1, 2)]})
+    hop.run()
+    spark.table(str(silver)).write.format("delta").option("delta.enableTypeWidening", "true").save(backup.path)
+    properties = ", ".join(f"'{name}' = '{value}'" for name, value in delta.properties(spark, silver).items())
+    spark.sql(f"ALTER TABLE {backup} SET TBLPROPERTIES ({properties})")
+    hop.bronze.append(
+        {ORDERS: [{"op": "u", "key": 1, "at": 20, "after": {"_id": 1, "v": 2}}, {"op": "d", "key": 2, "at": 21}]}
+    )
+    hop.run()
+    spark.sql(copied.format(silver, backup)).collect()
+    assert registry.silver_position(spark, silver).to == 1
+    hop.run()
+    assert [row["v"] for row in hop.rows(ORDERS)] == [2]
+    assert hop.documents(ORDERS) == [{"_id": 1, "v": 2, "__key": "1"}]
+
+
 def test_where_the_log_goes_back_no_further_no_position_is_told(spark: SparkSession, tmp_path: Path) -> None:
     """Then silver goes by its rows and gold is written anew: never by the position of before the restore."""
     ref = tables.TableRef.at(str(tmp_path / "t"))

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from cdc_core.tables import claims
-from pipelines.delta import checkpoint, local_log
+from cdc_core.tables import layout as tables
+from pipelines.delta import checkpoint, local_log, table_history
+from pipelines.delta.live_files import LiveFiles
+
+NO_SPARK: Any = None
 
 
 def commit(folder: Path, version: int, *actions: dict[str, object], to: object = None, **info: object) -> None:
@@ -67,6 +72,28 @@ def test_a_restore_to_a_time_is_told_by_its_files(table: Path, actions: list[dic
 def test_a_restore_to_a_version_says_it(table: Path) -> None:
     commit(table, 5, operation="RESTORE", operationParameters={"version": "1", "timestamp": None})
     assert next(iter(local_log.commits(table))).restored == 1
+
+
+@pytest.mark.parametrize(
+    ("operation", "parameters", "is_replaced"),
+    [
+        ("CLONE", {"source": "delta.`/backup/t`", "sourceVersion": "3", "isShallow": "true"}, True),
+        ("WRITE", {"mode": "Overwrite", "partitionBy": "[]"}, True),
+        ("WRITE", {"mode": "Overwrite", "partitionBy": "[]", "predicate": "day = 3"}, False),
+        ("WRITE", {"mode": "Append", "partitionBy": "[]"}, False),
+        ("OPTIMIZE", {"predicate": "[]"}, False),
+    ],
+)
+def test_no_position_counts_whose_rows_somebody_put_others_in_the_place_of(
+    table: Path, operation: str, parameters: dict[str, str], is_replaced: bool
+) -> None:
+    """A backup that is copied over the table lacks what was applied since; what we write over it says what it is at."""
+    commit(table, 5, operation=operation, operationParameters=parameters)
+    found = table_history.position(NO_SPARK, tables.TableRef.at(str(table)))
+    assert (found is None) == is_replaced
+    commit(table, 6, operation=operation, operationParameters=parameters, to=6)
+    found = table_history.position(NO_SPARK, tables.TableRef.at(str(table)))
+    assert found is not None and found.version == 6
 
 
 def test_what_was_appended_is_told_across_a_compaction_that_says_nothing(tmp_path: Path) -> None:
@@ -127,6 +154,17 @@ def test_a_checkpoint_that_is_noted_and_gone_or_newer_than_wanted_is_looked_for(
             noted.write_text(text)
         found = [checkpoint.newest(tmp_path, version) for version in (None, 25, 20, 19, 9)]
         assert [path and int(path.name[:20]) for path in found] == [20, 20, 20, 10, None]
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1 cut off"])
+def test_a_checkpoint_that_cannot_be_read_is_left_to_delta(tmp_path: Path, content: bytes) -> None:
+    """Delta begins at an older one, or at the first commit."""
+    commit(tmp_path, 0, {"metaData": {"schemaString": '{"fields": []}', "configuration": {}}}, to=0)
+    commit(tmp_path, 1, add("a"), to=1)
+    _checkpoint_of(tmp_path, 0).write_bytes(content)
+    assert local_log.rows(tmp_path, pa.schema([("n", pa.int64())])) is None
+    assert local_log.files(tmp_path) is local_log.columns(tmp_path) is local_log.properties(tmp_path) is None
+    assert not LiveFiles(tmp_path).at(1)
 
 
 def _checkpoint_of(folder: Path, version: int) -> Path:
