@@ -129,11 +129,13 @@ class SilverRebuild:
 
     def run(self, seed: DocumentSchema = document_schema.EMPTY) -> RebuildResult:
         """The table, from bronze; `seed` is a schema that its columns have from the start."""
+        if not delta.exists(self.spark, self._bronze):
+            raise errors.DecisionNeeded(f"{self._bronze.label}: there is no bronze to rebuild from; bring it back first")
         position = registry.silver_position(self.spark, self.writer.table)
         newest = bronze_log.newest(self.spark, self._bronze)
         is_of_other = position.is_of_other(newest.log)
-        if is_of_other:
-            # Its numbers are another bronze's: everything that this one holds is applied.
+        if is_of_other or not position.to:
+            # Its numbers are another bronze's, or a repair took them back: everything that this one holds is applied.
             position = replace(position, to=newest.batch)
         self._check_bronze(position.to)
         generation = uuid.uuid4().hex[:12]

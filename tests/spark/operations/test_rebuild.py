@@ -16,13 +16,13 @@ from pipelines.delta import table_comparison, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
 from pipelines.operations import quarantine as quarantines
-from pipelines.operations import rebuild
+from pipelines.operations import rebuild, repair
 from pipelines.operations import schema as evolution
 from pipelines.silver import ranges
 from pipelines.silver import rebuild as silver_rebuild
 from pipelines.silver import tables as silver_tables
 from tests.harness import bronze_rows
-from tests.harness.layers import CASES, Hop, Killed, document, forget_claims, killing, pipeline
+from tests.harness.layers import CASES, Hop, Killed, document, forget_claims, killing, lose, pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -177,6 +177,26 @@ def test_a_damaged_table_is_mended(hop: Hop) -> None:
     assert [(each.column, each.keys) for each in found.comparison.differences] == [("v", ("2",))]
     assert [row["v"] for row in hop.documents(ORDERS)] == [0, 1, 2, 3]
     assert hop.gold().changed == 0
+
+
+def test_a_repaired_table_is_rebuilt_whole_and_gold_waits_for_it(spark: SparkSession, tmp_path: Path) -> None:
+    """A repair takes the position back to the beginning, and says nothing of what bronze holds: no document goes, in either layer."""
+    hop = Hop(spark, pipeline(tmp_path))
+    for key in (1, 2):
+        hop.bronze.append({ORDERS: [document(key, 10 * key, "c")]})
+        hop.run()
+    wanted = hop.documents(ORDERS)
+    lose(spark, hop.silver_table(ORDERS))
+    repair.run(spark, hop.settings)
+    with pytest.raises(errors.DecisionNeeded, match="has applied nothing yet"):
+        rebuilt(hop, layer=rebuild.Layer.GOLD)
+    assert hop.documents(ORDERS) == wanted
+    found = rebuilt(hop)
+    assert (found.to, found.comparison.lost, len(hop.rows(ORDERS))) == (2, 0, 2)
+    assert (hop.silver().events, hop.gold().changed, hop.documents(ORDERS)) == (0, 2, wanted)
+    shutil.rmtree(tmp_path / "bronze")
+    with pytest.raises(errors.DecisionNeeded, match="there is no bronze"):
+        rebuilt(hop)
 
 
 @pytest.mark.journey
