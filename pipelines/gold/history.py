@@ -31,6 +31,7 @@ from cdc_core.bronze import columns as bronze
 from cdc_core.gold import versions
 from cdc_core.properties.source import FullUpdateType
 from cdc_core.schema import document_schema
+from cdc_core.schema import names as column_names
 from cdc_core.silver import merge, reduce
 from cdc_core.silver import quarantine as quarantine_rules
 from cdc_core.sql import merge as sql_merge
@@ -168,6 +169,12 @@ class History:
         self.mode = self.options.unwrap.delete_tombstone_handling_mode
         kept = schemas.latest(self.spark, self.layout.ops("schemas"), generations={str(self.namespace): GENERATION})
         self.schema = kept.get(str(self.namespace), schemas.SchemaVersion(generation=GENERATION))
+        own = {*column_names.ENGINE, *RESERVED, *(self.writer.metadata.get("added") or ())}
+        if not kept and not own.issuperset(self._stored().columns):
+            raise errors.DecisionNeeded(
+                f"{self.writer.table.label}: ops/schemas does not say any more what its columns are; remove this table, and gold makes "
+                "it anew from bronze"
+            )
         # Of a table that was removed and made anew the columns begin anew, as the settings lay them out now.
         if {name for name, _ in self.schema.schema.table()}.isdisjoint(self._stored().columns):
             self.schema = replace(self.schema, schema=document_schema.EMPTY)
