@@ -89,6 +89,11 @@ class Positions:
             return False
         return True
 
+    def find_schema(self, namespace: registry.Namespace) -> bool:
+        """Look for a table's schema, which was noted since the others were read, or could not be read then; whether there is one."""
+        self.schemas |= _schemas_of(self.spark, self.layout, {namespace: self.known[namespace]})
+        return str(namespace) in self.schemas
+
     def check_log(self) -> None:
         """Refuse collections whose tables were made from another bronze: its batch numbers mean nothing in this one."""
         for namespace, position in self.known.items():

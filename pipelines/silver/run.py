@@ -339,7 +339,8 @@ class _SilverRun:
         if said.get("to") is not None and (said["to"], said.get("generation") or "") != (known.to, known.generation):
             writer.release()
             raise errors.CommitConflict(f"{table.label}: another run moved or rebuilt this table meanwhile; start again")
-        if str(namespace) not in self.positions.schemas and silver_tables.has_documents(writer, added=known.added):
+        has_schema = str(namespace) in self.positions.schemas or not silver_tables.has_documents(writer, added=known.added)
+        if not (has_schema or self.positions.find_schema(namespace)):
             writer.release()
             raise errors.DecisionNeeded(
                 f"{table.label}: ops/schemas does not say any more what its columns are; make both anew: "

@@ -40,6 +40,22 @@ def test_a_table_that_was_rebuilt_under_a_service_keeps_its_generation(tmp_path:
     assert (position.to, position.generation) == (2, "rebuilt")
 
 
+def test_a_schema_that_could_not_be_read_before_is_looked_for_once_more(tmp_path: Path) -> None:
+    """A store that was away for a moment keeps no collection waiting for the next start."""
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        hop.append((1, bson.encode({"_id": 1, "a": 1})))
+        hop.silver()
+        made = silver._SilverRun(SPARK, hop.settings, False, parallel.Pool(SPARK, None), threading.Event())
+        try:
+            made.caught_up()
+            made.positions.schemas.clear()
+            hop.append((2, bson.encode({"_id": 2, "a": 2})))
+            assert made.caught_up().events == 1 and not made.failures.found
+        finally:
+            made.close()
+
+
 def test_a_table_whose_schema_is_gone_takes_no_field_for_another(tmp_path: Path) -> None:
     """`A` came second and is in the column `A_2`: by a schema that begins anew it would get a column `A` beside `a`, which
     Spark cannot read. The table stays as it was, and free for its rebuild."""
