@@ -18,6 +18,7 @@
         ├── StoreUnreachable                the lakehouse's store does not answer, or refuses
         ├── LeaseHeld                       a writer on another host holds a lease that is not over
         ├── StorageExhausted                no space left
+        ├── Unjudged                        Spark failed while it judged a version
         ├── CommitConflict                  Delta's conflicts after the retries
         ├── CommitUnknown                   a commit that got no answer, and the writer that would go on behind it
         └── SparkLost                       Spark ended under its application
@@ -116,6 +117,10 @@ class Temporary(MedallionError):
 
 class SourceUnreachable(Temporary):
     """No server answered within its time."""
+
+
+class Unjudged(Temporary):
+    """Spark failed while expectations were judged: that is no verdict on the version, which is judged again."""
 
 
 class StoreUnreachable(Temporary):

@@ -259,7 +259,7 @@ class _Outcome:
 
 def _refusal(table: str, failed: Sequence[_Outcome]) -> errors.MedallionError:
     """What was not met, with counts and keys, and never a value. It is no verdict where Spark failed alone: the same rows may pass."""
-    kind = errors.Temporary if all(each.judged.passes for each in failed) else errors.GateFailed
+    kind = errors.Unjudged if all(each.judged.passes for each in failed) else errors.GateFailed
     lines = [f"{table}: the new version is not published, the last good one stays; ops/expectations has the results"]
     for each in failed:
         found = each.judged

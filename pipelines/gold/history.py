@@ -111,7 +111,7 @@ def position(spark: SparkSession, table: tables.TableRef) -> HistoryPosition:
 
 def is_history(metadata: Mapping[str, object]) -> bool:
     """Whether this is what a history's commits say: a collection may be called as the history of another one."""
-    return GAP in metadata
+    return GAP in metadata or "floor" in metadata  # as those of before there were gaps
 
 
 def spare(table: tables.TableRef, metadata: Mapping[str, object], namespace: registry.Namespace) -> None:
@@ -169,11 +169,12 @@ class History:
         self.mode = self.options.unwrap.delete_tombstone_handling_mode
         kept = schemas.latest(self.spark, self.layout.ops("schemas"), generations={str(self.namespace): GENERATION})
         self.schema = kept.get(str(self.namespace), schemas.SchemaVersion(generation=GENERATION))
-        own = {*column_names.ENGINE, *RESERVED, *(self.writer.metadata.get("added") or ())}
+        added = {*(self.writer.metadata.get("added") or ()), *(each.name for each in self._added())}
+        own = {*column_names.ENGINE, *RESERVED, *added}
         if not kept and not own.issuperset(self._stored().columns):
             raise errors.DecisionNeeded(
                 f"{self.writer.table.label}: ops/schemas does not say any more what its columns are; remove this table, and gold makes "
-                "it anew from bronze"
+                "it anew from what bronze holds, which may lack old versions: keep a copy"
             )
         # Of a table that was removed and made anew the columns begin anew, as the settings lay them out now.
         if {name for name, _ in self.schema.schema.table()}.isdisjoint(self._stored().columns):

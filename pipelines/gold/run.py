@@ -220,6 +220,7 @@ class _GoldRun:
 
     def published(self) -> list[GoldTableResult]:
         """Bring every table to where silver is now."""
+        self.failures.begin_round()
         found = registry.read(self.spark, self.settings)
         for namespace, error in found.refused.items():
             self.failures.note(str(namespace), error)

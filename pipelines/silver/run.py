@@ -153,6 +153,7 @@ class _SilverRun:
     collections: dict[registry.Namespace, SilverCollection] = field(default_factory=dict)
     retyped: set[registry.Namespace] = field(default_factory=set)
     failures: parallel.Failures = field(default_factory=parallel.Failures)
+    told_layout: set[registry.Namespace] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.layout = delta.layout(self.settings.lakehouse)
@@ -177,6 +178,7 @@ class _SilverRun:
         to, positions.log = newest.batch if self.bound is None else min(newest.batch, self.bound), newest.log
         if positions.discovered is None:
             positions.read()
+        self.failures.begin_round()
         reread = self._retry_failed()
         positions.check_log()
         due = [work for work in self._works(to) if self._is_due(work)]
@@ -322,6 +324,9 @@ class _SilverRun:
             return kept
         if delta.columns(spark, table).isdisjoint(name for name, _ in kept.schema.table()):
             return replace(kept, schema=document_schema.EMPTY)
+        if namespace in self.told_layout:
+            return kept
+        self.told_layout.add(namespace)
         log.warning(
             "%s: flatten.struct, its delimiter, array.encoding or field.name.adjustment.mode was changed, and the table goes on with the "
             "columns that it has; to lay them out as the settings say now: medallion rebuild --collection %s",
@@ -335,18 +340,27 @@ class _SilverRun:
         silver_tables.create(spark, table)
         writer = Writer.claim(spark, table, take_over=self.take_over)
         # Position and schema were read before the claim: another run may have moved the table since, or rebuilt it where it is.
-        known, said = self.positions.known[namespace], writer.metadata
+        try:
+            self._check_claimed(namespace, writer)
+        except Exception:
+            with suppress(errors.MedallionError):
+                writer.release()
+            raise
+        return writer
+
+    def _check_claimed(self, namespace: registry.Namespace, writer: Writer) -> None:
+        """Raise where a table that was claimed just now is not what this run knows of it."""
+        known, said, label = self.positions.known[namespace], writer.metadata, writer.table.label
         if said.get("to") is not None and (said["to"], said.get("generation") or "") != (known.to, known.generation):
-            writer.release()
-            raise errors.CommitConflict(f"{table.label}: another run moved or rebuilt this table meanwhile; start again")
-        has_schema = str(namespace) in self.positions.schemas or not silver_tables.has_documents(writer, added=known.added)
+            raise errors.CommitConflict(f"{label}: another run moved or rebuilt this table meanwhile; start again")
+        options = self.settings.silver.for_collection(str(namespace)).unwrap
+        added = {*known.added, *(each.name for each in (*options.add_fields, *options.add_headers))}
+        has_schema = str(namespace) in self.positions.schemas or not silver_tables.has_documents(writer, added=added)
         if not (has_schema or self.positions.find_schema(namespace)):
-            writer.release()
             raise errors.DecisionNeeded(
-                f"{table.label}: ops/schemas does not say any more what its columns are; make both anew: "
+                f"{label}: ops/schemas does not say any more what its columns are; make both anew: "
                 f"medallion rebuild --collection {namespace}"
             )
-        return writer
 
 
 def _due_sweeps(

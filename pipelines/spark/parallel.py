@@ -40,6 +40,12 @@ class Failures:
 
     found: dict[str, Exception] = field(default_factory=dict)
     _until: dict[str, float] = field(default_factory=dict)
+    _again: frozenset[str] = frozenset()
+
+    def begin_round(self) -> None:
+        """Let those be tried again that waited long enough; within a round none is, because what was looked at left it out."""
+        now = time.monotonic()
+        self._again = frozenset(name for name in self.found if self._until.get(name, 0.0) <= now)
 
     def guarding(
         self, act: Callable[[SparkSession, Item], Outcome], *, name: Callable[[Item], str]
@@ -70,6 +76,7 @@ class Failures:
         before = self.found.get(name)
         self.found[name] = known
         self._until[name] = time.monotonic() + RETRY_SECONDS
+        self._again -= {name}
         if before is None or errors.message_of(before) != errors.message_of(known):
             log.error("%s: %s; the other collections go on", name, errors.message_of(known))
 
@@ -84,9 +91,9 @@ class Failures:
     def waits(self, name: str) -> bool:
         """Whether a collection failed in a way that trying again does not mend, or not yet."""
         error = self.found.get(name)
-        if error is None or isinstance(error, (errors.Temporary, errors.TableOwned)):
-            return False
-        return isinstance(error, errors.MedallionError) or time.monotonic() < self._until.get(name, 0.0)
+        if isinstance(error, errors.Unjudged) or not isinstance(error, errors.MedallionError):
+            return error is not None and name not in self._again
+        return not isinstance(error, (errors.Temporary, errors.TableOwned))
 
     def raised(self) -> None:
         """Raise what was noted, as one error."""

@@ -21,8 +21,8 @@ RAISED = "\nThe above exception was the direct cause of the following exception:
 @pytest.mark.parametrize(
     ("replies", "raised"),
     [
-        ([LOST], errors.Temporary),
-        (["py4j.protocol.Py4JNetworkError: Answer from Java side is empty"], errors.Temporary),
+        ([LOST], errors.Unjudged),
+        (["py4j.protocol.Py4JNetworkError: Answer from Java side is empty"], errors.Unjudged),
         ([CAST], errors.GateFailed),
         (["pyspark.errors.exceptions.captured.AnalysisException: [UNRESOLVED_COLUMN] …"], errors.GateFailed),
         (["TypeError: …"], errors.GateFailed),

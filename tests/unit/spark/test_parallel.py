@@ -169,7 +169,10 @@ def test_an_error_that_nobody_knows_does_not_stand_for_ever(monkeypatch: pytest.
     failures = parallel.Failures()
     failures.note("cases.t", RuntimeError("a task was lost"))
     failures.note("cases.u", errors.DecisionNeeded("somebody else's table"))
+    failures.note("cases.v", errors.Unjudged("Spark failed while it judged a version"))
     now = parallel.RETRY_SECONDS - 1
-    assert failures.waits("cases.t") and failures.waits("cases.u")
+    failures.begin_round()
     now = parallel.RETRY_SECONDS
-    assert not failures.waits("cases.t") and failures.waits("cases.u")
+    assert all(map(failures.waits, failures.found)), "what a round began without it does not come to"
+    failures.begin_round()
+    assert [name for name in failures.found if failures.waits(name)] == ["cases.u"]
