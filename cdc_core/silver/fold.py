@@ -16,9 +16,8 @@ How a path is read:
 * otherwise a numeric component is an index in an array and a name in a document, and a *name that holds dots*
   that takes part in any reading of the path leaves it undecided: nothing is applied there, the document is
   incomplete;
-* a path through something that is no container is what a base looks like that is newer than the update:
-  nothing is applied there, because what made the base so is a later update of the same history. It counts as
-  undecided until that later update comes, since a new field with dots in its name looks the same.
+* a path that leads through a scalar: the base is probably newer than this update, so nothing is applied there. It stays
+  undecided until a later update of the same history explains it, since a new field with dots in its name looks the same.
 
 Applying a whole history, or the rest of one, to any later state of the document gives its end.
 """

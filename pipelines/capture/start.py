@@ -2,7 +2,7 @@
 
 The first position is committed before the first event and the first chunk are read: a capture that is killed right after it
 goes on from there, and its snapshot lies behind the beginning of its stream. How a capture that has a position comes from
-bronze back to the stream is in `position` and `stream_opener`.
+bronze back to the stream is in `tokens` and `stream_opener`.
 """
 
 from __future__ import annotations

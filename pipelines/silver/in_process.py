@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pipelines.bronze import registry
 
 ONE_RUN_EVENTS = 250_000
-"""So many events one run applies by itself: a Spark that has just been started takes longer to compile what types more of them."""
+"""So many events one run applies by itself; beyond that Spark is faster, even with the compiling of its first plan."""
 
 SPAN_EVENTS = 10_000_000 if (os.cpu_count() or 1) <= 8 else ONE_RUN_EVENTS
 """So many events one run applies by itself range by range; on many cores Spark is faster than this process is on one."""
@@ -96,13 +96,13 @@ def applied(
         return False
     if collection.mode.keeps_row:  # then a delete does nothing
         events = events.filter(pc.not_equal(events["op"], bronze.Op.DELETE.value))
-    held = _held_keys(collection, before=range_.after)
-    if held is None or (held and not held.isdisjoint(events["key"].to_pylist())):
+    quarantined = _quarantined_keys(collection, before=range_.after)
+    if quarantined is None or (quarantined and not quarantined.isdisjoint(events["key"].to_pylist())):
         return False
     given, events = events, in_process_fold.folded(events, collection.writer.live, size_bytes=_many_bytes(collection))
     if events is None:
         return False
-    winners, keys, last_deletes = _reduced(events)
+    winners, keys, last_deletes = _winners(events)
     live = collection.writer.live
     # Before the documents are typed, which is most of the work: whoever has to look for the keys types them again.
     begun = None if live is None or live.is_many(upsert.KEY, keys) else _begun(collection, events)
@@ -116,7 +116,7 @@ def applied(
     if typed is None:
         return False
     schema = evolutions[-1].schema
-    if not collection.keeps_document and "after" not in _bare(collection):
+    if not collection.keeps_document and "after" not in _added_bronze_columns(collection):
         events = events.drop_columns("after")  # the texts are in `typed` by now, and most of the memory
     if len(winners) < events.num_rows:  # documents are dear to copy
         places = pa.array(winners, pa.int64())  # a list of none would have no type
@@ -180,7 +180,7 @@ def _takes_rows(collection: SilverCollection) -> bool:
     return live is not None and live.at(collection.writer.version) and live.is_unchecked() and live.has_vectors()
 
 
-def _held_keys(collection: SilverCollection, *, before: int) -> frozenset[str] | None:
+def _quarantined_keys(collection: SilverCollection, *, before: int) -> frozenset[str] | None:
     """The documents of which the quarantine holds an event, which holds back those of a range behind the batch `before`; None where
     this process cannot tell."""
     if not delta.exists(collection.spark, collection.quarantine):
@@ -192,7 +192,7 @@ def _held_keys(collection: SilverCollection, *, before: int) -> frozenset[str] |
 def _events(collection: SilverCollection, range_: reduce.BatchRange) -> pa.Table | None:
     """The collection's events of the range, in their order; None where this process cannot read them."""
     updates = ("updateDescription",) if collection.keeps_document else ()
-    columns = list(dict.fromkeys((*_READ, *updates, *collection.columns, *_bare(collection))))
+    columns = list(dict.fromkeys((*_READ, *updates, *collection.columns, *_added_bronze_columns(collection))))
     namespace = collection.namespace
     # Other collections' events stand in the same files.
     limit = max(survey.MAX_DRIVER_ROWS, 2 * collection.process_events)
@@ -216,7 +216,7 @@ def _taken(rows: pa.Table, places: pa.Array) -> pa.Table:
     return rows if places.equals(pa.array(range(rows.num_rows), places.type)) else rows.take(places)
 
 
-def _bare(collection: SilverCollection) -> list[str]:
+def _added_bronze_columns(collection: SilverCollection) -> list[str]:
     """The bronze columns that `add.fields` asks for."""
     return [each.path[0] for each in collection.added(collection.schema.schema) if each.path]
 
@@ -241,7 +241,7 @@ def _is_whole(collection: SilverCollection, events: pa.Table) -> bool:
 _OPS = pa.array([each.value for each in bronze.Op])
 
 
-def _reduced(events: pa.Table) -> tuple[list[int], list[str], dict[str, str]]:
+def _winners(events: pa.Table) -> tuple[list[int], list[str], dict[str, str]]:
     """Of events in their order: the last one of each key that is a document, all keys, and each key's last delete."""
     last: dict[str, int] = {}
     last_deletes: dict[str, str] = {}

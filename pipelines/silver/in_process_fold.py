@@ -1,6 +1,6 @@
 """Partial updates of a batch that this process applies itself: folded onto the documents that it finds in the table's files.
 
-What `partial_updates` says in SQL of any events, of such as are newer than what the table has seen.
+The same as `partial_updates`, which does it in SQL for any events; here only for events that are newer than all that the table has seen.
 """
 
 from __future__ import annotations

@@ -128,8 +128,8 @@ def _is_late(collection: SilverCollection, counts: survey.EventCounts, reached: 
     delete that comes late removes no newer row.
 
     After a repair the position is 0, and the rows are there: what is applied again then comes late. What is older than a
-    sweep is late, too: the row that it would be compared with may be gone. What has the place of the newest is not: all rows
-    of a snapshot have one place, and of two at one place the later one in bronze counts, as within a range.
+    sweep is late, too: the row that it would be compared with may be gone. An event whose `sequence` equals the newest is
+    not: all rows of a chunk share one, and of two equal ones the later in bronze wins, as within a range.
     """
     return not collection.is_empty() and (reached.high is None or counts.low < max(reached.high, reached.swept))
 

@@ -15,7 +15,8 @@ For each collection, over its events in bronze batches (a, b]:
     compacted        now and then: small files, and those of which much is marked as deleted
     retyped          where the settings say so: the table rebuilt for what it rescued
 
-The steps from `evolved` to `merged` are `pipelines.silver.ranges.STEPS`: each takes a batch and gives out the next one.
+The steps from `evolved` to `merged` are `pipelines.silver.ranges.STEPS`: each takes a batch and gives out the next one. A small batch
+of plain events takes none of them: `pipelines.silver.in_process.applied` does the same without a query.
 
 Exactly once: a range is a function of (a, b] and of nothing else, and the position moves in the commit that holds the
 range's rows. What comes before it may be repeated after a crash: a schema that is there already is not appended
