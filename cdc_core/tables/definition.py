@@ -33,13 +33,17 @@ CATALOGS_OWN = {"delta.enableDeletionVectors", "delta.checkpointPolicy", "delta.
 """Properties that Unity Catalog sets for its managed tables itself."""
 
 
+BY_NAME = {"delta.columnMapping.mode": "none"}
+"""This process writes and reads columns by their names, whatever a cluster gives new tables (`…delta.properties.defaults.…`)."""
+
+
 CATALOG_MANAGED = {"catalogManaged", "catalogOwned-preview"}
 """Features of tables whose commits a catalog decides on."""
 
 
 def ddl(table: tables.TableRef, columns: str, properties: Mapping[str, str], cluster_by: Sequence[str]) -> str:
-    wanted = properties if table.path is not None else _of_ours(properties)
-    all_properties = {FORMAT_PROPERTY: FORMAT, **wanted}
+    wanted = {**BY_NAME, **properties}
+    all_properties = {FORMAT_PROPERTY: FORMAT, **(wanted if table.path is not None else _of_ours(wanted))}
     rendered = ", ".join(f"'{name}' = '{value}'" for name, value in all_properties.items())
     clustering = f" CLUSTER BY ({', '.join(cluster_by)})" if cluster_by else ""
     return f"{table}{columns} USING DELTA{clustering} TBLPROPERTIES ({rendered})"

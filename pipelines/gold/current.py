@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 PROPERTIES = {
     "delta.enableTypeWidening": "false",
     "delta.enableChangeDataFeed": "false",
-    "delta.columnMapping.mode": "none",
     "delta.checkpointPolicy": "classic",
     "delta.checkpointInterval": "50",
     "delta.dataSkippingNumIndexedCols": "200",

@@ -42,7 +42,6 @@ log = logging.getLogger(__name__)
 PROPERTIES = {
     "delta.enableDeletionVectors": "false",
     "delta.enableTypeWidening": "false",
-    "delta.columnMapping.mode": "none",
     "delta.checkpointInterval": "50",
     "delta.logRetentionDuration": "interval 30 days",
     "delta.deletedFileRetentionDuration": "interval 7 days",

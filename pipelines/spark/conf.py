@@ -16,6 +16,14 @@ CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 REQUIRED: Mapping[str, str] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.timestampType": "TIMESTAMP_LTZ",  # what TIMESTAMP means in a statement
+    # A time before 1582 is the same to Spark and to whoever reads Parquet without it, as this process does.
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parser.quotedRegexColumnNames": "false",
+    "spark.sql.ansi.enforceReservedKeywords": "false",  # with it Delta does not read statistics of a column `offset`
+    "spark.sql.files.ignoreMissingFiles": "false",  # a position would be behind events that nobody has read
+    "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.sql.variable.substitute": "false",  # no document, name or path has its `${…}` replaced by what the process knows
 }
 

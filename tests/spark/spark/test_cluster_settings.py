@@ -1,0 +1,77 @@
+"""What a cluster has set for its other work changes nothing in our tables."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cdc_core import errors
+from cdc_core.tables import layout as tables
+from pipelines.delta import table_errors
+from pipelines.delta import tables as delta
+from pipelines.delta.writer import Writer
+from pipelines.spark import conf as spark_conf
+from pipelines.spark import session as sparks
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SET = {
+    "spark.sql.timestampType": "TIMESTAMP_NTZ",
+    "spark.sql.parquet.datetimeRebaseModeInRead": "LEGACY",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "LEGACY",
+    "spark.sql.parser.quotedRegexColumnNames": "true",
+    "spark.sql.ansi.enforceReservedKeywords": "true",
+    "spark.sql.files.ignoreMissingFiles": "true",
+    "spark.databricks.delta.properties.defaults.columnMapping.mode": "name",
+}
+LONG_AGO = datetime.datetime(1500, 1, 1, tzinfo=datetime.timezone.utc)
+
+
+@pytest.fixture
+def cluster(spark: SparkSession) -> Iterator[SparkSession]:
+    """A session of a cluster that has other settings, as this project finds it."""
+    own = spark.newSession()
+    for name, value in SET.items():
+        own.conf.set(name, value)
+    sparks._apply(own, spark_conf.REQUIRED)
+    yield own
+
+
+@pytest.fixture
+def writer(cluster: SparkSession, tmp_path: Path) -> Writer:
+    table = tables.TableRef.at(str(tmp_path / "t"))
+    delta.create(cluster, table, columns="n BIGINT, `offset` BIGINT, at TIMESTAMP")
+    return Writer.claim(cluster, table)
+
+
+def test_rows_are_what_was_written_whoever_writes_and_reads_them(writer: Writer, tmp_path: Path) -> None:
+    """Spark and this process write columns of the same names and types, and a time before 1582 is the same to both."""
+    one = {"n": 1, "offset": 1, "at": LONG_AGO}
+    schema = pa.schema([("n", pa.int64()), ("offset", pa.int64()), ("at", pa.timestamp("us", tz="UTC"))])
+    writer.append_arrow(pa.Table.from_pylist([one], schema=schema), to=1, statistics=("n", "offset"))
+    writer.append(writer.spark.sql("SELECT 2L AS n, 2L AS `offset`, timestamp '1500-01-01' AS at"), to=2)
+    found = writer.spark.table(str(writer.table)).where("`offset` < 3").orderBy("n")
+    assert [(row.n, row.at) for row in found.selectExpr("n", "string(at) AS at").collect()] == [
+        (1, "1500-01-01 00:00:00"),
+        (2, "1500-01-01 00:00:00"),
+    ]
+    for file in tmp_path.glob("t/*.parquet"):
+        assert pq.read_table(file).to_pylist()[0]["at"] == LONG_AGO
+    writer.remove("n = 1", to=3)
+    assert [row.n for row in found.collect()] == [2]
+
+
+def test_a_file_that_is_missing_is_no_file_without_rows(writer: Writer, tmp_path: Path) -> None:
+    """Its events would be passed over, and the position would be behind them."""
+    writer.append(writer.spark.sql("SELECT 1L AS n, 1L AS `offset`, timestamp '2020-01-01' AS at"), to=1)
+    for file in tmp_path.glob("t/*.parquet"):
+        file.unlink()
+    with pytest.raises(errors.FilesMissing), table_errors.translating(writer.table):
+        writer.spark.table(str(writer.table)).collect()
