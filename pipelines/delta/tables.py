@@ -49,6 +49,10 @@ def exists(spark: SparkSession, table: tables.TableRef) -> bool:
     folder = local_log.readable(spark, table)
     if folder is not None:
         return local_log.exists(folder)
+    return _is_known_to_spark(spark, table)
+
+
+def _is_known_to_spark(spark: SparkSession, table: tables.TableRef) -> bool:
     try:
         spark.sql(f"DESCRIBE HISTORY {table} LIMIT 1").collect()
     except table_errors.SPARK_ERRORS as error:
@@ -98,8 +102,14 @@ def create(
             time.sleep(0.2 * (attempt + 1))
             if attempt < ABANDONED_AFTER_ATTEMPTS or exists(spark, table):
                 continue
-            if not abandoned.clear(spark, table, location) and attempt + 1 == table_errors.COMMIT_ATTEMPTS:
+            may_be_made, is_last = abandoned.clear(spark, table, location), attempt + 1 == table_errors.COMMIT_ATTEMPTS
+            if is_last and not may_be_made:
                 raise abandoned.left(table, location)
+            if is_last and local_log.folder(table) is not None and _is_known_to_spark(spark, table):
+                raise errors.DecisionNeeded(
+                    f"{table.label}: Spark takes this for a path of another file system than this machine's; write lakehouse.root "
+                    "with its scheme (hdfs://…, dbfs:/…, or file:/… for a disk that both of them see)"
+                )
 
 
 _creating = threading.Lock()

@@ -106,3 +106,12 @@ def test_a_spark_elsewhere_leaves_it_to_a_person(
     monkeypatch.setattr(sparks, "is_classic", lambda _: False)
     with pytest.raises(errors.DecisionNeeded, match="begun"):
         delta.create(spark, stored, columns="n BIGINT")
+
+
+def test_a_path_that_spark_takes_for_another_file_systems_is_told(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As on Databricks and with Hadoop's own default: the table is made, and never seen here; trying again would not help."""
+    monkeypatch.setattr(local_log, "folder", lambda _: tmp_path / "here")
+    with pytest.raises(errors.DecisionNeeded, match="scheme"):
+        delta.create(spark, tables.TableRef.at(str(tmp_path / "there")), columns="n BIGINT")
