@@ -85,7 +85,7 @@ def create(
                 return check_ours(spark, table)
             # In a catalog a schema has to be there before its tables; a path needs nothing.
             if table.path is None:
-                spark.sql(f"CREATE SCHEMA IF NOT EXISTS {str(table).rpartition('.')[0]}")
+                _make_schema(spark, str(table).rpartition(".")[0])
             try:
                 spark.sql(sql)
                 # To IF NOT EXISTS a log's folder without a commit is a table: what a process leaves that is killed there.
@@ -110,6 +110,14 @@ def create(
                     f"{table.label}: Spark takes this for a path of another file system than this machine's; write lakehouse.root "
                     "with its scheme (hdfs://…, dbfs:/…, or file:/… for a disk that both of them see)"
                 )
+
+
+def _make_schema(spark: SparkSession, name: str) -> None:
+    try:
+        spark.sql(f"DESCRIBE SCHEMA {name}").collect()
+    except table_errors.SPARK_ERRORS:
+        # Unity Catalog demands the right to make schemas of this also where the schema is there.
+        spark.sql(f"CREATE SCHEMA IF NOT EXISTS {name}")
 
 
 _creating = threading.Lock()

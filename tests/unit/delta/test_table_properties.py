@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+from pyspark.errors import AnalysisException
 
 from cdc_core.tables import definition
 from cdc_core.tables.layout import TableRef
 from pipelines.bronze import log
 from pipelines.delta import ops_tables
+from pipelines.delta import tables as delta
 from pipelines.gold import current
 from pipelines.silver import tables as silver
 
@@ -20,3 +25,32 @@ def test_no_ddl_for_a_catalog_names_what_the_catalog_decides(properties: dict[st
     kept = set(properties) - definition.CATALOGS_OWN
     assert all(f"'{name}'" in definition.ddl(TableRef.named("main", "s", "t"), "", properties, ()) for name in kept)
     assert all(f"'{name}'" in definition.ddl(TableRef.at("/lake/t"), "", properties, ()) for name in properties)
+
+
+class Catalog:
+    """Takes tables, and no schemas but those that an administrator has made."""
+
+    def __init__(self, *schemas: str) -> None:
+        self.schemas = schemas
+        self.tables: set[str] = set()
+
+    def sql(self, statement: str) -> Any:
+        verb, name = statement.split()[0], next(word for word in statement.split() if "`" in word)
+        if statement.startswith("CREATE SCHEMA"):
+            raise AnalysisException("no CREATE SCHEMA on the catalog", errorClass="INSUFFICIENT_PERMISSIONS")
+        if verb == "CREATE":
+            self.tables.add(name)
+        elif statement.startswith("DESCRIBE SCHEMA") and name not in self.schemas:
+            raise AnalysisException(name, errorClass="SCHEMA_NOT_FOUND")
+        elif statement.startswith("DESCRIBE HISTORY") and name not in self.tables:
+            raise AnalysisException(name, errorClass="TABLE_OR_VIEW_NOT_FOUND")
+        return SimpleNamespace(collect=list)
+
+
+def test_a_schema_that_is_there_asks_for_no_right_to_make_one() -> None:
+    """Unity Catalog demands the right to create schemas of CREATE SCHEMA IF NOT EXISTS also for one that exists."""
+    table, catalog = TableRef.named("main", "shop_bronze", "shop"), Catalog("`main`.`shop_bronze`")
+    delta.create(catalog, table, columns="n BIGINT")  # type: ignore[arg-type]
+    assert catalog.tables == {str(table)}
+    with pytest.raises(AnalysisException, match="CREATE SCHEMA"):
+        delta.create(Catalog(), table, columns="n BIGINT")  # type: ignore[arg-type]
