@@ -129,6 +129,12 @@ def test_every_task_has_the_wheel_and_a_cluster_of_its_job(name: str) -> None:
         assert [(path.parent / wheel).resolve() for wheel in wheels] == [ROOT / built_into[1] / "*.whl"]
 
 
+def test_the_wheel_holds_nothing_of_an_earlier_build() -> None:
+    """Pip builds in the checkout: what a module was that is gone would stay in it, and a wheel of an earlier version is deployed as well."""
+    cleaned = re.match(r"rm -rf (.+?) && ", BUNDLE["artifacts"]["wheel"]["build"])
+    assert cleaned and {"build", "dist"} <= set(cleaned[1].split())
+
+
 def test_the_wheel_holds_every_package() -> None:
     """What the artifact ships are the packages of the project, without Spark, which is the platform's."""
     shipped = configparser.ConfigParser()
