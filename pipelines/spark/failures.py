@@ -57,6 +57,11 @@ def translated(error: BaseException) -> errors.MedallionError | None:
         return errors.DecisionNeeded(
             f"{error.filename}: {error.strerror}; give this user the right to read and write there, or choose another place"
         )
+    if condition(error).startswith("INSUFFICIENT_PERMISSIONS") or is_caused_by(error, ("UnauthorizedAccessException",)):
+        return errors.AccessRefused(
+            "the catalog refuses a right on a table, a schema or itself: of those that it writes a pipeline needs USE CATALOG, USE SCHEMA, "
+            "CREATE TABLE, SELECT and MODIFY, and CREATE SCHEMA where its schemas are not there; --debug tells which"
+        )
     missing = missing_file(error)
     return None if missing is None else _files_missing(missing)
 

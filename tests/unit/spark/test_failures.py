@@ -104,6 +104,17 @@ def test_a_server_of_spark_connect_that_is_gone_is_no_bug(error: Exception) -> N
         parallel.Failures().note("shop.a", error)
 
 
+class UnauthorizedAccessException(Exception):
+    """Named as Unity Catalog names it."""
+
+
+@pytest.mark.parametrize("error", [UnauthorizedAccessException("x"), Raised("INSUFFICIENT_PERMISSIONS")])
+def test_a_right_that_is_missing_is_no_bug(error: Exception) -> None:
+    told = failures.translated(error)
+    assert isinstance(told, errors.AccessRefused) and told.exit_code == 3
+    assert "--debug" in str(told)
+
+
 def test_what_a_server_of_spark_connect_refuses_is_not_taken_for_its_end() -> None:
     refused = SparkConnectGrpcException("too large", grpc_status_code=StatusCode.RESOURCE_EXHAUSTED)
     assert failures.translated(refused) is None
