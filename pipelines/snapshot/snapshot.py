@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
+from cdc_core.bronze import event_rows as events
 from cdc_core.signals import notification as notifications
 from cdc_core.snapshot import key_filter
 from cdc_core.snapshot.state import CollectionState, SnapshotKind, SnapshotState
@@ -159,8 +160,10 @@ class Snapshot:
     ) -> None:
         # So many chunks that all threads have work to the end; each costs a commit, so no more than that.
         share = max(SMALL_CHUNK, size.documents * size.average // (4 * self.threads))
+        # Of small documents a commit holds as many as of the stream's events: a row takes its room, however small its document is.
+        most = self.reader.chunk_bytes // max(size.average, events.ROW_BYTES)
         # One at least: a single document may be larger than what a chunk is meant to hold.
-        documents = max(1, min(self.reader.chunk_bytes, share) // size.average)
+        documents = max(1, min(most, share // size.average))
         documents = min(documents, self.documents_max or documents)
         self._restart_where_filter_changed(collection.namespace)
         reads: deque[tuple[snapshot_read.IdRange, Future[chunks.ChunkRows]]] = deque()

@@ -13,6 +13,7 @@ import pytest
 from bson.timestamp import Timestamp
 
 from cdc_core import errors
+from cdc_core.bronze import event_rows as events
 from cdc_core.snapshot.state import SnapshotState
 from pipelines.mongodb import catalog, snapshot_read
 from pipelines.mongodb import failures as mongodb_failures
@@ -151,6 +152,23 @@ def test_a_collection_that_the_server_gives_up_fails_alone(
     assert taking.run().failed.keys() == {"db.a"}
     assert waits == [1.0, 2.0, 4.0, 8.0]
     assert "gave up" in str(taking.log.told)  # type: ignore[attr-defined]
+
+
+def test_a_chunk_of_small_documents_is_no_larger_than_a_commit(
+    taking: snapshot.Snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row has twenty columns beside its document: millions of documents of 22 bytes would be more than a driver has room for."""
+    asked: list[int] = []
+
+    def boundary(*_: Any, documents: int, **__: Any) -> None:
+        asked.append(documents)
+        raise mongodb_failures.ReadRefused("enough")
+
+    monkeypatch.setattr(catalog, "size", lambda *_: catalog.CollectionSize(10**8, 22))
+    monkeypatch.setattr(snapshot_read, "boundary", boundary)
+    taking.log = Log()  # type: ignore[assignment]
+    taking.run()
+    assert asked == [taking.reader.chunk_bytes // events.ROW_BYTES]
 
 
 def test_a_snapshot_that_ends_while_it_waits_fails_no_collection(
