@@ -113,8 +113,8 @@ class Gaps:
         back = before - filters.skipped(fingerprint)
         if not back:
             return {}
-        streams = itertools.takewhile(lambda note: back & filters.skipped(note.stream), reversed(notes))
-        *_, first = bronze_log.first_token(self.spark, self.log.table), *(note.token for note in streams)
+        streams = list(itertools.takewhile(lambda note: back & filters.skipped(note.stream), reversed(notes)))
+        first = streams[-1].token if streams else bronze_log.first_token(self.spark, self.log.table)
         log.warning(
             "skipped.operations: %s captured from now on; collections are incomplete, as status says, until what came of it before is read: "
             "medallion signal execute-snapshot --data-collections '.*'",

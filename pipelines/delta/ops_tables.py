@@ -68,9 +68,18 @@ def note(
     schema: pa.Schema,
     *,
     properties: Mapping[str, str] | None = None,
+    grows: bool = False,
 ) -> None:
-    """Append a few facts to a table of them, which is made where there is none."""
+    """Append a few facts to a table of them, which is made where there is none.
+
+    With `grows` it gets the columns that it lacks, where an earlier version of the schema made it.
+    """
     delta.create(spark, table, columns=arrow.columns_ddl(schema), properties=_SELDOM | dict(properties or {}))
+    if grows:
+        held = delta.columns(spark, table)
+        lacking = pa.schema([each for each in schema if each.name not in held])
+        if len(lacking):
+            spark.sql(f"ALTER TABLE {table} ADD COLUMNS ({arrow.columns_ddl(lacking)})")
     append_rows(spark, table, pa.Table.from_pylist([dict(row) for row in rows], schema=schema))
 
 

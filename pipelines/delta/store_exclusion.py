@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdc_core import errors
-from pipelines.delta import table_errors
+from cdc_core.tables import layout as tables
+from pipelines.delta import local_log, table_errors
 from pipelines.spark import conf as spark_conf
 from pipelines.spark import failures as spark_failures
 from pipelines.spark import jvm, log_store, stores
@@ -62,7 +63,9 @@ def check(spark: SparkSession, location: str) -> None:
     if scheme != "file":
         prove(spark, location)
     elif sparks.is_classic(spark) and _log_store(spark, scheme) == log_store.LOCAL:
-        _prove_links(Path("/" + location.removeprefix("file:").lstrip("/")))
+        folder = local_log.folder(tables.TableRef.at(location))
+        if folder is not None:
+            _prove_links(folder)
     # Only a success is remembered: a store that was refused is probed again, because its settings may have changed.
     _PROVEN.add(place)
 

@@ -407,8 +407,6 @@ def _missing(spark: SparkSession, settings: Settings, chosen: times.CutBoundary)
 
 def _note(spark: SparkSession, settings: Settings, made: Cut) -> None:
     table = delta.layout(settings.lakehouse).ops("cuts")
-    if delta.exists(spark, table) and "name" not in spark.table(str(table)).columns:
-        spark.sql(f"ALTER TABLE {table} ADD COLUMNS (name STRING)")
     shared = {
         "name": settings.name,
         "cut": made.name,
@@ -420,7 +418,7 @@ def _note(spark: SparkSession, settings: Settings, made: Cut) -> None:
         "missing": list(made.missing),
     }
     rows = [{**shared, "table": each.name, "identifier": each.identifier, "version": each.version} for each in made.tables]
-    ops_tables.note(spark, table, rows, SCHEMA, properties=PROPERTIES)
+    ops_tables.note(spark, table, rows, SCHEMA, properties=PROPERTIES, grows=True)
 
 
 def read(spark: SparkSession, settings: Settings) -> list[Cut]:

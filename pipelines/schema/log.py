@@ -26,7 +26,6 @@ from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.schema.evolution import Change, join
 from cdc_core.schema.pins import Pins
 from cdc_core.schema.shape import Shape
-from cdc_core.sql import arrow
 from cdc_core.sql.names import identifier
 from cdc_core.tables import layout as tables
 from cdc_core.typed import plan as typed
@@ -366,10 +365,6 @@ def append(
     """
     if not evolution.changes:
         return
-    if generation:
-        delta.create(spark, table, columns=arrow.columns_ddl(SCHEMA))
-        if "generation" not in spark.table(str(table)).columns:
-            spark.sql(f"ALTER TABLE {table} ADD COLUMNS (generation STRING)")
     rows = [
         (
             collection,
@@ -385,4 +380,5 @@ def append(
         )
         for number, change in enumerate(evolution.changes)
     ]
-    ops_tables.note(spark, table, [dict(zip(_NAMES, row)) for row in rows], SCHEMA)
+    # A table of before there were generations has no column for them.
+    ops_tables.note(spark, table, [dict(zip(_NAMES, row)) for row in rows], SCHEMA, grows=bool(generation))

@@ -356,8 +356,9 @@ class _SilverRun:
             raise errors.CommitConflict(f"{label}: another run moved or rebuilt this table meanwhile; start again")
         options = self.settings.silver.for_collection(str(namespace)).unwrap
         added = {*known.added, *(each.name for each in (*options.add_fields, *options.add_headers))}
-        has_schema = str(namespace) in self.positions.schemas or not silver_tables.has_documents(writer, added=added)
-        if not (has_schema or self.positions.find_schema(namespace)):
+        is_known = str(namespace) in self.positions.schemas
+        is_unsaid = not is_known and silver_tables.has_documents(writer.spark, writer.table, added=added)
+        if is_unsaid and not self.positions.find_schema(namespace):
             raise errors.DecisionNeeded(
                 f"{label}: ops/schemas does not say any more what its columns are; make both anew: "
                 f"medallion rebuild --collection {namespace}"

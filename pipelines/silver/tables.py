@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from cdc_core.schema import names as column_names
 from cdc_core.tables import layout as tables
 from pipelines.delta import tables as delta
-from pipelines.delta.writer import Writer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,12 +41,9 @@ def create(spark: SparkSession, table: tables.TableRef) -> None:
     delta.create(spark, table, columns=ENGINE_DDL, properties=PROPERTIES, cluster_by=("__key",))
 
 
-def has_documents(writer: Writer, *, added: Collection[str]) -> bool:
+def has_documents(spark: SparkSession, table: tables.TableRef, *, added: Collection[str]) -> bool:
     """Whether a table has columns of documents; those that settings `added` are none."""
-    live = writer.live
-    is_seen = live is not None and live.at(writer.version)
-    columns = live.schema.names if live is not None and is_seen else writer.spark.table(str(writer.table)).columns
-    return not {*column_names.ENGINE, *added}.issuperset(columns)
+    return not {*column_names.ENGINE, *added}.issuperset(delta.columns(spark, table))
 
 
 def create_deletes(spark: SparkSession, table: tables.TableRef) -> None:

@@ -40,3 +40,20 @@ def test_facts_of_many_threads_are_all_there(spark: SparkSession, tmp_path: Path
             each.result()
     found = ops_tables.rows(spark, facts, SCHEMA)
     assert sorted(zip(*found.to_pydict().values())) == [(t, n) for t in range(THREADS) for n in range(TIMES)]
+
+
+def test_a_table_of_an_earlier_version_gets_the_columns_that_it_lacks(spark: SparkSession, tmp_path: Path) -> None:
+    """What it held stays, without a value there; where nothing is lacking, no commit is made for it."""
+    table = tables.TableRef.at(str(tmp_path / "facts"))
+    before = pa.schema([("a", pa.string())])
+    now = pa.schema([*before, ("b", pa.string()), ("n", pa.int64())])
+    ops_tables.note(spark, table, [{"a": "old"}], before)
+    for number in range(2):
+        ops_tables.note(spark, table, [{"a": "new", "b": "x", "n": number}], now, grows=True)
+    found = ops_tables.rows(spark, table, now).to_pylist()
+    assert sorted(found, key=str) == [
+        {"a": "new", "b": "x", "n": 0},
+        {"a": "new", "b": "x", "n": 1},
+        {"a": "old", "b": None, "n": None},
+    ]
+    assert len(list((tmp_path / "facts" / "_delta_log").glob("*.json"))) == 5
