@@ -9,12 +9,11 @@ mean nothing in another one: noting one twice changes nothing, and a lost table 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
@@ -40,8 +39,7 @@ GENERATION = "medallion.generation"
 """The property of a silver table that a rebuild made: what it called the rows, for when the log no longer holds a commit of ours."""
 
 
-@dataclass(frozen=True)
-class Namespace:
+class Namespace(NamedTuple):
     """One captured collection."""
 
     db: str
@@ -87,11 +85,11 @@ def with_own_tables(settings: Settings, namespaces: Sequence[Namespace]) -> Know
     kept: list[Namespace] = []
     refused: dict[Namespace, errors.DecisionNeeded] = {}
     for namespace in namespaces:
-        table = layout.silver(namespace.db, namespace.collection)
+        table = layout.silver(*namespace)
         owner = owners.setdefault(table.key, namespace)
         if owner == namespace:
             kept.append(namespace)
-        elif chosen.includes(namespace.db, namespace.collection):
+        elif chosen.includes(*namespace):
             refused[namespace] = errors.DecisionNeeded(
                 f"{namespace}: its table would be {table.label}, which is that of {owner}; take one of them out of the include "
                 "list, or give it a pipeline with another schema_prefix"
@@ -107,34 +105,29 @@ def read(spark: SparkSession, settings: Settings, *, log: str | None = None) -> 
         return KnownCollections()
     delta.check_ours(spark, table)
     rows = [row for row in ops_tables.rows(spark, table, SCHEMA).to_pylist() if row["pipeline"] == settings.name]
-    first: dict[tuple[str, str], int] = {}
+    first: dict[Namespace, int] = {}
     for row in rows:
         if row["db"] is not None:
-            names = (row["db"], row["collection"])
+            namespace = Namespace(row["db"], row["collection"])
             # Noted more than once after a crash: the earliest says when it was first seen, and who had the table's name
             # first.
-            first[names] = min(row["batch"], first.get(names, row["batch"]))
+            first[namespace] = min(row["batch"], first.get(namespace, row["batch"]))
     discovered = max((row["batch"] for row in rows if row["log"] == log), default=0)
-    in_order = sorted(first, key=lambda names: (first[names], names))
-    known = with_own_tables(settings, list(itertools.starmap(Namespace, in_order)))
-    return replace(known, discovered=discovered, namespaces=tuple(sorted(known.namespaces, key=_names)))
+    known = with_own_tables(settings, sorted(first, key=lambda namespace: (first[namespace], namespace)))
+    return replace(known, discovered=discovered, namespaces=tuple(sorted(known.namespaces)))
 
 
 def noted_batch(spark: SparkSession, settings: Settings, namespace: Namespace) -> int:
     """The batch up to which bronze was searched when the collection was found: its first events are not after that one."""
     rows = ops_tables.rows(spark, delta.layout(settings.lakehouse).ops("collections"), SCHEMA).to_pylist()
-    own = (settings.name, *_names(namespace))
+    own = (settings.name, *namespace)
     return min((row["batch"] for row in rows if (row["pipeline"], row["db"], row["collection"]) == own), default=0)
-
-
-def _names(namespace: Namespace) -> tuple[str, str]:
-    return namespace.db, namespace.collection
 
 
 def note(spark: SparkSession, settings: Settings, *, new: Sequence[Namespace], discovered: int, log: str | None) -> None:
     """Note new collections of a pipeline, and that there is no other up to the batch `discovered` of the bronze `log`."""
-    named: list[tuple[str | None, str | None]] = [(each.db, each.collection) for each in new]
-    rows = [dict(zip(SCHEMA.names, (*names, discovered, settings.name, log))) for names in named or [(None, None)]]
+    named: Sequence[tuple[str | None, str | None]] = new or [(None, None)]
+    rows = [dict(zip(SCHEMA.names, (*names, discovered, settings.name, log))) for names in named]
     table = delta.layout(settings.lakehouse).ops("collections")
     ops_tables.note(spark, table, rows, SCHEMA, properties=PROPERTIES)
 

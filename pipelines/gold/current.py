@@ -88,10 +88,9 @@ def at_silver(
     spark: SparkSession, layout: tables.Layout, namespace: registry.Namespace, *, audit: Audit = no_audit
 ) -> GoldTable:
     """One collection's gold table as it would be made whole from silver now, whatever the table holds."""
-    names = (namespace.db, namespace.collection)
-    position = registry.silver_position(spark, layout.silver(*names))
+    position = registry.silver_position(spark, layout.silver(*namespace))
     work = GoldWork(namespace, position, GoldPosition())
-    return GoldTable(spark, work, layout.silver(*names), layout.deletes(*names), audit=audit)
+    return GoldTable(spark, work, layout.silver(*namespace), layout.deletes(*namespace), audit=audit)
 
 
 @dataclass(frozen=True)

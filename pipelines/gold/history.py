@@ -134,7 +134,7 @@ def check(spark: SparkSession, settings: Settings, namespace: registry.Namespace
     """Raise `DecisionNeeded` where a history would go on behind events that bronze does not hold any more: documents that were
     deleted meanwhile would be open in it for ever. A snapshot of the whole ends them."""
     layout = delta.layout(settings.lakehouse)
-    table, bronze_table = layout.history(namespace.db, namespace.collection), layout.bronze(settings.name)
+    table, bronze_table = layout.history(*namespace), layout.bronze(settings.name)
     if not at.to and not at.has_gap:
         return
     is_behind = at.has_gap or (
@@ -200,7 +200,7 @@ class History:
         ranges: Sequence[reduce.BatchRange] = (span,)
         if own.events > self.options.max_batch_events:
             ranges = survey.bounded(self._events(span), span=span, limit=self.options.max_batch_events)
-        silver_table = self.layout.silver(self.namespace.db, self.namespace.collection)
+        silver_table = self.layout.silver(*self.namespace)
         few = own.events <= survey.MAX_DRIVER_ROWS and query_execution.are_small(self.writer.table, silver_table)
         with query_execution.session_confs(self.spark, query_execution.INTERPRETED if few else {}):
             for range_ in ranges:
@@ -447,7 +447,7 @@ class History:
 
     def _but_waiting(self, rows: DataFrame, since: str) -> DataFrame:
         """The rows without documents that were there since: events of theirs are in quarantine, and will come again."""
-        table = self.layout.quarantine(self.namespace.db, self.namespace.collection)
+        table = self.layout.quarantine(*self.namespace)
         waiting = quarantine_table.waiting_keys(self.spark, table, since=since)
         return rows if waiting is None else rows.join(waiting, "__key", "left_anti")
 

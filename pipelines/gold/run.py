@@ -249,8 +249,8 @@ class _GoldRun:
 
     def _switched(self, namespace: registry.Namespace, wanted: bool) -> None:
         for table in (
-            self.layout.gold(namespace.db, namespace.collection),
-            self.layout.history(namespace.db, namespace.collection),
+            self.layout.gold(*namespace),
+            self.layout.history(*namespace),
         ):
             if table in self.claims or not delta.exists(self.spark, table):
                 continue
@@ -281,12 +281,12 @@ class _GoldRun:
 
     def _let_go(self, work: current.GoldWork | _HistoryWork) -> None:
         place = self.layout.gold if isinstance(work, current.GoldWork) else self.layout.history
-        self.claims.release(place(work.namespace.db, work.namespace.collection))
+        self.claims.release(place(*work.namespace))
 
     def _histories(self, going: Sequence[registry.Namespace], known: Sequence[registry.Namespace]) -> list[_HistoryWork]:
         """The collections whose versions are kept, and not up to date, of those whose documents did not fail."""
         found = []
-        owners = {self._table(each).key: each for each in known}
+        owners = {self.layout.gold(*each).key: each for each in known}
         for namespace in going:
             name = _history_of(namespace)
             if not self.settings.silver.for_collection(str(namespace)).history or self.failures.waits(name):
@@ -303,7 +303,7 @@ class _GoldRun:
         return found
 
     def _history(self, namespace: registry.Namespace, owners: Mapping[str, registry.Namespace]) -> _HistoryWork:
-        table = self.layout.history(namespace.db, namespace.collection)
+        table = self.layout.history(*namespace)
         at = history.position(self.spark, table)
         # One that has begun goes on: then it is the collection that finds its place taken.
         if not at.to and table.key in owners:
@@ -311,11 +311,11 @@ class _GoldRun:
                 f"{table.label}: the history of {namespace} would lie where the collection {owners[table.key]} has its "
                 "table; take one of them out of the pipeline, or history out of the settings"
             )
-        return _HistoryWork(namespace, registry.silver_position(self.spark, self._silver(namespace)), at)
+        return _HistoryWork(namespace, registry.silver_position(self.spark, self.layout.silver(*namespace)), at)
 
     def _versioned(self, spark: SparkSession, work: _HistoryWork) -> GoldTableResult:
         started = time.monotonic()
-        table = self.layout.history(work.namespace.db, work.namespace.collection)
+        table = self.layout.history(*work.namespace)
         if table not in self.claims:
             history.check(spark, self.settings, work.namespace, work.at)
         history.create(spark, table, properties=current.PROPERTIES | self.claims.table_properties())
@@ -327,7 +327,7 @@ class _GoldRun:
         return GoldTableResult(name, work.at.to, work.silver.to, events, False, writer.version, time.monotonic() - started)
 
     def _work(self, namespace: registry.Namespace) -> current.GoldWork | None:
-        silver = registry.silver_position(self.spark, self._silver(namespace))
+        silver = registry.silver_position(self.spark, self.layout.silver(*namespace))
         # Where silver begins anew, removed or repaired, readers keep what they have until it has applied something again.
         if silver.version < 0 or not silver.to:
             return None
@@ -339,7 +339,7 @@ class _GoldRun:
         return work if work.is_rewrite or work.gold.to != silver.to else None
 
     def _position(self, namespace: registry.Namespace) -> current.GoldPosition:
-        table = self._table(namespace)
+        table = self.layout.gold(*namespace)
         if table not in self.claims and not delta.exists(self.spark, table):
             return current.GoldPosition()
         commit, is_restored = table_history.position_and_restored(self.spark, table)
@@ -351,7 +351,7 @@ class _GoldRun:
         )
 
     def _applied(self, spark: SparkSession, work: current.GoldWork) -> GoldTableResult | None:
-        touched = (self._silver(work.namespace), self._table(work.namespace))
+        touched = (self.layout.silver(*work.namespace), self.layout.gold(*work.namespace))
         few = query_execution.are_small(*touched)
         with query_execution.session_confs(spark, query_execution.INTERPRETED if few else {}):
             try:
@@ -363,8 +363,10 @@ class _GoldRun:
 
     def _published(self, spark: SparkSession, work: current.GoldWork, few: bool) -> GoldTableResult | None:
         started = time.monotonic()
-        place = self._table(work.namespace)
-        table = current.GoldTable(spark, work, self._silver(work.namespace), self._deletes(work.namespace), few, self.audit)
+        place = self.layout.gold(*work.namespace)
+        table = current.GoldTable(
+            spark, work, self.layout.silver(*work.namespace), self.layout.deletes(*work.namespace), few, self.audit
+        )
         sources = self._sources(table)
         first = None
         if place not in self.claims and not delta.exists(spark, place):
@@ -409,15 +411,6 @@ class _GoldRun:
                 self.spark, table.silver, table.deletes, limit=self.process_rows
             )
         return self.sources[namespace]
-
-    def _silver(self, namespace: registry.Namespace) -> tables.TableRef:
-        return self.layout.silver(namespace.db, namespace.collection)
-
-    def _deletes(self, namespace: registry.Namespace) -> tables.TableRef:
-        return self.layout.deletes(namespace.db, namespace.collection)
-
-    def _table(self, namespace: registry.Namespace) -> tables.TableRef:
-        return self.layout.gold(namespace.db, namespace.collection)
 
 
 def _name(work: current.GoldWork | _HistoryWork) -> str:

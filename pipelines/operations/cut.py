@@ -239,7 +239,7 @@ def _histories(spark: SparkSession, settings: Settings) -> list[tuple[tuple[str,
     layout = delta.layout(settings.lakehouse)
     found = []
     for namespace in registry.read(spark, settings).namespaces:
-        table = layout.history(namespace.db, namespace.collection)
+        table = layout.history(*namespace)
         if settings.silver.for_collection(str(namespace)).history and delta.exists(spark, table):
             found.append(((str(namespace), table), history.position(spark, table)))
     if not found:
@@ -368,7 +368,7 @@ def _batches(spark: SparkSession, table: tables.TableRef, newest: int, *, at: in
 
 def _silver(spark: SparkSession, settings: Settings, namespace: registry.Namespace) -> registry.SilverPosition:
     layout = delta.layout(settings.lakehouse)
-    return registry.silver_position(spark, layout.silver(namespace.db, namespace.collection))
+    return registry.silver_position(spark, layout.silver(*namespace))
 
 
 def _collections(spark: SparkSession, settings: Settings, chosen: times.CutBoundary) -> list[CutTable]:
@@ -382,7 +382,7 @@ def _collections(spark: SparkSession, settings: Settings, chosen: times.CutBound
         if settings.silver.for_collection(str(namespace)).history:
             makes[f"{namespace}_history"] = layout.history
         for name, make in makes.items():
-            table = make(namespace.db, namespace.collection)
+            table = make(*namespace)
             if not delta.exists(spark, table):
                 continue
             version = table_history.version(

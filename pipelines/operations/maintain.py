@@ -203,13 +203,12 @@ class _MaintenanceRun:
         return [_Table(self.layout.model(name), TableKind.MODEL) for name in models.files(self.settings).names]
 
     def _of(self, namespace: registry.Namespace) -> Iterator[_Table]:
-        names_ = (namespace.db, namespace.collection)
-        yield _Table(self.layout.silver(*names_), TableKind.SILVER, namespace)
-        yield _Table(self.layout.gold(*names_), TableKind.GOLD, namespace)
+        yield _Table(self.layout.silver(*namespace), TableKind.SILVER, namespace)
+        yield _Table(self.layout.gold(*namespace), TableKind.GOLD, namespace)
         if self.settings.silver.for_collection(str(namespace)).history:
-            yield _Table(self.layout.history(*names_), TableKind.HISTORY, namespace)
-        yield _Table(self.layout.deletes(*names_), TableKind.DELETES, namespace)
-        yield _Table(self.layout.quarantine(*names_), TableKind.QUARANTINE, namespace)
+            yield _Table(self.layout.history(*namespace), TableKind.HISTORY, namespace)
+        yield _Table(self.layout.deletes(*namespace), TableKind.DELETES, namespace)
+        yield _Table(self.layout.quarantine(*namespace), TableKind.QUARANTINE, namespace)
 
     # --- one table
 
@@ -298,7 +297,7 @@ class _MaintenanceRun:
         """Remembered deletes that gold has published and that nothing late can come before."""
         assert table.namespace is not None
         days = self.settings.maintenance.deletes_retention_days
-        held = quarantine_table.count(self.spark, self.layout.quarantine(table.namespace.db, table.namespace.collection))
+        held = quarantine_table.count(self.spark, self.layout.quarantine(*table.namespace))
         if held:
             words.left.append(f"no delete is forgotten: {held} events in quarantine may come before them")
             return
@@ -310,10 +309,9 @@ class _MaintenanceRun:
 
     def _applied(self, namespace: registry.Namespace) -> int:
         """The batch up to which every layer that reads behind silver, and silver, is."""
-        names_ = (namespace.db, namespace.collection)
-        found = [self.layout.silver(*names_), self.layout.gold(*names_)]
+        found = [self.layout.silver(*namespace), self.layout.gold(*namespace)]
         if self.settings.silver.for_collection(str(namespace)).history:
-            found.append(self.layout.history(*names_))
+            found.append(self.layout.history(*namespace))
         # A table that is not there counts as batch 0: it is still to be made from what would be taken away.
         return min(self._position(each) for each in found)
 
@@ -374,10 +372,9 @@ class _MaintenanceRun:
 
     def _trimmed(self, namespace: registry.Namespace, words: _ResultLines) -> str | None:
         """Which events of one collection may go, as SQL: not the last batch that it has, by which it is known."""
-        names_ = (namespace.db, namespace.collection)
-        silver = self.layout.silver(*names_)
+        silver = self.layout.silver(*namespace)
         # An incomplete row, or an event in quarantine, may need the updates that came since, which only bronze has.
-        waiting = quarantine_table.count(self.spark, self.layout.quarantine(*names_))
+        waiting = quarantine_table.count(self.spark, self.layout.quarantine(*namespace))
         if delta.exists(self.spark, silver):
             rows = self.spark.sql(f"SELECT count_if(`__incomplete`) AS n FROM {silver}").collect()[0].n
             waiting += rows
@@ -390,7 +387,7 @@ class _MaintenanceRun:
 
     def _is_gap_noted(self, namespace: registry.Namespace, chosen: str, words: _ResultLines) -> bool:
         """Whether events may go for all that a history needs: one that is there, and not kept for now, has to know that it has a gap."""
-        table = self.layout.history(namespace.db, namespace.collection)
+        table = self.layout.history(*namespace)
         if self.settings.silver.for_collection(str(namespace)).history or not delta.exists(self.spark, table):
             return True
         at = history.position(self.spark, table)

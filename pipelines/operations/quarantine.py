@@ -153,7 +153,7 @@ def of_pipeline(
     layout = delta.layout(settings.lakehouse)
 
     def read(session: SparkSession, namespace: registry.Namespace) -> list[QuarantinedEvent]:
-        table = layout.quarantine(namespace.db, namespace.collection)
+        table = layout.quarantine(*namespace)
         return listed(session, table, all_states=all_states, with_texts=with_texts)
 
     guarded = failures.guarding(read, name=str) if collection is None else read
@@ -181,7 +181,7 @@ def replay_pipeline(
             session,
             delta.layout(settings.lakehouse),
             name=settings.name,
-            namespace=(namespace.db, namespace.collection),
+            namespace=namespace,
             tokens=tokens,
             corrections=corrections,
             now_ms=now_ms,

@@ -52,8 +52,7 @@ def run(
     started = time.monotonic()
     layout = delta.layout(settings.lakehouse)
     [namespace] = registry.chosen(spark, settings, collection)
-    names = (namespace.db, namespace.collection)
-    table = layout.silver(*names) if layer is Layer.SILVER else layout.gold(*names)
+    table = layout.silver(*namespace) if layer is Layer.SILVER else layout.gold(*namespace)
     if not delta.exists(spark, table):
         raise errors.DecisionNeeded(f"{table.label}: there is no such table yet; medallion {layer.value} makes it")
     writer = Writer.claim(spark, table, take_over=take_over)

@@ -71,7 +71,7 @@ def read(spark: SparkSession, settings: Settings, *, collection: str | None = No
     rows = schemas.facts(spark, table).collect()
     found = []
     for namespace in chosen:
-        position = registry.silver_position(spark, layout.silver(namespace.db, namespace.collection))
+        position = registry.silver_position(spark, layout.silver(*namespace))
         own = [row for row in rows if row.collection == str(namespace)]
         found.append(_evolution(str(namespace), own, position.generation))
     return tuple(found)

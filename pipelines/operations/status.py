@@ -275,13 +275,12 @@ class _StatusReader:
             return _CollectionTables(namespace, None, None, None, _problem(error))
 
     def _tables(self, namespace: registry.Namespace) -> _CollectionTables:
-        db, collection = namespace.db, namespace.collection
-        silver = self._progress(self.layout.silver(db, collection))
+        silver = self._progress(self.layout.silver(*namespace))
         history = None
         if silver is not None and self.settings.silver.for_collection(str(namespace)).history:
-            place = self.layout.history(db, collection)
+            place = self.layout.history(*namespace)
             history = self._progress(place) or _TableProgress(place, -1, 0, 0, 0.0, None)
-        return _CollectionTables(namespace, silver, self._progress(self.layout.gold(db, collection)), history)
+        return _CollectionTables(namespace, silver, self._progress(self.layout.gold(*namespace)), history)
 
     def _progress(self, table: tables.TableRef) -> _TableProgress | None:
         """Where a table stands, and where it stood ten minutes before its last commit; None where there is none."""
@@ -332,7 +331,7 @@ class _StatusReader:
     ) -> CollectionStatus:
         name = str(each.namespace)
         row = waiting.get(each.namespace)
-        held = self.layout.quarantine(each.namespace.db, each.namespace.collection)
+        held = self.layout.quarantine(*each.namespace)
         return CollectionStatus(
             collection=name,
             snapshot=snapshots.get(name),

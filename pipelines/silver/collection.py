@@ -63,12 +63,12 @@ class SilverCollection:
     @property
     def quarantine(self) -> tables.TableRef:
         """The table of its events that cannot be read."""
-        return self.layout.quarantine(self.namespace.db, self.namespace.collection)
+        return self.layout.quarantine(*self.namespace)
 
     @property
     def deletes(self) -> tables.TableRef:
         """The table of its remembered deletes, which is made with the first of them."""
-        return self.layout.deletes(self.namespace.db, self.namespace.collection)
+        return self.layout.deletes(*self.namespace)
 
     def rows(self) -> DataFrame:
         """The table as it is now. Not kept: a DataFrame goes on with the columns and files that it was made with."""

@@ -150,7 +150,7 @@ class Positions:
 
     def table(self, namespace: registry.Namespace) -> tables.TableRef:
         """The collection's table in silver."""
-        return self.layout.silver(namespace.db, namespace.collection)
+        return self.layout.silver(*namespace)
 
     def _refuse(self, collections: registry.KnownCollections) -> None:
         for namespace, error in collections.refused.items():

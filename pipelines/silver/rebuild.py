@@ -155,7 +155,7 @@ class SilverRebuild:
                 # Before the swap, too: the rebuilt rows lack the events that are held, and nobody reads these batches again.
                 quarantine_table.adopt(
                     self.spark,
-                    self.layout.quarantine(self.namespace.db, self.namespace.collection),
+                    self.layout.quarantine(*self.namespace),
                     found=shadow.quarantine,
                     to=position.to,
                     replaces=is_of_other,
@@ -190,13 +190,12 @@ class SilverRebuild:
     @contextmanager
     def _shadows(self, generation: str) -> Iterator[Iterator[tables.Layout]]:
         """Places for shadows, each to be used once; whatever lies there, of this attempt or of a killed one, is removed."""
-        names = (self.namespace.db, self.namespace.collection)
-        delta.remove(self.spark, self.layout.shadow(*names))  # what a killed rebuild left
+        delta.remove(self.spark, self.layout.shadow(*self.namespace))  # what a killed rebuild left
         try:
             # Each attempt in a place of its own: Delta caches the log of a path, also after its table is gone.
-            yield (self.layout.shadow(*names, f"{generation}-{number}") for number in itertools.count())
+            yield (self.layout.shadow(*self.namespace, f"{generation}-{number}") for number in itertools.count())
         finally:
-            delta.remove(self.spark, self.layout.shadow(*names))
+            delta.remove(self.spark, self.layout.shadow(*self.namespace))
 
     def _retyped(
         self, shadows: Iterator[tables.Layout], schema: DocumentSchema, to: int
@@ -217,7 +216,7 @@ class SilverRebuild:
         self, layout: tables.Layout, seed: DocumentSchema, to: int
     ) -> tuple[SilverCollection, registry.SilverPosition]:
         """Bronze up to the batch `to`, applied to an empty table in `layout`, range by range."""
-        table = layout.silver(self.namespace.db, self.namespace.collection)
+        table = layout.silver(*self.namespace)
         silver_tables.create(self.spark, table)
         shadow = SilverCollection(
             spark=self.spark,
@@ -290,7 +289,7 @@ class SilverRebuild:
         )
 
     def _deletes(self, layout: tables.Layout) -> DataFrame | None:
-        table = layout.deletes(self.namespace.db, self.namespace.collection)
+        table = layout.deletes(*self.namespace)
         return self.spark.table(str(table)) if delta.exists(self.spark, table) else None
 
     def _remember(self, deletes: DataFrame | None) -> None:
@@ -300,7 +299,7 @@ class SilverRebuild:
         # Only those that are new: a rebuild that is run again must not make the table longer each time.
         known = self._deletes(self.layout)
         fresh = deletes if known is None else deletes.join(known, ["__key", "__sequence"], "left_anti")
-        table = self.layout.deletes(self.namespace.db, self.namespace.collection)
+        table = self.layout.deletes(*self.namespace)
         rows = fresh.select("__key", "__sequence", "__batch")
         if not rows.isEmpty():
             silver_tables.create_deletes(self.spark, table)

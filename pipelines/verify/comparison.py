@@ -136,7 +136,7 @@ class CollectionComparison:
             after=at or self.begun,
             schema=None if self.context.layer is Layer.BRONZE else schema.schema.to_json(),
             is_exact=at is not None,
-            fields=listed.of(*self._names) if listed.entries else None,
+            fields=listed.of(*self.namespace) if listed.entries else None,
             condition=self._filter if is_whole else None,
             documents_per_second=self.context.documents_per_second,
         )
@@ -145,10 +145,6 @@ class CollectionComparison:
     def _filter(self) -> str | None:
         """What the snapshot lets through: other documents come to bronze with their first change only."""
         return self.context.settings.source.snapshot_collection_filter_overrides.get(str(self.namespace))
-
-    @property
-    def _names(self) -> tuple[str, str]:
-        return self.namespace.db, self.namespace.collection
 
     # --- the first sight
 

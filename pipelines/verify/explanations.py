@@ -68,7 +68,7 @@ class Explanations:
 
     def _quarantined(self) -> set[str]:
         namespace = self.progress.namespace
-        events = quarantine.listed(self.progress.spark, self.progress.layout.quarantine(namespace.db, namespace.collection))
+        events = quarantine.listed(self.progress.spark, self.progress.layout.quarantine(*namespace))
         return {each.key for each in events if each.key is not None}
 
     def _is_being_read(self) -> bool:

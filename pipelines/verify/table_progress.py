@@ -97,7 +97,7 @@ class TableProgressReader:
     @property
     def silver(self) -> tables.TableRef:
         """The collection's silver table."""
-        return self.layout.silver(self.namespace.db, self.namespace.collection)
+        return self.layout.silver(*self.namespace)
 
     @property
     def table(self) -> tables.TableRef:
@@ -108,7 +108,7 @@ class TableProgressReader:
             case Layer.SILVER:
                 return self.silver
             case Layer.GOLD:
-                return self.layout.gold(self.namespace.db, self.namespace.collection)
+                return self.layout.gold(*self.namespace)
 
     def newest(self) -> table_rows.TableVersion | bronze_state.BronzeState:
         """The table as it is now."""
