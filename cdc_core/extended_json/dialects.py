@@ -26,7 +26,7 @@ from typing import Final, TypeGuard
 
 from bson import decimal128
 
-from cdc_core.extended_json.wrappers import RESERVED_NAMES
+from cdc_core.extended_json.wrappers import escape_key, unescape_key
 
 Parsed = dict[str, "Parsed"] | list["Parsed"] | str | int | float | bool | None
 Pairs = list[tuple[str, Parsed]]
@@ -35,7 +35,6 @@ INT32 = range(-(2**31), 2**31)
 INT64 = range(-(2**63), 2**63)
 UINT32 = range(2**32)
 
-_WRAPPER_KEY = re.compile(rf"\$+(?:{RESERVED_NAMES})")
 _OBJECT_ID = re.compile(r"[0-9a-fA-F]{24}")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
 _ISO_DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d|[+-]\d\d)", re.ASCII)
@@ -58,16 +57,6 @@ def parse(text: str) -> Parsed:
     """
     value = _DECODER.decode(text)
     return _without_surrogates(value) if "\\u" in text or _SURROGATE.search(text) else value
-
-
-def escaped(name: str) -> str:
-    """The name of a user's field in type-exact JSON: one more `$` where it could be taken for a wrapper."""
-    return "$" + name if name[:1] == "$" and _WRAPPER_KEY.fullmatch(name) else name
-
-
-def unescaped(name: str) -> str:
-    """The user's own name of a field of type-exact JSON."""
-    return name[1:] if name[:2] == "$$" and _WRAPPER_KEY.fullmatch(name) else name
 
 
 def is_document(value: object) -> TypeGuard[dict[str, Parsed]]:
@@ -117,7 +106,7 @@ def _object(pairs: Pairs) -> Parsed:
         wrapper = _wrapper(pairs)
         if wrapper is not _NO_WRAPPER:
             return wrapper
-    return {escaped(name): value for name, value in pairs}
+    return {escape_key(name): value for name, value in pairs}
 
 
 class _No(enum.Enum):
@@ -307,7 +296,7 @@ def render(value: Parsed, dialect: Dialect, *, comma: str = ",") -> str:
         case list():
             return "[" + comma.join(render(item, dialect, comma=comma) for item in value) + "]"
         case dict() if is_document(value):
-            return _rendered_document({unescaped(name): item for name, item in value.items()}, dialect, comma)
+            return _rendered_document({unescape_key(name): item for name, item in value.items()}, dialect, comma)
         case _:
             return _rendered_wrapper(value, dialect, comma)
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import orjson
 
+from cdc_core.extended_json import wrappers
 from cdc_core.properties.unwrap import ArrayDocument
-from cdc_core.schema import names as column_names
 from cdc_core.schema.column_types import BASE, Array, ColumnType, Decimal, Map, Scalar, Struct
 from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.schema.kinds import ABSENT, DOUBLES, Kind, kind, laid_out
@@ -148,7 +148,7 @@ def _cast_document(value: Any, seen: Kind, type_: Struct, path: str | None, resc
         raise _Misfit
     result: dict[str, Any] = {}
     for key, item in value.items():
-        name = column_names.unescaped(key)
+        name = wrappers.unescape_key(key)
         step = key[1:] if isinstance(value, ArrayDocument) else name
         below = step if path is None else f"{path}.{step}"
         known = type_.by_name.get(name)
@@ -171,7 +171,7 @@ def _cast_map(value: Any, seen: Kind, type_: ColumnType, path: str | None, rescu
         raise _Misfit
     return {
         name: _cast(item, type_, f"{path}.{name}", rescued)
-        for name, item in ((column_names.unescaped(key), item) for key, item in value.items())
+        for name, item in ((wrappers.unescape_key(key), item) for key, item in value.items())
     }
 
 

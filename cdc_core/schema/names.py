@@ -2,7 +2,7 @@
 
 A name passes through these steps, and keeps what it can of itself:
 
-    unescaped     a user's key that looks like a wrapper lost the `$` that its Extended JSON carries
+    unescaped     a user's key that looks like a wrapper lost the `$` that its Extended JSON carries (`wrappers.unescape_key`)
     adjusted      `field.name.adjustment.mode` (Debezium's rules)
     fit           characters that Delta refuses without column mapping (`` ,;{}()\\n\\t=``, other control characters)
                   become `_`; an empty name becomes `_`; more than 200 characters become 191 and a digest
@@ -19,7 +19,6 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from cdc_core.extended_json.wrappers import RESERVED_NAMES
 from cdc_core.properties import unwrap as unwrap_options
 
 ENGINE = frozenset({"__key", "__sequence", "__batch", "__document", "__rescued", "__deleted", "__incomplete", "__known"})
@@ -38,7 +37,6 @@ MAX_LENGTH = 200
 """Characters of a column's name; a longer one is cut, and gets a digest."""
 
 _REFUSED = re.compile(r"[ ,;{}()=\x00-\x1f\x7f]")
-_ESCAPED = re.compile(rf"\$(\$+(?:{RESERVED_NAMES}))")
 
 
 @dataclass(frozen=True)
@@ -85,16 +83,6 @@ class ColumnNaming:
             fields=unwrap_options.FieldNames.from_json(fields),
             values=unwrap_options.FieldValues.from_json(fields),
         )
-
-
-def unescaped(key: str) -> str:
-    """The field's own name: a key of Extended JSON without the `$` that kept it from being read as a
-    wrapper.
-    """
-    if not key.startswith("$$"):
-        return key
-    match = _ESCAPED.fullmatch(key)
-    return match[1] if match else key
 
 
 def fit(name: str) -> str:

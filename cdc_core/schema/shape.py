@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cdc_core.schema import names as column_names
+from cdc_core.extended_json import wrappers
 from cdc_core.schema.kinds import NOTHING, Kind, kind
 
 
@@ -52,7 +52,7 @@ class Shape:
     def _see_fields(self, value: Mapping[str, Any], mark: str, places: Iterator[int]) -> bool:
         # A list, for `any` over a generator would stop before every field is seen.
         seen_fields = [
-            self._field(column_names.unescaped(key)).see(item, mark, places)
+            self._field(wrappers.unescape_key(key)).see(item, mark, places)
             for key, item in value.items()
             if item is not None
         ]

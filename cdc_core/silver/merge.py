@@ -143,6 +143,14 @@ def alterations(current: T.StructType, wanted: T.StructType) -> Alteration:
     return Alteration(adding, tuple(f"ALTER COLUMN {change}" for change in widened), tuple(impossible))
 
 
+def grown(current: T.StructType, wanted: T.StructType) -> T.StructType | None:
+    """The columns of `current` with those that it lacks; None where one of them has to change."""
+    change = alterations(current, wanted)
+    if change.widened or change.impossible:
+        return None
+    return with_added(current, wanted) if change.added else current
+
+
 def with_added(current: T.StructType, wanted: T.StructType) -> T.StructType:
     """The columns of `current` with what `alterations` would add to them, in the places where it would."""
     names = list(current.names)

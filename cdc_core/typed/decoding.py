@@ -19,6 +19,7 @@ import gc
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +66,18 @@ class TypedTexts:
         return pa.StructArray.from_arrays(columns, names=["document", "rescued", "unreadable", "is_doubtful"])
 
 
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Python looks for no cycles: among millions of values that hold none, that is most of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class Decoder:
     """Types texts by one schema, and learns from those that are refused; not for two threads at once."""
 
@@ -81,13 +94,8 @@ class Decoder:
 
     def typed(self, texts: pa.Array) -> TypedTexts:
         """Every text's row; the row of a null is null."""
-        was_enabled = gc.isenabled()
-        gc.disable()  # millions of values that hold no cycle
-        try:
+        with without_collector():
             parts = [self._slice(part) for part in self._slices(texts)]
-        finally:
-            if was_enabled:
-                gc.enable()
         if len(parts) == 1:
             return parts[0]
         if not parts:

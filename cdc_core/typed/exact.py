@@ -11,9 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from cdc_core.extended_json import wrappers
 from cdc_core.properties.unwrap import FieldValues
 from cdc_core.schema import cast, column_types, kinds, retype
-from cdc_core.schema import names as column_names
 from cdc_core.schema.column_types import Array, ColumnType, Decimal, Map, Scalar, Struct
 from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.schema.shape import Shape
@@ -27,7 +27,7 @@ def _pairs(pairs: list[tuple[str, Any]], repeated: dict[str, str]) -> dict[str, 
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:
-            cast.rescue(repeated, column_names.unescaped(key), cast.ejson(_whole(result[key])))
+            cast.rescue(repeated, wrappers.unescape_key(key), cast.ejson(_whole(result[key])))
         result[key] = value
     return result
 

@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from cdc_core.extended_json.wrappers import escape_key, unescape_key
 from cdc_core.schema import kinds
-from cdc_core.schema import names as column_names
 from cdc_core.schema.column_types import ELEMENT, VALUE, Array, ColumnType, Map, Steps, Struct
 from cdc_core.schema.kinds import WRAPPERS, Kind
 
@@ -19,11 +19,6 @@ LEARNED = 4000
 
 NAMEABLE = re.compile(r'[^"\\\x00-\x1f]*')
 """Keys that a struct of msgspec can have; documents with others go the exact way."""
-
-
-def escaped(name: str) -> str:
-    """The key that Extended JSON has for a field's own name."""
-    return f"${name}" if column_names.unescaped(f"${name}") == name else name
 
 
 @dataclass
@@ -58,11 +53,11 @@ class Lessons:
 
     def _learn_fields(self, value: dict[str, Any], type_: Struct, place: Steps) -> None:
         for key, item in value.items():
-            name = column_names.unescaped(key)
+            name = unescape_key(key)
             known = type_.by_name.get(name)
             if known is not None:
                 self.learn(item, known.type, (*place, name))
-            is_expected = known is not None and escaped(name) == key
+            is_expected = known is not None and escape_key(name) == key
             if not is_expected and key not in WRAPPERS and NAMEABLE.fullmatch(key):
                 lesson = self._lesson(place)
                 # Each key is a member of the struct in every later document: keys without end (ids as keys) must not slow all of them.

@@ -18,14 +18,14 @@ from typing import Any, Union
 import msgspec
 import pyarrow as pa
 
+from cdc_core.extended_json.wrappers import escape_key, unescape_key
 from cdc_core.schema import cast, kinds
-from cdc_core.schema import names as column_names
 from cdc_core.schema.column_types import ELEMENT, VALUE, Array, ColumnType, Field, Map, Scalar, Steps, Struct
 from cdc_core.schema.kinds import Kind
 from cdc_core.schema.pins import Pins, widens
 from cdc_core.schema.shape import Shape
 from cdc_core.typed import exact
-from cdc_core.typed.lessons import NAMEABLE, Lesson, Lessons, escaped
+from cdc_core.typed.lessons import NAMEABLE, Lesson, Lessons
 
 _NOT_THERE = msgspec.UNSET
 _NotThere = msgspec.UnsetType
@@ -401,7 +401,7 @@ class DocumentReader(ColumnReader):
         for number, (key, is_due) in zip(numbers, self._strangers.items()):
             values, classes = _present(_getter(number)(structs), findings)
             if classes - {_None}:
-                place = _of_field(where, column_names.unescaped(key))
+                place = _of_field(where, unescape_key(key))
                 self._rescue_all(values, place, findings)
                 if is_due:
                     self._note_due(values, place, findings)
@@ -456,10 +456,10 @@ class ReaderBuilder:
 
     def document(self, type_: Struct, place: Steps, path: tuple[str, ...], is_due: bool = False) -> DocumentReader:
         lesson = self._lessons.at.get(place, Lesson())
-        seen = {column_names.unescaped(key): key for key in lesson.keys}
+        seen = {unescape_key(key): key for key in lesson.keys}
         readers = []
         for item in type_.fields:
-            key = seen.get(item.name, escaped(item.name))
+            key = seen.get(item.name, escape_key(item.name))
             reader = self.reader(item.type, (*place, item.name), (*path, item.name))
             readers.append((key, reader) if NAMEABLE.fullmatch(key) else None)
         strangers = {key: self._may_be_pinned((*path, name)) for name, key in seen.items() if name not in type_.by_name}

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from cdc_core.extended_json import dialects as debezium_json
+from cdc_core.extended_json import wrappers
 from cdc_core.extended_json.dialects import Parsed
 from cdc_core.properties.unwrap import AddedField, UnwrapOptions
 from cdc_core.unwrap import record_fields
@@ -46,7 +47,7 @@ def added_field(
         below = added.name + options.flatten_struct_delimiter
         yield from record_fields.document_fields(value, options, displaced, flat=True, prefix=below, path=(added.name,))
     else:
-        yield record_fields.RecordField(debezium_json.escaped(added.name), value, added.name)
+        yield record_fields.RecordField(wrappers.escape_key(added.name), value, added.name)
 
 
 def _looked_up(change: ChangeEvent, added: AddedField) -> Json | _Missing:
@@ -77,6 +78,6 @@ def _typed_metadata(value: Json, name: str) -> Parsed:
         case list():
             return [_typed_metadata(item, name) for item in value]
         case dict():
-            return {debezium_json.escaped(key): _typed_metadata(item, key) for key, item in value.items()}
+            return {wrappers.escape_key(key): _typed_metadata(item, key) for key, item in value.items()}
         case _:
             return value

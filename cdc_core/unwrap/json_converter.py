@@ -10,6 +10,7 @@ import base64
 from collections.abc import Mapping
 
 from cdc_core.extended_json import dialects as debezium_json
+from cdc_core.extended_json import wrappers
 from cdc_core.extended_json.dialects import Parsed
 from cdc_core.schema import cast, document_schema, evolution
 from cdc_core.schema.column_types import Array, ColumnType, Map, Scalar, Struct
@@ -22,7 +23,7 @@ def document(value: Mapping[str, Parsed], type_: Struct, rescued: dict[str, str]
     types = {field.name: field.type for field in type_.fields}
     printed: dict[str, Json] = {}
     for stored_name, item in value.items():
-        name = debezium_json.unescaped(stored_name)
+        name = wrappers.unescape_key(stored_name)
         below = f"{path}.{name}" if path else name
         result = _printed(item, types.get(name), below, rescued)
         if result is not None:
@@ -35,7 +36,7 @@ def untyped(value: Parsed) -> Json:
     if isinstance(value, list):
         return [untyped(item) for item in value]
     if debezium_json.is_document(value):
-        return {debezium_json.unescaped(name): untyped(item) for name, item in value.items() if item is not None}
+        return {wrappers.unescape_key(name): untyped(item) for name, item in value.items() if item is not None}
     shape = observe({"value": value})
     schema, _ = evolution.join(document_schema.EMPTY, shape)
     return document({"value": value}, schema.struct, {}).get("value")
@@ -51,7 +52,7 @@ def _printed(value: Parsed, type_: ColumnType | None, path: str, rescued: dict[s
             return document(value, type_, rescued, path=path)
         case Map(item_type) if debezium_json.is_document(value):
             return {
-                debezium_json.unescaped(name): _printed(item, item_type, f"{path}.{name}", rescued)
+                wrappers.unescape_key(name): _printed(item, item_type, f"{path}.{name}", rescued)
                 for name, item in value.items()
             }
         case Array(element) if isinstance(value, list):

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cdc_core.extended_json import dialects as debezium_json
+from cdc_core.extended_json import wrappers
 from cdc_core.extended_json.dialects import Parsed
 from cdc_core.properties.unwrap import UnwrapOptions
 from cdc_core.unwrap import added_fields, change_event, legacy_patches, record_fields
@@ -163,7 +164,7 @@ def _partial(
     updated: record_fields.Document, removed: Iterable[str], identity: Parsed | legacy_patches.NoId
 ) -> record_fields.Document:
     """The fields that an update names, under their dotted paths, removed ones null; `_id` last."""
-    nulls = {debezium_json.escaped(path): None for path in removed}
+    nulls = {wrappers.escape_key(path): None for path in removed}
     return legacy_patches.identified({**updated, **_without(nulls, updated)}, identity)
 
 
@@ -177,7 +178,7 @@ def _with_nulls(document: record_fields.Document, removed: Iterable[str]) -> rec
 
 
 def _with_null(document: record_fields.Document, path: Sequence[str]) -> record_fields.Document:
-    name = debezium_json.escaped(path[0])
+    name = wrappers.escape_key(path[0])
     if len(path) == 1:
         return {**document, name: document.get(name)}
     # A path that leads through something else than a document says nothing here: the look-up is newer than the update.

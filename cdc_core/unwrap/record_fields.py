@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import orjson
 
 from cdc_core.extended_json import dialects as debezium_json
+from cdc_core.extended_json import wrappers
 from cdc_core.extended_json.dialects import Parsed
 from cdc_core.properties.unwrap import FieldNameAdjustment, UnwrapOptions
 
@@ -63,13 +64,13 @@ def document_fields(
     for stored_name, value in document.items():
         if _is_undefined(value):
             continue
-        own = debezium_json.unescaped(stored_name)
+        own = wrappers.unescape_key(stored_name)
         name = prefix + _name(own, options, flat=flat)
         here = (*path, own)
         struct = _struct(value, options) if flat else None
         if struct is None:
             rest = None if _is_left_out(value, options) else record_value(value, here, options, displaced)
-            yield RecordField(debezium_json.escaped(name), rest, ".".join(here))
+            yield RecordField(wrappers.escape_key(name), rest, ".".join(here))
         else:
             below = name + options.flatten_struct_delimiter
             yield from document_fields(struct, options, displaced, flat=True, prefix=below, path=here)

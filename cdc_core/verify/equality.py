@@ -22,8 +22,8 @@ from typing import Any
 
 import orjson
 
+from cdc_core.extended_json import wrappers
 from cdc_core.schema import cast, kinds
-from cdc_core.schema import names as column_names
 from cdc_core.schema.column_types import Array, ColumnType, Map, Scalar, Struct
 from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.typed import exact
@@ -123,7 +123,7 @@ def _exactly_between(wanted: Any, held: Any, path: str) -> Iterator[Difference]:
     both = kinds.kind(wanted), kinds.kind(held)
     if _DOCUMENTS.issuperset(both):
         for name in dict.fromkeys((*wanted, *held)):
-            own = column_names.unescaped(name)
+            own = wrappers.unescape_key(name)
             inner = f"{path}.{own}" if path else own
             if name not in held:
                 yield Difference(inner, "in the source, not in the table")
@@ -202,7 +202,7 @@ def _pruned(value: Any, steps: list[str], wanted: Any) -> Any:
         if isinstance(value, list) and name.isdecimal() and int(name) < len(value):
             keys: list[Any] = [int(name)]
         elif isinstance(value, dict):
-            keys = [key for key in value if column_names.unescaped(key) == name]
+            keys = [key for key in value if wrappers.unescape_key(key) == name]
         else:
             keys = []
         for key in keys:

@@ -404,7 +404,8 @@ class _LogFiles:
             raise _NotPlain
         found = _LogFiles(folder)
         if begun is not None:
-            found._checkpoint(begun)
+            for action in checkpoint.actions(begun):
+                found._action(action)
         for name in later:
             for line in (folder / "_delta_log" / name).read_text("utf-8").split("\n"):
                 if line:
@@ -415,15 +416,9 @@ class _LogFiles:
         """The files, in the order of their names."""
         return [_added_file(self.folder, added) for _, added in sorted(self.live.items())]
 
-    def _checkpoint(self, path: Path) -> None:
-        held = pq.ParquetFile(path)
-        # Neither says what is live: fences and tombstones are most of a long log's checkpoint.
-        for action in held.read([name for name in held.schema_arrow.names if name not in ("txn", "remove")]).to_pylist():
-            self._action(action)
-
     def _action(self, action: dict[str, Any]) -> None:
         if metadata := action.get("metaData"):
-            configuration = dict(metadata.get("configuration") or {})
+            configuration = metadata.get("configuration") or {}
             if metadata.get("partitionColumns") or configuration.get("delta.columnMapping.mode", "none") != "none":
                 raise _NotPlain
         if add := action.get("add"):

@@ -208,11 +208,8 @@ def _columns(silver: LiveFiles, gold: LiveFiles, *, has_rescued: bool) -> Struct
     """Gold's columns with those that it lacks; None where one has to change its type."""
     held = gold.spark_schema()
     wanted = _wanted(silver.spark_schema(), has_rescued=has_rescued or "__rescued" in held.names)
-    change = merge.alterations(held, wanted)
-    if change.widened or change.impossible:
-        return None
-    columns = merge.with_added(held, wanted) if change.added else held
-    return columns if merge.is_same(columns, wanted) else None
+    columns = merge.grown(held, wanted)
+    return columns if columns is not None and merge.is_same(columns, wanted) else None
 
 
 def _wanted(silver: StructType, *, has_rescued: bool) -> StructType:

@@ -341,8 +341,4 @@ def _table_columns(collection: SilverCollection, rows: pa.Table) -> StructType |
     """The table's columns with those that it lacks; None where one has to change."""
     live = collection.writer.live
     assert live is not None
-    held, wanted = live.spark_schema(), from_arrow_schema(rows.schema)
-    change = merge.alterations(held, wanted)
-    if change.widened or change.impossible:
-        return None
-    return merge.with_added(held, wanted) if change.added else held
+    return merge.grown(live.spark_schema(), from_arrow_schema(rows.schema))

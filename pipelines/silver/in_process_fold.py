@@ -5,10 +5,8 @@ The same as `partial_updates`, which does it in SQL for any events; here only fo
 
 from __future__ import annotations
 
-import gc
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -16,6 +14,7 @@ import pyarrow.compute as pc
 
 from cdc_core.bronze import columns as bronze
 from cdc_core.silver import fold
+from cdc_core.typed.decoding import without_collector
 from pipelines.delta import live_files, table_schema, upsert
 
 PART_ROWS = 4096
@@ -68,7 +67,7 @@ def folded(events: pa.Table, live: live_files.LiveFiles | None, *, size_bytes: i
     descriptions = events["updateDescription"].combine_chunks()
     if live is None or _DOCUMENT not in live.schema.names or not fold.are_readable(descriptions.filter(is_partial)):
         return None
-    with _without_collector():
+    with without_collector():
         histories = _histories(events, is_partial)
         stored = _stored(live, [key for key, history in histories.items() if history.decisive is None], size_bytes)
         pending = None if stored is None else _pending(events, histories, stored)
@@ -86,18 +85,6 @@ def _stored(live: live_files.LiveFiles, keys: Sequence[str], size_bytes: int) ->
         return live_files.rows_at(live, places, columns=columns, size_bytes=size_bytes, read_bytes=read_bytes)
     except (OSError, pa.ArrowException, table_schema.NotReadable):
         return None
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Millions of values that hold no cycle."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _histories(events: pa.Table, is_partial: pa.BooleanArray) -> dict[str, _History]:

@@ -20,14 +20,6 @@ def test_every_name_is_fit(name: str) -> None:
     assert not set(fit) & set(" ,;{}()\n\t=")
 
 
-def test_wrapper_keys_are_unescaped() -> None:
-    """One `$` is taken from an escaped key, and from nothing else."""
-    assert column_names.unescaped("$$oid") == "$oid"
-    assert column_names.unescaped("$$$date") == "$$date"
-    others = ["$id", "$$x", "$oid", "a$$oid"]
-    assert [column_names.unescaped(key) for key in others] == others
-
-
 def test_names_that_meet_get_numbers() -> None:
     """The later of two names that differ only in case gets a suffix, and so does an engine's."""
     taken = column_names.UsedNames(["name", "NAME_2", *NAMING.reserved])

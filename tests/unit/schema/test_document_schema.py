@@ -13,6 +13,7 @@ import hypothesis.strategies as st
 import pytest
 
 from cdc_core import errors
+from cdc_core.extended_json import wrappers
 from cdc_core.schema import cast, column_types, document_schema, evolution, kinds, retype
 from cdc_core.schema import names as column_names
 from cdc_core.schema.column_types import Array, Decimal, Map, Scalar
@@ -133,7 +134,7 @@ def lost(value: Any, type_: column_types.ColumnType, rescued: dict[str, str], pa
         return [path or ""]
     match type_:
         case column_types.Struct():
-            below = ((column_names.unescaped(key), item) for key, item in value.items())
+            below = ((wrappers.unescape_key(key), item) for key, item in value.items())
             paths: list[str] = []
             for name, item in below:
                 here = name if path is None else f"{path}.{name}"

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from cdc_core.extended_json import wrappers
 from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.schema import column_types, document_schema, evolution
 from cdc_core.schema import names as column_names
@@ -111,7 +112,7 @@ def column_type(chance: random.Random, depth: int, names: list[str]) -> column_t
 
 def fields(chance: random.Random, depth: int, names: list[str]) -> tuple[column_types.Field, ...]:
     taken = column_names.UsedNames()
-    chosen = {column_names.unescaped(name) for name in chance.sample(names, chance.randrange(1, len(names) + 1))}
+    chosen = {wrappers.unescape_key(name) for name in chance.sample(names, chance.randrange(1, len(names) + 1))}
     return tuple(
         column_types.Field(name, taken.unique(column_names.fit(name)), column_type(chance, depth, names))
         for name in sorted(chosen)

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from cdc_core.extended_json import dialects as debezium_json
+from cdc_core.extended_json import wrappers
 from cdc_core.properties import unwrap as unwrap_options
 from cdc_core.properties.unwrap import ArrayEncoding, FieldNameAdjustment, UnwrapOptions
 from cdc_core.schema import document_schema, evolution
@@ -354,8 +355,8 @@ def flat_pairs(document: dict[str, Any], options: UnwrapOptions, prefix: str, ab
     delimiter = options.flatten_struct_delimiter
     for name, value in document.items():
         own = name.replace(".", delimiter) if options.flatten_struct else name
-        path = f"{above}{debezium_json.unescaped(name)}"
-        full = prefix + adjusted(debezium_json.unescaped(own), options)
+        path = f"{above}{wrappers.unescape_key(name)}"
+        full = prefix + adjusted(wrappers.unescape_key(own), options)
         inner = shaped(value, options, is_nested=False)
         if value == {"$undefined": True}:
             continue
@@ -405,7 +406,7 @@ def shaped(value: Any, options: UnwrapOptions, *, is_nested: bool = True) -> Any
         case {"$code": code}:
             return Wrapped(code, value)
         case dict() if is_nested:
-            named = ((adjusted(debezium_json.unescaped(name), options), item) for name, item in value.items())
+            named = ((adjusted(wrappers.unescape_key(name), options), item) for name, item in value.items())
             return {name: shaped(item, options) for name, item in named}
         case _:
             return value
