@@ -18,13 +18,13 @@ from cdc_core.sql.names import identifier
 
 
 class Scalar(enum.Enum):
-    """The column types without a part that could vary; the value is the Spark SQL type."""
+    """The column types without a part that could vary; the value is the Spark SQL type, but where `ddl` says another."""
 
     INT = "INT"
     BIGINT = "BIGINT"
     DOUBLE = "DOUBLE"
     STRING = "STRING"
-    TEXT = "TEXT"
+    TEXT = "TEXT"  # a STRING that holds values of several kinds, each as its text
     BOOLEAN = "BOOLEAN"
     TIMESTAMP = "TIMESTAMP"
     BINARY = "BINARY"

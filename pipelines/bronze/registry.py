@@ -175,28 +175,30 @@ class CaughtUp:
 
 @dataclass(frozen=True)
 class SilverPosition:
-    """Where a silver table stands, at its `version`.
-
-    `to` is the bronze batch up to which it is applied, `high` the greatest sequence that it has seen (None where its
-    history no longer says), `swept` the mark of its last sweep, `floor` that of its last drop or rename, before which
-    nothing may arrive any more, `generation` what a rebuild called its rows, `documents` whether it holds whole documents (None
-    where nothing says so), `added` the columns that `add.fields` and `add.headers` ever made. `settled` is what the last run that left the
-    table cleanly found out about all of them (`CaughtUp`), `log` the bronze whose batches these are (None where it has no name).
-    `origin` changes where the rows began anew: the table was made, repaired or restored since, and what was read of it at a batch may not
-    be what it held at that batch the second time.
-    """
+    """Where a silver table stands, at its `version`."""
 
     to: int = 0
+    """The bronze batch up to which it is applied."""
     high: str | None = None
+    """The greatest sequence that it has seen; None where its history no longer says."""
     swept: str = ""
+    """The sequence of its last sweep."""
     generation: str = ""
+    """What a rebuild called its rows."""
     floor: str = ""
+    """The sequence of its last drop or rename, before which nothing may arrive any more."""
     log: str | None = None
+    """The bronze whose batches these are; None where it has no name."""
     documents: bool | None = None
+    """Whether its rows hold whole documents; None where nothing says so."""
     added: tuple[str, ...] = ()
+    """The columns that `add.fields` and `add.headers` ever made."""
     version: int = -1
     settled: CaughtUp | None = field(default=None, compare=False)
+    """What the last run that left the table cleanly found out about all tables."""
     origin: str = ""
+    """Another one where the rows began anew: the table was made, repaired or restored since, and what was read of it at a batch may
+    not be what it held at that batch the second time."""
 
     def is_of_other(self, log: str | None) -> bool:
         """Whether `to` counts the batches of another bronze than the one whose history is called `log`."""

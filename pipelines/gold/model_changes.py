@@ -1,6 +1,6 @@
 """What changed in a Delta table between two of its versions, without a change data feed: for models.
 
-Whether a gold table of documents is written whole is decided in `current.GoldWork`.
+For a gold table of documents `current.GoldTable` finds them; what a rebuild of silver does to gold: `current.GoldWork.is_rewrite`.
 """
 
 from __future__ import annotations

@@ -224,7 +224,7 @@ class _GoldRun:
         found = registry.read(self.spark, self.settings)
         for namespace, error in found.refused.items():
             self.failures.note(str(namespace), error)
-        known = [each for each in found.namespaces if not self.failures.waits(str(each))]
+        known = [each for each in found.namespaces if not self.failures.is_set_aside(str(each))]
         due = [work for work in map(self._looked_at, known) if work is not None]
         results = self.pool.each(due, self._guarded(self._applied), stop=self.stop)
         going = [each for each in known if str(each) not in self.failures.found]
@@ -289,7 +289,7 @@ class _GoldRun:
         owners = {self.layout.gold(*each).key: each for each in known}
         for namespace in going:
             name = _history_of(namespace)
-            if not self.settings.silver.for_collection(str(namespace)).history or self.failures.waits(name):
+            if not self.settings.silver.for_collection(str(namespace)).history or self.failures.is_set_aside(name):
                 continue
             try:
                 work = self._history(namespace, owners)

@@ -37,12 +37,12 @@ class RowBatch:
     """Rows on their way into the table, and what is known about them without looking at them again.
 
     `rows` are bronze's events of `range_` until `reduction.reduced`, then one reduced row a key until `write.table_rows`, then rows
-    of the table's columns with `__guard` and `__action`. `after` is the position that their commit carries.
+    of the table's columns with `__guard` and `__action`. `next_position` is what their commit carries.
     """
 
     rows: DataFrame
     range_: reduce.BatchRange
-    after: registry.SilverPosition
+    next_position: registry.SilverPosition
     plan: typed.Plan
     counts: survey.EventCounts = field(default_factory=survey.EventCounts)
     keys: tuple[str, str] | None = None

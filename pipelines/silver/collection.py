@@ -37,23 +37,23 @@ class SilverCollection:
     writer: Writer
     schema: schemas.SchemaVersion
     is_new: bool
-    columns: tuple[str, ...] = field(init=False)
+    bronze_columns: tuple[str, ...] = field(init=False)
     """Columns of bronze beside the document that a row is made of."""
     reserved: frozenset[str] = frozenset()
     """Columns of the table that `add.fields` made, now or once: no field of a document gets their names."""
     origin: str = ""
-    """What its rows are called from now on where they begin anew; empty where they go on."""
-    process_events: int = 0
+    """A new random name where its rows begin anew, by which gold knows that it has to; empty where they go on."""
+    max_local_events: int = 0
     """How many events of a range this process may apply itself, without a query (`pipelines.silver.in_process`)."""
     needs_steps: bool = False
     """Whether a range of the work at hand went through the steps: this process could not apply it."""
-    held: quarantine_table.HeldEvents | None = None
+    quarantined: quarantine_table.HeldEvents | None = None
     """What is known of its events in quarantine, once there is one."""
     decoder: Decoder | None = None
     """What types the documents of batches that this process applies itself (`pipelines.silver.in_process`)."""
 
     def __post_init__(self) -> None:
-        self.columns = reduce.needed(self.options.unwrap)
+        self.bronze_columns = reduce.needed(self.options.unwrap)
 
     @property
     def mode(self) -> unwrap_options.DeleteMode:
@@ -91,9 +91,9 @@ class SilverCollection:
         """Whether deleted documents stay in the table, and some are deleted."""
         return counts.deletes > 0 and self.mode.marks_deleted
 
-    def move(self, after: registry.SilverPosition) -> None:
+    def move(self, next_position: registry.SilverPosition) -> None:
         """Only the position moves: an empty commit."""
-        self.writer.mark(to=after.to, extra=after.extra)
+        self.writer.mark(to=next_position.to, extra=next_position.extra)
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ _READ = ("kind", "db", "collection", "key", "sequence", "offset", "op", "after")
 def ranges(collection: SilverCollection, work: CollectionWork) -> tuple[reduce.BatchRange, ...] | None:
     """The work's span in ranges that this process applies one after the other; None where they are for Spark to find."""
     events = work.counts.events
-    if collection.process_events <= SERVICE_EVENTS or not SERVICE_EVENTS < events <= SPAN_EVENTS:
+    if collection.max_local_events <= SERVICE_EVENTS or not SERVICE_EVENTS < events <= SPAN_EVENTS:
         return None
     if not (_is_able(collection) and _takes_rows(collection)):
         return None
@@ -83,9 +83,12 @@ def ranges(collection: SilverCollection, work: CollectionWork) -> tuple[reduce.B
 
 
 def applied(
-    collection: SilverCollection, range_: reduce.BatchRange, counts: survey.EventCounts, after: registry.SilverPosition
+    collection: SilverCollection,
+    range_: reduce.BatchRange,
+    counts: survey.EventCounts,
+    next_position: registry.SilverPosition,
 ) -> bool:
-    """Whether the range is in the table, with the position `after`; where not, nothing was committed.
+    """Whether the range is in the table, with `next_position`; where not, nothing was committed.
 
     Only for events that are newer than what the table has seen.
     """
@@ -129,7 +132,7 @@ def applied(
         evolve.record(collection, evolution, range_.to)  # before the table holds it
     if last_deletes and collection.mode.removes_row:
         deletes.remember_rows(collection, last_deletes, range_.to)
-    return _committed(collection, rows, columns, keys, after)
+    return _committed(collection, rows, columns, keys, next_position)
 
 
 def _committed(
@@ -137,7 +140,7 @@ def _committed(
     rows: pa.Table,
     columns: StructType,
     keys: Sequence[str],
-    after: registry.SilverPosition,
+    next_position: registry.SilverPosition,
 ) -> bool:
     writer, live = collection.writer, collection.writer.live
     assert live is not None
@@ -153,8 +156,8 @@ def _committed(
         [conformed] if conformed.num_rows else [],
         schema=conformed.schema,
         keys=keys,
-        to=after.to,
-        extra=after.extra,
+        to=next_position.to,
+        extra=next_position.extra,
         statistics=STATISTICS,
     )
     return version is not None
@@ -162,7 +165,7 @@ def _committed(
 
 def _is_plain(collection: SilverCollection, counts: survey.EventCounts) -> bool:
     """Whether, by the settings and the counts, nothing in the batch may have to be decided."""
-    return counts.events <= collection.process_events and not collection.shows_deleted(counts) and _is_able(collection)
+    return counts.events <= collection.max_local_events and not collection.shows_deleted(counts) and _is_able(collection)
 
 
 def _is_able(collection: SilverCollection) -> bool:
@@ -185,17 +188,19 @@ def _quarantined_keys(collection: SilverCollection, *, before: int) -> frozenset
     this process cannot tell."""
     if not delta.exists(collection.spark, collection.quarantine):
         return frozenset()
-    collection.held = collection.held or quarantine_table.HeldEvents.of(collection.spark, collection.quarantine)
-    return None if collection.held is None else collection.held.keys(before=before)
+    collection.quarantined = collection.quarantined or quarantine_table.HeldEvents.of(
+        collection.spark, collection.quarantine
+    )
+    return None if collection.quarantined is None else collection.quarantined.keys(before=before)
 
 
 def _events(collection: SilverCollection, range_: reduce.BatchRange) -> pa.Table | None:
     """The collection's events of the range, in their order; None where this process cannot read them."""
     updates = ("updateDescription",) if collection.keeps_document else ()
-    columns = list(dict.fromkeys((*_READ, *updates, *collection.columns, *_added_bronze_columns(collection))))
+    columns = list(dict.fromkeys((*_READ, *updates, *collection.bronze_columns, *_added_bronze_columns(collection))))
     namespace = collection.namespace
     # Other collections' events stand in the same files.
-    limit = max(survey.MAX_DRIVER_ROWS, 2 * collection.process_events)
+    limit = max(survey.MAX_DRIVER_ROWS, 2 * collection.max_local_events)
     among = {"db": namespace.db, "collection": namespace.collection}
     rows = batch_rows.few_rows(
         collection.spark, collection.bronze, range_, columns, limit=limit, size_bytes=_many_bytes(collection), among=among
@@ -208,7 +213,7 @@ def _events(collection: SilverCollection, range_: reduce.BatchRange) -> pa.Table
 
 def _many_bytes(collection: SilverCollection) -> int:
     """So many bytes of documents are held here."""
-    return MANY_BYTES if collection.process_events > SERVICE_EVENTS else batch_rows.MANY_BYTES
+    return MANY_BYTES if collection.max_local_events > SERVICE_EVENTS else batch_rows.MANY_BYTES
 
 
 def _taken(rows: pa.Table, places: pa.Array) -> pa.Table:

@@ -35,9 +35,9 @@ def folded(collection: SilverCollection, events: DataFrame, batch: RowBatch) -> 
     They are computed and not cached: Spark plans anew whatever is cached of a table that changes.
     """
     keeps_last = batches.keeps_last(collection, batch)
-    histories = reduce.histories(events, columns=collection.columns, keeps_last=keeps_last)
+    histories = reduce.histories(events, columns=collection.bronze_columns, keeps_last=keeps_last)
     placed = _with_stored(histories, _stored(collection, events, batch))
-    with query_execution.held(_folded(placed, mode=collection.mode, columns=collection.columns)) as rows:
+    with query_execution.held(_folded(placed, mode=collection.mode, columns=collection.bronze_columns)) as rows:
         yield rows
 
 

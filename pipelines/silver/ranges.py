@@ -1,6 +1,6 @@
 """The way of a collection's work into its table: range by range, each with the sweeps that it calls for.
 
-A range is one batch, which goes through `STEPS`; its last step is the commit that moves the position. Where it is small and plain
+A range is some of bronze's batches; its rows go together through `STEPS`, of which the last is the commit that moves the position. Where it is small and plain
 (`pipelines.silver.in_process`), this process does all of that itself.
 """
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("pipelines.silver.collection")
 
 STEPS: tuple[Step, ...] = (evolve.evolved, deletes.not_resurrected, reduction.reduced, *write.STEPS)
-"""The way of a batch: from bronze's events to the commit of its rows."""
+"""The way of a range's rows: from bronze's events to their commit."""
 
 ADAPTIVE = "spark.sql.adaptive.enabled"
 NOT_ADAPTIVE = {ADAPTIVE: "false"}
@@ -50,7 +50,7 @@ def apply(collection: SilverCollection, work: CollectionWork, *, stop: threading
     needless, due = sweeps.split(collection, work)
     for sweep in needless:
         # There is nothing to delete, and the position still has to hold the sweep: events from before it are refused by its floor.
-        reached = sweeps.after(collection, sweep, reached)
+        reached = sweeps.position_after(collection, sweep, reached)
     while ranges and not stop.is_set():
         range_, *ranges = ranges
         # The survey counted the whole span; whether a part of it comes late is a matter of its own events.
@@ -73,8 +73,8 @@ def _with_sweeps(
     reached = _range(collection, range_, counts, reached, to=reached.to if due else range_.to)
     for sweep in due:
         to = range_.to if sweep is due[-1] else reached.to
-        after = replace(sweeps.after(collection, sweep, reached), to=to)
-        reached = sweeps.apply(collection, sweep, after, range_=range_)
+        next_position = replace(sweeps.position_after(collection, sweep, reached), to=to)
+        reached = sweeps.apply(collection, sweep, next_position, range_=range_)
     return reached
 
 
@@ -86,14 +86,14 @@ def _range(
     *,
     to: int,
 ) -> registry.SilverPosition:
-    after = replace(reached, to=to, high=max(reached.high or "", counts.high))
+    next_position = replace(reached, to=to, high=max(reached.high or "", counts.high))
     if not counts.events:
         # A batch without events of this collection: a commit that moves the position and holds no row.
-        collection.move(after)
-        return after
+        collection.move(next_position)
+        return next_position
     is_late = _is_late(collection, counts, reached)
-    if not is_late and counts.low >= reached.floor and in_process.applied(collection, range_, counts, after):
-        return after
+    if not is_late and counts.low >= reached.floor and in_process.applied(collection, range_, counts, next_position):
+        return next_position
     collection.needs_steps = True
     events = _wanted(collection, collection.events(range_), counts)
     if counts.low < reached.floor:
@@ -108,7 +108,7 @@ def _range(
         batch = RowBatch(
             rows=events,
             range_=range_,
-            after=after,
+            next_position=next_position,
             plan=typed.Plan(collection.schema.schema),
             counts=counts,
             keys=(counts.first_key, counts.last_key) if counts.first_key else None,
@@ -120,7 +120,7 @@ def _range(
         # A late row has to be compared with the table's, which only the longer way does.
         if batch.is_late or not _written_at_once(collection, batch):
             batches.through(STEPS, collection, batch)
-    return after
+    return next_position
 
 
 def _is_late(collection: SilverCollection, counts: survey.EventCounts, reached: registry.SilverPosition) -> bool:

@@ -49,10 +49,10 @@ def reduced(collection: SilverCollection, batch: RowBatch) -> RowBatch:
 def _latest(collection: SilverCollection, batch: RowBatch, *, has_partial: bool) -> RowBatch:
     keeps_last = batches.keeps_last(collection, batch)
     if is_large(batch.counts) and not (has_partial or keeps_last):
-        latest = reduce.latest_of_many(batch.rows, columns=collection.columns)
+        latest = reduce.latest_of_many(batch.rows, columns=collection.bronze_columns)
     else:
-        latest = reduce.latest(batch.rows, has_partial=has_partial, columns=collection.columns, keeps_last=keeps_last)
-    return replace(batch, rows=reduce.decided(latest, mode=collection.mode, columns=collection.columns))
+        latest = reduce.latest(batch.rows, has_partial=has_partial, columns=collection.bronze_columns, keeps_last=keeps_last)
+    return replace(batch, rows=reduce.decided(latest, mode=collection.mode, columns=collection.bronze_columns))
 
 
 def _folded(collection: SilverCollection, batch: RowBatch, whole: DataFrame) -> RowBatch:
@@ -112,7 +112,7 @@ def at_once(collection: SilverCollection, batch: RowBatch) -> RowBatch | None:
     doubts = Observation()
     is_doubtful = " OR ".join(["is_doubtful", *(f"({condition})" for condition in evolve.COUNTED.values())])
     documents = typed.documents(batch.rows, plan=plan).observe(doubts, F.count_if(F.expr(is_doubtful)).alias("events"))
-    columns = (*collection.columns, "document", "rescued")
+    columns = (*collection.bronze_columns, "document", "rescued")
     latest = reduce.latest_of_many(documents, columns=columns, bare=batch.rows)
     return replace(
         batch,
@@ -125,7 +125,8 @@ def at_once(collection: SilverCollection, batch: RowBatch) -> RowBatch | None:
 
 
 def is_at_once(collection: SilverCollection, counts: survey.EventCounts) -> bool:
-    """Whether `at_once` types the events: the first of them then give a collection without a schema a version of its own."""
+    """Whether the events are typed by `at_once`, which records the schema of a new collection's first documents as a version of its own,
+    before it looks at the others; who types them otherwise has to record it, too."""
     return (
         is_large(counts)
         and not collection.keeps_document

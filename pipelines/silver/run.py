@@ -10,13 +10,21 @@ For each collection, over its events in bronze batches (a, b]:
     reduced          one row a key: the last event wins, deletes by their mode, partial updates noted or folded
     remembered       deletes that take rows away, so that nothing that comes late brings them back
     table_rows       the rows with the table's columns, which are added or widened where they are missing
-    merged           one commit, guarded by `sequence`, which carries b, the table's new position
+    committed        one commit, guarded by `sequence`, which carries b, the table's new position
     swept            rows that a finished snapshot of the whole collection did not hold, or that a drop took away
     compacted        now and then: small files, and those of which much is marked as deleted
     retyped          where the settings say so: the table rebuilt for what it rescued
 
-The steps from `evolved` to `merged` are `pipelines.silver.ranges.STEPS`: each takes a batch and gives out the next one. A small batch
-of plain events takes none of them: `pipelines.silver.in_process.applied` does the same without a query.
+The steps from `evolved` to `committed` are `pipelines.silver.ranges.STEPS`: each takes a batch and gives out the next one.
+
+A small batch of plain events takes none of them. `pipelines.silver.in_process.applied` does the same in this process, without a
+query; where it finds anything to decide, it commits nothing, and the batch goes through the steps:
+
+    _events          the range's events, read from bronze's files
+    folded           partial updates become the documents that they leave
+    _winners         the last event of each key
+    _typed           documents become columns; what they do to the schema is recorded
+    _committed       the keys' rows marked as deleted and the new ones written, in one commit with the position
 
 Exactly once: a range is a function of (a, b] and of nothing else, and the position moves in the commit that holds the
 range's rows. What comes before it may be repeated after a crash: a schema that is there already is not appended
@@ -109,13 +117,13 @@ def run(
     `TableOwned`, `LeaseHeld`, `OwnershipLost`, `CommitConflict` among them; a refused run has committed nothing.
     """
     ended = stop or threading.Event()
-    process_events = in_process.ONE_RUN_EVENTS if once else in_process.SERVICE_EVENTS
-    silver = _SilverRun(spark, settings, take_over, parallel.Pool(spark, sessions), ended, to, process_events)
+    max_local_events = in_process.ONE_RUN_EVENTS if once else in_process.SERVICE_EVENTS
+    silver = _SilverRun(spark, settings, take_over, parallel.Pool(spark, sessions), ended, to, max_local_events)
     started = time.monotonic()
     total = SilverResult(0, 0, 0.0)
     try:
         while True:
-            applied = silver.caught_up()
+            applied = silver.run_round()
             total = together(total, applied)
             if news is not None and applied.collections:
                 news.tell()
@@ -150,7 +158,7 @@ class _SilverRun:
     pool: parallel.Pool
     stop: threading.Event
     bound: int | None = None
-    process_events: int = in_process.SERVICE_EVENTS
+    max_local_events: int = in_process.SERVICE_EVENTS
     collections: dict[registry.Namespace, SilverCollection] = field(default_factory=dict)
     retyped: set[registry.Namespace] = field(default_factory=set)
     failures: parallel.Failures = field(default_factory=parallel.Failures)
@@ -170,7 +178,7 @@ class _SilverRun:
                 collection.writer.release(settled)
         self.collections.clear()
 
-    def caught_up(self) -> SilverResult:
+    def run_round(self) -> SilverResult:
         """Apply what bronze holds now."""
         started = time.monotonic()
         if not delta.exists(self.spark, self.bronze):
@@ -204,7 +212,7 @@ class _SilverRun:
         # Also those that could not be read when they were to become known: an outage of a store passes.
         failed = (*self.positions.known, *self.positions.unread)
         for namespace in [each for each in failed if str(each) in self.failures.found]:
-            if self.failures.waits(str(namespace)):
+            if self.failures.is_set_aside(str(namespace)):
                 continue
             collection = self.collections.pop(namespace, None)
             if collection is not None:
@@ -218,7 +226,7 @@ class _SilverRun:
     # --- what there is to do
 
     def _is_due(self, work: CollectionWork) -> bool:
-        if self.failures.waits(str(work.namespace)):
+        if self.failures.is_set_aside(str(work.namespace)):
             return False
         is_far = self.positions.is_far_behind(work.namespace, work.to)
         return bool(work.counts.events or work.sweeps or is_far)
@@ -227,7 +235,7 @@ class _SilverRun:
         """One `CollectionWork` a collection; one query over bronze, however many collections there are."""
         positions = self.positions
         discovered = positions.discovered or 0
-        going = (namespace for namespace in positions.known if not self.failures.waits(str(namespace)))
+        going = (namespace for namespace in positions.known if not self.failures.is_set_aside(str(namespace)))
         start = min([discovered, *map(positions.start, going)])
         if start >= to:
             return []
@@ -304,7 +312,7 @@ class _SilverRun:
                 writer=writer,
                 schema=self._schema(spark, work.namespace, writer.table, options.unwrap),
                 is_new=is_new,
-                process_events=self.process_events,
+                max_local_events=self.max_local_events,
                 # Applied once more the batches have the same numbers, and under other settings perhaps other rows.
                 origin=uuid.uuid4().hex[:12] if is_new or table_history.RESTORED in writer.metadata else "",
             )

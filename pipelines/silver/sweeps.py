@@ -31,7 +31,9 @@ def split(collection: SilverCollection, work: CollectionWork) -> tuple[list[redu
     return needless, [sweep for sweep in due if oldest < sweep.first]
 
 
-def after(collection: SilverCollection, sweep: reduce.Sweep, reached: registry.SilverPosition) -> registry.SilverPosition:
+def position_after(
+    collection: SilverCollection, sweep: reduce.Sweep, reached: registry.SilverPosition
+) -> registry.SilverPosition:
     """The position when the sweep is done."""
     # A snapshot raises no floor: what comes late from before it is compared with the rows, as always. After a drop there
     # may be no row to compare with.
@@ -41,11 +43,11 @@ def after(collection: SilverCollection, sweep: reduce.Sweep, reached: registry.S
 
 
 def apply(
-    collection: SilverCollection, sweep: reduce.Sweep, after: registry.SilverPosition, *, range_: reduce.BatchRange
+    collection: SilverCollection, sweep: reduce.Sweep, next_position: registry.SilverPosition, *, range_: reduce.BatchRange
 ) -> registry.SilverPosition:
-    """Delete, at the sequence of the snapshot's first chunk, the rows that are older than it; the position `after`."""
+    """Delete, at the sequence of the snapshot's first chunk, the rows that are older than it; gives `next_position`."""
     # What is in quarantine from before can never be applied any more, or is of a document that a snapshot read since, or did not find.
-    if after.floor >= sweep.first or not collection.mode.keeps_row:
+    if next_position.floor >= sweep.first or not collection.mode.keeps_row:
         quarantine_table.supersede(collection.spark, collection.quarantine, before=sweep.first, to=range_.to)
     older = collection.rows().where(f"`__sequence` < {literal(sweep.first)}")
     gone = _without_waiting(collection, older, since=sweep.first)
@@ -54,20 +56,20 @@ def apply(
     edge = gone.agg(F.min("__key").alias("low"), F.max("__key").alias("high"), F.count("*").alias("rows")).first()
     # A sweep is nothing but deletes: under a mode that keeps rows it takes none.
     if collection.mode.keeps_row or edge.low is None:
-        collection.move(after)
-        return after
-    latest = reduce.swept(sweep.first, keys=gone, columns=collection.columns)
+        collection.move(next_position)
+        return next_position
+    latest = reduce.swept(sweep.first, keys=gone, columns=collection.bronze_columns)
     batch = RowBatch(
-        rows=reduce.decided(latest, mode=collection.mode, columns=collection.columns),
+        rows=reduce.decided(latest, mode=collection.mode, columns=collection.bronze_columns),
         range_=range_,
-        after=after,
+        next_position=next_position,
         # Deletes bring no documents: the schema stays as it is, and rows are typed by it.
         plan=typed.Plan(collection.schema.schema),
         keys=(edge.low, edge.high),
         deletes=Deletes(gone.select("__key", F.lit(sweep.first).alias("__sequence")), edge.rows),
     )
     batches.through(write.STEPS, collection, batch)
-    return after
+    return next_position
 
 
 def _without_waiting(collection: SilverCollection, rows: DataFrame, *, since: str) -> DataFrame:

@@ -45,8 +45,8 @@ def table_rows(collection: SilverCollection, batch: RowBatch) -> RowBatch:
     return replace(batch, rows=source)
 
 
-def merged(collection: SilverCollection, batch: RowBatch) -> RowBatch:
-    """Step: the rows are in the table, in one commit with the position `after`.
+def committed(collection: SilverCollection, batch: RowBatch) -> RowBatch:
+    """Step: the rows are in the table, in one commit with `next_position`.
 
     Raises `upsert.NotCommitted` where `unless` is true, or could only be known after the commit; then nothing was committed.
     """
@@ -64,7 +64,7 @@ def merged(collection: SilverCollection, batch: RowBatch) -> RowBatch:
     return batch
 
 
-STEPS: tuple[Step, ...] = (deletes.remembered, table_rows, merged)
+STEPS: tuple[Step, ...] = (deletes.remembered, table_rows, committed)
 """From reduced rows to the commit."""
 
 
@@ -76,17 +76,17 @@ def _merge(collection: SilverCollection, batch: RowBatch) -> None:
             batch = replace(batch, has_incomplete=False)  # which reads and writes much less of the table
         statement = _statement(collection, batch).merge()
         confs = MERGE_CONFS | dict(batch.merge_confs)
-        collection.writer.merge(rows, statement, to=batch.after.to, extra=batch.after.extra, confs=confs)
+        collection.writer.merge(rows, statement, to=batch.next_position.to, extra=batch.next_position.extra, confs=confs)
     finally:
         query_execution.unpersist(rows)
 
 
 def _append(collection: SilverCollection, rows: DataFrame, batch: RowBatch) -> None:
     """Append the table's first rows."""
-    writer, after = collection.writer, batch.after
+    writer, next_position = collection.writer, batch.next_position
     if batch.unless is None:
-        writer.append(rows, to=after.to, extra=after.extra)
-    elif writer.upsert(rows, touched=None, to=after.to, extra=after.extra, unless=batch.unless) is None:
+        writer.append(rows, to=next_position.to, extra=next_position.extra)
+    elif writer.upsert(rows, touched=None, to=next_position.to, extra=next_position.extra, unless=batch.unless) is None:
         raise upsert.NotCommitted  # an append by Spark commits whatever it has written
 
 
@@ -111,8 +111,8 @@ def _upserted(collection: SilverCollection, batch: RowBatch) -> bool:
         rows,
         touched=batch.touched,
         pending_deletes=batch.pending_deletes,
-        to=batch.after.to,
-        extra=batch.after.extra,
+        to=batch.next_position.to,
+        extra=batch.next_position.extra,
         confs=MERGE_CONFS,
         unless=batch.unless,
         few=batch.counts.events <= survey.MAX_DRIVER_ROWS,

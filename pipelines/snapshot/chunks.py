@@ -1,8 +1,8 @@
 """One chunk of a snapshot: what an executor is given to read it, and what it sends back.
 
 Executors send a chunk back in pieces, each Arrow in a binary column, so that Spark carries bytes and not rows, and carries
-one piece while the next is encoded. Who commits a chunk with the snapshot's progress, so that a kill before that costs its reading
-alone: `pipelines.snapshot.snapshot`.
+one piece while the next is encoded. A chunk is committed together with the snapshot's progress, in `pipelines.snapshot.snapshot`: after
+a kill before that commit it is read once more.
 """
 
 from __future__ import annotations

@@ -85,10 +85,10 @@ class Failures:
 
         It may have come after the commit, or while the collection was only looked at; nothing else would ever take it away.
         """
-        if not self.waits(name):
+        if not self.is_set_aside(name):
             self.found.pop(name, None)
 
-    def waits(self, name: str) -> bool:
+    def is_set_aside(self, name: str) -> bool:
         """Whether a collection failed in a way that trying again does not mend, or not yet."""
         error = self.found.get(name)
         if isinstance(error, errors.Unjudged) or not isinstance(error, errors.MedallionError):

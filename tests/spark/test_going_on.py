@@ -58,7 +58,7 @@ def test_what_came_while_a_collection_failed_is_not_forgotten(hop: Hop, monkeypa
             hop.bronze.append(
                 {"b": [document(at, at, "c", v=1)], **({"a": [document(2, 20, "c", v=2)]} if at == 20 else {})}
             )
-            service.caught_up()
+            service.run_round()
         service.close()
     hop.bronze.append({"a": [document(3, 50, "c", v=3)]})
     hop.silver()
@@ -69,17 +69,17 @@ def test_a_restore_under_a_service_is_gone_on_from(hop: Hop) -> None:
     """The table is read anew, and what the restore took back is applied again, however long it was idle."""
     service = running(hop)
     hop.bronze.append({"a": [document(1, 10, "c", v=1)], "b": [document(1, 11, "c", v=1)]})
-    service.caught_up()
+    service.run_round()
     table = hop.silver_table("a")
     version = table_history.version(hop.spark, table)
     hop.bronze.append({"a": [document(1, 20, v=2), document(2, 21, "c", v=1)]})
-    service.caught_up()
+    service.run_round()
     hop.bronze.append({"b": [document(2, 30, "c", v=1)]})
-    service.caught_up()
+    service.run_round()
     hop.spark.sql(f"RESTORE TABLE {table} TO VERSION AS OF {version}").collect()
     hop.bronze.append({"a": [document(3, 40, "c", v=1)]})
     for _ in range(3):
-        service.caught_up()
+        service.run_round()
     assert not service.failures.found
     service.close()
     assert keys(hop, "a") == {1: 2, 2: 1, 3: 1}
@@ -104,11 +104,11 @@ def test_a_table_that_could_not_be_read_at_the_start_is_tried_again(hop: Hop, mo
 
     with monkeypatch.context() as broken:
         broken.setattr(registry, "silver_position", failing)
-        service.caught_up()
+        service.run_round()
     assert keys(hop, "a") == {1: 1} and keys(hop, "b") == {1: 2}
-    service.caught_up()
+    service.run_round()
     hop.bronze.append({"c": [document(1, 30, v=3)]})
-    service.caught_up()
+    service.run_round()
     assert not service.failures.found
     service.close()
     assert keys(hop, "a") == {1: 2} and keys(hop, "c") == {1: "3"}
@@ -150,7 +150,7 @@ def test_a_replay_over_a_repaired_table_goes_by_the_sequence(hop: Hop, monkeypat
 
     with monkeypatch.context() as stopped:
         stopped.setattr(ranges, "_range", first_only)
-        service.caught_up()
+        service.run_round()
         service.close()
     assert keys(hop, "a") == {1: 2}
     hop.run()

@@ -26,15 +26,15 @@ def test_a_table_that_was_rebuilt_under_a_service_keeps_its_generation(tmp_path:
         hop.append((1, bson.encode({"_id": 1, "v": 1})))
         hop.silver()
         service = silver._SilverRun(SPARK, hop.settings, False, parallel.Pool(SPARK, None), threading.Event())
-        service.caught_up()
+        service.run_round()
         rebuild = Writer.claim(SPARK, hop.silver_table)
         to, extra = rebuild.last_metadata()
         rebuild.mark(to=to, extra={**extra, "generation": "rebuilt"})
         rebuild.release()
         hop.append((2, bson.encode({"_id": 2, "v": 2})))
         with pytest.raises(errors.CommitConflict, match="rebuilt"):  # the only collection: others would go on
-            service.caught_up()
-        assert service.caught_up().events == 1
+            service.run_round()
+        assert service.run_round().events == 1
         service.close()
         position = registry.silver_position(SPARK, hop.silver_table)
     assert (position.to, position.generation) == (2, "rebuilt")
@@ -48,10 +48,10 @@ def test_a_schema_that_could_not_be_read_before_is_looked_for_once_more(tmp_path
         hop.silver()
         made = silver._SilverRun(SPARK, hop.settings, False, parallel.Pool(SPARK, None), threading.Event())
         try:
-            made.caught_up()
+            made.run_round()
             made.positions.schemas.clear()
             hop.append((2, bson.encode({"_id": 2, "a": 2})))
-            assert made.caught_up().events == 1 and not made.failures.found
+            assert made.run_round().events == 1 and not made.failures.found
         finally:
             made.close()
 

@@ -130,7 +130,7 @@ def test_a_table_that_is_held_for_now_is_tried_again() -> None:
     noted = parallel.Failures()
     noted.note("shop.a", errors.TableOwned("silver/shop/a: process 7 on this host writes it"))
     noted.note("shop.b", errors.DecisionNeeded("silver/shop/b: columns cannot change in place"))
-    assert not noted.waits("shop.a") and noted.waits("shop.b")
+    assert not noted.is_set_aside("shop.a") and noted.is_set_aside("shop.b")
 
 
 def test_what_fails_when_jobs_were_cancelled_is_told_as_no_fault(

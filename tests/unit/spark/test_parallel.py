@@ -139,13 +139,13 @@ def test_silver_forgets_what_failed_behind_its_commit(hop: Hop, monkeypatch: pyt
     made = silver._SilverRun(SPARK, hop.settings, False, parallel.Pool(SPARK, None), threading.Event())
     read: list[registry.Namespace] = []
     try:
-        made.caught_up()
+        made.run_round()
         assert len(made.failures.found) == 1
         reread = made.positions.reread
         monkeypatch.setattr(made.positions, "reread", lambda each: read.append(each) or reread(each))
-        made.caught_up()
+        made.run_round()
         assert not made.failures.found
-        made.caught_up()
+        made.run_round()
         assert len(read) == 1
     finally:
         made.close()
@@ -173,6 +173,6 @@ def test_an_error_that_nobody_knows_does_not_stand_for_ever(monkeypatch: pytest.
     now = parallel.RETRY_SECONDS - 1
     failures.begin_round()
     now = parallel.RETRY_SECONDS
-    assert all(map(failures.waits, failures.found)), "what a round began without it does not come to"
+    assert all(map(failures.is_set_aside, failures.found)), "what a round began without it does not come to"
     failures.begin_round()
-    assert [name for name in failures.found if failures.waits(name)] == ["cases.u"]
+    assert [name for name in failures.found if failures.is_set_aside(name)] == ["cases.u"]
