@@ -33,8 +33,11 @@ CATALOGS_OWN = {"delta.enableDeletionVectors", "delta.checkpointPolicy", "delta.
 """Properties that Unity Catalog sets for its managed tables itself."""
 
 
-BY_NAME = {"delta.columnMapping.mode": "none"}
-"""This process writes and reads columns by their names, whatever a cluster gives new tables (`…delta.properties.defaults.…`)."""
+REQUIRED = {
+    "delta.columnMapping.mode": "none",  # this process writes and reads columns by their names
+    "delta.appendOnly": "false",
+}
+"""What our tables are where they do not say otherwise, whatever a cluster gives new ones (`…delta.properties.defaults.…`)."""
 
 
 CATALOG_MANAGED = {"catalogManaged", "catalogOwned-preview"}
@@ -42,7 +45,7 @@ CATALOG_MANAGED = {"catalogManaged", "catalogOwned-preview"}
 
 
 def ddl(table: tables.TableRef, columns: str, properties: Mapping[str, str], cluster_by: Sequence[str]) -> str:
-    wanted = {**BY_NAME, **properties}
+    wanted = {**REQUIRED, **properties}
     all_properties = {FORMAT_PROPERTY: FORMAT, **(wanted if table.path is not None else _of_ours(wanted))}
     rendered = ", ".join(f"'{name}' = '{value}'" for name, value in all_properties.items())
     clustering = f" CLUSTER BY ({', '.join(cluster_by)})" if cluster_by else ""

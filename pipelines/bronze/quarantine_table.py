@@ -25,8 +25,6 @@ from pipelines.delta import tables as delta
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "50"}
-
 MANY_FACTS = 20_000
 """Of more facts a query says which events they hold."""
 
@@ -48,7 +46,7 @@ def applicable(
     waiting = _waiting(spark, table, before=span.after)
     if not has_suspects and (waiting is None or _of_same_keys(events, waiting).isEmpty()):
         return None
-    delta.create(spark, table, columns=quarantine_rules.COLUMNS_DDL, properties=PROPERTIES)
+    delta.create(spark, table, columns=quarantine_rules.COLUMNS_DDL, properties=ops_tables.PROPERTIES)
     known = spark.table(str(table)).limit(0) if waiting is None else waiting
     split = quarantine_rules.split(events, waiting=known, to=span.to, keys=_concerned(events, known))
     # Noted before the range is applied: a crash in between repeats the range, and no event is in neither place.
@@ -143,7 +141,7 @@ def adopt(spark: SparkSession, table: tables.TableRef, *, found: tables.TableRef
         ops_tables.delete(spark, table, "true")
     if not delta.exists(spark, found):
         return
-    delta.create(spark, table, columns=quarantine_rules.COLUMNS_DDL, properties=PROPERTIES)
+    delta.create(spark, table, columns=quarantine_rules.COLUMNS_DDL, properties=ops_tables.PROPERTIES)
     known = quarantine_rules.held(spark.table(str(table))).select(
         *(F.col(name).alias(f"_{name}") for name in quarantine_rules.IDENTITY)
     )

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 SCHEMA = pa.schema(
     [(name, pa.int64() if name == "batch" else pa.string()) for name in ("db", "collection", "batch", "pipeline", "log")]
 )
-PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "50"}
 
 GENERATION = "medallion.generation"
 """The property of a silver table that a rebuild made: what it called the rows, for when the log no longer holds a commit of ours."""
@@ -129,7 +128,7 @@ def note(spark: SparkSession, settings: Settings, *, new: Sequence[Namespace], d
     named: Sequence[tuple[str | None, str | None]] = new or [(None, None)]
     rows = [dict(zip(SCHEMA.names, (*names, discovered, settings.name, log))) for names in named]
     table = delta.layout(settings.lakehouse).ops("collections")
-    ops_tables.note(spark, table, rows, SCHEMA, properties=PROPERTIES)
+    ops_tables.note(spark, table, rows, SCHEMA)
 
 
 def chosen(spark: SparkSession, settings: Settings, collection: str | None) -> tuple[Namespace, ...]:

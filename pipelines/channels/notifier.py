@@ -97,7 +97,7 @@ class Notifier:
         ]
         table = delta.layout(self.settings.lakehouse).ops("notifications")
         try:
-            ops_tables.note(self.spark, table, rows, SCHEMA, properties=ops_tables.PROPERTIES)
+            ops_tables.note(self.spark, table, rows, SCHEMA)
         except Exception:
             with self._lock:
                 self._waiting = [*waiting, *self._waiting][-MAX_WAITING:]

@@ -252,5 +252,5 @@ def send(
         "data": json.dumps(data),
         "ts_ms": ts_ms,
     }
-    ops_tables.note(spark, table, [row], SCHEMA, properties=ops_tables.PROPERTIES)
+    ops_tables.note(spark, table, [row], SCHEMA)
     return signal

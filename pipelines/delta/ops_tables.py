@@ -19,11 +19,12 @@ from pipelines.delta import tables as delta
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PROPERTIES = {"delta.appendOnly": "true", "delta.enableDeletionVectors": "false"}
-"""Properties of a table that only ever grows by a few rows."""
-
-_SELDOM = {"delta.checkpointInterval": "50"}
-"""A checkpoint is a Spark job, for which whoever appends has to wait; by itself Delta makes one every ten commits."""
+PROPERTIES = {
+    "delta.enableDeletionVectors": "false",
+    # A checkpoint is a Spark job, for which whoever appends has to wait; by itself Delta makes one every ten commits.
+    "delta.checkpointInterval": "50",
+}
+"""Properties of a table to which anybody appends a few rows."""
 
 _APPENDING: defaultdict[tables.TableRef, threading.Lock] = defaultdict(threading.Lock)
 """Threads of one process append one after the other: where they meet, all but one would have to wait and try again."""
@@ -67,14 +68,13 @@ def note(
     rows: Sequence[Mapping[str, object]],
     schema: pa.Schema,
     *,
-    properties: Mapping[str, str] | None = None,
     grows: bool = False,
 ) -> None:
     """Append a few facts to a table of them, which is made where there is none.
 
     With `grows` it gets the columns that it lacks, where an earlier version of the schema made it.
     """
-    delta.create(spark, table, columns=arrow.columns_ddl(schema), properties=_SELDOM | dict(properties or {}))
+    delta.create(spark, table, columns=arrow.columns_ddl(schema), properties=PROPERTIES)
     if grows:
         held = delta.columns(spark, table)
         lacking = pa.schema([each for each in schema if each.name not in held])
@@ -116,11 +116,8 @@ def delete(spark: SparkSession, table: tables.TableRef, where: str) -> int:
         count = int(spark.sql(f"SELECT count(*) AS n FROM {table} WHERE {where}").collect()[0].n)
         if not count:
             return 0
-        append_only = delta.properties(spark, table).get("delta.appendOnly")
-        # Delta refuses a DELETE in an append-only table, whoever runs it.
-        if append_only == "true":
+        # As an earlier version made some, or a cluster that makes all of its tables so.
+        if delta.properties(spark, table).get("delta.appendOnly") == "true":
             spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.appendOnly' = 'false')").collect()
         spark.sql(f"DELETE FROM {table} WHERE {where}").collect()
-        if append_only is not None:  # "false" is what a run left that was killed here
-            spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.appendOnly' = 'true')").collect()
     return count

@@ -68,6 +68,11 @@ def translated(error: BaseException, table: tables.TableRef) -> BaseException:
         return errors.DecisionNeeded(
             f"{table.label}: this folder cannot be made; give this user the right to write there, or choose another lakehouse.root"
         )
+    if condition == "DELTA_CANNOT_MODIFY_APPEND_ONLY":
+        return errors.DecisionNeeded(
+            f"{table.label}: it is append-only, and its rows change; ALTER TABLE {table} SET TBLPROPERTIES ('delta.appendOnly' = 'false') "
+            "lets them"
+        )
     if (missing := spark_failures.missing_file(error)) is not None:
         return errors.FilesMissing(
             f"{table.label}: its log names the file {missing.rpartition('/')[2]}, and it is not there: removed by hand, by a "

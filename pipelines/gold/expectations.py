@@ -60,7 +60,6 @@ SCHEMA = pa.schema(
 """`judged` is `changed` or `whole`, `examples` are keys of rows that do not meet it, `result` is Great Expectations'
 JSON."""
 
-PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "50"}
 ENDINGS = (".json", ".yml", ".yaml")
 
 
@@ -231,9 +230,7 @@ class Gate:
             }
             for each in results
         ]
-        ops_tables.note(
-            spark, delta.layout(self.settings.lakehouse).ops("expectations"), rows, SCHEMA, properties=PROPERTIES
-        )
+        ops_tables.note(spark, delta.layout(self.settings.lakehouse).ops("expectations"), rows, SCHEMA)
 
 
 def _with_rescued(suite: Suite, rows: DataFrame) -> DataFrame:

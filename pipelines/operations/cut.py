@@ -63,7 +63,6 @@ SCHEMA = pa.schema(
 `documents` is `exact`, or `as captured` where updates are looked up; `missing` names collections that are not whole in
 bronze, and models that wait for a table and are as they were before."""
 
-PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "50"}
 EXACT, AS_CAPTURED = "exact", "as captured"
 
 PATIENCE_SECONDS = 90.0
@@ -418,7 +417,7 @@ def _note(spark: SparkSession, settings: Settings, made: Cut) -> None:
         "missing": list(made.missing),
     }
     rows = [{**shared, "table": each.name, "identifier": each.identifier, "version": each.version} for each in made.tables]
-    ops_tables.note(spark, table, rows, SCHEMA, properties=PROPERTIES, grows=True)
+    ops_tables.note(spark, table, rows, SCHEMA, grows=True)
 
 
 def read(spark: SparkSession, settings: Settings) -> list[Cut]:

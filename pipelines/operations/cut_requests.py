@@ -105,7 +105,7 @@ def _say(spark: SparkSession, settings: Settings, state: str, id_: str = "", **f
     identity = owners.identity()
     said = {"id": id_, "name": settings.name, "state": state, "at_ms": clock.now_ms()}
     row = {**said, **{name: getattr(identity, name) for name in _PROCESS}, **fields}
-    ops_tables.note(spark, _table(settings), [row], SCHEMA, properties=ops_tables.PROPERTIES)
+    ops_tables.note(spark, _table(settings), [row], SCHEMA)
 
 
 def _process(said: Mapping[str, Any]) -> tuple[object, ...]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from cdc_core.schema import names as column_names
 from cdc_core.tables import layout as tables
+from pipelines.delta import ops_tables
 from pipelines.delta import tables as delta
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ ALWAYS = ("__incomplete", "__known", "__rescued", "__key", "__sequence", "__batc
 """The columns of `ENGINE_DDL`."""
 
 DELETES_DDL = "`__key` STRING, `__sequence` STRING, `__batch` BIGINT"
-DELETES_PROPERTIES = {"delta.enableDeletionVectors": "false", "delta.checkpointInterval": "50"}
 
 
 def create(spark: SparkSession, table: tables.TableRef) -> None:
@@ -48,4 +48,4 @@ def has_documents(spark: SparkSession, table: tables.TableRef, *, added: Collect
 
 def create_deletes(spark: SparkSession, table: tables.TableRef) -> None:
     """Make the table of a collection's remembered deletes where there is none."""
-    delta.create(spark, table, columns=DELETES_DDL, properties=DELETES_PROPERTIES)
+    delta.create(spark, table, columns=DELETES_DDL, properties=ops_tables.PROPERTIES)

@@ -304,9 +304,7 @@ class _VerifyRun:
             "milliseconds": round(found.seconds * 1000),
             "differences": json.dumps(kept),
         }
-        ops_tables.note(
-            self.context.spark, self.context.layout.ops("verifications"), [row], SCHEMA, properties=ops_tables.PROPERTIES
-        )
+        ops_tables.note(self.context.spark, self.context.layout.ops("verifications"), [row], SCHEMA)
 
 
 __all__ = ["Layer", "VerifyOptions", "as_of", "refuse", "run", "to_json"]

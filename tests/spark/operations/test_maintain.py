@@ -273,6 +273,6 @@ def _noted(spark: SparkSession, chosen: Any, *, days_ago: tuple[int, ...]) -> No
     now = int(time.time())
     facts = [{"run": "x", "name": "shop", "at_ms": (now - days * DAY) * 1000} for days in days_ago]
     table = delta.layout(chosen.lakehouse).ops("verifications")
-    ops_tables.note(spark, table, facts, verify.SCHEMA, properties=ops_tables.PROPERTIES)
+    ops_tables.note(spark, table, facts, verify.SCHEMA)
     cuts = [{"cut": "1-1", "made_ms": fact["at_ms"], "table": "things"} for fact in facts]
-    ops_tables.note(spark, delta.layout(chosen.lakehouse).ops("cuts"), cuts, cut.SCHEMA, properties=cut.PROPERTIES)
+    ops_tables.note(spark, delta.layout(chosen.lakehouse).ops("cuts"), cuts, cut.SCHEMA)

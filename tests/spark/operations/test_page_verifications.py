@@ -19,7 +19,7 @@ def test_the_newest_run_of_each_collection_and_layer_is_read(spark: Any, lakehou
     runs = [("shop.orders", "silver"), ("shop.orders", "gold"), *[("shop.people", "gold")] * (10 * page.SHOWN)]
     rows = [row | {"collection": name, "layer": layer, "at_ms": n} for n, (name, layer) in enumerate(runs)]
     table = delta.layout(settings.lakehouse).ops("verifications")
-    ops_tables.note(spark, table, rows, verify.SCHEMA, properties=ops_tables.PROPERTIES)
+    ops_tables.note(spark, table, rows, verify.SCHEMA)
     unused: Any = None
     found = page._PageReader(spark, settings, unused).verifications()
     assert len(found) == page.SHOWN + 2

@@ -30,6 +30,7 @@ SET = {
     "spark.sql.ansi.enforceReservedKeywords": "true",
     "spark.sql.files.ignoreMissingFiles": "true",
     "spark.databricks.delta.properties.defaults.columnMapping.mode": "name",
+    "spark.databricks.delta.properties.defaults.appendOnly": "true",
 }
 LONG_AGO = datetime.datetime(1500, 1, 1, tzinfo=datetime.timezone.utc)
 
