@@ -114,6 +114,9 @@ class BronzeLog:
             position = found.position
         else:
             position = read_position(spark, table)
+        # A trim that was killed leaves it so, and whoever restored the table.
+        if delta.properties(spark, table).get("delta.appendOnly") != "true":
+            writer.alter("SET TBLPROPERTIES ('delta.appendOnly' = 'true')")
         return BronzeLog(spark, table, writer, position, extra or {})
 
     def append(self, numbered: RowFactory, *, token: str | None = None) -> BronzePosition:

@@ -159,6 +159,16 @@ def test_how_far_the_capture_had_read_is_known_behind_a_compaction(spark: SparkS
     assert cut._reached(spark, log.table)[0] is None
 
 
+def test_a_start_makes_bronze_append_only_again(spark: SparkSession, log: bronze.BronzeLog) -> None:
+    """A trim that was killed, or a person who restored it, left it open to any DELETE."""
+    log.close()
+    spark.sql(f"ALTER TABLE {log.table} SET TBLPROPERTIES ('delta.appendOnly' = 'false')")
+    again = bronze.BronzeLog.open(spark, log.table)
+    assert delta.properties(spark, log.table)["delta.appendOnly"] == "true"
+    beat(again, 1)
+    assert bronze.newest(spark, log.table) == bronze.BronzeHead(7, log.log)
+
+
 def restored(spark: SparkSession, log: bronze.BronzeLog, *, batches: int) -> None:
     """Takes back the last batches."""
     version = table_history.version(spark, log.table)
