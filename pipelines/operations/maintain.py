@@ -132,6 +132,11 @@ def run(
     maintained = failures.guarding(one, name=lambda table: table.ref.label)
     found: list[TableResult | None] = []
     left = maintaining.tables(collection)
+    if collection is None:
+        try:
+            left += maintaining.models()
+        except errors.SettingsError as error:  # without their folder nobody knows their names
+            failures.note("models", error)
     while left and not ended.is_set():
         found.append(maintained(spark, left.pop(0)))
     failures.raised()
@@ -193,14 +198,13 @@ class _MaintenanceRun:
         if collection is None:
             ops = [_Table(self.layout.ops(name), TableKind.OPS, age=age) for name, age in OPS.items()]
             ops += [_Table(self.layout.ops(name), TableKind.OPS) for name in KEPT_OPS]
-            found = [_Table(self.bronze, TableKind.BRONZE), *found, *self._models(), *ops]
+            found = [_Table(self.bronze, TableKind.BRONZE), *found, *ops]
         return [each for each in found if delta.exists(self.spark, each.ref)]
 
-    def _models(self) -> list[_Table]:
-        """The tables of the models; a view is none."""
-        if self.settings.gold.models is None:
-            return []
-        return [_Table(self.layout.model(name), TableKind.MODEL) for name in models.files(self.settings).names]
+    def models(self) -> list[_Table]:
+        """The tables of the models that are there; a view is none."""
+        found = [_Table(self.layout.model(name), TableKind.MODEL) for name in models.files(self.settings).names]
+        return [each for each in found if delta.exists(self.spark, each.ref)]
 
     def _of(self, namespace: registry.Namespace) -> Iterator[_Table]:
         yield _Table(self.layout.silver(*namespace), TableKind.SILVER, namespace)

@@ -1,0 +1,31 @@
+"""Which tables are maintained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import bson
+import pytest
+
+from cdc_core import errors
+from pipelines.operations import maintain
+from tests.harness import without_spark
+from tests.harness.without_spark import SPARK, Hop
+
+
+def test_a_folder_of_models_that_is_missing_keeps_no_table_from_its_maintenance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows which tables the models have: the others have their turn, and the error comes after it."""
+    seen: list[str] = []
+    monkeypatch.setattr(maintain._MaintenanceRun, "maintained", lambda _, table: seen.append(table.kind.value))
+    with without_spark.running():
+        hop = Hop(tmp_path / "lake")
+        hop.append((1, bson.encode({"_id": 1})))
+        hop.run()
+        settings: Any = replace(hop.settings, gold=replace(hop.settings.gold, models=str(tmp_path / "models")))
+        with pytest.raises(errors.SettingsError, match="there is no folder"):
+            maintain.run(SPARK, settings)
+    assert {"bronze", "silver", "gold", "ops"} <= set(seen)
