@@ -55,10 +55,11 @@ SCHEMA = pa.schema(
         ("failure", pa.string()),
         ("suite", pa.string()),
         ("result", pa.string()),
+        ("name", pa.string()),
     ]
 )
-"""`judged` is `changed` or `whole`, `examples` are keys of rows that do not meet it, `result` is Great Expectations'
-JSON."""
+"""`judged` is `changed` or `whole`, `examples` are keys of rows that do not meet it, `result` is Great Expectations' JSON.
+`name` is the pipeline's, which may share its lakehouse; null in rows of earlier versions."""
 
 ENDINGS = (".json", ".yml", ".yaml")
 
@@ -227,10 +228,11 @@ class Gate:
                 "failure": each.judged.failure,
                 "suite": suite.digest,
                 "result": each.judged.result,
+                "name": self.settings.name,
             }
             for each in results
         ]
-        ops_tables.note(spark, delta.layout(self.settings.lakehouse).ops("expectations"), rows, SCHEMA)
+        ops_tables.note(spark, delta.layout(self.settings.lakehouse).ops("expectations"), rows, SCHEMA, grows=True)
 
 
 def _with_rescued(suite: Suite, rows: DataFrame) -> DataFrame:

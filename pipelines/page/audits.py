@@ -52,13 +52,16 @@ class TableAudit:
 
 
 def read(spark: SparkSession, settings: Settings) -> tuple[TableAudit, ...]:
-    """The newest run of each table, tables that were refused first, then by name."""
+    """The newest run of each table of the pipeline, tables that were refused first, then by name."""
     table = delta.layout(settings.lakehouse).ops("expectations")
     if not delta.exists(spark, table):
         return ()
+    held = spark.table(str(table))
+    # What an earlier version noted has no name: it may be of any pipeline, this one among them.
+    own = held.where(F.coalesce("name", F.lit(settings.name)) == settings.name) if "name" in held.columns else held
     place = F.dense_rank().over(Window.partitionBy("table").orderBy(F.col("at_ms").desc(), F.col("run")))
     arguments = F.get_json_object("result", "$.expectation_config.kwargs").alias("arguments")
-    rows = spark.table(str(table)).withColumn("place", place).where(F.col("place") <= RUNS).orderBy("place")
+    rows = own.withColumn("place", place).where(F.col("place") <= RUNS).orderBy("place")
     found = rows.select("*", arguments).drop("result").limit(MOST_ROWS).collect()
     return audited([row.asDict() for row in found])
 

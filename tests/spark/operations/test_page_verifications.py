@@ -1,13 +1,16 @@
-"""Which runs of verify the page reads."""
+"""Which runs of verify, and of expectations, the page reads."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from pipelines.delta import ops_tables
 from pipelines.delta import tables as delta
-from pipelines.page import page
+from pipelines.gold import expectations
+from pipelines.page import audits, page
 from pipelines.verify import run as verify
 from tests.harness.captures import pipeline
 
@@ -24,3 +27,17 @@ def test_the_newest_run_of_each_collection_and_layer_is_read(spark: Any, lakehou
     found = page._PageReader(spark, settings, unused).verifications()
     assert len(found) == page.SHOWN + 2
     assert [(each["collection"], each["layer"]) for each in found[-2:]] == runs[1::-1]
+
+
+def test_expectations_of_another_pipeline_are_not_this_ones(spark: Any, lakehouse: Path) -> None:
+    """They share a lakehouse; of what an earlier version noted nobody knows whose it is."""
+    settings = pipeline("mongodb://127.0.0.1", lakehouse, "shop")
+    table = delta.layout(settings.lakehouse).ops("expectations")
+    row = {"run": "r", "at_ms": 1, "is_met": True, "is_published": True, "expectation": "expect_x", "columns": ["a"]}
+    row |= {"severity": "critical", "judged": "whole"}
+    earlier = pa.schema([each for each in expectations.SCHEMA if each.name != "name"])
+    ops_tables.note(spark, table, [row | {"table": "old"}], earlier)
+    assert [each.table for each in audits.read(spark, settings)] == ["old"]
+    rows = [row | {"table": "own", "name": settings.name}, row | {"table": "strange", "name": "other"}]
+    ops_tables.note(spark, table, rows, expectations.SCHEMA, grows=True)
+    assert [each.table for each in audits.read(spark, settings)] == ["old", "own"]
