@@ -9,6 +9,8 @@ JSON text. Source: Debezium "Sending signals", signal actions of the MongoDB con
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -43,6 +45,21 @@ class SnapshotType(str, Enum):
 
     INCREMENTAL = "incremental"
     BLOCKING = "blocking"
+
+
+def snapshot_command(*names: str) -> str:
+    """The command, as a shell takes it, that has these collections read anew, and no other."""
+    # With one dot the name itself is the expression of no other one.
+    chosen = (each if _UNAMBIGUOUS.fullmatch(each) else shlex.quote(_expression(each)) for each in names)
+    return "medallion signal execute-snapshot" + "".join(f" --data-collections {each}" for each in chosen)
+
+
+_UNAMBIGUOUS = re.compile(r"[\w-]+\.[\w-]+")
+
+
+def _expression(name: str) -> str:
+    # The option has several, with commas between them.
+    return patterns.literal(name).text.replace(",", r"\,")
 
 
 class SignalRefused(ValueError):

@@ -8,12 +8,12 @@ payload, by which `status` says what is incomplete (`cdc_core.snapshot.state.unr
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cdc_core.properties.source import SnapshotMode
+from cdc_core.signals import signal as signals
 from cdc_core.snapshot import state as snapshot_state
 from cdc_core.stream import filters, resume_token
 from pipelines.bronze import log as bronze_log
@@ -80,9 +80,9 @@ class Gaps:
         # Who wants no snapshots at all is not told to take one.
         if new and self.deployment.source.snapshot_mode is not SnapshotMode.NO_DATA:
             log.warning(
-                "%s: captured from now on; what was there before comes with medallion signal execute-snapshot%s",
+                "%s: captured from now on; what was there before comes with %s",
                 ", ".join(new),
-                _as_options(new),
+                signals.snapshot_command(*new),
             )
         lost = self._no_longer_skipped(notes, fingerprint)
         found = [
@@ -142,9 +142,9 @@ class Gaps:
         if unread:
             log.warning(
                 "changes were lost, and the snapshot does not read all of %s (snapshot.include.collection.list, "
-                "snapshot.collection.filter.overrides): incomplete, as status says, until medallion signal execute-snapshot%s",
+                "snapshot.collection.filter.overrides): incomplete, as status says, until %s",
                 ", ".join(unread),
-                _as_options(unread),
+                signals.snapshot_command(*unread),
             )
 
 
@@ -153,9 +153,3 @@ def _with_gone(state: snapshot_state.SnapshotState, gone: Sequence[str], token: 
     at = tokens.cluster_time(token)
     first = snapshot_state.CollectionState(first=resume_token.snapshot_sequence(at.time, at.inc))
     return replace(state, planned=(*state.planned, *gone), collections=dict.fromkeys(gone, first))
-
-
-def _as_options(namespaces: Sequence[str]) -> str:
-    """The collections as `medallion signal` takes them: as regular expressions."""
-    quoted = (name if re.fullmatch(r"[\w.-]+", name) else f"'{re.escape(name)}'" for name in namespaces)
-    return "".join(f" --data-collections {name}" for name in quoted)

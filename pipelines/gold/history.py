@@ -32,6 +32,7 @@ from cdc_core.gold import versions
 from cdc_core.properties.source import FullUpdateType
 from cdc_core.schema import document_schema
 from cdc_core.schema import names as column_names
+from cdc_core.signals import signal as signals
 from cdc_core.silver import merge, reduce
 from cdc_core.silver import quarantine as quarantine_rules
 from cdc_core.sql import merge as sql_merge
@@ -143,7 +144,7 @@ def check(spark: SparkSession, settings: Settings, namespace: registry.Namespace
     if is_behind and not bronze_log.is_whole(spark, bronze_table, str(namespace)):
         raise errors.DecisionNeeded(
             f"{table.label}: old events that come after its last version were taken from bronze, while no history was kept or before "
-            f"it was restored or repaired. Have the documents read anew: medallion signal execute-snapshot --data-collections {namespace}"
+            f"it was restored or repaired. Have the documents read anew: {signals.snapshot_command(str(namespace))}"
         )
 
 
@@ -190,9 +191,9 @@ class History:
         if not reached.to and not bronze_log.is_whole(self.spark, self.bronze, str(self.namespace)):
             log.warning(
                 "%s: old events were taken from bronze; the history begins with what it holds. Documents that did not change since "
-                "get a version by medallion signal execute-snapshot --data-collections %s",
+                "get a version by %s",
                 self.namespace,
-                self.namespace,
+                signals.snapshot_command(str(self.namespace)),
             )
         counts, sweeps = survey.surveyed(self.spark, self.bronze, span, only=self.namespace)
         own = counts.get(self.namespace, survey.EventCounts())

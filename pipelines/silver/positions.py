@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from cdc_core import errors
+from cdc_core.signals import signal as signals
 from cdc_core.tables import layout as tables
 from pipelines.bronze import log as bronze_log
 from pipelines.bronze import registry
@@ -163,7 +164,7 @@ class Positions:
             if not bronze_log.is_whole(self.spark, self._bronze, str(namespace)):
                 raise errors.DecisionNeeded(
                     f"{namespace}: silver was restored, repaired or removed, and old events that it would apply again were taken from "
-                    f"bronze. Have the documents read anew: medallion signal execute-snapshot --data-collections {namespace}"
+                    f"bronze. Have the documents read anew: {signals.snapshot_command(str(namespace))}"
                 )
         return position
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cdc_core.bronze import columns as bronze
+from cdc_core.signals import signal as signals
 from cdc_core.silver import reduce
 from cdc_core.sql.names import literal
 from cdc_core.typed import plan as typed
@@ -187,9 +188,9 @@ def _under_these_settings(collection: SilverCollection, position: registry.Silve
     if collection.keeps_document and position.documents is not True and _lacks_documents(collection):
         log.warning(
             "%s: rows of silver were written without their whole documents; one that gets a partial update stands as it was, "
-            "incomplete, until its document is read again: medallion signal execute-snapshot --data-collections %s",
+            "incomplete, until its document is read again: %s",
             collection.namespace,
-            collection.namespace,
+            signals.snapshot_command(str(collection.namespace)),
         )
     # A name stays reserved when the setting goes: the column is still there, and a field would be mixed with its values.
     added = {each.name for each in collection.added(collection.schema.schema)}

@@ -30,6 +30,7 @@ from cdc_core import errors
 from cdc_core.schema import document_schema, evolution, retype
 from cdc_core.schema.document_schema import DocumentSchema
 from cdc_core.settings.parse import OnConflict
+from cdc_core.signals import signal as signals
 from cdc_core.silver import reduce
 from cdc_core.tables import layout as tables
 from cdc_core.tables.layout import Layer
@@ -184,7 +185,7 @@ class SilverRebuild:
         if (edges.last or 0) < to or not bronze_log.is_whole(self.spark, self._bronze, str(self.namespace)):
             raise errors.DecisionNeeded(
                 f"{self._bronze.label}: it holds batches {edges.first} to {edges.last}, and rebuilding {self.namespace} needs 1 to "
-                f"{to}, or a whole snapshot: medallion signal execute-snapshot --data-collections {self.namespace}, and then again"
+                f"{to}, or a whole snapshot: {signals.snapshot_command(str(self.namespace))}, and then again"
             )
 
     @contextmanager

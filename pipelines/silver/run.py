@@ -35,6 +35,7 @@ event that the row holds already.
 from __future__ import annotations
 
 import logging
+import shlex
 import threading
 import time
 import uuid
@@ -340,7 +341,7 @@ class _SilverRun:
             "%s: flatten.struct, its delimiter, array.encoding or field.name.adjustment.mode was changed, and the table goes on with the "
             "columns that it has; to lay them out as the settings say now: medallion rebuild --collection %s",
             namespace,
-            namespace,
+            shlex.quote(str(namespace)),
         )
         return kept
 
@@ -369,7 +370,7 @@ class _SilverRun:
         if is_unsaid and not self.positions.find_schema(namespace):
             raise errors.DecisionNeeded(
                 f"{label}: ops/schemas does not say any more what its columns are; make both anew: "
-                f"medallion rebuild --collection {namespace}"
+                f"medallion rebuild --collection {shlex.quote(str(namespace))}"
             )
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import logging
-import re
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -426,6 +424,8 @@ def _collections_table(found: PipelineStatus) -> Table:
 
 def _troubles_told(found: PipelineStatus) -> Iterator[str]:
     """A line for each collection that waits for a person: what is wrong, and what to do."""
+    from cdc_core.signals import signal as signals
+
     for each in found.collections:
         if each.problem is not None:
             yield f"{each.collection}: {each.problem}"
@@ -434,7 +434,7 @@ def _troubles_told(found: PipelineStatus) -> Iterator[str]:
         if each.gold is None and each.silver is not None and each.silver.rows > each.silver.deleted + each.silver.incomplete:
             yield f"{each.collection}: gold has no version of it yet; medallion gold publishes it, or tells why it does not"
         if each.incomplete_since is not None:
-            again = f"medallion signal execute-snapshot --data-collections {shlex.quote(re.escape(each.collection))}"
+            again = signals.snapshot_command(each.collection)
             yield f"{each.collection}: changes since {each.incomplete_since} were lost: {each.incomplete_because}; {again}"
 
 

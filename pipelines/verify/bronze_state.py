@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from cdc_core import errors
 from cdc_core.bronze import columns as bronze
 from cdc_core.schema.document_schema import DocumentSchema
+from cdc_core.signals import signal as signals
 from cdc_core.silver import quarantine as quarantine_rules
 from cdc_core.silver import reduce
 from cdc_core.sql.names import literal
@@ -128,5 +129,5 @@ def check_whole(spark: SparkSession, table: tables.TableRef, namespace: registry
     if not bronze_log.is_whole(spark, table, str(namespace)):
         raise errors.DecisionNeeded(
             f"verifying {namespace}: old events were taken from bronze, which holds no state of its own any more. "
-            f"Verify silver or gold, or ask for medallion signal execute-snapshot --data-collections {namespace}"
+            f"Verify silver or gold, or ask for {signals.snapshot_command(str(namespace))}"
         )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from cdc_core.bronze import columns
 from cdc_core.bronze import event_rows as events
 from cdc_core.extended_json import raw_bson
+from cdc_core.properties import types as values
 from cdc_core.signals import signal as signals
 from pipelines.channels import signals as channels
 
@@ -26,6 +28,17 @@ NAMESPACES = ("shop.orders", "shop.stock", "other.orders")
 def test_collections_are_regular_expressions(data: dict[str, object], chosen: tuple[str, ...]) -> None:
     request = signals.request(signals.Signal("1", "execute-snapshot", data))
     assert request.chosen(NAMESPACES) == chosen
+
+
+@pytest.mark.parametrize("name", ("shop.orders", "shop.a.b", "shop.a+b", "shop.$x", "shop.it's (new), {2,3}", "shop.a,b"))
+def test_the_advised_command_reads_one_collection_anew(name: str) -> None:
+    """Pasted into a shell it names the collections as expressions, which no other one matches."""
+    verb, type_, *options = shlex.split(signals.snapshot_command(name, "shop.stock"))[1:]
+    assert (verb, type_, set(options[::2])) == ("signal", "execute-snapshot", {"--data-collections"})
+    chosen = [each for option in options[1::2] for each in values.split_top_level(option, ",")]
+    request = signals.request(signals.Signal("1", type_, {"data-collections": chosen}))
+    known = [name, name.replace(".", "_").replace("_", ".", 1), "shop.a", "shop.aab", "shop.b", "shop.stock"]
+    assert set(request.chosen(known)) == {name, "shop.stock"}
 
 
 def test_a_document_of_the_source_is_a_signal() -> None:

@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from cdc_core import errors
+from pipelines.bronze import registry
+from pipelines.verify import bronze_state
 from pipelines.verify.explanations import Explanations
 from pipelines.verify.result import KeyDifference, KeyVerdict
 
@@ -25,3 +28,11 @@ def test_what_a_snapshot_has_not_read_waits(monkeypatch: pytest.MonkeyPatch, kin
         monkeypatch.setattr(Explanations, name, said)
     (found,) = Explanations(unused, unused, has_source=True).explained([KeyDifference("1", kind)])
     assert found.kind is (KeyVerdict.WAITING if is_being_read else kind)
+
+
+def test_what_is_advised_names_the_one_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`medallion signal` takes expressions: a dot in a collection's name would stand for any sign."""
+    monkeypatch.setattr(bronze_state.bronze_log, "is_whole", lambda *_: False)
+    unused: Any = None
+    with pytest.raises(errors.DecisionNeeded, match=r"--data-collections 'shop\\.a\\.b'"):
+        bronze_state.check_whole(unused, unused, registry.Namespace("shop", "a.b"))
