@@ -29,7 +29,7 @@ content, a password, or a whole settings object.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -155,6 +155,11 @@ _Failure = TypeVar("_Failure", bound=BaseException)
 def worst(failures: Sequence[_Failure]) -> _Failure:
     """The error among these that most wants to be seen: a bug, a decision, wrong settings, then what is temporary."""
     return min(failures, key=lambda each: _WORST_FIRST.index(code(each)))
+
+
+def worst_code(codes: Iterable[int]) -> int:
+    """The one of these exit codes that most wants to be seen."""
+    return min(codes, key=_WORST_FIRST.index)
 
 
 def code(error: BaseException) -> int:

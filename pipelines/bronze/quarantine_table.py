@@ -56,7 +56,11 @@ def applicable(
 
 def count(spark: SparkSession, table: tables.TableRef) -> int:
     """How many events a collection's quarantine holds."""
-    return quarantine_rules.held(spark.table(str(table))).count() if delta.exists(spark, table) else 0
+    if not delta.exists(spark, table):
+        return 0
+    here = HeldEvents.of(spark, table)
+    found = None if here is None else here.count()
+    return quarantine_rules.held(spark.table(str(table))).count() if found is None else found
 
 
 @dataclass
@@ -79,22 +83,30 @@ class HeldEvents:
         By the facts up to that batch, and by all of them: a larger range that was not applied in the end may have left some of
         later batches. An event without a key holds nothing back.
         """
+        facts = self._read()
+        if facts is None:
+            return None
+        held = _held([fact for fact in facts if fact[_TO] <= before]) | _held(facts)
+        return frozenset(key for *_, key in held if key is not None)
+
+    def count(self) -> int | None:
+        """How many events are held; None where that cannot be told from here."""
+        facts = self._read()
+        return None if facts is None else len(_held(facts))
+
+    def _read(self) -> list[tuple[Any, ...]] | None:
+        """The facts, each as `_FACT`: read anew where the table's files are others; None where they are not to be read from here."""
         try:
             newest = self.live.newest()
             if newest is None or not self.live.at(newest):
                 return None
-            facts = self._read()
+            files = self.live.files()
+            if files != self._files:
+                facts = self.live.rows_above("to", -1, columns=_FACT, limit=MANY_FACTS)
+                self._facts = list(zip(*(facts[name].to_pylist() for name in _FACT)))
+                self._files = files
         except (OSError, pa.ArrowException, table_schema.NotReadable):
             return None
-        return _held_keys(fact for fact in facts if fact[_TO] <= before) | _held_keys(facts)
-
-    def _read(self) -> list[tuple[Any, ...]]:
-        """The facts, each as `_FACT`: read anew where the table's files are others. Raises as `LiveFiles.rows_above`."""
-        files = self.live.files()
-        if files != self._files:
-            facts = self.live.rows_above("to", -1, columns=_FACT, limit=MANY_FACTS)
-            self._facts = list(zip(*(facts[name].to_pylist() for name in _FACT)))
-            self._files = files
         return self._facts
 
 
@@ -102,13 +114,13 @@ _FACT = (*quarantine_rules.IDENTITY, "reason", "to", "batch")
 _TO = _FACT.index("to")
 
 
-def _held_keys(facts: Iterable[Sequence[Any]]) -> frozenset[str]:
-    """The keys of the events whose newest fact ends no stay."""
+def _held(facts: Iterable[Sequence[Any]]) -> frozenset[tuple[Any, ...]]:
+    """The events, by their `IDENTITY`, whose newest fact ends no stay."""
     newest: dict[tuple[Any, ...], tuple[int, bool, int]] = {}
     for *identity, reason, to, batch in facts:
         order = (to, reason in _ENDING_REASONS, batch)
         newest[tuple(identity)] = max(order, newest.get(tuple(identity), order))
-    return frozenset(key for (_, _, key), (_, is_ending, _) in newest.items() if not is_ending and key is not None)
+    return frozenset(identity for identity, (_, is_ending, _) in newest.items() if not is_ending)
 
 
 _ENDING_REASONS = frozenset(each.value for each in quarantine_rules.ENDINGS)

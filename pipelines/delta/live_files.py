@@ -114,21 +114,22 @@ class LiveFiles:
 
     # --- rows
 
-    def rows(self, files: Sequence[Mapping[str, Any]]) -> pa.Table:
-        """All rows of these files but the deleted ones, as the table's schema types them.
+    def rows(self, files: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> pa.Table:
+        """All rows of these files but the deleted ones, as the table's schema types them; or some of their columns.
 
         Raises `NotReadable` where they are of more than `MANY_BYTES`.
         """
-        names, found, size = self.schema.names, [], 0
+        schema = self.schema if columns is None else _schema_of(self.schema, columns)
+        names, found, size = schema.names, [], 0
         _refuse_large(self.folder, files, set(names))
         for each in files:
             for part in _parts(self.folder, each, names):
-                found.append(table_schema.conformed(part, self.schema))
+                found.append(table_schema.conformed(part, schema))
                 # What a footer says of a column with a dictionary is what its distinct values take, and not its rows.
                 size += part.nbytes
                 if size > _IN_MEMORY * MANY_BYTES:
                     raise table_schema.NotReadable
-        return pa.concat_tables(found) if found else self.schema.empty_table()
+        return pa.concat_tables(found) if found else schema.empty_table()
 
     def places(self, column: str, values: Sequence[str]) -> list[tuple[dict[str, Any], list[int]]]:
         """The files that hold one of these values, each with the numbers of the rows; those that are deleted already

@@ -13,6 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from cdc_core import errors
 from cdc_core.settings.parse import Settings
 from cdc_core.snapshot import state as snapshot_state
@@ -24,7 +27,7 @@ from pipelines import clock
 from pipelines.bronze import log as bronze_log
 from pipelines.bronze import quarantine_table, registry
 from pipelines.capture import metrics
-from pipelines.delta import direct_log, local_log, query_execution, table_history
+from pipelines.delta import direct_log, live_files, local_log, query_execution, table_history, table_schema
 from pipelines.delta import tables as delta
 from pipelines.mongodb import connection as connections
 from pipelines.mongodb import server as mongodb_server
@@ -41,6 +44,10 @@ PATIENCE_MS = 3000
 """How long the source may take to answer: status is also for when it does not."""
 COMMITS = 1000
 """At most so many commits or batches are looked at for a rate."""
+FEW_COMMITS = 30
+"""Of most tables so many go back further than a rate does."""
+MANY_ROWS = 5_000_000
+"""Of more rows executors read the columns that are counted."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +123,8 @@ class CollectionStatus:
 
     `history` is there wherever the settings keep one and silver has a table: one that does not begin is seen to wait.
     `incomplete_since` is set from the loss of changes (the oplog no longer held the position) to the end of the snapshot
-    that makes up for it; `incomplete_because` says why none has. `problem` is why its tables cannot be read, of which nothing is said then.
+    that makes up for it; `incomplete_because` says why none has. `problem` is why its tables cannot be read, of which nothing is said then,
+    and `exit_code` what a command ends with for it.
     """
 
     collection: str
@@ -129,6 +137,7 @@ class CollectionStatus:
     incomplete_because: str | None = None
     history: TableStatus | None = None
     problem: str | None = None
+    exit_code: int = 0
 
 
 @dataclass(frozen=True)
@@ -157,10 +166,11 @@ def read(spark: SparkSession, settings: Settings) -> PipelineStatus:
 
 
 def refuse(status: PipelineStatus) -> None:
-    """Raise `DecisionNeeded` where the tables of a collection cannot be read; the status is told before."""
-    unread = [each.collection for each in status.collections if each.problem is not None]
+    """Raise `CollectionsFailed` where the tables of a collection cannot be read; the status is told before."""
+    unread = {each.collection: each.exit_code for each in status.collections if each.problem is not None}
     if unread:
-        raise errors.DecisionNeeded(f"{', '.join(unread)}: tables cannot be read; the status says why")
+        worst = errors.worst_code(unread.values())
+        raise errors.CollectionsFailed(f"{', '.join(unread)}: tables cannot be read; the status says why", worst)
 
 
 def to_json(status: PipelineStatus) -> str:
@@ -204,7 +214,7 @@ class _CollectionTables:
     silver: _TableProgress | None
     gold: _TableProgress | None
     history: _TableProgress | None
-    problem: str | None = None
+    error: Exception | None = None
 
 
 _LAYERS = ("silver", "gold", "history")
@@ -272,7 +282,7 @@ class _StatusReader:
         try:
             return self._tables(namespace)
         except Exception as error:
-            return _CollectionTables(namespace, None, None, None, _problem(error))
+            return _CollectionTables(namespace, None, None, None, _of_table(error))
 
     def _tables(self, namespace: registry.Namespace) -> _CollectionTables:
         silver = self._progress(self.layout.silver(*namespace))
@@ -286,7 +296,7 @@ class _StatusReader:
         """Where a table stands, and where it stood ten minutes before its last commit; None where there is none."""
         if not delta.exists(self.spark, table):
             return None
-        commits = list(_with_position(table_history.commits(self.spark, table, limit=COMMITS)))
+        commits = self._lately(table)
         if not commits:
             return None
         # Newest first. Commits of maintenance say no position, and `_with_position` left them out.
@@ -296,6 +306,16 @@ class _StatusReader:
         )
         seconds = (last.timestamp_ms - first.timestamp_ms) / 1000
         return _TableProgress(table, last.version, batch, before, seconds, self._writer(last))
+
+    def _lately(self, table: tables.TableRef) -> list[tuple[local_log.Commit, int]]:
+        """The commits that say a position, newest first, as far back as a rate looks or further."""
+        found: list[tuple[local_log.Commit, int]] = []
+        for limit in (FEW_COMMITS, COMMITS):
+            commits = table_history.commits(self.spark, table, limit=limit)
+            found = list(_with_position(commits))
+            if found and found[0][0].timestamp_ms - commits[-1].timestamp_ms > RATE_SECONDS * 1000:
+                break
+        return found
 
     def _waiting(self, found: Sequence[_CollectionTables]) -> Mapping[registry.Namespace, Row]:
         """For each collection what waits for each layer, and what each took in lately: one query over bronze."""
@@ -320,11 +340,14 @@ class _StatusReader:
     def _collection_or_problem(
         self, each: _CollectionTables, snapshots: Mapping[str, SnapshotStatus], waiting: Mapping[registry.Namespace, Row]
     ) -> CollectionStatus:
+        name, known = str(each.namespace), each.error
         try:
-            return self._collection(each, snapshots, waiting)
+            if known is None:
+                return self._collection(each, snapshots, waiting)
         except Exception as error:
-            name = str(each.namespace)
-            return CollectionStatus(name, snapshots.get(name), None, None, 0, 0, problem=_problem(error))
+            known = _of_table(error)
+        problem, exit_code = errors.message_of(known), errors.code(known)
+        return CollectionStatus(name, snapshots.get(name), None, None, 0, 0, problem=problem, exit_code=exit_code)
 
     def _collection(
         self, each: _CollectionTables, snapshots: Mapping[str, SnapshotStatus], waiting: Mapping[registry.Namespace, Row]
@@ -340,7 +363,6 @@ class _StatusReader:
             waiting_events=row.silver_events if row else 0,
             quarantined=quarantine_table.count(self.spark, held),
             history=self._layer(each.history, row, "history"),
-            problem=each.problem,
         )
 
     def _layer(self, progress: _TableProgress | None, row: Row | None, layer: str) -> TableStatus | None:
@@ -361,14 +383,16 @@ class _StatusReader:
         )
 
     def _counts(self, progress: _TableProgress) -> dict[str, int]:
-        counted = {"deleted": "__deleted", "incomplete": "__incomplete", "rescued": "__rescued"}
         if progress.version < 0:
-            return dict.fromkeys(("rows", *counted), 0)
+            return dict.fromkeys(("rows", *_COUNTED), 0)
         table = progress.table
+        here = _counts_here(table)
+        if here is not None:
+            return here
         # Gold has some of these columns only where the settings ask for them.
         columns = self.spark.table(str(table)).columns
         wanted = ["count(*) AS rows"]
-        for name, column in counted.items():
+        for name, column in _COUNTED.items():
             is_one = f"size(`{column}`) > 0" if name == "rescued" else f"coalesce(`{column}`, false)"
             wanted.append(f"{f'count_if({is_one})' if column in columns else '0'} AS {name}")
         return self.spark.sql(f"SELECT {', '.join(wanted)} FROM {table}").collect()[0].asDict()
@@ -387,12 +411,41 @@ class _StatusReader:
         )
 
 
-def _problem(error: Exception) -> str:
-    """Why a table cannot be read; raises where it is not the table's: Spark is gone."""
+_COUNTED = {"deleted": "__deleted", "incomplete": "__incomplete", "rescued": "__rescued"}
+
+
+def _counts_here(table: tables.TableRef) -> dict[str, int] | None:
+    """How many rows a table has, and how many of them are `_COUNTED`, without a query; None where its files are in a store, from
+    which they would be copied whole, or only Spark can read them, or does so sooner."""
+    folder = local_log.folder(table)
+    live = None if folder is None else live_files.LiveFiles(folder)
+    try:
+        newest = None if live is None else live.newest()
+        if live is None or newest is None or not live.at(newest) or live.row_count() > MANY_ROWS:
+            return None
+        columns = {name: column for name, column in _COUNTED.items() if column in live.schema.names}
+        held = live.rows(live.files(), list(columns.values()))
+        gone = sum((each.get("deletionVector") or {}).get("cardinality", 0) for each in live.files())
+        counts = {name: _true_or_filled(held[column]) for name, column in columns.items()}
+    except (OSError, pa.ArrowException, table_schema.NotReadable):
+        return None
+    return {"rows": live.row_count() - gone, **dict.fromkeys(_COUNTED, 0), **counts}
+
+
+def _true_or_filled(column: pa.ChunkedArray) -> int:
+    """How many values are true, or maps that hold something."""
+    values = column.combine_chunks()
+    if pa.types.is_map(column.type):
+        values = pc.greater(pc.pairwise_diff(values.offsets), 0) if len(values) else values.is_valid()
+    return int(pc.sum(values).as_py() or 0)
+
+
+def _of_table(error: Exception) -> Exception:
+    """Why a table cannot be read, in our words; raises where it is not the table's: Spark is gone."""
     known = spark_failures.translated(error) or error
     if isinstance(known, errors.SparkLost):
         raise known from error
-    return errors.message_of(known)
+    return known
 
 
 def _snapshots(payloads: Sequence[Mapping[str, Any]]) -> Mapping[str, SnapshotStatus]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from pipelines.operations import status
 from pipelines.silver import run as silver
 from tests.harness.history_tables import HistoryHop, change
+from tests.harness.layers import Hop, document, pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,3 +32,26 @@ def test_a_history_is_seen_to_wait(spark: SparkSession, lakehouse: Path) -> None
     others, things = read()
     assert others.history is None and things.history is not None and things.gold is not None
     assert (things.history.rows, things.history.lag_events, things.gold.rows, things.gold.lag_events) == (2, 0, 1, 0)
+
+
+def test_what_is_counted_without_a_query_is_what_spark_counts(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that deletion vectors hide, deleted ones that are kept, incomplete ones, and those with rescued values."""
+    hop = Hop(spark, pipeline(tmp_path, **{"delete.tombstone.handling.mode": "rewrite"}))
+    hop.bronze.append({"orders": [document(key, 10, "c", v=1) for key in range(5)]})
+    hop.run()
+    odd = {"op": "u", "key": 1, "at": 20, "after": {"_id": 1, "v": {"a": 1}}}
+    hop.bronze.append(
+        {"orders": [odd, {"op": "d", "key": 2, "at": 20}, {"op": "u", "key": 9, "at": 20, "update": {"v": 1}}]}
+    )
+    hop.run()
+
+    def read() -> status.CollectionStatus:
+        return status._StatusReader(spark, hop.settings, hop.bronze.table, 0).collections()[0]
+
+    here = read()
+    monkeypatch.setattr(status, "_counts_here", lambda _: None)
+    assert here == read() and here.silver is not None and here.gold is not None
+    assert (here.silver.rows, here.silver.deleted, here.silver.incomplete, here.silver.rescued) == (6, 1, 1, 1)
+    assert (here.gold.rows, here.gold.rescued) == (4, 1)

@@ -9,6 +9,7 @@ import bson
 import pytest
 
 from cdc_core import errors
+from cdc_core.silver import quarantine
 from pipelines.delta.local_log import Commit
 from pipelines.operations import status
 from pipelines.terminal import tables as report
@@ -22,14 +23,15 @@ def test_a_restore_takes_the_position_back() -> None:
     assert [to for _, to in status._with_position(history)] == [20, 10]
 
 
+@pytest.mark.parametrize("raised", (errors.FilesMissing("its log names a file"), errors.StoreUnreachable("its log is away")))
 def test_a_damaged_table_hides_no_other_collection(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], raised: errors.MedallionError
 ) -> None:
-    """The others are told with it, whose line says what is wrong; then the command ends with 3."""
+    """The others are told with it, whose line says what is wrong; then the command ends with what the error asks for."""
 
     def counts(reader: Any, progress: Any) -> dict[str, int]:
         if progress.table == hop.silver_table:
-            raise errors.FilesMissing("its log names the file part-0, and it is not there")
+            raise raised
         return {"rows": 7, "deleted": 0, "incomplete": 0, "rescued": 0}
 
     monkeypatch.setattr(status._StatusReader, "_waiting", lambda reader, found: {})
@@ -41,11 +43,28 @@ def test_a_damaged_table_hides_no_other_collection(
         hop.silver()
         found = status._StatusReader(SPARK, hop.settings, hop.bronze, 5).collections()
     assert [(each.silver and each.silver.rows, each.problem and each.problem[:9]) for each in found] == [
-        (None, "its log n"),
+        (None, "its log n" if raised.exit_code == 3 else "its log i"),
         (7, None),
     ]
     told = status.PipelineStatus("hand", 0, status.ServerStatus(), None, found)
     report.status(told)
-    assert f"{found[0].collection}: its log names the file" in " ".join(capsys.readouterr().out.split())
-    with pytest.raises(errors.DecisionNeeded, match=found[0].collection):
+    assert f"{found[0].collection}: {raised}" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(errors.CollectionsFailed, match=found[0].collection) as refused:
         status.refuse(told)
+    assert refused.value.exit_code == raised.exit_code
+
+
+def test_tables_on_a_disk_are_counted_without_a_query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows by the log, without those that deletion vectors hide; what is deleted, incomplete or rescued by three columns."""
+    monkeypatch.setattr(status._StatusReader, "_waiting", lambda reader, found: {})
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        hop.append(*((key, bson.encode({"_id": key, "n": key})) for key in range(4)))
+        hop.run()
+        hop.append((1, None), (2, bson.encode({"_id": 2, "n": {"a": 1}})), (3, bson.encode({"_id": 3, "n": 7})))
+        hop.run()
+        hop.note_fact(9, quarantine.Reason.UNREADABLE_AFTER, to=2)
+        (found,) = status._StatusReader(SPARK, hop.settings, hop.bronze, 5).collections()
+    assert found.problem is None and found.silver is not None and found.gold is not None
+    assert (found.silver.rows, found.silver.deleted, found.silver.incomplete, found.silver.rescued) == (3, 0, 0, 1)
+    assert (found.gold.rows, found.gold.deleted, found.gold.rescued, found.quarantined) == (3, 0, 1, 1)
