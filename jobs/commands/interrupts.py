@@ -8,7 +8,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 Result = TypeVar("Result")
 
@@ -29,13 +32,14 @@ def stopping() -> Iterator[threading.Event]:
         yield stop
 
 
-def finished(result: Result | None) -> Result:
-    """What a run gave that has one end; `Temporary` where it was stopped before, and its jobs were cancelled."""
+def finished(spark: SparkSession, stop: threading.Event, run: Callable[[], Result]) -> Result:
+    """What a run gives that has one end; `Temporary` where it was stopped before, and its jobs were cancelled."""
     from cdc_core import errors
+    from pipelines.spark import session as sparks
 
-    if result is None:
-        raise errors.Temporary("stopped before it was done; what was committed stays. Start it again")
-    return result
+    with sparks.cancelling(spark, stop):
+        return run()
+    raise errors.Temporary("stopped before it was done; what was committed stays. Start it again")
 
 
 PATIENCE = 2

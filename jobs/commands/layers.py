@@ -118,12 +118,11 @@ def _cut(file: options.SettingsFile, as_of: str, take_over: bool) -> None:
     times.parsed(as_of)
     with interrupts.stopping() as stop:
         settings, spark = application.opened(file, "gold")
-        made = None
-        with sparks.cancelling(spark, stop):
-            made = cut_requests.run(
-                spark, settings, as_of=as_of, take_over=take_over, sessions=sparks.sessions(spark), stop=stop
-            )
-    report.cut(interrupts.finished(made))
+        run = functools.partial(
+            cut_requests.run, spark, settings, as_of=as_of, take_over=take_over, sessions=sparks.sessions(spark), stop=stop
+        )
+        made = interrupts.finished(spark, stop, run)
+    report.cut(made)
 
 
 @click.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,14 @@ def maintain(file: options.SettingsFile, collection: str | None, beside_writers:
     loses its position. Says what it did, with files and bytes before and after.
     """
     from pipelines.operations import maintain
-    from pipelines.spark import session as sparks
     from pipelines.terminal import tables as report
 
     with interrupts.stopping() as stop:
         settings, spark = application.opened(file, "maintain", quiet=True)
-        done = None
-        with sparks.cancelling(spark, stop):
-            done = maintain.run(spark, settings, collection=collection, beside_writers=beside_writers, stop=stop)
-    result = interrupts.finished(done)
+        run = functools.partial(
+            maintain.run, spark, settings, collection=collection, beside_writers=beside_writers, stop=stop
+        )
+        result = interrupts.finished(spark, stop, run)
     click.echo(maintain.to_json(result)) if as_json else report.maintained(result)
     maintain.refuse(result)
 
@@ -248,24 +248,22 @@ def rebuild(
     """
     from pipelines.operations import rebuild
     from pipelines.silver import rebuild as silver_rebuild
-    from pipelines.spark import session as sparks
     from pipelines.terminal import tables as report
 
     with interrupts.stopping() as stop:
         settings, spark = application.opened(file, "rebuild", quiet=True)
-        done = None
-        with sparks.cancelling(spark, stop):
-            done = rebuild.run(
-                spark,
-                settings,
-                collection=collection,
-                layer=rebuild.Layer(layer),
-                take_over=take_over,
-                is_trial=dry_run,
-                drops_lost=drop_missing,
-                stop=stop,
-            )
-    result = interrupts.finished(done)
+        run = functools.partial(
+            rebuild.run,
+            spark,
+            settings,
+            collection=collection,
+            layer=rebuild.Layer(layer),
+            take_over=take_over,
+            is_trial=dry_run,
+            drops_lost=drop_missing,
+            stop=stop,
+        )
+        result = interrupts.finished(spark, stop, run)
     click.echo(rebuild.to_json(result)) if as_json else report.rebuilt(result)
     # A dry run has done its work, whatever it shows.
     if not dry_run:
