@@ -62,13 +62,13 @@ def run(
     *,
     is_trial: bool = False,
     take_over: bool = False,
-    failures: parallel.Failures | None = None,
+    failures: parallel.Failures,
 ) -> list[RepairResult]:
     """Mend every table of the lakehouse that names missing files; with `is_trial` only name them.
 
-    A table that cannot be mended is noted in `failures`, and the others are: what went with a table is told here alone. Without
-    `failures` its error is raised, when all have had their turn: `TableOwned` and `LeaseHeld` where another process writes it,
-    which has to be stopped first. Raises `DecisionNeeded` where the tables do not lie on a file system that this process sees.
+    A table that cannot be mended is noted in `failures`, and the others are: what went with a table is told here alone. That is
+    `TableOwned` or `LeaseHeld` where another process writes it, which has to be stopped first. Raises `DecisionNeeded` where the
+    tables do not lie on a file system that this process sees.
     """
     layout = delta.layout(settings.lakehouse)
     root = None if layout.root is None else local_log.folder(tables.TableRef.at(layout.root))
@@ -82,7 +82,6 @@ def run(
     is_trimmed = delta.exists(spark, bronze) and bronze_log.TRIMMED in delta.properties(spark, bronze)
     shadows = root.joinpath(*tables.SHADOW_FOLDERS)
     found: list[RepairResult] = []
-    noted = parallel.Failures() if failures is None else failures
     for folder in local_log.tables_below(root):
         names = folder.relative_to(root).parts
         # A shadow is removed by the next rebuild; another pipeline's bronze has a position that only its own capture can mend.
@@ -91,15 +90,13 @@ def run(
         try:
             repaired = _table(spark, tables.TableRef.at(str(folder)), names, is_trial=is_trial, take_over=take_over)
         except Exception as error:
-            noted.note(str(folder), error)
+            failures.note(str(folder), error)
             continue
         if repaired is not None and is_trimmed and repaired.next in _AGAIN.values():
             # Its rows were made of events that bronze may not hold any more: the next run looks, and refuses.
             then = "medallion signal execute-snapshot for this collection: old events were taken from bronze"
             repaired = dataclasses.replace(repaired, next=then)
         found += [repaired] if repaired is not None else []
-    if failures is None:
-        noted.raised()
     return found
 
 

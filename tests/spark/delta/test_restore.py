@@ -140,7 +140,7 @@ def test_silver_applies_nothing_again_from_a_trimmed_bronze(spark: SparkSession,
     service.close()
     shutil.rmtree(hop.silver_table("removed").path or "")
     lose(spark, hop.silver_table("repaired"))
-    (mended,) = repair.run(spark, hop.settings)
+    (mended,) = repair.run(spark, hop.settings, failures=parallel.Failures())
     assert "execute-snapshot" in mended.next
     hop.bronze.append({well: [{"op": "c", "key": 4, "at": 35, "after": {"_id": 4}}]})
     for _ in range(2):

@@ -21,6 +21,7 @@ from pipelines.operations import schema as evolution
 from pipelines.silver import ranges
 from pipelines.silver import rebuild as silver_rebuild
 from pipelines.silver import tables as silver_tables
+from pipelines.spark import parallel
 from tests.harness import bronze_rows
 from tests.harness.layers import CASES, Hop, Killed, document, forget_claims, killing, lose, pipeline
 
@@ -187,7 +188,7 @@ def test_a_repaired_table_is_rebuilt_whole_and_gold_waits_for_it(spark: SparkSes
         hop.run()
     wanted = hop.documents(ORDERS)
     lose(spark, hop.silver_table(ORDERS))
-    repair.run(spark, hop.settings)
+    repair.run(spark, hop.settings, failures=parallel.Failures())
     with pytest.raises(errors.DecisionNeeded, match="has applied nothing yet"):
         rebuilt(hop, layer=rebuild.Layer.GOLD)
     assert hop.documents(ORDERS) == wanted

@@ -10,7 +10,7 @@ import pytest
 from cdc_core import errors
 from pipelines.bronze import log as bronze
 from pipelines.operations import repair
-from pipelines.spark import failures
+from pipelines.spark import failures, parallel
 from tests.harness import bronze_rows
 from tests.harness.layers import Hop, document, lose, pipeline
 
@@ -39,10 +39,10 @@ def test_silver_gold_and_facts_come_again(spark: SparkSession, tmp_path: Path) -
     assert isinstance(told, errors.FilesMissing)
     assert str(tmp_path / "silver") in str(told) and names[0] in str(told) and "medallion repair" in str(told)
 
-    found = repair.run(spark, hop.settings, is_trial=True)
+    found = repair.run(spark, hop.settings, is_trial=True, failures=parallel.Failures())
     assert [(each.missing, each.version) for each in found] == [((name,), None) for name in (names[1], names[2], names[0])]
-    repair.run(spark, hop.settings)
-    assert repair.run(spark, hop.settings) == []
+    repair.run(spark, hop.settings, failures=parallel.Failures())
+    assert repair.run(spark, hop.settings, failures=parallel.Failures()) == []
     hop.run()
     assert hop.documents(ORDERS) == wanted
 
@@ -57,7 +57,7 @@ def test_bronze_goes_back_to_before_the_first_missing_batch(spark: SparkSession,
         log.heartbeat({}, token=token, ts_ms=1)
     log.close()
     lose(spark, ref, 1)
-    [found] = repair.run(spark, settings)
+    [found] = repair.run(spark, settings, failures=parallel.Failures())
     assert (len(found.missing), found.taken_out) == (1, 2)
     again = bronze.BronzeLog.open(spark, ref)
     assert again.position == bronze.BronzePosition("82", 1, 0)
@@ -80,7 +80,7 @@ def test_nothing_that_was_made_of_lost_events_is_taken_for_whole(spark: SparkSes
     spark.sql(f"ALTER TABLE {hop.bronze.table} SET TBLPROPERTIES ('{bronze.TRIMMED}' = '6')")
     lose(spark, hop.layout.history(bronze_rows.DB, "versions"))
     lose(spark, hop.layout.deletes(bronze_rows.DB, ORDERS))
-    told = [each.next for each in repair.run(spark, hop.settings)]
+    told = [each.next for each in repair.run(spark, hop.settings, failures=parallel.Failures())]
     assert [("execute-snapshot" in each, "medallion gold writes" in each) for each in told] == [(True, False), (False, True)]
     with pytest.raises(errors.DecisionNeeded, match="execute-snapshot"):
         hop.gold()
