@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -200,25 +200,21 @@ def _equality(stage: DemoStage) -> Table:
     return table
 
 
-QUERIES: Mapping[str, Callable[[str], str]] = {
-    "Spark SQL": lambda path: (
-        'from pipelines.spark import session; session.session("ask").sql('
-        f'"SELECT status, count(*) AS orders, sum(total) AS total FROM delta.`{path}` GROUP BY status").show()'
-    ),
-    "Polars": lambda path: (
-        f'import polars as pl; print(pl.read_delta("{path}").group_by("status").agg(pl.len(), pl.sum("total")))'
-    ),
-    "DuckDB": lambda path: (
-        f'import duckdb, polars as pl; orders = pl.read_delta("{path}"); '
-        'duckdb.sql("SELECT status, count(*) AS orders, sum(total) AS total FROM orders GROUP BY status").show()'
-    ),
-}
-"""One line of Python each, over the gold table at a path."""
+def queries(table: tables.TableRef) -> dict[str, str]:
+    """One line of Python for each reader, as it is shown. Delta takes no relative path in Spark's SQL."""
+    sql = "SELECT status, count(*) AS orders, sum(total) AS total FROM {} GROUP BY status"
+    path = _text(near(table.label))
+    return {
+        "Spark SQL": f'from pipelines.spark import session; session.session("ask").sql({_text(sql.format(table))}).show()',
+        "Polars": f'import polars as pl; print(pl.read_delta({path}).group_by("status").agg(pl.len(), pl.sum("total")))',
+        "DuckDB": f"import duckdb, polars as pl; orders = pl.read_delta({path}); "
+        f"duckdb.sql({_text(sql.format('orders'))}).show()",
+    }
 
 
-def queries(table: str) -> dict[str, str]:
-    """Each line over the table in a folder, as it is shown. Delta takes no relative path in Spark's SQL."""
-    return {name: line(table if name == "Spark SQL" else near(table)) for name, line in QUERIES.items()}
+def _text(value: str) -> str:
+    """A text in Python, in the quotes that a shell's single ones leave alone."""
+    return orjson.dumps(value).decode()
 
 
 def _show_how_to_query(stage: DemoStage, *, screen: Console) -> None:
@@ -227,7 +223,7 @@ def _show_how_to_query(stage: DemoStage, *, screen: Console) -> None:
         screen.print(f"{lay} They end with the emulator; shop.yml has what a store of your own needs.")
         return
     screen.print(f"{lay} Ask them:")
-    for name, line in queries(stage.gold("orders").path or "").items():
+    for name, line in queries(stage.gold("orders")).items():
         screen.print(f"\n[bold]{name}[/]")
         screen.out(f"{near(sys.executable)} -c {shlex.quote(line)}", highlight=False)
     screen.print()

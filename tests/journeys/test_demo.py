@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cdc_core.tables import layout as tables
 from pipelines.demo import run as demo
 from pipelines.demo import shop
 from pipelines.demo import tables as demo_report
@@ -71,7 +72,7 @@ def test_status_says_that_nothing_waits(folder: Path, spark: SparkSession) -> No
 @pytest.mark.parametrize("reader", ("Polars", "DuckDB"))
 def test_the_queries_that_are_shown_work_when_pasted(folder: Path, reader: str) -> None:
     """Each one-liner without Spark prints the orders by status."""
-    line = demo_report.queries(str(folder / "lakehouse" / "gold" / "shop" / "orders"))[reader]
+    line = demo_report.queries(tables.TableRef.at(str(folder / "lakehouse" / "gold" / "shop" / "orders")))[reader]
     shown = subprocess.run([sys.executable, "-c", line], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert shown.returncode == 0, shown.stderr
     assert "new" in shown.stdout and "status" in shown.stdout
@@ -82,7 +83,7 @@ def test_the_spark_query_that_is_shown_works(
 ) -> None:
     """The one-liner with Spark prints the same table, also to who stands in the folder above the demo's."""
     monkeypatch.chdir(folder.parent)
-    exec(demo_report.queries(str(folder / "lakehouse" / "gold" / "shop" / "orders"))["Spark SQL"], {})
+    exec(demo_report.queries(tables.TableRef.at(str(folder / "lakehouse" / "gold" / "shop" / "orders")))["Spark SQL"], {})
     assert "status" in capsys.readouterr().out
 
 

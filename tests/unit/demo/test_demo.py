@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from cdc_core.tables import layout as tables
 from pipelines.capture.progress import CaptureProgress
 from pipelines.demo import run as demo
 from pipelines.demo import tables as demo_report
@@ -34,9 +35,17 @@ def test_the_queries_name_a_table_as_each_reader_takes_it(tmp_path: Path, monkey
     """Beside the demo's folder a path is shown as one types it, but in Spark's SQL, where Delta takes a whole one alone."""
     monkeypatch.chdir(tmp_path)
     table = os.path.join("demo", "lakehouse", "gold", "shop", "orders")
-    shown = demo_report.queries(str(tmp_path / table))
+    shown = demo_report.queries(tables.TableRef.at(str(tmp_path / table)))
     assert f"delta.`{tmp_path / table}`" in shown["Spark SQL"]
     assert all(f'read_delta("{table}")' in shown[name] for name in ("Polars", "DuckDB"))
+
+
+def test_the_queries_are_python_whatever_the_folder_is_called() -> None:
+    """A quote in its name ends no text, and a backtick no name of Spark's SQL."""
+    odd = tables.TableRef.at('/a "b" `c`/orders')
+    for line in demo_report.queries(odd).values():
+        compile(line, "shown", "exec")
+    assert r"FROM delta.`/a \"b\" ``c``/orders` GROUP" in demo_report.queries(odd)["Spark SQL"]
 
 
 def test_the_picture_names_the_step_that_came_last() -> None:
