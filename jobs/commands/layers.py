@@ -54,7 +54,7 @@ def silver(file: options.SettingsFile, once: bool, take_over: bool) -> None:
             result = silver.run(spark, settings, once=once, take_over=take_over, sessions=sparks.sessions(spark), stop=stop)
     if result is not None:
         if once and not result.batch:
-            report.nothing_yet("bronze holds nothing", "capture")
+            report.nothing_yet("silver", "bronze holds nothing", "capture")
         report.result("silver", result)
 
 
@@ -103,7 +103,7 @@ def gold(
                 stop=stop,
             )
             if once and "gold" in results and not registry.read(spark, settings).namespaces:
-                report.nothing_yet("silver holds no collection", "silver")
+                report.nothing_yet("gold", "silver holds no collection", "silver")
     for name, result in results.items():
         report.result(name, result)
 

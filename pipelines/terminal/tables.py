@@ -33,7 +33,13 @@ if TYPE_CHECKING:
     from pipelines.snapshot.snapshot import SnapshotProgress
     from pipelines.verify.result import Verification
 
-log = logging.getLogger(__name__)
+_LOGGERS = {
+    "capture": "pipelines.capture.service",
+    "silver": "pipelines.silver.run",
+    "gold": "pipelines.gold.run",
+    "models": "pipelines.gold.models",
+}
+"""Under which name each layer tells what it did: what is searched for in a log must not depend on where a line is put together."""
 
 LOG_EVERY_SECONDS = 30.0
 
@@ -114,12 +120,16 @@ def cut(found: Cut) -> None:
 
 def result(layer: str, outcome: object) -> None:
     """One log line at the end of a run: what the layer did."""
-    log.info("%s done", layer, extra=_pairs(outcome))
+    _log(layer).info("%s done", layer, extra=_pairs(outcome))
 
 
-def nothing_yet(what: str, command: str) -> None:
+def nothing_yet(layer: str, what: str, command: str) -> None:
     """A log line of a run that had nothing to read from, and what fills it."""
-    log.info("%s yet: medallion %s begins it", what, command)
+    _log(layer).info("%s yet: medallion %s begins it", what, command)
+
+
+def _log(layer: str) -> logging.Logger:
+    return logging.getLogger(_LOGGERS.get(layer, f"pipelines.{layer}"))
 
 
 def _pairs(outcome: object) -> dict[str, object]:
@@ -206,7 +216,7 @@ class _ProgressLog:
         if time.monotonic() - self._last_at < LOG_EVERY_SECONDS or now == self._told:
             return
         self._last_at, self._told = time.monotonic(), now
-        log.info("progress: %s", described(now, rate=rate))
+        _log("capture").info("progress: %s", described(now, rate=rate))
 
 
 def status(found: PipelineStatus) -> None:

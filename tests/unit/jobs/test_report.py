@@ -85,6 +85,7 @@ def test_the_line_at_the_end_of_a_run_has_seconds_as_one_reads_them(caplog: pyte
         report.result("silver", silver.SilverResult(batch=3, events=250, seconds=1.6047282039999118))
     (line,) = caplog.records
     assert line.getMessage() == "silver done" and vars(line)["seconds"] == 1.605
+    assert line.name == "pipelines.silver.run"  # as its other lines
 
 
 @pytest.mark.parametrize(
@@ -188,4 +189,6 @@ def test_a_service_without_a_terminal_says_that_it_is_up(
     with caplog.at_level(logging.INFO), report.progress() as hear:
         hear(CaptureProgress())
         hear(CaptureProgress(events=1))
-    assert [record.getMessage() for record in caplog.records] == ["progress: stream: 0 events, 0/s"]
+    assert [(record.name, record.getMessage()) for record in caplog.records] == [
+        ("pipelines.capture.service", "progress: stream: 0 events, 0/s")
+    ]
