@@ -59,13 +59,12 @@ def session(
     store = stores.of(root)
     if stores.LOG_STORE_OF_ALL in {**spark_conf.defaults(), **wanted}:
         store = store.without_log_stores()
-    spark = _active() or (
-        _given(name, store, hadoop or {})
-        if _is_given()
-        else jvm.launch(
-            name, master=master, conf=wanted, store=store, hadoop=hadoop or {}, profile=profile or {}, catalog=catalog
-        )
+    given = _active() or (_given(name, store, hadoop or {}) if _is_given() else None)
+    spark = given or jvm.launch(
+        name, master=master, conf=wanted, store=store, hadoop=hadoop or {}, profile=profile or {}, catalog=catalog
     )
+    _CHOSEN.clear()
+    _CHOSEN.update(wanted if given else {})
     _apply(spark, {**spark_conf.REQUIRED, **wanted})
     return spark
 
@@ -117,7 +116,11 @@ def sessions(spark: SparkSession) -> Callable[[], SparkSession]:
 def _carried(spark: SparkSession) -> dict[str, str]:
     """The settings that all sessions of an application share."""
     found = {key: _setting(spark, key) for key in (*spark_conf.REQUIRED, spark_conf.SINGLE_DRIVER)}
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in found.items() if value is not None} | _CHOSEN
+
+
+_CHOSEN: dict[str, str] = {}
+"""What was asked of a session that was there already: those that are made beside it have it of the application where we started that."""
 
 
 def _connect_session() -> SparkSession | None:

@@ -1,0 +1,54 @@
+"""Sessions that a platform gives, without a platform."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from pipelines.spark import session as sparks
+
+
+class Given:
+    """A session with settings of its own."""
+
+    def __init__(self) -> None:
+        self.settings: dict[str, str] = {}
+        self.conf = SimpleNamespace(
+            get=self.settings.get, set=self.settings.__setitem__, isModifiable=lambda name: name != "spark.driver.memory"
+        )
+
+    def newSession(self) -> Given:
+        return Given()
+
+
+def test_what_was_asked_of_a_given_session_holds_in_those_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads have a session each, which has only what its application was started with."""
+    given: Any = Given()
+    monkeypatch.setattr(sparks, "_active", lambda: given)
+    monkeypatch.setattr(sparks, "is_classic", lambda _: True)
+    monkeypatch.setattr(sparks, "_CHOSEN", {})
+    sparks.session("shop", conf={"spark.sql.shuffle.partitions": "64", "spark.driver.memory": "9g"})
+    beside: Any = sparks.sessions(given)()
+    assert beside is not given and beside.settings == given.settings
+    assert beside.settings["spark.sql.shuffle.partitions"] == "64" and "spark.driver.memory" not in beside.settings
+
+
+def test_a_session_is_closed_while_the_threads_of_its_process_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Left to the collection of its object, a process that has done its work may never end."""
+    made = SimpleNamespace(client=Mock())
+    builder = SimpleNamespace(remote=lambda _: SimpleNamespace(create=lambda: made))
+    monkeypatch.setattr("pyspark.sql.SparkSession.builder", builder)
+    monkeypatch.setenv("SPARK_REMOTE", "sc://nowhere.example")
+    at_exit: list[Callable[[], None]] = []
+    monkeypatch.setattr(atexit, "register", at_exit.append)
+    assert sparks._connect_session() is made
+    made.client.close.assert_not_called()
+    made.client.close.side_effect = ConnectionError  # the server ended before
+    (close,) = at_exit
+    close()
+    made.client.close.assert_called_once_with()
