@@ -41,8 +41,8 @@ def check(file: options.SettingsFile) -> None:
 def show_cut(file: options.SettingsFile, action: str, name: str | None, as_of: str | None, as_json: bool) -> None:
     """The cuts that medallion gold --as-of made: which version of each table shows the source at one time.
 
-    `show` tells the newest, with a query that reads all tables there; `list` tells all. With --as-of it tells how the
-    tables of versions (history: true) are read at a time that nobody made a cut of.
+    `show` tells the newest, with a query that reads all tables there; `list` tells all. For a time
+    that nobody made a cut of, --as-of tells how the tables of versions (history: true) are read.
 
     \b
     Examples:
@@ -102,7 +102,7 @@ def check_models(file: options.SettingsFile, action: str, as_json: bool) -> None
         "--html",
         metavar="FILE",
         type=click.Path(dir_okay=False, path_type=Path),
-        help="Write it, with how it went lately, as one page that needs no network.",
+        help="Write it as one page that needs no network, with how it went lately.",
     ),
 )
 def status(file: options.SettingsFile, as_json: bool, html: Path | None) -> None:

@@ -71,7 +71,13 @@ def unwrap(options: str, source: str, target: str) -> None:
     type=click.Path(dir_okay=False, path_type=Path),
     help="The settings file, new; stdout when left out.",
 )
-@click.option("--root", metavar="FOLDER", default="./lakehouse", show_default=True, help="Below what the tables will lie.")
+@click.option(
+    "--root",
+    metavar="FOLDER",
+    default="./lakehouse",
+    show_default=True,
+    help="The folder or URL below which the tables will lie.",
+)
 @options.debug
 def import_debezium(connector: Path, out: Path | None, root: str) -> None:
     """Turn a Debezium connector's JSON into a settings file.

@@ -112,8 +112,9 @@ def _lakehouse(settings: Settings, session: Callable[[], SparkSession] | None) -
     if there.is_dir() and os.access(there, os.W_OK):
         yield Finding("lakehouse", CheckVerdict.FINE, str(layout.root))
     else:
-        mend = f"give this user the right to write in {there}, or choose another lakehouse.root"
-        found = f"{there} cannot be written" if there.is_dir() else f"{there} is no folder"
+        found, mend = f"{there} is no folder", "choose another lakehouse.root"
+        if there.is_dir():
+            found, mend = f"{there} cannot be written", f"give this user the right to write there, or {mend}"
         yield Finding("lakehouse", CheckVerdict.WRONG, found, mend, errors.DecisionNeeded())
 
 

@@ -92,6 +92,17 @@ def test_every_writer_can_take_over(verb: str) -> None:
     assert {"--config", "--take-over", "--once", "--continuous", "--debug"} <= names
 
 
+@pytest.mark.parametrize("columns", ("80", "100"))
+def test_help_cuts_no_option_in_two(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: str
+) -> None:
+    """A line that ends within `--as-of` tells of an option that there is not."""
+    monkeypatch.setenv("COLUMNS", columns)
+    for verb in VERBS:
+        assert command_line.main([verb, "--help"]) == 0
+    assert not re.search(r"-$", capsys.readouterr().out, re.M)
+
+
 def test_help_answers_at_once() -> None:
     """`--help` imports neither Spark nor the driver nor Arrow."""
     shown = subprocess.run(
@@ -275,7 +286,7 @@ def test_a_terminal_of_few_signs_ends_no_command(settings_file: Path) -> None:
         capture_output=True,
         text=True,
     )
-    assert (shown.returncode, r"\u2192 give this user" in shown.stdout) == (3, True), shown.stderr
+    assert (shown.returncode, r"\u2192 choose another" in shown.stdout) == (3, True), shown.stderr
 
 
 @pytest.mark.parametrize("file", ("bronze_capture.py", "silver_merge.py", "gold_current.py"))

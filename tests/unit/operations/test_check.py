@@ -24,5 +24,6 @@ def test_a_root_that_is_a_file_is_to_be_mended(tmp_path: Path, scheme: str, belo
         root = f"{scheme}{tmp_path}/{name}{below}"
         placed = dataclasses.replace(chosen, lakehouse=dataclasses.replace(chosen.lakehouse, root=root))
         [found] = check._lakehouse(placed, None)
-        assert (found.verdict, found.found) == (verdict, f"{tmp_path}/file is no folder" if verdict is WRONG else root)
+        told = (f"{tmp_path}/file is no folder", "choose another lakehouse.root") if verdict is WRONG else (root, "")
+        assert (found.verdict, found.found, found.mend) == (verdict, *told)
         application._profile(placed, is_service=False)
