@@ -158,8 +158,8 @@ def _probed(spark: SparkSession, location: str) -> str | None:
         if spark_failures.is_caused_by(error, _NO_FILE_SYSTEM):
             raise errors.DecisionNeeded(_needs_package(location)) from error
         raise errors.StoreUnreachable(
-            f"{location}: the store cannot be written, read and listed ({spark_failures.class_name(error)}); look at the bucket's "
-            "name, the endpoint, the credentials and their rights"
+            f"{location}: the store cannot be written, read and listed ({spark_failures.class_name(error)}); "
+            f"{spark_failures.STORE_ADVICE}"
         ) from error
     finally:
         with contextlib.suppress(*table_errors.SPARK_ERRORS):

@@ -80,7 +80,7 @@ def translated(error: BaseException, table: tables.TableRef) -> BaseException:
         )
     if spark_failures.is_full(error):
         return _storage_exhausted(table)
-    return error
+    return spark_failures.of_store(error, table.label) or error
 
 
 def disk_error(error: OSError, table: tables.TableRef) -> BaseException:

@@ -7,6 +7,7 @@ table are translated by `pipelines.delta.table_errors`, which uses this too.
 from __future__ import annotations
 
 import errno
+import os
 import posixpath
 import re
 from collections.abc import Collection, Iterator
@@ -29,6 +30,17 @@ _GONE = ("FileNotFoundException", "NoSuchFileException")
 _DATA_FILE = re.compile(r"/(?:part-|deletion_vector_)[^/]*$")
 # Spark wraps what a task raised two or three times; the bound is for chains that lead back to themselves.
 _CAUSES = 5
+_STORE_REFUSES = ("AccessDeniedException", "AccessControlException")
+_STORE_FAILS = (
+    "AWSClientIOException",
+    "AWSNoResponseException",
+    "AWSServiceIOException",
+    "AWSServiceThrottledException",
+    "AWSStatus500Exception",
+    "AbfsRestOperationException",
+    "UnknownStoreException",
+)
+STORE_ADVICE = "look at the bucket's name, the endpoint, the credentials and their rights"
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 
 
@@ -54,9 +66,9 @@ def translated(error: BaseException) -> errors.MedallionError | None:
             "Free some space and start again"
         )
     if isinstance(error, OSError) and error.errno in _REFUSED and error.filename:
-        return errors.DecisionNeeded(
-            f"{error.filename}: {error.strerror}; give this user the right to read and write there, or choose another place"
-        )
+        return _no_right(error.filename, error.strerror)
+    if (refused := of_store(error)) is not None:
+        return refused
     if condition(error).startswith("INSUFFICIENT_PERMISSIONS") or is_caused_by(error, ("UnauthorizedAccessException",)):
         return errors.AccessRefused(
             "the catalog refuses a right on a table, a schema or itself: of those that it writes a pipeline needs USE CATALOG, USE SCHEMA, "
@@ -78,6 +90,26 @@ def is_full(error: BaseException) -> bool:
     return is_ours or "No space left on device" in str(error) or "Disk quota exceeded" in str(error)
 
 
+def of_store(error: BaseException, table: str = "") -> errors.MedallionError | None:
+    """A store that refuses, or gives no answer, in the middle of a run; None for any other error."""
+    found = _cause(error, (*_STORE_REFUSES, *_STORE_FAILS))
+    if found is None:
+        return None
+    # On a disk, where a folder's rights refuse, it has a path; of a store a URL, a key or the whole answer.
+    place = str(_called(found, "getFile") or "")
+    if place.startswith("/"):
+        return _no_right(place, os.strerror(errno.EACCES))
+    return errors.StoreUnreachable(
+        f"{table or 'the lakehouse'}: the store refuses, or does not answer ({_name(found)}); {STORE_ADVICE}, and whether they have run out"
+    )
+
+
+def _no_right(place: str, why: str | None) -> errors.DecisionNeeded:
+    return errors.DecisionNeeded(
+        f"{place}: {why}; give this user the right to read and write there, or choose another place"
+    )
+
+
 def missing_file(error: BaseException) -> str | None:
     """The data file that a table's log names and that is not there, as a URL or a path; None for any other error."""
     for found in _chain(error):
@@ -97,14 +129,21 @@ def is_path_gone(error: BaseException) -> bool:
 
 def is_caused_by(error: BaseException, names: Collection[str]) -> bool:
     """Whether the exception, or one of Java's that caused it, has one of these class names."""
-    return class_name(error) in names or any(
-        _called(_called(each, "getClass"), "getSimpleName") in names for each in _chain(error)
-    )
+    return _cause(error, names) is not None
+
+
+def _cause(error: BaseException, names: Collection[str]) -> Any:
+    """The exception, or the one of Java's that caused it, that has one of these class names; None where none has."""
+    return next((each for each in _chain(error) if _name(each) in names), None)
 
 
 def class_name(error: BaseException) -> str:
     """The Java exception's class; PySpark has a few of the same name itself."""
-    return str(_called(_called(getattr(error, "java_exception", None), "getClass"), "getSimpleName") or type(error).__name__)
+    return _name(getattr(error, "java_exception", None) or error)
+
+
+def _name(found: Any) -> str:
+    return str(_called(_called(found, "getClass"), "getSimpleName") or type(found).__name__)
 
 
 def _files_missing(file: str) -> errors.FilesMissing:
@@ -140,7 +179,8 @@ def parameter(error: BaseException, name: str) -> str | None:
 def _chain(error: BaseException) -> Iterator[Any]:
     """The error, the Java exception that it stands for, and that one's causes."""
     yield error
-    java = getattr(error, "java_exception", None)
+    # An `OSError` of a store's files is raised from it.
+    java = getattr(error, "java_exception", None) or getattr(error.__cause__, "java_exception", None)
     for _ in range(_CAUSES):
         if java is None:
             return

@@ -76,6 +76,48 @@ def test_a_place_that_cannot_be_written_is_for_a_person(number: int) -> None:
     )
 
 
+class OfStore(Raised):
+    """What a store's file system raises in Java."""
+
+    def __init__(self, name: str, file: str = "", cause: Raised | None = None) -> None:
+        super().__init__("", "", cause)
+        self.name, self.file = name, file
+
+    def getClass(self) -> OfStore:
+        return self
+
+    def getSimpleName(self) -> str:
+        return self.name
+
+    def getFile(self) -> str:
+        return self.file
+
+
+REFUSED = OfStore("AccessDeniedException", "s3a://lake/house/silver: PUT")
+
+
+@pytest.mark.parametrize(
+    "error", [OfJava(REFUSED), OfJava(OfStore("SparkException", cause=REFUSED)), OfJava(OfStore("AWSStatus500Exception"))]
+)
+def test_a_store_that_refuses_in_the_middle_of_a_run_is_no_bug(error: Exception) -> None:
+    """Credentials run out, and rights are taken away: as at the start, a scheduler tries again, and a person reads where to look."""
+    told = failures.translated(error)
+    assert isinstance(told, errors.StoreUnreachable) and "the credentials and their rights" in str(told)
+    of_table = table_errors.translated(error, tables.TableRef.at("s3a://lake/house/silver/shop/orders"))
+    assert isinstance(of_table, errors.StoreUnreachable)
+    assert str(of_table).startswith("s3a://lake/house/silver/shop/orders: the store refuses")
+    # As `stored_files` raises it, which reads a store for this process.
+    read = OSError(errno.EIO, "AccessDeniedException", "/tmp/copies/x")
+    read.__cause__ = error
+    assert isinstance(failures.translated(read), errors.StoreUnreachable)
+
+
+def test_a_folder_that_refuses_java_is_told_with_its_path() -> None:
+    """The exception is the same on a disk, and the advice is another."""
+    told = failures.translated(OfJava(OfStore("AccessDeniedException", "/lake/silver")))
+    assert type(told) is errors.DecisionNeeded and str(told).startswith("/lake/silver: Permission denied; give")
+
+
 def test_a_jvm_that_is_gone_explains_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever was raised; our own errors stay what they are."""
     monkeypatch.setattr(jvm, "is_gone", lambda: True)
