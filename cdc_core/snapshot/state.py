@@ -202,7 +202,7 @@ class SnapshotState:
 
 @dataclass(frozen=True)
 class Gap:
-    """Changes of a collection were lost: `since` when, and why no snapshot has made up for it yet."""
+    """A collection is incomplete: `since` when, and why: what was lost of it, and why no snapshot has made up for it yet."""
 
     since: str
     why: str
@@ -214,19 +214,22 @@ class _OpenGap:
 
     since: str
     number: int
+    cause: str
     why: str = "no snapshot has read it again"
 
 
 def unrepaired(payloads: Iterable[Mapping[str, Any]]) -> dict[str, Gap]:
-    """The collections of which changes were lost, from the payloads of heartbeats in their order.
+    """The collections of which changes were lost (or what else the `cause` of a gap says), from the payloads of heartbeats in their order.
 
     A gap is repaired for a collection when a snapshot of the whole of it that was planned afterwards is read to its end.
     """
     gaps: dict[str, _OpenGap] = {}
     plans: dict[str, tuple[int, Mapping[str, Any]]] = {}
     for number, payload in enumerate(payloads):
-        for namespace in payload.get("gap", {}).get("collections", ()):
-            gaps[namespace] = _OpenGap(gaps[namespace].since if namespace in gaps else payload["gap"]["since"], number)
+        gap = payload.get("gap", {})
+        for namespace in gap.get("collections", ()):
+            first = gaps.get(namespace) or _OpenGap(gap["since"], number, gap.get("cause", "changes were lost"))
+            gaps[namespace] = _OpenGap(first.since, number, first.cause)
         found = payload.get("snapshot")
         if found is None:
             continue
@@ -242,7 +245,7 @@ def unrepaired(payloads: Iterable[Mapping[str, Any]]) -> dict[str, Gap]:
         for namespace in found.get("stopped", ()):
             if namespace in gaps and gaps[namespace].number < planned_at:
                 gaps[namespace].why = "the snapshot that read it again was stopped"
-    return {namespace: Gap(gap.since, gap.why) for namespace, gap in gaps.items()}
+    return {namespace: Gap(gap.since, f"{gap.cause}, and {gap.why}") for namespace, gap in gaps.items()}
 
 
 def _told_of(gaps: dict[str, _OpenGap], namespace: str, state: CollectionState, *, is_part: bool) -> None:

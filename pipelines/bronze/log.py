@@ -46,6 +46,9 @@ TRIMMED = "medallion.trimmed"
 COMPACT_EVERY = 400
 """Commits between two clustered compactions: the log's state stays small, and so does the price of a commit."""
 
+OF_THE_STREAM = ("stream", "fields")
+"""What commits say of the stream of the rows that are there, which the next start compares with its own: its fingerprint and the lists of fields."""
+
 RowFactory = Callable[[int, int], pa.Table]
 """``(batch, first offset) -> rows``: called under the commit lock, once a commit."""
 
@@ -159,8 +162,7 @@ class BronzeLog:
         """Renew the lease by an empty commit, where nothing else is committed for long; `complete` as the field of this name."""
         said = {} if complete is None else {"complete": complete}
         with self._lock:
-            # The stream of the rows that are there, which the next start compares with its own.
-            stream = {name: self.writer.metadata[name] for name in ("stream",) if name in self.writer.metadata}
+            stream = {name: self.writer.metadata[name] for name in OF_THE_STREAM if name in self.writer.metadata}
             self.writer.mark(to=self._token, extra={**stream, **self._numbers(self.numbered), **said})
 
     @property

@@ -14,7 +14,7 @@ from cdc_core.settings.parse import Settings
 from cdc_core.snapshot import mode as snapshot_mode
 from cdc_core.stream import filters, transactions
 from pipelines.bronze import log as bronze_log
-from pipelines.capture import byte_queue, metrics, snapshot_start, threads, tokens
+from pipelines.capture import byte_queue, gaps, metrics, snapshot_start, threads, tokens
 from pipelines.capture.committer import Committer
 from pipelines.capture.control import ControlEvents
 from pipelines.capture.deployment import Deployment
@@ -165,7 +165,7 @@ class Capture:
             self._deployment, options, self._threads.halt, custom=self._custom, is_other_stream=existing.is_other_stream
         )
         opened = opener.open_or_restart(existing.position)
-        extra = {"stream": fingerprint}
+        extra = dict(zip(bronze_log.OF_THE_STREAM, (fingerprint, gaps.field_lists(source))))
         log = self._log = bronze_log.BronzeLog.open(
             service.spark, table, take_over=take_over, extra=extra, found=existing.found
         )

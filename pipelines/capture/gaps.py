@@ -1,7 +1,7 @@
 """Gaps: changes of a collection that bronze can never hold, because they were not read in time.
 
-There are two kinds. A position was lost, and a snapshot makes up for what it reads. Or the settings left a collection,
-or an operation, out for a while: its changes come again from now on, and a signal may ask for a snapshot. Each gap is a heartbeat's
+There are two kinds. A position was lost, and a snapshot makes up for what it reads. Or the settings left a collection, an
+operation or a field out for a while: its changes come again from now on, and a signal may ask for a snapshot. Each gap is a heartbeat's
 payload, by which `status` says what is incomplete (`cdc_core.snapshot.state.unrepaired`).
 """
 
@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from cdc_core.properties.source import SnapshotMode
+from cdc_core.properties.source import SnapshotMode, Source
 from cdc_core.signals import signal as signals
 from cdc_core.snapshot import state as snapshot_state
+from cdc_core.stream import fields as field_filters
 from cdc_core.stream import filters, resume_token
 from pipelines.bronze import log as bronze_log
 from pipelines.bronze import registry
@@ -97,6 +98,34 @@ class Gaps:
         state = _with_gone(empty, gone, tokens.token_of(self.log))
         return OtherStream([*payloads, state.begun()], (state,))
 
+    def of_other_fields(self) -> list[Mapping[str, Any]]:
+        """The payloads to be noted where fields are left out or renamed otherwise than up to here.
+
+        A collection is incomplete where fields are let in again, and where updates would be folded onto the names of before.
+        """
+        source, before, to = self.deployment.source, self.log.writer.metadata.get("fields"), tokens.token_of(self.log)
+        if before is None or before == field_lists(source):
+            return []
+        folds = not source.capture_mode.has_full_updates
+        gap = {"from": to, "to": to, "since": tokens.utc(to), "cause": "field.exclude.list or field.renames was changed"}
+        changed: list[str] = []
+        found: list[Mapping[str, Any]] = []
+        for name in self._known():
+            lists = (before, field_lists(source))
+            old, new = (field_filters.read(*each).of(*name.split(".", 1)) or field_filters.FieldRules() for each in lists)
+            if {*old.excluded} != {*new.excluded} or old.renamed != new.renamed:
+                changed.append(name)
+                if folds or {*old.excluded} - {*new.excluded}:
+                    found.append({"gap": {**gap, "collections": [name]}})
+        if changed:
+            log.warning(
+                "field.exclude.list, field.renames: documents of %s have the fields of before until %s: %s",
+                ", ".join(changed),
+                "they are read again" if folds else "they change, or are read again",
+                signals.snapshot_command(*changed),
+            )
+        return found
+
     def _let_in_again(self, notes: Sequence[bronze_log.FilterChange]) -> dict[str, Mapping[str, Any]]:
         """The collections with rows that the settings left out until now, each with what was lost of it."""
         to = tokens.token_of(self.log)
@@ -146,6 +175,11 @@ class Gaps:
                 ", ".join(unread),
                 signals.snapshot_command(*unread),
             )
+
+
+def field_lists(source: Source) -> list[list[str]]:
+    """`field.exclude.list` and `field.renames`, as bronze's commits say them."""
+    return [list(source.field_exclude_list), list(source.field_renames)]
 
 
 def _with_gone(state: snapshot_state.SnapshotState, gone: Sequence[str], token: str) -> snapshot_state.SnapshotState:

@@ -8,9 +8,8 @@ bronze back to the stream is in `tokens` and `stream_opener`.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cdc_core import errors
 from cdc_core.properties.source import SnapshotMode
@@ -66,17 +65,17 @@ class CaptureStart:
         noted = OtherStream()
         if self.is_other_stream and self.log.position is not None:
             noted = gaps.of_other_stream(states, fingerprint=self.fingerprint, id_=new_id())
+        payloads = [*noted.payloads, *gaps.of_other_fields()]
         states = (*states, *noted.states)
         if has_position and not decision.takes:
-            if noted.payloads:
-                self.log.heartbeat(*noted.payloads, token=tokens.token_of(self.log), ts_ms=clock.now_ms())
+            if payloads:
+                self.log.heartbeat(*payloads, token=tokens.token_of(self.log), ts_ms=clock.now_ms())
             self._warn_of_no_snapshot(decision, states)
             return StartPlan(decision.streams, unfinished if decision.resumes else None, states)
         token = opened.stream.begins  # and not how far it has read: what it has read is not in bronze yet
         if token is None:
             raise errors.SourceUnsuitable("opening the change stream: the server gave no resume token")
         state = self._new_snapshot() if decision.takes or gap is not None else None
-        payloads: list[Mapping[str, Any]] = [*noted.payloads]
         if gap is not None and state is not None:
             state, lost = gaps.after_lost_position(gap, state, token)
             payloads.append(lost)

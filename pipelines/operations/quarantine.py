@@ -130,7 +130,7 @@ def replay(
         return ReplayResult(0, None, still)
     log = bronze_log.BronzeLog.open(spark, layout.bronze(name), take_over=take_over)
     # The capture goes by what the newest commit says of its stream: this commit must say the same.
-    log.extra = {"stream": log.writer.metadata.get("stream")}
+    log.extra = {name: log.writer.metadata.get(name) for name in bronze_log.OF_THE_STREAM}
     try:
         return replace(_appended(log, waiting, now_ms), held=still)
     finally:

@@ -122,9 +122,9 @@ class CollectionStatus:
     """One captured collection through the layers; None where a layer has no table of it yet.
 
     `history` is there wherever the settings keep one and silver has a table: one that does not begin is seen to wait.
-    `incomplete_since` is set from the loss of changes (the oplog no longer held the position) to the end of the snapshot
-    that makes up for it; `incomplete_because` says why none has. `problem` is why its tables cannot be read, of which nothing is said then,
-    and `exit_code` what a command ends with for it.
+    `incomplete_since` is set from the loss of changes (the oplog no longer held the position, say) to the end of the snapshot
+    that makes up for it; `incomplete_because` says what was lost, and why none has. `problem` is why its tables cannot be read, of which
+    nothing is said then, and `exit_code` what a command ends with for it.
     """
 
     collection: str

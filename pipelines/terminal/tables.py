@@ -445,7 +445,7 @@ def _troubles_told(found: PipelineStatus) -> Iterator[str]:
             yield f"{each.collection}: gold has no version of it yet; medallion gold publishes it, or tells why it does not"
         if each.incomplete_since is not None:
             again = signals.snapshot_command(each.collection)
-            yield f"{each.collection}: changes since {each.incomplete_since} were lost: {each.incomplete_because}; {again}"
+            yield f"{each.collection}: incomplete since {each.incomplete_since}: {each.incomplete_because}; {again}"
 
 
 def _trouble_cell(each: CollectionStatus, name: str) -> str:

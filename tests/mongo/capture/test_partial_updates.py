@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,9 @@ import pytest
 from cdc_core.settings import parse as settings
 from pipelines.capture import service as capture
 from pipelines.gold import run as gold
+from pipelines.operations import status
 from pipelines.silver import run as silver
-from tests.harness import oracle
+from tests.harness import captures, oracle
 
 if TYPE_CHECKING:
     from pymongo.collection import Collection
@@ -81,3 +83,33 @@ def test_partial_updates_reach_gold(
     events = spark.table(f"delta.`{lakehouse}/bronze/partial`").where("op = 'u'")
     assert events.where("after IS NULL").count() == events.where("updateDescription IS NOT NULL").count() > 20
     assert (events.where("before IS NOT NULL").count() > 0) == (mode == "change_streams_with_pre_image")
+
+
+def test_fields_that_are_renamed_later_are_told(
+    spark: SparkSession, mongodb_uri: str, database: Database[Any], lakehouse: Path
+) -> None:
+    """Changes are folded onto documents with the names of before: status names the collection until a snapshot has read it again."""
+    name = f"{database.name}.orders"
+    more = {"capture.mode": "change_streams", "signal.enabled.channels": "file", "signal.file": str(lakehouse / "signals")}
+    before = captures.pipeline(mongodb_uri, lakehouse, database.name, **more)
+    now = captures.pipeline(mongodb_uri, lakehouse, database.name, **more, **{"field.renames": f"{name}.n:m"})
+    inserted(database.orders, 0)
+    captures.once(spark, before)
+    database.orders.update_one({"_id": 1}, {"$set": {"n": 50}})
+    captures.once(spark, now)
+    silver.run(spark, now)
+
+    def told() -> tuple[Any, str, bool]:
+        (row,) = spark.table(f"delta.`{lakehouse}/silver/{database.name}/orders`").where("_id = 1").collect()
+        (found,) = status.read(spark, now).collections
+        return getattr(row, "n", None), str(found.incomplete_because), found.incomplete_since is not None
+
+    database.orders.update_one({"_id": 1}, {"$set": {"n": 51}})
+    captures.once(spark, now)
+    silver.run(spark, now)
+    assert told() == (50, "field.exclude.list or field.renames was changed, and no snapshot has read it again", True)
+    signal = {"id": "again", "type": "execute-snapshot", "data": {"data-collections": [name]}}
+    (lakehouse / "signals").write_text(json.dumps(signal) + "\n")
+    captures.once(spark, now)
+    silver.run(spark, now)
+    assert told() == (None, "None", False)

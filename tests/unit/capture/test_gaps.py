@@ -12,7 +12,8 @@ import pytest
 from cdc_core.properties.source import Source
 from cdc_core.stream import filters
 from pipelines.bronze import log as bronze_log
-from pipelines.capture.gaps import Gaps, OtherStream
+from pipelines.capture import tokens
+from pipelines.capture.gaps import Gaps, OtherStream, field_lists
 from tests.harness.sources import source
 
 WHOLE = source({})
@@ -40,17 +41,24 @@ def noted(
     ]
     monkeypatch.setattr(bronze_log, "notes", lambda *_: notes)
     monkeypatch.setattr(bronze_log, "first_token", lambda *_: token(first[0]))
+    found = start(monkeypatch, streams[-1][1], now)
+    return found.of_other_stream((), fingerprint=filters.fingerprint(now), id_="1")
+
+
+def start(monkeypatch: pytest.MonkeyPatch, before: Source, now: Source) -> Gaps:
+    """A start with the settings `now` at second 90, over a bronze of two collections that was written with those `before`."""
     monkeypatch.setattr(bronze_log, "captured_collections", lambda *_: [("shop", "a"), ("shop", "b")])
+    said = (filters.fingerprint(before), field_lists(before))
     log: Any = SimpleNamespace(
         table=None,
         position=SimpleNamespace(token=token(90)),
-        writer=SimpleNamespace(metadata={"stream": filters.fingerprint(streams[-1][1])}),
+        writer=SimpleNamespace(metadata=dict(zip(bronze_log.OF_THE_STREAM, said))),
     )
     deployment: Any = SimpleNamespace(
         source=now, filter=filters.of(now), namespaces=lambda: ["shop.a", "shop.b", "shop.new"]
     )
     nothing: Any = None
-    return Gaps(nothing, deployment, log).of_other_stream((), fingerprint=filters.fingerprint(now), id_="1")
+    return Gaps(nothing, deployment, log)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +78,39 @@ def test_what_was_skipped_is_missing_when_it_is_captured_again(
     gaps = [each["gap"] for each in noted(monkeypatch, streams, now).payloads if "gap" in each]
     assert [each["collections"] for each in gaps] == [["shop.a"], ["shop.b"]] * (since is not None)
     assert all((each["from"], each["to"]) == (token(since or 0), token(90)) for each in gaps)
+
+
+PARTIAL = {"capture.mode": "change_streams"}
+EXCLUDED = {"field.exclude.list": "shop.a.x, shop.none.x"}
+RENAMED = {"field.renames": "shop.a.x:y"}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "is_incomplete", "is_told"),
+    [
+        (PARTIAL, {**PARTIAL, **RENAMED}, True, True),
+        ({**PARTIAL, **RENAMED}, PARTIAL, True, True),
+        (PARTIAL, {**PARTIAL, **EXCLUDED}, True, True),
+        (EXCLUDED, {}, True, True),
+        ({}, EXCLUDED, False, True),
+        ({}, RENAMED, False, True),
+        ({**PARTIAL, **EXCLUDED}, {**PARTIAL, "field.exclude.list": "shop.none.y, shop.a.x"}, False, False),
+    ],
+)
+def test_rows_with_the_fields_of_before_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    before: dict[str, str],
+    now: dict[str, str],
+    is_incomplete: bool,
+    is_told: bool,
+) -> None:
+    """What was left out is missing, and changes alone are folded onto the names of before: only reading again mends it."""
+    with caplog.at_level(logging.WARNING):
+        gaps = [each["gap"] for each in start(monkeypatch, source(before), source(now)).of_other_fields()]
+    assert [(each["since"], each["collections"]) for each in gaps] == [(tokens.utc(token(90)), ["shop.a"])] * is_incomplete
+    told = [each.getMessage() for each in caplog.records if each.getMessage().startswith("field.exclude.list")]
+    assert len(told) == is_told and all(each.endswith("execute-snapshot --data-collections shop.a") for each in told)
 
 
 def test_a_collection_that_was_made_since_is_not_told_as_new(

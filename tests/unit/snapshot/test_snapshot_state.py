@@ -78,11 +78,15 @@ def test_a_gap_says_why_it_is_open() -> None:
     read = [plan.advanced(name, state).progress(name) for name, state in ends.items()]
     found = {name: each.why for name, each in snapshot_state.unrepaired([gap, plan.begun(), *read]).items()}
     assert found == {
-        "db.none": "no snapshot has read it again",
-        "db.part": "only what a filter lets through was read again",
-        "db.failed": "the snapshot that read it again failed: error 2",
-        "db.begun": "the snapshot that reads it again is not at its end",
+        "db.none": "changes were lost, and no snapshot has read it again",
+        "db.part": "changes were lost, and only what a filter lets through was read again",
+        "db.failed": "changes were lost, and the snapshot that read it again failed: error 2",
+        "db.begun": "changes were lost, and the snapshot that reads it again is not at its end",
     }
+    other = {"gap": {"since": "now", "cause": "fields changed", "collections": ["db.none", "db.other"]}}
+    later = snapshot_state.unrepaired([gap, other])
+    assert (later["db.none"].since, later["db.none"].why) == ("then", found["db.none"])
+    assert (later["db.other"].since, later["db.other"].why) == ("now", "fields changed, and no snapshot has read it again")
 
 
 def test_a_collection_that_failed_is_missing_only_when_it_is_retried() -> None:
