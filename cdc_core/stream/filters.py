@@ -252,7 +252,7 @@ def stream_scope(source: Source, *, databases: Sequence[str] = ()) -> Scope:
 
 def fingerprint(source: Source) -> str:
     """32 hex digits that change with everything that decides which events a stream carries, and with nothing
-    else; and behind them the operations that the stream leaves out (`skipped`).
+    else; and behind them what the stream leaves out: operations, and what each stage of `cursor.pipeline` does (`left_out`).
 
     A position belongs to a stream; after a change it is resumed by time and not by its token. The spelling of
     lists, their order, connections, bounds and what is done with an event afterwards do not count.
@@ -268,15 +268,19 @@ def fingerprint(source: Source) -> str:
         "skip": _skip_threshold(source),
         **_lists_of_the_client(source),
     }
-    text = json_util.dumps(stream, sort_keys=True)
     has_stages = source.cursor_pipeline_order is not PipelineOrder.USER_ONLY
-    left_out = sorted(OPERATIONS - operations(source)) if has_stages else []
-    return "-".join((hashlib.sha256(text.encode()).hexdigest()[:32], *left_out))
+    skipped = sorted(OPERATIONS - operations(source)) if has_stages else []
+    return "-".join((_digest(stream)[:32], *skipped, *(f"stage_{_digest(each)[:12]}" for each in user_stages(source))))
 
 
-def skipped(fingerprint: str) -> frozenset[str]:
-    """The operation types that a stream of this fingerprint leaves out by `skipped.operations`."""
+def left_out(fingerprint: str) -> frozenset[str]:
+    """What a stream of this fingerprint leaves out: operation types by `skipped.operations`, and what each stage of
+    `cursor.pipeline` may, `stage_…`."""
     return frozenset(fingerprint.split("-")[1:])
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json_util.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 _REGEX_LIMIT = 16_000  # the server refuses regular expressions above 32764 bytes

@@ -8,7 +8,7 @@ payload, by which `status` says what is incomplete (`cdc_core.snapshot.state.unr
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +85,7 @@ class Gaps:
                 ", ".join(new),
                 signals.snapshot_command(*new),
             )
-        lost = self._no_longer_skipped(notes, fingerprint)
+        lost = self._no_longer_left_out(notes, fingerprint)
         found = [
             *({**lost, "collections": [name]} for name in captured if lost and name in known),
             *({**gap, "collections": [name]} for name, gap in again.items()),
@@ -103,20 +103,20 @@ class Gaps:
 
         A collection is incomplete where fields are let in again, and where updates would be folded onto the names of before.
         """
-        source, before, to = self.deployment.source, self.log.writer.metadata.get("fields"), tokens.token_of(self.log)
+        source, before = self.deployment.source, self.log.writer.metadata.get("fields")
         if before is None or before == field_lists(source):
             return []
         folds = not source.capture_mode.has_full_updates
-        gap = {"from": to, "to": to, "since": tokens.utc(to), "cause": "field.exclude.list or field.renames was changed"}
         changed: list[str] = []
-        found: list[Mapping[str, Any]] = []
-        for name in self._known():
+        found: list[str] = []
+        known = {*self._known()}
+        for name in (each for each in self.deployment.namespaces() if each in known):
             lists = (before, field_lists(source))
             old, new = (field_filters.read(*each).of(*name.split(".", 1)) or field_filters.FieldRules() for each in lists)
             if {*old.excluded} != {*new.excluded} or old.renamed != new.renamed:
                 changed.append(name)
                 if folds or {*old.excluded} - {*new.excluded}:
-                    found.append({"gap": {**gap, "collections": [name]}})
+                    found.append(name)
         if changed:
             log.warning(
                 "field.exclude.list, field.renames: documents of %s have the fields of before until %s: %s",
@@ -124,7 +124,37 @@ class Gaps:
                 "they are read again" if folds else "they change, or are read again",
                 signals.snapshot_command(*changed),
             )
-        return found
+        return self._from_now(found, "field.exclude.list or field.renames was changed")
+
+    def of_other_snapshot_filters(self, payloads: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """The payloads to be noted where a snapshot read what another filter than that of the settings let through; `payloads` tell of the
+        snapshots and gaps up to here."""
+        now = self.deployment.source.snapshot_collection_filter_overrides
+        is_open = snapshot_state.unrepaired(payloads)
+        found: dict[str, str | None] = {}
+        for state in snapshot_state.states(each for each in payloads if "snapshot" in each):
+            found |= {
+                name: each.filter
+                for name, each in state.collections.items()
+                if name not in state.conditions and each.completed
+            }
+        others = {name for name, read in found.items() if read not in (None, now.get(name)) and name not in is_open}
+        changed = [name for name in self.deployment.namespaces() if name in others] if others else []
+        if changed:
+            log.warning(
+                "snapshot.collection.filter.overrides: of %s the snapshot read what another filter let through; what it left out comes with %s",
+                ", ".join(changed),
+                signals.snapshot_command(*changed),
+            )
+        return self._from_now(changed, "snapshot.collection.filter.overrides was changed")
+
+    def _from_now(self, collections: Iterable[str], cause: str) -> list[Mapping[str, Any]]:
+        """The gaps of collections that the settings ask more of from here on than is in bronze."""
+        to = tokens.token_of(self.log)
+        return [
+            {"gap": {"from": to, "to": to, "since": tokens.utc(to), "cause": cause, "collections": [name]}}
+            for name in collections
+        ]
 
     def _let_in_again(self, notes: Sequence[bronze_log.FilterChange]) -> dict[str, Mapping[str, Any]]:
         """The collections with rows that the settings left out until now, each with what was lost of it."""
@@ -136,18 +166,18 @@ class Gaps:
                 found[name] = {"from": first.token, "to": to, "since": tokens.utc(first.token)}
         return found
 
-    def _no_longer_skipped(self, notes: Sequence[bronze_log.FilterChange], fingerprint: str) -> Mapping[str, Any]:
-        """What was lost while `skipped.operations` left out an operation that comes from now on; nothing where there is none."""
-        before = filters.skipped(self.log.writer.metadata.get("stream") or "")
-        back = before - filters.skipped(fingerprint)
+    def _no_longer_left_out(self, notes: Sequence[bronze_log.FilterChange], fingerprint: str) -> Mapping[str, Any]:
+        """What was lost while the stream left out what comes from now on; nothing where there is none."""
+        before = filters.left_out(self.log.writer.metadata.get("stream") or "")
+        back = before - filters.left_out(fingerprint)
         if not back:
             return {}
-        streams = list(itertools.takewhile(lambda note: back & filters.skipped(note.stream), reversed(notes)))
+        streams = list(itertools.takewhile(lambda note: back & filters.left_out(note.stream), reversed(notes)))
         first = streams[-1].token if streams else bronze_log.first_token(self.spark, self.log.table)
         log.warning(
-            "skipped.operations: %s captured from now on; collections are incomplete, as status says, until what came of it before is read: "
+            "%s captured from now on; collections are incomplete, as status says, until what came of it before is read: "
             "medallion signal execute-snapshot --data-collections '.*'",
-            ", ".join(sorted(back)),
+            " and ".join(_as_settings(back)),
         )
         return {"from": first, "to": tokens.token_of(self.log), "since": tokens.utc(first)}
 
@@ -187,3 +217,12 @@ def _with_gone(state: snapshot_state.SnapshotState, gone: Sequence[str], token: 
     at = tokens.cluster_time(token)
     first = snapshot_state.CollectionState(first=resume_token.snapshot_sequence(at.time, at.inc))
     return replace(state, planned=(*state.planned, *gone), collections=dict.fromkeys(gone, first))
+
+
+def _as_settings(left_out: frozenset[str]) -> Iterator[str]:
+    """Which settings left it out."""
+    skipped = sorted(left_out & filters.OPERATIONS)
+    if skipped:
+        yield f"skipped.operations: {', '.join(skipped)}"
+    if left_out - filters.OPERATIONS:
+        yield "cursor.pipeline: what stages left out that are gone or changed"

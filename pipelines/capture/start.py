@@ -8,8 +8,9 @@ bronze back to the stream is in `tokens` and `stream_opener`.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cdc_core import errors
 from cdc_core.properties.source import SnapshotMode
@@ -52,7 +53,8 @@ class CaptureStart:
         """Commit the first position of a new stream; returns which snapshot is to be taken or continued."""
         gap = opened.gap
         has_position = self.log.position is not None and gap is None
-        states = self._states() if self.log.position is not None else ()
+        told = bronze_log.gap_and_snapshot_heartbeats(self.spark, self.log.table) if self.log.position is not None else []
+        states = self._states(told)
         # After a lost position a snapshot that was half read is worth nothing: its chunks lie before the gap.
         unfinished = _unfinished(states) if has_position else None
         decision = snapshot_mode.decided(
@@ -65,7 +67,7 @@ class CaptureStart:
         noted = OtherStream()
         if self.is_other_stream and self.log.position is not None:
             noted = gaps.of_other_stream(states, fingerprint=self.fingerprint, id_=new_id())
-        payloads = [*noted.payloads, *gaps.of_other_fields()]
+        payloads = [*noted.payloads, *gaps.of_other_fields(), *gaps.of_other_snapshot_filters(told)]
         states = (*states, *noted.states)
         if has_position and not decision.takes:
             if payloads:
@@ -85,12 +87,12 @@ class CaptureStart:
         self.log.heartbeat(*payloads, token=position_token, ts_ms=clock.now_ms())
         return StartPlan(decision.streams, state, states)
 
-    def _states(self) -> tuple[snapshot_state.SnapshotState, ...]:
-        """The snapshots in bronze. A failed one is tried again, except a signal's: that signal is to be sent again.
+    def _states(self, told: Iterable[Mapping[str, Any]]) -> tuple[snapshot_state.SnapshotState, ...]:
+        """The snapshots that bronze's heartbeats tell of. A failed one is tried again, except a signal's: that signal is to be sent again.
 
         Where each start takes a snapshot the new one tries it: a collection that always fails keeps no other from it.
         """
-        found = snapshot_state.states(bronze_log.snapshot_heartbeats(self.spark, self.log.table))
+        found = snapshot_state.states(each for each in told if "snapshot" in each)
         by_others = {snapshot_state.SnapshotKind.INCREMENTAL, snapshot_state.SnapshotKind.BLOCKING}
         if self.deployment.source.snapshot_mode is SnapshotMode.ALWAYS:
             by_others.add(snapshot_state.SnapshotKind.INITIAL)

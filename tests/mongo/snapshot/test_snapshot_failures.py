@@ -180,7 +180,7 @@ def test_a_collection_that_was_left_out_for_a_while_is_incomplete(
         database[name].insert_one({"_id": 1})
     once(spark, every)
     # The settings are changed once before `made` is there.
-    changed = {"cursor.pipeline": '[{"$match": {"fullDocument.x": {"$ne": 1}}}]'}
+    changed = {"capture.mode.full.update.type": "post_image"}
     once(spark, pipeline(mongodb_uri, lakehouse, database.name, **changed))
     database.made.insert_one({"_id": 1})
     once(spark, pipeline(mongodb_uri, lakehouse, database.name, **changed))

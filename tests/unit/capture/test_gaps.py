@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from cdc_core.properties.source import Source
+from cdc_core.snapshot import state as snapshot_state
+from cdc_core.snapshot.state import CollectionState, SnapshotKind, SnapshotState
 from cdc_core.stream import filters
 from pipelines.bronze import log as bronze_log
 from pipelines.capture import tokens
@@ -19,6 +22,8 @@ from tests.harness.sources import source
 WHOLE = source({})
 SKIPPING = source({"skipped.operations": "d"})
 NARROW = source({"skipped.operations": "d", "collection.include.list": "shop.a"})
+STAGES = ['{"$match": {"fullDocument.a": 1}}', '{"$match": {"fullDocument.b": 1}}']
+MATCHING, NARROWER = (source({"cursor.pipeline": f"[{', '.join(STAGES[:number])}]"}) for number in (1, 2))
 
 
 def token(second: int) -> str:
@@ -69,12 +74,16 @@ def start(monkeypatch: pytest.MonkeyPatch, before: Source, now: Source) -> Gaps:
         ([(10, SKIPPING), (20, WHOLE), (30, SKIPPING)], WHOLE, 30),
         ([(10, SKIPPING)], NARROW, None),
         ([(10, WHOLE)], SKIPPING, None),
+        ([(10, WHOLE), (20, MATCHING)], WHOLE, 20),
+        ([(10, MATCHING), (20, NARROWER)], MATCHING, 20),
+        ([(10, MATCHING)], SKIPPING, 10),
+        ([(10, WHOLE), (20, MATCHING)], NARROWER, None),
     ],
 )
-def test_what_was_skipped_is_missing_when_it_is_captured_again(
+def test_what_was_left_out_is_missing_when_it_is_captured_again(
     monkeypatch: pytest.MonkeyPatch, streams: Sequence[tuple[int, Source]], now: Source, since: int | None
 ) -> None:
-    """Of every collection that was there: deletes that were left out leave rows that nothing else would take away."""
+    """Of every collection that was there, whether operations or stages left it out: what became of documents meanwhile is in no event."""
     gaps = [each["gap"] for each in noted(monkeypatch, streams, now).payloads if "gap" in each]
     assert [each["collections"] for each in gaps] == [["shop.a"], ["shop.b"]] * (since is not None)
     assert all((each["from"], each["to"]) == (token(since or 0), token(90)) for each in gaps)
@@ -111,6 +120,40 @@ def test_rows_with_the_fields_of_before_are_told(
     assert [(each["since"], each["collections"]) for each in gaps] == [(tokens.utc(token(90)), ["shop.a"])] * is_incomplete
     told = [each.getMessage() for each in caplog.records if each.getMessage().startswith("field.exclude.list")]
     assert len(told) == is_told and all(each.endswith("execute-snapshot --data-collections shop.a") for each in told)
+
+
+FILTERS = {"shop.a": '{"n":1}', "shop.b": '{"n":1}', "shop.gone": '{"n":1}'}
+
+
+def read(kind: SnapshotKind, filters_: dict[str, str], id_: str, names: Sequence[str]) -> list[Any]:
+    """The heartbeats of a snapshot of both collections that was read to its end, each with its filter."""
+    state = SnapshotState(id_, tuple(names), kind=kind)
+    for name in names:
+        state = state.advanced(
+            name, CollectionState(1, 1, filter=filters_.get(name), completed=True, sweep=not filters_.get(name))
+        )
+    return [state.begun(), *(state.progress(name) for name in names)]
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"), [(FILTERS, []), ({**FILTERS, "shop.b": "{}"}, ["shop.b"]), ({}, ["shop.a", "shop.b"])]
+)
+def test_what_the_filter_of_a_snapshot_left_out_is_missing_when_it_is_changed(
+    monkeypatch: pytest.MonkeyPatch, now: dict[str, str], expected: list[str]
+) -> None:
+    """It is told once, and not of a collection that was read whole since; nor of one that is not there any more."""
+    payloads = read(SnapshotKind.INITIAL, FILTERS, "1", list(FILTERS))
+
+    def noted_of() -> list[Any]:
+        begun = start(monkeypatch, WHOLE, replace(WHOLE, snapshot_collection_filter_overrides=now))
+        return begun.of_other_snapshot_filters(payloads)
+
+    found = noted_of()
+    assert [each["gap"]["collections"] for each in found] == [[name] for name in expected]
+    payloads += found
+    assert noted_of() == []
+    payloads += read(SnapshotKind.INCREMENTAL, {}, "2", ["shop.a", "shop.b"])
+    assert noted_of() == [] and snapshot_state.unrepaired(payloads) == {}
 
 
 def test_a_collection_that_was_made_since_is_not_told_as_new(

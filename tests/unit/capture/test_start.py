@@ -9,7 +9,6 @@ import pytest
 
 from cdc_core.properties.source import SnapshotMode
 from cdc_core.snapshot import state as snapshot_state
-from pipelines.bronze import log as bronze_log
 from pipelines.capture.start import CaptureStart
 
 
@@ -42,9 +41,8 @@ def test_a_collection_that_fails_keeps_no_start_from_a_new_snapshot(
         "shop.b", snapshot_state.CollectionState(completed=True)
     )
     failed = state.advanced("shop.a", snapshot_state.CollectionState(failed="refused"))
-    monkeypatch.setattr(bronze_log, "snapshot_heartbeats", lambda *_: [failed.begun(), failed.progress("shop.a")])
     deployment: Any = SimpleNamespace(source=SimpleNamespace(snapshot_mode=mode))
     log: Any = SimpleNamespace(table=None)
     nothing: Any = None
-    (found,) = CaptureStart(nothing, deployment, log, "", None, False)._states()
+    (found,) = CaptureStart(nothing, deployment, log, "", None, False)._states([failed.begun(), failed.progress("shop.a")])
     assert found.missing == left
