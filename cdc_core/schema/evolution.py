@@ -16,6 +16,7 @@ null, `[]` or `{}` has no column; a `[]` or `{}` without a column is rescued.
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -79,7 +80,7 @@ def join(
         laid_out = replace(laid_out, reserved=naming.reserved)
     joining = _Join(pins or {}, laid_out, _Room(MAX_COLUMNS - _leaves(schema.struct)))
     fields = joining.fields(schema.fields, shape, (), depth=0, limit=MAX_COLUMNS)
-    columns = columns_of(schema.columns, fields, laid_out)
+    columns = columns_of(schema.columns, fields, laid_out, seen=shape)
     if laid_out.flatten:
         fields = _with_columns(fields, {column.path for column in columns}, ())
     else:
@@ -298,14 +299,17 @@ def values(shape: Shape) -> Shape:
 
 
 def columns_of(
-    current: tuple[Column, ...], fields: tuple[Field, ...], naming: column_names.ColumnNaming
+    current: tuple[Column, ...], fields: tuple[Field, ...], naming: column_names.ColumnNaming, *, seen: Shape | None = None
 ) -> tuple[Column, ...]:
-    """The table's columns: those that it has, then a new one for each path that needs it."""
+    """The table's columns: those that it has, then a new one for each path that needs it, in the order in which they were `seen`."""
     known = {column.path for column in current}
     columns = list(current)
     # Names that are reserved by now are kept from new columns; a column that has one already keeps it.
     taken = column_names.UsedNames([*(column.name for column in current), *naming.reserved])
     paths = leaf_paths(fields, ()) if naming.flatten else [(item.name,) for item in fields]
+    if naming.flatten and seen is not None:
+        # Of two paths that meet in one name the later one is changed: struct by struct that would be left to the cut into batches.
+        paths.sort(key=functools.partial(_first, Struct(fields), seen))
     for path in paths:
         if path not in known and len(columns) < MAX_COLUMNS:
             columns.append(Column(path, column_names.top_level(path, taken=taken, naming=naming)))
@@ -336,6 +340,17 @@ def leaf_paths(fields: Iterable[Field], path: tuple[str, ...]) -> list[tuple[str
         else:
             leaves.append(here)
     return leaves
+
+
+def _first(type_: ColumnType, seen: Shape, path: tuple[str, ...]) -> tuple[str, int]:
+    """When a leaf was seen first: at which document, and where in it; `_id` comes before its other fields."""
+    is_id = path[0] == "_id"
+    for step in path:
+        if not isinstance(type_, Struct):  # a part of a value
+            break
+        type_, seen = type_.by_name[step].type, seen.fields.get(step) or Shape()
+    mark, place = seen.first or ("", 0)
+    return mark, -1 if is_id else place
 
 
 def differences(before: DocumentSchema, after: DocumentSchema) -> tuple[Change, ...]:

@@ -102,10 +102,16 @@ DOCUMENT = st.dictionaries(NAMES, VALUES, max_size=5)
 HISTORY = st.lists(DOCUMENT, max_size=6)
 
 
-@hypothesis.given(HISTORY)
-def test_batches_do_not_matter(history: list[Any]) -> None:
+@hypothesis.given(HISTORY, st.booleans())
+@hypothesis.example([{"a": {"x": 1}}, {"a.b": 1}, {"a": {"b": 2}}], True)
+@hypothesis.example([{"_id": {"x": 1}, "_id.y": 1}, {"_id": {"x": 1, "y": 2}}], True)
+@hypothesis.example([{"a": {"x": 1}, "a.pattern": 1}, {"a": {"regex": {"pattern": 1}}}], True)
+def test_batches_do_not_matter(history: list[Any], flatten: bool) -> None:
     """The columns, their order, names and types are the same whether documents are joined one by one or all at once."""
-    assert joined(history) == together(history)
+    # Flattened names meet those of fields that have the delimiter in theirs.
+    naming = column_names.ColumnNaming(flatten=flatten, delimiter=".")
+    one, other = joined(history, naming=naming), together(history, naming=naming)
+    assert (one.columns, one.fields) == (other.columns, other.fields)
 
 
 @hypothesis.given(HISTORY)
