@@ -46,8 +46,9 @@ TRIMMED = "medallion.trimmed"
 COMPACT_EVERY = 400
 """Commits between two clustered compactions: the log's state stays small, and so does the price of a commit."""
 
-OF_THE_STREAM = ("stream", "fields")
-"""What commits say of the stream of the rows that are there, which the next start compares with its own: its fingerprint and the lists of fields."""
+OF_THE_STREAM = ("stream", "fields", "snapshots")
+"""What commits say of the settings that the rows came by, which the next start compares with its own: the fingerprint of the stream, and the
+lists of fields and of snapshots."""
 
 RowFactory = Callable[[int, int], pa.Table]
 """``(batch, first offset) -> rows``: called under the commit lock, once a commit."""

@@ -165,7 +165,7 @@ class Capture:
             self._deployment, options, self._threads.halt, custom=self._custom, is_other_stream=existing.is_other_stream
         )
         opened = opener.open_or_restart(existing.position)
-        extra = dict(zip(bronze_log.OF_THE_STREAM, (fingerprint, gaps.field_lists(source))))
+        extra = gaps.said_of(source)
         log = self._log = bronze_log.BronzeLog.open(
             service.spark, table, take_over=take_over, extra=extra, found=existing.found
         )

@@ -104,14 +104,14 @@ class Gaps:
         A collection is incomplete where fields are let in again, and where updates would be folded onto the names of before.
         """
         source, before = self.deployment.source, self.log.writer.metadata.get("fields")
-        if before is None or before == field_lists(source):
+        lists: Any = (before, said_of(source)["fields"])
+        if before is None or lists[0] == lists[1]:
             return []
         folds = not source.capture_mode.has_full_updates
         changed: list[str] = []
         found: list[str] = []
         known = {*self._known()}
         for name in (each for each in self.deployment.namespaces() if each in known):
-            lists = (before, field_lists(source))
             old, new = (field_filters.read(*each).of(*name.split(".", 1)) or field_filters.FieldRules() for each in lists)
             if {*old.excluded} != {*new.excluded} or old.renamed != new.renamed:
                 changed.append(name)
@@ -126,27 +126,39 @@ class Gaps:
             )
         return self._from_now(found, "field.exclude.list or field.renames was changed")
 
-    def of_other_snapshot_filters(self, payloads: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """The payloads to be noted where a snapshot read what another filter than that of the settings let through; `payloads` tell of the
-        snapshots and gaps up to here."""
-        now = self.deployment.source.snapshot_collection_filter_overrides
+    def of_other_snapshots(self, payloads: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """The payloads to be noted where snapshots have read less than the settings would have them read from here on: what another filter
+        let through, or nothing. `payloads` tell of the snapshots and gaps up to here."""
+        states = snapshot_state.states(each for each in payloads if "snapshot" in each)
+        chosen = self.deployment.source.snapshot_collection_filter_overrides
+        filtered: dict[str, str | None] = {}
+        for state in states:
+            whole = (name for name in state.planned if name not in state.conditions and state.of(name).completed)
+            filtered |= {name: state.of(name).filter for name in whole}
+        less = {name for name, read in filtered.items() if read not in (None, chosen.get(name))} | self._now_listed(states)
         is_open = snapshot_state.unrepaired(payloads)
-        found: dict[str, str | None] = {}
-        for state in snapshot_state.states(each for each in payloads if "snapshot" in each):
-            found |= {
-                name: each.filter
-                for name, each in state.collections.items()
-                if name not in state.conditions and each.completed
-            }
-        others = {name for name, read in found.items() if read not in (None, now.get(name)) and name not in is_open}
-        changed = [name for name in self.deployment.namespaces() if name in others] if others else []
-        if changed:
+        found = [name for name in self.deployment.namespaces() if name in less and name not in is_open] if less else []
+        settings = "snapshot.include.collection.list or snapshot.collection.filter.overrides"
+        if found:
             log.warning(
-                "snapshot.collection.filter.overrides: of %s the snapshot read what another filter let through; what it left out comes with %s",
-                ", ".join(changed),
-                signals.snapshot_command(*changed),
+                "%s: the snapshot has not read all of %s that they let through now; it comes with %s",
+                settings,
+                ", ".join(found),
+                signals.snapshot_command(*found),
             )
-        return self._from_now(changed, "snapshot.collection.filter.overrides was changed")
+        return self._from_now(found, f"{settings} was changed")
+
+    def _now_listed(self, states: Sequence[snapshot_state.SnapshotState]) -> set[str]:
+        """The collections that `snapshot.include.collection.list` lets in from here on, and no snapshot was planned for."""
+        source, listed = self.deployment.source, self.log.writer.metadata.get("snapshots")
+        if listed is None or listed == list(source.snapshot_include_collection_list) or not states:
+            return set()
+        now, before = self.deployment.filter, filters.of(replace(source, snapshot_include_collection_list=tuple(listed)))
+        planned = {name for state in states for name in state.planned}
+        names = (name for name in self.deployment.namespaces() if name not in planned)
+        return {
+            name for name in names if now.is_snapshotted(*name.split(".", 1)) > before.is_snapshotted(*name.split(".", 1))
+        }
 
     def _from_now(self, collections: Iterable[str], cause: str) -> list[Mapping[str, Any]]:
         """The gaps of collections that the settings ask more of from here on than is in bronze."""
@@ -207,9 +219,13 @@ class Gaps:
             )
 
 
-def field_lists(source: Source) -> list[list[str]]:
-    """`field.exclude.list` and `field.renames`, as bronze's commits say them."""
-    return [list(source.field_exclude_list), list(source.field_renames)]
+def said_of(source: Source) -> dict[str, object]:
+    """What each commit of bronze says of the settings, for a start with others to see it (`bronze_log.OF_THE_STREAM`)."""
+    return {
+        "stream": filters.fingerprint(source),
+        "fields": [list(source.field_exclude_list), list(source.field_renames)],
+        "snapshots": list(source.snapshot_include_collection_list),
+    }
 
 
 def _with_gone(state: snapshot_state.SnapshotState, gone: Sequence[str], token: str) -> snapshot_state.SnapshotState:

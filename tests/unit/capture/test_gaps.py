@@ -16,7 +16,7 @@ from cdc_core.snapshot.state import CollectionState, SnapshotKind, SnapshotState
 from cdc_core.stream import filters
 from pipelines.bronze import log as bronze_log
 from pipelines.capture import tokens
-from pipelines.capture.gaps import Gaps, OtherStream, field_lists
+from pipelines.capture.gaps import Gaps, OtherStream, said_of
 from tests.harness.sources import source
 
 WHOLE = source({})
@@ -53,11 +53,10 @@ def noted(
 def start(monkeypatch: pytest.MonkeyPatch, before: Source, now: Source) -> Gaps:
     """A start with the settings `now` at second 90, over a bronze of two collections that was written with those `before`."""
     monkeypatch.setattr(bronze_log, "captured_collections", lambda *_: [("shop", "a"), ("shop", "b")])
-    said = (filters.fingerprint(before), field_lists(before))
     log: Any = SimpleNamespace(
         table=None,
         position=SimpleNamespace(token=token(90)),
-        writer=SimpleNamespace(metadata=dict(zip(bronze_log.OF_THE_STREAM, said))),
+        writer=SimpleNamespace(metadata=said_of(before)),
     )
     deployment: Any = SimpleNamespace(
         source=now, filter=filters.of(now), namespaces=lambda: ["shop.a", "shop.b", "shop.new"]
@@ -146,7 +145,7 @@ def test_what_the_filter_of_a_snapshot_left_out_is_missing_when_it_is_changed(
 
     def noted_of() -> list[Any]:
         begun = start(monkeypatch, WHOLE, replace(WHOLE, snapshot_collection_filter_overrides=now))
-        return begun.of_other_snapshot_filters(payloads)
+        return begun.of_other_snapshots(payloads)
 
     found = noted_of()
     assert [each["gap"]["collections"] for each in found] == [[name] for name in expected]
@@ -154,6 +153,19 @@ def test_what_the_filter_of_a_snapshot_left_out_is_missing_when_it_is_changed(
     assert noted_of() == []
     payloads += read(SnapshotKind.INCREMENTAL, {}, "2", ["shop.a", "shop.b"])
     assert noted_of() == [] and snapshot_state.unrepaired(payloads) == {}
+
+
+def test_a_collection_that_no_snapshot_was_to_read_is_told_when_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one that the list let in before, which was made since, nor where no snapshot was taken at all."""
+    only_a = replace(WHOLE, snapshot_include_collection_list=("shop.a",))
+    payloads = read(SnapshotKind.INITIAL, {}, "1", ["shop.a"])
+    found = start(monkeypatch, only_a, replace(WHOLE, snapshot_include_collection_list=("shop.[ab]",))).of_other_snapshots(
+        payloads
+    )
+    assert [each["gap"]["collections"] for each in found] == [["shop.b"]]
+    assert start(monkeypatch, only_a, WHOLE).of_other_snapshots([]) == []
+    assert start(monkeypatch, WHOLE, only_a).of_other_snapshots(payloads) == []
+    assert start(monkeypatch, only_a, only_a).of_other_snapshots(payloads) == []
 
 
 def test_a_collection_that_was_made_since_is_not_told_as_new(
