@@ -181,7 +181,10 @@ def _captured(checked: CheckedSource) -> list[catalog.SourceCollection]:
 
 def _collections(checked: CheckedSource) -> Iterator[Finding]:
     """Views and time-series collections have no change stream; a collection that is named ought to exist."""
-    named = set(filters.of(checked.settings.source).named())
+    source = checked.settings.source
+    named = set(filters.of(source).named())
+    written = (*checked.settings.silver.collections, *source.snapshot_collection_filter_overrides)
+    meant = named | {(db, name) for db, _, name in (each.partition(".") for each in written)}
     captured = _captured(checked)
     for each in captured:
         if each.kind != "collection":
@@ -189,7 +192,7 @@ def _collections(checked: CheckedSource) -> Iterator[Finding]:
     known = {(each.db, each.name) for each in checked.collections}
     for db, error in checked.refused.items():
         yield _wrong(f"collections of {db}", error, f"db.grantRolesToUser(<user>, [{_role(db)}])")
-    for db, name in sorted((db, name) for db, name in named - known if db not in checked.refused):
+    for db, name in sorted((db, name) for db, name in meant - known if db not in checked.refused):
         mend = "upper and lower case count for MongoDB; a collection that is made later is captured from then on"
         yield Finding("collections", CheckVerdict.WARNING, f"{db}.{name} does not exist", mend)
     watched = [each.namespace for each in captured if each.kind == "collection"]

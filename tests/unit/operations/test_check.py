@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jobs.commands import application
+from pipelines.mongodb import catalog
 from pipelines.operations import check
 from tests.harness import layers
 
@@ -27,3 +29,17 @@ def test_a_root_that_is_a_file_is_to_be_mended(tmp_path: Path, scheme: str, belo
         told = (f"{tmp_path}/file is no folder", "choose another lakehouse.root") if verdict is WRONG else (root, "")
         assert (found.verdict, found.found, found.mend) == (verdict, *told)
         application._profile(placed, is_service=False)
+
+
+def test_a_collection_that_only_looks_like_one_is_named(tmp_path: Path) -> None:
+    """Lists are blind to case, and what is set for one collection is not: it would do nothing, without a word."""
+    chosen = layers.pipeline(tmp_path, {"orders": {"history": True}, "Items": {"history": True}})
+    source = dataclasses.replace(chosen.source, snapshot_collection_filter_overrides={"cases.ORDERS": "{}"})
+    there = [catalog.SourceCollection("cases", name, None) for name in ("orders", "items")]
+    nothing: Any = None
+    found = check._collections(check.CheckedSource(dataclasses.replace(chosen, source=source), nothing, there, {}))
+    assert [each.found for each in found] == [
+        "cases.Items does not exist",
+        "cases.ORDERS does not exist",
+        "2 to capture: cases.orders, cases.items",
+    ]
