@@ -31,6 +31,8 @@ from pipelines.delta.writer import Writer
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from pipelines.bronze.registry import BronzeCommit
+
 PROPERTIES = {
     "delta.appendOnly": "true",
     "delta.checkpointInterval": "100",
@@ -255,10 +257,14 @@ def _payload_rows(spark: SparkSession, table: tables.TableRef, kind: bronze.RowK
 
 @dataclass(frozen=True)
 class BronzeHead:
-    """The number of bronze's newest batch, 0 for none, and the name of its history, None where nobody has given it one."""
+    """The number of bronze's newest batch, 0 for none, and the name of its history, None where nobody has given it one.
+
+    `commit` is the newest one of ours, by which a table says what it was made from (`is_held`).
+    """
 
     batch: int
     log: str | None
+    commit: BronzeCommit | None = field(default=None, compare=False)
 
 
 def newest(spark: SparkSession, table: tables.TableRef) -> BronzeHead:
@@ -266,7 +272,7 @@ def newest(spark: SparkSession, table: tables.TableRef) -> BronzeHead:
     last = table_history.commits(spark, table, limit=1)
     said = (last[0].metadata or {}) if last and last[0].restored is None else {}
     if isinstance(said.get("batch"), int):
-        return BronzeHead(said["batch"], said.get("log"))
+        return BronzeHead(said["batch"], said.get("log"), _named(last[0]))
     own = table_history.last_commit(spark, table)
     rows = _last_rows(spark, table)
     if rows is None:
@@ -274,7 +280,32 @@ def newest(spark: SparkSession, table: tables.TableRef) -> BronzeHead:
     else:
         held = _position(rows)
         batch = 0 if held is None else held.batch
-    return BronzeHead(batch, ((own.metadata if own else None) or {}).get("log"))
+    return BronzeHead(batch, ((own.metadata if own else None) or {}).get("log"), _named(own))
+
+
+def _named(commit: local_log.Commit | None) -> BronzeCommit | None:
+    name = (commit.metadata or {}).get("commit") if commit is not None else None
+    return None if commit is None or name is None else (commit.version, name)
+
+
+def is_held(spark: SparkSession, table: tables.TableRef, commit: BronzeCommit | None) -> bool | None:
+    """Whether bronze's log has a commit that was its newest once. None where that is not known: it is older than the log, or this
+    process does not read it.
+
+    Where it has not, an older copy of the files was brought back: what it lacks comes again, in batches of numbers that were
+    others'. No RESTORE does that, which is one more commit. Raises `StoreUnreachable`.
+    """
+    folder = local_log.place(spark, table)
+    if folder is None or commit is None:
+        return None
+    try:
+        found = local_log.commit(folder, commit[0])
+    except OSError as error:
+        raise errors.StoreUnreachable(f"{table.label}: its log cannot be read just now; start again") from error
+    if found is not None:
+        return _named(found) == commit
+    newest = local_log.newest_version(folder)
+    return None if newest is None or commit[0] <= newest else False
 
 
 def snapshot_heartbeats(spark: SparkSession, table: tables.TableRef) -> list[dict[str, Any]]:

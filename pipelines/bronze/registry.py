@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 SCHEMA = pa.schema(
     [(name, pa.int64() if name == "batch" else pa.string()) for name in ("db", "collection", "batch", "pipeline", "log")]
 )
+
+BronzeCommit = tuple[int, str]
+"""A commit of bronze: its version, and what it is called."""
 
 GENERATION = "medallion.generation"
 """The property of a silver table that a rebuild made: what it called the rows, for when the log no longer holds a commit of ours."""
@@ -198,6 +201,9 @@ class SilverPosition:
     origin: str = ""
     """Another one where the rows began anew: the table was made, repaired or restored since, and what was read of it at a batch may
     not be what it held at that batch the second time."""
+    bronze: BronzeCommit | None = None
+    """The newest commit of the bronze in which these batches were found: where that one's log has it no more, their numbers are those of
+    others."""
 
     def is_of_other(self, log: str | None) -> bool:
         """Whether `to` counts the batches of another bronze than the one whose history is called `log`."""
@@ -206,8 +212,14 @@ class SilverPosition:
     @property
     def extra(self) -> dict[str, object]:
         """What a commit says beside `to`."""
-        names = ("high", "swept", "generation", "floor", "log", "documents", "added", "origin")
+        names = ("high", "swept", "generation", "floor", "log", "documents", "added", "origin", "bronze")
         return {name: getattr(self, name) for name in names}
+
+
+def bronze_commit(metadata: Mapping[str, Any]) -> BronzeCommit | None:
+    """The commit of bronze that a table's commit names."""
+    found = metadata.get("bronze")
+    return None if found is None else (found[0], found[1])
 
 
 def silver_position(spark: SparkSession, table: tables.TableRef) -> SilverPosition:
@@ -229,6 +241,7 @@ def silver_position(spark: SparkSession, table: tables.TableRef) -> SilverPositi
             version,
             CaughtUp(**metadata["settled"]) if "settled" in metadata else None,
             metadata.get("origin") or "",
+            bronze_commit(metadata),
         )
     delta.check_ours(spark, table)
     row = spark.sql(f"SELECT max(`__batch`) AS batch FROM {table}").first()

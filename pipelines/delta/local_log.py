@@ -163,14 +163,26 @@ def _newest_first(folder: Path) -> Iterator[str]:
 def commits(folder: Path) -> Iterator[Commit]:
     """The commits that the log holds as JSON, newest first."""
     for name in _newest_first(folder):
-        try:
-            with open(stored_files.commit_path(folder, int(name[:20])), encoding="utf-8") as lines:
-                # Only this line is parsed: the others may name thousands of files.
-                infos = (json.loads(line)["commitInfo"] for line in lines if line.startswith('{"commitInfo"'))
-                info: dict[str, Any] = next(infos, {})
-        except FileNotFoundError:  # cleaned up meanwhile: the log goes back no further
+        found = _read_commit(folder, name, stored_files.commit_path(folder, int(name[:20])))
+        if found is None:  # cleaned up meanwhile: the log goes back no further
             return
-        yield _commit(name, info, functools.partial(restored_version, folder, int(name[:20])))
+        yield found
+
+
+def commit(folder: Path, version: int) -> Commit | None:
+    """One commit, however old it is; None where the log does not hold it as JSON. Raises `OSError` as `stored_files.commit_path`."""
+    return _read_commit(folder, f"{version:020}.json", stored_files.commit_path(folder, version, is_alone=True))
+
+
+def _read_commit(folder: Path, name: str, path: Path) -> Commit | None:
+    try:
+        with open(path, encoding="utf-8") as lines:
+            # Only this line is parsed: the others may name thousands of files.
+            infos = (json.loads(line)["commitInfo"] for line in lines if line.startswith('{"commitInfo"'))
+            info: dict[str, Any] = next(infos, {})
+    except FileNotFoundError:
+        return None
+    return _commit(name, info, functools.partial(restored_version, folder, int(name[:20])))
 
 
 def restored_version(folder: Path, version: int) -> int | None:

@@ -281,12 +281,12 @@ class CopiedLog:
                 with contextlib.suppress(OSError):  # the commits that are copied say the same
                     self._begin_later()
 
-    def bring_commit(self, version: int) -> None:
-        """Copy a commit, if that is to be had at a bearable price."""
+    def bring_commit(self, version: int, *, is_alone: bool = False) -> None:
+        """Copy a commit, if that is to be had at a bearable price: one that is alone, and no step on a way through all, always is."""
         with self._lock:
             if version > self._newest:
                 self.follow()
-            elif self._first - KEPT_COMMITS <= version < self._first:
+            elif is_alone or self._first - KEPT_COMMITS <= version < self._first:
                 self.files.fetch(commit_name(version))
 
     def _is_same(self) -> bool:
@@ -394,13 +394,13 @@ def copied(folder: Path) -> CopiedLog | None:
     return _COPIED.get(folder)
 
 
-def commit_path(folder: Path, version: int) -> Path:
+def commit_path(folder: Path, version: int, *, is_alone: bool = False) -> Path:
     """Where a commit lies; of a copied log it is copied first, where the store has it. Raises `OSError`."""
     path = folder / commit_name(version)
     held = copied(folder)
     if held is not None and not path.exists():
         with contextlib.suppress(FileNotFoundError):
-            held.bring_commit(version)
+            held.bring_commit(version, is_alone=is_alone)
     return path
 
 

@@ -6,8 +6,8 @@ Every commit of ours carries the table's position and its writer's claim as `use
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from cdc_core.tables import claims
 from cdc_core.tables import layout as tables
@@ -94,9 +94,12 @@ def _newest_first(spark: SparkSession, table: tables.TableRef) -> Iterator[Commi
             return
 
 
-def last_commit(spark: SparkSession, table: tables.TableRef) -> Commit | None:
-    """The newest commit of ours: the table's position and its writer; None where history has none."""
-    return next((commit for commit in _newest_first(spark, table) if commit.metadata is not None), None)
+def last_commit(
+    spark: SparkSession, table: tables.TableRef, *, saying: Callable[[Mapping[str, Any]], bool] = lambda said: True
+) -> Commit | None:
+    """The newest commit of ours, or the newest one `saying` something: position and writer; None where history has none."""
+    own = (commit for commit in _newest_first(spark, table) if commit.metadata is not None)
+    return next((commit for commit in own if saying(commit.metadata or {})), None)
 
 
 def position(spark: SparkSession, table: tables.TableRef) -> Commit | None:

@@ -238,6 +238,7 @@ class GoldTable:
             "generation": self.work.silver.generation,
             "high": self.work.silver.high,
             "origin": self.work.silver.origin,
+            "bronze": self.work.silver.bronze,
         }
 
     @functools.cached_property

@@ -74,7 +74,7 @@ class HistoryPosition:
 
     `added` are the columns that `add.fields` and `add.headers` ever made. `has_gap`: what came after `to` is not all in bronze any more,
     because maintenance took from it while no history was kept; or that may be so, because the table was repaired. `folds`: whether updates
-    that say only what changed were folded, and whole documents kept for them; None where nothing says so.
+    that say only what changed were folded, and whole documents kept for them; None where nothing says so. `bronze` is as in silver's position.
     """
 
     to: int = 0
@@ -83,6 +83,7 @@ class HistoryPosition:
     added: tuple[str, ...] = ()
     has_gap: bool = False
     folds: bool | None = None
+    bronze: registry.BronzeCommit | None = None
 
     def start(self, silver: registry.SilverPosition, *, folds: bool) -> int:
         """The batch behind which events are laid out: all of them once more where they have other numbers, or where updates were passed
@@ -92,7 +93,8 @@ class HistoryPosition:
     @property
     def extra(self) -> dict[str, object]:
         """What a commit says beside `to`."""
-        return {"floor": self.floor, "log": self.log, "added": self.added, GAP: self.has_gap, "folds": self.folds}
+        own = {"floor": self.floor, "log": self.log, "added": self.added, GAP: self.has_gap, "folds": self.folds}
+        return {**own, "bronze": self.bronze}
 
 
 def position(spark: SparkSession, table: tables.TableRef) -> HistoryPosition:
@@ -107,6 +109,7 @@ def position(spark: SparkSession, table: tables.TableRef) -> HistoryPosition:
         tuple(found.get("added") or ()),
         bool(found.get(GAP)),
         found.get("folds"),
+        registry.bronze_commit(found),
     )
 
 
@@ -186,7 +189,8 @@ class History:
         # A name stays reserved when the setting goes: the column is still there, and a field would be mixed with its values.
         added = {*at.added, *(each.name for each in self._added())}
         start = at.start(silver, folds=self.folds)
-        reached = replace(at, to=start, log=silver.log, added=tuple(sorted(added)), has_gap=False, folds=self.folds)
+        begun = replace(at, to=start, log=silver.log, bronze=silver.bronze, has_gap=False)
+        reached = replace(begun, added=tuple(sorted(added)), folds=self.folds)
         span = reduce.BatchRange(reached.to, silver.to)
         if not reached.to and not bronze_log.is_whole(self.spark, self.bronze, str(self.namespace)):
             log.warning(

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from cdc_core import errors
@@ -30,6 +30,7 @@ from cdc_core.silver import merge
 from cdc_core.sql.names import identifier
 from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
+from pipelines.bronze import log as bronze_log
 from pipelines.bronze import registry
 from pipelines.delta import maintenance, query_execution, table_history
 from pipelines.delta import tables as delta
@@ -209,6 +210,8 @@ class _GoldRun:
     switched: set[registry.Namespace] = field(default_factory=set)
     failures: parallel.Failures = field(default_factory=parallel.Failures)
     sources: dict[registry.Namespace, in_process.SourceFiles | None] = field(default_factory=dict)
+    outdated: dict[tables.TableRef, bool] = field(default_factory=dict)
+    """Of each table whether an older copy of bronze was brought back since it was made, as this run found it."""
 
     def __post_init__(self) -> None:
         self.layout = delta.layout(self.settings.lakehouse)
@@ -311,7 +314,10 @@ class _GoldRun:
                 f"{table.label}: the history of {namespace} would lie where the collection {owners[table.key]} has its "
                 "table; take one of them out of the pipeline, or history out of the settings"
             )
-        return _HistoryWork(namespace, registry.silver_position(self.spark, self.layout.silver(*namespace)), at)
+        silver = registry.silver_position(self.spark, self.layout.silver(*namespace))
+        if self._is_outdated(table, at.bronze, silver):
+            at = replace(at, to=0)  # what is laid out already takes its own place again
+        return _HistoryWork(namespace, silver, at)
 
     def _versioned(self, spark: SparkSession, work: _HistoryWork) -> GoldTableResult:
         started = time.monotonic()
@@ -322,6 +328,7 @@ class _GoldRun:
         writer = self.claims.writer(spark, table)
         kept = history.History(spark, self.settings, self.layout, work.namespace, writer)
         events = kept.brought_up(work.at, work.silver, stop=self.stop)
+        self.outdated[table] = False
         maintenance.compact(writer)
         name = _history_of(work.namespace)
         return GoldTableResult(name, work.at.to, work.silver.to, events, False, writer.version, time.monotonic() - started)
@@ -335,10 +342,10 @@ class _GoldRun:
         # The same rows would be refused again, for the price of another audit.
         if refused is not None and refused.version == silver.version:
             return None
-        work = current.GoldWork(namespace, silver, self._position(namespace))
+        work = current.GoldWork(namespace, silver, self._position(namespace, silver))
         return work if work.is_rewrite or work.gold.to != silver.to else None
 
-    def _position(self, namespace: registry.Namespace) -> current.GoldPosition:
+    def _position(self, namespace: registry.Namespace, silver: registry.SilverPosition) -> current.GoldPosition:
         table = self.layout.gold(*namespace)
         if table not in self.claims and not delta.exists(self.spark, table):
             return current.GoldPosition()
@@ -346,9 +353,24 @@ class _GoldRun:
         history.spare(table, (commit.metadata if commit is not None else None) or {}, namespace)
         # What came after its position silver may not be able to tell: deletes that gold had applied may be forgotten since.
         metadata = {} if commit is None or commit.metadata is None or is_restored else commit.metadata
+        if self._is_outdated(table, registry.bronze_commit(metadata), silver):
+            metadata = {}
         return current.GoldPosition(
             metadata.get("to"), metadata.get("generation") or "", metadata.get("high"), metadata.get("origin") or ""
         )
+
+    def _is_outdated(
+        self, table: tables.TableRef, bronze: registry.BronzeCommit | None, silver: registry.SilverPosition
+    ) -> bool:
+        """Whether a table was made from batches whose numbers are others' by now: silver may have gone on behind them already."""
+        if bronze == silver.bronze:  # silver has not gone on
+            return False
+        if (
+            table not in self.outdated
+        ):  # looked for once, at the price of a request: copies are brought back while nothing runs
+            held = bronze_log.is_held(self.spark, self.layout.bronze(self.settings.name), bronze)
+            self.outdated[table] = held is False
+        return self.outdated[table]
 
     def _applied(self, spark: SparkSession, work: current.GoldWork) -> GoldTableResult | None:
         touched = (self.layout.silver(*work.namespace), self.layout.gold(*work.namespace))
@@ -390,6 +412,7 @@ class _GoldRun:
             changed = in_process.merged(table, sources, writer)
         if changed is None:
             changed = table.rewritten(writer) if work.is_rewrite else table.merged(writer)
+        self.outdated[place] = False
         maintenance.compact(writer)
         return GoldTableResult(
             str(work.namespace),

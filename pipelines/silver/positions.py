@@ -19,6 +19,7 @@ from pipelines.bronze import registry
 from pipelines.delta import table_history
 from pipelines.delta import tables as delta
 from pipelines.schema import log as schemas
+from pipelines.silver import set_back
 from pipelines.spark import parallel
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Positions:
     spark: SparkSession
     settings: Settings
     failures: parallel.Failures
+    take_over: bool = False
     known: dict[registry.Namespace, registry.SilverPosition] = field(default_factory=dict)
     unread: set[registry.Namespace] = field(default_factory=set)
     """Collections whose position could not be read so far."""
@@ -50,6 +52,8 @@ class Positions:
     """The batch up to which no collection has events that its table has not."""
     log: str | None = None
     """What the history of this bronze is called."""
+    bronze: registry.BronzeCommit | None = None
+    """The newest commit of this bronze at the last look at it."""
     is_trimmed: bool = False
     """Whether maintenance took old events from bronze."""
 
@@ -143,7 +147,7 @@ class Positions:
     def settled_metadata(self) -> dict[str, object]:
         """What a table's last commit states about all tables, so that the next start need not search the batches before
         it."""
-        return {"settled": asdict(registry.CaughtUp.at(self.settled, self.known))}
+        return {"settled": asdict(registry.CaughtUp.at(self.settled, self.known)), "bronze": self.bronze}
 
     def is_left_out(self, namespace: registry.Namespace) -> bool:
         """Whether a collection that bronze shows gets no table."""
@@ -160,6 +164,11 @@ class Positions:
     def _position(self, namespace: registry.Namespace) -> registry.SilverPosition:
         """Where a collection's table stands; raises `DecisionNeeded` where bronze does not hold what it has to apply again."""
         position = registry.silver_position(self.spark, self.table(namespace))
+        if not position.is_of_other(self.log) and bronze_log.is_held(self.spark, self._bronze, position.bronze) is False:
+            set_back.to_common_batch(
+                self.spark, self.table(namespace), self._bronze, newest=self.bronze, take_over=self.take_over
+            )
+            position = registry.silver_position(self.spark, self.table(namespace))
         if self.is_trimmed and self._went_back(namespace, position):
             if not bronze_log.is_whole(self.spark, self._bronze, str(namespace)):
                 raise errors.DecisionNeeded(
@@ -167,6 +176,15 @@ class Positions:
                     f"bronze. Have the documents read anew: {signals.snapshot_command(str(namespace))}"
                 )
         return position
+
+    def look(self, newest: bronze_log.BronzeHead) -> None:
+        """Take what bronze says of itself now. Raises `CommitConflict` where an older copy was brought back since the last look."""
+        if self.bronze != newest.commit and bronze_log.is_held(self.spark, self._bronze, self.bronze) is False:
+            raise errors.CommitConflict(
+                f"{self._bronze.label}: an older copy of it was brought back while silver read it; nothing was applied after that. "
+                "Start again, and it goes on from there"
+            )
+        self.log, self.bronze = newest.log, newest.commit
 
     def _went_back(self, namespace: registry.Namespace, position: registry.SilverPosition) -> bool:
         """Whether a table stands before events that maintenance took from bronze, because all layers had applied them."""

@@ -165,7 +165,11 @@ class SilverRebuild:
                     rebuilt,
                     to=position.to,
                     extra=replace(
-                        reached, generation=generation, log=newest.log or position.log, origin=position.origin
+                        reached,
+                        generation=generation,
+                        log=newest.log or position.log,
+                        origin=position.origin,
+                        bronze=newest.commit,
                     ).extra,
                     properties=silver_tables.PROPERTIES | {registry.GENERATION: generation},
                     cluster_by=("__key",),

@@ -168,7 +168,7 @@ class _SilverRun:
     def __post_init__(self) -> None:
         self.layout = delta.layout(self.settings.lakehouse)
         self.bronze = self.layout.bronze(self.settings.name)
-        self.positions = Positions(self.spark, self.settings, self.failures)
+        self.positions = Positions(self.spark, self.settings, self.failures, self.take_over)
 
     def close(self) -> None:
         """Give the claims back. One that another run took over meanwhile is not given back: it is no longer this run's."""
@@ -185,7 +185,8 @@ class _SilverRun:
         if not delta.exists(self.spark, self.bronze):
             return SilverResult(0, 0, 0.0)
         positions, newest = self.positions, bronze_log.newest(self.spark, self.bronze)
-        to, positions.log = newest.batch if self.bound is None else min(newest.batch, self.bound), newest.log
+        to = newest.batch if self.bound is None else min(newest.batch, self.bound)
+        positions.look(newest)
         if positions.discovered is None:
             positions.read()
         self.failures.begin_round()
@@ -250,7 +251,7 @@ class _SilverRun:
         works = [
             CollectionWork(
                 namespace,
-                replace(position, to=positions.start(namespace), log=positions.log),
+                replace(position, to=positions.start(namespace), log=positions.log, bronze=positions.bronze),
                 to,
                 counts.get(namespace, survey.EventCounts()),
                 _due_sweeps(sweeps, namespace, position),

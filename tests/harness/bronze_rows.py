@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -81,7 +82,7 @@ class Log:
             self.rows += found
         frame = self.spark.createDataFrame(pa.Table.from_pylist(found, schema=bronze.SCHEMA)).coalesce(1)
         log = {"log": self.log} if self.log else {}
-        said = {"writer": "by hand", "released": True, "batch": self.batch, **log}
+        said = {"writer": "by hand", "released": True, "batch": self.batch, "commit": uuid.uuid4().hex[:12], **log}
         metadata = {"userMetadata": orjson.dumps(said).decode()} if self.tells else {}
         frame.write.format("delta").options(**metadata).mode("append").saveAsTable(str(self.table))
 

@@ -252,7 +252,8 @@ class Hop:
         file = data_file.ParquetFile.write(log.store, [held], schema=held.schema, statistics=bounds, table=self.bronze)
         base = local_log.newest_version(Path(self.bronze.path or ""))
         assert base is not None
-        log.commit(file, base=base, metadata=json.dumps({"writer": "by hand", "released": True, "batch": self._batch}))
+        said = {"writer": "by hand", "released": True, "batch": self._batch, "commit": uuid.uuid4().hex[:12]}
+        log.commit(file, base=base, metadata=json.dumps(said))
 
     def silver(self) -> None:
         silver.run(SPARK, self.settings)

@@ -129,7 +129,7 @@ def test_a_collection_takes_no_models_place(hop: Hop) -> None:
     committed(place, **stated(to={"cases.t": {"id": "1", "version": 3, "at": "x"}}, model="digest"))
     made = gold._GoldRun(SPARK, hop.settings, False, parallel.Pool(SPARK, None), threading.Event())
     with pytest.raises(errors.DecisionNeeded, match="a model is made"):
-        made._position(registry.Namespace("models", "orders"))
+        made._position(registry.Namespace("models", "orders"), registry.SilverPosition())
 
 
 @pytest.mark.parametrize("is_removed", [True, False])

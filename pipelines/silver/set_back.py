@@ -1,0 +1,54 @@
+"""A silver table that is ahead of its bronze, of which an older copy was brought back, goes back to the last batch that it shares with it.
+
+What bronze lacks the capture reads again, into batches of numbers that the table took for applied. Where it stood in this bronze its
+own history says: each commit names the commit of bronze that was the newest then.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from cdc_core import errors
+from cdc_core.tables import layout as tables
+from pipelines.bronze import log as bronze_log
+from pipelines.bronze import registry
+from pipelines.delta import table_history
+from pipelines.delta.writer import Writer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+
+def to_common_batch(
+    spark: SparkSession,
+    table: tables.TableRef,
+    bronze: tables.TableRef,
+    *,
+    newest: registry.BronzeCommit | None,
+    take_over: bool,
+) -> None:
+    """Put the table's position back, by a commit of its own; to the beginning where its history no longer reaches back so far.
+
+    The rows stay: what comes again is compared with them by `sequence`. Their new `origin` makes gold write its table anew, for
+    some of them may get the numbers of batches that gold has published. Raises as `Writer.claim`.
+    """
+    writer = Writer.claim(spark, table, take_over=take_over)
+    try:
+        position = registry.silver_position(spark, table)
+        shared = table_history.last_commit(
+            spark, table, saying=lambda said: bool(bronze_log.is_held(spark, bronze, registry.bronze_commit(said)))
+        )
+        to = min(position.to, ((shared.metadata or {}).get("to") or 0) if shared is not None else 0)
+        log.warning(
+            "%s: an older copy of %s was brought back; all after batch %d is applied again", table.label, bronze.label, to
+        )
+        writer.mark(to=to, extra=replace(position, bronze=newest, origin=uuid.uuid4().hex[:12]).extra)
+    finally:
+        with suppress(errors.MedallionError):
+            writer.release()

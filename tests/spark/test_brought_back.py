@@ -1,0 +1,69 @@
+"""Older copies of some layers' files, brought back: nothing that is read again, or anew, is left out by the layers behind them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pipelines.bronze import log as bronze
+from pipelines.spark import jvm
+from tests.harness import bronze_rows
+from tests.harness.layers import Hop, document, pipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def bring_back(hop: Hop, copy: Path, layers: tuple[str, ...]) -> None:
+    """Copies in the place of the layers, as a process finds them that is started then; the capture goes on from its own."""
+    root = Path(hop.settings.lakehouse.root or "")
+    for layer in layers:
+        shutil.rmtree(root / layer)
+        shutil.copytree(copy / layer, root / layer)
+    jvm.java_class(hop.spark, "org.apache.spark.sql.delta.DeltaLog").clearCache()
+    position = bronze.read_position(hop.spark, hop.bronze.table)
+    assert position is not None
+    hop.bronze.batch, hop.bronze.offset = position.batch, position.offset
+
+
+def keys(hop: Hop, collection: str) -> list[list[int]]:
+    """What silver, gold and the history hold."""
+    place = (bronze_rows.DB, collection)
+    layers = (hop.layout.silver(*place), hop.layout.gold(*place), hop.layout.history(*place))
+    return [sorted(row["_id"] for row in hop.spark.table(str(table)).select("_id").collect()) for table in layers]
+
+
+@pytest.mark.journey
+@pytest.mark.parametrize(
+    "layers",
+    [("bronze",), ("bronze", "ops"), ("bronze", "silver", "ops"), ("bronze", "gold"), ("silver", "ops"), ("gold",)],
+    ids=" ".join,
+)
+def test_no_event_is_left_out(spark: SparkSession, lakehouse: Path, tmp_path: Path, layers: tuple[str, ...]) -> None:
+    """What the oplog has since the copy comes again in other batches, with what came since then; gold looks when silver has passed it."""
+    hop, copy = Hop(spark, pipeline(lakehouse, history=True), log="one"), tmp_path / "copy"
+    hop.bronze.append({name: [document(1, 11, "c")] for name in "ab"})
+    hop.run()
+    shutil.copytree(lakehouse, copy)
+    for key in (2, 3, 4):
+        hop.bronze.append({"a": [document(key, 10 + key, "c")]})
+        hop.run()
+    bring_back(hop, copy, layers)
+    if "bronze" in layers:
+        hop.bronze.append({"a": [document(key, 10 + key, "c") for key in (2, 3, 4)], "b": [document(5, 15, "c")]})
+        hop.silver()
+        hop.bronze.append({"a": [document(6, 16, "c")], "new": [document(1, 16, "c")]})
+        hop.silver()
+        hop.bronze.append({"new": [document(2, 17, "c")]})
+    else:
+        hop.bronze.append({"a": [document(6, 16, "c")], "b": [document(5, 15, "c")], "new": [document(1, 16, "c")]})
+        hop.bronze.append({"new": [document(2, 17, "c")]})
+    hop.run()
+    hop.bronze.append({"b": [document(8, 18, "c")]})
+    hop.run()
+    assert keys(hop, "a") == [[1, 2, 3, 4, 6]] * 3
+    assert keys(hop, "b") == [[1, 5, 8]] * 3
+    assert keys(hop, "new") == [[1, 2]] * 3

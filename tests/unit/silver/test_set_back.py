@@ -1,0 +1,146 @@
+"""An older copy of bronze that was brought back: what comes in batches of numbers that were others' is applied all the same."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import bson
+import pytest
+
+from cdc_core import errors
+from pipelines.bronze import registry
+from pipelines.delta import live_files, local_log
+from pipelines.delta.writer import Writer
+from pipelines.gold import history
+from pipelines.gold import run as gold
+from pipelines.silver import run as silver
+from pipelines.spark import parallel
+from tests.harness import bronze_rows, without_spark
+from tests.harness.without_spark import SPARK, Hop, NeedsSpark
+
+
+@pytest.fixture
+def hop(tmp_path: Path) -> Iterator[Hop]:
+    """Batches 1 and 2 are in the copy, 3 and 4 came since; `u` has events in the first alone."""
+    with without_spark.running():
+        made = Hop(tmp_path / "lake")
+        made.append((1, bson.encode({"_id": 1})), collection="u")
+        for key in (2, 3, 4):
+            append(made, key)
+            if key == 2:
+                shutil.copytree(tmp_path / "lake", tmp_path / "copy")
+        yield made
+
+
+def append(hop: Hop, key: int, *, collection: str = "t") -> None:
+    """A batch, which silver applies."""
+    hop.append((key, bson.encode({"_id": key})), collection=collection)
+    hop.silver()
+
+
+def bring_back(hop: Hop, *layers: str) -> None:
+    """What was copied of the layers, and the capture goes on from there."""
+    root = Path(hop.settings.lakehouse.root or "")
+    for layer in layers:
+        shutil.rmtree(root / layer)
+        shutil.copytree(root.parent / "copy" / layer, root / layer)
+    hop._batch = 2
+
+
+def keys(hop: Hop, collection: str = "t") -> set[int]:
+    table = hop.layout.silver(bronze_rows.DB, collection)
+    live = live_files.LiveFiles(Path(table.path or ""))
+    assert live.at(local_log.newest_version(live.folder) or 0)
+    return set(live.rows(live.files())["_id"].to_pylist())
+
+
+def position(hop: Hop, collection: str = "t") -> registry.SilverPosition:
+    return registry.silver_position(SPARK, hop.layout.silver(bronze_rows.DB, collection))
+
+
+def service(hop: Hop) -> Any:
+    return silver._SilverRun(SPARK, hop.settings, False, parallel.Pool(SPARK, None), threading.Event())
+
+
+def test_silver_goes_back_to_the_last_batch_that_both_have(hop: Hop, caplog: pytest.LogCaptureFixture) -> None:
+    """Its rows begin anew then, which gold goes by; and it does so once."""
+    before = position(hop)
+    bring_back(hop, "bronze")
+    hop.silver()
+    after = position(hop)
+    assert (before.to, after.to) == (4, 2) and after.origin != before.origin
+    assert "all after batch 2 is applied again" in caplog.text
+    for key in (13, 14, 15):
+        append(hop, key)
+    assert keys(hop) == {2, 3, 4, 13, 14, 15}
+    assert position(hop).origin == after.origin and caplog.text.count("brought back") == 1
+
+
+def test_a_collection_that_all_batches_had_nothing_of_is_looked_through_again(hop: Hop) -> None:
+    """That the others were up to date said so of batches which this bronze has not."""
+    bring_back(hop, "bronze")
+    append(hop, 13, collection="u")
+    append(hop, 14)
+    assert keys(hop, "u") == {1, 13} and keys(hop) == {2, 3, 4, 14}
+
+
+def test_a_table_that_could_not_be_set_back_at_once_is_later(hop: Hop) -> None:
+    """Whoever held it: what the others say of the bronze that there is now says nothing of this one."""
+    bring_back(hop, "bronze")
+    other = Writer.claim(SPARK, hop.silver_table)
+    hop.append((13, bson.encode({"_id": 13})))
+    with contextlib.suppress(errors.TableOwned):
+        hop.silver()
+    other.release()
+    append(hop, 14)
+    append(hop, 15)
+    assert keys(hop) == {2, 3, 4, 13, 14, 15}
+
+
+def test_a_service_ends_where_a_copy_is_brought_back_under_it(hop: Hop) -> None:
+    """The next one goes back; with more commits than there were before, too."""
+    running = service(hop)
+    running.caught_up()
+    bring_back(hop, "bronze")
+    for key in (13, 14, 15):
+        hop.append((key, bson.encode({"_id": key})))
+    with pytest.raises(errors.CommitConflict, match="brought back"):
+        running.caught_up()
+    running.close()
+    hop.silver()
+    assert keys(hop) == {2, 3, 4, 13, 14, 15}
+
+
+def test_where_the_tables_history_does_not_reach_back_all_is_applied(hop: Hop) -> None:
+    """As where its older commits are of a version that did not say what they were made from."""
+    bring_back(hop, "bronze")
+    log = Path(hop.silver_table.path or "") / "_delta_log"
+    for path in sorted(log.glob("*.json"))[:-1]:
+        path.write_text(path.read_text().replace("bronze", "unsaid"))
+    with pytest.raises(NeedsSpark):  # of a batch that comes late
+        hop.silver()
+    assert position(hop).to == 0
+
+
+@pytest.mark.parametrize("layers", [("bronze", "silver"), ("bronze",)])
+def test_what_was_made_of_other_batches_is_made_anew(hop: Hop, layers: tuple[str, ...]) -> None:
+    """Gold and a history are ahead of a silver that went back with bronze, and see it when it has passed them."""
+    namespace, table = registry.Namespace(bronze_rows.DB, "t"), hop.layout.history(bronze_rows.DB, "t")
+    hop.gold()
+    silver_was = position(hop)
+    without_spark.create(SPARK, table, columns=history.ENGINE_DDL)
+    writer = Writer.claim(SPARK, table)
+    writer.mark(to=4, extra=history.HistoryPosition(to=4, bronze=silver_was.bronze).extra)
+    writer.release()
+    bring_back(hop, *layers)
+    for key in (13, 14, 15):
+        append(hop, key)
+    run = gold._GoldRun(SPARK, hop.settings, False, parallel.Pool(SPARK, None), threading.Event())
+    work = run._work(namespace)
+    assert work is not None and work.is_rewrite
+    assert run._history(namespace, {}).at.to == 0
