@@ -304,7 +304,7 @@ def is_held(spark: SparkSession, table: tables.TableRef, commit: BronzeCommit | 
         raise errors.StoreUnreachable(f"{table.label}: its log cannot be read just now; start again") from error
     if found is not None:
         return _named(found) == commit
-    newest = local_log.newest_version(folder)
+    newest = None if local_log.readable(spark, table) is None else local_log.newest_version(folder)
     return None if newest is None or commit[0] <= newest else False
 
 

@@ -282,9 +282,9 @@ class CopiedLog:
                     self._begin_later()
 
     def bring_commit(self, version: int, *, is_alone: bool = False) -> None:
-        """Copy a commit, if that is to be had at a bearable price: one that is alone, and no step on a way through all, always is."""
+        """Copy a commit, if that is to be had at a bearable price. One that `is_alone`, no step on a way through all, takes a request."""
         with self._lock:
-            if version > self._newest:
+            if version > self._newest and not (is_alone and self._newest < 0):
                 self.follow()
             elif is_alone or self._first - KEPT_COMMITS <= version < self._first:
                 self.files.fetch(commit_name(version))

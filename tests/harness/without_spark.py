@@ -229,6 +229,7 @@ class Hop:
         self.silver_table = self.layout.silver(bronze_rows.DB, "t")
         self.gold_table = self.layout.gold(bronze_rows.DB, "t")
         self._batch = self._offset = 0
+        self.log = "one"
         create(SPARK, self.bronze, columns=bronze.COLUMNS_DDL)
 
     def append(self, *changes: tuple[object, bytes | Mapping[str, Any] | None], collection: str = "t") -> None:
@@ -252,7 +253,13 @@ class Hop:
         file = data_file.ParquetFile.write(log.store, [held], schema=held.schema, statistics=bounds, table=self.bronze)
         base = local_log.newest_version(Path(self.bronze.path or ""))
         assert base is not None
-        said = {"writer": "by hand", "released": True, "batch": self._batch, "commit": uuid.uuid4().hex[:12]}
+        said = {
+            "writer": "by hand",
+            "released": True,
+            "batch": self._batch,
+            "log": self.log,
+            "commit": uuid.uuid4().hex[:12],
+        }
         log.commit(file, base=base, metadata=json.dumps(said))
 
     def silver(self) -> None:

@@ -229,11 +229,13 @@ def test_a_commit_that_was_copied_by_itself_hides_no_later_ones(table: Table, mo
     for version in range(12):
         table.commit(version, METADATA)
     table.checkpoint(10)
+    assert local_log.commit(table.copies, 4) is not None
+    assert len(table.files.asked) == 1, "one that is asked for by itself takes no log with it"
     assert table.newest() == 11
     assert stored_files.commit_path(table.copies, 7).exists()
     monkeypatch.setattr(stored_files, "KEPT_COMMITS", 2)
     assert not stored_files.commit_path(table.copies, 3).exists(), "on the way through all of them"
-    assert local_log.commit(table.copies, 3) is not None, "one that is asked for by itself"
+    assert local_log.commit(table.copies, 3) is not None
     assert local_log.commit(table.copies, 12) is None
     local_log._NEWEST[table.copies] = 7  # as a thread knew it that looked before the log was copied anew
     assert local_log.newest_version(table.copies) == 11

@@ -43,13 +43,13 @@ def append(hop: Hop, key: int, *, collection: str = "t") -> None:
     hop.silver()
 
 
-def bring_back(hop: Hop, *layers: str) -> None:
+def bring_back(hop: Hop, *layers: str, copy: str = "copy", batch: int = 2) -> None:
     """What was copied of the layers, and the capture goes on from there."""
     root = Path(hop.settings.lakehouse.root or "")
     for layer in layers:
         shutil.rmtree(root / layer)
-        shutil.copytree(root.parent / "copy" / layer, root / layer)
-    hop._batch = 2
+        shutil.copytree(root.parent / copy / layer, root / layer)
+    hop._batch = batch
 
 
 def keys(hop: Hop, collection: str = "t") -> set[int]:
@@ -89,6 +89,21 @@ def test_a_collection_that_all_batches_had_nothing_of_is_looked_through_again(ho
     assert keys(hop, "u") == {1, 13} and keys(hop) == {2, 3, 4, 14}
 
 
+def test_what_a_service_saw_in_the_end_goes_with_the_bronze_in_which_it_saw_it(hop: Hop, tmp_path: Path) -> None:
+    """A batch without a collection's events was behind all positions, and its number may come again with some in it."""
+    running = service(hop)
+    hop.append((5, bson.encode({"_id": 5})))
+    running.caught_up()
+    shutil.copytree(tmp_path / "lake", tmp_path / "later")
+    hop.append((6, bson.encode({"_id": 6})), collection="tmp.agg_out.1")
+    running.caught_up()
+    running.close()
+    assert position(hop).settled == registry.CaughtUp.at(6, dict(running.positions.known))
+    bring_back(hop, "bronze", copy="later", batch=5)
+    append(hop, 16, collection="u")
+    assert keys(hop, "u") == {1, 16}
+
+
 def test_a_table_that_could_not_be_set_back_at_once_is_later(hop: Hop) -> None:
     """Whoever held it: what the others say of the bronze that there is now says nothing of this one."""
     bring_back(hop, "bronze")
@@ -114,6 +129,16 @@ def test_a_service_ends_where_a_copy_is_brought_back_under_it(hop: Hop) -> None:
     running.close()
     hop.silver()
     assert keys(hop) == {2, 3, 4, 13, 14, 15}
+
+
+def test_of_another_bronze_a_table_stays_as_it_is(hop: Hop) -> None:
+    """What was made anew has no batch of those that it was made from: a person decides."""
+    before = position(hop)
+    bring_back(hop, "bronze")
+    hop.log = "two"
+    with pytest.raises(errors.CollectionsFailed, match="another bronze"):
+        append(hop, 13)
+    assert position(hop) == before
 
 
 def test_where_the_tables_history_does_not_reach_back_all_is_applied(hop: Hop) -> None:
