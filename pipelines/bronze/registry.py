@@ -106,7 +106,7 @@ def read(spark: SparkSession, settings: Settings, *, log: str | None = None) -> 
     if not delta.exists(spark, table):
         return KnownCollections()
     delta.check_ours(spark, table)
-    rows = [row for row in ops_tables.rows(spark, table, SCHEMA).to_pylist() if row["pipeline"] == settings.name]
+    rows = [row for row in _rows(spark, table) if row["pipeline"] == settings.name]
     first: dict[Namespace, int] = {}
     for row in rows:
         if row["db"] is not None:
@@ -119,9 +119,20 @@ def read(spark: SparkSession, settings: Settings, *, log: str | None = None) -> 
     return replace(known, discovered=discovered, namespaces=tuple(sorted(known.namespaces)))
 
 
+def _rows(spark: SparkSession, table: tables.TableRef) -> list[dict[str, Any]]:
+    """The table's rows, kept until it has another commit: gold asks each second, and each note is a file until they are compacted."""
+    newest = table_history.commits(spark, table, limit=1)
+    if table not in _READ or _READ[table][0] != newest:
+        _READ[table] = newest, ops_tables.rows(spark, table, SCHEMA).to_pylist()
+    return _READ[table][1]
+
+
+_READ: dict[tables.TableRef, tuple[list[local_log.Commit], list[dict[str, Any]]]] = {}
+
+
 def noted_batch(spark: SparkSession, settings: Settings, namespace: Namespace) -> int:
     """The batch up to which bronze was searched when the collection was found: its first events are not after that one."""
-    rows = ops_tables.rows(spark, delta.layout(settings.lakehouse).ops("collections"), SCHEMA).to_pylist()
+    rows = _rows(spark, delta.layout(settings.lakehouse).ops("collections"))
     own = (settings.name, *namespace)
     return min((row["batch"] for row in rows if (row["pipeline"], row["db"], row["collection"]) == own), default=0)
 
