@@ -19,9 +19,9 @@ def newest(folder: Path, version: int | None = None) -> Path | None:
     """The newest checkpoint, or that of a version up to this one; None where there is none."""
     log = folder / "_delta_log"
     # As Delta notes it: to list a long log takes seconds.
-    noted = _noted(log)
-    if noted is not None and (version is None or int(noted.name[:20]) <= version):
-        return noted
+    at = noted(log)
+    if at is not None and (version is None or at <= version) and (path := log / name(at)).exists():
+        return path
     with contextlib.suppress(FileNotFoundError):
         names = (entry.name for entry in os.scandir(log) if _NAME.fullmatch(entry.name))
         # Names of one length, with leading zeros: the greatest text is the greatest version.
@@ -44,13 +44,12 @@ def noted_version(path: Path) -> int:
     return int(json.loads(path.read_text("utf-8"))["version"])
 
 
-def _noted(log: Path) -> Path | None:
-    """The checkpoint that `_last_checkpoint` names, where it is there as one Parquet file."""
+def noted(log: Path) -> int | None:
+    """The version of the checkpoint that is noted in a log's folder, whatever it consists of; None where none is."""
     try:
-        path = log / name(noted_version(log / NOTED))
+        return noted_version(log / NOTED)
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    return path if path.exists() else None
 
 
 def actions(path: Path) -> Iterator[dict[str, Any]]:

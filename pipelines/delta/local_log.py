@@ -127,13 +127,15 @@ def exists(folder: Path) -> bool:
 def newest_version(folder: Path) -> int | None:
     """The newest version that the log holds as JSON.
 
-    Looked for by its name, from the one on that was the newest at the last look: with a commit each second a month's log has
-    millions of entries, and to list them takes seconds.
+    Looked for by its name, from the one on that was the newest at the last look, or was when Delta noted its last checkpoint: with a
+    commit each second a month's log has millions of entries, and to list them takes seconds.
     """
     if (copied := stored_files.copied(folder)) is not None:
         return copied.newest  # not by what lies there: a commit may be copied by itself
     log, last = folder / "_delta_log", _NEWEST.get(folder)
     # A table that was removed and made again has fewer.
+    if last is None or not (log / f"{last:020}.json").exists():
+        last = checkpoint.noted(log)
     if last is None or not (log / f"{last:020}.json").exists():
         last = max((int(name[:20]) for name in _listed(log)), default=None)
         if last is None:
@@ -406,20 +408,17 @@ class _LogFiles:
     @staticmethod
     def read(folder: Path) -> _LogFiles:
         """What the newest checkpoint and the commits after it say."""
-        names = sorted(entry.name for entry in os.scandir(folder / "_delta_log"))
-        begun = checkpoint.newest(folder)
-        after = -1 if begun is None else int(begun.name[:20])
-        later = [name for name in names if _COMMIT.fullmatch(name) and int(name[:20]) > after]
-        # With a hole between them the files would be those of no version: a clean-up, or another writer, changed the folder
-        # meanwhile.
-        if [int(name[:20]) for name in later] != list(range(after + 1, after + 1 + len(later))):
+        begun, newest = checkpoint.newest(folder), newest_version(folder)
+        if newest is None:
             raise _NotPlain
         found = _LogFiles(folder)
         if begun is not None:
             for action in checkpoint.actions(begun):
                 found._action(action)
-        for name in later:
-            for line in (folder / "_delta_log" / name).read_text("utf-8").split("\n"):
+        # One that is missing is an error: the files would be those of no version, where a clean-up, or another writer, changed the
+        # folder meanwhile.
+        for version in range(0 if begun is None else int(begun.name[:20]) + 1, newest + 1):
+            for line in (folder / "_delta_log" / f"{version:020}.json").read_text("utf-8").split("\n"):
                 if line:
                     found._action(json.loads(line))
         return found

@@ -143,6 +143,22 @@ def test_a_long_log_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert local_log.newest_version(tmp_path) == 0
 
 
+def test_a_log_with_a_noted_checkpoint_is_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start and each command ask for the files several times, and a month's log takes seconds each time."""
+    for version, path in enumerate("abcd"):
+        commit(tmp_path, version, add(path), to=version)
+    held = pa.table({"add": pa.array([{"path": "a"}, {"path": "b"}], pa.struct([("path", pa.string())]))})
+    pq.write_table(held, _checkpoint_of(tmp_path, 1))
+    (tmp_path / "_delta_log" / "_last_checkpoint").write_text('{"version": 1}')
+    with monkeypatch.context() as patch:
+        patch.setattr(local_log.os, "scandir", None)
+        found = local_log.files(tmp_path)
+        assert found is not None and [each.path.name for each in found] == ["a", "b", "c", "d"]
+        assert local_log.newest_version(tmp_path) == 3
+    (tmp_path / "_delta_log" / f"{2:020}.json").unlink()
+    assert local_log.files(tmp_path) is None
+
+
 def test_a_checkpoint_that_is_noted_and_gone_or_newer_than_wanted_is_looked_for(tmp_path: Path) -> None:
     (tmp_path / "_delta_log").mkdir()
     for version in (10, 20):
