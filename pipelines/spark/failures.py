@@ -38,6 +38,11 @@ _STORE_FAILS = (
     "AWSServiceThrottledException",
     "AWSStatus500Exception",
     "AbfsRestOperationException",
+    "ConnectException",
+    "ConnectTimeoutException",
+    "NoRouteToHostException",
+    "SocketTimeoutException",
+    "UnknownHostException",
     "UnknownStoreException",
 )
 STORE_ADVICE = "look at the bucket's name, the endpoint, the credentials and their rights"

@@ -97,7 +97,12 @@ REFUSED = OfStore("AccessDeniedException", "s3a://lake/house/silver: PUT")
 
 
 @pytest.mark.parametrize(
-    "error", [OfJava(REFUSED), OfJava(OfStore("SparkException", cause=REFUSED)), OfJava(OfStore("AWSStatus500Exception"))]
+    "error",
+    [
+        OfJava(REFUSED),
+        OfJava(OfStore("SparkException", cause=REFUSED)),
+        *(OfJava(OfStore(name)) for name in ("AWSStatus500Exception", "ConnectException")),
+    ],
 )
 def test_a_store_that_refuses_in_the_middle_of_a_run_is_no_bug(error: Exception) -> None:
     """Credentials run out, and rights are taken away: as at the start, a scheduler tries again, and a person reads where to look."""
