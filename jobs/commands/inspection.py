@@ -63,7 +63,7 @@ def show_cut(file: options.SettingsFile, action: str, name: str | None, as_of: s
         raise click.UsageError("--cut or --as-of, not both")
     if as_of is not None:
         times.parsed(as_of)
-    settings, spark = application.opened(file, "cut", quiet=True)
+    settings, spark = application.opened(file, "cut", quiet=True, lazily=True)
     found = cut.read(spark, settings) if as_of is None else []
     if action == "list":
         click.echo(json.dumps([dataclasses.asdict(each) for each in found])) if as_json else report.cuts(found)
@@ -115,7 +115,7 @@ def status(file: options.SettingsFile, as_json: bool, html: Path | None) -> None
 
     if as_json and html is not None:
         raise click.UsageError("--json or --html, not both")
-    settings, spark = application.opened(file, "status", quiet=True)
+    settings, spark = application.opened(file, "status", quiet=True, lazily=True)
     if html is not None:
         from pipelines.page import page as pages
 
@@ -213,6 +213,6 @@ def schema(file: options.SettingsFile, collection: str | None, as_json: bool) ->
     from pipelines.operations import schema as evolution
     from pipelines.terminal import tables as report
 
-    settings, spark = application.opened(file, "schema", quiet=True)
+    settings, spark = application.opened(file, "schema", quiet=True, lazily=True)
     found = evolution.read(spark, settings, collection=collection)
     click.echo(evolution.to_json(found)) if as_json else report.schemas(found)

@@ -124,7 +124,7 @@ def send_signal(
         content["additional-conditions"] = [{"data-collection": each, "filter": filter_} for each in named]
     if message is not None:
         content["message"] = message
-    settings, spark = application.opened(file, "signal", quiet=True)
+    settings, spark = application.opened(file, "signal", quiet=True, lazily=True)
     # One commit of a table: interrupted half way, nobody would know whether the signal was sent.
     with interrupts.undisturbed():
         sent = channels.send(spark, settings, type_=type_, data=content, id_=id_, ts_ms=clock.now_ms())
@@ -251,7 +251,7 @@ def rebuild(
     from pipelines.terminal import tables as report
 
     with interrupts.stopping() as stop:
-        settings, spark = application.opened(file, "rebuild", quiet=True)
+        settings, spark = application.opened(file, "rebuild", quiet=True, lazily=True)
         run = functools.partial(
             rebuild.run,
             spark,

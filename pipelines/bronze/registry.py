@@ -156,7 +156,8 @@ def chosen(spark: SparkSession, settings: Settings, collection: str | None) -> t
     found = tuple(namespace for namespace in known if str(namespace) == collection)
     if not found:
         names = [str(namespace) for namespace in known]
-        hint = values.did_you_mean(collection, names) or f"known are {', '.join(names[:10]) or 'none yet'}"
+        known_are = f"known are {', '.join(names[:10])}" if names else "there is none yet: medallion silver makes them"
+        hint = values.did_you_mean(collection, names) or known_are
         raise errors.SettingsError(errors.Problem("--collection", f"silver knows no collection {collection}", hint))
     return found
 

@@ -247,7 +247,10 @@ class _VerifyRun:
         found = [each for each in known if str(each) == wanted]
         if not found:
             all_names = [str(each) for each in known]
-            hint = values.did_you_mean(wanted, all_names) or f"known are {', '.join(all_names[:10]) or 'none yet'}"
+            known_are = (
+                f"known are {', '.join(all_names[:10])}" if all_names else "there is none yet: medallion capture begins it"
+            )
+            hint = values.did_you_mean(wanted, all_names) or known_are
             raise errors.SettingsError(errors.Problem("--collection", f"there is no captured collection {wanted}", hint))
         return found
 

@@ -223,6 +223,38 @@ def test_corrections_that_are_no_text_are_refused_before_spark_starts(
     assert "corrections.json: not UTF-8 at byte 0" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    (
+        (["status"], 0, "nothing captured yet: medallion capture begins it"),
+        (["schema"], 0, "medallion silver begins it"),
+        (["cut", "list"], 0, "There is no cut yet"),
+        (
+            ["rebuild", "--collection", "a.b"],
+            2,
+            "silver knows no collection a.b (there is none yet: medallion silver makes them)",
+        ),
+        (["signal", "execute-snapshot"], 2, "which collections shall be read?"),
+    ),
+)
+def test_what_needs_no_spark_is_answered_without_its_start(
+    arguments: list[str],
+    code: int,
+    says: str,
+    settings_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A mistake, and a lakehouse without a table, are told at once and not after seconds."""
+    settings_file.write_text(
+        f"name: shop\nlakehouse: {{root: {settings_file.parent}/lake}}\nsource:\n"
+        "  mongodb.connection.string: mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=10\n"
+    )
+    monkeypatch.setattr(application, "session", lambda *_, **__: pytest.fail("Spark was started"))
+    assert command_line.main([*arguments, "--config", str(settings_file)]) == code
+    assert says in " ".join("".join(capsys.readouterr()).split())
+
+
 @pytest.mark.parametrize("number", (signal.SIGTERM, signal.SIGINT))
 def test_a_signal_asks_to_stop_and_a_second_one_interrupts(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first signal sets the event that a pipeline watches, a second one lets go of Spark and interrupts at once."""
