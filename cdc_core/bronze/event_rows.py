@@ -126,6 +126,7 @@ class EventRows:
         includes: Callable[[str, str], bool] | None = None,
         fields: FieldsOf | None = None,
         tracker: transactions.TransactionTracker | None = None,
+        moves: transactions.ShardMoves | None = None,
         ts_ms: int = 0,
         is_signal_collection: Callable[[str, str], bool] | None = None,
         skipped: Collection[str] = (),
@@ -134,7 +135,7 @@ class EventRows:
 
         `includes` decides on documents' namespaces where the server could not decide by itself; `fields` tells what is
         taken out or renamed in a collection's documents; `tracker` counts transactions, whose BEGIN and END become
-        rows; events of `skipped` operation types get no row. Control events are what is not about a document, and
+        rows; `moves` orders what they do on two shards; events of `skipped` operation types get no row. Control events are what is not about a document, and
         inserts into the collection that `is_signal_collection` names: the capture has to act on them.
         """
         event, is_exact = raw_event.decoded(raw)
@@ -189,6 +190,10 @@ class EventRows:
         lossless = raw_event.original(raw, fields=changed) if text.lossy else None
         sequence = resume_token.sequence_of(token)
         lsid, txn_number = raw_event.lsid(event, raw if is_exact else None), event.get("txnNumber")
+        if lsid is not None and moves is not None and op in "cd":
+            document = (lsid, str(txn_number), namespace["db"], namespace["coll"], key)
+            moved = transactions.ShardWrite(document, document_key_text, op == "d", sequence)
+            sequence = moves.sequence(moved)
         wall_time = event.get("wallTime")
         # From here on nothing fails: an event has all its columns or none.
         block = None

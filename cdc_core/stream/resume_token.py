@@ -69,6 +69,11 @@ def snapshot_sequence(seconds: int, increment: int) -> str:
     return f"{seconds:08x}{increment:08x}{SNAPSHOT_INDEX}"
 
 
+def neighbour(sequence: str, step: int) -> str:
+    """The sequence so many places behind another one, or before it."""
+    return f"{int(sequence, 16) + step:024x}"
+
+
 def resumes_alone(data: str) -> bool:
     """Whether the server can resume behind this token with its `_data` alone.
 

@@ -4,13 +4,17 @@ Follows Debezium's `provide.transaction.metadata`: the identifier is ``<lsid as 
 counts the captured events of the transaction from 1, `data_collection_order` those of the event's collection. An END is
 given once, with the first event that is not the transaction's or as soon as the stream is past its cluster time; where
 a restart falls into a transaction the counting goes on.
+
+And the order of the two events by which a transaction moves a document to another shard.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+from cdc_core.stream import resume_token
 
 BEGIN = "BEGIN"
 END = "END"
@@ -95,3 +99,40 @@ def end_payload(transaction: OpenTransaction, *, ts_ms: int) -> dict[str, Any]:
         ],
         "ts_ms": ts_ms,
     }
+
+
+class ShardWrite(NamedTuple):
+    """An insert or a delete in a transaction: of which document, by the key that its shard knows it by, and its sequence."""
+
+    document: tuple[str | None, ...]
+    document_key: bytes
+    is_delete: bool
+    sequence: str
+
+
+class ShardMoves:
+    """Puts the delete of a document before its insert where one transaction does both, on two shards.
+
+    That is how a new value of the shard key becomes two events. Each has a time of its own shard: the delete may come last, or
+    at the same time, and it would take away the document that is there now. Debezium hands on what comes.
+
+    The last `held` events are remembered, in memory alone: the two are milliseconds apart, but for an election in between.
+    """
+
+    def __init__(self, *, held: int = 10_000) -> None:
+        self._held = held
+        self._last: dict[tuple[str | None, ...], ShardWrite] = {}
+
+    def sequence(self, event: ShardWrite) -> str:
+        """The sequence of an event, which is its own but where it is the other half of a move."""
+        other = self._last.pop(event.document, event)
+        if other.document_key == event.document_key or other.is_delete == event.is_delete:
+            moved = event
+        elif event.is_delete:
+            moved = event._replace(sequence=resume_token.neighbour(other.sequence, -1))
+        else:
+            moved = event._replace(sequence=max(event.sequence, resume_token.neighbour(other.sequence, 1)))
+        self._last[event.document] = moved
+        if len(self._last) > self._held:
+            del self._last[next(iter(self._last))]
+        return moved.sequence

@@ -17,7 +17,8 @@ from pipelines.capture.selection import Selection
 class Encoder:
     """The rows of the next commit of the pipeline `name`, which holds `max_rows` or `max_bytes`.
 
-    `tracker` counts the events of transactions (`provide.transaction.metadata`).
+    `tracker` counts the events of transactions (`provide.transaction.metadata`); `moves` is there for
+    sharded clusters.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Encoder:
     max_rows: int
     max_bytes: int
     tracker: transactions.TransactionTracker | None = None
+    moves: transactions.ShardMoves = field(default_factory=transactions.ShardMoves)
     rows: events.EventRows = field(init=False)
 
     def __post_init__(self) -> None:
@@ -37,6 +39,7 @@ class Encoder:
             includes=self.selection.includes,
             fields=self.selection.fields,
             tracker=self.tracker,
+            moves=self.moves,
             # The clock is read once an event only where transactions have rows of their own.
             ts_ms=clock.now_ms() if self.tracker is not None else 0,
             is_signal_collection=self.selection.is_signal_collection,

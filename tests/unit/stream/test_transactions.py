@@ -37,10 +37,14 @@ def event(number: int, *, collection: str = "a", txn: int | None = None, **more:
     return bson.encode({**inside, **fields, **more})
 
 
-def landed(*raw: bytes, tracker: transactions.TransactionTracker | None = None) -> list[dict[str, Any]]:
+def landed(
+    *raw: bytes,
+    tracker: transactions.TransactionTracker | None = None,
+    moves: transactions.ShardMoves | None = None,
+) -> list[dict[str, Any]]:
     rows = events.EventRows("test")
     for each in raw:
-        rows.add(each, tracker=tracker, ts_ms=7)
+        rows.add(each, tracker=tracker, moves=moves, ts_ms=7)
     return rows.table(batch=1, first_offset=0, ts_ms=0).to_pylist()
 
 
@@ -151,3 +155,43 @@ def test_a_skipped_event_leaves_a_notification() -> None:
     found = rows.table(batch=1, first_offset=0, ts_ms=0).to_pylist()
     assert rows.skipped == 1
     assert found[0]["kind"] == "notification" and json.loads(found[0]["payload"])["additional_data"]["size"] == 17_000_000
+
+
+def half_of_a_move(operation: str, region: int, *, at: int, txn: int | None = 1) -> bytes:
+    """One of the two events of an update of the shard key `region`, at a time of its own shard."""
+    more: dict[str, Any] = {"operationType": operation, "documentKey": {"region": region, "_id": 7}}
+    return event(at, txn=txn, **more, **({"fullDocument": {"_id": 7, "region": region}} if operation == "insert" else {}))
+
+
+@pytest.mark.parametrize(("deleted_at", "inserted_at"), [(1, 2), (2, 2), (2, 1)])
+def test_the_document_that_moved_to_another_shard_stays(deleted_at: int, inserted_at: int) -> None:
+    """Whichever of a transaction's two events comes first, over any number of commits, and with any other event between them."""
+    delete, insert = half_of_a_move("delete", 900, at=deleted_at), half_of_a_move("insert", 1, at=inserted_at)
+    orders = [(delete, insert)] * (deleted_at <= inserted_at) + [(insert, delete)] * (deleted_at >= inserted_at)
+    for halves in orders:
+        moves = transactions.ShardMoves()
+        found = [landed(half, event(inserted_at), moves=moves)[0] for half in halves]
+        assert [row["op"] for row in sorted(found, key=lambda row: row["sequence"])] == ["d", "c"]
+        assert found[0]["sequence"] != found[1]["sequence"]
+        # What the row was before, and what becomes of it, keep their places.
+        (before,), (after,) = landed(event(0), moves=moves), landed(event(3), moves=moves)
+        assert (
+            before["sequence"]
+            < min(row["sequence"] for row in found)
+            < max(row["sequence"] for row in found)
+            < after["sequence"]
+        )
+
+
+def test_only_the_delete_on_the_other_shard_gives_way() -> None:
+    """A document that is inserted and deleted under one key, or in two transactions, is deleted; what is long ago is forgotten."""
+    inserts = half_of_a_move("insert", 1, at=1)
+    for insert, delete in [
+        (inserts, half_of_a_move("delete", 1, at=2)),
+        (inserts, half_of_a_move("delete", 900, at=2, txn=2)),
+        (half_of_a_move("insert", 1, at=1, txn=None), half_of_a_move("delete", 900, at=2, txn=None)),
+    ]:
+        found = landed(insert, delete, moves=transactions.ShardMoves())
+        assert [row["op"] for row in sorted(found, key=lambda row: row["sequence"])] == ["c", "d"]
+    found = landed(inserts, event(2, txn=3), half_of_a_move("delete", 900, at=3), moves=transactions.ShardMoves(held=1))
+    assert found[2]["sequence"] > found[0]["sequence"]
