@@ -235,10 +235,14 @@ class ChangeStream:
         return min(self.initial_delay * 2.0 ** min(self.attempts - 1, 60), self.max_delay)
 
     def probe(self) -> None:
-        """Read a first batch without waiting for events: a position that is lost shows only then. `next` gives it."""
+        """Read a first batch without waiting for events: a position that is lost shows only then. `next` gives it.
+
+        A mongos waits for its shards' first word as long as for events, and says nothing of those that have not answered yet.
+        """
+        max_await_ms = LONGEST_AWAIT_MS if self.connection.is_mongos else 1
         try:
             # So short a wait does not say that there was nothing to come.
-            self._probed = self._more(max_await_ms=1)._replace(is_drained=False)
+            self._probed = self._more(max_await_ms=max_await_ms)._replace(is_drained=False)
         except driver.OperationFailure as error:
             if not self._has_failed_at_an_event(error):
                 raise

@@ -57,7 +57,7 @@ def test_a_reply_without_news_is_not_the_end(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_reply_before_the_events_that_come_again_is_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """The position is inside the transaction, and the server not there yet: nothing says that the rest of it has been read. Behind
     the transaction it says so, also where its clock has not moved on."""
-    nothing: Any = None
+    nothing: Any = SimpleNamespace(is_mongos=False)
     start = change_stream.StreamStart(token(2, 3))
     stream = change_stream.ChangeStream(nothing, change_stream.StreamOptions(), start, stopped=threading.Event())
     before = "826B0137A5000000012B042C0100296E04"
@@ -79,15 +79,24 @@ def test_a_reply_before_the_events_that_come_again_is_not_the_end(monkeypatch: p
     assert [each.is_drained for each in found] == [False, False, False, True]
 
 
-def test_a_first_look_is_too_short_to_say_that_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits for a millisecond; the next reply says so."""
-    nothing: Any = None
-    stream = change_stream.ChangeStream(nothing, change_stream.StreamOptions(), change_stream.StreamStart())
-    replies = iter([change_stream.EventBatch([], "82", 1, is_drained=True)] * 2)
-    monkeypatch.setattr(stream, "_more", lambda **_: next(replies))
+@pytest.mark.parametrize(("is_mongos", "waits"), [(False, 1), (True, change_stream.LONGEST_AWAIT_MS)])
+def test_a_first_look_is_too_short_to_say_that_nothing_comes(
+    monkeypatch: pytest.MonkeyPatch, is_mongos: bool, waits: int
+) -> None:
+    """It waits for a millisecond, or until all shards may have said that the position is lost; the next reply says so."""
+    connection: Any = SimpleNamespace(is_mongos=is_mongos)
+    stream = change_stream.ChangeStream(connection, change_stream.StreamOptions(), change_stream.StreamStart())
+    asked: list[Any] = []
+
+    def more(*, max_await_ms: int | None = None) -> change_stream.EventBatch:
+        asked.append(max_await_ms)
+        return change_stream.EventBatch([], "82", 1, is_drained=True)
+
+    monkeypatch.setattr(stream, "_more", more)
     monkeypatch.setattr(stream, "_cursor", SimpleNamespace(is_open=True))
     stream.probe()
     assert [stream.next().is_drained for _ in range(2)] == [False, True]
+    assert asked == [waits, None]
 
 
 @pytest.mark.parametrize("is_found", [True, False])
