@@ -75,6 +75,11 @@ class ControlEvents:
     def _plan_replaced(self, rows: events.EventRows, namespace: str, token: str) -> None:
         """Read a collection whose whole content was replaced; what is older than that is gone."""
         log.info("%s was replaced by a rename: a snapshot of it begins", namespace)
+        # Each shard renames its part, and says so: what was read before the last one has done it may lack a part.
+        for state in self.snapshots.stop(
+            lambda names: [namespace] * (namespace in names), kind=snapshot_state.SnapshotKind.REPLACED
+        ):
+            rows.mark(events.OtherRow(token, bronze.RowKind.HEARTBEAT, state.controlled()))
         # Silver sweeps what is older than `first`: rows of the collection that was replaced, and none that the rename
         # brought.
         first = snapshot_state.CollectionState(first=resume_token.sequence_of(token))

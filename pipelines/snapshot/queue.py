@@ -143,7 +143,7 @@ class SnapshotQueue:
     def pause(self, is_paused: bool) -> list[SnapshotState]:
         """Pause or resume the incremental snapshots; the states that changed."""
         changed = []
-        for entry in self._incremental():
+        for entry in self._of(SnapshotKind.INCREMENTAL):
             if entry.controls.is_paused is not is_paused:
                 entry.controls.pause(is_paused)
                 changed.append(entry.now)
@@ -153,10 +153,12 @@ class SnapshotQueue:
         self.wake()
         return changed
 
-    def stop(self, chosen: Callable[[Iterable[str]], Iterable[str]]) -> list[SnapshotState]:
-        """Read no further the collections of incremental snapshots that `chosen` chooses; the states that changed."""
+    def stop(
+        self, chosen: Callable[[Iterable[str]], Iterable[str]], *, kind: SnapshotKind = SnapshotKind.INCREMENTAL
+    ) -> list[SnapshotState]:
+        """Read no further the collections of snapshots of a kind that `chosen` chooses; the states that changed."""
         changed = []
-        for entry in self._incremental():
+        for entry in self._of(kind):
             stopped = tuple(chosen(entry.now.missing))
             if stopped:
                 entry.controls.stop(stopped)
@@ -180,9 +182,9 @@ class SnapshotQueue:
                     if not has_paused:
                         self._entries.remove(entry)
 
-    def _incremental(self) -> list[_Entry]:
+    def _of(self, kind: SnapshotKind) -> list[_Entry]:
         with self._changed:
-            return [entry for entry in self._entries if entry.state.kind is SnapshotKind.INCREMENTAL]
+            return [entry for entry in self._entries if entry.state.kind is kind]
 
     def _take(self, entry: _Entry) -> bool:
         """Read a snapshot to its end, or until it is paused; whether it was paused."""
