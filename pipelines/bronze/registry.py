@@ -37,6 +37,9 @@ SCHEMA = pa.schema(
 BronzeCommit = tuple[int, str]
 """A commit of bronze: its version, and what it is called."""
 
+IDLE_BATCHES = 10_000
+"""A collection without events moves its position when it is this many batches behind."""
+
 GENERATION = "medallion.generation"
 """The property of a silver table that a rebuild made: what it called the rows, for when the log no longer holds a commit of ours."""
 

@@ -285,6 +285,12 @@ class _GoldRun:
     def _let_go(self, work: current.GoldWork | _HistoryWork) -> None:
         place = self.layout.gold if isinstance(work, current.GoldWork) else self.layout.history
         self.claims.release(place(*work.namespace))
+        self.sources.pop(work.namespace, None)
+
+    def _let_idle_go(self, work: current.GoldWork | _HistoryWork, after: int, changed: int) -> None:
+        """Let go of the tables of a collection to which nothing came: of those that come and go a service would hold all."""
+        if not changed and work.silver.to - after >= registry.IDLE_BATCHES:
+            self._let_go(work)
 
     def _histories(self, going: Sequence[registry.Namespace], known: Sequence[registry.Namespace]) -> list[_HistoryWork]:
         """The collections whose versions are kept, and not up to date, of those whose documents did not fail."""
@@ -330,6 +336,7 @@ class _GoldRun:
         events = kept.brought_up(work.at, work.silver, stop=self.stop)
         self.outdated[table] = False
         maintenance.compact(writer)
+        self._let_idle_go(work, work.at.to, events)
         name = _history_of(work.namespace)
         return GoldTableResult(name, work.at.to, work.silver.to, events, False, writer.version, time.monotonic() - started)
 
@@ -377,11 +384,13 @@ class _GoldRun:
         few = query_execution.are_small(*touched)
         with query_execution.session_confs(spark, query_execution.INTERPRETED if few else {}):
             try:
-                return self._published(spark, work, few)
+                result = self._published(spark, work, few)
             except (errors.GateFailed, errors.SettingsError) as error:
                 log.warning("%s", str(error).partition("\n")[0])
                 self.refused[work.namespace] = _Refusal(work.silver.version, error)
                 return None
+        self._let_idle_go(work, work.gold.to or 0, 0 if result is None else result.changed)
+        return result
 
     def _published(self, spark: SparkSession, work: current.GoldWork, few: bool) -> GoldTableResult | None:
         started = time.monotonic()

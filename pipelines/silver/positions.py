@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
     from cdc_core.settings.parse import Settings
 
-IDLE_BATCHES = 10_000
-"""A collection without events moves its position when it is this many batches behind."""
-
 
 @dataclass
 class Positions:
@@ -116,7 +113,7 @@ class Positions:
         """Write new collections down before any of their tables is touched: a crash after the first one's commit loses
         none of the others."""
         # Without new ones now and then, so that the next start need not search all of bronze for them.
-        if new or to - self.noted >= IDLE_BATCHES:
+        if new or to - self.noted >= registry.IDLE_BATCHES:
             registry.note(self.spark, self.settings, new=new, discovered=to, log=self.log)
             self.noted = to
         accepted = registry.with_own_tables(self.settings, (*self.known, *new))
@@ -136,7 +133,7 @@ class Positions:
 
     def is_far_behind(self, namespace: registry.Namespace, to: int) -> bool:
         """Whether a table's own position is so old that a commit without rows is worth its price."""
-        return to - self.known[namespace].to >= IDLE_BATCHES
+        return to - self.known[namespace].to >= registry.IDLE_BATCHES
 
     def settle(self, to: int) -> None:
         """Remember `to` as the batch up to which no collection has unapplied events, where that is true of all of

@@ -164,6 +164,8 @@ class _SilverRun:
     retyped: set[registry.Namespace] = field(default_factory=set)
     failures: parallel.Failures = field(default_factory=parallel.Failures)
     told_layout: set[registry.Namespace] = field(default_factory=set)
+    idle: set[str] = field(default_factory=set)
+    """Collections whose tables the last round moved on, and that had no events."""
 
     def __post_init__(self) -> None:
         self.layout = delta.layout(self.settings.lakehouse)
@@ -189,6 +191,7 @@ class _SilverRun:
         positions.look(newest)
         if positions.discovered is None:
             positions.read()
+        self._let_idle_go()
         self.failures.begin_round()
         reread = self._retry_failed()
         positions.check_log()
@@ -203,6 +206,7 @@ class _SilverRun:
         # After the results: a collection that failed is not at `to`, and holds all of them back.
         positions.settle(to)
         events = sum(result.events for result in results)
+        self.idle = {result.namespace for result in results if not result.events}
         return SilverResult(to, events, time.monotonic() - started, tuple(results))
 
     def _retry_failed(self) -> set[registry.Namespace]:
@@ -216,14 +220,24 @@ class _SilverRun:
         for namespace in [each for each in failed if str(each) in self.failures.found]:
             if self.failures.is_set_aside(str(namespace)):
                 continue
-            collection = self.collections.pop(namespace, None)
-            if collection is not None:
-                with suppress(errors.MedallionError):
-                    collection.writer.release()
+            self._let_go(namespace)
             # Another run may have moved or rebuilt the table while this one did not hold it.
             if self.positions.reread(namespace):
                 reread.add(namespace)
         return reread
+
+    def _let_go(self, namespace: registry.Namespace) -> None:
+        """Release a collection's table, where it is claimed; its next events claim it anew."""
+        collection = self.collections.pop(namespace, None)
+        if collection is not None:
+            with suppress(errors.MedallionError):
+                collection.writer.release()
+
+    def _let_idle_go(self) -> None:
+        """Let go of collections to which nothing came: of those that come and go a service would hold all that there ever were."""
+        for namespace in [each for each in self.collections if str(each) in self.idle]:
+            self.positions.schemas[str(namespace)] = self.collections[namespace].schema
+            self._let_go(namespace)
 
     # --- what there is to do
 

@@ -17,7 +17,7 @@ from pipelines.delta.writer import Writer
 from pipelines.gold import run as gold
 from pipelines.operations import rebuild
 from pipelines.schema import log as schemas
-from pipelines.silver import deletes, in_process, positions
+from pipelines.silver import deletes, in_process
 from pipelines.silver import run as silver
 from pipelines.spark import session as sparks
 from tests.harness import bronze_rows
@@ -255,7 +255,7 @@ def test_idle_collections_cost_nothing(hop: Hop, monkeypatch: pytest.MonkeyPatch
     hop.bronze.append({"busy": [document(1, 20)]})
     hop.silver()
     assert table_history.version(hop.spark, hop.silver_table("idle")) == before
-    monkeypatch.setattr(positions, "IDLE_BATCHES", 2)
+    monkeypatch.setattr(registry, "IDLE_BATCHES", 2)
     hop.bronze.append({"busy": [document(1, 30)]})
     hop.silver()
     assert registry.silver_position(hop.spark, hop.silver_table("idle")).to == 3

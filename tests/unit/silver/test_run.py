@@ -11,8 +11,9 @@ import pytest
 
 from cdc_core import errors
 from pipelines.bronze import registry
-from pipelines.delta import owners
+from pipelines.delta import live_files, owners
 from pipelines.delta.writer import Writer
+from pipelines.gold import run as gold
 from pipelines.silver import run as silver
 from pipelines.spark import parallel
 from tests.harness import without_spark
@@ -70,3 +71,39 @@ def test_a_table_whose_schema_is_gone_takes_no_field_for_another(tmp_path: Path)
             hop.silver()
         assert registry.silver_position(SPARK, hop.silver_table).to == 2
         assert not owners.is_held(SPARK, hop.silver_table)
+
+
+def test_a_collection_to_which_nothing_comes_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of collections that come and go a service held all that there ever were; one that comes back goes on with its columns."""
+    monkeypatch.setattr(registry, "IDLE_BATCHES", 2)
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        hop.append((1, bson.encode({"_id": 1, "a": 1})))
+        hop.append((1, bson.encode({"_id": 1, "a": 1})), collection="busy")
+        hop.run()
+        layer = silver._SilverRun(SPARK, hop.settings, False, parallel.Pool(SPARK, None), threading.Event())
+        after = gold._GoldRun(SPARK, hop.settings, False, parallel.Pool(SPARK, None), threading.Event())
+
+        def run() -> None:
+            layer.caught_up()
+            after.published()
+            assert not layer.failures.found and not after.failures.found
+
+        hop.append((2, bson.encode({"_id": 2, "B": 2})))
+        run()
+        for number in range(3):
+            hop.append((number, bson.encode({"_id": number})), collection="busy")
+            run()
+        assert [each.collection for each in layer.collections] == ["busy"]
+        assert [each.collection for each in after.sources] == ["busy"] and hop.gold_table not in after.claims
+        assert not owners.is_held(SPARK, hop.silver_table) and not owners.is_held(SPARK, hop.gold_table)
+        hop.append((3, bson.encode({"_id": 3, "b": 3})))  # to the schema of the start there is no other field of this name
+        run()
+        assert hop.gold_table in after.claims
+        layer.close()
+        after.close()
+        live = live_files.of(SPARK, hop.gold_table)
+        assert live is not None and live.at(live.newest() or 0)
+        rows = live.rows(live.files()).sort_by("_id").to_pylist()
+    fields = ("_id", "a", "B", "b_2")
+    assert [[row[name] for name in fields] for row in rows] == [[1, 1, None, None], [2, None, 2, None], [3, None, None, 3]]
