@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,6 +72,45 @@ def test_a_kill_before_the_first_commit_leaves_a_table_to_be_made(
     store.put(f"killed/bronze/{pipeline.name}/_delta_log/")
     command = pipeline.command("capture", "--once", "--root", "s3a://lake/killed", *store.options)
     assert command.run(400) == 0, command.said[-3000:]
+
+
+LIST = """
+import json, sys, urllib.request
+from pipelines.spark import log_store, session as sparks
+
+url, conf = sys.argv[1], json.loads(sys.argv[2])
+spark = sparks.session("list", root="s3a://lake/long", conf=conf)
+store = getattr(spark._jvm.io.mongomedallion.storage, log_store.CONDITIONAL_PUT.rpartition(".")[2])(spark._jsc.hadoopConfiguration())
+path = spark._jvm.org.apache.hadoop.fs.Path
+
+def count():
+    return int(urllib.request.urlopen(url + "/requests").read())
+
+def listed(version, most):
+    before, names = count(), []
+    found = store.listFrom(path(f"s3a://lake/long/_delta_log/{version:020}."), spark._jsc.hadoopConfiguration())
+    while len(names) < most and found.hasNext():
+        names.append(found.next().getPath().getName())
+    return names, count() - before
+
+listed(0, 1)  # whatever the file system asks when it is made
+print("listed", json.dumps([listed(0, 3), listed(95, 100), listed(100, 1)]), flush=True)
+sparks.stop()
+"""
+
+
+@pytest.mark.timeout(600)
+def test_the_oldest_of_a_long_log_are_found_in_its_first_page(store: object_store.ObjectStore) -> None:
+    """At each checkpoint Delta looks at the oldest commits, to clean up: a page or two of them, however long the log is."""
+    names = [f"{version:020}.json" for version in range(100)]
+    for name in names:
+        store.put(f"long/_delta_log/{name}")
+    conf = {**store.conf, "spark.hadoop.fs.s3a.paging.maximum": "10"}
+    command = [sys.executable, "-c", LIST, store.emulated.url, json.dumps(conf)]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=400, check=True).stdout
+    (first, asked), (last, _), (none, _) = json.loads(said.rpartition("listed ")[2].splitlines()[0])
+    assert (first, last, none) == (names[:3], names[-5:], [])
+    assert asked <= 3
 
 
 @pytest.mark.timeout(600)

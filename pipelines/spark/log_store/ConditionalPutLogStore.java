@@ -5,13 +5,17 @@ import java.io.ByteArrayOutputStream;
 import java.io.DataInputStream;
 import java.io.FileNotFoundException;
 import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
 import java.util.Arrays;
 import java.util.Iterator;
+import java.util.NoSuchElementException;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.FSDataOutputStream;
+import org.apache.hadoop.fs.FileStatus;
 import org.apache.hadoop.fs.FileSystem;
 import org.apache.hadoop.fs.Path;
+import org.apache.hadoop.fs.RemoteIterator;
 
 /**
  * Delta's log on S3 with a compare-and-set: a commit is one PUT with {@code If-None-Match: *}, so that of two drivers
@@ -19,6 +23,7 @@ import org.apache.hadoop.fs.Path;
  * option refuses it, and nothing is written.
  */
 public final class ConditionalPutLogStore extends HadoopFileSystemLogStore {
+    private static final String S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem";
     private static final String CONDITIONAL = "fs.option.create.conditional.overwrite";
 
     public ConditionalPutLogStore(Configuration hadoopConf) {
@@ -45,6 +50,60 @@ public final class ConditionalPutLogStore extends HadoopFileSystemLogStore {
     @Override
     public Boolean isPartialWriteVisible(Path path, Configuration hadoopConf) {
         return false;
+    }
+
+    /**
+     * A page at a time: Hadoop's own listing is of the whole log before its first file is given, and at each checkpoint Delta looks
+     * at the oldest few, to clean up.
+     */
+    @Override
+    public Iterator<FileStatus> listFrom(Path path, Configuration hadoopConf) throws IOException {
+        FileSystem fileSystem = path.getFileSystem(hadoopConf);
+        return isListedInOrder(fileSystem) ? new Listing(fileSystem, path) : super.listFrom(path, hadoopConf);
+    }
+
+    /** A directory bucket of S3 Express gives names in no order. */
+    private static boolean isListedInOrder(FileSystem fileSystem) {
+        String bucket = fileSystem.getUri().getHost();
+        return fileSystem.getClass().getName().equals(S3A) && bucket != null && !bucket.endsWith("--x-s3");
+    }
+
+    /** The files of a folder from a name on. */
+    private static final class Listing implements Iterator<FileStatus> {
+        private final RemoteIterator<FileStatus> pages;
+        private final String from;
+        private FileStatus next;
+
+        Listing(FileSystem fileSystem, Path path) throws IOException {
+            pages = fileSystem.listStatusIterator(path.getParent());
+            from = path.getName();
+            advance();
+        }
+
+        private void advance() throws IOException {
+            do {
+                next = pages.hasNext() ? pages.next() : null;
+            } while (next != null && next.getPath().getName().compareTo(from) < 0);
+        }
+
+        @Override
+        public boolean hasNext() {
+            return next != null;
+        }
+
+        @Override
+        public FileStatus next() {
+            if (next == null) {
+                throw new NoSuchElementException();
+            }
+            FileStatus found = next;
+            try {
+                advance();
+            } catch (IOException error) {
+                throw new UncheckedIOException(error);
+            }
+            return found;
+        }
     }
 
     private static void put(FileSystem fileSystem, Path path, byte[] content, boolean overwrite) throws IOException {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,6 +68,37 @@ def test_an_overwritten_file_drops_the_checksum_of_the_one_before(spark: SparkSe
     (tmp_path / "._last_checkpoint.crc").write_bytes(b"crc\0stale")
     assert _write(spark, _store(spark, log_store.LOCAL), tmp_path / "_last_checkpoint", "{}", overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["_last_checkpoint"]
+
+
+def _used_bytes(spark: SparkSession) -> int:
+    jvm: Any = spark._jvm
+    jvm.java.lang.System.gc()
+    runtime = jvm.java.lang.Runtime.getRuntime()
+    return int(runtime.totalMemory() - runtime.freeMemory())
+
+
+def test_a_long_log_is_listed_in_order_and_little_of_it_is_held(spark: SparkSession, tmp_path: Path) -> None:
+    """With a commit a second a month's log has millions of files: what Hadoop says of each took gigabytes at each checkpoint."""
+    names = [f"{version:020}.json" for version in range(60_000)]
+    (tmp_path / names[0]).touch()
+    for name in names[1:]:
+        os.link(tmp_path / names[0], tmp_path / name)
+    jvm: Any = spark._jvm
+    store = _store(spark, log_store.LOCAL)
+
+    def listed(version: int) -> Any:
+        path = jvm.org.apache.hadoop.fs.Path(f"file:{tmp_path}/{version:020}.")
+        return store.listFrom(path, spark._jsc.hadoopConfiguration())
+
+    def named(found: Any) -> list[str]:
+        return re.findall(r"([0-9]{20}\.json);", jvm.org.apache.commons.collections4.IteratorUtils.toList(found).toString())
+
+    before = _used_bytes(spark)
+    whole = listed(0)
+    assert whole.hasNext() and _used_bytes(spark) - before < 16 * 2**20
+    assert named(whole) == names
+    assert named(listed(59_990)) == names[-10:]
+    assert not listed(60_000).hasNext()
 
 
 def test_a_store_without_a_compare_and_set_is_refused(spark: SparkSession) -> None:
