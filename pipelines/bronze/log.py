@@ -93,6 +93,7 @@ class BronzeLog:
     numbered: int = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _compaction: threading.Thread | None = None
+    _compacted: int = 0
     _is_closed: bool = False
 
     def __post_init__(self) -> None:
@@ -176,13 +177,15 @@ class BronzeLog:
         """What every commit says of the batches."""
         return {"batch": batch, "log": self.log}
 
-    def compact(self, session: SparkSession) -> None:
-        """Cluster the new files by `batch`, in the background and in a session of its own; commits go on meanwhile."""
-        if self._compaction is not None and self._compaction.is_alive():
-            return
-        self._compaction = threading.Thread(
-            target=_optimize, args=(session, self.table), name="bronze-compaction", daemon=True
-        )
+    def compact(self, sessions: Callable[[], SparkSession]) -> None:
+        """Cluster the new files by `batch` where they are many, in the background and in a session of its own; commits go on meanwhile."""
+        is_running = self._compaction is not None and self._compaction.is_alive()
+        with self._lock:
+            if self.commits - self._compacted < COMPACT_EVERY or is_running:
+                return
+            self._compacted = self.commits
+        arguments = (sessions(), self.table)
+        self._compaction = threading.Thread(target=_optimize, args=arguments, name="bronze-compaction", daemon=True)
         self._compaction.start()
 
     def close(self) -> None:

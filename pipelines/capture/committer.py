@@ -69,6 +69,11 @@ class Committer:
             with contextlib.suppress(queue.Full):
                 return self._queue.put(None, timeout=threads.IDLE_WAIT)
 
+    def compact(self) -> None:
+        """Compact bronze, where that is due: commits of other threads, a quiet stream's heartbeats among them, count as well."""
+        if self.sessions is not None:
+            self.log.compact(self.sessions)
+
     @property
     def has_room(self) -> bool:
         """Whether no rows wait for their commit."""
@@ -131,8 +136,7 @@ class Committer:
         streaming.transactions += rows.ended_transactions
         self.metrics.commits += 1
         self._count(rows, newest)
-        if self.log.commits % bronze_log.COMPACT_EVERY == 0 and self.sessions is not None:
-            self.log.compact(self.sessions())
+        self.compact()
 
     def _count(self, rows: events.EventRows, newest: tuple[int, int] | None) -> None:
         """Add the commit to the run's counts."""

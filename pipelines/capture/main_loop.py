@@ -120,6 +120,7 @@ class MainLoop:
                 self.heartbeats.answer(read.token, is_drained=read.is_drained)
             if len(encoder.rows) == 0 and time.monotonic() - idle_since >= self.heartbeats.idle_seconds:
                 self.heartbeats.idle(read.token, has_committed_all=self.committer.has_committed_all)
+                self.committer.compact()
                 idle_since = time.monotonic()
             self.reporter.show()
         return read

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from cdc_core.tables import layout as tables
+from pipelines.bronze import log as bronze_log
 from pipelines.capture import byte_queue, threads
 from pipelines.capture.committer import Committer
+from pipelines.delta import maintenance
 
 
 class Nothing:
@@ -77,3 +80,21 @@ def test_rows_that_wait_for_their_turn_count(monkeypatch: pytest.MonkeyPatch) ->
     handing.join(10)
     committer.finish(rows)
     assert committer.uncommitted_bytes == 0
+
+
+def test_commits_of_any_thread_make_a_compaction_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heartbeats of a quiet stream and a snapshot's chunks are files as well, and no commit of the stream need fall on the last of them."""
+    compacted: list[object] = []
+    monkeypatch.setattr(bronze_log, "COMPACT_EVERY", 4)
+    monkeypatch.setattr(maintenance, "optimize", lambda session, table, *, metadata: compacted.append(session))
+    writer: Any = SimpleNamespace(metadata={}, append_arrow=lambda *_, **__: None)
+    nothing: Any = Nothing()
+    log = bronze_log.BronzeLog(nothing, tables.TableRef.at("/lake/bronze/shop"), writer, None)
+    committer = Committer(log, nothing, nothing, nothing, nothing, lambda: nothing)
+    for commits, due in ((3, 0), (2, 1), (3, 1), (1, 2)):
+        for _ in range(commits):
+            log.heartbeat({}, token="82", ts_ms=0)
+        committer.compact()
+        if log._compaction is not None:
+            log._compaction.join(10)
+        assert len(compacted) == due

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ from cdc_core import errors
 from cdc_core.bronze import columns as bronze
 from cdc_core.bronze import event_rows as events
 from pipelines.capture import byte_queue, main_loop, threads
+from pipelines.capture.committer import Committer
 from pipelines.mongodb import change_stream
 
 
@@ -42,3 +44,25 @@ def test_a_signal_that_cannot_be_done_ends_the_run_behind_what_was_read() -> Non
     assert loop.run("8200") == main_loop.StreamPosition("8201", is_drained=True)
     assert running.stream_failure is away
     assert rows.table(batch=1, first_offset=0, ts_ms=1).column("kind").to_pylist() == ["change"]
+
+
+def test_a_quiet_stream_lets_bronze_be_compacted() -> None:
+    """Each of its heartbeats is a file, and no commit of events comes that would bring a compaction on."""
+    compacted: list[object] = []
+    running, ends = threads.Threads(byte_queue.ByteQueue(10)), iter([False, True])
+    running.queue.close()
+    log: Any = SimpleNamespace(compact=compacted.append)
+    nothing: Any = SimpleNamespace(show=lambda: None, handle_received=lambda *_, **__: None, is_blocking=False)
+    loop = main_loop.MainLoop(
+        threads=running,
+        intake=nothing,
+        encoder=SimpleNamespace(rows=events.EventRows("shop")),  # type: ignore[arg-type]
+        control=nothing,
+        committer=Committer(log, running, nothing, nothing, nothing, sessions=list),  # type: ignore[arg-type]
+        heartbeats=SimpleNamespace(asked=threading.Event(), idle_seconds=0.0, idle=lambda *_, **__: None),  # type: ignore[arg-type]
+        reporter=nothing,
+        end=SimpleNamespace(is_reached=lambda _: next(ends)),  # type: ignore[arg-type]
+        commit_seconds=60,
+    )
+    loop.run("8200")
+    assert compacted == [list]
