@@ -359,7 +359,7 @@ def _anchored(texts: Iterable[str]) -> list[str]:
     """
     groups: list[list[str]] = []
     size = _REGEX_LIMIT
-    for text in sorted(set(texts)):
+    for text in sorted({patterns.in_all_letters(text) for text in texts}):
         # In bytes, as the server counts them.
         size += len(text.encode()) + 1
         if size > _REGEX_LIMIT:

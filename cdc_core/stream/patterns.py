@@ -96,6 +96,25 @@ def folded(name: str) -> str:
     return "".join(sign.lower() if len(sign.lower()) == 1 else sign for sign in name)
 
 
+def in_all_letters(text: str) -> str:
+    """A server's text with each letter beyond ASCII as a class of those that are one with it here.
+
+    Servers know other versions of Unicode: to MongoDB 6.0 the capitals of Georgian and Cherokee are letters of their own.
+    """
+    if text.isascii():
+        return text
+    return _SIGN.sub(lambda match: _classes().get(match[1], match[0]), text)
+
+
+@functools.cache
+def _classes() -> dict[str, str]:
+    alike: dict[str, str] = {}
+    for sign in (chr(code) for code in range(0x80, 0x1F000) if code not in _ALONE):
+        capital = sign.upper() if len(sign.upper()) == 1 else sign
+        alike[folded(capital)] = alike.get(folded(capital), "") + sign
+    return {sign: f"[{signs}]" for signs in alike.values() if len(signs) > 1 for sign in signs}
+
+
 def _escaped(name: str) -> str:
     return "".join(f"\\{sign}" if sign in _META else sign for sign in name)
 
@@ -124,6 +143,7 @@ _ALONE = str.maketrans("İı", "\ue000\ue001")
 """Letters that Python takes for i, and no server does, as signs without case."""
 _META = frozenset("\\^$.|?*+()[]{}")
 _JAVA = re.compile(r"\\Q(.*?)(?:\\E|\Z)|\\u([0-9a-fA-F]{4})|\{,([0-9]+)\}|(\\.|.)", re.DOTALL)
+_SIGN = re.compile(r"\\?(.)", re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _PLAIN_SIGN = r"[^\\^$.|?*+()\[\]{}]"
 _PLAIN = re.compile(rf"(?:{_PLAIN_SIGN}|\\[^0-9A-Za-z])*")
