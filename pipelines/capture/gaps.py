@@ -141,12 +141,13 @@ class Gaps:
         settings = "snapshot.include.collection.list or snapshot.collection.filter.overrides"
         if found:
             log.warning(
-                "%s: the snapshot has not read all of %s that they let through now; it comes with %s",
+                "%s: the snapshot has not read all of %s that they let through now; %s reads all",
                 settings,
                 ", ".join(found),
                 signals.snapshot_command(*found),
             )
-        return self._from_now(found, f"{settings} was changed")
+        # Of one that has another filter now not all is wanted: no snapshot would end its gap.
+        return self._from_now((name for name in found if name not in chosen), f"{settings} was changed")
 
     def _now_listed(self, states: Sequence[snapshot_state.SnapshotState]) -> set[str]:
         """The collections that `snapshot.include.collection.list` lets in from here on, and no snapshot was planned for."""

@@ -135,20 +135,28 @@ def read(kind: SnapshotKind, filters_: dict[str, str], id_: str, names: Sequence
 
 
 @pytest.mark.parametrize(
-    ("now", "expected"), [(FILTERS, []), ({**FILTERS, "shop.b": "{}"}, ["shop.b"]), ({}, ["shop.a", "shop.b"])]
+    ("now", "expected", "is_told"),
+    [(FILTERS, [], False), ({**FILTERS, "shop.b": "{}"}, [], True), ({}, ["shop.a", "shop.b"], True)],
 )
-def test_what_the_filter_of_a_snapshot_left_out_is_missing_when_it_is_changed(
-    monkeypatch: pytest.MonkeyPatch, now: dict[str, str], expected: list[str]
+def test_what_the_filter_of_a_snapshot_left_out_is_missing_when_it_is_taken_back(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    now: dict[str, str],
+    expected: list[str],
+    is_told: bool,
 ) -> None:
-    """It is told once, and not of a collection that was read whole since; nor of one that is not there any more."""
+    """It is noted once, and not of a collection that was read whole since; nor of one that is not there any more. Of one that has another
+    filter now it is said, and no more: not all of it is wanted."""
     payloads = read(SnapshotKind.INITIAL, FILTERS, "1", list(FILTERS))
 
     def noted_of() -> list[Any]:
         begun = start(monkeypatch, WHOLE, replace(WHOLE, snapshot_collection_filter_overrides=now))
         return begun.of_other_snapshots(payloads)
 
-    found = noted_of()
+    with caplog.at_level(logging.WARNING):
+        found = noted_of()
     assert [each["gap"]["collections"] for each in found] == [[name] for name in expected]
+    assert [each.getMessage().endswith("shop.b reads all") for each in caplog.records] == [True] * is_told
     payloads += found
     assert noted_of() == []
     payloads += read(SnapshotKind.INCREMENTAL, {}, "2", ["shop.a", "shop.b"])
