@@ -115,7 +115,11 @@ def close(connection: pymongo.MongoClient[Any]) -> None:
 
 
 def pinned(connection: pymongo.MongoClient[Any], preference: Any) -> pymongo.MongoClient[Any] | None:
-    """A client of the one server on which a cursor is to live, to be closed; None where there is none to choose."""
+    """A client of the one server on which a cursor is to live, to be closed; None where there is none to choose.
+
+    It is read with `preference`, too: the driver lets a member of a replica set answer whatever that is, and a mongos takes it to
+    the shards.
+    """
     if preference == ReadPreference.PRIMARY and len(connection.nodes) < 2:
         return None
     hello = connection.admin.command("hello", read_preference=preference)

@@ -134,7 +134,7 @@ def read_chunk(
     reading = _reading(connection, preferred)
     with (
         mongodb_failures.translating_read(f"reading a chunk of {collection.namespace}"),
-        reading as (server, session, preference),
+        reading as (server, session),
     ):
         database = server[collection.db]
         at = mongodb_server.operation_time(connection) if collection.is_capped else None
@@ -142,7 +142,7 @@ def read_chunk(
             _find(collection, bounds, after=at or after, fetch_size=fetch_size, condition=condition, is_exact=is_exact),
             session=session,
             codec_options=DEFAULT_RAW_BSON_OPTIONS,
-            read_preference=preference,
+            read_preference=preferred,
         )
         name = b"firstBatch"
         while True:
@@ -157,7 +157,7 @@ def read_chunk(
                 | ({"batchSize": fetch_size} if fetch_size else {}),
                 session=session,
                 codec_options=DEFAULT_RAW_BSON_OPTIONS,
-                read_preference=preference,
+                read_preference=preferred,
             )
 
 
@@ -189,9 +189,8 @@ def existing_ids(
 
 
 @contextmanager
-def _reading(connection: pymongo.MongoClient[Any], preferred: Any) -> Iterator[tuple[pymongo.MongoClient[Any], Any, Any]]:
-    """The server that a chunk is read from, a session on it, and the read preference for it, where `preferred` is the
-    user's.
+def _reading(connection: pymongo.MongoClient[Any], preferred: Any) -> Iterator[tuple[pymongo.MongoClient[Any], Any]]:
+    """The server that a chunk is read from, and a session on it.
 
     A chunk whose cursor is gone (an election, a collection that was dropped) is to be read again.
     """
@@ -199,8 +198,7 @@ def _reading(connection: pymongo.MongoClient[Any], preferred: Any) -> Iterator[t
     server = pinned or connection
     try:
         with server.start_session() as session:
-            is_any = pinned is not None and preferred != ReadPreference.PRIMARY
-            yield server, session, ReadPreference.PRIMARY_PREFERRED if is_any else preferred
+            yield server, session
     except driver.OperationFailure as error:
         if error.code in mongodb_failures.KILLED:
             raise mongodb_failures.SnapshotExpired from error

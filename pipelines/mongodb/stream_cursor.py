@@ -9,7 +9,6 @@ import pymongo
 from bson.int64 import Int64
 from bson.raw_bson import DEFAULT_RAW_BSON_OPTIONS
 from pymongo import errors as driver
-from pymongo.read_preferences import ReadPreference
 
 from pipelines.mongodb import client as mongodb
 from pipelines.mongodb import cursor_reply
@@ -41,7 +40,7 @@ class StreamCursor:
         reply = database.command(
             {"aggregate": collection or 1, "pipeline": pipeline, "cursor": {"batchSize": 0}},
             session=self._session,
-            read_preference=self._read_preference(),
+            read_preference=self._connection.read_preference,
         )
         self._id = reply["cursor"]["id"]
         return reply["cursor"]
@@ -57,7 +56,7 @@ class StreamCursor:
             },
             session=self._session,
             codec_options=DEFAULT_RAW_BSON_OPTIONS,
-            read_preference=self._read_preference(),
+            read_preference=self._connection.read_preference,
         )
         raw = bytes(reply.raw)
         events, rest = cursor_reply.split_batch(raw, b"nextBatch")
@@ -95,10 +94,6 @@ class StreamCursor:
             return self._pinned
         self._pinned = mongodb.pinned(self._connection, self._connection.read_preference)
         return self._pinned or self._connection
-
-    def _read_preference(self) -> Any:
-        # A client of one server has nothing to choose from, and a secondary would refuse to be read as a primary.
-        return ReadPreference.PRIMARY_PREFERRED if self._pinned is not None else self._connection.read_preference
 
     def _unpin(self) -> None:
         if self._pinned is not None:

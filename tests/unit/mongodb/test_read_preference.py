@@ -1,0 +1,62 @@
+"""Where reads go that stay on one server: of several mongos, say."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import bson
+import pytest
+from bson.int64 import Int64
+from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
+from pymongo.read_preferences import ReadPreference
+
+from pipelines.mongodb import catalog, snapshot_read, stream_cursor
+from pipelines.mongodb import client as mongodb
+
+
+class Server:
+    """Has nothing to read, and keeps with which preference it was asked."""
+
+    read_preference = ReadPreference.PRIMARY
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def __getitem__(self, db: str) -> Server:
+        return self
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start_session(self) -> Server:
+        return self
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def command(self, command: dict[str, Any], *, read_preference: Any, **_: Any) -> RawBSONDocument:
+        self.asked.append(read_preference)
+        return RawBSONDocument(
+            bson.encode({"cursor": {"firstBatch": [], "nextBatch": [], "id": Int64(0), "atClusterTime": Timestamp(1, 1)}})
+        )
+
+
+def test_a_mongos_is_told_which_members_of_its_shards_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that the connection string asks for: it was told to read primaries where they are there."""
+    mongos, client = Server(), SimpleNamespace(read_preference=ReadPreference.SECONDARY)
+    connection: Any = client
+    monkeypatch.setattr(mongodb, "pinned", lambda *_: mongos)
+    cursor = stream_cursor.StreamCursor(connection)
+    cursor.open("shop", None, [])
+    cursor.more(max_await_ms=1, batch_size=None)
+    orders = catalog.SourceCollection("shop", "orders", None)
+    assert [
+        chunk.documents
+        for chunk in snapshot_read.read_chunk(connection, orders, snapshot_read.IdRange(), after=Timestamp(1, 1))
+    ] == [[]]
+    assert mongos.asked == [ReadPreference.SECONDARY] * 3
