@@ -222,19 +222,26 @@ def data_files(spark: SparkSession, table: tables.TableRef) -> list[data_file.Da
 
 @dataclass(frozen=True)
 class TableSize:
-    """The data files of a table's newest version, and all that lies in its folder where this process sees it."""
+    """The data files of a table's newest version, and all that lies in its folder where this process sees and counts it."""
 
     files: int
     bytes: int
     stored: int | None = None
 
 
-def size(spark: SparkSession, table: tables.TableRef) -> TableSize:
-    """How large a table is now."""
+def size(spark: SparkSession, table: tables.TableRef, *, stored: bool = False) -> TableSize:
+    """How large a table is now; with `stored` all that lies in its folder is counted, which of a long log takes a while."""
     with table_errors.translating(table):
         detail = spark.sql(f"DESCRIBE DETAIL {table}").collect()[0]
-    folder = local_log.folder(table)
-    stored = None
-    if folder is not None:
-        stored = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    return TableSize(int(detail.numFiles), int(detail.sizeInBytes), stored)
+    folder = local_log.folder(table) if stored else None
+    return TableSize(int(detail.numFiles), int(detail.sizeInBytes), None if folder is None else _stored_bytes(folder))
+
+
+def _stored_bytes(folder: Path) -> int:
+    """The bytes of all files below a folder; one that goes meanwhile has none."""
+    count = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                count += os.lstat(os.path.join(place, name)).st_size
+    return count

@@ -220,7 +220,7 @@ class _MaintenanceRun:
         """One table, in its steps."""
         delta.check_ours(self.spark, table.ref)
         # Ours, or nothing is touched: VACUUM of another program's table could take what its readers still need.
-        before, words = delta.size(self.spark, table.ref), _ResultLines()
+        before, words = delta.size(self.spark, table.ref, stored=True), _ResultLines()
         # First: what a compaction commits says no position, and the log must not be cleaned up behind that.
         if maintenance.checkpoint(self.spark, table.ref):
             words.done.append("checkpoint written")
@@ -229,7 +229,7 @@ class _MaintenanceRun:
         else:
             self._facts(table, words)
         maintenance.vacuum(self.spark, table.ref)
-        after = delta.size(self.spark, table.ref)
+        after = delta.size(self.spark, table.ref, stored=True)
         words.done[:0] = [*_compared(before, after)]
         return TableResult(table.ref.label, table.kind, before, after, tuple(words.done), tuple(words.left))
 

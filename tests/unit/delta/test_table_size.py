@@ -1,0 +1,33 @@
+"""How large a table is, and what lies in its folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cdc_core.tables.layout import TableRef
+from pipelines.delta import tables as delta
+
+
+def test_a_folder_is_gone_through_only_where_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page asks for the size of each table, and a month's log has millions of files; a writer's own come and go meanwhile."""
+    rows = [SimpleNamespace(numFiles=1, sizeInBytes=10)]
+    spark: Any = SimpleNamespace(sql=lambda _: SimpleNamespace(collect=lambda: rows))
+    (tmp_path / "_delta_log").mkdir()
+    (tmp_path / "a.parquet").write_bytes(b"x" * 10)
+    (tmp_path / "_delta_log" / f"{0:020}.json").write_bytes(b"x" * 5)
+    gone, lstat = tmp_path / "_delta_log" / ".1.tmp", os.lstat
+    gone.touch()
+
+    def looked_at(path: str) -> os.stat_result:
+        gone.unlink(missing_ok=True)
+        return lstat(path)
+
+    monkeypatch.setattr(delta.os, "lstat", looked_at)
+    assert delta.size(spark, TableRef.at(str(tmp_path))) == delta.TableSize(1, 10, None)
+    assert gone.exists()
+    assert delta.size(spark, TableRef.at(str(tmp_path)), stored=True) == delta.TableSize(1, 10, 15)
