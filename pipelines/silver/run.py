@@ -362,6 +362,10 @@ class _SilverRun:
 
     def _claimed(self, spark: SparkSession, namespace: registry.Namespace) -> Writer:
         table = self.positions.table(namespace)
+        if self.positions.known[namespace].to and not delta.exists(spark, table):
+            raise errors.CommitConflict(
+                f"{table.label}: the table was removed meanwhile; it is made anew from what bronze holds"
+            )
         silver_tables.create(spark, table)
         writer = Writer.claim(spark, table, take_over=self.take_over)
         # Position and schema were read before the claim: another run may have moved the table since, or rebuilt it where it is.

@@ -107,3 +107,22 @@ def test_a_collection_to_which_nothing_comes_is_let_go(tmp_path: Path, monkeypat
         rows = live.rows(live.files()).sort_by("_id").to_pylist()
     fields = ("_id", "a", "B", "b_2")
     assert [[row[name] for name in fields] for row in rows] == [[1, 1, None, None], [2, None, 2, None], [3, None, None, 3]]
+
+
+def test_a_table_that_is_removed_under_a_service_is_made_of_all_of_bronze(tmp_path: Path) -> None:
+    """As at a start: by the position of the table that was there it would lack all that came before."""
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        hop.append((1, bson.encode({"_id": 1, "v": 1})))
+        hop.silver()
+        service = silver._SilverRun(SPARK, hop.settings, False, parallel.Pool(SPARK, None), threading.Event())
+        service.caught_up()
+        shutil.rmtree(str(hop.silver_table.path))
+        hop.append((2, bson.encode({"_id": 2, "v": 2})))
+        with pytest.raises(errors.CommitConflict, match="removed"):  # the only collection: others would go on
+            service.caught_up()
+        assert service.caught_up().events == 2
+        service.close()
+        live = live_files.of(SPARK, hop.silver_table)
+        assert live is not None and live.at(live.newest() or 0)
+        assert sorted(row["_id"] for row in live.rows(live.files()).to_pylist()) == [1, 2]
