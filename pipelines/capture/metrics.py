@@ -136,7 +136,14 @@ class _MetricsServer(ThreadingMixIn, WSGIServer):
 
 
 class _SilentHandler(WSGIRequestHandler):
-    """Writes no line a request."""
+    """Writes no line a request. Whoever connects and asks nothing, as of a host that went away, keeps a thread for so many seconds."""
+
+    timeout = 30.0
+
+    def handle(self) -> None:
+        """Answer, where anything is asked."""
+        with contextlib.suppress(TimeoutError):
+            super().handle()
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import socket
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -133,3 +135,19 @@ def test_headroom(size: int, retention: int, hours: int) -> None:
     hour = 3600
     oplog = mongodb_server.Oplog(mongodb_server.OplogWindow(0, 10 * hour), size, 100, retention * hour)
     assert oplog.headroom_seconds(6 * hour) == hours * hour
+
+
+def test_who_connects_and_asks_nothing_keeps_no_thread(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A host that went away before it asked says nothing any more: in months there may be many."""
+    monkeypatch.setattr(metrics._SilentHandler, "timeout", 0.2)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    before = threading.active_count()
+    with metrics.serve(metrics.Metrics("shop"), port=port, address="127.0.0.1"):
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as silent:
+            assert silent.recv(1) == b""
+        assert "debezium_metrics_Connected" in " ".join(metrics.scrape(port=port, address="127.0.0.1"))
+    assert threading.active_count() <= before and not capfd.readouterr().err
