@@ -210,7 +210,7 @@ class _GoldRun:
     switched: set[registry.Namespace] = field(default_factory=set)
     failures: parallel.Failures = field(default_factory=parallel.Failures)
     sources: dict[registry.Namespace, in_process.SourceFiles | None] = field(default_factory=dict)
-    outdated: dict[tables.TableRef, bool] = field(default_factory=dict)
+    lost: dict[registry.BronzeCommit | None, bool] = field(default_factory=dict)
     """Of each table whether an older copy of bronze was brought back since it was made, as this run found it."""
 
     def __post_init__(self) -> None:
@@ -321,7 +321,7 @@ class _GoldRun:
                 "table; take one of them out of the pipeline, or history out of the settings"
             )
         silver = registry.silver_position(self.spark, self.layout.silver(*namespace))
-        if self._is_outdated(table, at.bronze, silver):
+        if self._is_outdated(at.bronze, silver):
             at = replace(at, to=0)  # what is laid out already takes its own place again
         return _HistoryWork(namespace, silver, at)
 
@@ -334,7 +334,6 @@ class _GoldRun:
         writer = self.claims.writer(spark, table)
         kept = history.History(spark, self.settings, self.layout, work.namespace, writer)
         events = kept.brought_up(work.at, work.silver, stop=self.stop)
-        self.outdated[table] = False
         maintenance.compact(writer)
         self._let_idle_go(work, work.at.to, events)
         name = _history_of(work.namespace)
@@ -360,24 +359,25 @@ class _GoldRun:
         history.spare(table, (commit.metadata if commit is not None else None) or {}, namespace)
         # What came after its position silver may not be able to tell: deletes that gold had applied may be forgotten since.
         metadata = {} if commit is None or commit.metadata is None or is_restored else commit.metadata
-        if self._is_outdated(table, registry.bronze_commit(metadata), silver):
+        if self._is_outdated(registry.bronze_commit(metadata), silver):
             metadata = {}
         return current.GoldPosition(
             metadata.get("to"), metadata.get("generation") or "", metadata.get("high"), metadata.get("origin") or ""
         )
 
-    def _is_outdated(
-        self, table: tables.TableRef, bronze: registry.BronzeCommit | None, silver: registry.SilverPosition
-    ) -> bool:
+    def _is_outdated(self, bronze: registry.BronzeCommit | None, silver: registry.SilverPosition) -> bool:
         """Whether a table was made from batches whose numbers are others' by now: silver may have gone on behind them already."""
-        if bronze == silver.bronze:  # silver has not gone on
+        if bronze == silver.bronze or not self._is_lost(bronze):
             return False
-        if (
-            table not in self.outdated
-        ):  # looked for once, at the price of a request: copies are brought back while nothing runs
-            held = bronze_log.is_held(self.spark, self.layout.bronze(self.settings.name), bronze)
-            self.outdated[table] = held is False
-        return self.outdated[table]
+        # Where silver's is lost, too, it goes back first, or waits for somebody: what it says is of the batches of before.
+        return not self._is_lost(silver.bronze)
+
+    def _is_lost(self, commit: registry.BronzeCommit | None) -> bool:
+        """Whether bronze's log has not got a commit that was its newest once. Looked for once: copies are brought back while nothing
+        runs, and in a store each look is a request."""
+        if commit not in self.lost:
+            self.lost[commit] = bronze_log.is_held(self.spark, self.layout.bronze(self.settings.name), commit) is False
+        return self.lost[commit]
 
     def _applied(self, spark: SparkSession, work: current.GoldWork) -> GoldTableResult | None:
         touched = (self.layout.silver(*work.namespace), self.layout.gold(*work.namespace))
@@ -421,7 +421,6 @@ class _GoldRun:
             changed = in_process.merged(table, sources, writer)
         if changed is None:
             changed = table.rewritten(writer) if work.is_rewrite else table.merged(writer)
-        self.outdated[place] = False
         maintenance.compact(writer)
         return GoldTableResult(
             str(work.namespace),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -41,9 +42,7 @@ def to_common_batch(
     writer = Writer.claim(spark, table, take_over=take_over)
     try:
         position = registry.silver_position(spark, table)
-        shared = table_history.last_commit(
-            spark, table, saying=lambda said: bool(bronze_log.is_held(spark, bronze, registry.bronze_commit(said)))
-        )
+        shared = table_history.last_commit(spark, table, saying=lambda said: _is_shared(spark, bronze, said))
         to = min(position.to, ((shared.metadata or {}).get("to") or 0) if shared is not None else 0)
         log.warning(
             "%s: an older copy of %s was brought back; all after batch %d is applied again", table.label, bronze.label, to
@@ -52,3 +51,9 @@ def to_common_batch(
     finally:
         with suppress(errors.MedallionError):
             writer.release()
+
+
+def _is_shared(spark: SparkSession, bronze: tables.TableRef, said: Mapping[str, object]) -> bool:
+    """Whether a commit names one of this bronze; one that is older than bronze's log is from before both were copied."""
+    named = registry.bronze_commit(said)
+    return named is not None and bronze_log.is_held(spark, bronze, named) is not False

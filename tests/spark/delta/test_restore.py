@@ -125,7 +125,7 @@ def test_silver_applies_nothing_again_from_a_trimmed_bronze(spark: SparkSession,
     silver = hop.silver_table("restored")
     version = next(each.version for each in table_history.commits(spark, silver) if (each.metadata or {}).get("to") == 1)
     service = silver_run._SilverRun(spark, hop.settings, False, parallel.Pool(spark, None), threading.Event())
-    service.caught_up()
+    service.run_round()
     spark.sql(f"UPDATE {hop.bronze.table} SET ts_ms = batch")
     spark.sql(f"DELETE FROM {hop.bronze.table} WHERE batch <= 2")
     spark.sql(f"ALTER TABLE {hop.bronze.table} SET TBLPROPERTIES ('{bronze.TRIMMED}' = '3')")
@@ -133,7 +133,7 @@ def test_silver_applies_nothing_again_from_a_trimmed_bronze(spark: SparkSession,
     spark.sql(f"RESTORE TABLE {silver} TO VERSION AS OF {version}").collect()
     hop.bronze.append({"restored": [{"op": "u", "key": 3, "at": 32, "after": {"_id": 3}}]})
     for _ in range(3):
-        service.caught_up()
+        service.run_round()
     assert "execute-snapshot" in str(service.failures.found[f"{bronze_rows.DB}.restored"]), (
         "it began before anything was taken"
     )

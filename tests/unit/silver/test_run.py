@@ -85,7 +85,7 @@ def test_a_collection_to_which_nothing_comes_is_let_go(tmp_path: Path, monkeypat
         after = gold._GoldRun(SPARK, hop.settings, False, parallel.Pool(SPARK, None), threading.Event())
 
         def run() -> None:
-            layer.caught_up()
+            layer.run_round()
             after.published()
             assert not layer.failures.found and not after.failures.found
 
@@ -116,12 +116,12 @@ def test_a_table_that_is_removed_under_a_service_is_made_of_all_of_bronze(tmp_pa
         hop.append((1, bson.encode({"_id": 1, "v": 1})))
         hop.silver()
         service = silver._SilverRun(SPARK, hop.settings, False, parallel.Pool(SPARK, None), threading.Event())
-        service.caught_up()
+        service.run_round()
         shutil.rmtree(str(hop.silver_table.path))
         hop.append((2, bson.encode({"_id": 2, "v": 2})))
         with pytest.raises(errors.CommitConflict, match="removed"):  # the only collection: others would go on
-            service.caught_up()
-        assert service.caught_up().events == 2
+            service.run_round()
+        assert service.run_round().events == 2
         service.close()
         live = live_files.of(SPARK, hop.silver_table)
         assert live is not None and live.at(live.newest() or 0)

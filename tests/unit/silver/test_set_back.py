@@ -13,12 +13,14 @@ import bson
 import pytest
 
 from cdc_core import errors
+from cdc_core.bronze import columns as bronze
 from pipelines.bronze import registry
 from pipelines.delta import live_files, local_log
 from pipelines.delta.writer import Writer
 from pipelines.gold import history
 from pipelines.gold import run as gold
 from pipelines.silver import run as silver
+from pipelines.silver import set_back
 from pipelines.spark import parallel
 from tests.harness import bronze_rows, without_spark
 from tests.harness.without_spark import SPARK, Hop, NeedsSpark
@@ -93,10 +95,10 @@ def test_what_a_service_saw_in_the_end_goes_with_the_bronze_in_which_it_saw_it(h
     """A batch without a collection's events was behind all positions, and its number may come again with some in it."""
     running = service(hop)
     hop.append((5, bson.encode({"_id": 5})))
-    running.caught_up()
+    running.run_round()
     shutil.copytree(tmp_path / "lake", tmp_path / "later")
     hop.append((6, bson.encode({"_id": 6})), collection="tmp.agg_out.1")
-    running.caught_up()
+    running.run_round()
     running.close()
     assert position(hop).settled == registry.CaughtUp.at(6, dict(running.positions.known))
     bring_back(hop, "bronze", copy="later", batch=5)
@@ -120,12 +122,12 @@ def test_a_table_that_could_not_be_set_back_at_once_is_later(hop: Hop) -> None:
 def test_a_service_ends_where_a_copy_is_brought_back_under_it(hop: Hop) -> None:
     """The next one goes back; with more commits than there were before, too."""
     running = service(hop)
-    running.caught_up()
+    running.run_round()
     bring_back(hop, "bronze")
     for key in (13, 14, 15):
         hop.append((key, bson.encode({"_id": key})))
     with pytest.raises(errors.CommitConflict, match="brought back"):
-        running.caught_up()
+        running.run_round()
     running.close()
     hop.silver()
     assert keys(hop) == {2, 3, 4, 13, 14, 15}
@@ -165,7 +167,67 @@ def test_what_was_made_of_other_batches_is_made_anew(hop: Hop, layers: tuple[str
     bring_back(hop, *layers)
     for key in (13, 14, 15):
         append(hop, key)
-    run = gold._GoldRun(SPARK, hop.settings, False, parallel.Pool(SPARK, None), threading.Event())
+    run = service_of_gold(hop)
     work = run._work(namespace)
     assert work is not None and work.is_rewrite
     assert run._history(namespace, {}).at.to == 0
+
+
+def test_gold_waits_where_silver_has_not_gone_back_yet(hop: Hop) -> None:
+    """What a history laid out of the new batches by the numbers of the old ones it would take for done."""
+    table = hop.layout.history(bronze_rows.DB, "t")
+    hop.gold()
+    without_spark.create(SPARK, table, columns=history.ENGINE_DDL)
+    writer = Writer.claim(SPARK, table)
+    writer.mark(to=4, extra=history.HistoryPosition(to=4, bronze=(position(hop).bronze or (0, ""))[:1] + ("earlier",)).extra)
+    writer.release()
+    bring_back(hop, "bronze")
+    run, namespace = service_of_gold(hop), registry.Namespace(bronze_rows.DB, "t")
+    assert run._work(namespace) is None and run._history(namespace, {}).at.to == 4
+    for key in (13, 14, 15):
+        append(hop, key)
+    assert run._history(namespace, {}).at.to == 0
+
+
+def test_of_another_bronze_gold_stays_as_it_is_too(hop: Hop) -> None:
+    """It waits for silver, which waits for a person; though silver saw more of the old one than gold was made from."""
+    running = service(hop)
+    hop.append((5, bson.encode({"_id": 5})))
+    running.run_round()
+    hop.gold()
+    hop.append((6, bson.encode({"_id": 6})), collection="u")
+    running.run_round()
+    running.close()
+    bring_back(hop, "bronze")
+    hop.log = "two"
+    with pytest.raises(errors.CollectionsFailed, match="another bronze"):
+        append(hop, 13)
+    assert service_of_gold(hop)._work(registry.Namespace(bronze_rows.DB, "t")) is None
+
+
+def test_of_a_bronze_without_a_name_silver_stays_as_it_is(hop: Hop, tmp_path: Path) -> None:
+    """A capture has made it, and ended before its first heartbeat: the true one may be brought back."""
+    before, bronze_table = position(hop), hop.layout.bronze(hop.settings.name)
+    root = Path(hop.settings.lakehouse.root or "")
+    shutil.move(root / "bronze", tmp_path / "kept")
+    without_spark.create(SPARK, bronze_table, columns=bronze.COLUMNS_DDL)
+    Writer.claim(SPARK, bronze_table, kept=("batch", "log")).release()
+    with contextlib.suppress(errors.MedallionError):
+        hop.silver()
+    assert position(hop).to == before.to and position(hop).origin == before.origin
+
+
+def test_a_commit_older_than_bronzes_log_is_shared(hop: Hop) -> None:
+    """A quiet collection's last one but one is from before the copy: it goes back to that, and no further."""
+    table, bronze_table = hop.layout.silver(bronze_rows.DB, "u"), hop.layout.bronze(hop.settings.name)
+    append(hop, 5, collection="u")
+    bring_back(hop, "bronze")
+    hop.append((13, bson.encode({"_id": 13})))
+    for path in sorted((Path(bronze_table.path or "") / "_delta_log").glob("*.json"))[:-1]:
+        path.unlink()
+    set_back.to_common_batch(SPARK, table, bronze_table, newest=None, take_over=False)
+    assert position(hop, "u").to == 2
+
+
+def service_of_gold(hop: Hop) -> Any:
+    return gold._GoldRun(SPARK, hop.settings, False, parallel.Pool(SPARK, None), threading.Event())
