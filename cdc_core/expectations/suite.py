@@ -17,7 +17,7 @@ import enum
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cdc_core import errors
 from cdc_core.properties import types as values
@@ -44,6 +44,8 @@ ABOUT_THE_TABLE = frozenset(
 )
 """Expectations of values that no row meets or fails by itself."""
 
+_COLUMNS = ("column", "column_A", "column_B")
+
 
 @dataclass(frozen=True)
 class Expectation:
@@ -57,10 +59,18 @@ class Expectation:
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns that must be there for it to be judged."""
-        found: list[object] = [self.kwargs.get(name) for name in ("column", "column_A", "column_B")]
+        found: list[object] = [self.kwargs.get(name) for name in _COLUMNS]
         listed = self.kwargs.get("column_list") if self.type != "expect_table_columns_to_match_ordered_list" else None
         found += listed if isinstance(listed, list) else []
         return tuple(each for each in found if isinstance(each, str) and self.type != "expect_column_to_exist")
+
+    def over(self, names: Mapping[str, str]) -> Expectation:
+        """The same of columns that are called otherwise."""
+        found = {name: names.get(str(self.kwargs[name])) or self.kwargs[name] for name in _COLUMNS if name in self.kwargs}
+        listed = self.kwargs.get("column_list")
+        if isinstance(listed, list):
+            found["column_list"] = [names.get(each, each) for each in listed]
+        return replace(self, kwargs={**self.kwargs, **found})
 
     @property
     def is_part_about(self) -> bool:

@@ -17,9 +17,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import functions as F
+
 from cdc_core import errors
 from cdc_core.expectations import suite as suites
 from cdc_core.properties import types as values
+from cdc_core.sql.names import identifier
 from pipelines.gold import queries
 
 if TYPE_CHECKING:
@@ -86,7 +89,21 @@ def mistakes(suite: suites.Suite) -> Iterator[errors.Problem]:
 
 
 def judged(df: DataFrame, expectations: Sequence[suites.Expectation], *, keys: Sequence[str]) -> list[ExpectationResult]:
-    """The result of each expectation over the rows of `df`, in their order. Aggregates of all are computed in one pass."""
+    """The result of each expectation over the rows of `df`, in their order. Aggregates of all are computed in one pass, but for those of
+    columns with a dot in their name: to the library it is a field of a struct, and they are judged by copies."""
+    copies = {name: f"__copy_{number}" for number, name in enumerate(df.columns) if "." in name}
+    is_copied = [not copies.keys().isdisjoint(each.columns) for each in expectations]
+    copied = df.withColumns({copy: F.col(identifier(name)) for name, copy in copies.items()}) if any(is_copied) else df
+    of_copies = iter(_judged(copied, [each.over(copies) for each, chosen in zip(expectations, is_copied) if chosen], keys))
+    of_others = iter(_judged(df, [each for each, chosen in zip(expectations, is_copied) if not chosen], keys))
+    found = [next(of_copies if chosen else of_others) for chosen in is_copied]
+    for reply, each in zip(found, expectations):
+        reply["expectation_config"]["kwargs"] |= each.kwargs
+    return [_result(reply, keys) for reply in found]
+
+
+def _judged(df: DataFrame, expectations: Sequence[suites.Expectation], keys: Sequence[str]) -> list[dict[str, Any]]:
+    """What the library says of each expectation."""
     if not expectations:
         return []
     with _library():
@@ -111,7 +128,7 @@ def judged(df: DataFrame, expectations: Sequence[suites.Expectation], *, keys: S
         )
         configs = ((each.expectation_config, each) for each in found.results)
         by_place = {config.meta["place"]: each.to_json_dict() for config, each in configs if config is not None}
-        return [_result(by_place[place], keys) for place in range(len(expectations))]
+        return [by_place[place] for place in range(len(expectations))]
 
 
 def unjudged(expectation: suites.Expectation, why: str) -> ExpectationResult:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +13,13 @@ import pytest
 from rich.console import Console
 
 from cdc_core import errors
+from cdc_core.expectations import suite as suites
 from cdc_core.tables.layout import Layer
 from pipelines.delta import ops_tables
 from pipelines.delta import tables as delta
 from pipelines.demo import quality
 from pipelines.gold import expectations, models, publish
+from pipelines.gold import great_expectations as library
 from pipelines.gold import run as gold
 from pipelines.gold.candidate import Candidate
 from pipelines.operations import rebuild
@@ -131,6 +134,37 @@ def test_a_warning_stays_unmet_as_long_as_its_rows(spark: SparkSession, tmp_path
     assert judged({"_id": 3, "customer": 1, "amount": 6}) == [("whole", False, 2, 1, None), absent, met, met]
     assert judged({"_id": 2, "customer": 2, "amount": 6}) == [("whole", True, 2, 0, None), absent, met, met]
     assert judged({"_id": 3, "customer": 1, "amount": 7}) == [met, absent, met, met]
+
+
+DOTTED = {
+    ("expect_column_values_to_not_be_null", ("odd.name",)): ({"column": "odd.name"}, True, ()),
+    ("expect_column_values_to_be_between", ("odd.name",)): ({"column": "odd.name", "max_value": 50}, False, ("2",)),
+    ("expect_column_max_to_be_between", ("odd.name",)): ({"column": "odd.name", "max_value": 60}, True, ()),
+    ("expect_column_pair_values_to_be_equal", ("_id", "odd.name")): (
+        {"column_A": "_id", "column_B": "odd.name"},
+        False,
+        ("1", "2"),
+    ),
+    ("expect_compound_columns_to_be_unique", ("odd.name", "a")): ({"column_list": ["odd.name", "a"]}, True, ()),
+    ("expect_column_values_to_be_in_set", ("odd.field",)): ({"column": "odd.field", "value_set": [7]}, False, ("2",)),
+    ("expect_table_row_count_to_equal", ()): ({"value": 2}, True, ()),
+}
+"""Expectations by their columns, with whether they are met, and the keys of the rows that do not meet them."""
+
+
+def test_a_column_with_a_dot_in_its_name_is_judged(spark: SparkSession) -> None:
+    """It is the column, where the table has one of that name, and the field of a struct elsewhere."""
+    rows = spark.sql(
+        "SELECT 1 AS _id, 5 AS `odd.name`, 1 AS a, struct(7 AS field) AS odd UNION ALL SELECT 2, 60, 1, struct(8 AS field)"
+    )
+    listed = [{"type": type_, "kwargs": kwargs} for (type_, _), (kwargs, _, _) in DOTTED.items()]
+    suite = suites.parse({"expectations": listed}, name="a", where="a.yml").expectations
+    assert [(each.type, each.columns) for each in suite] == list(DOTTED)
+    found = library.judged(rows, suite, keys=("_id",))
+    assert [each.failure for each in found] == [None] * len(DOTTED)
+    assert [(each.is_met, each.examples) for each in found] == [(is_met, keys) for _, is_met, keys in DOTTED.values()]
+    said = [json.loads(each.result)["expectation_config"]["kwargs"] for each in found]
+    assert all({name: kwargs[name] for name in given} == given for kwargs, (given, _, _) in zip(said, DOTTED.values()))
 
 
 def test_a_refused_version_of_documents_hinders_no_other_table(spark: SparkSession, tmp_path: Path) -> None:
