@@ -242,4 +242,4 @@ def _as_settings(left_out: frozenset[str]) -> Iterator[str]:
     if skipped:
         yield f"skipped.operations: {', '.join(skipped)}"
     if left_out - filters.OPERATIONS:
-        yield "cursor.pipeline: what stages left out that are gone or changed"
+        yield "cursor.pipeline: what stages may have left out that are gone or changed"

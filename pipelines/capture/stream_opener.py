@@ -17,7 +17,7 @@ from bson.timestamp import Timestamp
 
 from cdc_core import errors
 from cdc_core.snapshot import mode as snapshot_mode
-from cdc_core.stream import resume_token
+from cdc_core.stream import filters, resume_token
 from pipelines.bronze import log as bronze_log
 from pipelines.capture import tokens
 from pipelines.capture.deployment import Deployment
@@ -54,7 +54,8 @@ class ExistingBronze:
         delta.check_ours(spark, table)
         last = table_history.last_commit(spark, table)
         before = last.metadata.get("stream") if last is not None and last.metadata else None
-        return ExistingBronze(bronze_log.unclaimed_position(spark, table), before is not None and before != fingerprint)
+        is_other = before is not None and not filters.is_same_stream(before, fingerprint)
+        return ExistingBronze(bronze_log.unclaimed_position(spark, table), is_other)
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,8 @@ def translated(error: BaseException) -> errors.MedallionError | None:
         )
     if isinstance(error, OSError) and error.errno in _REFUSED and error.filename:
         return _no_right(error.filename, error.strerror)
+    if (missing := missing_file(error)) is not None:  # a store's "not found" is its cause
+        return _files_missing(missing)
     if (refused := of_store(error)) is not None:
         return refused
     if condition(error).startswith("INSUFFICIENT_PERMISSIONS") or is_caused_by(error, ("UnauthorizedAccessException",)):
@@ -79,8 +81,7 @@ def translated(error: BaseException) -> errors.MedallionError | None:
             "the catalog refuses a right on a table, a schema or itself: of those that it writes a pipeline needs USE CATALOG, USE SCHEMA, "
             "CREATE TABLE, SELECT and MODIFY, and CREATE SCHEMA where its schemas are not there; --debug tells which"
         )
-    missing = missing_file(error)
-    return None if missing is None else _files_missing(missing)
+    return None
 
 
 def is_server_gone(error: BaseException) -> bool:

@@ -117,6 +117,13 @@ def test_a_store_that_refuses_in_the_middle_of_a_run_is_no_bug(error: Exception)
     assert isinstance(failures.translated(read), errors.StoreUnreachable)
 
 
+def test_a_file_that_a_store_does_not_find_is_missing() -> None:
+    """What ABFS raises for it is what it raises where it refuses, too."""
+    cause = OfStore("AbfsRestOperationException")
+    told = failures.translated(OfJava(Raised("FAILED_READ_FILE.FILE_NOT_EXIST", FILE, cause)))
+    assert isinstance(told, errors.FilesMissing)
+
+
 def test_a_folder_that_refuses_java_is_told_with_its_path() -> None:
     """The exception is the same on a disk, and the advice is another."""
     told = failures.translated(OfJava(OfStore("AccessDeniedException", "/lake/silver")))
