@@ -17,6 +17,8 @@ INVALID_RESUME_TOKEN = 260
 CHANGE_STREAM_FATAL = 280
 CHANGE_STREAM_HISTORY_LOST = 286
 ONLY_ON_REPLICA_SETS = 40573
+AHEAD_OF_THE_SERVER = 72
+"""The code of a read at or after a time that the server has not heard of yet: a secondary hears it from the primary, seconds later."""
 TOKEN_REFUSED = (CHANGE_STREAM_FATAL, INVALID_RESUME_TOKEN)
 """The codes of a token that the server does not find, or does not take."""
 CURSOR_LOST = (CURSOR_NOT_FOUND, 175, 237)
@@ -194,6 +196,10 @@ def translating_read(what: str) -> Iterator[None]:
         with translating(what):
             yield
     except driver.OperationFailure as error:
+        if error.code == AHEAD_OF_THE_SERVER:
+            raise errors.SourceUnreachable(
+                f"{what}: the server is behind the time that is to be read (error {error.code})"
+            ) from error
         raise ReadRefused(f"the server refuses to read it ({code_of(error)})") from error
 
 

@@ -1,4 +1,4 @@
-"""Where reads go that stay on one server: of several mongos, say."""
+"""Where reads go that stay on one server, and what it says: of several mongos, or a secondary."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import pytest
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
+from pymongo import errors as driver
 from pymongo.read_preferences import ReadPreference
 
+from cdc_core import errors
 from pipelines.mongodb import catalog, snapshot_read, stream_cursor
 from pipelines.mongodb import client as mongodb
 
@@ -60,3 +62,20 @@ def test_a_mongos_is_told_which_members_of_its_shards_to_read(monkeypatch: pytes
         for chunk in snapshot_read.read_chunk(connection, orders, snapshot_read.IdRange(), after=Timestamp(1, 1))
     ] == [[]]
     assert mongos.asked == [ReadPreference.SECONDARY] * 3
+
+
+def test_a_server_that_has_not_heard_of_a_time_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The primary gave the time, and a secondary, or another mongos, hears of it seconds later: no reason to give a collection up."""
+    behind = driver.OperationFailure(
+        "readConcern afterClusterTime value must not be greater than the current clusterTime", 72
+    )
+
+    class Behind(Server):
+        def command(self, command: dict[str, Any], *, read_preference: Any, **_: Any) -> RawBSONDocument:
+            raise behind
+
+    client: Any = SimpleNamespace(read_preference=ReadPreference.SECONDARY)
+    monkeypatch.setattr(mongodb, "pinned", lambda *_: Behind())
+    orders = catalog.SourceCollection("shop", "orders", None)
+    with pytest.raises(errors.SourceUnreachable):
+        list(snapshot_read.read_chunk(client, orders, snapshot_read.IdRange(), after=Timestamp(1, 1)))
