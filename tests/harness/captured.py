@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+from bson import json_util
 from bson.timestamp import Timestamp
 
 from cdc_core.bronze import event_rows as events
@@ -106,6 +108,18 @@ def snapshot_rows(
         ]
     finally:
         close_worker_clients(source.connection(settings.source))
+
+
+def documents(rows: Sequence[Mapping[str, Any]], collection: str) -> dict[str, Any]:
+    """What the rows of a collection come to: its documents by their keys, as silver would have them."""
+    found: dict[str, Any] = {}
+    of_documents = [each for each in rows if each["collection"] == collection and each["op"] is not None]
+    for row in sorted(of_documents, key=lambda row: row["sequence"]):
+        if row["op"] == "d":
+            found.pop(row["key"], None)
+        elif row["after"] is not None:
+            found[row["key"]] = json_util.loads(row["after"])
+    return found
 
 
 def close_worker_clients(*connections: source.Connection) -> None:
