@@ -273,8 +273,8 @@ def _refusal(client: mongodb.Client, collection: catalog.SourceCollection) -> er
 def _oplog(checked: CheckedSource) -> Iterator[Finding]:
     window = mongodb_server.oplog_window(checked.client)
     if window is None:
-        mend = "grant clusterMonitor to see it here and in status; the pipeline runs without"
-        yield Finding("oplog", CheckVerdict.WARNING, "its window is unknown to this user", mend)
+        mend = "grant clusterMonitor to see it here and in status, or look at each shard behind a mongos; the pipeline runs without"
+        yield Finding("oplog", CheckVerdict.WARNING, "its window is unknown to this user, or to a mongos", mend)
         return
     seconds = window.last - window.first
     found = f"reaches back {units.duration(seconds)}"

@@ -374,7 +374,7 @@ def _source_line(found: PipelineStatus) -> Text:
     if server.problem is not None:
         return Text(server.problem, style="yellow")
     if server.now is None or server.oplog_first is None:
-        return Text(f"{server.server}, oplog unknown (the user lacks clusterMonitor)")
+        return Text(f"{server.server}, oplog unknown (the user lacks clusterMonitor, or it is a mongos)")
     return Text(f"{server.server}, its oplog reaches back {units.duration(server.now - server.oplog_first)}")
 
 
