@@ -37,33 +37,25 @@ def keys(hop: Hop, collection: str) -> list[list[int]]:
 
 
 @pytest.mark.journey
-@pytest.mark.parametrize(
-    "layers",
-    [("bronze",), ("bronze", "ops"), ("bronze", "silver", "ops"), ("bronze", "gold"), ("silver", "ops"), ("gold",)],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("layers", [("bronze",), ("bronze", "silver", "ops"), ("silver", "ops")], ids=" ".join)
 def test_no_event_is_left_out(spark: SparkSession, lakehouse: Path, tmp_path: Path, layers: tuple[str, ...]) -> None:
     """What the oplog has since the copy comes again in other batches, with what came since then; gold looks when silver has passed it."""
     hop, copy = Hop(spark, pipeline(lakehouse, history=True), log="one"), tmp_path / "copy"
     hop.bronze.append({name: [document(1, 11, "c")] for name in "ab"})
     hop.run()
     shutil.copytree(lakehouse, copy)
-    for key in (2, 3, 4):
-        hop.bronze.append({"a": [document(key, 10 + key, "c")]})
+    since = [document(key, 10 + key, "c") for key in (2, 3)]
+    for event in since:
+        hop.bronze.append({"a": [event]})
         hop.run()
     bring_back(hop, copy, layers)
-    if "bronze" in layers:
-        hop.bronze.append({"a": [document(key, 10 + key, "c") for key in (2, 3, 4)], "b": [document(5, 15, "c")]})
-        hop.silver()
-        hop.bronze.append({"a": [document(6, 16, "c")], "new": [document(1, 16, "c")]})
-        hop.silver()
-        hop.bronze.append({"new": [document(2, 17, "c")]})
-    else:
-        hop.bronze.append({"a": [document(6, 16, "c")], "b": [document(5, 15, "c")], "new": [document(1, 16, "c")]})
-        hop.bronze.append({"new": [document(2, 17, "c")]})
+    again = {"a": since} if "bronze" in layers else {}
+    hop.bronze.append({**again, "b": [document(4, 14, "c")]})
+    hop.silver()
+    hop.bronze.append({"new": [document(1, 15, "c")]})
+    hop.silver()
+    hop.bronze.append({"a": [document(6, 16, "c")]})
     hop.run()
-    hop.bronze.append({"b": [document(8, 18, "c")]})
-    hop.run()
-    assert keys(hop, "a") == [[1, 2, 3, 4, 6]] * 3
-    assert keys(hop, "b") == [[1, 5, 8]] * 3
-    assert keys(hop, "new") == [[1, 2]] * 3
+    assert keys(hop, "a") == [[1, 2, 3, 6]] * 3
+    assert keys(hop, "b") == [[1, 4]] * 3
+    assert keys(hop, "new") == [[1]] * 3
