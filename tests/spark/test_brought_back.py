@@ -49,13 +49,13 @@ def test_no_event_is_left_out(spark: SparkSession, lakehouse: Path, tmp_path: Pa
         hop.bronze.append({"a": [event]})
         hop.run()
     bring_back(hop, copy, layers)
-    again = {"a": since} if "bronze" in layers else {}
-    hop.bronze.append({**again, "b": [document(4, 14, "c")]})
+    again = since if "bronze" in layers else []
+    hop.bronze.append({"a": [*again, document(4, 14, "c")], "b": [document(4, 14, "c")]})
     hop.silver()
     hop.bronze.append({"new": [document(1, 15, "c")]})
     hop.silver()
     hop.bronze.append({"a": [document(6, 16, "c")]})
     hop.run()
-    assert keys(hop, "a") == [[1, 2, 3, 6]] * 3
+    assert keys(hop, "a") == [[1, 2, 3, 4, 6]] * 3
     assert keys(hop, "b") == [[1, 4]] * 3
     assert keys(hop, "new") == [[1]] * 3
