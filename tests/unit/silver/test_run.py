@@ -142,7 +142,7 @@ def test_few_idle_collections_move_in_one_round(tmp_path: Path, monkeypatch: pyt
         moved = []
         for number in range(4):
             hop.append((number, bson.encode({"_id": number})))
-            service.caught_up()
+            service.run_round()
             moved.append([registry.silver_position(SPARK, place).to for place in places])
         service.close()
     assert moved == [[4, 4, 4], [6, 6, 4], [6, 6, 7], [8, 8, 7]]
