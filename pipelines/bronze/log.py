@@ -100,6 +100,7 @@ class BronzeLog:
         said = self.writer.metadata
         self.log = said.get("log") or uuid.uuid4().hex[:12]
         self.numbered = max(said.get("batch") or 0, self.position.batch if self.position else 0)
+        self._compacted = -(self.numbered % COMPACT_EVERY)  # the commits of the runs before count, too
 
     @staticmethod
     def open(

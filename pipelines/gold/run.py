@@ -194,6 +194,10 @@ def _release(writer: Writer) -> None:
         writer.release()
 
 
+_MAX_LOST = 1000
+"""So many commits of bronze are kept in mind, of which it was looked whether they are there."""
+
+
 @dataclass
 class _GoldRun:
     """The gold tables of one pipeline, with the claims that are held while it runs."""
@@ -211,7 +215,9 @@ class _GoldRun:
     failures: parallel.Failures = field(default_factory=parallel.Failures)
     sources: dict[registry.Namespace, in_process.SourceFiles | None] = field(default_factory=dict)
     lost: dict[registry.BronzeCommit | None, bool] = field(default_factory=dict)
-    """Of each table whether an older copy of bronze was brought back since it was made, as this run found it."""
+    """Of commits of bronze that tables name whether its log has them no more: an older copy was brought back."""
+    published_tables: set[tables.TableRef] = field(default_factory=set)
+    """The tables that this run has published: they are made of the bronze that there is."""
 
     def __post_init__(self) -> None:
         self.layout = delta.layout(self.settings.lakehouse)
@@ -305,6 +311,8 @@ class _GoldRun:
             except Exception as error:
                 self.failures.note(name, error)
                 continue
+            if self._waits(self.layout.history(*namespace), work.silver):
+                continue
             if history.is_due(work.at, work.silver):
                 found.append(work)
             else:
@@ -321,7 +329,7 @@ class _GoldRun:
                 "table; take one of them out of the pipeline, or history out of the settings"
             )
         silver = registry.silver_position(self.spark, self.layout.silver(*namespace))
-        if self._is_outdated(at.bronze, silver):
+        if self._is_outdated(table, at.bronze, silver):
             at = replace(at, to=0)  # what is laid out already takes its own place again
         return _HistoryWork(namespace, silver, at)
 
@@ -334,6 +342,7 @@ class _GoldRun:
         writer = self.claims.writer(spark, table)
         kept = history.History(spark, self.settings, self.layout, work.namespace, writer)
         events = kept.brought_up(work.at, work.silver, stop=self.stop)
+        self.published_tables.add(table)
         maintenance.compact(writer)
         self._let_idle_go(work, work.at.to, events)
         name = _history_of(work.namespace)
@@ -342,7 +351,7 @@ class _GoldRun:
     def _work(self, namespace: registry.Namespace) -> current.GoldWork | None:
         silver = registry.silver_position(self.spark, self.layout.silver(*namespace))
         # Where silver begins anew, removed or repaired, readers keep what they have until it has applied something again.
-        if silver.version < 0 or not silver.to:
+        if silver.version < 0 or not silver.to or self._waits(self.layout.gold(*namespace), silver):
             return None
         refused = self.refused.get(namespace)
         # The same rows would be refused again, for the price of another audit.
@@ -359,25 +368,32 @@ class _GoldRun:
         history.spare(table, (commit.metadata if commit is not None else None) or {}, namespace)
         # What came after its position silver may not be able to tell: deletes that gold had applied may be forgotten since.
         metadata = {} if commit is None or commit.metadata is None or is_restored else commit.metadata
-        if self._is_outdated(registry.bronze_commit(metadata), silver):
+        if self._is_outdated(table, registry.bronze_commit(metadata), silver):
             metadata = {}
         return current.GoldPosition(
             metadata.get("to"), metadata.get("generation") or "", metadata.get("high"), metadata.get("origin") or ""
         )
 
-    def _is_outdated(self, bronze: registry.BronzeCommit | None, silver: registry.SilverPosition) -> bool:
+    def _is_outdated(
+        self, table: tables.TableRef, bronze: registry.BronzeCommit | None, silver: registry.SilverPosition
+    ) -> bool:
         """Whether a table was made from batches whose numbers are others' by now: silver may have gone on behind them already."""
-        if bronze == silver.bronze or not self._is_lost(bronze):
-            return False
-        # Where silver's is lost, too, it goes back first, or waits for somebody: what it says is of the batches of before.
-        return not self._is_lost(silver.bronze)
+        return table not in self.published_tables and bronze != silver.bronze and self._is_lost(bronze)
 
     def _is_lost(self, commit: registry.BronzeCommit | None) -> bool:
-        """Whether bronze's log has not got a commit that was its newest once. Looked for once: copies are brought back while nothing
-        runs, and in a store each look is a request."""
+        """Whether bronze's log has not got a commit that was its newest once; in a store each look is a request."""
         if commit not in self.lost:
+            if len(self.lost) >= _MAX_LOST:
+                self.lost.clear()
             self.lost[commit] = bronze_log.is_held(self.spark, self.layout.bronze(self.settings.name), commit) is False
         return self.lost[commit]
+
+    def _waits(self, table: tables.TableRef, silver: registry.SilverPosition) -> bool:
+        """Whether silver has to go back first, or stands until somebody decides: what it says is of batches that bronze no longer has.
+
+        Not looked at again once a table was published: copies are brought back while nothing runs.
+        """
+        return table not in self.published_tables and self._is_lost(silver.bronze)
 
     def _applied(self, spark: SparkSession, work: current.GoldWork) -> GoldTableResult | None:
         touched = (self.layout.silver(*work.namespace), self.layout.gold(*work.namespace))
@@ -421,6 +437,7 @@ class _GoldRun:
             changed = in_process.merged(table, sources, writer)
         if changed is None:
             changed = table.rewritten(writer) if work.is_rewrite else table.merged(writer)
+        self.published_tables.add(place)
         maintenance.compact(writer)
         return GoldTableResult(
             str(work.namespace),

@@ -195,7 +195,9 @@ class _SilverRun:
         self.failures.begin_round()
         reread = self._retry_failed()
         positions.check_log()
-        due = _with_few_idle([work for work in self._works(to) if self._is_due(work)])
+        due = [work for work in self._works(to) if self._is_due(work)]
+        # Of one run that ends all positions are moved: a start reads on from the oldest.
+        due = due if self.max_local_events != in_process.SERVICE_EVENTS else _with_few_idle(due)
         for namespace in reread - {work.namespace for work in due}:
             self.failures.passed(str(namespace))
         apply = self.failures.guarding(self._applied, name=lambda work: str(work.namespace))
@@ -399,7 +401,7 @@ IDLE_AT_A_TIME = 8
 
 def _with_few_idle(works: Sequence[CollectionWork]) -> list[CollectionWork]:
     """The works without most of the idle ones: their turns come together, and those that have events would wait for hundreds."""
-    idle = [work for work in works if not (work.counts.events or work.sweeps)]
+    idle = sorted((work for work in works if not (work.counts.events or work.sweeps)), key=lambda work: work.position.to)
     left = {work.namespace for work in idle[IDLE_AT_A_TIME:]}
     return [work for work in works if work.namespace not in left]
 

@@ -156,9 +156,14 @@ class SnapshotQueue:
     def stop(
         self, chosen: Callable[[Iterable[str]], Iterable[str]], *, kind: SnapshotKind = SnapshotKind.INCREMENTAL
     ) -> list[SnapshotState]:
-        """Read no further the collections of snapshots of a kind that `chosen` chooses; the states that changed."""
+        """Read no further the collections of snapshots of a kind that `chosen` chooses; the states that changed.
+
+        Of collections that were replaced the snapshot that is read now goes on: where one is replaced again and again none would end.
+        """
         changed = []
         for entry in self._of(kind):
+            if kind is SnapshotKind.REPLACED and entry is self._running:
+                continue
             stopped = tuple(chosen(entry.now.missing))
             if stopped:
                 entry.controls.stop(stopped)

@@ -91,6 +91,10 @@ def test_commits_of_any_thread_make_a_compaction_due(monkeypatch: pytest.MonkeyP
     nothing: Any = Nothing()
     log = bronze_log.BronzeLog(nothing, tables.TableRef.at("/lake/bronze/shop"), writer, None)
     committer = Committer(log, nothing, nothing, nothing, nothing, lambda: nothing)
+    earlier = SimpleNamespace(metadata={"batch": 7})
+    assert bronze_log.BronzeLog(nothing, tables.TableRef.at("/lake/bronze/b"), earlier, None)._compacted == -3, (
+        "of short runs"
+    )  # type: ignore[arg-type]
     for commits, due in ((3, 0), (2, 1), (3, 1), (1, 2)):
         for _ in range(commits):
             log.heartbeat({}, token="82", ts_ms=0)

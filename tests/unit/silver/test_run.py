@@ -145,4 +145,8 @@ def test_few_idle_collections_move_in_one_round(tmp_path: Path, monkeypatch: pyt
             service.run_round()
             moved.append([registry.silver_position(SPARK, place).to for place in places])
         service.close()
-    assert moved == [[4, 4, 4], [6, 6, 4], [6, 6, 7], [8, 8, 7]]
+        hop.append((9, bson.encode({"_id": 9})))
+        hop.append((9, bson.encode({"_id": 9})))
+        hop.silver()
+        moved.append([registry.silver_position(SPARK, place).to for place in places])
+    assert moved == [[4, 4, 4], [6, 6, 4], [6, 6, 7], [8, 8, 7], [10, 10, 10]], "a run that ends moves all"

@@ -183,10 +183,21 @@ def test_gold_waits_where_silver_has_not_gone_back_yet(hop: Hop) -> None:
     writer.release()
     bring_back(hop, "bronze")
     run, namespace = service_of_gold(hop), registry.Namespace(bronze_rows.DB, "t")
-    assert run._work(namespace) is None and run._history(namespace, {}).at.to == 4
+    assert run._work(namespace) is None and run._waits(table, position(hop))
     for key in (13, 14, 15):
         append(hop, key)
-    assert run._history(namespace, {}).at.to == 0
+    assert not run._waits(table, position(hop)) and run._history(namespace, {}).at.to == 0
+
+
+def test_gold_that_has_published_looks_no_more_for_commits_of_bronze(hop: Hop) -> None:
+    """With a commit each second they would be a look each, and kept in mind for good."""
+    run, looked_for = service_of_gold(hop), []
+    for key in (15, 16, 17):
+        append(hop, key)
+        run.published()
+        looked_for.append(len(run.lost))
+    run.close()
+    assert len({*looked_for}) == 1
 
 
 def test_of_another_bronze_gold_stays_as_it_is_too(hop: Hop) -> None:

@@ -105,6 +105,20 @@ def test_a_paused_snapshot_holds_back_no_collection_that_was_replaced(running: R
     assert [told for told in running.notifier.told if told[0] == "orders"].count(("orders", "STARTED")) == 1
 
 
+def test_of_a_collection_that_is_replaced_again_what_runs_goes_on_and_what_waits_is_given_up(running: Running) -> None:
+    """Replaced more often than it takes to read it (`$out` each minute), none of its snapshots would end otherwise."""
+    again = replace(REPLACED, id="again")
+    running.gate.clear()
+    running.plan(REPLACED)
+    running.until(lambda: running.metrics.taken is not None)
+    running.plan(again)
+    stopped = running.queue.stop(lambda names: [*names], kind=SnapshotKind.REPLACED)
+    assert [each.id for each in stopped] == ["again"]
+    running.gate.set()
+    running.until(lambda: running.queue.is_idle)
+    assert running.read == ["replaced:db.report"]
+
+
 def test_a_run_that_was_paused_half_way_goes_on_where_it_was(running: Running) -> None:
     """Its state is kept for the next one, and until then it counts as paused."""
     running.gate.clear()
