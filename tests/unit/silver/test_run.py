@@ -150,3 +150,25 @@ def test_few_idle_collections_move_in_one_round(tmp_path: Path, monkeypatch: pyt
         hop.silver()
         moved.append([registry.silver_position(SPARK, place).to for place in places])
     assert moved == [[4, 4, 4], [6, 6, 4], [6, 6, 7], [8, 8, 7], [10, 10, 10]], "a run that ends moves all"
+
+
+def test_a_claim_that_cannot_be_given_back_ends_no_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full, say: the claim ends by itself."""
+
+    def release(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        hop.append((1, bson.encode({"_id": 1})))
+        service = silver._SilverRun(SPARK, hop.settings, False, parallel.Pool(SPARK, None), threading.Event())
+        service.run_round()
+        service.idle = {str(namespace) for namespace in service.collections}
+        after = gold._GoldRun(SPARK, hop.settings, False, parallel.Pool(SPARK, None), threading.Event())
+        after.published()
+        with monkeypatch.context() as patched:
+            patched.setattr(Writer, "release", release)
+            assert service.idle and service.run_round().events == 0 and not service.collections
+            assert hop.gold_table in after.claims
+            after.claims.release(hop.gold_table)
+        service.close()
