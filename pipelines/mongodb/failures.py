@@ -63,7 +63,8 @@ class HistoryLost(Exception):
 
 
 class SnapshotExpired(Exception):
-    """A chunk outlived the server's window of snapshot reads, or began before it (239, 246): read it again, smaller."""
+    """A chunk outlived the server's window of snapshot reads, or began before it (239, 246), or behind what the server has heard of (72): read
+    it again, smaller."""
 
 
 class CollectionChanged(Exception):
@@ -197,9 +198,7 @@ def translating_read(what: str) -> Iterator[None]:
             yield
     except driver.OperationFailure as error:
         if error.code == AHEAD_OF_THE_SERVER:
-            raise errors.SourceUnreachable(
-                f"{what}: the server is behind the time that is to be read (error {error.code})"
-            ) from error
+            raise SnapshotExpired from error
         raise ReadRefused(f"the server refuses to read it ({code_of(error)})") from error
 
 

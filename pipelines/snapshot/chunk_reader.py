@@ -165,7 +165,7 @@ def _given_up() -> mongodb_failures.ReadRefused:
     """One collection that the server cannot read in time is no reason to start the capture over: it would be so for ever."""
     return mongodb_failures.ReadRefused(
         f"the server gave up a chunk of it {ATTEMPTS} times, each smaller; a read of one time lasts 300 seconds "
-        "(minSnapshotHistoryWindowInSeconds)"
+        "(minSnapshotHistoryWindowInSeconds), and needs a server that is not behind it (error 72)"
     )
 
 

@@ -13,9 +13,9 @@ from bson.timestamp import Timestamp
 from pymongo import errors as driver
 from pymongo.read_preferences import ReadPreference
 
-from cdc_core import errors
 from pipelines.mongodb import catalog, snapshot_read, stream_cursor
 from pipelines.mongodb import client as mongodb
+from pipelines.mongodb import failures as mongodb_failures
 
 
 class Server:
@@ -77,5 +77,5 @@ def test_a_server_that_has_not_heard_of_a_time_is_asked_again(monkeypatch: pytes
     client: Any = SimpleNamespace(read_preference=ReadPreference.SECONDARY)
     monkeypatch.setattr(mongodb, "pinned", lambda *_: Behind())
     orders = catalog.SourceCollection("shop", "orders", None)
-    with pytest.raises(errors.SourceUnreachable):
+    with pytest.raises(mongodb_failures.SnapshotExpired):
         list(snapshot_read.read_chunk(client, orders, snapshot_read.IdRange(), after=Timestamp(1, 1)))

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from bson.timestamp import Timestamp
+from pymongo import errors as driver
 
 from cdc_core import errors
 from cdc_core.bronze import event_rows as events
@@ -212,3 +213,25 @@ def test_a_source_that_nobody_reaches_is_told(taking: snapshot.Snapshot, monkeyp
     with pytest.raises(errors.SourceUnreachable):
         reader.read(COLLECTION, snapshot_read.IdRange(), condition=None)
     assert not reader.on_driver.is_set()
+
+
+def test_a_time_that_a_server_never_hears_of_gives_up_one_collection(
+    taking: snapshot.Snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The capture would start over without an end; and it says nothing of whether executors reach the source."""
+    reads: list[str] = []
+
+    def behind(_: Any) -> Any:
+        reads.append("a chunk")
+        with mongodb_failures.translating_read("reading"):
+            raise driver.OperationFailure("InvalidOptions", 72)
+
+    def executed(read: Any, _: str) -> Any:
+        return SimpleNamespace(toArrow=lambda: pa.Table.from_batches(read(iter(()))))
+
+    monkeypatch.setattr(chunks, "encoded_chunk", behind)
+    spark: Any = SimpleNamespace(range=lambda *_, **__: SimpleNamespace(mapInArrow=executed))
+    reader = replace(taking.reader, spark=spark)
+    with pytest.raises(mongodb_failures.ReadRefused, match="72"):
+        reader.read(COLLECTION, snapshot_read.IdRange(), condition=None)
+    assert len(reads) == chunk_reader.ATTEMPTS
