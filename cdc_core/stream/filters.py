@@ -192,7 +192,10 @@ def server_stages(filter_: Filter, *, operations: Collection[str] = OPERATIONS) 
 
 def pipeline(source: Source) -> list[dict[str, Any]]:
     """Every stage of the change stream: filters and `cursor.pipeline` in their order, splitting last."""
-    internal = server_stages(of(source), operations=operations(source))
+    return _ordered(source, _in_all_letters(server_stages(of(source), operations=operations(source))))
+
+
+def _ordered(source: Source, internal: list[dict[str, Any]]) -> list[dict[str, Any]]:
     user = cursor_pipeline.guarded(user_stages(source))
     split: list[dict[str, Any]] = (
         # Last, because the server allows it nowhere else: it divides what the other stages have left.
@@ -259,7 +262,8 @@ def fingerprint(source: Source) -> str:
     """
     stream = {
         "scope": str(stream_scope(source)),
-        "pipeline": pipeline(source),
+        # As the lists have it: what a server is to be told of letters is another thing in each version.
+        "pipeline": _ordered(source, server_stages(of(source), operations=operations(source))),
         "fullDocument": full_document(source),
         "fullDocumentBeforeChange": full_document_before_change(source),
         # With it the server sends `disambiguatedPaths` (from 6.1 on), and a token is refused by a stream without it:
@@ -369,15 +373,28 @@ def _anchored(texts: Iterable[str]) -> list[str]:
     """
     groups: list[list[str]] = []
     size = _REGEX_LIMIT
-    for text in sorted({patterns.in_all_letters(text) for text in texts}):
+    for text in sorted(set(texts)):
         # In bytes, as the server counts them.
-        size += len(text.encode()) + 1
+        length = len(patterns.in_all_letters(text).encode())
+        size += length + 1
         if size > _REGEX_LIMIT:
             groups.append([])
-            size = len(text.encode())
+            size = length
         groups[-1].append(text)
     # `\z` and not `$`, which also matches before a line's end that a name closes with.
     return [rf"^(?:{'|'.join(group)})\z" for group in groups]
+
+
+def _in_all_letters(stages: Any) -> Any:
+    """The stages as they are sent."""
+    if isinstance(stages, list):
+        return [_in_all_letters(each) for each in stages]
+    if not isinstance(stages, dict):
+        return stages
+    return {
+        name: patterns.in_all_letters(value) if name in ("$regex", "regex") else _in_all_letters(value)
+        for name, value in stages.items()
+    }
 
 
 def _server_texts(entries: Iterable[Pattern]) -> list[str] | None:

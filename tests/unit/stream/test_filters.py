@@ -191,6 +191,15 @@ def test_an_earlier_version_named_less_of_the_same_stream() -> None:
     assert not filters.is_same_stream(filters.fingerprint(source(BASE)), now)
 
 
+def test_what_a_server_is_told_of_letters_makes_no_other_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An earlier version told it nothing of them."""
+    named = source({"collection.include.list": "shop.café", "cursor.pipeline": '[{"$match": {"x": {"$regex": "é"}}}]'})
+    now, sent = filters.fingerprint(named), filters.pipeline(named)
+    assert ["[Éé]" in str(stage) for stage in sent] == [True, False]
+    monkeypatch.setattr(patterns, "in_all_letters", lambda text: text)
+    assert filters.fingerprint(named) == now
+
+
 @pytest.mark.parametrize(
     "more",
     [
