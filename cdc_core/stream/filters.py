@@ -275,7 +275,7 @@ def fingerprint(source: Source) -> str:
     has_stages = source.cursor_pipeline_order is not PipelineOrder.USER_ONLY
     skipped = sorted(OPERATIONS - operations(source)) if has_stages else []
     choosing = (each for each in user_stages(source) if not CHANGING.issuperset(each))
-    return "-".join((_digest(stream)[:32], *skipped, *(f"stage_{_digest(each)[:12]}" for each in choosing)))
+    return "-".join((digest(stream)[:32], *skipped, *(f"stage_{digest(each)[:12]}" for each in choosing)))
 
 
 CHANGING = frozenset({"$addFields", "$project", "$replaceRoot", "$replaceWith", "$set", "$unset"})
@@ -293,7 +293,8 @@ def left_out(fingerprint: str) -> frozenset[str]:
     return frozenset(fingerprint.split("-")[1:])
 
 
-def _digest(value: Any) -> str:
+def digest(value: Any) -> str:
+    """64 hex digits for a part of the settings, in whatever order its fields are."""
     return hashlib.sha256(json_util.dumps(value, sort_keys=True).encode()).hexdigest()
 
 

@@ -139,15 +139,18 @@ class Gaps:
         is_open = snapshot_state.unrepaired(payloads)
         found = [name for name in self.deployment.namespaces() if name in less and name not in is_open] if less else []
         settings = "snapshot.include.collection.list or snapshot.collection.filter.overrides"
-        if found:
+        # Of one that has another filter now not all is wanted: no snapshot would end its gap.
+        noted = self._from_now((name for name in found if name not in chosen), f"{settings} was changed")
+        said = said_of(self.deployment.source)
+        # Where nothing is noted it is told once, and not at each start.
+        if noted or (found and any(said[name] != self.log.writer.metadata.get(name) for name in ("snapshots", "filters"))):
             log.warning(
                 "%s: the snapshot has not read all of %s that they let through now; %s reads all",
                 settings,
                 ", ".join(found),
                 signals.snapshot_command(*found),
             )
-        # Of one that has another filter now not all is wanted: no snapshot would end its gap.
-        return self._from_now((name for name in found if name not in chosen), f"{settings} was changed")
+        return noted
 
     def _now_listed(self, states: Sequence[snapshot_state.SnapshotState]) -> set[str]:
         """The collections that `snapshot.include.collection.list` lets in from here on, and no snapshot was planned for."""
@@ -226,6 +229,7 @@ def said_of(source: Source) -> dict[str, object]:
         "stream": filters.fingerprint(source),
         "fields": [list(source.field_exclude_list), list(source.field_renames)],
         "snapshots": list(source.snapshot_include_collection_list),
+        "filters": filters.digest(dict(source.snapshot_collection_filter_overrides))[:12],
     }
 
 

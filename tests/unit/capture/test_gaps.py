@@ -145,20 +145,21 @@ def test_what_the_filter_of_a_snapshot_left_out_is_missing_when_it_is_taken_back
     expected: list[str],
     is_told: bool,
 ) -> None:
-    """It is noted once, and not of a collection that was read whole since; nor of one that is not there any more. Of one that has another
+    """It is noted once, and told once, and not of a collection that was read whole since; nor of one that is not there any more. Of one that has another
     filter now it is said, and no more: not all of it is wanted."""
     payloads = read(SnapshotKind.INITIAL, FILTERS, "1", list(FILTERS))
+    before, after = (replace(WHOLE, snapshot_collection_filter_overrides=each) for each in (FILTERS, now))
 
-    def noted_of() -> list[Any]:
-        begun = start(monkeypatch, WHOLE, replace(WHOLE, snapshot_collection_filter_overrides=now))
-        return begun.of_other_snapshots(payloads)
+    def noted_of(settings: Source = after) -> list[Any]:
+        return start(monkeypatch, settings, after).of_other_snapshots(payloads)
 
     with caplog.at_level(logging.WARNING):
-        found = noted_of()
+        found = noted_of(before)
     assert [each["gap"]["collections"] for each in found] == [[name] for name in expected]
     assert [each.getMessage().endswith("shop.b reads all") for each in caplog.records] == [True] * is_told
     payloads += found
-    assert noted_of() == []
+    caplog.clear()
+    assert noted_of() == [] and not caplog.records
     payloads += read(SnapshotKind.INCREMENTAL, {}, "2", ["shop.a", "shop.b"])
     assert noted_of() == [] and snapshot_state.unrepaired(payloads) == {}
 
