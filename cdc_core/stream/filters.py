@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -255,7 +255,7 @@ def stream_scope(source: Source, *, databases: Sequence[str] = ()) -> Scope:
 
 def fingerprint(source: Source) -> str:
     """32 hex digits that change with everything that decides which events a stream carries, and with nothing
-    else; and behind them what the stream leaves out: operations, and what each stage of `cursor.pipeline` does (`left_out`).
+    else; and behind them what the stream leaves out: operations, and what stages of `cursor.pipeline` do (`left_out`).
 
     A position belongs to a stream; after a change it is resumed by time and not by its token. The spelling of
     lists, their order, connections, bounds and what is done with an event afterwards do not count.
@@ -274,12 +274,25 @@ def fingerprint(source: Source) -> str:
     }
     has_stages = source.cursor_pipeline_order is not PipelineOrder.USER_ONLY
     skipped = sorted(OPERATIONS - operations(source)) if has_stages else []
-    choosing = (each for each in user_stages(source) if not CHANGING.issuperset(each))
-    return "-".join((digest(stream)[:32], *skipped, *(f"stage_{digest(each)[:12]}" for each in choosing)))
+    return "-".join((digest(stream)[:32], *skipped, *map(_named, _choosing(user_stages(source)))))
 
 
 CHANGING = frozenset({"$addFields", "$project", "$replaceRoot", "$replaceWith", "$set", "$unset"})
 """Stages that leave no event out."""
+
+
+def _choosing(stages: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Each stage that may leave events out, behind those that change what it sees of them."""
+    changing: list[dict[str, Any]] = []
+    for each in stages:
+        if CHANGING.issuperset(each):
+            changing.append(each)
+        else:
+            yield [*changing, each]
+
+
+def _named(stages: list[dict[str, Any]]) -> str:
+    return f"stage_{digest(stages if len(stages) > 1 else stages[0])[:12]}"
 
 
 def is_same_stream(fingerprint: str, other: str) -> bool:

@@ -24,6 +24,10 @@ SKIPPING = source({"skipped.operations": "d"})
 NARROW = source({"skipped.operations": "d", "collection.include.list": "shop.a"})
 STAGES = ['{"$match": {"fullDocument.a": 1}}', '{"$match": {"fullDocument.b": 1}}']
 MATCHING, NARROWER = (source({"cursor.pipeline": f"[{', '.join(STAGES[:number])}]"}) for number in (1, 2))
+KEEP = '[{{"$addFields": {{"keep": {{"$eq": ["$fullDocument.region", "{}"]}}}}}}, {{"$match": {{"keep": true}}}}{}]'
+MARKED, BEHIND, ELSEWHERE = (
+    source({"cursor.pipeline": KEEP.format(*each)}) for each in (("EU", ""), ("EU", ', {"$unset": "keep"}'), ("US", ""))
+)
 
 
 def token(second: int) -> str:
@@ -77,6 +81,9 @@ def start(monkeypatch: pytest.MonkeyPatch, before: Source, now: Source) -> Gaps:
         ([(10, MATCHING), (20, NARROWER)], MATCHING, 20),
         ([(10, MATCHING)], SKIPPING, 10),
         ([(10, WHOLE), (20, MATCHING)], NARROWER, None),
+        ([(10, WHOLE), (20, MARKED)], ELSEWHERE, 20),
+        ([(10, WHOLE), (20, MARKED)], BEHIND, None),
+        ([(10, WHOLE), (20, BEHIND)], MARKED, None),
     ],
 )
 def test_what_was_left_out_is_missing_when_it_is_captured_again(
