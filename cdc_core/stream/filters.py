@@ -306,6 +306,16 @@ def left_out(fingerprint: str) -> frozenset[str]:
     return frozenset(fingerprint.split("-")[1:])
 
 
+def no_longer_left_out(before: str, source: Source) -> frozenset[str]:
+    """What a stream of the fingerprint `before` leaves out, and that of the settings does not."""
+    gone = left_out(before) - left_out(fingerprint(source))
+    stages = user_stages(source)
+    # An earlier version named each stage by itself, also those that leave nothing out: what is still set is not gone.
+    if any(CHANGING.issuperset(each) and _named([each]) in gone for each in stages):
+        gone -= {_named([each]) for each in stages}
+    return gone
+
+
 def digest(value: Any) -> str:
     """64 hex digits for a part of the settings, in whatever order its fields are."""
     return hashlib.sha256(json_util.dumps(value, sort_keys=True).encode()).hexdigest()

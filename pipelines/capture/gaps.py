@@ -85,7 +85,7 @@ class Gaps:
                 ", ".join(new),
                 signals.snapshot_command(*new),
             )
-        lost = self._no_longer_left_out(notes, fingerprint)
+        lost = self._no_longer_left_out(notes)
         found = [
             *({**lost, "collections": [name]} for name in captured if lost and name in known),
             *({**gap, "collections": [name]} for name, gap in again.items()),
@@ -182,10 +182,9 @@ class Gaps:
                 found[name] = {"from": first.token, "to": to, "since": tokens.utc(first.token)}
         return found
 
-    def _no_longer_left_out(self, notes: Sequence[bronze_log.FilterChange], fingerprint: str) -> Mapping[str, Any]:
+    def _no_longer_left_out(self, notes: Sequence[bronze_log.FilterChange]) -> Mapping[str, Any]:
         """What was lost while the stream left out what comes from now on; nothing where there is none."""
-        before = filters.left_out(self.log.writer.metadata.get("stream") or "")
-        back = before - filters.left_out(fingerprint)
+        back = filters.no_longer_left_out(self.log.writer.metadata.get("stream") or "", self.deployment.source)
         if not back:
             return {}
         streams = list(itertools.takewhile(lambda note: back & filters.left_out(note.stream), reversed(notes)))

@@ -191,6 +191,19 @@ def test_an_earlier_version_named_less_of_the_same_stream() -> None:
     assert not filters.is_same_stream(filters.fingerprint(source(BASE)), now)
 
 
+def test_a_stage_that_an_earlier_version_named_by_itself_is_not_gone() -> None:
+    """It did so of all stages: with the next change of lists, say, each would be missed that is still set."""
+    changing, matching, other = {"$unset": "fullDocument.y"}, {"$match": {"x": 1}}, {"$match": {"x": 2}}
+
+    def gone(before: list[Any], now: list[Any]) -> int:
+        named = "".join(f"-stage_{filters.digest(each)[:12]}" for each in before)
+        return len(filters.no_longer_left_out(f"0{named}", source({**BASE, "cursor.pipeline": json.dumps(now)})))
+
+    assert gone([matching, changing], [matching, changing]) == gone([changing, matching], [changing, matching]) == 0
+    assert gone([changing, other], [changing, matching]) == gone([other, changing], [changing]) == 1
+    assert gone([matching], [changing, matching]) == 1
+
+
 def test_what_a_server_is_told_of_letters_makes_no_other_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """An earlier version told it nothing of them."""
     named = source({"collection.include.list": "shop.café", "cursor.pipeline": '[{"$match": {"x": {"$regex": "é"}}}]'})
