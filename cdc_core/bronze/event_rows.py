@@ -190,10 +190,10 @@ class EventRows:
         lossless = raw_event.original(raw, fields=changed) if text.lossy else None
         sequence = resume_token.sequence_of(token)
         lsid, txn_number = raw_event.lsid(event, raw if is_exact else None), event.get("txnNumber")
-        if lsid is not None and moves is not None and op in "cd":
-            document = (lsid, str(txn_number), namespace["db"], namespace["coll"], key)
-            moved = transactions.ShardWrite(document, document_key_text, op == "d", sequence)
-            sequence = moves.sequence(moved)
+        transaction = None if moves is None else transactions.identifier(lsid, txn_number)
+        if moves is not None and transaction is not None:
+            document = transactions.document(namespace, key)
+            sequence = moves.sequence(transactions.ShardWrite(transaction, document, document_key_text, op, sequence))
         wall_time = event.get("wallTime")
         # From here on nothing fails: an event has all its columns or none.
         block = None

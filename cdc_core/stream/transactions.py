@@ -102,12 +102,27 @@ def end_payload(transaction: OpenTransaction, *, ts_ms: int) -> dict[str, Any]:
 
 
 class ShardWrite(NamedTuple):
-    """An insert or a delete in a transaction: of which document, by the key that its shard knows it by, and its sequence."""
+    """An event of a transaction: of which document, by the key that its shard knows it by, its `op`, and its sequence."""
 
-    document: tuple[str | None, ...]
+    transaction: str
+    document: str
     document_key: bytes
-    is_delete: bool
+    op: str
     sequence: str
+
+
+def document(namespace: Mapping[str, str], key: str) -> str:
+    """A document's name among those of all collections."""
+    # One text, and not a tuple of them: it is held for each document that a transaction writes.
+    return f"{namespace['db']}.{namespace['coll']}\0{key}"
+
+
+class _Place(NamedTuple):
+    """What a transaction did with a document on one shard: where its insert stands, if it is there, and the last event."""
+
+    document_key: bytes
+    inserted: str | None
+    newest: str
 
 
 class ShardMoves:
@@ -116,23 +131,67 @@ class ShardMoves:
     That is how a new value of the shard key becomes two events. Each has a time of its own shard: the delete may come last, or
     at the same time, and it would take away the document that is there now. Debezium hands on what comes.
 
-    The last `held` events are remembered, in memory alone: the two are milliseconds apart, but for an election in between.
+    A delete stands just before the insert of another shard that holds the document by then. Every other event comes behind
+    what the transaction did with the document before. Transactions are remembered for `seconds` of cluster time: the
+    two events are milliseconds apart, but for an election in between. Each of the `held` documents takes about 500 bytes.
     """
 
-    def __init__(self, *, held: int = 10_000) -> None:
+    def __init__(self, *, seconds: int = 600, held: int = 100_000) -> None:
+        self._seconds = seconds
         self._held = held
-        self._last: dict[tuple[str | None, ...], ShardWrite] = {}
+        self._count = 0
+        self._transactions: dict[str, dict[str, tuple[_Place, ...]]] = {}
+        self._began: dict[str, int] = {}
 
-    def sequence(self, event: ShardWrite) -> str:
-        """The sequence of an event, which is its own but where it is the other half of a move."""
-        other = self._last.pop(event.document, event)
-        if other.document_key == event.document_key or other.is_delete == event.is_delete:
-            moved = event
-        elif event.is_delete:
-            moved = event._replace(sequence=resume_token.neighbour(other.sequence, -1))
-        else:
-            moved = event._replace(sequence=max(event.sequence, resume_token.neighbour(other.sequence, 1)))
-        self._last[event.document] = moved
-        if len(self._last) > self._held:
-            del self._last[next(iter(self._last))]
-        return moved.sequence
+    def __len__(self) -> int:
+        return self._count
+
+    def sequence(self, write: ShardWrite) -> str:
+        """The sequence of an event, which is its own but where the document was written on another shard, too."""
+        places = self._places(write)
+        elsewhere = [each.inserted for each in places if each.inserted and each.document_key != write.document_key]
+        newest = max((each.newest for each in places), default="")
+        sequence = write.sequence
+        if write.op == "d" and elsewhere:
+            sequence = resume_token.neighbour(min(elsewhere), -1)
+        # An update of a key that was not inserted may be one of the document before it moved.
+        elif sequence <= newest and (write.op != "u" or _is_inserted(places, write.document_key)):
+            sequence = resume_token.neighbour(newest, 1)
+        self.remember(write._replace(sequence=sequence))
+        return sequence
+
+    def remember(self, write: ShardWrite) -> None:
+        """Take an event into account that has its sequence."""
+        places = self._places(write)
+        if write.op == "u" and not _is_inserted(places, write.document_key):
+            return
+        before = next((each for each in places if each.document_key == write.document_key), None)
+        inserted = before.inserted if write.op == "u" and before else write.sequence if write.op == "c" else None
+        newest = max(write.sequence, before.newest if before else "")
+        others = (each for each in places if each is not before)
+        if not places:
+            self._make_room(write)
+        self._transactions[write.transaction][write.document] = (*others, _Place(write.document_key, inserted, newest))
+
+    def _places(self, write: ShardWrite) -> tuple[_Place, ...]:
+        return self._transactions.get(write.transaction, {}).get(write.document, ())
+
+    def _make_room(self, write: ShardWrite) -> None:
+        """Forget the transactions that began long before this event, and the oldest where there are too many documents."""
+        time = int(write.sequence[:8], 16)
+        while self._began and time - next(iter(self._began.values())) > self._seconds:
+            self._forget_oldest()
+        if self._count >= self._held:
+            self._forget_oldest()
+        self._began.setdefault(write.transaction, time)
+        self._transactions.setdefault(write.transaction, {})
+        self._count += 1
+
+    def _forget_oldest(self) -> None:
+        oldest = next(iter(self._began))
+        del self._began[oldest]
+        self._count -= len(self._transactions.pop(oldest))
+
+
+def _is_inserted(places: tuple[_Place, ...], document_key: bytes) -> bool:
+    return any(each.inserted and each.document_key == document_key for each in places)

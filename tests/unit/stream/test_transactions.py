@@ -193,5 +193,112 @@ def test_only_the_delete_on_the_other_shard_gives_way() -> None:
     ]:
         found = landed(insert, delete, moves=transactions.ShardMoves())
         assert [row["op"] for row in sorted(found, key=lambda row: row["sequence"])] == ["c", "d"]
-    found = landed(inserts, event(2, txn=3), half_of_a_move("delete", 900, at=3), moves=transactions.ShardMoves(held=1))
-    assert found[2]["sequence"] > found[0]["sequence"]
+
+
+def in_order(found: list[dict[str, Any]]) -> list[str]:
+    """The operations as they apply."""
+    return [row["op"] for row in sorted(found, key=lambda row: row["sequence"])]
+
+
+def move(
+    document: int, operation: str, region: int, *, seconds: int = 0, at: int = 1, index: int = 0, txn: int = 1
+) -> bytes:
+    """An event of a transaction that changes a document's shard key `region`."""
+    time = 1_700_000_000 + seconds
+    token = (
+        TOKEN.format(time, at).replace("2B022C0100296E", f"2B022C01002B{index * 2:02X}6E")
+        if index
+        else TOKEN.format(time, at)
+    )
+    more: dict[str, Any] = {} if operation == "delete" else {"fullDocument": {"_id": document, "region": region}}
+    key = {"region": region, "_id": document}
+    fields = {"_id": {"_data": token}, "clusterTime": Timestamp(time, at), "operationType": operation, "documentKey": key}
+    raw = bson.decode(event(at, txn=txn)) | fields
+    del raw["fullDocument"]
+    return bson.encode(raw | more)
+
+
+def test_a_transaction_that_moves_many_documents_keeps_them_all() -> None:
+    """One shard may tell of all its inserts before the other tells of a delete."""
+    moves = transactions.ShardMoves()
+    documents = range(12_000)
+    inserts = landed(*(move(each, "insert", 1, at=1) for each in documents), moves=moves)
+    deletes = landed(*(move(each, "delete", 900, at=2) for each in documents), moves=moves)
+    assert all(delete["sequence"] < insert["sequence"] for insert, delete in zip(inserts, deletes, strict=True))
+
+
+def test_what_is_long_ago_is_forgotten() -> None:
+    """By cluster time; and the oldest where there would be too many documents."""
+    moves = transactions.ShardMoves(seconds=60, held=3)
+    landed(move(7, "insert", 1), move(8, "insert", 1, seconds=50, txn=2), moves=moves)
+    assert len(moves) == 2
+    landed(move(9, "insert", 1, seconds=70, txn=3), moves=moves)
+    assert len(moves) == 2
+    # The only one that was forgotten is that of long ago.
+    (late,) = landed(move(8, "delete", 900, seconds=71, txn=2), moves=moves)
+    assert late["sequence"] < f"{1_700_000_050:08x}{1:08x}{0:08x}"
+    (*_, last) = landed(*(move(each, "insert", 1, seconds=72, txn=4) for each in range(10)), moves=moves)
+    assert 0 < len(moves) <= 3
+    (late,) = landed(move(9, "delete", 900, seconds=73, txn=4), moves=moves)
+    assert late["sequence"] < last["sequence"]
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        # From 1 to 2 and to 3: the shards' events in several orders.
+        [("insert", 3), ("delete", 1), ("insert", 2), ("delete", 2)],
+        [("insert", 2), ("delete", 2), ("insert", 3), ("delete", 1)],
+        [("insert", 2), ("insert", 3), ("delete", 2), ("delete", 1)],
+        [("delete", 1), ("insert", 3), ("insert", 2), ("delete", 2)],
+        # To 2 and back.
+        [("insert", 2), ("delete", 1), ("insert", 1), ("delete", 2)],
+        [("delete", 1), ("insert", 1), ("insert", 2), ("delete", 2)],
+        [("insert", 2), ("delete", 2), ("delete", 1), ("insert", 1)],
+        # Inserted by the transaction, and moved.
+        [("insert", 2), ("insert", 1), ("delete", 1)],
+        [("insert", 1), ("insert", 2), ("delete", 1)],
+    ],
+)
+def test_a_document_that_moves_several_times_stays(steps: list[tuple[str, int]]) -> None:
+    """No order of the shards ends with a delete; at one cluster time neither."""
+    for times in (range(1, len(steps) + 1), [1] * len(steps)):
+        events_ = [move(7, operation, region, at=at) for at, (operation, region) in zip(times, steps, strict=True)]
+        assert in_order(landed(*events_, moves=transactions.ShardMoves()))[-1] == "c"
+
+
+def test_a_document_that_moves_and_is_deleted_is_gone() -> None:
+    """Behind its last insert, which may have been put behind the first delete."""
+    parts = [move(7, "delete", 1, index=3), move(7, "insert", 2), move(7, "delete", 2, index=1)]
+    for order in ([0, 1, 2], [1, 0, 2], [1, 2, 0]):
+        found = landed(*(parts[each] for each in order), moves=transactions.ShardMoves())
+        assert in_order(found)[-1] == "d"
+
+
+def test_an_update_of_a_document_that_moved_counts() -> None:
+    """Its insert was put behind a delete of the same time; what the transaction does next comes behind that."""
+    moves = transactions.ShardMoves()
+    steps = [
+        move(7, "delete", 1, index=3),
+        move(7, "insert", 2),
+        move(7, "update", 2, index=1),
+        move(7, "update", 2, index=2),
+    ]
+    found = landed(*steps, moves=moves)
+    assert in_order(found) == ["d", "c", "u", "u"]
+    assert len({row["sequence"] for row in found}) == 4
+    assert found[2]["sequence"] < found[3]["sequence"]
+    # One of the document before it moved stays where it is, and is not held.
+    (other,) = landed(move(7, "update", 1, index=2), moves=moves)
+    assert other["sequence"] < found[1]["sequence"] and len(moves) == 1
+    # The delete stands before the insert, and not between it and its update.
+    steps = [move(7, "insert", 2), move(7, "update", 2, index=1), move(7, "delete", 1, at=2)]
+    assert in_order(landed(*steps, moves=transactions.ShardMoves())) == ["d", "c", "u"]
+    # Behind all that came before, also what the delete of another shard has taken away since.
+    parts = [
+        move(7, "insert", 3),
+        move(7, "insert", 2, index=3),
+        move(7, "delete", 2, index=4),
+        move(7, "update", 3, index=1),
+    ]
+    assert in_order(landed(*parts, moves=transactions.ShardMoves()))[-1] == "u"
