@@ -14,6 +14,7 @@ from cdc_core.settings.parse import Settings
 from cdc_core.snapshot import mode as snapshot_mode
 from cdc_core.stream import filters, transactions
 from pipelines.bronze import log as bronze_log
+from pipelines.bronze import shard_moves
 from pipelines.capture import byte_queue, gaps, metrics, snapshot_start, threads, tokens
 from pipelines.capture.committer import Committer
 from pipelines.capture.control import ControlEvents
@@ -213,16 +214,19 @@ class Capture:
         )
 
     def _encoder(self, log: bronze_log.BronzeLog) -> Encoder:
-        source, tracker = self._deployment.source, None
+        source, tracker, moves = self._deployment.source, None, None
         if source.provide_transaction_metadata:
             opened = bronze_log.open_transaction(self._service.spark, log.table)
             tracker = transactions.TransactionTracker(opened, token=tokens.token_of(log))
+        if mongodb_server.server_info(self._deployment.client).is_sharded:
+            moves = shard_moves.remembered(self._service.spark, log.table, log.position)
         return Encoder(
             self._service.settings.name,
             self._selection,
             max_rows=source.max_batch_size,
             max_bytes=source.commit_max_bytes,
             tracker=tracker,
+            moves=moves,
         )
 
     def _finish(self, loop: MainLoop, read: StreamPosition, snapshots: snapshot_queue.SnapshotQueue) -> None:

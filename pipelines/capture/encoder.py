@@ -17,8 +17,8 @@ from pipelines.capture.selection import Selection
 class Encoder:
     """The rows of the next commit of the pipeline `name`, which holds `max_rows` or `max_bytes`.
 
-    `tracker` counts the events of transactions (`provide.transaction.metadata`); `moves` is there for
-    sharded clusters.
+    `tracker` counts the events of transactions (`provide.transaction.metadata`); `moves` is there where the source is
+    a sharded cluster.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Encoder:
     max_rows: int
     max_bytes: int
     tracker: transactions.TransactionTracker | None = None
-    moves: transactions.ShardMoves = field(default_factory=transactions.ShardMoves)
+    moves: transactions.ShardMoves | None = None
     rows: events.EventRows = field(init=False)
 
     def __post_init__(self) -> None:

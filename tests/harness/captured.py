@@ -54,7 +54,9 @@ class Stream:
         self._intake = Intake.of(begun, bronze_token=opened.bronze_token)
         selection = Selection.of(begun, deployment.filter)
         tracker = transactions.TransactionTracker() if begun.provide_transaction_metadata else None
-        self._encoder = Encoder(settings.name, selection, begun.max_batch_size, begun.commit_max_bytes, tracker)
+        self._encoder = Encoder(
+            settings.name, selection, begun.max_batch_size, begun.commit_max_bytes, tracker, transactions.ShardMoves()
+        )
         self._control = ControlEvents(deployment, _snapshots(settings), Inbox())
 
     def read(self, until: Timestamp) -> None:
