@@ -89,7 +89,7 @@ def test_what_may_be_needed_is_left_to_a_person(
         with commit.open("a") as log:
             log.write('{"add":{"path":"a.parquet","partitionValues":{},"size":1,"modificationTime":1,"dataChange":true}}\n')
     elif kind == "not ours":
-        commit.write_text(commit.read_text().replace('"configuration":{"medallion.format":"1"}', '"configuration":{}'))
+        commit.write_text(commit.read_text().replace('"medallion.format"', '"somebody.format"'))
     else:
         (tmp_path / "abandoned/t/a.parquet").touch()
     _make_old(tmp_path)
