@@ -68,31 +68,25 @@ public final class ConditionalPutLogStore extends HadoopFileSystemLogStore {
         return fileSystem.getClass().getName().equals(S3A) && bucket != null && !bucket.endsWith("--x-s3");
     }
 
-    /** The files of a folder from a name on. */
-    private static final class Listing implements Iterator<FileStatus> {
-        private final RemoteIterator<FileStatus> pages;
-        private final String from;
+    /** Files one after the other, the next of which is found when the one before is taken. */
+    abstract static class FileListing implements Iterator<FileStatus> {
         private FileStatus next;
 
-        Listing(FileSystem fileSystem, Path path) throws IOException {
-            pages = fileSystem.listStatusIterator(path.getParent());
-            from = path.getName();
-            advance();
-        }
+        /** The file behind the last one; null behind the last of all. */
+        abstract FileStatus following() throws IOException;
 
-        private void advance() throws IOException {
-            do {
-                next = pages.hasNext() ? pages.next() : null;
-            } while (next != null && next.getPath().getName().compareTo(from) < 0);
+        /** To be called once what `following` needs is there. */
+        final void advance() throws IOException {
+            next = following();
         }
 
         @Override
-        public boolean hasNext() {
+        public final boolean hasNext() {
             return next != null;
         }
 
         @Override
-        public FileStatus next() {
+        public final FileStatus next() {
             if (next == null) {
                 throw new NoSuchElementException();
             }
@@ -103,6 +97,29 @@ public final class ConditionalPutLogStore extends HadoopFileSystemLogStore {
                 throw new UncheckedIOException(error);
             }
             return found;
+        }
+    }
+
+    /** The files of a folder from a name on. */
+    private static final class Listing extends FileListing {
+        private final RemoteIterator<FileStatus> pages;
+        private final String from;
+
+        Listing(FileSystem fileSystem, Path path) throws IOException {
+            pages = fileSystem.listStatusIterator(path.getParent());
+            from = path.getName();
+            advance();
+        }
+
+        @Override
+        FileStatus following() throws IOException {
+            while (pages.hasNext()) {
+                FileStatus found = pages.next();
+                if (found.getPath().getName().compareTo(from) >= 0) {
+                    return found;
+                }
+            }
+            return null;
         }
     }
 

@@ -3,7 +3,6 @@ package io.mongomedallion.storage;
 import io.delta.storage.HadoopFileSystemLogStore;
 import java.io.FileNotFoundException;
 import java.io.IOException;
-import java.io.UncheckedIOException;
 import java.nio.channels.FileChannel;
 import java.nio.file.DirectoryIteratorException;
 import java.nio.file.DirectoryStream;
@@ -12,7 +11,6 @@ import java.nio.file.NoSuchFileException;
 import java.nio.file.StandardCopyOption;
 import java.nio.file.StandardOpenOption;
 import java.util.Iterator;
-import java.util.NoSuchElementException;
 import java.util.TreeSet;
 import java.util.UUID;
 import org.apache.hadoop.conf.Configuration;
@@ -76,14 +74,13 @@ public final class HardLinkLogStore extends HadoopFileSystemLogStore {
     }
 
     /** The files of a folder in the order of their names, of which at most HELD are held; for more the folder is read again. */
-    private static final class Listing implements Iterator<FileStatus> {
+    private static final class Listing extends ConditionalPutLogStore.FileListing {
         private static final int HELD = 50_000;
 
         private final FileSystem fileSystem;
         private final Path folder;
         private final TreeSet<String> names = new TreeSet<>();
         private boolean isWhole;
-        private FileStatus next;
 
         Listing(FileSystem fileSystem, Path from) throws IOException {
             this.fileSystem = fileSystem;
@@ -117,37 +114,19 @@ public final class HardLinkLogStore extends HadoopFileSystemLogStore {
             }
         }
 
-        private void advance() throws IOException {
-            next = null;
-            while (next == null && !names.isEmpty()) {
+        @Override
+        FileStatus following() throws IOException {
+            while (!names.isEmpty()) {
                 String name = names.pollFirst();
                 if (names.isEmpty() && !isWhole) {
                     read(name + '\0');
                 }
                 try {
-                    next = fileSystem.getFileStatus(new Path(folder, name));
+                    return fileSystem.getFileStatus(new Path(folder, name));
                 } catch (FileNotFoundException error) { // removed meanwhile
                 }
             }
-        }
-
-        @Override
-        public boolean hasNext() {
-            return next != null;
-        }
-
-        @Override
-        public FileStatus next() {
-            if (next == null) {
-                throw new NoSuchElementException();
-            }
-            FileStatus found = next;
-            try {
-                advance();
-            } catch (IOException error) {
-                throw new UncheckedIOException(error);
-            }
-            return found;
+            return null;
         }
     }
 }
