@@ -312,7 +312,7 @@ class _GoldRun:
             except Exception as error:
                 self.failures.note(name, error)
                 continue
-            if self._waits(self.layout.history(*namespace), work.silver):
+            if self._waits_for_silver(self.layout.history(*namespace), work.silver):
                 continue
             if history.is_due(work.at, work.silver):
                 found.append(work)
@@ -352,7 +352,7 @@ class _GoldRun:
     def _work(self, namespace: registry.Namespace) -> current.GoldWork | None:
         silver = registry.silver_position(self.spark, self.layout.silver(*namespace))
         # Where silver begins anew, removed or repaired, readers keep what they have until it has applied something again.
-        if silver.version < 0 or not silver.to or self._waits(self.layout.gold(*namespace), silver):
+        if silver.version < 0 or not silver.to or self._waits_for_silver(self.layout.gold(*namespace), silver):
             return None
         refused = self.refused.get(namespace)
         # The same rows would be refused again, for the price of another audit.
@@ -389,7 +389,7 @@ class _GoldRun:
             self.lost[commit] = bronze_log.is_held(self.spark, self.layout.bronze(self.settings.name), commit) is False
         return self.lost[commit]
 
-    def _waits(self, table: tables.TableRef, silver: registry.SilverPosition) -> bool:
+    def _waits_for_silver(self, table: tables.TableRef, silver: registry.SilverPosition) -> bool:
         """Whether silver has to go back first, or stands until somebody decides: what it says is of batches that bronze no longer has.
 
         Not looked at again once a table was published: copies are brought back while nothing runs.

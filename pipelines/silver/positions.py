@@ -161,9 +161,8 @@ class Positions:
     def _position(self, namespace: registry.Namespace) -> registry.SilverPosition:
         """Where a collection's table stands; raises `DecisionNeeded` where bronze does not hold what it has to apply again."""
         position = registry.silver_position(self.spark, self.table(namespace))
-        is_of_this = (
-            self.log is not None and position.log == self.log
-        )  # one without a name was made anew, and has no event yet
+        # One without a name was made anew, and has no event yet.
+        is_of_this = self.log is not None and position.log == self.log
         if is_of_this and bronze_log.is_held(self.spark, self._bronze, position.bronze) is False:
             set_back.to_common_batch(
                 self.spark, self.table(namespace), self._bronze, newest=self.bronze, take_over=self.take_over

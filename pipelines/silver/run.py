@@ -118,8 +118,7 @@ def run(
     `TableOwned`, `LeaseHeld`, `OwnershipLost`, `CommitConflict` among them; a refused run has committed nothing.
     """
     ended = stop or threading.Event()
-    max_local_events = in_process.ONE_RUN_EVENTS if once else in_process.SERVICE_EVENTS
-    silver = _SilverRun(spark, settings, take_over, parallel.Pool(spark, sessions), ended, to, max_local_events)
+    silver = _SilverRun(spark, settings, take_over, parallel.Pool(spark, sessions), ended, to, once)
     started = time.monotonic()
     total = SilverResult(0, 0, 0.0)
     try:
@@ -159,7 +158,8 @@ class _SilverRun:
     pool: parallel.Pool
     stop: threading.Event
     bound: int | None = None
-    max_local_events: int = in_process.SERVICE_EVENTS
+    once: bool = False
+    """Whether it ends when all is applied, and does not go on as a service."""
     collections: dict[registry.Namespace, SilverCollection] = field(default_factory=dict)
     retyped: set[registry.Namespace] = field(default_factory=set)
     failures: parallel.Failures = field(default_factory=parallel.Failures)
@@ -196,8 +196,8 @@ class _SilverRun:
         reread = self._retry_failed()
         positions.check_log()
         due = [work for work in self._works(to) if self._is_due(work)]
-        # Of one run that ends all positions are moved: a start reads on from the oldest.
-        due = due if self.max_local_events != in_process.SERVICE_EVENTS else _with_few_idle(due)
+        if not self.once:  # a run that ends moves all positions: a start reads on from the oldest
+            due = _with_few_idle(due)
         for namespace in reread - {work.namespace for work in due}:
             self.failures.passed(str(namespace))
         apply = self.failures.guarding(self._applied, name=lambda work: str(work.namespace))
@@ -330,7 +330,7 @@ class _SilverRun:
                 writer=writer,
                 schema=self._schema(spark, work.namespace, writer.table, options.unwrap),
                 is_new=is_new,
-                max_local_events=self.max_local_events,
+                max_local_events=in_process.ONE_RUN_EVENTS if self.once else in_process.SERVICE_EVENTS,
                 # Applied once more the batches have the same numbers, and under other settings perhaps other rows.
                 origin=uuid.uuid4().hex[:12] if is_new or table_history.RESTORED in writer.metadata else "",
             )

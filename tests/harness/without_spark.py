@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import threading
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ from pipelines.delta import tables as delta
 from pipelines.gold import current
 from pipelines.gold import run as gold
 from pipelines.silver import run as silver
+from pipelines.spark import parallel
 from pipelines.spark import session as sparks
 from tests.harness import bronze_rows, layers
 
@@ -261,6 +263,14 @@ class Hop:
             "commit": uuid.uuid4().hex[:12],
         }
         log.commit(file, base=base, metadata=json.dumps(said))
+
+    def silver_run(self) -> silver._SilverRun:
+        """A run of silver as a service has it, to be asked for its rounds one by one, and closed."""
+        return silver._SilverRun(SPARK, self.settings, False, parallel.Pool(SPARK, None), threading.Event())
+
+    def gold_run(self) -> gold._GoldRun:
+        """The same of gold."""
+        return gold._GoldRun(SPARK, self.settings, False, parallel.Pool(SPARK, None), threading.Event())
 
     def silver(self) -> None:
         silver.run(SPARK, self.settings)

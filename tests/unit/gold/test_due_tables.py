@@ -127,7 +127,7 @@ def test_a_collection_takes_no_models_place(hop: Hop) -> None:
     place = hop.layout.model("orders")
     without_spark.create(SPARK, place, columns="`n` BIGINT")
     committed(place, **stated(to={"cases.t": {"id": "1", "version": 3, "at": "x"}}, model="digest"))
-    made = gold._GoldRun(SPARK, hop.settings, False, parallel.Pool(SPARK, None), threading.Event())
+    made = hop.gold_run()
     with pytest.raises(errors.DecisionNeeded, match="a model is made"):
         made._position(registry.Namespace("models", "orders"), registry.SilverPosition())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from pathlib import Path
 
 import bson
@@ -13,9 +12,7 @@ from cdc_core import errors
 from pipelines.bronze import registry
 from pipelines.delta import live_files, owners
 from pipelines.delta.writer import Writer
-from pipelines.gold import run as gold
 from pipelines.silver import run as silver
-from pipelines.spark import parallel
 from tests.harness import without_spark
 from tests.harness.without_spark import SPARK, Hop
 
@@ -26,7 +23,7 @@ def test_a_table_that_was_rebuilt_under_a_service_keeps_its_generation(tmp_path:
         hop = Hop(tmp_path)
         hop.append((1, bson.encode({"_id": 1, "v": 1})))
         hop.silver()
-        service = silver._SilverRun(SPARK, hop.settings, False, parallel.Pool(SPARK, None), threading.Event())
+        service = hop.silver_run()
         service.run_round()
         rebuild = Writer.claim(SPARK, hop.silver_table)
         to, extra = rebuild.last_metadata()
@@ -47,7 +44,7 @@ def test_a_schema_that_could_not_be_read_before_is_looked_for_once_more(tmp_path
         hop = Hop(tmp_path)
         hop.append((1, bson.encode({"_id": 1, "a": 1})))
         hop.silver()
-        made = silver._SilverRun(SPARK, hop.settings, False, parallel.Pool(SPARK, None), threading.Event())
+        made = hop.silver_run()
         try:
             made.run_round()
             made.positions.schemas.clear()
@@ -81,8 +78,8 @@ def test_a_collection_to_which_nothing_comes_is_let_go(tmp_path: Path, monkeypat
         hop.append((1, bson.encode({"_id": 1, "a": 1})))
         hop.append((1, bson.encode({"_id": 1, "a": 1})), collection="busy")
         hop.run()
-        layer = silver._SilverRun(SPARK, hop.settings, False, parallel.Pool(SPARK, None), threading.Event())
-        after = gold._GoldRun(SPARK, hop.settings, False, parallel.Pool(SPARK, None), threading.Event())
+        layer = hop.silver_run()
+        after = hop.gold_run()
 
         def run() -> None:
             layer.run_round()
@@ -115,7 +112,7 @@ def test_a_table_that_is_removed_under_a_service_is_made_of_all_of_bronze(tmp_pa
         hop = Hop(tmp_path)
         hop.append((1, bson.encode({"_id": 1, "v": 1})))
         hop.silver()
-        service = silver._SilverRun(SPARK, hop.settings, False, parallel.Pool(SPARK, None), threading.Event())
+        service = hop.silver_run()
         service.run_round()
         shutil.rmtree(str(hop.silver_table.path))
         hop.append((2, bson.encode({"_id": 2, "v": 2})))
@@ -138,7 +135,7 @@ def test_few_idle_collections_move_in_one_round(tmp_path: Path, monkeypatch: pyt
             hop.append((1, bson.encode({"_id": 1})), collection=name)
         hop.silver()
         places = [hop.layout.silver("cases", name) for name in "abc"]
-        service = silver._SilverRun(SPARK, hop.settings, False, parallel.Pool(SPARK, None), threading.Event())
+        service = hop.silver_run()
         moved = []
         for number in range(4):
             hop.append((number, bson.encode({"_id": number})))
@@ -161,10 +158,10 @@ def test_a_claim_that_cannot_be_given_back_ends_no_service(tmp_path: Path, monke
     with without_spark.running():
         hop = Hop(tmp_path)
         hop.append((1, bson.encode({"_id": 1})))
-        service = silver._SilverRun(SPARK, hop.settings, False, parallel.Pool(SPARK, None), threading.Event())
+        service = hop.silver_run()
         service.run_round()
         service.idle = {str(namespace) for namespace in service.collections}
-        after = gold._GoldRun(SPARK, hop.settings, False, parallel.Pool(SPARK, None), threading.Event())
+        after = hop.gold_run()
         after.published()
         with monkeypatch.context() as patched:
             patched.setattr(Writer, "release", release)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import bson
 import pytest
@@ -18,10 +16,7 @@ from pipelines.bronze import registry
 from pipelines.delta import live_files, local_log
 from pipelines.delta.writer import Writer
 from pipelines.gold import history
-from pipelines.gold import run as gold
-from pipelines.silver import run as silver
 from pipelines.silver import set_back
-from pipelines.spark import parallel
 from tests.harness import bronze_rows, without_spark
 from tests.harness.without_spark import SPARK, Hop, NeedsSpark
 
@@ -65,10 +60,6 @@ def position(hop: Hop, collection: str = "t") -> registry.SilverPosition:
     return registry.silver_position(SPARK, hop.layout.silver(bronze_rows.DB, collection))
 
 
-def service(hop: Hop) -> Any:
-    return silver._SilverRun(SPARK, hop.settings, False, parallel.Pool(SPARK, None), threading.Event())
-
-
 def test_silver_goes_back_to_the_last_batch_that_both_have(hop: Hop, caplog: pytest.LogCaptureFixture) -> None:
     """Its rows begin anew then, which gold goes by; and it does so once."""
     before = position(hop)
@@ -93,7 +84,7 @@ def test_a_collection_that_all_batches_had_nothing_of_is_looked_through_again(ho
 
 def test_what_a_service_saw_in_the_end_goes_with_the_bronze_in_which_it_saw_it(hop: Hop, tmp_path: Path) -> None:
     """A batch without a collection's events was behind all positions, and its number may come again with some in it."""
-    running = service(hop)
+    running = hop.silver_run()
     hop.append((5, bson.encode({"_id": 5})))
     running.run_round()
     shutil.copytree(tmp_path / "lake", tmp_path / "later")
@@ -121,7 +112,7 @@ def test_a_table_that_could_not_be_set_back_at_once_is_later(hop: Hop) -> None:
 
 def test_a_service_ends_where_a_copy_is_brought_back_under_it(hop: Hop) -> None:
     """The next one goes back; with more commits than there were before, too."""
-    running = service(hop)
+    running = hop.silver_run()
     running.run_round()
     bring_back(hop, "bronze")
     for key in (13, 14, 15):
@@ -167,7 +158,7 @@ def test_what_was_made_of_other_batches_is_made_anew(hop: Hop, layers: tuple[str
     bring_back(hop, *layers)
     for key in (13, 14, 15):
         append(hop, key)
-    run = service_of_gold(hop)
+    run = hop.gold_run()
     work = run._work(namespace)
     assert work is not None and work.is_rewrite
     assert run._history(namespace, {}).at.to == 0
@@ -182,16 +173,16 @@ def test_gold_waits_where_silver_has_not_gone_back_yet(hop: Hop) -> None:
     writer.mark(to=4, extra=history.HistoryPosition(to=4, bronze=(position(hop).bronze or (0, ""))[:1] + ("earlier",)).extra)
     writer.release()
     bring_back(hop, "bronze")
-    run, namespace = service_of_gold(hop), registry.Namespace(bronze_rows.DB, "t")
-    assert run._work(namespace) is None and run._waits(table, position(hop))
+    run, namespace = hop.gold_run(), registry.Namespace(bronze_rows.DB, "t")
+    assert run._work(namespace) is None and run._waits_for_silver(table, position(hop))
     for key in (13, 14, 15):
         append(hop, key)
-    assert not run._waits(table, position(hop)) and run._history(namespace, {}).at.to == 0
+    assert not run._waits_for_silver(table, position(hop)) and run._history(namespace, {}).at.to == 0
 
 
 def test_gold_that_has_published_looks_no_more_for_commits_of_bronze(hop: Hop) -> None:
     """With a commit each second they would be a look each, and kept in mind for good."""
-    run, looked_for = service_of_gold(hop), []
+    run, looked_for = hop.gold_run(), []
     for key in (15, 16, 17):
         append(hop, key)
         run.published()
@@ -202,7 +193,7 @@ def test_gold_that_has_published_looks_no_more_for_commits_of_bronze(hop: Hop) -
 
 def test_of_another_bronze_gold_stays_as_it_is_too(hop: Hop) -> None:
     """It waits for silver, which waits for a person; though silver saw more of the old one than gold was made from."""
-    running = service(hop)
+    running = hop.silver_run()
     hop.append((5, bson.encode({"_id": 5})))
     running.run_round()
     hop.gold()
@@ -213,7 +204,7 @@ def test_of_another_bronze_gold_stays_as_it_is_too(hop: Hop) -> None:
     hop.log = "two"
     with pytest.raises(errors.CollectionsFailed, match="another bronze"):
         append(hop, 13)
-    assert service_of_gold(hop)._work(registry.Namespace(bronze_rows.DB, "t")) is None
+    assert hop.gold_run()._work(registry.Namespace(bronze_rows.DB, "t")) is None
 
 
 def test_of_a_bronze_without_a_name_silver_stays_as_it_is(hop: Hop, tmp_path: Path) -> None:
@@ -238,7 +229,3 @@ def test_a_commit_older_than_bronzes_log_is_shared(hop: Hop) -> None:
         path.unlink()
     set_back.to_common_batch(SPARK, table, bronze_table, newest=None, take_over=False)
     assert position(hop, "u").to == 2
-
-
-def service_of_gold(hop: Hop) -> Any:
-    return gold._GoldRun(SPARK, hop.settings, False, parallel.Pool(SPARK, None), threading.Event())

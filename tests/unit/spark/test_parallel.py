@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +17,6 @@ from pipelines.delta import maintenance, table_history
 from pipelines.delta.writer import Writer
 from pipelines.gold import history
 from pipelines.gold import run as gold
-from pipelines.silver import run as silver
 from pipelines.spark import parallel
 from tests.harness import without_spark
 from tests.harness.without_spark import SPARK, Hop
@@ -51,7 +49,7 @@ def failing_once(monkeypatch: pytest.MonkeyPatch, place: Any, name: str) -> None
 
 @contextlib.contextmanager
 def service(hop: Hop) -> Iterator[gold._GoldRun]:
-    made = gold._GoldRun(SPARK, hop.settings, False, parallel.Pool(SPARK, None), threading.Event())
+    made = hop.gold_run()
     yield made
     made.close()
 
@@ -136,7 +134,7 @@ def test_what_gold_refuses_is_told_beside_what_failed(hop: Hop, monkeypatch: pyt
 def test_silver_forgets_what_failed_behind_its_commit(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The collection is read and claimed anew once, and not at each look."""
     failing_once(monkeypatch, maintenance, "compact")
-    made = silver._SilverRun(SPARK, hop.settings, False, parallel.Pool(SPARK, None), threading.Event())
+    made = hop.silver_run()
     read: list[registry.Namespace] = []
     try:
         made.run_round()
