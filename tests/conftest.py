@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import uuid
 from collections.abc import Callable, Iterator
@@ -37,6 +38,17 @@ hypothesis.settings.load_profile("medallion")
 pymongo.common.MIN_HEARTBEAT_INTERVAL = 0.05  # type: ignore[misc]
 
 StartServer = Callable[[embedded_mongodb.ServerOptions], embedded_mongodb.EmbeddedMongoDB]
+
+
+@pytest.fixture(autouse=True)
+def log_of_its_own() -> Iterator[None]:
+    """A command that a test runs in this process configures the log, which would hold for all tests after it."""
+    root = logging.getLogger()
+    level, handlers = root.level, root.handlers[:]
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
+    logging.captureWarnings(False)
 
 
 @pytest.fixture(scope="session")
