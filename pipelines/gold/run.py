@@ -35,7 +35,7 @@ from pipelines.bronze import registry
 from pipelines.delta import maintenance, query_execution, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
-from pipelines.gold import current, history, in_process
+from pipelines.gold import current, history, history_position, in_process
 from pipelines.gold.candidate import Audit, no_audit
 from pipelines.new_commits import NewCommits
 from pipelines.spark import parallel
@@ -77,7 +77,7 @@ class _HistoryWork:
 
     namespace: registry.Namespace
     silver: registry.SilverPosition
-    at: history.HistoryPosition
+    at: history_position.HistoryPosition
 
 
 Due = TypeVar("Due", current.GoldWork, _HistoryWork)
@@ -314,7 +314,7 @@ class _GoldRun:
                 continue
             if self._waits_for_silver(self.layout.history(*namespace), work.silver):
                 continue
-            if history.is_due(work.at, work.silver):
+            if history_position.is_due(work.at, work.silver):
                 found.append(work)
             else:
                 self.failures.passed(name)
@@ -322,7 +322,7 @@ class _GoldRun:
 
     def _history(self, namespace: registry.Namespace, owners: Mapping[str, registry.Namespace]) -> _HistoryWork:
         table = self.layout.history(*namespace)
-        at = history.position(self.spark, table)
+        at = history_position.position(self.spark, table)
         # One that has begun goes on: then it is the collection that finds its place taken.
         if not at.to and table.key in owners:
             raise errors.DecisionNeeded(
@@ -366,7 +366,7 @@ class _GoldRun:
         if table not in self.claims and not delta.exists(self.spark, table):
             return current.GoldPosition()
         commit, is_restored = table_history.position_and_restored(self.spark, table)
-        history.spare(table, (commit.metadata if commit is not None else None) or {}, namespace)
+        history_position.spare(table, (commit.metadata if commit is not None else None) or {}, namespace)
         # What came after its position silver may not be able to tell: deletes that gold had applied may be forgotten since.
         metadata = {} if commit is None or commit.metadata is None or is_restored else commit.metadata
         if self._is_outdated(table, registry.bronze_commit(metadata), silver):

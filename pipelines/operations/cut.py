@@ -34,7 +34,7 @@ from pipelines.bronze import log as bronze_log
 from pipelines.bronze import registry, survey
 from pipelines.delta import ops_tables, table_history
 from pipelines.delta import tables as delta
-from pipelines.gold import history, models, publish
+from pipelines.gold import history_position, models, publish
 from pipelines.gold import run as gold
 from pipelines.silver import run as silver
 from pipelines.spark import parallel
@@ -233,14 +233,16 @@ def past(spark: SparkSession, settings: Settings, *, as_of: str) -> Cut:
     )
 
 
-def _histories(spark: SparkSession, settings: Settings) -> list[tuple[tuple[str, tables.TableRef], history.HistoryPosition]]:
+def _histories(
+    spark: SparkSession, settings: Settings
+) -> list[tuple[tuple[str, tables.TableRef], history_position.HistoryPosition]]:
     """The tables of versions that there are, by the names of their collections, with their positions."""
     layout = delta.layout(settings.lakehouse)
     found = []
     for namespace in registry.read(spark, settings).namespaces:
         table = layout.history(*namespace)
         if settings.silver.for_collection(str(namespace)).history and delta.exists(spark, table):
-            found.append(((str(namespace), table), history.position(spark, table)))
+            found.append(((str(namespace), table), history_position.position(spark, table)))
     if not found:
         message = "no collection has a table of versions"
         raise errors.SettingsError(
@@ -250,7 +252,9 @@ def _histories(spark: SparkSession, settings: Settings) -> list[tuple[tuple[str,
 
 
 def _applied(
-    spark: SparkSession, settings: Settings, held: Sequence[tuple[tuple[str, tables.TableRef], history.HistoryPosition]]
+    spark: SparkSession,
+    settings: Settings,
+    held: Sequence[tuple[tuple[str, tables.TableRef], history_position.HistoryPosition]],
 ) -> int:
     """The batch of bronze up to which no table of versions lacks anything.
 

@@ -37,7 +37,7 @@ from pipelines.bronze import quarantine_table, registry
 from pipelines.delta import maintenance, ops_tables, owners, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
-from pipelines.gold import history, models
+from pipelines.gold import history_position, models
 from pipelines.spark import parallel
 
 if TYPE_CHECKING:
@@ -394,7 +394,7 @@ class _MaintenanceRun:
         table = self.layout.history(*namespace)
         if self.settings.silver.for_collection(str(namespace)).history or not delta.exists(self.spark, table):
             return True
-        at = history.position(self.spark, table)
+        at = history_position.position(self.spark, table)
         lost = f"{chosen} AND batch > {at.to} AND kind IN ('change', 'snapshot')"
         if not at.to or at.has_gap or not _has_rows(self.spark, self.bronze, lost):
             return True
@@ -405,7 +405,7 @@ class _MaintenanceRun:
             return False
         try:
             to, extra = writer.last_metadata()
-            writer.mark(to=to, extra={**extra, history.GAP: True})
+            writer.mark(to=to, extra={**extra, history_position.GAP: True})
         finally:
             writer.release()
         return True

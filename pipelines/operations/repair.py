@@ -33,7 +33,7 @@ from pipelines.bronze import log as bronze_log
 from pipelines.delta import data_file, local_log
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
-from pipelines.gold import history
+from pipelines.gold import history, history_position
 from pipelines.spark import parallel
 
 if TYPE_CHECKING:
@@ -190,7 +190,9 @@ def _position(writer: Writer, names: Sequence[str]) -> tuple[object, dict[str, o
             return 0, {name: writer.metadata[name] for name in ("generation", "log", "added") if name in writer.metadata}
         case ("history", *_):
             # Where old events are not in bronze any more, it would begin in the middle, without a word.
-            return 0, {history.GAP: True} | {name: writer.metadata[name] for name in ("added",) if name in writer.metadata}
+            return 0, {history_position.GAP: True} | {
+                name: writer.metadata[name] for name in ("added",) if name in writer.metadata
+            }
         case ("gold", *_):
             return None, {}
     return writer.metadata.get("to"), {name: writer.metadata[name] for name in ("batch", "log") if name in writer.metadata}

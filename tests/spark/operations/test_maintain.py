@@ -19,7 +19,7 @@ from pipelines.bronze import registry
 from pipelines.delta import maintenance, ops_tables, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
-from pipelines.gold import history
+from pipelines.gold import history_position
 from pipelines.gold import run as gold
 from pipelines.operations import cut, maintain, rebuild
 from pipelines.silver import run as silver
@@ -162,7 +162,7 @@ def test_a_history_that_was_not_kept_knows_its_gap(spark: SparkSession, lakehous
     applied(spark, chosen())
     capture = Writer.claim(spark, layout.bronze("shop"))
     maintain.run(spark, chosen())
-    assert not history.position(spark, layout.history(bronze_rows.DB, "things")).has_gap
+    assert not history_position.position(spark, layout.history(bronze_rows.DB, "things")).has_gap
     capture.release()
     maintain.run(spark, chosen())
     log.append({"things": [{"op": "r", "key": 2, "at": 40, "after": {"_id": 2}}]})

@@ -17,7 +17,7 @@ from cdc_core.tables import layout as tables
 from pipelines.bronze import registry
 from pipelines.delta import local_log, maintenance, table_history
 from pipelines.delta.writer import Writer
-from pipelines.gold import current, history, model_inputs
+from pipelines.gold import current, history_position, model_inputs
 from pipelines.gold import run as gold
 from pipelines.operations import rebuild
 from pipelines.spark import parallel
@@ -100,7 +100,7 @@ def test_readers_keep_what_gold_has_while_silver_begins_anew(hop: Hop) -> None:
 )
 def test_a_history_reads_again_what_it_passed_over(folded: bool | None, folds: bool, log: str, start: int) -> None:
     """Where updates are folded again, those of the time without it are in bronze alone; a run that is killed on the way goes on from there."""
-    at = history.HistoryPosition(7, log="a", folds=folded)
+    at = history_position.HistoryPosition(7, log="a", folds=folded)
     assert at.start(registry.SilverPosition(9, log=log), folds=folds) == start
     assert at.extra["folds"] is folded
 

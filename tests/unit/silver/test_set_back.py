@@ -15,7 +15,7 @@ from cdc_core.bronze import columns as bronze
 from pipelines.bronze import registry
 from pipelines.delta import live_files, local_log
 from pipelines.delta.writer import Writer
-from pipelines.gold import history
+from pipelines.gold import history, history_position
 from pipelines.silver import set_back
 from tests.harness import bronze_rows, without_spark
 from tests.harness.without_spark import SPARK, Hop, NeedsSpark
@@ -153,7 +153,7 @@ def test_what_was_made_of_other_batches_is_made_anew(hop: Hop, layers: tuple[str
     silver_was = position(hop)
     without_spark.create(SPARK, table, columns=history.ENGINE_DDL)
     writer = Writer.claim(SPARK, table)
-    writer.mark(to=4, extra=history.HistoryPosition(to=4, bronze=silver_was.bronze).extra)
+    writer.mark(to=4, extra=history_position.HistoryPosition(to=4, bronze=silver_was.bronze).extra)
     writer.release()
     bring_back(hop, *layers)
     for key in (13, 14, 15):
@@ -170,7 +170,9 @@ def test_gold_waits_where_silver_has_not_gone_back_yet(hop: Hop) -> None:
     hop.gold()
     without_spark.create(SPARK, table, columns=history.ENGINE_DDL)
     writer = Writer.claim(SPARK, table)
-    writer.mark(to=4, extra=history.HistoryPosition(to=4, bronze=(position(hop).bronze or (0, ""))[:1] + ("earlier",)).extra)
+    writer.mark(
+        to=4, extra=history_position.HistoryPosition(to=4, bronze=(position(hop).bronze or (0, ""))[:1] + ("earlier",)).extra
+    )
     writer.release()
     bring_back(hop, "bronze")
     run, namespace = hop.gold_run(), registry.Namespace(bronze_rows.DB, "t")

@@ -15,7 +15,7 @@ from cdc_core import errors
 from pipelines.bronze import registry
 from pipelines.delta import maintenance, table_history
 from pipelines.delta.writer import Writer
-from pipelines.gold import history
+from pipelines.gold import history, history_position
 from pipelines.gold import run as gold
 from pipelines.spark import parallel
 from tests.harness import without_spark
@@ -25,7 +25,7 @@ from tests.harness.without_spark import SPARK, Hop
 @pytest.fixture
 def hop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hop]:
     """A lakehouse whose bronze holds a document of each of two collections; versions, which Spark writes, are never due."""
-    monkeypatch.setattr(history, "is_due", lambda *_: False)
+    monkeypatch.setattr(history_position, "is_due", lambda *_: False)
     with without_spark.running():
         made = Hop(tmp_path, history=True)
         made.append((1, bson.encode({"_id": 1})))
@@ -66,7 +66,7 @@ def test_gold_forgets_what_failed_behind_its_commit(hop: Hop, monkeypatch: pytes
     assert [len(known) for known in histories] == [1, 2]
 
 
-@pytest.mark.parametrize("place", [registry, history])
+@pytest.mark.parametrize("place", [registry, history_position])
 def test_gold_forgets_a_look_that_failed(hop: Hop, monkeypatch: pytest.MonkeyPatch, place: Any) -> None:
     """At a collection, or at its history, which have nothing to do when they are looked at again."""
     hop.run()
@@ -101,7 +101,7 @@ def test_a_collection_takes_no_historys_place(hop: Hop) -> None:
     table = hop.layout.history("cases", "t")
     without_spark.create(SPARK, table, columns=history.ENGINE_DDL)
     claimed = Writer.claim(SPARK, table)
-    claimed.mark(to=1, extra=history.HistoryPosition(1).extra)
+    claimed.mark(to=1, extra=history_position.HistoryPosition(1).extra)
     claimed.release()
     version = table_history.version(SPARK, table)
     hop.append((1, bson.encode({"_id": 1})), collection="t_history")
