@@ -20,7 +20,7 @@ from cdc_core.bronze import columns as bronze
 from cdc_core.schema import document_schema
 from cdc_core.silver import merge, reduce
 from cdc_core.typed.decoding import Decoder
-from pipelines.bronze import batch_rows, quarantine_table, survey
+from pipelines.bronze import batch_rows, collection_events, quarantine_table, survey
 from pipelines.delta import live_files, table_schema, upsert
 from pipelines.delta import tables as delta
 from pipelines.schema import log as schemas
@@ -32,28 +32,14 @@ if TYPE_CHECKING:
 
     from pipelines.bronze import registry
 
-ONE_RUN_EVENTS = 250_000
-"""So many events one run applies by itself; beyond that Spark is faster, even with the compiling of its first plan."""
-
-SPAN_EVENTS = 10_000_000 if (os.cpu_count() or 1) <= 8 else ONE_RUN_EVENTS
+SPAN_EVENTS = 10_000_000 if (os.cpu_count() or 1) <= 8 else collection_events.ONE_RUN_EVENTS
 """So many events one run applies by itself range by range; on many cores Spark is faster than this process is on one."""
-
-PORTION_EVENTS = 100_000
-"""So many of them a range has: what is held at a time is bounded by it, and by `PORTION_BYTES`, and memory that was touched once is
-filled faster than new memory. Of fewer the data files would be so small that they had to be put together afterwards."""
-
-PORTION_BYTES = 128 * 2**20
 
 SERVICE_EVENTS = 2_000
 """In a service Spark types on all cores, and the capture beside it needs this process."""
 
-MANY_BYTES = 384 * 2**20
-"""Documents of more bytes are typed by executors: here a range's are held as text and as columns at a time, a gigabyte at most."""
-
 STATISTICS = ("__key", "__sequence", "__batch")
 """The columns by which silver's files are skipped, as its table says it, too."""
-
-_READ = ("kind", "db", "collection", "key", "sequence", "offset", "op", "after")
 
 
 def ranges(collection: SilverCollection, work: CollectionWork) -> tuple[reduce.BatchRange, ...] | None:
@@ -71,8 +57,7 @@ def ranges(collection: SilverCollection, work: CollectionWork) -> tuple[reduce.B
     row_bytes = found.row_bytes
     if collection.keeps_document:  # a partial update is as large as the document that it is folded onto
         row_bytes = max(row_bytes, sum(file["size"] for file in live.files()) // max(1, live.row_count()))
-    fitting = PORTION_BYTES // max(1, row_bytes)
-    limit = min(PORTION_EVENTS, max(1, fitting), collection.options.max_batch_events)
+    limit = collection_events.portion(row_bytes, most=collection.options.max_batch_events)
     if events <= limit:
         return None
     # Each range looks for its keys; Spark does so once for all.
@@ -95,7 +80,9 @@ def applied(
     if not (_is_plain(collection, counts) and _takes_rows(collection)):
         return False
     events = _events(collection, range_)
-    if events is None or events.num_rows != counts.events or not _is_whole(collection, events):
+    # Without a schema the documents' own give one, before any update has its say.
+    folds = collection.keeps_document and bool(collection.schema.schema.fields)
+    if events is None or events.num_rows != counts.events or not collection_events.are_whole(events, folds=folds):
         return False
     if collection.mode.keeps_row:  # then a delete does nothing
         events = events.filter(pc.not_equal(events["op"], bronze.Op.DELETE.value))
@@ -197,53 +184,23 @@ def _quarantined_keys(collection: SilverCollection, *, before: int) -> frozenset
 def _events(collection: SilverCollection, range_: reduce.BatchRange) -> pa.Table | None:
     """The collection's events of the range, in their order; None where this process cannot read them."""
     updates = ("updateDescription",) if collection.keeps_document else ()
-    columns = list(dict.fromkeys((*_READ, *updates, *collection.bronze_columns, *_added_bronze_columns(collection))))
-    namespace = collection.namespace
+    columns = (*updates, *collection.bronze_columns, *_added_bronze_columns(collection))
     # Other collections' events stand in the same files.
     limit = max(survey.MAX_DRIVER_ROWS, 2 * collection.max_local_events)
-    among = {"db": namespace.db, "collection": namespace.collection}
-    rows = batch_rows.few_rows(
-        collection.spark, collection.bronze, range_, columns, limit=limit, size_bytes=_many_bytes(collection), among=among
+    size_bytes, spark, namespace = _many_bytes(collection), collection.spark, collection.namespace
+    return collection_events.in_order(
+        spark, collection.bronze, namespace, range_, columns, limit=limit, size_bytes=size_bytes
     )
-    if rows is None:
-        return None
-    order = pc.sort_indices(rows.select(["sequence", "offset"]), [("sequence", "ascending"), ("offset", "ascending")])
-    return _taken(rows, order.filter(survey.are_events(rows, collection.namespace).combine_chunks().take(order)))
 
 
 def _many_bytes(collection: SilverCollection) -> int:
     """So many bytes of documents are held here."""
-    return MANY_BYTES if collection.max_local_events > SERVICE_EVENTS else batch_rows.MANY_BYTES
-
-
-def _taken(rows: pa.Table, places: pa.Array) -> pa.Table:
-    """The rows of these places; the same table where that is all of them, as they are: documents are dear to copy."""
-    return rows if places.equals(pa.array(range(rows.num_rows), places.type)) else rows.take(places)
+    return collection_events.MANY_BYTES if collection.max_local_events > SERVICE_EVENTS else batch_rows.MANY_BYTES
 
 
 def _added_bronze_columns(collection: SilverCollection) -> list[str]:
     """The bronze columns that `add.fields` asks for."""
     return [each.path[0] for each in collection.added(collection.schema.schema) if each.path]
-
-
-def _is_whole(collection: SilverCollection, events: pa.Table) -> bool:
-    """Whether each event is a delete or has its whole document, or changes one that is kept, and nothing that would send it to
-    quarantine."""
-    op, after = events["op"], events["after"]
-    is_document = pc.and_(pc.starts_with(after, "{"), pc.ends_with(after, "}"))
-    # Without a schema the documents' own give one, before any update has its say.
-    if collection.keeps_document and collection.schema.schema.fields:
-        is_document = pc.or_kleene(is_document, in_process_fold.are_partial(events))
-    conditions = (
-        pc.is_valid(events["key"]),
-        pc.match_substring_regex(events["sequence"], "^[0-9a-f]{24}$"),
-        pc.is_in(op, value_set=_OPS),
-        pc.or_(pc.equal(op, bronze.Op.DELETE.value), pc.fill_null(is_document, False)),
-    )
-    return all(pc.all(pc.fill_null(each, False), min_count=0).as_py() for each in conditions)
-
-
-_OPS = pa.array([each.value for each in bronze.Op])
 
 
 def _winners(events: pa.Table) -> tuple[list[int], list[str], dict[str, str]]:
@@ -286,7 +243,7 @@ def _typed(
     if pc.any(typed.new).as_py():
         evolutions = []  # of all documents at once: what looks like columns in the first ones may be a map
         looks = [given.select(["after", "sequence"])]
-        if pc.any(in_process_fold.are_partial(given)).as_py():  # once more, as the steps do, at what became of the others
+        if pc.any(collection_events.are_partial(given)).as_py():  # once more, as the steps do, at what became of the others
             looks.append(pa.concat_tables([*looks, events.select(["after", "sequence"])]))
         for each in looks:
             evolution = schemas.evolve_here(
@@ -323,7 +280,7 @@ def _columns(
     """The rows with the columns that `write.table_rows` gives them, in its order."""
     count, document = events.num_rows, typed.field("document")
     columns: dict[str, pa.Array | pa.ChunkedArray] = {each.name: document.field(at) for at, each in enumerate(document.type)}
-    columns |= {added.name: _value(events, added.path or ()) for added in collection.added(schema)}
+    columns |= {added.name: collection_events.value(events, added.path or ()) for added in collection.added(schema)}
     no = pa.array([False] * count, pa.bool_())
     # Of a setting that was taken back the column stays, and says that no document is deleted.
     live = collection.writer.live
@@ -333,13 +290,6 @@ def _columns(
     columns |= {"__document": events["after"]} if collection.keeps_document else {}
     columns |= {"__key": events["key"], "__sequence": events["sequence"], "__batch": pa.array([number] * count, pa.int64())}
     return pa.table(columns)
-
-
-def _value(events: pa.Table, path: Sequence[str]) -> pa.Array | pa.ChunkedArray:
-    if not path:
-        return pa.nulls(events.num_rows, pa.string())
-    column = events[path[0]]
-    return pc.struct_field(column, path[1:]) if len(path) > 1 else column
 
 
 def _table_columns(collection: SilverCollection, rows: pa.Table) -> StructType | None:

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from cdc_core.bronze import columns as bronze
 from cdc_core.silver import fold
 from cdc_core.typed.decoding import without_collector
+from pipelines.bronze import collection_events
 from pipelines.delta import live_files, table_schema, upsert
 
 PART_ROWS = 4096
@@ -49,11 +50,6 @@ class _Base(NamedTuple):
     is_doubtful: bool = False
 
 
-def are_partial(events: pa.Table) -> pa.ChunkedArray:
-    """Which events are updates without their documents: `reduce.is_partial` of events that are here."""
-    return pc.and_(pc.equal(events["op"], bronze.Op.UPDATE.value), pc.is_null(events["after"]))
-
-
 def folded(events: pa.Table, live: live_files.LiveFiles | None, *, size_bytes: int) -> pa.Table | None:
     """The events with one document, at the last of them, in the place of each key's partial updates.
 
@@ -61,7 +57,7 @@ def folded(events: pa.Table, live: live_files.LiveFiles | None, *, size_bytes: i
     here: an update or a stored document that cannot be read or is not known, or documents of more than `size_bytes`, or in too
     large files.
     """
-    is_partial = are_partial(events).combine_chunks()
+    is_partial = collection_events.are_partial(events).combine_chunks()
     if not is_partial.true_count:
         return _marked(events, is_partial, pa.nulls(events.num_rows, pa.string()))
     descriptions = events["updateDescription"].combine_chunks()

@@ -49,8 +49,8 @@ from cdc_core.schema import document_schema
 from cdc_core.schema import names as column_names
 from cdc_core.settings.parse import OnConflict
 from cdc_core.silver import reduce
+from pipelines.bronze import collection_events, registry, survey
 from pipelines.bronze import log as bronze_log
-from pipelines.bronze import registry, survey
 from pipelines.delta import maintenance, query_execution, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
@@ -330,7 +330,7 @@ class _SilverRun:
                 writer=writer,
                 schema=self._schema(spark, work.namespace, writer.table, options.unwrap),
                 is_new=is_new,
-                max_local_events=in_process.ONE_RUN_EVENTS if self.once else in_process.SERVICE_EVENTS,
+                max_local_events=collection_events.ONE_RUN_EVENTS if self.once else in_process.SERVICE_EVENTS,
                 # Applied once more the batches have the same numbers, and under other settings perhaps other rows.
                 origin=uuid.uuid4().hex[:12] if is_new or table_history.RESTORED in writer.metadata else "",
             )

@@ -12,10 +12,10 @@ import pytest
 from py4j.protocol import Py4JError
 
 from cdc_core import errors
-from pipelines.bronze import survey
+from pipelines.bronze import collection_events, survey
 from pipelines.delta import direct_log, maintenance
 from pipelines.delta.writer import Writer
-from pipelines.silver import evolve, in_process
+from pipelines.silver import evolve
 from tests.harness import bronze_rows, processes
 from tests.harness.layers import Hop, pipeline
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def by_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few changes, too, go the way of many."""
-    monkeypatch.setattr(in_process, "ONE_RUN_EVENTS", -1)
+    monkeypatch.setattr(collection_events, "ONE_RUN_EVENTS", -1)
 
 
 def doc(key: int, n: object, *, at: int, op: str = "u") -> dict[str, Any]:

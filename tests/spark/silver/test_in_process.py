@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from cdc_core.properties.unwrap import UnwrapOptions
+from pipelines.bronze import collection_events
 from pipelines.delta import live_files, maintenance, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
@@ -132,7 +133,7 @@ def test_both_ways_give_the_same(
             with monkeypatch.context() as patch:
                 patch.setattr(live_files, "PART_ROWS", 3)
                 if hop is ways[1]:
-                    patch.setattr(in_process, "ONE_RUN_EVENTS", -1)
+                    patch.setattr(collection_events, "ONE_RUN_EVENTS", -1)
                     patch.setattr(gold_small_batch.SourceFiles, "of", lambda *tables, **limit: None)
                 hop.run()
         if number % 3 == 2 or number == len(batches) - 1:
@@ -188,7 +189,7 @@ def test_a_long_span_is_applied_range_by_range(
     positions: list[int],
 ) -> None:
     """Each with its position, so that little is held at a time; where one of them is Spark's, so is all that is left."""
-    monkeypatch.setattr(in_process, *bound)
+    monkeypatch.setattr(collection_events, *bound)
     monkeypatch.setattr(in_process, "SERVICE_EVENTS", 2)
     texts = [first, *(f'{{"_id":{key},"n":{key}}}' for key in (1, 2, 3, 0, 1))]
     for at, text in enumerate(texts):
@@ -206,7 +207,7 @@ def test_a_snapshot_of_several_ranges_is_not_late_for_itself(
     hop: Hop, by_process: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of its rows have one place in the order; of two of one key the later one counts, as within a range."""
-    monkeypatch.setattr(in_process, "PORTION_EVENTS", 1)
+    monkeypatch.setattr(collection_events, "PORTION_EVENTS", 1)
     monkeypatch.setattr(in_process, "SERVICE_EVENTS", 1)
     for key, n in ((0, 1), (1, 2), (0, 3)):
         hop.bronze.append({"t": [{"op": "r", "key": key, "at": 20, "after": {"_id": key, "n": n}}]})

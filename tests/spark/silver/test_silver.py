@@ -10,14 +10,14 @@ import pytest
 
 from cdc_core import errors
 from cdc_core.silver import reduce
+from pipelines.bronze import collection_events, registry, survey
 from pipelines.bronze import log as bronze
-from pipelines.bronze import registry, survey
 from pipelines.delta import table_history
 from pipelines.delta.writer import Writer
 from pipelines.gold import run as gold
 from pipelines.operations import rebuild
 from pipelines.schema import log as schemas
-from pipelines.silver import deletes, in_process
+from pipelines.silver import deletes
 from pipelines.silver import run as silver
 from pipelines.spark import session as sparks
 from tests.harness import bronze_rows
@@ -334,7 +334,7 @@ def test_many_events_at_once(spark: SparkSession, tmp_path: Path, monkeypatch: p
     is seen to.
     """
     monkeypatch.setattr(survey, "MAX_DRIVER_ROWS", 3)
-    monkeypatch.setattr(in_process, "ONE_RUN_EVENTS", -1)
+    monkeypatch.setattr(collection_events, "ONE_RUN_EVENTS", -1)
     hop = Hop(spark, pipeline(tmp_path))
 
     def applied(*events: Row) -> list[Row]:

@@ -26,7 +26,7 @@ from cdc_core import errors
 from cdc_core.extended_json import bson_to_json
 from cdc_core.schema import evolution
 from cdc_core.silver import quarantine
-from pipelines.bronze import survey
+from pipelines.bronze import collection_events, survey
 from pipelines.delta import live_files, local_log, maintenance, table_files
 from pipelines.gold import in_process as gold_small_batch
 from pipelines.schema import log as schemas
@@ -298,7 +298,7 @@ def test_any_partial_updates_in_any_batches(seed: int, tmp_path: Path, monkeypat
     ("owner", "bound", "value", "fields"),
     [
         (in_process_fold, "READ_BYTES", -(2**20), '{"n":1}'),
-        (in_process, "MANY_BYTES", 3000, '{"n":1}'),
+        (collection_events, "MANY_BYTES", 3000, '{"n":1}'),
         (live_files, "MANY_ROWS", 1, '{"n":1}'),
         (in_process_fold, "PART_ROWS", 1, '{"n":1'),
     ],
@@ -378,7 +378,7 @@ def test_documents_count_as_large_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: int, is_here: bool
 ) -> None:
     """And not as they lie in a file that Spark has put together: with a dictionary, which holds equal texts once."""
-    monkeypatch.setattr(in_process, "MANY_BYTES", bound)
+    monkeypatch.setattr(collection_events, "MANY_BYTES", bound)
     with without_spark.running():
         hop = Hop(tmp_path)
         hop.append(*[(1, document(1, text="x" * 10_000))] * 300)
@@ -474,7 +474,7 @@ def test_keys_of_a_large_table_are_known_to_be_sparks_before_documents_are_typed
 
 def test_a_long_span_over_a_large_table_is_not_cut_for_this_process(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark would look for the keys of each range in the whole table; it does for all of them at once."""
-    monkeypatch.setattr(in_process, "PORTION_EVENTS", 2)
+    monkeypatch.setattr(collection_events, "PORTION_EVENTS", 2)
     monkeypatch.setattr(in_process, "SERVICE_EVENTS", 2)
     spans: list[Any] = []
     monkeypatch.setattr(ranges, "_range", lambda collection, range_, counts, reached, to: spans.append(range_) or reached)
@@ -499,7 +499,7 @@ def test_a_long_span_of_updates_is_cut_by_the_documents_that_they_change(
         for n in range(3):
             hop.append(*((key, {"updatedFields": f'{{"n":{n}}}'}) for key in (1, 2)))
         monkeypatch.setattr(in_process, "SERVICE_EVENTS", 2)
-        monkeypatch.setattr(in_process, "PORTION_BYTES", 20_000)
+        monkeypatch.setattr(collection_events, "PORTION_BYTES", 20_000)
         before = local_log.newest_version(Path(hop.silver_table.path or ""))
         hop.silver()
         batches = oracle.read(hop.silver_table.path or "", version=(before or 0) + 2)["__batch"].to_pylist()
@@ -512,7 +512,7 @@ def test_the_bound_counts_a_collections_own_events(
     hop: Hop, monkeypatch: pytest.MonkeyPatch, events: int, is_done: bool
 ) -> None:
     """However many others have in the same batches."""
-    monkeypatch.setattr(in_process, "ONE_RUN_EVENTS", 5)
+    monkeypatch.setattr(collection_events, "ONE_RUN_EVENTS", 5)
     hop.append(*((key, document(key)) for key in range(2)), collection="other")
     hop.append(*((key % 3, document(key % 3, n=key)) for key in range(events)))
     hop.append(*((key, document(key)) for key in range(2)), collection="other")

@@ -1,0 +1,92 @@
+"""One collection's events of a range of batches, in their order, where this process reads them itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc_core.bronze import columns as bronze
+from cdc_core.silver import reduce
+from cdc_core.tables import layout as tables
+from pipelines.bronze import batch_rows, registry, survey
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ONE_RUN_EVENTS = 250_000
+"""So many events one run applies by itself; beyond that Spark is faster, even with the compiling of its first plan."""
+
+PORTION_EVENTS = 100_000
+"""So many of them a range has: what is held at a time is bounded by it, and by `PORTION_BYTES`, and memory that was touched once is
+filled faster than new memory. Of fewer the data files would be so small that they had to be put together afterwards."""
+
+PORTION_BYTES = 128 * 2**20
+
+MANY_BYTES = 384 * 2**20
+"""Documents of more bytes are for executors: here a range's are held as text and as columns at a time, a gigabyte at most."""
+
+_READ = ("kind", "db", "collection", "key", "sequence", "offset", "op", "after")
+_OPS = pa.array([each.value for each in bronze.Op])
+
+
+def in_order(
+    spark: SparkSession,
+    table: tables.TableRef,
+    namespace: registry.Namespace,
+    range_: reduce.BatchRange,
+    columns: Sequence[str],
+    *,
+    limit: int,
+    size_bytes: int,
+) -> pa.Table | None:
+    """The events by `sequence` and `offset`, with these columns beside what tells them apart; None where this process cannot read
+    them, or where the range's files have more than `limit` rows or `size_bytes`."""
+    names = list(dict.fromkeys((*_READ, *columns)))
+    among = {"db": namespace.db, "collection": namespace.collection}
+    rows = batch_rows.few_rows(spark, table, range_, names, limit=limit, size_bytes=size_bytes, among=among)
+    if rows is None:
+        return None
+    order = pc.sort_indices(rows.select(["sequence", "offset"]), [("sequence", "ascending"), ("offset", "ascending")])
+    return _taken(rows, order.filter(survey.are_events(rows, namespace).combine_chunks().take(order)))
+
+
+def _taken(rows: pa.Table, places: pa.Array) -> pa.Table:
+    """The rows of these places; the same table where that is all of them, as they are: documents are dear to copy."""
+    return rows if places.equals(pa.array(range(rows.num_rows), places.type)) else rows.take(places)
+
+
+def are_partial(events: pa.Table) -> pa.ChunkedArray:
+    """Which events are updates without their documents: `reduce.is_partial` of events that are here."""
+    return pc.and_(pc.equal(events["op"], bronze.Op.UPDATE.value), pc.is_null(events["after"]))
+
+
+def are_whole(events: pa.Table, *, folds: bool) -> bool:
+    """Whether each event is a delete or has its whole document, or changes one where updates are folded, and nothing that would
+    send it to quarantine."""
+    op, after = events["op"], events["after"]
+    is_document = pc.and_(pc.starts_with(after, "{"), pc.ends_with(after, "}"))
+    if folds:
+        is_document = pc.or_kleene(is_document, are_partial(events))
+    conditions = (
+        pc.is_valid(events["key"]),
+        pc.match_substring_regex(events["sequence"], "^[0-9a-f]{24}$"),
+        pc.is_in(op, value_set=_OPS),
+        pc.or_(pc.equal(op, bronze.Op.DELETE.value), pc.fill_null(is_document, False)),
+    )
+    return all(pc.all(pc.fill_null(each, False), min_count=0).as_py() for each in conditions)
+
+
+def value(events: pa.Table, path: Sequence[str]) -> pa.Array | pa.ChunkedArray:
+    """What the events have at a path of bronze's columns, as `add.fields` asks for it; nulls for no path."""
+    if not path:
+        return pa.nulls(events.num_rows, pa.string())
+    column = events[path[0]]
+    return pc.struct_field(column, path[1:]) if len(path) > 1 else column
+
+
+def portion(row_bytes: int, *, most: int) -> int:
+    """How many events of documents of so many bytes are applied at a time."""
+    return min(PORTION_EVENTS, max(1, PORTION_BYTES // max(1, row_bytes)), most)
