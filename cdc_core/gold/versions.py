@@ -25,7 +25,7 @@ from cdc_core.silver.fold import PartialUpdate
 from cdc_core.sql import arrow
 
 EVENT = ("sequence", "offset", "op", "is_whole", "after", "before", "updateDescription")
-"""The fields of an event that `laid_out` reads."""
+"""The fields of an event that `event` reads."""
 
 _SCHEMA = pa.schema(
     [
@@ -153,7 +153,7 @@ def laid_out(folds: bool) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Re
         size = 0
         for batch in batches:
             for row in _one_by_one(batch):
-                events = [_event(each) for each in row["events"]]
+                events = [event(each) for each in row["events"]]
                 stored = [DocumentVersion(**each) for each in row["stored"] or ()]
                 for each in changed(stored, events, folds=folds):
                     rows.append({"__key": row["__key"], **vars(each)})
@@ -173,7 +173,8 @@ def _one_by_one(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
         yield from batch.slice(start, _ROWS_AT_A_TIME).to_pylist()
 
 
-def _event(row: Mapping[str, Any]) -> DocumentEvent:
+def event(row: Mapping[str, Any]) -> DocumentEvent:
+    """The event that the fields of `EVENT` describe."""
     is_partial = row["op"] == bronze.Op.UPDATE.value and not row["is_whole"]
     update = PartialUpdate.from_bronze(row) if is_partial else None
     return DocumentEvent(

@@ -130,7 +130,12 @@ def fold_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def are_readable(descriptions: pa.StructArray) -> bool:
     """Whether each text of these `updateDescription`s is a document, where there is one."""
     texts = (descriptions.field(name).drop_null().to_pylist() for name in ("updatedFields", "disambiguatedPaths"))
-    return all(_read(text) is not None for text in itertools.chain.from_iterable(texts))
+    return all(map(is_document, itertools.chain.from_iterable(texts)))
+
+
+def is_document(text: str | None) -> bool:
+    """Whether a text is a document that updates can be folded onto."""
+    return _read(text) is not None
 
 
 def _fold_in_place(base: Document | None, updates: Sequence[PartialUpdate]) -> FoldResult:

@@ -350,7 +350,7 @@ class FilterChange:
 def is_whole(spark: SparkSession, table: tables.TableRef, namespace: str) -> bool:
     """Whether bronze holds all that a collection was made of: nothing was ever taken from its beginning, or a snapshot of the whole
     collection was planned since, and read to its end."""
-    first = spark.sql(f"SELECT min(batch) AS first FROM {table}").collect()[0].first
+    first = _first_batch(spark, table)
     trimmed = delta.properties(spark, table).get(TRIMMED)
     # Numbers begin at 1: a table that begins later lost its beginning, or took the place of another one.
     if first == 1 and trimmed is None:
@@ -368,6 +368,18 @@ def is_whole(spark: SparkSession, table: tables.TableRef, namespace: str) -> boo
         and planned_ms[state.id] >= int(trimmed or 0)
         for state in snapshot_state.states(payloads)
     )
+
+
+def _first_batch(spark: SparkSession, table: tables.TableRef) -> int | None:
+    """The number of the oldest batch; without a query where this process sees what the log says of each file."""
+    folder = local_log.readable(spark, table)
+    files = None if folder is None else local_log.files(folder)
+    spans = [file.between("batch") for file in files or ()]
+    lows = [span[0] for span in spans if span is not None]
+    if lows and len(lows) == len(spans):
+        return int(min(lows))
+    found: int | None = spark.sql(f"SELECT min(batch) AS first FROM {table}").collect()[0].first
+    return found
 
 
 def is_trimmed_behind(spark: SparkSession, table: tables.TableRef, batch: int) -> bool:

@@ -118,11 +118,13 @@ class DirectLog:
         keys: Sequence[str],
         live: live_files.LiveFiles,
         schema: pa.Schema,
+        places: live_files.Places | None,
         *,
         base: int,
         metadata: str,
     ) -> int:
-        """Delete the rows of the keys by deletion vectors and add the file, as version `base` + 1, without a Spark job.
+        """Delete the rows of the keys, or those of the places, by deletion vectors and add the file, as version `base` + 1, without
+        a Spark job.
 
         Raises `VersionTaken`, or `NeedsMerge` where the rows cannot be found without one, or where others made the
         table one that checks its rows or has another `schema` than the file; then nothing is changed.
@@ -131,10 +133,10 @@ class DirectLog:
         if not live.at(base) or not live.is_unchecked() or live.schema != schema:
             raise upsert.NeedsMerge
         try:
-            placed = live.places(upsert.KEY, keys)
+            placed = live.places(upsert.KEY, keys) if places is None else places
         except (OSError, pa.ArrowException, table_schema.NotReadable) as error:
             raise upsert.NeedsMerge from error
-        if any("stats" not in held for held, _ in placed):
+        if any("stats" not in held for held, _ in placed) or not live.holds([held for held, _ in placed]):
             raise upsert.NeedsMerge
         actions = log_actions.fenced(self._spark, file, base)
         try:

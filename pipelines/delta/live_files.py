@@ -59,6 +59,10 @@ READS = frozenset(
 """The reader features that may be supported: column mapping that is off, and of `v2Checkpoint` the classic form."""
 
 
+Places = Sequence[tuple[dict[str, Any], list[int]]]
+"""Rows of a table: files, by their `add` actions, each with the numbers of some of its rows in order."""
+
+
 @dataclass
 class LiveFiles:
     """The files of one table, at `version`: `add` actions by file and deletion vector, and the table's own definition."""
@@ -131,7 +135,7 @@ class LiveFiles:
                     raise table_schema.NotReadable
         return pa.concat_tables(found) if found else schema.empty_table()
 
-    def places(self, column: str, values: Sequence[str]) -> list[tuple[dict[str, Any], list[int]]]:
+    def places(self, column: str, values: Sequence[str]) -> Places:
         """The files that hold one of these values, each with the numbers of the rows; those that are deleted already
         among them.
 
@@ -261,6 +265,15 @@ def of(spark: SparkSession, table: tables.TableRef) -> LiveFiles | None:
     return None if folder is None else LiveFiles(folder)
 
 
+def measured_columns(live: LiveFiles) -> list[str]:
+    """The columns of which Delta keeps the least and greatest values of a file."""
+    names, listed = live.schema.names, live.configuration.get("delta.dataSkippingStatsColumns")
+    if listed is None:
+        return names[: int(live.configuration.get("delta.dataSkippingNumIndexedCols", 32))]
+    wanted = {each.strip("`") for each in listed.split(",")}
+    return [name for name in names if name in wanted]
+
+
 def _refuse_large(folder: Path, files: Sequence[Mapping[str, Any]], columns: Collection[str]) -> None:
     """Raise `NotReadable` where these columns of the files, which are copied if need be, are of more than `MANY_BYTES`."""
     _bring(folder, files)
@@ -319,7 +332,7 @@ def _texts(rows: pa.Table, column: str) -> pa.ChunkedArray:
 
 def rows_at(
     live: LiveFiles,
-    places: Sequence[tuple[Mapping[str, Any], Sequence[int]]],
+    places: Places,
     *,
     columns: Sequence[str],
     size_bytes: int,
@@ -330,9 +343,8 @@ def rows_at(
     Raises `NotReadable` where they are of more than `size_bytes`, or the columns of their files of more than `read_bytes`.
     """
     schema, left = _schema_of(live.schema, columns), size_bytes
-    _bring(live.folder, [file for file, _ in places])
-    present = [(file, numbers) for file, given in places if (numbers := _present(live.folder, file, given))]
-    paths = [local_log.data_path(live.folder, file["path"]) for file, _ in present]
+    held = present(live, places)
+    paths = [local_log.data_path(live.folder, file["path"]) for file, _ in held]
     if sum(local_log.columns_bytes(path, set(columns)) for path in paths) > read_bytes:
         raise table_schema.NotReadable
 
@@ -347,17 +359,21 @@ def rows_at(
         return found
 
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="medallion-rows") as pool:
-        parts = pool.map(read, paths, (numbers for _, numbers in present))
+        parts = pool.map(read, paths, (numbers for _, numbers in held))
         return pa.concat_tables([schema.empty_table(), *itertools.chain.from_iterable(parts)])
 
 
-def _present(folder: Path, file: Mapping[str, Any], numbers: Sequence[int]) -> Sequence[int]:
-    """Those of a file's rows that are not deleted."""
-    vector = file.get("deletionVector")
-    if not vector:
-        return numbers
-    is_present = _mask(folder, vector, _count(file)).take(pa.array(numbers, pa.int64()))
-    return list(itertools.compress(numbers, is_present.to_pylist()))
+def present(live: LiveFiles, places: Places) -> Places:
+    """Those of some places (`LiveFiles.places`) that are not deleted. Raises `OSError`."""
+    _bring(live.folder, [file for file, _ in places])
+    found = []
+    for file, numbers in places:
+        if vector := file.get("deletionVector"):
+            is_present = _mask(live.folder, vector, _count(file)).take(pa.array(numbers, pa.int64()))
+            numbers = list(itertools.compress(numbers, is_present.to_pylist()))
+        if numbers:
+            found.append((file, numbers))
+    return found
 
 
 def _parts_at(path: Path, numbers: Sequence[int], columns: list[str]) -> Iterator[pa.Table]:

@@ -160,12 +160,14 @@ class Writer(StatementCommits):
         parts: Iterable[pa.Table],
         *,
         schema: pa.Schema,
-        keys: Sequence[str],
+        keys: Sequence[str] = (),
+        places: live_files.Places | None = None,
         to: object,
         extra: Mapping[str, object] | None = None,
         statistics: Sequence[str] = (),
     ) -> int | None:
-        """Take the rows of the keys out of the table and put these Arrow rows in, as one fenced commit; the new version.
+        """Take the rows of the keys, or those of the places, out of the table and put these Arrow rows in, as one fenced commit;
+        the new version.
 
         As `upsert`, without a Spark job, a plan or a listing: the keys are looked for by this process, and the rows come in
         parts, with the table's columns and types (`table_schema.conformed`). None where only Spark can do it, also where a part
@@ -189,7 +191,7 @@ class Writer(StatementCommits):
         except table_schema.NotReadable:
             return None
         return self._through_log_or_none(
-            functools.partial(self.direct.replace, file, keys, self.live, schema), lambda: (to, extra), file
+            functools.partial(self.direct.replace, file, keys, self.live, schema, places), lambda: (to, extra), file
         )
 
     def compact_files(self, parts: Sequence[Mapping[str, Any]]) -> int | None:
@@ -200,20 +202,15 @@ class Writer(StatementCommits):
         live = self.live
         if self.direct is None or live is None or live.configuration.get("delta.enableRowTracking") == "true":
             return None
-        listed = live.configuration.get("delta.dataSkippingStatsColumns")
-        if listed is None:
-            return None
         self.refuse_unanswered()
         try:
             held = live.rows(parts)
         except (OSError, pa.ArrowException, table_schema.NotReadable):
             return None
-        names = [each.strip("`") for each in listed.split(",")]
-        statistics = [name for name in names if name in held.column_names]
         file = None
         if held.num_rows:
             file = data_file.ParquetFile.write(
-                self.direct.store, [held], schema=held.schema, statistics=statistics, table=self.table
+                self.direct.store, [held], schema=held.schema, statistics=live_files.measured_columns(live), table=self.table
             )
         commit = functools.partial(self.direct.compact_files, file, parts, live)
         return self._through_log_or_none(commit, self.last_metadata, file)

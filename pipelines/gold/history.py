@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -30,6 +30,7 @@ from cdc_core import errors
 from cdc_core.bronze import columns as bronze
 from cdc_core.gold import versions
 from cdc_core.properties.source import FullUpdateType
+from cdc_core.properties.unwrap import DeleteMode
 from cdc_core.schema import document_schema
 from cdc_core.schema import names as column_names
 from cdc_core.signals import signal as signals
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
     from cdc_core.settings.parse import CollectionSettings, Settings
     from cdc_core.tables import layout as tables
+    from cdc_core.typed.decoding import Decoder
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +90,16 @@ def create(spark: SparkSession, table: tables.TableRef, *, properties: Mapping[s
     delta.create(spark, table, columns=ENGINE_DDL, properties=properties)
 
 
+class LocalHistory(Protocol):
+    """What of a history needs no query, because this process can do it: `in_process_history`."""
+
+    def ranges(self, kept: History, span: reduce.BatchRange, events: int) -> Sequence[reduce.BatchRange] | None:
+        """A span of so many events in ranges that `is_applied` may take; None where it is for queries to cut it."""
+
+    def is_applied(self, kept: History, range_: reduce.BatchRange, reached: HistoryPosition) -> bool:
+        """Whether a range's events are in the table, which then is at `reached`; where not, nothing was committed."""
+
+
 @dataclass
 class History:
     """One collection's table of versions, claimed by `writer`."""
@@ -97,6 +109,9 @@ class History:
     layout: tables.Layout
     namespace: registry.Namespace
     writer: Writer
+    local: LocalHistory
+    decoder: Decoder | None = None
+    """What `local` types by, with what it learned."""
 
     def __post_init__(self) -> None:
         self.options: CollectionSettings = self.settings.silver.for_collection(str(self.namespace))
@@ -105,21 +120,21 @@ class History:
         self.mode = self.options.unwrap.delete_tombstone_handling_mode
         kept = schemas.latest(self.spark, self.layout.ops("schemas"), generations={str(self.namespace): GENERATION})
         self.schema = kept.get(str(self.namespace), schemas.SchemaVersion(generation=GENERATION))
-        added = {*(self.writer.metadata.get("added") or ()), *(each.name for each in self._added())}
+        added = {*(self.writer.metadata.get("added") or ()), *(each.name for each in self.added())}
         own = {*column_names.ENGINE, *RESERVED, *added}
-        if not kept and not own.issuperset(self._stored().columns):
+        if not kept and not own.issuperset(_columns_of(self.writer, self._stored)):
             raise errors.DecisionNeeded(
                 f"{self.writer.table.label}: ops/schemas does not say any more what its columns are; remove this table, and gold makes "
                 "it anew from what bronze holds, which may lack old versions: keep a copy"
             )
         # Of a table that was removed and made anew the columns begin anew, as the settings lay them out now.
-        if {name for name, _ in self.schema.schema.table()}.isdisjoint(self._stored().columns):
+        if {name for name, _ in self.schema.schema.table()}.isdisjoint(_columns_of(self.writer, self._stored)):
             self.schema = replace(self.schema, schema=document_schema.EMPTY)
 
     def brought_up(self, at: HistoryPosition, silver: registry.SilverPosition, *, stop: threading.Event) -> int:
         """Apply what lies between a position and silver's; how many events. Between ranges `stop` is obeyed."""
         # A name stays reserved when the setting goes: the column is still there, and a field would be mixed with its values.
-        added = {*at.added, *(each.name for each in self._added())}
+        added = {*at.added, *(each.name for each in self.added())}
         start = at.start(silver, folds=self.folds)
         begun = replace(at, to=start, log=silver.log, bronze=silver.bronze, has_gap=False)
         reached = replace(begun, added=tuple(sorted(added)), folds=self.folds)
@@ -134,8 +149,8 @@ class History:
         counts, sweeps = survey.surveyed(self.spark, self.bronze, span, only=self.namespace)
         own = counts.get(self.namespace, survey.EventCounts())
         due = [each for each in survey.sweeps_to_apply(sweeps, self.options) if each.db_collection == str(self.namespace)]
-        ranges: Sequence[reduce.BatchRange] = (span,)
-        if own.events > self.options.max_batch_events:
+        ranges = self.local.ranges(self, span, own.events) or (span,)
+        if len(ranges) == 1 and own.events > self.options.max_batch_events:
             ranges = survey.bounded(self._events(span), span=span, limit=self.options.max_batch_events)
         silver_table = self.layout.silver(*self.namespace)
         few = own.events <= survey.MAX_DRIVER_ROWS and query_execution.are_small(self.writer.table, silver_table)
@@ -165,6 +180,8 @@ class History:
         return survey.events(self.spark, self.bronze, self.namespace, span)
 
     def _range(self, range_: reduce.BatchRange, reached: HistoryPosition) -> None:
+        if self.local.is_applied(self, range_, reached):
+            return
         # Where updates are folded, what cannot be read leaves the versions from there on incomplete until it comes again.
         found = quarantine_rules.readable(self._events(range_), with_holes=self.folds)
         if reached.floor:
@@ -189,6 +206,15 @@ class History:
 
     def _stored(self) -> DataFrame:
         return self.spark.table(str(self.writer.table))
+
+    def reserved(self, reached: HistoryPosition) -> frozenset[str]:
+        """The names that no field's column may take, beside the engine's."""
+        return RESERVED | {*reached.added, *(each.name for each in self.added())}
+
+    def record(self, evolution: schemas.Evolution, number: int) -> None:
+        """Append what a batch changed to the schemas, before the table holds it."""
+        ops, name = self.layout.ops("schemas"), str(self.namespace)
+        self.schema = schemas.record(self.spark, ops, self.schema, evolution, collection=name, batch=number)
 
     def _with_awaited(self, found: DataFrame, range_: reduce.BatchRange, stack: ExitStack) -> DataFrame:
         """The events and, for documents that come later than updates of theirs, those updates, to be folded once more."""
@@ -246,10 +272,9 @@ class History:
             options=self.options.unwrap,
             pins=self.options.pins,
             mark="sequence",
-            reserved=RESERVED | {*reached.added, *(each.name for each in self._added())},
+            reserved=self.reserved(reached),
         )
-        ops, name = self.layout.ops("schemas"), str(self.namespace)
-        self.schema = schemas.record(self.spark, ops, self.schema, evolution, collection=name, batch=number)
+        self.record(evolution, number)
         source = self._typed(made, evolution.plan)
         before = self._stored().schema
         names = self._made_room(source.schema)
@@ -295,7 +320,7 @@ class History:
         marked = new.withColumn("__is_new", F.lit(True)), ended.withColumn("__is_new", F.lit(False))
         both = query_execution.materialized(marked[0].unionByName(marked[1], allowMissingColumns=True))
         try:
-            self.writer.merge(both, self._statement(names), to=reached.to, extra=reached.extra)
+            self.writer.merge(both, _statement(names, self.mode), to=reached.to, extra=reached.extra)
         finally:
             query_execution.unpersist(both)
 
@@ -318,7 +343,7 @@ class History:
         documents = typed.documents(made, plan=plan)
         return documents.where("NOT unreadable").select(
             "document.*",
-            *(each.value.alias(each.name) for each in self._added()),
+            *(each.value.alias(each.name) for each in self.added()),
             F.col("rescued").alias("__rescued"),
             F.col("is_incomplete").alias("__incomplete"),
             (F.lit(is_looked_up) & is_update).alias("__as_captured"),
@@ -326,8 +351,8 @@ class History:
             *self._ends(),
         )
 
-    def _added(self) -> tuple[reduce.AddedColumn, ...]:
-        documents = (name for name, _ in self.schema.schema.table())
+    def added(self, schema: document_schema.DocumentSchema | None = None) -> tuple[reduce.AddedColumn, ...]:
+        documents = (name for name, _ in (schema or self.schema.schema).table())
         return reduce.added(self.options.unwrap, documents=(*documents, *RESERVED))
 
     def _made_room(self, wanted: T.StructType) -> list[str]:
@@ -351,17 +376,6 @@ class History:
             extra = {name: before.get(name) for name in HistoryPosition().extra}
             self.writer.overwrite(held.select(*cast), to=before.get("to"), extra=extra, overwrite_schema=True)
         return wanted.names
-
-    def _statement(self, names: Sequence[str]) -> sql_merge.Merge:
-        """A new version has all columns; one that is there gets its end."""
-        ends = ["__until", *(["__deleted"] if self.mode.adds_deleted else []), "valid_to"]
-        whole, new = sql_merge.from_source(names), "s.`__is_new`"
-        clauses = (
-            sql_merge.Clause(whole, new),
-            sql_merge.Clause(sql_merge.from_source(ends)),
-            sql_merge.Clause(whole, is_matched=False),
-        )
-        return sql_merge.Merge(SAME_VERSION, clauses)
 
     # --- sweeps
 
@@ -389,9 +403,27 @@ class History:
         return rows if waiting is None else rows.join(waiting, "__key", "left_anti")
 
 
+def _statement(names: Sequence[str], mode: DeleteMode) -> sql_merge.Merge:
+    """A new version has all columns; one that is there gets its end."""
+    ends = ["__until", *(["__deleted"] if mode.adds_deleted else []), "valid_to"]
+    whole, new = sql_merge.from_source(names), "s.`__is_new`"
+    clauses = (
+        sql_merge.Clause(whole, new),
+        sql_merge.Clause(sql_merge.from_source(ends)),
+        sql_merge.Clause(whole, is_matched=False),
+    )
+    return sql_merge.Merge(SAME_VERSION, clauses)
+
+
 def _are_alike(stored: T.StructType, new: T.StructType) -> bool:
     """Whether both have the same columns of the same types, nested fields in the same order: Spark unites those by their place."""
     return {each.name: merge.ddl(each.dataType) for each in stored} == {each.name: merge.ddl(each.dataType) for each in new}
+
+
+def _columns_of(writer: Writer, stored: Callable[[], DataFrame]) -> Sequence[str]:
+    """The table's columns, as this process sees them or as a query does."""
+    live = writer.live
+    return live.schema.names if live is not None and live.at(writer.version) else stored().columns
 
 
 def _time(sequence: str) -> Column:

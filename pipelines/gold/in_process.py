@@ -111,14 +111,13 @@ def _replaced(table: current.GoldTable, sources: SourceFiles, writer: Writer, ab
     """Whether the current documents of batches after `above` are in the table, in place of what it held of the keys."""
     live = writer.live
     assert live is not None
-    listed = live.configuration.get(current.STATISTICS, "`__key`").split(",")
     done = writer.replace_arrow(
         sources.documents(above, live.schema),
         schema=live.schema,
         keys=keys,
         to=table.work.silver.to,
         extra=table.extra(),
-        statistics=[name for name in (each.strip("`") for each in listed) if name in live.schema.names],
+        statistics=live_files.measured_columns(live),
     )
     return done is not None
 

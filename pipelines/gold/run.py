@@ -30,12 +30,12 @@ from cdc_core.silver import merge
 from cdc_core.sql.names import identifier
 from cdc_core.tables import definition
 from cdc_core.tables import layout as tables
+from pipelines.bronze import collection_events, registry
 from pipelines.bronze import log as bronze_log
-from pipelines.bronze import registry
 from pipelines.delta import maintenance, query_execution, table_history
 from pipelines.delta import tables as delta
 from pipelines.delta.writer import Writer
-from pipelines.gold import current, history, history_position, in_process
+from pipelines.gold import current, history, history_position, in_process, in_process_history
 from pipelines.gold.candidate import Audit, no_audit
 from pipelines.new_commits import NewCommits
 from pipelines.spark import parallel
@@ -215,6 +215,7 @@ class _GoldRun:
     switched: set[registry.Namespace] = field(default_factory=set)
     failures: parallel.Failures = field(default_factory=parallel.Failures)
     sources: dict[registry.Namespace, in_process.SourceFiles | None] = field(default_factory=dict)
+    histories: dict[registry.Namespace, history.History] = field(default_factory=dict)
     lost: dict[registry.BronzeCommit | None, bool] = field(default_factory=dict)
     """Of commits of bronze that tables name whether its log has them no more: an older copy was brought back."""
     published_tables: set[tables.TableRef] = field(default_factory=set)
@@ -292,7 +293,10 @@ class _GoldRun:
     def _let_go(self, work: current.GoldWork | _HistoryWork) -> None:
         place = self.layout.gold if isinstance(work, current.GoldWork) else self.layout.history
         self.claims.release(place(*work.namespace))
-        self.sources.pop(work.namespace, None)
+        if isinstance(work, current.GoldWork):
+            self.sources.pop(work.namespace, None)
+        else:
+            self.histories.pop(work.namespace, None)
 
     def _let_idle_go(self, work: current.GoldWork | _HistoryWork, after: int, changed: int) -> None:
         """Let go of the tables of a collection to which nothing came: of those that come and go a service would hold all."""
@@ -341,7 +345,12 @@ class _GoldRun:
             history.check(spark, self.settings, work.namespace, work.at)
         history.create(spark, table, properties=current.PROPERTIES | self.claims.table_properties())
         writer = self.claims.writer(spark, table)
-        kept = history.History(spark, self.settings, self.layout, work.namespace, writer)
+        kept = self.histories.get(work.namespace)
+        if kept is None or kept.writer is not writer:
+            local = in_process_history.InProcess(min(self.process_rows, collection_events.ONE_RUN_EVENTS))
+            kept = history.History(spark, self.settings, self.layout, work.namespace, writer, local)
+            self.histories[work.namespace] = kept
+        kept.spark = spark  # as that of its writer
         events = kept.brought_up(work.at, work.silver, stop=self.stop)
         self.published_tables.add(table)
         maintenance.compact(writer)

@@ -248,6 +248,10 @@ class Hop:
             update = document if isinstance(document, Mapping) else None
             op = "d" if document is None else "u"
             rows.append(place | source | said | {"kind": "change", "op": op, "after": after, "updateDescription": update})
+        self.commit(rows)
+
+    def commit(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """One of bronze, with rows of its newest batch."""
         held = pa.Table.from_pylist(rows, schema=bronze.SCHEMA)
         log = direct_log.of(SPARK, self.bronze)
         assert log is not None
@@ -293,3 +297,18 @@ class Hop:
         log = direct_log.of(SPARK, table)
         assert log is not None
         log.append(data_file.ParquetFile.write(log.store, [held], schema=held.schema, statistics=("to",), table=table))
+
+
+class Log(bronze_rows.Log):
+    """Bronze of a hop, written by events as `bronze_rows` has them."""
+
+    def __init__(self, hop: Hop) -> None:
+        self._hop = hop
+        super().__init__(SPARK, hop.bronze)
+
+    def __post_init__(self) -> None:
+        """The table is there."""
+
+    def _write(self, rows: Iterable[dict[str, Any]], *, remember: bool = True) -> None:
+        self._hop._batch = self.batch
+        self._hop.commit([*rows])

@@ -13,12 +13,21 @@ import pytest
 from cdc_core import errors
 from cdc_core.properties.unwrap import DeleteMode
 from pipelines.delta.writer import Writer
+from pipelines.gold import in_process_history
 from tests.harness import histories, model, oracle
 from tests.harness.histories import History, Mode
 from tests.harness.history_tables import ENGINE, HistoryHop, change
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+@pytest.fixture(params=["queries"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Versions are laid out by queries, as where this process does not see the tables, or by this process where it can."""
+    if request.param == "queries":
+        monkeypatch.setattr(in_process_history.InProcess, "is_applied", lambda *_: False)
+    return str(request.param)
 
 
 def test_what_a_delete_does_to_a_version(spark: SparkSession, lakehouse: Path) -> None:
@@ -46,6 +55,7 @@ def test_what_a_delete_does_to_a_version(spark: SparkSession, lakehouse: Path) -
     assert hop.run().collections == ()
 
 
+@pytest.mark.parametrize("way", ["queries", "process"], indirect=True)
 def test_an_update_that_comes_again_changes_nothing(spark: SparkSession, lakehouse: Path) -> None:
     """A range that is repeated finds the version before its first event, which ends where that one begins."""
     hop = HistoryHop(spark, lakehouse, {"things": {"keep.document": True}})
@@ -121,6 +131,7 @@ def test_a_looked_up_document_is_marked_where_documents_are_kept(spark: SparkSes
 
 
 @pytest.mark.journey
+@pytest.mark.parametrize("way", ["queries", "process"], indirect=True)
 def test_late_events_drops_and_wider_types(spark: SparkSession, lakehouse: Path) -> None:
     """A version is put between others; a drop closes all, for good; a column that widens is rewritten, gold has plain types."""
     hop = HistoryHop(spark, lakehouse, {"things": {}})
@@ -188,6 +199,7 @@ CASES = (
 
 
 @pytest.mark.journey
+@pytest.mark.parametrize("way", ["queries", "process"], indirect=True)
 def test_any_histories(spark: SparkSession, lakehouse: Path) -> None:
     """Each version of any document, in its second: updates that are folded one by one; whole documents and pre-images."""
     drawn = histories.drawn(200, seed=5)

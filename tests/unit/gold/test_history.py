@@ -27,9 +27,9 @@ def test_a_history_whose_schema_is_gone_takes_no_field_for_another(
     monkeypatch.setattr(history.History, "_stored", lambda self: SimpleNamespace(columns=columns))
     chosen = layers.pipeline(tmp_path)
     writer: Any = SimpleNamespace(
-        metadata={"added": ["was_added"]}, table=tables.TableRef.at("/lake/gold/shop/orders_history")
+        metadata={"added": ["was_added"]}, live=None, table=tables.TableRef.at("/lake/gold/shop/orders_history")
     )
-    args: Any = (None, chosen, delta.layout(chosen.lakehouse), Namespace("shop", "orders"), writer)
+    args: Any = (None, chosen, delta.layout(chosen.lakehouse), Namespace("shop", "orders"), writer, None)
     if is_known:
         history.History(*args)
     else:

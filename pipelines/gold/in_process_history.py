@@ -1,0 +1,330 @@
+"""A few events of a document's history, laid out by this process: what the queries of `history.History` do, without one.
+
+For events that can be read, of a collection whose history this process sees. Everything else goes through the queries.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from cdc_core.bronze import columns as bronze
+from cdc_core.gold import versions
+from cdc_core.gold.versions import DocumentVersion
+from cdc_core.properties.source import FullUpdateType
+from cdc_core.silver import fold, merge, reduce
+from cdc_core.typed.decoding import Decoder, without_collector
+from pipelines.bronze import batch_rows, collection_events, survey
+from pipelines.delta import live_files, table_schema, upsert
+from pipelines.gold.history import History
+from pipelines.gold.history_position import HistoryPosition
+from pipelines.schema import log as schemas
+
+if TYPE_CHECKING:
+    from pipelines.delta.live_files import LiveFiles
+
+READ_BYTES = 512 * 2**20
+"""Versions that end are looked for, and copied, from files with so many bytes, a quarter of a second's work, for a few of them."""
+
+VERSION_READ_BYTES = 32 * 2**10
+"""And with so many more for each of them. Executors share more."""
+
+_STORED = ("__key", "__sequence", "__until", "__incomplete")
+
+
+class _VersionId(NamedTuple):
+    """What a history knows a version by."""
+
+    key: str
+    sequence: str
+
+
+class _RowPlace(NamedTuple):
+    """Where a version lies: a file of the table, by its number among those that were looked into, and its row there."""
+
+    file: int
+    row: int
+
+
+@dataclass
+class _StoredVersions:
+    """What the table holds of some keys: all their versions, and where they lie in `files`."""
+
+    files: list[dict[str, Any]]
+    places: dict[_VersionId, _RowPlace]
+    versions: dict[str, list[DocumentVersion]]
+
+    def rows_of(self, wanted: Iterable[_VersionId]) -> list[tuple[dict[str, Any], list[int]]]:
+        """The rows of these versions by their files, of those that are there."""
+        rows: dict[int, list[int]] = defaultdict(list)
+        for each in wanted:
+            if each in self.places:
+                rows[self.places[each].file].append(self.places[each].row)
+        return [(self.files[number], sorted(found)) for number, found in sorted(rows.items())]
+
+
+@dataclass
+class _VersionChanges:
+    """What events make of their keys' versions: new ones, by the rows of their events, and the ends of stored ones."""
+
+    keys: list[str]
+    new: list[DocumentVersion]
+    rows: list[int]
+    ended: dict[_VersionId, DocumentVersion]
+
+
+@dataclass
+class InProcess:
+    """How much of a history this process does itself: at most `limit` events at a time, those of a portion."""
+
+    limit: int
+
+    def ranges(self, kept: History, span: reduce.BatchRange, events: int) -> Sequence[reduce.BatchRange] | None:
+        """The span in ranges that are applied one after the other; None where they are for Spark to find, or it is one."""
+        live = kept.writer.live
+        if events <= self.limit or self.limit <= survey.MAX_DRIVER_ROWS or not _is_able(kept, live):
+            return None
+        assert live is not None
+        found = survey.by_batch(kept.spark, kept.bronze, kept.namespace, span)
+        if found is None:
+            return None
+        most = collection_events.portion(found.row_bytes, most=kept.options.max_batch_events)
+        # Each range looks for its keys; Spark does so once for all.
+        if live.row_count() * (events // most + 1) > live_files.MANY_ROWS:
+            return None
+        return reduce.ranges(found.events, span=span, limit=most)
+
+    def is_applied(self, kept: History, range_: reduce.BatchRange, reached: HistoryPosition) -> bool:
+        """Whether the range's events are in the table, with the position `reached`; where not, nothing was committed."""
+        live = kept.writer.live
+        events = _events(kept, range_, reached, limit=self.limit) if _is_able(kept, live) else None
+        if events is None or live is None:
+            return False
+        if not events.num_rows:
+            kept.writer.mark(to=reached.to, extra=reached.extra)
+            return True
+        try:
+            return _is_written(kept, live, events, range_.to, reached)
+        except (OSError, pa.ArrowException, table_schema.NotReadable):
+            return False
+
+
+def _is_able(kept: History, live: LiveFiles | None) -> bool:
+    """Whether this process can apply anything: it sees the table, which asks nothing more of a row than its type."""
+    return (
+        live is not None
+        and kept.writer.direct is not None
+        and all(each.path is not None for each in kept.added())
+        and live.at(kept.writer.version)
+        and live.is_unchecked()
+        and live.has_vectors()
+    )
+
+
+def _events(kept: History, range_: reduce.BatchRange, reached: HistoryPosition, *, limit: int) -> pa.Table | None:
+    """The events of the range that make versions; None where one of them, or all together, is for Spark."""
+    added = [each.path[0] for each in kept.added() if each.path]
+    columns = ("updateDescription", *(("before",) if kept.folds else ()), *added)
+    size_bytes = collection_events.MANY_BYTES if limit > survey.MAX_DRIVER_ROWS else batch_rows.MANY_BYTES
+    # Other collections' events stand in the same files.
+    most = max(survey.MAX_DRIVER_ROWS, 2 * limit)
+    events = collection_events.in_order(
+        kept.spark, kept.bronze, kept.namespace, range_, columns, limit=most, size_bytes=size_bytes
+    )
+    if events is None or events.num_rows > limit:
+        return None
+    is_partial = collection_events.are_partial(events)
+    if not kept.folds:
+        events = events.filter(pc.invert(is_partial))  # which says too little for a version
+    elif not fold.are_readable(events["updateDescription"].combine_chunks().filter(is_partial.combine_chunks())):
+        return None
+    if not collection_events.are_whole(events, folds=kept.folds):
+        return None
+    if reached.floor:  # behind a drop the key is another document
+        events = events.filter(pc.greater_equal(events["sequence"], reached.floor))
+    if kept.mode.keeps_row:
+        events = events.filter(pc.not_equal(events["op"], bronze.Op.DELETE.value))
+    return events
+
+
+def _is_written(kept: History, live: LiveFiles, events: pa.Table, number: int, reached: HistoryPosition) -> bool:
+    """Whether the versions that the events make are in the table. Raises `NotReadable` where they are for Spark."""
+    stored = _stored(live, sorted({*events["key"].to_pylist()}), folds=kept.folds)
+    if kept.folds and _waits(events, stored):
+        return False
+    with without_collector():
+        laid_out = _laid_out(events, stored, folds=kept.folds)
+    made = _made(kept, events, laid_out, reached)
+    if made is None:
+        return False
+    evolution, new = made
+    kept.record(evolution, number)  # before the table holds it
+    columns = merge.grown(live.spark_schema(), from_arrow_schema(new.schema))
+    if columns is None or (columns != live.spark_schema() and not kept.writer.define(columns)):
+        return False
+    if not live.at(kept.writer.version):
+        return False
+    parts = [table_schema.conformed(new, live.schema), _ended(kept, live, stored, laid_out)]
+    replaced = [_VersionId(key, each.sequence) for key, each in zip(laid_out.keys, laid_out.new)]
+    version = kept.writer.replace_arrow(
+        parts,
+        schema=live.schema,
+        places=stored.rows_of([*replaced, *laid_out.ended]),
+        to=reached.to,
+        extra=reached.extra,
+        statistics=live_files.measured_columns(live),
+    )
+    return version is not None
+
+
+# --- what is there
+
+
+def _stored(live: LiveFiles, keys: Sequence[str], *, folds: bool) -> _StoredVersions:
+    """All versions of the keys. Raises `NotReadable` where they are too much for this process."""
+    found = live_files.present(live, live.places(upsert.KEY, keys))
+    columns = [*_STORED, "__deleted", *(("__document",) if folds else ())]
+    rows = _rows(live, found, [name for name in columns if name in live.schema.names])
+    places = [_RowPlace(number, row) for number, (_, numbers) in enumerate(found) for row in numbers]
+    stored = _StoredVersions([file for file, _ in found], {}, defaultdict(list))
+    for place, row in zip(places, rows.to_pylist()):
+        stored.places[_VersionId(row["__key"], row["__sequence"])] = place
+        stored.versions[row["__key"]].append(
+            DocumentVersion(
+                row["__sequence"],
+                row["__until"],
+                bool(row["__incomplete"]),
+                bool(row.get("__deleted")),
+                row.get("__document"),
+            )
+        )
+    return stored
+
+
+def _rows(live: LiveFiles, places: Sequence[tuple[dict[str, Any], list[int]]], columns: Sequence[str]) -> pa.Table:
+    count = sum(len(numbers) for _, numbers in places)
+    read_bytes = READ_BYTES + VERSION_READ_BYTES * count
+    return live_files.rows_at(live, places, columns=columns, size_bytes=collection_events.MANY_BYTES, read_bytes=read_bytes)
+
+
+def _waits(events: pa.Table, stored: _StoredVersions) -> bool:
+    """Whether a document comes later than updates of it, which are to be folded once more: those are events of other batches."""
+    for key, sequence, after in zip(*(events[name] for name in ("key", "sequence", "after"))):
+        known = stored.versions.get(key.as_py(), ())
+        if after.is_valid and any(each.is_incomplete and sequence.as_py() < each.sequence for each in known):
+            return True
+    return False
+
+
+# --- what comes of it
+
+
+def _laid_out(events: pa.Table, stored: _StoredVersions, *, folds: bool) -> _VersionChanges:
+    """Each key's versions that are new, or that end otherwise. Raises `NotReadable` where their documents are too large."""
+    given = events.select([name for name in versions.EVENT if name in events.column_names and name != "after"])
+    is_whole = pc.is_valid(events["after"]).to_pylist()
+    texts = events["after"].to_pylist() if folds else [None] * events.num_rows
+    by_key: dict[str, list[versions.DocumentEvent]] = defaultdict(list)
+    row_of: dict[int, int] = {}
+    for number, (key, row) in enumerate(zip(events["key"].to_pylist(), given.to_pylist())):
+        row_of[row["offset"]] = number
+        # A pre-image that cannot be read is none: what was done to the document is known without it.
+        before = row["before"] if folds and fold.is_document(row["before"]) else None
+        by_key[key].append(versions.event({**row, "before": before, "is_whole": is_whole[number], "after": texts[number]}))
+    low, found, size = pc.min(events["sequence"]).as_py(), _VersionChanges([], [], [], {}), 0
+    for key, own in by_key.items():
+        known = [each for each in stored.versions.get(key, ()) if each.until is None or each.until >= low]
+        for version in versions.changed(known, own, folds=folds):
+            if version.offset is None:
+                found.ended[_VersionId(key, version.sequence)] = version
+                continue
+            found.keys.append(key)
+            found.new.append(version)
+            found.rows.append(row_of[version.offset])
+            # A document that changes all the time has a version an event, each as large as the document.
+            size += len(version.document or "")
+            if size > collection_events.MANY_BYTES:
+                raise table_schema.NotReadable
+    return found
+
+
+def _made(
+    kept: History, events: pa.Table, laid_out: _VersionChanges, reached: HistoryPosition
+) -> tuple[schemas.Evolution, pa.Table] | None:
+    """The new versions with the table's columns, and what their documents do to the schema; None where some cannot be read."""
+    rows = events.take(pa.array(laid_out.rows, pa.int64()))
+    is_folded, texts = pc.is_null(rows["after"]), rows["after"].combine_chunks()
+    if kept.folds:
+        texts = pc.coalesce(pa.array([each.document for each in laid_out.new], pa.string()), texts)
+    found = _typed(kept, texts, rows["sequence"].combine_chunks(), reached)
+    if found is None:
+        return None
+    evolution, typed = found
+    document = typed.field("document")
+    is_update = pc.and_(pc.equal(rows["op"], bronze.Op.UPDATE.value), pc.is_valid(rows["updateDescription"]))
+    is_looked_up = kept.settings.source.capture_mode_full_update_type is FullUpdateType.LOOKUP
+    columns: dict[str, Any] = {each.name: document.field(at) for at, each in enumerate(document.type)}
+    columns |= {each.name: collection_events.value(rows, each.path or ()) for each in kept.added(evolution.schema)}
+    columns |= {
+        "__rescued": typed.field("rescued"),
+        "__incomplete": pa.array([each.is_incomplete for each in laid_out.new], pa.bool_()),
+        "__as_captured": pc.and_(pc.and_(is_update, pc.invert(is_folded)), is_looked_up),
+    }
+    columns |= {"__document": texts} if kept.folds else {}
+    sequences = [each.sequence for each in laid_out.new]
+    columns |= {"__key": pa.array(laid_out.keys, pa.string()), "__sequence": pa.array(sequences, pa.string())}
+    columns |= {"valid_from": _times(sequences)}
+    return evolution, pa.table(columns | _ends(kept, laid_out.new))
+
+
+def _typed(
+    kept: History, texts: pa.Array, sequences: pa.Array, reached: HistoryPosition
+) -> tuple[schemas.Evolution, pa.StructArray] | None:
+    """The documents typed, and what they do to the schema; None where some cannot be read."""
+    pins, current = kept.options.pins, kept.schema.schema
+    typed, evolution = _decoder(kept, schemas.unchanged(current, pins)).typed(texts), schemas.unchanged(current, pins)
+    if pc.any(typed.refused).as_py():
+        return None
+    if pc.any(typed.new).as_py():
+        options, reserved = kept.options.unwrap, kept.reserved(reached)
+        evolution = schemas.evolve_here(texts, sequences, current=current, options=options, pins=pins, reserved=reserved)
+        if evolution.schema.fields != current.fields:
+            typed = _decoder(kept, evolution).typed(texts)
+    rows = typed.with_doubts()
+    return None if pc.any(rows.field("unreadable")).as_py() else (evolution, rows)
+
+
+def _decoder(kept: History, evolution: schemas.Evolution) -> Decoder:
+    """The decoder of a schema, with what it learned in the batches before."""
+    if kept.decoder is None or kept.decoder.schema != evolution.schema:
+        kept.decoder = Decoder(evolution.schema, kept.options.pins)
+    return kept.decoder
+
+
+def _ended(kept: History, live: LiveFiles, stored: _StoredVersions, laid_out: _VersionChanges) -> pa.Table:
+    """The stored versions that end otherwise, whole, with their ends. Raises `NotReadable` where they are too much."""
+    rows = _rows(live, stored.rows_of(laid_out.ended), live.schema.names)
+    ids = map(_VersionId, rows["__key"].to_pylist(), rows["__sequence"].to_pylist())
+    for name, values in _ends(kept, [laid_out.ended[each] for each in ids]).items():
+        rows = rows.set_column(rows.column_names.index(name), live.schema.field(name), values)
+    return rows
+
+
+def _ends(kept: History, ended: Sequence[DocumentVersion]) -> dict[str, pa.Array]:
+    """The columns that say when versions ended."""
+    until = [each.until for each in ended]
+    deleted = pa.array([each.is_deleted for each in ended], pa.bool_())
+    marks = {"__deleted": deleted} if kept.mode.adds_deleted else {}
+    return {**marks, "__until": pa.array(until, pa.string()), "valid_to": _times(until)}
+
+
+def _times(sequences: Sequence[str | None]) -> pa.Array:
+    """The cluster time of sequences, each of which begins with its seconds in hexadecimal digits."""
+    micros = [None if each is None else int(each[:8], 16) * 1_000_000 for each in sequences]
+    return pa.array(micros, pa.int64()).cast(pa.timestamp("us", tz="UTC"))

@@ -1,0 +1,237 @@
+"""Histories that this process lays out itself: versions as the events make them, in whatever order and batches they come."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from pipelines.bronze import collection_events, registry
+from pipelines.delta import live_files
+from pipelines.delta.writer import Writer
+from pipelines.gold import history, in_process_history
+from pipelines.gold.history_position import HistoryPosition
+from tests.harness import bronze_rows, oracle, without_spark
+from tests.harness.without_spark import SPARK, Hop, NeedsSpark
+
+NAMESPACE = registry.Namespace(bronze_rows.DB, "t")
+LIMIT = 1000
+
+
+@pytest.fixture(autouse=True)
+def without_jvm() -> Iterator[None]:
+    with without_spark.running():
+        yield
+
+
+class Kept:
+    """A collection's bronze, and its history, which is brought to the newest batch."""
+
+    def __init__(self, root: Path, *, limit: int = LIMIT, **options: Any) -> None:
+        self.hop = Hop(root, history=True, **options)
+        self.bronze = without_spark.Log(self.hop)
+        self.table = self.hop.layout.history(*NAMESPACE)
+        self.limit, self.at = limit, HistoryPosition()
+        history.create(SPARK, self.table, properties={"delta.enableDeletionVectors": "true"})
+
+    def lay_out(self, to: int | None = None) -> None:
+        writer = Writer.claim(SPARK, self.table)
+        local = in_process_history.InProcess(self.limit)
+        kept = history.History(SPARK, self.hop.settings, self.hop.layout, NAMESPACE, writer, local)
+        reached = to or self.bronze.batch
+        kept.brought_up(self.at, registry.SilverPosition(reached), stop=threading.Event())
+        writer.release()
+        self.at = HistoryPosition(reached, folds=kept.folds)
+
+    def versions(self, *names: str) -> list[tuple[Any, ...]]:
+        """Key, beginning and end in seconds, and columns of each version, in their order."""
+        table = oracle.read(self.table.path or "")
+        rows = table.sort_by([("__key", "ascending"), ("__sequence", "ascending")]).to_pylist()
+        seconds = ("__sequence", "__until")
+        return [
+            (
+                row["__key"],
+                *(None if row[at] is None else bronze_rows.second(row[at]) for at in seconds),
+                *(row.get(name) for name in names),
+            )
+            for row in rows
+        ]
+
+
+def change(op: str, key: int, at: int, **fields: Any) -> dict[str, Any]:
+    return {"op": op, "key": key, "at": at, **({} if op == "d" else {"after": {"_id": key, **fields}})}
+
+
+def update(key: int, at: int, **fields: Any) -> dict[str, Any]:
+    return {"op": "u", "key": key, "at": at, "update": fields}
+
+
+def test_versions_end_where_the_next_ones_begin(tmp_path: Path) -> None:
+    """A version that ended is found again whole, with what the documents had that came later; `valid_to` is when it ended."""
+    kept = Kept(tmp_path)
+    kept.bronze.append({"t": [change("c", 1, 10, a=1, n={"x": 1}), change("c", 2, 11, a=2)]})
+    kept.lay_out()
+    kept.bronze.append({"t": [change("u", 1, 20, a=5, b="y"), change("d", 2, 21), change("c", 3, 22)]})
+    kept.lay_out()
+    assert kept.versions("a", "b", "n") == [
+        ("1", 10, 20, 1, None, {"x": 1}),
+        ("1", 20, None, 5, "y", None),
+        ("2", 11, 21, 2, None, None),
+        ("3", 22, None, None, None, None),
+    ]
+    table = oracle.read(kept.table.path or "")
+    for mark, column in (("__sequence", "valid_from"), ("__until", "valid_to")):
+        ends = zip(table[mark].to_pylist(), table[column].to_pylist())
+        assert all(mark is None if at is None else bronze_rows.second(mark) == at.timestamp() for mark, at in ends)
+
+
+def test_a_later_delete_marks_the_version(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, **{"delete.tombstone.handling.mode": "rewrite"})
+    kept.bronze.append({"t": [change("c", 1, 10, a=1), change("c", 2, 10, a=1)]})
+    kept.lay_out()
+    kept.bronze.append({"t": [change("d", 1, 20)]})
+    kept.lay_out()
+    assert kept.versions("__deleted") == [("1", 10, 20, True), ("2", 10, None, False)]
+
+
+def test_updates_are_folded_onto_the_version_before(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, **{"keep.document": True})
+    kept.bronze.append({"t": [change("c", 1, 10, a=1)]})
+    kept.lay_out()
+    kept.bronze.append({"t": [update(1, 20, b=2), update(1, 30, a=3), update(2, 30, a=3)]})
+    kept.lay_out()
+    expected = [
+        ("1", 10, 20, 1, None, False),
+        ("1", 20, 30, 1, 2, False),
+        ("1", 30, None, 3, 2, False),
+        ("2", 30, None, 3, None, True),
+    ]
+    assert kept.versions("a", "b", "__incomplete") == expected
+
+
+def test_an_update_without_its_document_makes_no_version(tmp_path: Path) -> None:
+    """Where updates are not folded it says too little."""
+    kept = Kept(tmp_path)
+    kept.bronze.append({"t": [change("c", 1, 10, a=1), update(1, 20, a=2)]})
+    kept.lay_out()
+    kept.bronze.append({"t": [update(1, 30, a=2)]})
+    kept.lay_out()
+    assert kept.versions("a") == [("1", 10, None, 1)] and kept.at.to == 2
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [{"op": "u", "key": 1, "at": 20, "text": "{"}],
+        [{"op": "u", "key": 1, "at": 20, "text": "no document"}],
+        [{"op": "u", "key": 1, "at": 20, "update": "{"}],
+        [change("r", 2, 15, a=1)],
+        [{"op": "u", "key": 1, "at": 20, "after": {"_id": 1, "a": 1.5}}],
+    ],
+    ids=["cut off", "no document", "an update cut off", "a document behind updates of it", "a wider type"],
+)
+def test_what_is_for_queries_leaves_the_table_as_it_is(tmp_path: Path, events: Sequence[dict[str, Any]]) -> None:
+    kept = Kept(tmp_path, **{"keep.document": True})
+    kept.bronze.append({"t": [change("c", 1, 10, a=1), update(2, 20, b=2)]})
+    kept.lay_out()
+    before = kept.versions("a")
+    kept.bronze.append({"t": events})
+    with pytest.raises(NeedsSpark):
+        kept.lay_out()
+    assert kept.versions("a") == before
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "value"),
+    [
+        (in_process_history, "READ_BYTES", -(2**20)),
+        (collection_events, "MANY_BYTES", 10),
+        (live_files, "MANY_ROWS", 1),
+    ],
+)
+def test_what_is_much_is_for_queries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, value: int
+) -> None:
+    kept = Kept(tmp_path, limit=100_000)
+    kept.bronze.append({"t": [change("c", 1, 10, a=1), change("c", 2, 10, a=1)]})
+    kept.lay_out()
+    kept.bronze.append({"t": [change("u", 1, 20, a=2)]})
+    monkeypatch.setattr(owner, name, value)
+    with pytest.raises(NeedsSpark):
+        kept.lay_out()
+
+
+def test_a_long_span_is_laid_out_range_by_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a commit with its position; between them little is held."""
+    monkeypatch.setattr(collection_events, "PORTION_EVENTS", 2)
+    kept = Kept(tmp_path, limit=100_000)
+    monkeypatch.setattr(in_process_history.survey, "MAX_DRIVER_ROWS", 1)
+    kept.limit = 3
+    for at in range(10, 16):
+        kept.bronze.append({"t": [change("u", at % 2, at, a=at)]})
+    kept.lay_out()
+    assert [each[1:] for each in kept.versions("a")] == [
+        (10, 12, 10),
+        (12, 14, 12),
+        (14, None, 14),
+        (11, 13, 11),
+        (13, 15, 13),
+        (15, None, 15),
+    ]
+    log = Path(kept.table.path or "") / "_delta_log"
+    said = [
+        orjson.loads(orjson.loads(path.read_bytes().split(b"\n")[0])["commitInfo"].get("userMetadata", "{}"))
+        for path in sorted(log.glob("*.json"))
+    ]
+    assert [each["to"] for each in said if each.get("to")][:3] == [2, 4, 6]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_order_and_any_batches_come_to_the_same(tmp_path: Path, seed: int) -> None:
+    """Events late, early and again, in batches of any cut: the table is a function of the events.
+
+    But for deletes of which no version was known when they came, of which nothing holds at any time.
+    """
+    rng = random.Random(seed)
+    folds, mode = rng.random() < 0.5, rng.choice(["tombstone", "rewrite", "drop"])
+    options = {"keep.document": folds, "delete.tombstone.handling.mode": mode}
+    events = []
+    for at in rng.sample(range(10, 10_000), 60):
+        key = rng.randrange(6)
+        kind = rng.choice(["c", "u", "u", "u", "d"] + ["p"] * 3 * folds)
+        events.append(update(key, at, **{rng.choice("ab"): at}) if kind == "p" else change(kind, key, at, a=at, c=str(at)))
+    events.sort(key=lambda event: event["at"])
+    at_once = Kept(tmp_path / "at_once", **options)
+    at_once.bronze.append({"t": events})
+    at_once.lay_out()
+    # Whole documents that come behind updates of theirs are for queries: where updates are folded, only repeats come late.
+    shuffled = events[:] if folds else rng.sample(events, len(events))
+    batches = Kept(tmp_path / "batches", **options)
+    start = 0
+    while start < len(shuffled):
+        count = rng.randrange(1, 12)
+        again = [] if folds else rng.sample(shuffled[:start], min(start, rng.randrange(4)))
+        batches.bronze.append({"t": shuffled[start : start + count] + again})
+        start += count
+        batches.lay_out()
+    columns = ("a", "b", "c", "__incomplete", "__deleted", "__document")
+    found, expected = ([each for each in kept.versions(*columns) if each[1] != each[2]] for kept in (batches, at_once))
+    assert found == expected
+
+
+def test_what_others_changed_meanwhile_is_not_taken_out_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that somebody put together since the versions were found: the places say nothing any more."""
+    kept = Kept(tmp_path)
+    kept.bronze.append({"t": [change("c", 1, 10, a=1)]})
+    kept.lay_out()
+    kept.bronze.append({"t": [change("u", 1, 20, a=2)]})
+    monkeypatch.setattr(live_files.LiveFiles, "holds", lambda *_: False)
+    with pytest.raises(NeedsSpark):
+        kept.lay_out()
+    monkeypatch.undo()
+    assert kept.versions("a") == [("1", 10, None, 1)]
