@@ -232,7 +232,7 @@ class Gate:
             }
             for each in results
         ]
-        ops_tables.note(spark, delta.layout(self.settings.lakehouse).ops("expectations"), rows, SCHEMA, grows=True)
+        ops_tables.note(spark, delta.layout(self.settings.lakehouse).ops("expectations"), rows, SCHEMA)
 
 
 def _with_rescued(suite: Suite, rows: DataFrame) -> DataFrame:

@@ -421,7 +421,7 @@ def _note(spark: SparkSession, settings: Settings, made: Cut) -> None:
         "missing": list(made.missing),
     }
     rows = [{**shared, "table": each.name, "identifier": each.identifier, "version": each.version} for each in made.tables]
-    ops_tables.note(spark, table, rows, SCHEMA, grows=True)
+    ops_tables.note(spark, table, rows, SCHEMA)
 
 
 def read(spark: SparkSession, settings: Settings) -> list[Cut]:

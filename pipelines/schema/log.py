@@ -380,5 +380,4 @@ def append(
         )
         for number, change in enumerate(evolution.changes)
     ]
-    # A table of before there were generations has no column for them.
-    ops_tables.note(spark, table, [dict(zip(_NAMES, row)) for row in rows], SCHEMA, grows=bool(generation))
+    ops_tables.note(spark, table, [dict(zip(_NAMES, row)) for row in rows], SCHEMA)

@@ -49,7 +49,7 @@ def test_a_table_of_an_earlier_version_gets_the_columns_that_it_lacks(spark: Spa
     now = pa.schema([*before, ("b", pa.string()), ("n", pa.int64())])
     ops_tables.note(spark, table, [{"a": "old"}], before)
     for number in range(2):
-        ops_tables.note(spark, table, [{"a": "new", "b": "x", "n": number}], now, grows=True)
+        ops_tables.note(spark, table, [{"a": "new", "b": "x", "n": number}], now)
     found = ops_tables.rows(spark, table, now).to_pylist()
     assert sorted(found, key=str) == [
         {"a": "new", "b": "x", "n": 0},
