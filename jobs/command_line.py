@@ -12,6 +12,7 @@ What a command needs is imported when it runs, so that `--help` answers at once.
 from __future__ import annotations
 
 import io
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -28,9 +29,7 @@ BUG, WRONG, INTERRUPTED = 1, 2, 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the result is its exit code. Raises nothing."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # As stderr does: what its encoding lacks, in a name or a table's frame, must not end a command.
-        sys.stdout.reconfigure(errors="backslashreplace")
+    _open_streams()
     try:
         return medallion.main(given, prog_name="medallion", standalone_mode=False) or 0
     except click.ClickException as error:
@@ -50,6 +49,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _debugged(given, known.exit_code)
         _say(f"this is a bug: {type(error).__name__} {_place(error)}; --debug shows the traceback")
         return _debugged(given, BUG)
+
+
+def _open_streams() -> None:
+    """Give a process that was started without stdout or stderr (`>&-`) a place to write to, and stdout an escape for each
+    sign that its encoding lacks, as stderr has: what a name or a table's frame holds must not end a command."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r+"))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _interrupted() -> int:

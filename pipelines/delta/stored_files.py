@@ -27,7 +27,7 @@ from py4j.protocol import Py4JJavaError
 from pipelines.delta import checkpoint
 from pipelines.delta.table_files import LOG, commit_name
 from pipelines.spark import failures as spark_failures
-from pipelines.spark import jvm, stores
+from pipelines.spark import jvm, scratch, stores
 from pipelines.spark import session as sparks
 
 if TYPE_CHECKING:
@@ -194,10 +194,10 @@ def _root(process: int) -> Path:
     Its name is a new one: in a container that is started again the process has the number of the one before, whose copies may be
     of tables that were removed since.
     """
-    scratch = jvm.scratch()
-    for left in scratch.glob(f"copies-*-{process}.tmp"):
+    mine = scratch.folder()
+    for left in mine.glob(f"copies-*-{process}.tmp"):
         shutil.rmtree(left, ignore_errors=True)
-    root = scratch / f"copies-{uuid.uuid4().hex[:12]}-{process}.tmp"
+    root = mine / f"copies-{uuid.uuid4().hex[:12]}-{process}.tmp"
 
     def remove() -> None:
         if os.getpid() == process:  # and not a child of it that ends

@@ -40,8 +40,16 @@ _MISSING = (
 
 
 def layout(lakehouse: Any) -> tables.Layout:
-    """The layout of the settings' lakehouse; a relative root is relative to the working directory."""
-    return tables.Layout(lakehouse.root, lakehouse.catalog, lakehouse.schema_prefix).under(os.getcwd())
+    """The layout of the settings' lakehouse; a relative root is relative to the working directory, which no other needs."""
+    found = tables.Layout(lakehouse.root, lakehouse.catalog, lakehouse.schema_prefix)
+    if not tables.is_relative(lakehouse.root or "/"):
+        return found
+    try:
+        return found.under(os.getcwd())
+    except FileNotFoundError:
+        raise errors.DecisionNeeded(
+            f"lakehouse.root: {lakehouse.root} lies below the working directory, which was removed; start from another one"
+        ) from None
 
 
 def exists(spark: SparkSession, table: tables.TableRef) -> bool:

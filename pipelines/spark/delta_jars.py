@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines.spark import log_store
+from pipelines.spark import log_store, scratch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,7 +28,7 @@ def settings(packages: Sequence[str], excludes: Sequence[str]) -> Iterator[dict[
         jars = _jars_of_last_time(packages)
         wanted = {"spark.jars.packages": ",".join([_delta_package(), *packages])}
         wanted["spark.jars.excludes"] = ",".join([*BROUGHT_BY_SPARK, *excludes])
-        if not os.access(Path.home(), os.W_OK):
+        if not os.access(os.path.expanduser("~"), os.W_OK):
             # Ivy's own place is the home that the user database names, which many a service has none of.
             wanted["spark.jars.ivy"] = str(_remembered_jars(()).with_name("ivy"))
         yield {"spark.jars": ",".join(jars)} if jars else wanted
@@ -60,7 +60,7 @@ def downloaded_megabytes() -> float | None:
     if _jars_of_last_time(()):
         return None
     with contextlib.suppress(OSError):
-        cache = next((folder for folder in Path.home().glob(".ivy2*/cache")), None)
+        cache = next(Path(os.path.expanduser("~")).glob(".ivy2*/cache"), None)
         found = (file for file in cache.rglob("*.jar*") if file.is_file()) if cache is not None else ()
         return sum(file.stat().st_size for file in found) / 1e6
     return None
@@ -98,8 +98,15 @@ def _remembered_jars(packages: Sequence[str]) -> Path:
 
     versions = f"{metadata.version('pyspark')}-{metadata.version('delta-spark')}"
     more = f"-{hashlib.sha256(','.join(packages).encode()).hexdigest()[:12]}" if packages else ""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache, "mongo-medallion", f"delta-jars-{versions}{more}.txt")
+    return _cache() / f"delta-jars-{versions}{more}.txt"
+
+
+def _cache() -> Path:
+    """Where the jars are remembered, and lie where Ivy has no place of its own: the temporary folder for a user without a home,
+    as in a container, or with one that it may not write."""
+    own = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "mongo-medallion")
+    known = next((each for each in (own, *own.parents[:2]) if os.path.isdir(each)), None)
+    return own if known == own or known is not None and os.access(known, os.W_OK) else scratch.folder()
 
 
 def remember(spark: SparkSession, packages: Sequence[str], given: Sequence[str]) -> None:

@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from cdc_core import errors
 from pipelines.spark import conf as spark_conf
-from pipelines.spark import delta_jars, log_store, stores
+from pipelines.spark import delta_jars, log_store, scratch, stores
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -55,9 +54,13 @@ def launch(
     JVM gets it when it runs, and not on its command line, which every user of the machine sees; so it is with what a
     user chose that may be one. Raises `SettingsError` where the settings do not give `catalog`.
     """
+    import pyspark
     from pyspark.sql import SparkSession
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    # PySpark brings its Spark; another one that `SPARK_HOME` names does not understand it, or has no Delta for it.
+    if (brought := Path(pyspark.__file__).parent / "jars").is_dir():
+        os.environ["SPARK_HOME"] = str(brought.parent)
     if not is_installed():
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     chosen = {**store.conf, **spark_conf.defaults(), **conf}
@@ -101,8 +104,8 @@ def _settings(
         settings[_CLASS_PATH] = os.pathsep.join(paths)
     # Spark and its JVM leave nothing behind: what they write lies in a folder that goes with this process.
     settings = {"spark.local.dir": str(_folder()), **settings}
-    java = f"-Djava.io.tmpdir={_folder()} {spark_conf.startable(settings['spark.driver.extraJavaOptions'])}"
-    settings["spark.driver.extraJavaOptions"] = java
+    java = spark_conf.startable(settings["spark.driver.extraJavaOptions"])
+    settings["spark.driver.extraJavaOptions"] = f'"-Djava.io.tmpdir={_folder()}" {java}'
     return settings
 
 
@@ -128,7 +131,7 @@ def _context(settings: Mapping[str, str], hadoop: Mapping[str, str]) -> SparkCon
 
 def _folder() -> Path:
     """Where Spark and its JVM keep what they need while this process lives."""
-    return scratch() / f"spark-{os.getpid()}.tmp"
+    return scratch.folder() / f"spark-{os.getpid()}.tmp"
 
 
 def _end(owner: int) -> None:
@@ -140,7 +143,7 @@ def _end(owner: int) -> None:
 
 def log_file() -> Path:
     """The file that holds the log of the Spark that this process starts."""
-    return scratch() / f"spark-{os.getpid()}.log"
+    return scratch.folder() / f"spark-{os.getpid()}.log"
 
 
 def is_installed() -> bool:
@@ -233,13 +236,16 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 class _Launch(dict[str, Any]):
-    """Options of the JVM's start. The JVM ignores SIGINT, as PySpark wants, and SIGTERM.
+    """Options of the JVM's start. The JVM ignores SIGINT, as PySpark wants, and SIGTERM, and knows names outside ASCII.
 
     A signal to the whole process group or service is then handled by the Python side, which ends the JVM by
     closing its input when the last commit is through; so does the end of the Python side, however it comes.
     """
 
     def __setitem__(self, key: str, value: Any) -> None:
+        if key == "env" and value.get("LC_ALL") in ("C", "POSIX"):
+            # Python takes UTF-8 there by itself; Java would find no folder of another name than an ASCII one.
+            value = {**value, "LC_ALL": "C.UTF-8"}
         super().__setitem__(key, _ignoring_sigterm(value) if key == "preexec_fn" else value)
 
 
@@ -258,25 +264,6 @@ def java_class(spark: SparkSession, name: str) -> Any:
     class, what comes back raises `TypeError` when it is called.
     """
     return getattr(spark._jvm, name)
-
-
-def scratch() -> Path:
-    """A folder of this user's for what lives as long as a process; what gone ones left is removed."""
-    folder = Path(tempfile.gettempdir(), f"medallion-{os.getuid()}")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    # In a folder of somebody else, packages and libraries of ours could be exchanged, and documents read.
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise errors.DecisionNeeded(
-            f"{folder} is not a folder of this user: remove it, or set TMPDIR to a folder of your own"
-        )
-    if found.st_mode & 0o077:
-        folder.chmod(0o700)
-    for old in folder.glob("*-*.*"):
-        number = old.stem.rpartition("-")[2]
-        if number.isdigit() and not Path("/proc", number).exists():
-            shutil.rmtree(old, ignore_errors=True) if old.is_dir() else old.unlink(missing_ok=True)
-    return folder
 
 
 def _why_not() -> errors.MedallionError:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from cdc_core import errors
 from pipelines.spark import conf as spark_conf
-from pipelines.spark import jvm, log_store, stores
+from pipelines.spark import jvm, log_store, scratch, stores
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -303,7 +303,7 @@ def _ship_packages(spark: SparkSession) -> None:
 @functools.cache
 def _packages() -> Path:
     """An archive of the checkout's packages, written once: sessions may be made by threads side by side."""
-    archive = jvm.scratch() / f"packages-{os.getpid()}.zip"
+    archive = scratch.folder() / f"packages-{os.getpid()}.zip"
     with zipfile.ZipFile(archive, "w") as packages:
         for package in ("cdc_core", "pipelines"):
             for file in sorted((jvm.ROOT / package).rglob("*.py")):

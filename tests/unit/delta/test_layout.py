@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from cdc_core import errors
 from cdc_core.settings import parse as settings
@@ -75,3 +78,15 @@ def test_one_error_for_several_collections() -> None:
     assert (errors.code(both), "d.a" in str(both), "b: decide" in str(both)) == (3, True, True)
     bug = errors.together({"d.a": busy, "d.c": ValueError("secret")})
     assert (errors.code(bug), "secret" in str(bug)) == (1, False)
+
+
+def test_only_a_relative_root_needs_the_working_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A service may outlive the folder that it was started from."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert delta.layout(settings.Lakehouse(root="/lake")).root == "/lake"
+    assert delta.layout(settings.Lakehouse(catalog="main")).catalog == "main"
+    with pytest.raises(errors.DecisionNeeded, match=r"lakehouse\.root: lake .*removed"):
+        delta.layout(settings.Lakehouse(root="lake"))

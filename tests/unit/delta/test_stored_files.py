@@ -243,7 +243,7 @@ def test_a_commit_that_was_copied_by_itself_hides_no_later_ones(table: Table, mo
 
 def test_each_process_has_copies_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A container that is started again keeps its temporary folder, and its process has the same number."""
-    monkeypatch.setattr(stored_files.jvm, "scratch", lambda: tmp_path)
+    monkeypatch.setattr(stored_files.scratch, "folder", lambda: tmp_path)
     stored_files._root.cache_clear()
     first = stored_files._root(1)
     first.mkdir()

@@ -375,3 +375,17 @@ def test_what_writes_one_thing_is_not_interrupted_by_two_signals() -> None:
     with pytest.raises(KeyboardInterrupt), interrupts.undisturbed():
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_command_whose_output_is_closed_does_its_work(tmp_path: Path) -> None:
+    """As a scheduler may start it, without stdin, stdout and stderr."""
+    made = tmp_path / "made"
+    program = (
+        "import sys\nfrom jobs import command_line\nfrom pipelines.terminal import tables\n"
+        "command_line.main(['--help'])\ntables.console().print('x')\n"
+        f"with tables.progress():\n    open({str(made)!r}, 'w').write(str(len([sys.stdin, sys.stdout, sys.stderr])))\n"
+    )
+    command = [sys.executable, "-c", program]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *command], env=environment, cwd=tmp_path, check=False)
+    assert done.returncode == 0 and made.read_text() == "3"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import pwd
 import stat
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from cdc_core import errors
-from pipelines.spark import delta_jars, jvm, stores
+from pipelines.spark import delta_jars, jvm, scratch, stores
 
 
 class Started(Exception):
@@ -66,16 +67,16 @@ def test_a_folder_of_somebody_else_is_not_used(monkeypatch: pytest.MonkeyPatch, 
     mine = tmp_path / f"medallion-{os.getuid()}"
     mine.mkdir()
     mine.chmod(0o777)
-    assert stat.S_IMODE(jvm.scratch().stat().st_mode) == 0o700
+    assert stat.S_IMODE(scratch.folder().stat().st_mode) == 0o700
     mine.rmdir()
     (tmp_path / "planted").mkdir()
     mine.symlink_to(tmp_path / "planted")
     with pytest.raises(errors.DecisionNeeded, match="TMPDIR"):
-        jvm.scratch()
+        scratch.folder()
 
 
 def test_a_home_that_may_not_be_looked_into_remembers_no_jars(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As below a service's ProtectHome; the packages then go below the cache."""
+    """As below a service's ProtectHome; the packages then go to the temporary folder."""
 
     read = Path.read_text
 
@@ -87,6 +88,51 @@ def test_a_home_that_may_not_be_looked_into_remembers_no_jars(monkeypatch: pytes
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "read_text", refused)
     monkeypatch.setattr(os, "access", lambda *_: False)
-    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with delta_jars.settings((), ()) as settings:
         assert settings["spark.jars.packages"] and settings["spark.jars.ivy"].startswith(str(tmp_path))
+
+
+def test_a_user_without_a_home_has_the_jars_in_the_temporary_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As in a container whose user no database knows."""
+
+    def unknown(uid: int) -> NoReturn:
+        raise KeyError(uid)
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert delta_jars.downloaded_megabytes() == 0
+    with delta_jars.settings((), ()) as settings:
+        assert settings["spark.jars.ivy"].startswith(str(tmp_path))
+
+
+def test_a_machine_without_a_temporary_folder_is_told_to_name_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose root is read-only."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/nowhere"])
+    with pytest.raises(errors.DecisionNeeded, match="TMPDIR"):
+        scratch.folder()
+
+
+def test_java_is_started_for_any_temporary_folder_with_its_own_spark(
+    started: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A folder with a blank, and `SPARK_HOME` of another Spark."""
+    import pyspark
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "a b"))
+    (tmp_path / "a b").mkdir()
+    monkeypatch.setenv("SPARK_HOME", "/opt/another")
+    options = started()["spark.driver.extraJavaOptions"]
+    assert options.startswith(f'"-Djava.io.tmpdir={tmp_path}/a b/medallion-')
+    assert os.environ["SPARK_HOME"] == os.path.dirname(pyspark.__file__)
+
+
+@pytest.mark.parametrize(("chosen", "given"), [("C", "C.UTF-8"), ("POSIX", "C.UTF-8"), ("de_DE.UTF-8", "de_DE.UTF-8")])
+def test_java_knows_names_outside_ascii(chosen: str, given: str) -> None:
+    options = jvm._Launch()
+    options["env"] = {"LC_ALL": chosen}
+    assert options["env"] == {"LC_ALL": given}
