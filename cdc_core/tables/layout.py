@@ -94,6 +94,15 @@ def is_relative(root: str) -> bool:
     return not (root.startswith("/") or _SCHEME.match(root))
 
 
+def unusable(root: str) -> str | None:
+    """Why a root names no place, with what to write instead; None where it may."""
+    if root.startswith("~"):
+        return "no shell replaces the ~ here: write ${env:HOME}/… or the whole path"
+    if _SCHEME.match(root) and not root.partition(":")[2].startswith("/"):
+        return "a URL goes on with a / behind its colon; a relative path with a colon begins with ./"
+    return None
+
+
 SHADOW_FOLDERS = ("ops", "rebuild")
 """Below them lie the tables that a rebuild makes, for as long as it runs."""
 

@@ -74,6 +74,7 @@ class SettingsFile:
     conf: Mapping[str, str]
 
     def load(self) -> Settings:
+        from cdc_core.tables import layout as tables
         from pipelines.settings import file as settings_file
 
         if "" in (self.root, self.catalog):
@@ -81,6 +82,8 @@ class SettingsFile:
             raise click.UsageError("--root and --catalog, where they are given, name a place")
         if self.root and self.catalog or self.schema_prefix and not self.catalog:
             raise click.UsageError("the tables lie below --root, or in --catalog with --schema-prefix")
+        if wrong := tables.unusable(self.root or "/"):
+            raise click.UsageError(f"--root {self.root}: {wrong}")
         settings = settings_file.load(self.path)
         if self.catalog:
             return replace(

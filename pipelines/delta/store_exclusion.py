@@ -45,7 +45,6 @@ _UNABLE = (
     "IllegalArgumentException",  # an option that the file system does not know
     "UnsupportedOperationException",
 )
-_NO_FILE_SYSTEM = ("ClassNotFoundException", "NoClassDefFoundError", "UnsupportedFileSystemException")
 
 _PROVEN: set[tuple[int, str]] = set()
 
@@ -155,8 +154,8 @@ def _probed(spark: SparkSession, location: str) -> str | None:
         listed = [each.getPath().getName() for each in file_system.listStatus(path.getParent())]
         return refusal if path.getName() in listed else "it does not list what was just written to it"
     except table_errors.SPARK_ERRORS as error:
-        if spark_failures.is_caused_by(error, _NO_FILE_SYSTEM):
-            raise errors.DecisionNeeded(_needs_package(location)) from error
+        if (missing := spark_failures.no_file_system(error, location)) is not None:
+            raise missing from error
         raise errors.StoreUnreachable(
             f"{location}: the store cannot be written, read and listed ({spark_failures.class_name(error)}); "
             f"{spark_failures.STORE_ADVICE}"
@@ -182,14 +181,6 @@ def _refusal(write: Callable[[str, bool], None]) -> str | None:
             return None
         raise
     return "the store takes no notice of If-None-Match"
-
-
-def _needs_package(location: str) -> str:
-    """That this Spark has no file system for such locations, and where one comes from."""
-    scheme = stores.scheme(location)
-    packages = stores.STORES.get(scheme, stores.ObjectStore()).packages
-    package = f"--packages {packages[0]}, of its own Hadoop's version" if packages else "the package that has it"
-    return f"{location}: this Spark has no file system for {scheme}://; start it with {package}"
 
 
 def _store_of(location: str) -> str:

@@ -16,6 +16,7 @@ import yaml
 
 from cdc_core import errors
 from cdc_core.settings import parse as settings
+from cdc_core.tables import layout as tables
 from pipelines.settings import secrets
 
 
@@ -65,6 +66,8 @@ def _placed(parsed: settings.Settings, path: Path) -> settings.Settings:
 
     own = parsed.lakehouse
     places = {name: resolved(name, getattr(own, name)) for name in ("root", "catalog", "schema_prefix")}
+    if wrong := tables.unusable(places["root"] or "/"):
+        problems.append(errors.Problem("lakehouse.root", f"{places['root']} is no folder or URL", wrong))
     if problems:
         raise errors.SettingsError(problems)
     gold = dataclasses.replace(

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from py4j.protocol import Py4JNetworkError
 
 from cdc_core import errors
-from pipelines.spark import jvm
+from pipelines.spark import jvm, stores
 
 _FILE_MISSING = (
     "FAILED_READ_FILE.FILE_NOT_EXIST",
@@ -45,6 +45,7 @@ _STORE_FAILS = (
     "UnknownHostException",
     "UnknownStoreException",
 )
+_NO_FILE_SYSTEM = ("ClassNotFoundException", "NoClassDefFoundError", "UnsupportedFileSystemException")
 STORE_ADVICE = "look at the bucket's name, the endpoint, the credentials and their rights"
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 
@@ -96,8 +97,23 @@ def is_full(error: BaseException) -> bool:
     return is_ours or "No space left on device" in str(error) or "Disk quota exceeded" in str(error)
 
 
+def no_file_system(error: BaseException, location: str) -> errors.DecisionNeeded | None:
+    """That this Spark has no file system for such locations, and where one comes from; None for any other error."""
+    scheme = stores.scheme(location)
+    if scheme == "file" or not is_caused_by(error, _NO_FILE_SYSTEM):
+        return None
+    packages = stores.STORES.get(scheme, stores.ObjectStore()).packages
+    package = f"--packages {packages[0]}, of its own Hadoop's version" if packages else "the package that has it"
+    other = "write s3a://, or " if scheme == "s3" else ""
+    return errors.DecisionNeeded(
+        f"{location}: this Spark has no file system for {scheme}://; {other}start it with {package}"
+    )
+
+
 def of_store(error: BaseException, table: str = "") -> errors.MedallionError | None:
-    """A store that refuses, or gives no answer, in the middle of a run; None for any other error."""
+    """A store that refuses, gives no answer in the middle of a run, or is none that Spark knows; None for any other error."""
+    if (missing := no_file_system(error, table)) is not None:
+        return missing
     found = _cause(error, (*_STORE_REFUSES, *_STORE_FAILS))
     if found is None:
         return None

@@ -66,3 +66,10 @@ def test_an_option_of_an_empty_variable_is_no_place(tmp_path: Path, given: tuple
     catalog, root = given
     with pytest.raises(click.UsageError, match="name a place"):
         SettingsFile(tmp_path / "shop.yml", catalog, None, root, {}).load()
+
+
+@pytest.mark.parametrize("root", ["~/lake", "a:b/c"])
+def test_an_option_that_is_no_folder_or_url_is_no_place(tmp_path: Path, root: str) -> None:
+    """`--root=~/lake` comes as it is written: a folder called `~` would be made in the working directory."""
+    with pytest.raises(click.UsageError, match="--root "):
+        SettingsFile(tmp_path / "shop.yml", None, None, root, {}).load()

@@ -197,3 +197,17 @@ def test_what_fails_when_jobs_were_cancelled_is_told_as_no_fault(
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
     with pytest.raises(ValueError):
         found.raised()
+
+
+class UnsupportedFileSystemException(Raised):
+    """What Hadoop raises for a scheme that it does not know."""
+
+
+@pytest.mark.parametrize(("scheme", "says"), [("s3", "write s3a://"), ("zz", "the package that has it")])
+def test_a_root_of_no_file_system_is_told_with_what_to_do(scheme: str, says: str) -> None:
+    """Whatever reads there first."""
+    table = tables.TableRef.at(f"{scheme}://bucket/lake/bronze/shop")
+    told = failures.of_store(OfJava(Raised(cause=UnsupportedFileSystemException())), table.label)
+    assert isinstance(told, errors.DecisionNeeded) and says in str(told)
+    assert str(told).startswith(f"{table.path}: this Spark has no file system for {scheme}://")
+    assert failures.of_store(OfJava(UnsupportedFileSystemException()), "/lake") is None
