@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 MANY_FILES = 32
 """More files than these Spark would list by a job."""
 
+READ_FILES = 100
+"""Of more files than these Spark reads sooner what one collection has in them."""
+
 MANY_BYTES = 64 * 2**20
 """Rows of more bytes are read by executors: a document may have 16 MB, and a service reads several collections at a time."""
 
@@ -139,6 +142,8 @@ def here(
     if folder is None:
         return []
     files = span_files(folder, span, among)
+    if among and len(files) > READ_FILES:
+        return []
     if limit is not None and sum(file.stats.get("numRecords", limit + 1) for file in files) > limit:
         return []
     try:
@@ -151,7 +156,8 @@ def here(
 def span_files(folder: Path, span: reduce.BatchRange, among: Mapping[str, str] = {}) -> list[local_log.AddedFile]:
     """The files that hold all rows of the span among these and none of another span, the oldest first; none where that is not
     known."""
-    files = local_log.appended(folder, lambda commit: _is_up_to(span.after, commit))
+    newest = local_log.newest_version(folder)
+    files = None if newest is None else _appended(folder, span.after, newest, local_log.stamp(folder, newest))
     held: list[local_log.AddedFile] = []
     for file in files or ():
         batches = file.between("batch")
@@ -167,6 +173,12 @@ def span_files(folder: Path, span: reduce.BatchRange, among: Mapping[str, str] =
             return []
     # As they were committed: rows that are read in their order need not be put in it.
     return sorted(held, key=lambda file: file.between("batch") or ())
+
+
+@functools.lru_cache(maxsize=4)
+def _appended(folder: Path, after: int, newest: int, stamp: tuple[int, int] | None) -> Sequence[local_log.AddedFile] | None:
+    """The files of the batches behind `after`, in the log that ends with this commit: thousands of collections ask for the same."""
+    return local_log.appended(folder, lambda commit: _is_up_to(after, commit))
 
 
 def may_hold(file: local_log.AddedFile, column: str, value: str) -> bool:

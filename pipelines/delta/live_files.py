@@ -85,12 +85,12 @@ class LiveFiles:
         """Go to a version; whether it can be read here. Where not, the next one is tried anew."""
         try:
             # A table that was removed and made again, or brought back from a backup, has the same numbers over again.
-            is_same = self.version >= 0 and self._commit == _stamp(self.folder, self.version)
+            is_same = self.version >= 0 and self._commit == local_log.stamp(self.folder, self.version)
             if is_same and version == self.version:
                 return self._is_readable
             if not is_same or version < self.version or not self._follow(version):
                 self._begin(version)
-            self._commit = _stamp(self.folder, self.version)
+            self._commit = local_log.stamp(self.folder, self.version)
         except (OSError, ValueError, pa.ArrowException, table_schema.NotReadable):
             self.version, self._is_readable = -1, False
         return self._is_readable
@@ -436,15 +436,6 @@ def _held(parquet: pq.ParquetFile, columns: Collection[str]) -> list[str]:
     """Those of the columns that a file has: one that is older than a column has none of it."""
     names = set(parquet.schema_arrow.names)  # once: Arrow makes a schema of the footer each time
     return [name for name in columns if name in names]
-
-
-def _stamp(folder: Path, version: int) -> tuple[int, int] | None:
-    """What tells a version's commit from another one of the same number; None where the log has none."""
-    try:
-        found = stored_files.commit_path(folder, version).stat()
-    except FileNotFoundError:
-        return None
-    return found.st_ino, found.st_mtime_ns
 
 
 def _actions(folder: Path, version: int) -> Iterator[dict[str, Any]]:

@@ -36,8 +36,9 @@ log = logging.getLogger(__name__)
 
 _COMMIT = re.compile(r"[0-9]{20}\.json")
 
-LOOKED_THROUGH = 100
-"""So many of the last commits are looked through for the files that they added."""
+LOOKED_THROUGH = 4000
+"""So many of the last commits are looked through for the files that they added: a snapshot of thousands of collections has a commit for
+each, and an hour of changes one a second."""
 
 
 UNKNOWN = -1
@@ -174,6 +175,15 @@ def commits(folder: Path) -> Iterator[Commit]:
 def commit(folder: Path, version: int) -> Commit | None:
     """One commit, however old it is; None where the log does not hold it as JSON. Raises `OSError` as `stored_files.commit_path`."""
     return _read_commit(folder, f"{version:020}.json", stored_files.commit_path(folder, version, is_alone=True))
+
+
+def stamp(folder: Path, version: int) -> tuple[int, int] | None:
+    """What tells a version's commit from another one of the same number; None where the log has none."""
+    try:
+        found = stored_files.commit_path(folder, version).stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _read_commit(folder: Path, name: str, path: Path) -> Commit | None:
