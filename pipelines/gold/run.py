@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
@@ -100,7 +100,8 @@ def run(
     `audit` judges each version before it is published. What it refuses stays at the last good version, and hinders no other
     table: with `once` the refusal is raised when all are done, together with what failed; otherwise it is logged, and the next version judged anew.
 
-    Where silver has nothing new it waits, at most `pause_seconds`, for what `silver_news` says.
+    Where silver has nothing new it waits, at most `pause_seconds`, for what `silver_news` says, which names the tables to look at; all of
+    them are looked at as often as that takes little of the time.
     A table that is there already gets no commit. A killed run leaves every table at a position of its own, and the next
     one goes on from there. A collection that fails is named and the others go on; at the end, or when all have failed, its
     error is raised (`errors.together` where there are several): `TableOwned`, `LeaseHeld`, `OwnershipLost`, `CommitConflict`
@@ -112,20 +113,31 @@ def run(
     started = time.monotonic()
     found: list[GoldTableResult] = []
     changed = 0
+    only, all_at = None, 0.0
     try:
         while True:
-            published = gold.published()
+            published = gold.published(only)
             changed += sum(each.changed for each in published)
             if once:  # a service has no end at which it would report each
                 found += published
             if once or ended.is_set():
                 break
-            if not published:
-                (silver_news or NewCommits()).wait(pause_seconds, stop=ended)
+            if silver_news is None:
+                if not published:
+                    NewCommits().wait(pause_seconds, stop=ended)
+                continue
+            if only is None:
+                all_at = time.monotonic() + max(pause_seconds, LOOK_SHARE * gold.look_seconds)
+            only = silver_news.wait(all_at - time.monotonic(), stop=ended) or None
         _raise(gold.failures, gold.refused if once else {})
     finally:
         gold.close()
     return GoldResult(changed, time.monotonic() - started, tuple(found))
+
+
+LOOK_SHARE = 20
+"""A look at all tables, of which there may be thousands, comes again after so many times what it took, where silver names those that it
+has moved."""
 
 
 @dataclass(frozen=True)
@@ -220,6 +232,8 @@ class _GoldRun:
     """Of commits of bronze that tables name whether its log has them no more: an older copy was brought back."""
     published_tables: set[tables.TableRef] = field(default_factory=set)
     """The tables that this run has published: they are made of the bronze that there is."""
+    look_seconds: float = 0.0
+    """What the last look took, before anything was published."""
 
     def __post_init__(self) -> None:
         self.layout = delta.layout(self.settings.lakehouse)
@@ -229,14 +243,17 @@ class _GoldRun:
         """Release the tables that are claimed."""
         self.claims.close()
 
-    def published(self) -> list[GoldTableResult]:
-        """Bring every table to where silver is now."""
+    def published(self, only: Container[str] | None = None) -> list[GoldTableResult]:
+        """Bring every table, or those of some collections, to where silver is now."""
+        began = time.monotonic()
         self.failures.begin_round()
         found = registry.read(self.spark, self.settings)
         for namespace, error in found.refused.items():
             self.failures.note(str(namespace), error)
-        known = [each for each in found.namespaces if not self.failures.is_set_aside(str(each))]
+        asked = (each for each in found.namespaces if only is None or str(each) in only)
+        known = [each for each in asked if not self.failures.is_set_aside(str(each))]
         due = [work for work in map(self._looked_at, known) if work is not None]
+        self.look_seconds = time.monotonic() - began
         results = self.pool.each(due, self._guarded(self._applied), stop=self.stop)
         going = [each for each in known if str(each) not in self.failures.found]
         results += self.pool.each(self._histories(going, found.namespaces), self._guarded(self._versioned), stop=self.stop)

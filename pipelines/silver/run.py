@@ -126,7 +126,7 @@ def run(
             applied = silver.run_round()
             total = together(total, applied)
             if news is not None and applied.collections:
-                news.tell()
+                news.tell(each.namespace for each in applied.collections)
             if once or ended.is_set():
                 break
             if not applied.events:

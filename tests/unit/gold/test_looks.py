@@ -1,0 +1,82 @@
+"""Which tables gold looks at in a service, where silver says what it has moved."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import bson
+import pytest
+
+from pipelines.bronze import registry
+from pipelines.gold import run as gold
+from pipelines.new_commits import NewCommits
+from tests.harness import without_spark
+from tests.harness.without_spark import SPARK, Hop
+
+
+@pytest.fixture
+def hop(tmp_path: Path) -> Iterator[Hop]:
+    with without_spark.running():
+        yield Hop(tmp_path)
+
+
+@contextlib.contextmanager
+def service(hop: Hop, news: NewCommits) -> Iterator[None]:
+    stop = threading.Event()
+    given = {"once": False, "stop": stop, "silver_news": news, "pause_seconds": 0.05}
+    thread = threading.Thread(target=gold.run, args=(SPARK, hop.settings), kwargs=given)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def change(hop: Hop, value: int) -> None:
+    """A change of two collections, which silver has applied."""
+    for collection in ("t", "u"):
+        hop.append((1, bson.encode({"_id": 1, "v": value})), collection=collection)
+    hop.silver()
+
+
+def up_to_date(hop: Hop) -> set[str]:
+    """The collections whose gold table is where silver is."""
+    made = hop.gold_run()
+    return {name for name in ("t", "u") if made._work(registry.Namespace("cases", name)) is None}
+
+
+def wait_for(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 10
+    while not (held := condition()) and time.monotonic() < end:
+        time.sleep(0.02)
+    return held
+
+
+def test_gold_looks_at_the_tables_that_silver_names(hop: Hop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of thousands of tables a look at each takes a second of the processor's time."""
+    monkeypatch.setattr(gold, "LOOK_SHARE", 1e9)
+    news = NewCommits()
+    change(hop, 1)
+    with service(hop, news):
+        assert wait_for(lambda: up_to_date(hop) == {"t", "u"})
+        change(hop, 2)
+        news.tell(["cases.t"])
+        assert wait_for(lambda: "t" in up_to_date(hop))
+        time.sleep(0.3)
+        assert up_to_date(hop) == {"t"}
+        news.tell(["cases.u"])
+        assert wait_for(lambda: up_to_date(hop) == {"t", "u"})
+
+
+def test_gold_finds_what_nobody_names(hop: Hop) -> None:
+    """A table that another process moved: all are looked at now and then."""
+    change(hop, 1)
+    with service(hop, NewCommits()):
+        assert wait_for(lambda: up_to_date(hop) == {"t", "u"})
+        change(hop, 2)
+        assert wait_for(lambda: up_to_date(hop) == {"t", "u"})
