@@ -145,15 +145,17 @@ def _fold_in_place(base: Document | None, updates: Sequence[PartialUpdate]) -> F
     document: Document = {} if base is None else base
     # Without a base, fields that no update names are not known, whatever comes.
     is_lost = base is None
-    blocked: list[str] = []
+    blocked: set[str] = set()  # a hundred thousand updates may end at the same place
     for update in updates:
         if blocked:
             # A base that is newer than its updates: the later update that made it so comes in the same history, and decides
             # the path.
-            blocked = [path for path in blocked if not _explains(update, path)]
+            blocked = {path for path in blocked if not _explains(update, path)}
         for undecided in _apply_in_place(document, update):
-            is_lost = is_lost or undecided.blocked is None
-            blocked += () if undecided.blocked is None else (undecided.blocked,)
+            if undecided.blocked is None:
+                is_lost = True
+            else:
+                blocked.add(undecided.blocked)
     return FoldResult(document, is_lost or bool(blocked))
 
 

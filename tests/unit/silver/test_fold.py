@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -407,3 +408,13 @@ def test_an_update_of_two_paths_of_one_text_leaves_the_document_incomplete(updat
     held = {name: value.decode() if isinstance(value, bytes) else value for name, value in row.items()}
     update = fold.PartialUpdate.from_bronze({"sequence": "1", "updateDescription": held})
     assert fold.folded_text('{"a.b":1,"a":{"b":1}}', [update])[1]
+
+
+def test_many_updates_that_end_at_one_place_are_looked_at_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a counter whose field is gone in a newer base a batch may hold a hundred thousand: each looked at all before it."""
+    explains, count = fold._explains, itertools.count(1)
+    monkeypatch.setattr(fold, "_explains", lambda *given: bool(next(count)) and explains(*given))
+    of = [fold.PartialUpdate(f"{number:08}", {f"m.{number}": 1}) for number in range(200)]
+    assert fold.fold({"m": 5}, of) == ({"m": 5}, True)
+    assert next(count) <= 200
+    assert fold.fold({"m": 5}, [*of, fold.PartialUpdate("1", {"m": 5})]) == ({"m": 5}, False)
