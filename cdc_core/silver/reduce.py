@@ -369,6 +369,8 @@ def added(options: unwrap_options.UnwrapOptions, *, documents: Iterable[str] = (
     by_name: dict[str, AddedColumn] = {}
     for field in (*options.add_fields, *options.add_headers):
         by_name.setdefault(column_names.without_case(field.name), _added(field))
+    if not by_name:
+        return ()
     taken = column_names.UsedNames((*column_names.ENGINE, *column_names.SPOKEN_FOR, *documents))
     return tuple(replace(each, name=taken.unique(column_names.fit(each.name))) for each in by_name.values())
 

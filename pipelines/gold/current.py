@@ -153,7 +153,8 @@ class GoldTable:
     def _settle_statistics(self, writer: Writer, present: StructType, wanted: StructType) -> None:
         """Stop statistics of columns that go, or change to a type without an order: Delta would refuse the rows."""
         listed = delta.properties(self.spark, writer.table).get(STATISTICS)
-        common = statistics_columns(each for each in wanted if each.name in present.names and _has_order(present[each.name]))
+        held = merge.fields_by_name(present)
+        common = statistics_columns(each for each in wanted if each.name in held and _has_order(held[each.name]))
         if listed not in (None, common):
             writer.alter(f"SET TBLPROPERTIES ('{STATISTICS}' = '{common}')")
 

@@ -215,4 +215,5 @@ def _wanted(silver: StructType, *, has_rescued: bool) -> StructType:
     """The columns that gold is to have, as `GoldTable.wanted` says it."""
     names = [name for name in silver.names if name not in current.HIDDEN]
     names += ["__rescued", "__key"] if has_rescued else ["__key"]
-    return StructType([StructField(name, silver[name].dataType) for name in names])
+    held = merge.fields_by_name(silver)
+    return StructType([StructField(name, held[name].dataType) for name in names])
