@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
@@ -92,6 +94,32 @@ def vacuum(spark: SparkSession, table: tables.TableRef) -> None:
     """Remove the files that no version within the table's retention names, orphans of killed commits among them."""
     with query_execution.session_confs(spark, VACUUM), table_errors.translating(table):
         spark.sql(f"VACUUM {table}").collect()
+
+
+def is_clean(table: tables.TableRef) -> bool:
+    """Whether a compaction and VACUUM have nothing to do, as this process sees it: one file at most, none of its rows deleted, and
+    beside it no other lies in the folder."""
+    folder = local_log.folder(table)
+    live = None if folder is None else live_files.LiveFiles(folder)
+    try:
+        newest = None if live is None else live.newest()
+        if folder is None or live is None or newest is None or not live.at(newest):
+            return False
+        files = live.files()
+        if len(files) > 1 or any(each.get("deletionVector") for each in files):
+            return False
+        return _lying(folder) == {local_log.data_path(folder, each["path"]) for each in files}
+    except OSError:
+        return False
+
+
+def _lying(folder: Path) -> set[Path]:
+    """The files in a table's folder without its log; Spark hides names with a dot, the checksums of a local disk among them."""
+    found: set[Path] = set()
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name != "_delta_log"]
+        found |= {Path(place, name) for name in names if not name.startswith(".")}
+    return found
 
 
 def checkpoint(spark: SparkSession, table: tables.TableRef) -> bool:

@@ -29,3 +29,26 @@ def test_a_folder_of_models_that_is_missing_keeps_no_table_from_its_maintenance(
         with pytest.raises(errors.SettingsError, match="there is no folder"):
             maintain.run(SPARK, settings)
     assert {"bronze", "silver", "gold", "ops"} <= set(seen)
+
+
+def test_a_table_with_nothing_to_do_takes_no_statement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of thousands of tables most were not written since the last time, and a night has room for some thousand statements."""
+    monkeypatch.setattr(maintain.delta, "size", lambda *_, **__: maintain.delta.TableSize(1, 10))
+    monkeypatch.setattr(maintain.maintenance, "checkpoint", lambda *_: False)
+    with without_spark.running():
+        hop = Hop(tmp_path)
+        hop.append((1, bson.encode({"_id": 1})), (2, bson.encode({"_id": 2})))
+        hop.run()
+        maintaining = maintain._MaintenanceRun(SPARK, hop.settings, beside_writers=False, now_ms=0)
+        (silver,) = [each for each in maintaining.tables("cases.t") if each.kind is maintain.TableKind.SILVER]
+        assert maintaining.maintained(silver).after.files == 1
+        folder = Path(silver.ref.path or "")
+        (folder / "left.parquet").write_bytes(b"of a killed commit")
+        with pytest.raises(without_spark.NeedsSpark):
+            maintaining.maintained(silver)
+        (folder / "left.parquet").unlink()
+        assert maintaining.maintained(silver).after.files == 1
+        hop.append((1, bson.encode({"_id": 1, "v": 2})))
+        hop.run()
+        with pytest.raises(without_spark.NeedsSpark):
+            maintaining.maintained(silver)
