@@ -286,15 +286,31 @@ def _made(
 def _typed(
     kept: History, texts: pa.Array, sequences: pa.Array, reached: HistoryPosition
 ) -> tuple[schemas.Evolution, pa.StructArray] | None:
-    """The documents typed, and what they do to the schema; None where some cannot be read."""
-    pins, current = kept.options.pins, kept.schema.schema
-    typed, evolution = _decoder(kept, schemas.unchanged(current, pins)).typed(texts), schemas.unchanged(current, pins)
+    """The documents typed, and what they do to the schema; None where some cannot be read, or this process cannot tell."""
+    pins, options, current, reserved = (
+        kept.options.pins,
+        kept.options.unwrap,
+        kept.schema.schema,
+        kept.reserved(reached),
+    )
+    evolution = schemas.start_here(texts, sequences, current=current, options=options, pins=pins, reserved=reserved)
+    if evolution is None:
+        return None
+    typed = _decoder(kept, evolution).typed(texts)
     if pc.any(typed.refused).as_py():
         return None
     if pc.any(typed.new).as_py():
-        options, reserved = kept.options.unwrap, kept.reserved(reached)
-        evolution = schemas.evolve_here(texts, sequences, current=current, options=options, pins=pins, reserved=reserved)
-        if evolution.schema.fields != current.fields:
+        begun = evolution
+        evolution = schemas.evolve_here(
+            texts,
+            sequences,
+            current=current,
+            options=options,
+            pins=pins,
+            reserved=reserved,
+            beginning=begun.beginning,
+        )
+        if evolution.schema.fields != begun.schema.fields:
             typed = _decoder(kept, evolution).typed(texts)
     rows = typed.with_doubts()
     return None if pc.any(rows.field("unreadable")).as_py() else (evolution, rows)

@@ -145,6 +145,22 @@ def begun_here(
     return _begun(_inference_here(batch, start, everything=True), pins, naming)
 
 
+def start_here(
+    texts: pa.Array,
+    places: pa.Array,
+    *,
+    current: DocumentSchema,
+    options: unwrap_options.UnwrapOptions,
+    pins: Pins,
+    reserved: frozenset[str],
+) -> Evolution | None:
+    """The schema to type documents by that this process has: the current one or, of many where there is none, what the first of them
+    give; None where they cannot."""
+    if current.fields or len(texts) <= BEGINNING:
+        return unchanged(current, pins)
+    return begun_here(texts, places, options=options, pins=pins, reserved=reserved)
+
+
 def _naming(options: unwrap_options.UnwrapOptions, reserved: frozenset[str]) -> column_names.ColumnNaming:
     naming = column_names.ColumnNaming.of(options)
     return replace(naming, reserved=naming.reserved | reserved)

@@ -95,7 +95,16 @@ def applied(
     winners, keys, last_deletes = _winners(events)
     live = collection.writer.live
     # Before the documents are typed, which is most of the work: whoever has to look for the keys types them again.
-    begun = None if live is None or live.is_many(upsert.KEY, keys) else _begun(collection, events)
+    if live is None or live.is_many(upsert.KEY, keys):
+        return False
+    begun = schemas.start_here(
+        events["after"].combine_chunks(),
+        events["sequence"].combine_chunks(),
+        current=collection.schema.schema,
+        options=collection.options.unwrap,
+        pins=collection.options.pins,
+        reserved=collection.reserved,
+    )
     if begun is None:
         return False
     if reduction.is_at_once(collection, counts):  # which records it, too: a schema must not depend on who looked
@@ -214,20 +223,6 @@ def _winners(events: pa.Table) -> tuple[list[int], list[str], dict[str, str]]:
             last_deletes[key] = sequence
     winners = sorted(number for number in last.values() if ops[number] != bronze.Op.DELETE.value)
     return winners, list(last), last_deletes
-
-
-def _begun(collection: SilverCollection, events: pa.Table) -> schemas.Evolution | None:
-    """The schema to type by: the collection's, or what the first of many documents give one that has none; None where they cannot."""
-    current = collection.schema.schema
-    if current.fields or events.num_rows <= schemas.BEGINNING:
-        return schemas.unchanged(current, collection.options.pins)
-    return schemas.begun_here(
-        events["after"].combine_chunks(),
-        events["sequence"].combine_chunks(),
-        options=collection.options.unwrap,
-        pins=collection.options.pins,
-        reserved=collection.reserved,
-    )
 
 
 def _typed(

@@ -235,3 +235,15 @@ def test_what_others_changed_meanwhile_is_not_taken_out_twice(tmp_path: Path, mo
         kept.lay_out()
     monkeypatch.undo()
     assert kept.versions("a") == [("1", 10, None, 1)]
+
+
+def test_the_first_of_many_documents_give_them_their_schema(tmp_path: Path) -> None:
+    """As in silver: without one each document would be typed the slow, exact way; what comes later is looked into all the same."""
+    kept = Kept(tmp_path, limit=10_000)
+    kept.bronze.append(
+        {"t": [change("c", key, 10 + key, a=key, **({"late": "x"} if key > 1090 else {})) for key in range(1100)]}
+    )
+    kept.lay_out()
+    found = kept.versions("a", "late")
+    assert len(found) == 1100 and [each[3] for each in found].count(None) == 0
+    assert [each[4] for each in found].count("x") == 9
