@@ -14,6 +14,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_-]*")
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9_-]")
 _CUT = re.compile(r"%[0-9A-F]?$")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_HOST = re.compile(r"(?:file:)?//[^/]", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,8 @@ def unusable(root: str) -> str | None:
     """Why a root names no place, with what to write instead; None where it may."""
     if root.startswith("~"):
         return "no shell replaces the ~ here: write ${env:HOME}/… or the whole path"
+    if _HOST.match(root):
+        return "a path begins with one /, the URL of a folder of this machine with file:///"
     if _SCHEME.match(root) and not root.partition(":")[2].startswith("/"):
         return "a URL goes on with a / behind its colon; a relative path with a colon begins with ./"
     return None

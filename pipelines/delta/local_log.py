@@ -83,9 +83,11 @@ def folder(table: tables.TableRef) -> Path | None:
     """The folder of a path table on a file system that this process sees, or None."""
     if table.path is None:
         return None
-    if table.path.startswith("file:"):
-        return Path("/" + table.path[len("file:") :].lstrip("/"))
-    return Path(table.path) if table.path.startswith("/") and not table.path.startswith("/Volumes/") else None
+    path = "/" + table.path[len("file:") :].lstrip("/") if table.path.startswith("file:") else table.path
+    if not path.startswith("/") or table.path.startswith("/Volumes/"):
+        return None
+    # `a/../b` is `b`, as to Hadoop: where `a` is a link the system would go to another folder than Spark.
+    return Path(os.path.normpath(path))
 
 
 def readable(spark: SparkSession, table: tables.TableRef) -> Path | None:

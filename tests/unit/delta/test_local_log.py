@@ -196,3 +196,12 @@ def test_a_checkpoint_with_dates_beyond_python(tmp_path: Path) -> None:
     path = tmp_path / "c.parquet"
     pq.write_table(pa.table({"add": add, "txn": pa.nulls(1, pa.struct([("appId", pa.string())]))}), path)
     assert list(checkpoint.actions(path)) == [{"add": {"path": "a.parquet"}}]
+
+
+def test_a_folder_is_the_one_that_spark_takes(tmp_path: Path) -> None:
+    """Also behind a link, whose parent is another folder to the system."""
+    (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere" / "deep")
+    for path in (f"{tmp_path}/link/../lake", f"file:{tmp_path}/link/../lake", f"{tmp_path}//lake"):
+        assert local_log.folder(tables.TableRef.at(path)) == tmp_path / "lake"
+    assert local_log.folder(tables.TableRef.at("/Volumes/lake")) is None
