@@ -21,6 +21,7 @@ REQUIRED: Mapping[str, str] = {
     "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.parser.quotedRegexColumnNames": "false",
+    "spark.sql.parser.escapedStringLiterals": "false",  # with it `\u0024` in a literal is no `$`, and no key that has one is found
     "spark.sql.ansi.enforceReservedKeywords": "false",  # with it Delta does not read statistics of a column `offset`
     "spark.sql.files.ignoreMissingFiles": "false",  # a position would be behind events that nobody has read
     "spark.sql.files.ignoreCorruptFiles": "false",

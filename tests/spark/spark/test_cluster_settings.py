@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cdc_core import errors
+from cdc_core.sql.names import literal
 from cdc_core.tables import layout as tables
 from pipelines.delta import table_errors
 from pipelines.delta import tables as delta
@@ -27,6 +28,7 @@ SET = {
     "spark.sql.parquet.datetimeRebaseModeInRead": "LEGACY",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "LEGACY",
     "spark.sql.parser.quotedRegexColumnNames": "true",
+    "spark.sql.parser.escapedStringLiterals": "true",
     "spark.sql.ansi.enforceReservedKeywords": "true",
     "spark.sql.files.ignoreMissingFiles": "true",
     "spark.databricks.delta.properties.defaults.columnMapping.mode": "name",
@@ -76,3 +78,9 @@ def test_a_file_that_is_missing_is_no_file_without_rows(writer: Writer, tmp_path
         file.unlink()
     with pytest.raises(errors.FilesMissing), table_errors.translating(writer.table):
         writer.spark.table(str(writer.table)).collect()
+
+
+def test_a_literal_is_its_text(cluster: SparkSession) -> None:
+    """Keys are JSON with quotes and `$`: a MERGE that looks for another text has the document twice."""
+    text = '{"$oid": "a\\b\'c"}'
+    assert cluster.sql(f"SELECT {literal(text)} AS text").first()["text"] == text
