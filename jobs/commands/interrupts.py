@@ -6,6 +6,7 @@ import itertools
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
@@ -16,17 +17,24 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
+AGAIN_SECONDS = 0.5
+"""A signal so soon after the first is the same request: `timeout` sends one to its command, and one to the group that it is in."""
+
+
 @contextmanager
 def stopping() -> Iterator[threading.Event]:
     """An event that SIGTERM or Ctrl-C sets; a second one interrupts at once."""
-    stop = threading.Event()
+    stop, asked = threading.Event(), 0.0
 
     def ask(number: int, frame: object) -> None:
-        if stop.is_set():
+        nonlocal asked
+        if not stop.is_set():
+            asked = time.monotonic()
+            stop.set()
+        elif time.monotonic() >= asked + AGAIN_SECONDS:
             # Other threads wait for the JVM, too: without it their calls fail, and the process can end.
             abandon()
             raise KeyboardInterrupt
-        stop.set()
 
     with _handling(ask):
         yield stop

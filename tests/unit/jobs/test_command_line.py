@@ -257,13 +257,17 @@ def test_what_needs_no_spark_is_answered_without_its_start(
 
 @pytest.mark.parametrize("number", (signal.SIGTERM, signal.SIGINT))
 def test_a_signal_asks_to_stop_and_a_second_one_interrupts(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first signal sets the event that a pipeline watches, a second one lets go of Spark and interrupts at once."""
+    """The first signal sets the event that a pipeline watches, a second one lets go of Spark and interrupts at once; the two that
+    `timeout` sends are one."""
     abandoned: list[int] = []
     monkeypatch.setattr(interrupts, "abandon", lambda: abandoned.append(1))
     before = signal.getsignal(number)
     with interrupts.stopping() as stop:
         os.kill(os.getpid(), number)
         assert stop.wait(5)
+        os.kill(os.getpid(), number)
+        time.sleep(interrupts.AGAIN_SECONDS)
+        assert not abandoned
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
             time.sleep(5)
