@@ -61,6 +61,12 @@ def translated(error: BaseException) -> errors.MedallionError | None:
             "Spark's JVM ended or answers no more (killed, or out of memory; its log: "
             f"{jvm.log_file()}); what it had committed is in the tables. Start again, and it goes on from there"
         )
+    if is_caused_by(error, ("OutOfMemoryError",)):
+        return errors.SparkLost(
+            "Spark's JVM has no memory left, or may start no more threads; what it had committed is in the tables. Start again, with more "
+            "of what its log names (--conf spark.driver.memory=…, or the limit of processes): "
+            f"{jvm.log_file()}"
+        )
     if is_server_gone(error):
         return errors.SparkLost(
             "Spark Connect's server, or this session of it, ended or answers no more; what it had committed is in the tables. "

@@ -121,7 +121,7 @@ def _context(settings: Mapping[str, str], hadoop: Mapping[str, str]) -> SparkCon
         try:
             gateway = launch_gateway(launch_conf, _Launch(stdout=said, stderr=said))
         except (PySparkRuntimeError, OSError) as error:
-            raise _why_not() from error
+            raise _why_not(error) from error
     with _interrupts_as_they_are():
         # Not the jars: the JVM was given these, and has added those of the packages to them.
         rest = {name: value for name, value in settings.items() if name != "spark.jars"}
@@ -266,7 +266,7 @@ def java_class(spark: SparkSession, name: str) -> Any:
     return getattr(spark._jvm, name)
 
 
-def _why_not() -> errors.MedallionError:
+def _why_not(error: Exception) -> errors.MedallionError:
     """Why the JVM did not start, in one line: no Java, an old one, no jars; else the end of its log."""
     how = "install one (Debian, Ubuntu: sudo apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
     version = _java_version()
@@ -279,7 +279,8 @@ def _why_not() -> errors.MedallionError:
         return errors.Temporary(
             f"Delta's jars could not be downloaded from Maven Central: the first start needs the network (log: {log_file()})"
         )
-    last = next((line.strip() for line in reversed(output.splitlines()) if line.strip()), "no output")
+    said = error.strerror if isinstance(error, OSError) else "no output"
+    last = next((line.strip() for line in reversed(output.splitlines()) if line.strip()), said)
     return errors.DecisionNeeded(f"Spark did not start: {last} (log: {log_file()})")
 
 

@@ -211,3 +211,13 @@ def test_a_root_of_no_file_system_is_told_with_what_to_do(scheme: str, says: str
     assert isinstance(told, errors.DecisionNeeded) and says in str(told)
     assert str(told).startswith(f"{table.path}: this Spark has no file system for {scheme}://")
     assert failures.of_store(OfJava(UnsupportedFileSystemException()), "/lake") is None
+
+
+class OutOfMemoryError(Raised):
+    """What Java raises where its heap is full, or where the system gives it no more threads."""
+
+
+def test_a_jvm_without_memory_or_threads_is_started_anew() -> None:
+    """It still answers, and is no good any more: that is no bug of whatever asked it for something."""
+    told = failures.translated(OfJava(Raised(cause=OutOfMemoryError())))
+    assert isinstance(told, errors.SparkLost) and "spark.driver.memory" in str(told)

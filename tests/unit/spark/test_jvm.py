@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 import stat
@@ -136,3 +137,10 @@ def test_java_knows_names_outside_ascii(chosen: str, given: str) -> None:
     options = jvm._Launch()
     options["env"] = {"LC_ALL": chosen}
     assert options["env"] == {"LC_ALL": given}
+
+
+def test_a_system_that_starts_no_jvm_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As where the number of processes is limited: the JVM has said nothing then."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    told = jvm._why_not(BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)))
+    assert isinstance(told, errors.DecisionNeeded) and os.strerror(errno.EAGAIN) in str(told)
