@@ -131,6 +131,32 @@ def applied(
     return _committed(collection, rows, columns, keys, next_position)
 
 
+def swept(collection: SilverCollection, sweep: reduce.Sweep, next_position: registry.SilverPosition, *, number: int) -> bool:
+    """Whether the rows that are older than a sweep are gone, with `next_position`; where not, nothing was committed.
+
+    A database that is dropped calls for one of each of its collections.
+    """
+    live = collection.writer.live
+    if live is None or not (collection.mode.removes_row and _is_able(collection) and _takes_rows(collection)):
+        return False
+    # What quarantine holds may spare a row.
+    if live.row_count() > survey.MAX_DRIVER_ROWS or delta.exists(collection.spark, collection.quarantine):
+        return False
+    try:
+        held = live.rows(live.files(), ("__key", "__sequence"))
+    except (OSError, pa.ArrowException, table_schema.NotReadable):
+        return False
+    keys = held.filter(pc.less(held["__sequence"], sweep.first))["__key"].to_pylist()
+    if not keys:
+        collection.move(next_position)
+        return True
+    deletes.remember_rows(collection, dict.fromkeys(keys, sweep.first), number)
+    version = collection.writer.replace_arrow(
+        [], schema=live.schema, keys=keys, to=next_position.to, extra=next_position.extra, statistics=STATISTICS
+    )
+    return version is not None
+
+
 def _committed(
     collection: SilverCollection,
     rows: pa.Table,

@@ -15,7 +15,7 @@ from cdc_core.sql.names import literal
 from cdc_core.typed import plan as typed
 from pipelines.bronze import quarantine_table, registry, survey
 from pipelines.silver import batch as batches
-from pipelines.silver import write
+from pipelines.silver import in_process, write
 from pipelines.silver.batch import Deletes, RowBatch
 from pipelines.silver.collection import CollectionWork, SilverCollection
 
@@ -49,6 +49,8 @@ def apply(
     # What is in quarantine from before can never be applied any more, or is of a document that a snapshot read since, or did not find.
     if next_position.floor >= sweep.first or not collection.mode.keeps_row:
         quarantine_table.supersede(collection.spark, collection.quarantine, before=sweep.first, to=range_.to)
+    if in_process.swept(collection, sweep, next_position, number=range_.to):
+        return next_position
     older = collection.rows().where(f"`__sequence` < {literal(sweep.first)}")
     gone = _without_waiting(collection, older, since=sweep.first)
     if collection.mode.marks_deleted:

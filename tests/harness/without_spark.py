@@ -250,6 +250,18 @@ class Hop:
             rows.append(place | source | said | {"kind": "change", "op": op, "after": after, "updateDescription": update})
         self.commit(rows)
 
+    def drop(self, collection: str = "t") -> None:
+        """A batch in which a collection is dropped."""
+        self._batch += 1
+        self._offset += 1
+        place = {"resume_token": f"t{self._offset}", "offset": self._offset, "batch": self._batch, "ts_ms": 5}
+        said = {
+            "kind": "schema_change",
+            "sequence": bronze_rows.sequence(10 + self._offset),
+            "payload": '{"operation":"drop"}',
+        }
+        self.commit([place | said | {"db": bronze_rows.DB, "collection": collection}])
+
     def commit(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """One of bronze, with rows of its newest batch."""
         held = pa.Table.from_pylist(rows, schema=bronze.SCHEMA)

@@ -1,0 +1,65 @@
+"""Collections that are dropped, swept by this process: nothing here has a Spark to ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import bson
+import pytest
+
+from cdc_core.tables import layout as tables
+from pipelines.bronze import registry
+from pipelines.delta import live_files, local_log
+from tests.harness import without_spark
+from tests.harness.without_spark import SPARK, Hop
+
+
+@pytest.fixture
+def hop(tmp_path: Path) -> Iterator[Hop]:
+    with without_spark.running():
+        yield Hop(tmp_path)
+
+
+def keys(table: tables.TableRef) -> list[str]:
+    """The keys of a table's rows."""
+    folder = local_log.folder(table)
+    assert folder is not None
+    live = live_files.LiveFiles(folder)
+    newest = live.newest()
+    assert newest is not None and live.at(newest)
+    return sorted(live.rows(live.files(), ["__key"])["__key"].to_pylist())
+
+
+def document(number: int) -> tuple[int, bytes]:
+    return number, bson.encode({"_id": number, "v": 1})
+
+
+def test_the_collections_of_a_database_that_is_dropped_are_empty(hop: Hop) -> None:
+    """Each took queries, and there may be hundreds; gold follows, and what comes later under their names stays."""
+    names = [f"c{number}" for number in range(5)]
+    for name in names:
+        hop.append(document(1), document(2), collection=name)
+    hop.run()
+    for name in names:
+        hop.drop(name)
+    hop.append(document(3), collection="c4")
+    hop.run()
+    for name in names:
+        left = ["3"] if name == "c4" else []
+        assert keys(hop.layout.silver("cases", name)) == left
+        assert keys(hop.layout.gold("cases", name)) == left
+        assert registry.silver_position(SPARK, hop.layout.silver("cases", name)).to == 11
+        assert set(keys(hop.layout.deletes("cases", name))) == {"1", "2"}
+
+
+def test_a_collection_is_made_and_dropped_again_and_again(hop: Hop) -> None:
+    """Within one run, and over several: what was dropped does not come back."""
+    for number in range(20):
+        hop.append(document(number), document(-number))
+        hop.drop()
+        if number % 7 == 3:
+            hop.run()
+    hop.append(document(100))
+    hop.run()
+    assert keys(hop.silver_table) == keys(hop.gold_table) == ["100"]
