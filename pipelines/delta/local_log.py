@@ -308,13 +308,12 @@ def rows(folder: Path, schema: pa.Schema) -> pa.Table | None:
     return aligned(pa.concat_tables(found, promote_options="permissive") if found else schema.empty_table(), schema)
 
 
-def part(folder: Path, file: AddedFile, schema: pa.Schema) -> pa.Table | None:
-    """The columns of `schema` of one file's rows; None where it is gone meanwhile."""
-    try:
-        bring(folder, [file])
-        return aligned(pq.ParquetFile(file.path).read(), schema)
-    except OSError:
-        return None
+def parts(folder: Path, file: AddedFile, schema: pa.Schema) -> Iterator[pa.Table]:
+    """The columns of `schema` of one file's rows, a few at a time. Raises `OSError` where it is gone meanwhile."""
+    bring(folder, [file])
+    with pq.ParquetFile(file.path) as parquet:
+        for batch in parquet.iter_batches(_SAMPLE_ROWS):
+            yield aligned(pa.Table.from_batches([batch]), schema)
 
 
 def files(folder: Path) -> list[AddedFile] | None:

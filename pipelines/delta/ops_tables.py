@@ -81,18 +81,17 @@ def rows(spark: SparkSession, table: tables.TableRef, schema: pa.Schema) -> pa.T
 
 
 def parts(spark: SparkSession, table: tables.TableRef, schema: pa.Schema) -> Iterator[pa.Table]:
-    """The same, a file at a time, for tables with long texts; some rows twice where a file is removed meanwhile."""
+    """The same, a few rows at a time, for tables with long texts; some rows twice where a file is removed meanwhile."""
     folder = local_log.readable(spark, table)
     files = None if folder is None else local_log.files(folder)
     if folder is None or files is None:
         yield _by_spark(spark, table, schema)
         return
-    for file in files:
-        part = local_log.part(folder, file, schema)
-        if part is None:
-            yield _by_spark(spark, table, schema)
-            return
-        yield part
+    try:
+        for file in files:
+            yield from local_log.parts(folder, file, schema)
+    except OSError:
+        yield _by_spark(spark, table, schema)
 
 
 def _by_spark(spark: SparkSession, table: tables.TableRef, schema: pa.Schema) -> pa.Table:

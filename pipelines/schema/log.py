@@ -321,7 +321,7 @@ def newest(spark: SparkSession, table: tables.TableRef, *, until: int | None = N
     if not delta.exists(spark, table):
         return []
     last: dict[tuple[str, str], tuple[int, str]] = {}
-    # File by file: each version holds its whole schema, and all of them are more than this process has room for.
+    # Part by part: each version holds its whole schema, and all of them, in one file perhaps, are more than there is room for.
     for part in ops_tables.parts(spark, table, SCHEMA):
         for row in part.to_pylist():
             if row["schema"] is not None and (until is None or row["batch"] <= until):

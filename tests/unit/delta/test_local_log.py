@@ -12,7 +12,7 @@ import pytest
 
 from cdc_core.tables import claims
 from cdc_core.tables import layout as tables
-from pipelines.delta import checkpoint, local_log, table_history
+from pipelines.delta import checkpoint, local_log, ops_tables, table_history
 from pipelines.delta.live_files import LiveFiles
 
 NO_SPARK: Any = None
@@ -205,3 +205,14 @@ def test_a_folder_is_the_one_that_spark_takes(tmp_path: Path) -> None:
     for path in (f"{tmp_path}/link/../lake", f"file:{tmp_path}/link/../lake", f"{tmp_path}//lake"):
         assert local_log.folder(tables.TableRef.at(path)) == tmp_path / "lake"
     assert local_log.folder(tables.TableRef.at("/Volumes/lake")) is None
+
+
+def test_long_texts_are_read_a_few_at_a_time(tmp_path: Path) -> None:
+    """Of a collection whose field names are data each version of its schema has a megabyte, and a compaction puts thousands into one file."""
+    commit(tmp_path, 0, {"metaData": {"configuration": {}}}, add("f.parquet"))
+    rows = pa.table({"number": range(1000)})
+    pq.write_table(rows, tmp_path / "f.parquet")
+    table = tables.TableRef.at(str(tmp_path))
+    parts = list(ops_tables.parts(NO_SPARK, table, rows.schema))
+    assert pa.concat_tables(parts) == rows
+    assert max(map(len, parts)) < 100
