@@ -54,7 +54,7 @@ class _RowPlace(NamedTuple):
 
 @dataclass
 class _StoredVersions:
-    """What the table holds of some keys: all their versions, and where they lie in `files`."""
+    """What the table holds of some keys: versions of theirs, and where they lie in `files`."""
 
     files: list[dict[str, Any]]
     places: dict[_VersionId, _RowPlace]
@@ -155,7 +155,7 @@ def _events(kept: History, range_: reduce.BatchRange, reached: HistoryPosition, 
 
 def _is_written(kept: History, live: LiveFiles, events: pa.Table, number: int, reached: HistoryPosition) -> bool:
     """Whether the versions that the events make are in the table. Raises `NotReadable` where they are for Spark."""
-    stored = _stored(live, sorted({*events["key"].to_pylist()}), folds=kept.folds)
+    stored = _stored(live, events, folds=kept.folds)
     if kept.folds and _waits(events, stored):
         return False
     with without_collector():
@@ -186,9 +186,11 @@ def _is_written(kept: History, live: LiveFiles, events: pa.Table, number: int, r
 # --- what is there
 
 
-def _stored(live: LiveFiles, keys: Sequence[str], *, folds: bool) -> _StoredVersions:
-    """All versions of the keys. Raises `NotReadable` where they are too much for this process."""
-    found = live_files.present(live, live.places(upsert.KEY, keys))
+def _stored(live: LiveFiles, events: pa.Table, *, folds: bool) -> _StoredVersions:
+    """The versions of the events' keys that end at the first event or later. Raises `NotReadable` where they are too much for this
+    process."""
+    found = live_files.present(live, live.places(upsert.KEY, events["key"].to_pylist()))
+    found = _ending_later(live, found, pc.min(events["sequence"]).as_py())
     columns = [*_STORED, "__deleted", *(("__document",) if folds else ())]
     rows = _rows(live, found, [name for name in columns if name in live.schema.names])
     places = [_RowPlace(number, row) for number, (_, numbers) in enumerate(found) for row in numbers]
@@ -207,7 +209,15 @@ def _stored(live: LiveFiles, keys: Sequence[str], *, folds: bool) -> _StoredVers
     return stored
 
 
-def _rows(live: LiveFiles, places: Sequence[tuple[dict[str, Any], list[int]]], columns: Sequence[str]) -> pa.Table:
+def _ending_later(live: LiveFiles, places: live_files.Places, low: str) -> live_files.Places:
+    """Those of some versions that end at `low` or later: of a document that changes all the time nearly all ended long ago."""
+    ends = _rows(live, places, ["__until"])["__until"]
+    is_later = iter(pc.fill_null(pc.greater_equal(ends, low), True).to_pylist())
+    later = [(file, [row for row in rows if next(is_later)]) for file, rows in places]
+    return [(file, rows) for file, rows in later if rows]
+
+
+def _rows(live: LiveFiles, places: live_files.Places, columns: Sequence[str]) -> pa.Table:
     count = sum(len(numbers) for _, numbers in places)
     read_bytes = READ_BYTES + VERSION_READ_BYTES * count
     return live_files.rows_at(live, places, columns=columns, size_bytes=collection_events.MANY_BYTES, read_bytes=read_bytes)
@@ -215,11 +225,11 @@ def _rows(live: LiveFiles, places: Sequence[tuple[dict[str, Any], list[int]]], c
 
 def _waits(events: pa.Table, stored: _StoredVersions) -> bool:
     """Whether a document comes later than updates of it, which are to be folded once more: those are events of other batches."""
-    for key, sequence, after in zip(*(events[name] for name in ("key", "sequence", "after"))):
-        known = stored.versions.get(key.as_py(), ())
-        if after.is_valid and any(each.is_incomplete and sequence.as_py() < each.sequence for each in known):
-            return True
-    return False
+    given = events.filter(pc.is_valid(events["after"]))
+    last = {
+        key: max((each.sequence for each in of if each.is_incomplete), default="") for key, of in stored.versions.items()
+    }
+    return any(at < last.get(key, "") for key, at in zip(given["key"].to_pylist(), given["sequence"].to_pylist()))
 
 
 # --- what comes of it
@@ -237,10 +247,9 @@ def _laid_out(events: pa.Table, stored: _StoredVersions, *, folds: bool) -> _Ver
         # A pre-image that cannot be read is none: what was done to the document is known without it.
         before = row["before"] if folds and fold.is_document(row["before"]) else None
         by_key[key].append(versions.event({**row, "before": before, "is_whole": is_whole[number], "after": texts[number]}))
-    low, found, size = pc.min(events["sequence"]).as_py(), _VersionChanges([], [], [], {}), 0
+    found, size = _VersionChanges([], [], [], {}), 0
     for key, own in by_key.items():
-        known = [each for each in stored.versions.get(key, ()) if each.until is None or each.until >= low]
-        for version in versions.changed(known, own, folds=folds):
+        for version in versions.changed(stored.versions.get(key, ()), own, folds=folds):
             if version.offset is None:
                 found.ended[_VersionId(key, version.sequence)] = version
                 continue

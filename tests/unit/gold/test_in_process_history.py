@@ -166,6 +166,17 @@ def test_what_is_much_is_for_queries(
         kept.lay_out()
 
 
+def test_what_ended_long_ago_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A document that changes all the time has a hundred thousand versions, each as large as it: one event needs the last."""
+    kept = Kept(tmp_path, **{"keep.document": True})
+    kept.bronze.append({"t": [change("u", 1, at, a="x" * 1000) for at in range(10, 40)]})
+    kept.lay_out()
+    monkeypatch.setattr(collection_events, "MANY_BYTES", 8000)
+    kept.bronze.append({"t": [update(1, 50, b=1)]})
+    kept.lay_out()
+    assert kept.versions("b", "__incomplete")[-2:] == [("1", 39, 50, None, False), ("1", 50, None, 1, False)]
+
+
 def test_a_long_span_is_laid_out_range_by_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is a commit with its position; between them little is held."""
     monkeypatch.setattr(collection_events, "PORTION_EVENTS", 2)
