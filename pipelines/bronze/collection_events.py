@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 ONE_RUN_EVENTS = 250_000
 """So many events one run applies by itself; beyond that Spark is faster, even with the compiling of its first plan."""
+
+SPAN_EVENTS = 10_000_000 if (os.cpu_count() or 1) <= 8 else ONE_RUN_EVENTS
+"""So many events one run applies by itself range by range; on many cores Spark is faster than this process is on one."""
 
 PORTION_EVENTS = 100_000
 """So many of them a range has: what is held at a time is bounded by it, and by `PORTION_BYTES`, and memory that was touched once is

@@ -269,7 +269,8 @@ def measured_columns(live: LiveFiles) -> list[str]:
     """The columns of which Delta keeps the least and greatest values of a file."""
     names, listed = live.schema.names, live.configuration.get("delta.dataSkippingStatsColumns")
     if listed is None:
-        return names[: int(live.configuration.get("delta.dataSkippingNumIndexedCols", 32))]
+        count = int(live.configuration.get("delta.dataSkippingNumIndexedCols", 32))
+        return names if count < 0 else names[:count]
     wanted = {each.strip("`") for each in listed.split(",")}
     return [name for name in names if name in wanted]
 

@@ -88,7 +88,9 @@ class InProcess:
     def ranges(self, kept: History, span: reduce.BatchRange, events: int) -> Sequence[reduce.BatchRange] | None:
         """The span in ranges that are applied one after the other; None where they are for Spark to find, or it is one."""
         live = kept.writer.live
-        if events <= self.limit or self.limit <= survey.MAX_DRIVER_ROWS or not _is_able(kept, live):
+        if not self.limit < events <= collection_events.SPAN_EVENTS:
+            return None
+        if self.limit <= survey.MAX_DRIVER_ROWS or not _is_able(kept, live):
             return None
         assert live is not None
         found = survey.by_batch(kept.spark, kept.bronze, kept.namespace, span)
@@ -166,12 +168,15 @@ def _is_written(kept: History, live: LiveFiles, events: pa.Table, number: int, r
     evolution, new = made
     kept.record(evolution, number)  # before the table holds it
     columns = merge.grown(live.spark_schema(), from_arrow_schema(new.schema))
+    replaced = [_VersionId(key, each.sequence) for key, each in zip(laid_out.keys, laid_out.new)]
+    # What such a version has in a column of a setting that was taken back stays: a MERGE leaves it as it is.
+    if not stored.places.keys().isdisjoint(replaced) and not {*live.schema.names} <= {*new.column_names}:
+        return False
     if columns is None or (columns != live.spark_schema() and not kept.writer.define(columns)):
         return False
     if not live.at(kept.writer.version):
         return False
     parts = [table_schema.conformed(new, live.schema), _ended(kept, live, stored, laid_out)]
-    replaced = [_VersionId(key, each.sequence) for key, each in zip(laid_out.keys, laid_out.new)]
     version = kept.writer.replace_arrow(
         parts,
         schema=live.schema,

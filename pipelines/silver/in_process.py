@@ -7,7 +7,6 @@ other batch goes through the steps.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -32,9 +31,6 @@ if TYPE_CHECKING:
 
     from pipelines.bronze import registry
 
-SPAN_EVENTS = 10_000_000 if (os.cpu_count() or 1) <= 8 else collection_events.ONE_RUN_EVENTS
-"""So many events one run applies by itself range by range; on many cores Spark is faster than this process is on one."""
-
 SERVICE_EVENTS = 2_000
 """In a service Spark types on all cores, and the capture beside it needs this process."""
 
@@ -45,7 +41,7 @@ STATISTICS = ("__key", "__sequence", "__batch")
 def ranges(collection: SilverCollection, work: CollectionWork) -> tuple[reduce.BatchRange, ...] | None:
     """The work's span in ranges that this process applies one after the other; None where they are for Spark to find."""
     events = work.counts.events
-    if collection.max_local_events <= SERVICE_EVENTS or not SERVICE_EVENTS < events <= SPAN_EVENTS:
+    if collection.max_local_events <= SERVICE_EVENTS or not SERVICE_EVENTS < events <= collection_events.SPAN_EVENTS:
         return None
     if not (_is_able(collection) and _takes_rows(collection)):
         return None

@@ -314,3 +314,11 @@ def test_a_field_without_a_place_is_refused() -> None:
     held = pa.table({"s": pa.array([{"lost": 1}])})
     with pytest.raises(NotReadable):
         table_schema.conformed(held, pa.schema([("s", pa.struct([("a", pa.int64())]))]))
+
+
+@pytest.mark.parametrize(("said", "measured"), [({}, 3), ({"NumIndexedCols": "1"}, 1), ({"NumIndexedCols": "-1"}, 3)])
+def test_a_tables_properties_say_which_columns_are_measured(tmp_path: Path, said: dict[str, str], measured: int) -> None:
+    """-1 are all of them to Delta."""
+    configuration = {f"delta.dataSkipping{name}": value for name, value in said.items()}
+    live = LiveFiles(tmp_path, configuration=configuration, schema=table_schema.arrow_schema(SCHEMA))
+    assert live_files.measured_columns(live) == ["__key", "__batch", "n"][:measured]

@@ -16,7 +16,7 @@ from pipelines.delta import live_files
 from pipelines.delta.writer import Writer
 from pipelines.gold import history, in_process_history
 from pipelines.gold.history_position import HistoryPosition
-from tests.harness import bronze_rows, oracle, without_spark
+from tests.harness import bronze_rows, layers, oracle, without_spark
 from tests.harness.without_spark import SPARK, Hop, NeedsSpark
 
 NAMESPACE = registry.Namespace(bronze_rows.DB, "t")
@@ -88,6 +88,20 @@ def test_versions_end_where_the_next_ones_begin(tmp_path: Path) -> None:
     for mark, column in (("__sequence", "valid_from"), ("__until", "valid_to")):
         ends = zip(table[mark].to_pylist(), table[column].to_pylist())
         assert all(mark is None if at is None else bronze_rows.second(mark) == at.timestamp() for mark, at in ends)
+
+
+def test_a_version_that_comes_again_keeps_what_an_earlier_setting_said(tmp_path: Path) -> None:
+    """The column stays when the mode goes; of events that are laid out once more only a MERGE leaves it as it is."""
+    kept = Kept(tmp_path, **{"delete.tombstone.handling.mode": "rewrite"})
+    kept.bronze.append({"t": [change("c", 1, 10, a=1), change("d", 1, 20)]})
+    kept.lay_out()
+    kept.hop.settings = layers.pipeline(tmp_path, history=True)
+    kept.bronze.append({"t": [change("c", 2, 30, a=1)]})
+    kept.lay_out()
+    kept.at = HistoryPosition()
+    with pytest.raises(NeedsSpark):
+        kept.lay_out()
+    assert kept.versions("__deleted") == [("1", 10, 20, True), ("2", 30, None, None)]
 
 
 def test_a_later_delete_marks_the_version(tmp_path: Path) -> None:
@@ -200,6 +214,18 @@ def test_a_long_span_is_laid_out_range_by_range(tmp_path: Path, monkeypatch: pyt
         for path in sorted(log.glob("*.json"))
     ]
     assert [each["to"] for each in said if each.get("to")][:3] == [2, 4, 6]
+
+
+def test_a_span_of_very_many_events_is_for_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ranges would look for their keys among more and more rows, and go to Spark one by one in the end."""
+    kept = Kept(tmp_path, limit=3)
+    monkeypatch.setattr(in_process_history.survey, "MAX_DRIVER_ROWS", 1)
+    monkeypatch.setattr(collection_events, "PORTION_EVENTS", 2)
+    monkeypatch.setattr(collection_events, "SPAN_EVENTS", 5)
+    for at in range(10, 16):
+        kept.bronze.append({"t": [change("u", 1, at, a=at)]})
+    with pytest.raises(NeedsSpark):
+        kept.lay_out()
 
 
 @pytest.mark.parametrize("seed", range(12))
