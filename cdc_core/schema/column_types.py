@@ -1,7 +1,7 @@
 """Column types: what a value of each BSON type becomes in a table (`BASE`), and the types of documents, arrays and maps.
 
 A Decimal128 is a STRING unless the settings pin a DECIMAL (`pins`). How two types of one field come together is in
-`evolution`, how a value becomes one of its column in `cast`.
+`evolution`, how a value becomes one of its column in `cast` (a Decimal128 by `_to_string` or `_to_decimal`).
 """
 
 from __future__ import annotations

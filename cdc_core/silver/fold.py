@@ -2,6 +2,7 @@
 
 A removed field (a `$unset`, in `removedFields`) is absent from the document afterwards. That its column becomes a null is said in
 `cdc_core.schema.cast`, and what a record of ExtractNewDocumentState has in its place in `cdc_core.unwrap.new_document_state`.
+Silver folds by it in `pipelines.silver.partial_updates`, and in `in_process_fold` without a query.
 
 Everything here works on parsed type-exact Extended JSON (`orjson.loads` of what `cdc_core.extended_json.bson_to_json`
 writes), and nothing here raises on data: a base that is newer than the update, a path that leads nowhere and

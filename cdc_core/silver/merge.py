@@ -88,19 +88,19 @@ class SilverMerge:
         sequence."""
         if not self.is_late:
             return sql_merge.from_source(self.columns)
-        is_behind = "s.`__sequence` < t.`__sequence`"
+        is_older = "s.`__sequence` < t.`__sequence`"
         values = {
             "__sequence": "greatest(s.`__sequence`, t.`__sequence`)",
-            "__incomplete": f"(s.`__incomplete` OR {is_behind})",
-            "__known": f"coalesce(s.`__known`, CASE WHEN {is_behind} THEN s.`__guard` END)",
+            "__incomplete": f"(s.`__incomplete` OR {is_older})",
+            "__known": f"coalesce(s.`__known`, CASE WHEN {is_older} THEN s.`__guard` END)",
         }
         if "__deleted" in self.columns:
-            stays = f"({is_behind} AND coalesce(t.`__deleted`, false))"
+            stays = f"({is_older} AND coalesce(t.`__deleted`, false))"
             values |= {
                 name: f"CASE WHEN {stays} THEN t.{identifier(name)} ELSE s.{identifier(name)} END" for name in self.added
             }
             values["__deleted"] = f"(s.`__deleted` OR {stays})"
-            values["__incomplete"] = f"(s.`__incomplete` OR {is_behind}) AND NOT {stays}"
+            values["__incomplete"] = f"(s.`__incomplete` OR {is_older}) AND NOT {stays}"
         return sql_merge.from_source(self.columns) | {name: value for name, value in values.items() if name in self.columns}
 
 

@@ -287,14 +287,14 @@ def decided(latest_events: DataFrame, *, mode: unwrap_options.DeleteMode, column
     Deletes must have been left out of `latest` where the mode keeps rows; where it marks them, a delete's row is its
     pre-image, else the last document of the range (`last`, where `latest` kept it), else its key. `columns` stay.
     """
-    is_known = F.col("sequence").isNotNull()
-    is_delete = is_known & (F.col("op") == bronze.Op.DELETE.value)
+    is_decisive = F.col("sequence").isNotNull()
+    is_delete = is_decisive & (F.col("op") == bronze.Op.DELETE.value)
     guard = F.coalesce("sequence", F.lit(""))
-    is_behind = is_incomplete = F.col("partial_sequence").isNotNull() & ~is_delete
+    lacks_update = is_incomplete = F.col("partial_sequence").isNotNull() & ~is_delete
     if mode.marks_deleted:
-        action = F.when(is_known, Action.DOCUMENT.value).otherwise(Action.MARK.value)
+        action = F.when(is_decisive, Action.DOCUMENT.value).otherwise(Action.MARK.value)
         is_bare = is_delete & F.col("before").isNull()
-        is_behind = is_behind | is_bare
+        lacks_update = lacks_update | is_bare
         nothing = F.lit(None).cast("STRUCT<sequence: STRING, after: STRING>")
         last = F.col("last") if "last" in latest_events.columns else nothing
         document = F.when(is_bare, F.coalesce(last["after"], deleted_document())).when(is_delete, F.col("before"))
@@ -303,14 +303,14 @@ def decided(latest_events: DataFrame, *, mode: unwrap_options.DeleteMode, column
             F.when(is_bare, F.coalesce(last["sequence"], F.lit(""))).otherwise(guard),
         )
     else:
-        action = F.when(is_delete, Action.REMOVE.value).when(is_known, Action.DOCUMENT.value).otherwise(Action.MARK.value)
+        action = F.when(is_delete, Action.REMOVE.value).when(is_decisive, Action.DOCUMENT.value).otherwise(Action.MARK.value)
         document = F.when(~is_delete, F.col("after"))
     return latest_events.select(
         F.col("key").alias("__key"),
         action.alias("__action"),
         F.coalesce("partial_sequence", "sequence").alias("__sequence"),
         guard.alias("__guard"),
-        F.when(is_behind, guard).alias("__known"),
+        F.when(lacks_update, guard).alias("__known"),
         is_incomplete.alias("__incomplete"),
         is_delete.alias("__deleted"),
         document.alias("after"),

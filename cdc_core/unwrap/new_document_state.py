@@ -1,4 +1,4 @@
-"""`ExtractNewDocumentState`: change events in, documents as rows out.
+"""`ExtractNewDocumentState`: change events in, records out. What a `$unset` and a missing field become in a record is here.
 
     for row in rows.records(events, options=unwrap_options.parse({"flatten.struct": "true"})):
         ...
@@ -13,7 +13,7 @@ What the SMT does is in Debezium's documentation; the differences that are meant
 arrays of any mixture work, `$unset` is a null, a name that two fields meet in keeps both values, dots of flattened
 names are treated alike in whole and partial documents, and the options of older versions count.
 
-Records only: silver makes its rows of `after` itself (`cdc_core.schema.cast`).
+Records only: silver makes the rows of its tables of `after` itself (`cdc_core.schema.cast`).
 """
 
 from __future__ import annotations

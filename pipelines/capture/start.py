@@ -1,8 +1,8 @@
 """What a run commits before it reads anything: where the stream begins, and which snapshot is to be taken.
 
 The first position is committed before the first event and the first chunk are read: a capture that is killed right after it
-goes on from there, and its snapshot lies behind the beginning of its stream. How a capture that has a position comes from
-bronze back to the stream is in `tokens` and `stream_opener`.
+goes on from there, and its snapshot lies behind the beginning of its stream. A capture that has a position comes
+from bronze back to the stream by `pipelines.bronze.log.read_position`, then `stream_opener`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Where the change stream begins: behind bronze's position, at the start of the settings, or now.
 
-Bronze's position is the last token of its rows. `pipelines.mongodb.change_stream` opens the stream behind a token by `startAfter`, or, where
-the server would not take it, at its cluster time, and then skips what comes again.
+Bronze's position is the last token of its rows (`pipelines.bronze.log.read_position`). `pipelines.mongodb.change_stream` opens the stream
+behind an event's token at its cluster time, and behind a high-water mark or an invalidate by `startAfter`
+(`resume_token.resumes_alone` says why). What comes again is dropped there (`Replay`) and, where the stream begins at a time alone,
+by `intake`.
 
 Nothing here writes: a capture whose stream cannot go on must have changed nothing.
 """

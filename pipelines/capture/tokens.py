@@ -1,7 +1,6 @@
 """What a resume token says of a place in the stream, and the error of a place that the oplog no longer holds.
 
-The position comes back to the stream in two steps: `pipelines.bronze.log.read_position` reads the last token of
-bronze's rows, and `stream_opener` opens the stream behind it (`pipelines.mongodb.change_stream`).
+How the stream is opened behind bronze's position is in `stream_opener`.
 """
 
 from __future__ import annotations

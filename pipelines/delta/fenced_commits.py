@@ -3,6 +3,8 @@
 Every commit of ours carries the table's position and its writer's claim as `userMetadata`, and is fenced: one constant
 `txnAppId` a table, `txnVersion` = the version that was read + 1. Delta skips a transaction version that it has already
 seen without a word, so each commit is looked up afterwards; one that is not there was fenced off, and the writer stops.
+
+So a writer stops whose claim another one took over. That a second one is refused beside a living first is in `owners`.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ REFUSED = (errors.OwnershipLost, errors.CommitConflict, errors.StorageExhausted,
 
 
 class FencedCommits:
-    """A claim on one table: who holds it, the last version that it knows, and what its last commit said.
+    """The commits of a claim's holder: who it is, the last version that it knows, and what its last commit said.
 
     A commit goes through a statement of Spark or through the direct log; both are tried again where others committed first.
     """

@@ -49,8 +49,8 @@ def not_resurrected(collection: SilverCollection, batch: RowBatch) -> RowBatch:
     if not delta.exists(collection.spark, collection.deletes):
         return batch
     table = collection.spark.table(str(collection.deletes))
-    remembered = table.groupBy("__key").agg(F.max("__sequence").alias("__deleted_at"))
-    joined = batch.rows.join(remembered, F.col("key") == F.col("__key"), "left")
+    deleted = table.groupBy("__key").agg(F.max("__sequence").alias("__deleted_at"))
+    joined = batch.rows.join(deleted, F.col("key") == F.col("__key"), "left")
     is_delete = F.col("op") == bronze.Op.DELETE.value
     is_alive = F.col("__deleted_at").isNull() | (F.col("sequence") > F.col("__deleted_at"))
     return replace(batch, rows=joined.where(is_delete | is_alive).drop("__key", "__deleted_at"))
@@ -63,11 +63,11 @@ def remembered(collection: SilverCollection, batch: RowBatch) -> RowBatch:
     return batch
 
 
-def remember_rows(collection: SilverCollection, last_deletes: Mapping[str, str], number: int) -> None:
+def remember_rows(collection: SilverCollection, deleted_at: Mapping[str, str], number: int) -> None:
     """Append deletes, given as keys with the sequence of the last one each, before their rows go."""
     silver_tables.create_deletes(collection.spark, collection.deletes)
-    columns = [pa.array(last_deletes.keys(), pa.string()), pa.array(last_deletes.values(), pa.string())]
-    facts = pa.table([*columns, pa.array([number] * len(last_deletes), pa.int64())], names=FACTS)
+    columns = [pa.array(deleted_at.keys(), pa.string()), pa.array(deleted_at.values(), pa.string())]
+    facts = pa.table([*columns, pa.array([number] * len(deleted_at), pa.int64())], names=FACTS)
     ops_tables.append_rows(collection.spark, collection.deletes, facts, statistics=FACTS)
 
 
