@@ -119,7 +119,7 @@ def _context(settings: Mapping[str, str], hadoop: Mapping[str, str]) -> SparkCon
     launch_conf = SparkConf(loadDefaults=False).setAll([each for each in settings.items() if each[0] not in hidden])
     with log_file().open("wb") as said:
         try:
-            gateway = launch_gateway(launch_conf, _Launch(stdout=said, stderr=said))
+            gateway = launch_gateway(launch_conf, _Launch(stdout=said, stderr=said, cwd=_working_directory()))
         except (PySparkRuntimeError, OSError) as error:
             raise _why_not(error) from error
     with _interrupts_as_they_are():
@@ -127,6 +127,15 @@ def _context(settings: Mapping[str, str], hadoop: Mapping[str, str]) -> SparkCon
         rest = {name: value for name, value in settings.items() if name != "spark.jars"}
         whole = SparkConf(loadDefaults=False).setAll(list({**hadoop, **rest}.items()))
         return SparkContext(conf=whole, gateway=gateway)
+
+
+def _working_directory() -> str | None:
+    """Where the JVM is started: here, or where it keeps its files when this folder was removed, in which no JVM starts."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return str(_folder())
+    return None
 
 
 def _folder() -> Path:
@@ -291,7 +300,9 @@ def _java_version() -> int | None:
     if java is None:
         return None
     try:
-        shown = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False).stderr
+        shown = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=30, check=False, cwd=_working_directory()
+        ).stderr
     except OSError:
         return None
     found = re.search(r'version "(?:1\.)?(\d+)', shown)

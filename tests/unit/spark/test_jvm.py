@@ -144,3 +144,17 @@ def test_a_system_that_starts_no_jvm_is_quoted(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     told = jvm._why_not(BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)))
     assert isinstance(told, errors.DecisionNeeded) and os.strerror(errno.EAGAIN) in str(told)
+
+
+def test_a_jvm_starts_also_where_the_working_directory_was_removed(
+    started: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As below a service that outlives the release that it was started from."""
+    assert jvm._working_directory() is None
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    started()
+    there = jvm._working_directory()
+    assert there is not None and Path(there).is_dir() and jvm._java_version() is not None
