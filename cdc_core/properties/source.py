@@ -178,7 +178,9 @@ def _family(prefix: str, doc: str) -> Any:
     return field(default_factory=dict, metadata={"family": Family(prefix, doc)})
 
 
-_MILLISECONDS = values.Integer(0)
+_LONGEST_MS = 10**12
+"""31 years: the system waits for nine times as many, and for more not at all."""
+_MILLISECONDS = values.Integer(0, _LONGEST_MS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,7 +253,7 @@ class Source:
     )
     mongodb_server_selection_timeout_ms: int = _property(
         "mongodb.server.selection.timeout.ms",
-        values.Integer(1),
+        values.Integer(1, _LONGEST_MS),
         30_000,
         "How long to wait for a server that can answer, elections included.",
     )
@@ -263,7 +265,7 @@ class Source:
     )
     mongodb_heartbeat_frequency_ms: int = _property(
         "mongodb.heartbeat.frequency.ms",
-        values.Integer(500),
+        values.Integer(500, _LONGEST_MS),
         10_000,
         "How often the driver looks at each server.",
     )
@@ -501,7 +503,7 @@ class Source:
     )
     commit_interval_ms: int = _property(
         "commit.interval.ms",
-        values.Integer(1),
+        values.Integer(1, _LONGEST_MS),
         1_000,
         "How long an event may wait for its commit.",
         ours=True,
@@ -522,7 +524,7 @@ class Source:
     )
     poll_interval_ms: int = _property(
         "poll.interval.ms",
-        values.Integer(1),
+        values.Integer(1, _LONGEST_MS),
         500,
         "Accepted with any value: the server holds the answer back until there are events, and commits follow commit.interval.ms.",
     )
@@ -543,7 +545,7 @@ class Source:
     )
     signal_poll_interval_ms: int = _property(
         "signal.poll.interval.ms",
-        values.Integer(1),
+        values.Integer(1, _LONGEST_MS),
         5_000,
         "How often a channel is polled for signals.",
     )
@@ -610,13 +612,13 @@ class Source:
     )
     errors_retry_delay_initial_ms: int = _property(
         "errors.retry.delay.initial.ms",
-        values.Integer(1),
+        values.Integer(1, _LONGEST_MS),
         300,
         "The wait before the first retry; it doubles with each.",
     )
     errors_retry_delay_max_ms: int = _property(
         "errors.retry.delay.max.ms",
-        values.Integer(1),
+        values.Integer(1, _LONGEST_MS),
         10_000,
         "The longest wait between two retries.",
     )
