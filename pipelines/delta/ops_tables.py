@@ -66,10 +66,11 @@ def note(spark: SparkSession, table: tables.TableRef, rows: Sequence[Mapping[str
     """Append a few facts to a table of them, which is made where there is none, and gets the columns that it lacks where an
     earlier version of the schema made it: Delta would not read them of the rows' files, and a compaction would lose them."""
     delta.create(spark, table, columns=arrow.columns_ddl(schema), properties=PROPERTIES)
-    held = delta.columns(spark, table)
-    lacking = pa.schema([each for each in schema if each.name not in held])
-    if len(lacking):
-        spark.sql(f"ALTER TABLE {table} ADD COLUMNS ({arrow.columns_ddl(lacking)})")
+    with _APPENDING[table]:  # each thread would add the columns
+        held = delta.columns(spark, table)
+        lacking = pa.schema([each for each in schema if each.name not in held])
+        if len(lacking):
+            spark.sql(f"ALTER TABLE {table} ADD COLUMNS ({arrow.columns_ddl(lacking)})")
     append_rows(spark, table, pa.Table.from_pylist([dict(row) for row in rows], schema=schema))
 
 

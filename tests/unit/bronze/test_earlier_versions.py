@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from cdc_core.tables import layout as tables
 from pipelines.bronze import log as bronze
 from pipelines.bronze import registry
+from pipelines.delta import ops_tables
 from pipelines.gold import history_position
 from tests.harness import without_spark
 
@@ -47,3 +53,22 @@ def test_a_bronze_that_had_no_name(table: tables.TableRef) -> None:
     committed(table, '"to":"826B07","stream":"f2d5d2d57ec85b88372b9bc25dd1410b","batch":22')
     found = bronze.newest(without_spark.SPARK, table)
     assert (found.batch, found.log, found.commit) == (22, None, (0, "ba3f66976f3d"))
+
+
+def test_threads_give_a_table_of_facts_its_columns_once(table: tables.TableRef, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an upgrade several collections are noted at a time: the second statement would find the columns there, and fail."""
+    held, statements = {"collection"}, []
+
+    def altered(statement: str) -> None:
+        time.sleep(0.05)
+        held.add("version")
+        statements.append(statement)
+
+    schema = pa.schema([("collection", pa.string()), ("version", pa.int64())])
+    monkeypatch.setattr(ops_tables.delta, "create", lambda *_, **__: None)
+    monkeypatch.setattr(ops_tables.delta, "columns", lambda *_: frozenset(held))
+    monkeypatch.setattr(ops_tables, "append_rows", lambda *_: None)
+    spark: Any = SimpleNamespace(sql=altered)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: ops_tables.note(spark, table, [{}], schema), range(4)))
+    assert len(statements) == 1
