@@ -58,8 +58,9 @@ def launch(
     from pyspark.sql import SparkSession
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    # PySpark brings its Spark; another one that `SPARK_HOME` names does not understand it, or has no Delta for it.
-    if (brought := Path(pyspark.__file__).parent / "jars").is_dir():
+    # PySpark brings its Spark; one of another version that `SPARK_HOME` names does not understand it, or has no Delta for it.
+    named = Path(os.environ.get("SPARK_HOME", ""), "jars").glob(f"spark-core_*-{pyspark.__version__}*.jar")
+    if (brought := Path(pyspark.__file__).parent / "jars").is_dir() and not any(named):
         os.environ["SPARK_HOME"] = str(brought.parent)
     if not is_installed():
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])

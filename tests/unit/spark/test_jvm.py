@@ -132,6 +132,19 @@ def test_java_is_started_for_any_temporary_folder_with_its_own_spark(
     assert os.environ["SPARK_HOME"] == os.path.dirname(pyspark.__file__)
 
 
+def test_a_spark_of_the_same_version_is_the_one_that_is_named(
+    started: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It may have jars of its own, for a store or a cluster."""
+    import pyspark
+
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / f"spark-core_2.13-{pyspark.__version__}.jar").touch()
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    started()
+    assert os.environ["SPARK_HOME"] == str(tmp_path)
+
+
 @pytest.mark.parametrize(("chosen", "given"), [("C", "C.UTF-8"), ("POSIX", "C.UTF-8"), ("de_DE.UTF-8", "de_DE.UTF-8")])
 def test_java_knows_names_outside_ascii(chosen: str, given: str) -> None:
     options = jvm._Launch()
