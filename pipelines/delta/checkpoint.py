@@ -55,8 +55,9 @@ def noted(log: Path) -> int | None:
 def actions(path: Path) -> Iterator[dict[str, Any]]:
     """The actions of a checkpoint, as a commit would have them; those that say what is live."""
     with pq.ParquetFile(path) as held:
-        # Neither says what is live: fences and tombstones are most of a long log's checkpoint.
-        actions = [each for each in held.schema_arrow if each.name not in ("txn", "remove")]
+        # None says what is live: fences and tombstones are most of a long log's checkpoint. A domain, as that of clustering, has a
+        # `configuration` that is a text.
+        actions = [each for each in held.schema_arrow if each.name not in ("txn", "remove", "domainMetadata")]
         # What is parsed is there as text, too, and may hold dates that Python has not.
         names = [f"{each.name}.{field.name}" for each in actions for field in each.type if _is_said(field.name)]
         for row in held.read(names).to_pylist():

@@ -187,6 +187,18 @@ def _checkpoint_of(folder: Path, version: int) -> Path:
     return folder / "_delta_log" / f"{version:020}.checkpoint.parquet"
 
 
+def test_a_checkpoint_of_a_clustered_table(tmp_path: Path) -> None:
+    """Bronze and silver are clustered: Delta says by what in a domain, beside the table's properties."""
+    domain = {"domain": "delta.clustering", "configuration": '{"clusteringColumns":[["batch"]]}', "removed": False}
+    text = [("domain", pa.string()), ("configuration", pa.string()), ("removed", pa.bool_())]
+    properties = pa.struct([("configuration", pa.map_(pa.string(), pa.string()))])
+    rows = [{"metaData": {"configuration": [("delta.appendOnly", "true")]}}, {"domainMetadata": domain}]
+    path = tmp_path / "c.parquet"
+    schema = pa.schema([("metaData", properties), ("domainMetadata", pa.struct(text))])
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path)
+    assert list(checkpoint.actions(path)) == [{"metaData": {"configuration": {"delta.appendOnly": "true"}}}]
+
+
 def test_a_checkpoint_with_dates_beyond_python(tmp_path: Path) -> None:
     stats = pa.struct([("maxValues", pa.struct([("at", pa.timestamp("us"))]))])
     parsed = pa.array([{"maxValues": {"at": 2**62}}], pa.struct([("maxValues", pa.struct([("at", pa.int64())]))])).cast(
