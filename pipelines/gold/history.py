@@ -99,6 +99,9 @@ class LocalHistory(Protocol):
     def is_applied(self, kept: History, range_: reduce.BatchRange, reached: HistoryPosition) -> bool:
         """Whether a range's events are in the table, which then is at `reached`; where not, nothing was committed."""
 
+    def is_swept(self, kept: History, sweep: reduce.Sweep, reached: HistoryPosition) -> bool:
+        """The same of a sweep's ends."""
+
 
 @dataclass
 class History:
@@ -383,6 +386,8 @@ class History:
         """End what a drop or a rename took away, or, at its first chunk's sequence, what a snapshot of the whole did not find."""
         if self.mode.keeps_row:
             self.writer.mark(to=reached.to, extra=reached.extra)
+            return
+        if self.local.is_swept(self, sweep, reached):
             return
         at, stored = literal(sweep.first), self._stored()
         is_snapshot = sweep.cause is reduce.SweepCause.SNAPSHOT  # what changed after that was there

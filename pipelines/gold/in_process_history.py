@@ -116,6 +116,23 @@ class InProcess:
         except (OSError, pa.ArrowException, table_schema.NotReadable):
             return False
 
+    def is_swept(self, kept: History, sweep: reduce.Sweep, reached: HistoryPosition) -> bool:
+        """Whether a sweep ends no version, as after a first snapshot, and the table is at `reached`; any other one is for queries."""
+        live = kept.writer.live
+        if live is None or not _is_able(kept, live):
+            return False
+        try:
+            held = live.rows(live.files(), ("__sequence", "__until"))
+        except (OSError, pa.ArrowException, table_schema.NotReadable):
+            return False
+        is_open = pc.is_null(held["__until"])
+        if sweep.cause is not reduce.SweepCause.SNAPSHOT:
+            is_open = pc.or_(is_open, pc.fill_null(pc.greater(held["__until"], sweep.first), False))
+        if pc.any(pc.and_(is_open, pc.less(held["__sequence"], sweep.first))).as_py():
+            return False
+        kept.writer.mark(to=reached.to, extra=reached.extra)
+        return True
+
 
 def _is_able(kept: History, live: LiveFiles | None) -> bool:
     """Whether this process can apply anything: it sees the table, which asks nothing more of a row than its type."""

@@ -284,3 +284,17 @@ def test_the_first_of_many_documents_give_them_their_schema(tmp_path: Path) -> N
     found = kept.versions("a", "late")
     assert len(found) == 1100 and [each[3] for each in found].count(None) == 0
     assert [each[4] for each in found].count("x") == 9
+
+
+@pytest.mark.parametrize(("older", "is_here"), [(30, True), (10, False)])
+def test_a_sweep_that_ends_nothing_takes_no_query(tmp_path: Path, older: int, is_here: bool) -> None:
+    """As after each first snapshot: no version is older than its first chunk."""
+    kept = Kept(tmp_path)
+    kept.bronze.append({"t": [change("c", 1, older, a=1), change("r", 2, 20, a=1)]})
+    kept.bronze.append({"t": [{"sweep": 20}]})
+    if is_here:
+        kept.lay_out()
+        assert [each[:3] for each in kept.versions()] == [("1", 30, None), ("2", 20, None)]
+    else:
+        with pytest.raises(NeedsSpark):
+            kept.lay_out()
