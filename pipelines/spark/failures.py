@@ -62,10 +62,11 @@ def translated(error: BaseException) -> errors.MedallionError | None:
             f"{jvm.log_file()}); what it had committed is in the tables. Start again, and it goes on from there"
         )
     if is_caused_by(error, ("OutOfMemoryError",)):
-        return errors.SparkLost(
-            "Spark's JVM has no memory left, or may start no more threads; what it had committed is in the tables. Start again, with more "
-            "of what its log names (--conf spark.driver.memory=…, or the limit of processes): "
-            f"{jvm.log_file()}"
+        # Perhaps one collection's documents alone were too much, or an executor's memory: the others may go on.
+        return errors.Temporary(
+            "Spark has no memory left, or may start no more threads; what it had committed is in the tables. Give it more of what its "
+            "log names (--conf spark.driver.memory=…, spark.executor.memory=…, or the limit of processes), or have less at a time "
+            f"(max.batch.events): {jvm.log_file()}"
         )
     if is_server_gone(error):
         return errors.SparkLost(
