@@ -1,9 +1,10 @@
 """A few changes on their way from bronze to gold: seconds and Spark jobs of a batch, warm, beside a plain MERGE of the same rows.
 
-    python -m bench.small_batches [--rows 100000] [--events 5] [--batches 12] [--partial]
+    python -m bench.small_batches [--rows 100000] [--events 5] [--batches 12] [--behind 120] [--partial]
 
 What a change waits for in `medallion run` is this: what is planned, committed and looked up for a batch, however small it is. With
-`--partial` the updates say what changed and no more, as in `bench.silver`; the plain MERGE gets the rows that came of it.
+`--partial` the updates say what changed and no more, as in `bench.silver`; the plain MERGE gets the rows that came of it. The tables have got
+`--behind` batches before, and their logs checkpoints: each run begins with one, as a scheduled run does.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pipelines.spark import session as sparks
 
 
 def measured(
-    spark: Any, root: Path, *, rows: int, events: int, batches: int, is_partial: bool = False
+    spark: Any, root: Path, *, rows: int, events: int, batches: int, behind: int = 0, is_partial: bool = False
 ) -> Iterator[ground.Row]:
     """A row for each layer: medians over the batches, without the first ones."""
     mode = {"capture.mode": "change_streams"} if is_partial else {}
@@ -38,11 +39,19 @@ def measured(
     silver.run(spark, chosen)
     gold.run(spark, chosen)
     plain = bench_silver.plain_table(spark, root, log.table)
-    found: dict[str, list[tuple[float, int]]] = {"silver": [], "gold": [], "plain MERGE": []}
-    for version in range(1, batches + 1):
+
+    def change(version: int) -> None:
         numbers = [(version * 7919 + number * 104_729) % rows for number in range(events)]
-        before = log.position
         bench_silver.update(log, documents, numbers, version=version, is_partial=is_partial)
+
+    for version in range(1, behind + 1):
+        change(version)
+        silver.run(spark, chosen)
+        gold.run(spark, chosen)
+    found: dict[str, list[tuple[float, int]]] = {"silver": [], "gold": [], "plain MERGE": []}
+    for version in range(behind + 1, behind + batches + 1):
+        before = log.position
+        change(version)
         assert before is not None and log.position is not None
         span = (before.batch, log.position.batch)
         found["silver"].append(_counted(spark, lambda: silver.run(spark, chosen)))
@@ -74,6 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--events", type=int, default=5)
     parser.add_argument("--batches", type=int, default=12)
+    parser.add_argument("--behind", type=int, default=120, help="so many batches come before, not counted")
     parser.add_argument("--partial", action="store_true", help="updates that say what changed")
     arguments = parser.parse_args(argv)
     spark = sparks.session("bench")
@@ -84,6 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             rows=arguments.rows,
             events=arguments.events,
             batches=arguments.batches,
+            behind=arguments.behind,
             is_partial=arguments.partial,
         )
         rows = list(ground.told(found))

@@ -259,15 +259,16 @@ def _waits(events: pa.Table, stored: _StoredVersions) -> bool:
 
 def _laid_out(events: pa.Table, stored: _StoredVersions, *, folds: bool) -> _VersionChanges:
     """Each key's versions that are new, or that end otherwise. Raises `NotReadable` where their documents are too large."""
-    given = events.select([name for name in versions.EVENT if name in events.column_names and name != "after"])
-    is_whole = pc.is_valid(events["after"]).to_pylist()
+    # What an update without its document changes is looked at, and nothing else of what is large.
+    given = events.select(["sequence", "offset", "op", *(("before", "updateDescription") if folds else ())])
+    is_whole, is_partial = pc.is_valid(events["after"]).to_pylist(), collection_events.are_partial(events).to_pylist()
     texts = events["after"].to_pylist() if folds else [None] * events.num_rows
     by_key: dict[str, list[versions.DocumentEvent]] = defaultdict(list)
     row_of: dict[int, int] = {}
     for number, (key, row) in enumerate(zip(events["key"].to_pylist(), given.to_pylist())):
         row_of[row["offset"]] = number
         # A pre-image that cannot be read is none: what was done to the document is known without it.
-        before = row["before"] if folds and fold.is_document(row["before"]) else None
+        before = row["before"] if is_partial[number] and fold.is_document(row["before"]) else None
         by_key[key].append(versions.event({**row, "before": before, "is_whole": is_whole[number], "after": texts[number]}))
     found, size = _VersionChanges([], [], [], {}), 0
     for key, own in by_key.items():
