@@ -1,11 +1,13 @@
 """From MongoDB to gold, each verb a command of its own, on documents of the shapes that people have.
 
-    python -m bench.end_to_end [--documents 200000] [--shapes flat nested wide mixed] [--seed N]
+    python -m bench.end_to_end [--documents 200000] [--shapes flat nested wide mixed] [--seed N] [--indirect]
 
 For each shape: a first load, then a mix of changes (of 32 changes 20 inserts, 10 replaced fields, 2 deletes), each by
 `medallion capture`, `silver` and `gold`; wall time with the start of Python and Spark, and without: each verb once more with
 nothing to do is its start, and at least that of a Spark session, which silver and gold do without where there is nothing. Beside them the raw drains (pymongo's `find` and change stream over raw BSON), and what a Spark user would
 write by hand over the captured text in one session: `from_json` with the right schema, first written, then merged into one table.
+With `--indirect` each shape comes once more, into a lakehouse whose files and log no process reads or writes by itself: all goes through
+Spark's statements, as in a catalog. What its rows end with is their share of the direct way.
 """
 
 from __future__ import annotations
@@ -89,11 +91,26 @@ def _id(number: int) -> ObjectId:
     return ObjectId(f"{shapes.BASE_SECONDS + number // 1000:08x}{number:016x}")
 
 
-def command(verb: str, config: Path) -> float:
+INDIRECT = """
+import sys
+from jobs import command_line
+from pipelines.delta import direct_log, local_log
+
+def unreachable(*_):
+    raise direct_log._NoDirectLog("this benchmark has none")
+
+local_log.folder, direct_log._reached = lambda table: None, unreachable
+sys.exit(command_line.main())
+"""
+"""A command that finds neither the tables' files nor a way into their logs."""
+
+
+def command(verb: str, config: Path, *, is_direct: bool = True) -> float:
     """Seconds of one `medallion` verb, from its start to its end."""
     began = time.monotonic()
+    program = ["-m", "jobs.command_line"] if is_direct else ["-c", INDIRECT]
     done = subprocess.run(
-        [sys.executable, "-m", "jobs.command_line", verb, "--config", str(config), "--once"], capture_output=True, text=True
+        [sys.executable, *program, verb, "--config", str(config), "--once"], capture_output=True, text=True
     )
     if done.returncode:
         raise SystemExit(f"medallion {verb} ended with {done.returncode}:\n{done.stderr[-3000:]}")
@@ -114,11 +131,11 @@ class Measured:
         return (*(count / net[verb] for verb in VERBS), *(count / seconds for seconds in whole))
 
 
-def measured(config: Path) -> Measured:
+def measured(config: Path, *, is_direct: bool = True) -> Measured:
     """One run of each verb over what there is, and one over nothing."""
-    seconds = {verb: command(verb, config) for verb in VERBS}
+    seconds = {verb: command(verb, config, is_direct=is_direct) for verb in VERBS}
     session = spark_start()
-    return Measured(seconds, {verb: max(command(verb, config), session) for verb in VERBS})
+    return Measured(seconds, {verb: max(command(verb, config, is_direct=is_direct), session) for verb in VERBS})
 
 
 def spark_start() -> float:
@@ -212,8 +229,18 @@ def plain(kind: Any, value: str, depth: int = 0) -> str:
 # --- all of it
 
 
-def shape_rows(uri: str, shape: str, *, documents: int, seed: int) -> Iterator[ground.Row]:
-    """A row of the first load and one of the mix."""
+def settings(folder: Path, uri: str, db: str) -> Path:
+    """The settings of a pipeline with a lakehouse in the folder."""
+    config = folder / "bench.yml"
+    config.write_text(
+        f"name: bench\nlakehouse: {{root: {folder}/lakehouse}}\nsource:\n"
+        f"  mongodb.connection.string: {uri}\n  collection.include.list: {db}.things\n"
+    )
+    return config
+
+
+def shape_rows(uri: str, shape: str, *, documents: int, seed: int, indirect: bool = False) -> Iterator[ground.Row]:
+    """A row of the first load and one of the mix; the same of the indirect way."""
     db, count = f"bench_{shape}", int(documents * SHARE[shape])
     changes = int(count * 0.64)
     client = mongodb.client(uri)
@@ -221,20 +248,23 @@ def shape_rows(uri: str, shape: str, *, documents: int, seed: int) -> Iterator[g
         source = Source(client[db]["things"], shape, seed)
         source.insert(count)
         with ground.lakehouse() as root:
-            config = root / "bench.yml"
-            config.write_text(
-                f"name: bench\nlakehouse: {{root: {root}/lakehouse}}\nsource:\n"
-                f"  mongodb.connection.string: {uri}\n  collection.include.list: {db}.things\n"
-            )
+            (root / "indirect").mkdir()
+            config, other = settings(root, uri, db), settings(root / "indirect", uri, db)
             find = capture.raw_find(uri, db, "things")
             first = measured(config)
+            slow_first = measured(other, is_direct=False) if indirect else None
             start = client.admin.command("hello")["$clusterTime"]["clusterTime"]
             source.change(changes)
             drain = capture.raw_drain(uri, db, start=start, events=changes)
             mix = measured(config)
+            slow_mix = measured(other, is_direct=False) if indirect else None
             plain_first, plain_mix = by_hand(config, f"{db}.things")
         yield (f"{shape}, first load", count, find, *first.rates(count), count / plain_first)
         yield (f"{shape}, mix", changes, drain, *mix.rates(changes), changes / plain_mix)
+        for what, events, slow, fast in (("first load", count, slow_first, first), ("mix", changes, slow_mix, mix)):
+            if slow is not None:
+                rates = slow.rates(events)
+                yield (f"{shape}, {what}, indirect", events, "", *rates, f"{rates[3] / fast.rates(events)[3]:.2f} of direct")
         yield (f"{shape}, starts (s)", "", "", *(mix.starts[verb] for verb in VERBS), sum(mix.starts.values()), "", "")
     finally:
         client.drop_database(db)
@@ -249,6 +279,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--documents", type=int, default=200_000)
     parser.add_argument("--shapes", nargs="*", default=list(SHARE), choices=list(SHARE))
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--indirect", action="store_true", help="once more through Spark's statements alone")
     parser.add_argument("--by-hand", nargs=2, metavar=("CONFIG", "NAMESPACE"), help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.by_hand:
@@ -257,7 +288,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = (
             row
             for shape in arguments.shapes
-            for row in shape_rows(uri, shape, documents=arguments.documents, seed=arguments.seed)
+            for row in shape_rows(
+                uri, shape, documents=arguments.documents, seed=arguments.seed, indirect=arguments.indirect
+            )
         )
         rows = list(ground.told(found))
     ground.show(f"MongoDB to gold, seed {arguments.seed}", COLUMNS, rows)
