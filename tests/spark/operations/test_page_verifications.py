@@ -39,5 +39,5 @@ def test_expectations_of_another_pipeline_are_not_this_ones(spark: Any, lakehous
     ops_tables.note(spark, table, [row | {"table": "old"}], earlier)
     assert [each.table for each in audits.read(spark, settings)] == ["old"]
     rows = [row | {"table": "own", "name": settings.name}, row | {"table": "strange", "name": "other"}]
-    ops_tables.note(spark, table, rows, expectations.SCHEMA, grows=True)
+    ops_tables.note(spark, table, rows, expectations.SCHEMA)
     assert [each.table for each in audits.read(spark, settings)] == ["old", "own"]
