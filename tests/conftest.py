@@ -55,8 +55,10 @@ def log_of_its_own() -> Iterator[None]:
 def spark() -> Iterator[SparkSession]:
     """The run's Spark session, started by the first test that asks."""
     from pipelines.spark import conf as spark_conf
+    from pipelines.spark import jvm
     from pipelines.spark import session as sparks
 
+    jvm.END_SECONDS = 0.1  # each error that a test raises would be waited with, whether the JVM has gone
     session = sparks.session(
         "mongo-medallion tests",
         master="local[2]",
