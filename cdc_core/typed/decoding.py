@@ -92,6 +92,11 @@ class Decoder:
         self._decode: Callable[[str], Any] = _refuse
         self._make()
 
+    @staticmethod
+    def kept(held: Decoder | None, schema: DocumentSchema, pins: Pins) -> Decoder:
+        """The held decoder, with what it learned in the batches before, where it is one of this schema; else a new one."""
+        return held if held is not None and held.schema == schema else Decoder(schema, pins)
+
     def typed(self, texts: pa.Array) -> TypedTexts:
         """Every text's row; the row of a null is null."""
         with without_collector():

@@ -125,13 +125,14 @@ class History:
         self.schema = kept.get(str(self.namespace), schemas.SchemaVersion(generation=GENERATION))
         added = {*(self.writer.metadata.get("added") or ()), *(each.name for each in self.added())}
         own = {*column_names.ENGINE, *RESERVED, *added}
-        if not kept and not own.issuperset(_columns_of(self.writer, self._stored)):
+        columns = _columns_of(self.writer, self._stored)
+        if not kept and not own.issuperset(columns):
             raise errors.DecisionNeeded(
                 f"{self.writer.table.label}: ops/schemas does not say any more what its columns are; remove this table, and gold makes "
                 "it anew from what bronze holds, which may lack old versions: keep a copy"
             )
         # Of a table that was removed and made anew the columns begin anew, as the settings lay them out now.
-        if {name for name, _ in self.schema.schema.table()}.isdisjoint(_columns_of(self.writer, self._stored)):
+        if {name for name, _ in self.schema.schema.table()}.isdisjoint(columns):
             self.schema = replace(self.schema, schema=document_schema.EMPTY)
 
     def brought_up(self, at: HistoryPosition, silver: registry.SilverPosition, *, stop: threading.Event) -> int:

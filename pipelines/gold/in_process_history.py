@@ -87,12 +87,11 @@ class InProcess:
 
     def ranges(self, kept: History, span: reduce.BatchRange, events: int) -> Sequence[reduce.BatchRange] | None:
         """The span in ranges that are applied one after the other; None where they are for Spark to find, or it is one."""
-        live = kept.writer.live
-        if not self.limit < events <= collection_events.SPAN_EVENTS:
+        if self.limit <= survey.MAX_DRIVER_ROWS or not self.limit < events <= collection_events.SPAN_EVENTS:
             return None
-        if self.limit <= survey.MAX_DRIVER_ROWS or not _is_able(kept, live):
+        live = _live(kept)
+        if live is None:
             return None
-        assert live is not None
         found = survey.by_batch(kept.spark, kept.bronze, kept.namespace, span)
         if found is None:
             return None
@@ -104,9 +103,9 @@ class InProcess:
 
     def is_applied(self, kept: History, range_: reduce.BatchRange, reached: HistoryPosition) -> bool:
         """Whether the range's events are in the table, with the position `reached`; where not, nothing was committed."""
-        live = kept.writer.live
-        events = _events(kept, range_, reached, limit=self.limit) if _is_able(kept, live) else None
-        if events is None or live is None:
+        live = _live(kept)
+        events = None if live is None else _events(kept, range_, reached, limit=self.limit)
+        if live is None or events is None:
             return False
         if not events.num_rows:
             kept.writer.mark(to=reached.to, extra=reached.extra)
@@ -118,8 +117,8 @@ class InProcess:
 
     def is_swept(self, kept: History, sweep: reduce.Sweep, reached: HistoryPosition) -> bool:
         """Whether a sweep ends no version, as after a first snapshot, and the table is at `reached`; any other one is for queries."""
-        live = kept.writer.live
-        if live is None or not _is_able(kept, live):
+        live = _live(kept)
+        if live is None:
             return False
         try:
             held = live.rows(live.files(), ("__sequence", "__until"))
@@ -134,16 +133,12 @@ class InProcess:
         return True
 
 
-def _is_able(kept: History, live: LiveFiles | None) -> bool:
-    """Whether this process can apply anything: it sees the table, which asks nothing more of a row than its type."""
-    return (
-        live is not None
-        and kept.writer.direct is not None
-        and all(each.path is not None for each in kept.added())
-        and live.at(kept.writer.version)
-        and live.is_unchecked()
-        and live.has_vectors()
-    )
+def _live(kept: History) -> LiveFiles | None:
+    """The table as it is now, where this process can apply anything: it sees it, and nothing more is asked of a row than its type."""
+    live = kept.writer.live
+    if live is None or kept.writer.direct is None or any(each.path is None for each in kept.added()):
+        return None
+    return live if live.at(kept.writer.version) and live.is_unchecked() and live.has_vectors() else None
 
 
 def _events(kept: History, range_: reduce.BatchRange, reached: HistoryPosition, *, limit: int) -> pa.Table | None:
@@ -319,12 +314,8 @@ def _typed(
     kept: History, texts: pa.Array, sequences: pa.Array, reached: HistoryPosition
 ) -> tuple[schemas.Evolution, pa.StructArray] | None:
     """The documents typed, and what they do to the schema; None where some cannot be read, or this process cannot tell."""
-    pins, options, current, reserved = (
-        kept.options.pins,
-        kept.options.unwrap,
-        kept.schema.schema,
-        kept.reserved(reached),
-    )
+    options, pins = kept.options.unwrap, kept.options.pins
+    current, reserved = kept.schema.schema, kept.reserved(reached)
     evolution = schemas.start_here(texts, sequences, current=current, options=options, pins=pins, reserved=reserved)
     if evolution is None:
         return None
@@ -349,9 +340,8 @@ def _typed(
 
 
 def _decoder(kept: History, evolution: schemas.Evolution) -> Decoder:
-    """The decoder of a schema, with what it learned in the batches before."""
-    if kept.decoder is None or kept.decoder.schema != evolution.schema:
-        kept.decoder = Decoder(evolution.schema, kept.options.pins)
+    """The history's decoder, of this schema."""
+    kept.decoder = Decoder.kept(kept.decoder, evolution.schema, kept.options.pins)
     return kept.decoder
 
 

@@ -281,9 +281,8 @@ def _typed(
 
 
 def _decoder(collection: SilverCollection, schema: document_schema.DocumentSchema) -> Decoder:
-    """The decoder of a schema, with what it learned in the batches before."""
-    if collection.decoder is None or collection.decoder.schema != schema:
-        collection.decoder = Decoder(schema, collection.options.pins)
+    """The collection's decoder, of this schema."""
+    collection.decoder = Decoder.kept(collection.decoder, schema, collection.options.pins)
     return collection.decoder
 
 
