@@ -526,7 +526,7 @@ class Source:
         "poll.interval.ms",
         values.Integer(1, _LONGEST_MS),
         500,
-        "Accepted with any value: the server holds the answer back until there are events, and commits follow commit.interval.ms.",
+        "Accepted, without effect: the server holds the answer back until there are events, and commits follow commit.interval.ms.",
     )
 
     # Signals and notifications

@@ -12,6 +12,8 @@ For each collection with `history: true`, from the bronze batch that its table i
 `valid_from` and `valid_to` are cluster times in whole seconds, so that one second is a consistent cut over all collections:
 no transaction lies on both sides of it. Run again, or killed at any point, it comes to the same: the table is a function of
 the events, whatever order and ranges they come in.
+
+A range that is not large takes a shorter way to the same, without a query: `in_process_history`.
 """
 
 from __future__ import annotations
